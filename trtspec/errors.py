@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every error a user can act on, and the exit code it ends a command with.
+
+    TrtspecError              1   wrong usage, or something on this machine the user can change
+      RecipeError             1   the recipe; carries every problem found, with file:line:column (recipe/diagnostics.py)
+      CheckpointError         1   a source or converted checkpoint cannot be read or does not add up
+      DeployError             1   a server cannot be started, found or stopped
+      StepError             100   a build step failed
+      StepTimeout           101   a build step or a server ran out of its time
+      DigestMismatch        102   bytes on disk are not the bytes that were recorded
+      VerificationFailed    110   the artifact does not say what the target says
+      SmokeTestFailed       111   a started server did not answer its first request
+      GateNotMet            112   a gate of the recipe does not hold
+
+A TrtspecError is printed without a traceback. Anything else is a bug of ours: traceback, exit code 70.
+"""
+
+from __future__ import annotations
+
+
+class TrtspecError(Exception):
+    """Something the user can act on: what is wrong, where, and what to do about it."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, where: str | None = None, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.where = where
+        self.hint = hint
+
+    def __str__(self) -> str:
+        lines = [f"{self.where}: {self.message}" if self.where else self.message]
+        if self.hint:
+            lines.append(f"hint: {self.hint}")
+        return "\n".join(lines)
+
+
+class CheckpointError(TrtspecError):
+    """A source or converted checkpoint cannot be read or does not add up."""
+
+
+class DeployError(TrtspecError):
+    """A server cannot be started, found or stopped."""
+
+
+class StepError(TrtspecError):
+    """A build step failed."""
+
+    exit_code = 100
+
+
+class StepTimeout(TrtspecError):
+    """A build step or a server ran out of its time."""
+
+    exit_code = 101
+
+
+class DigestMismatch(TrtspecError):
+    """Bytes on disk are not the bytes that were recorded."""
+
+    exit_code = 102
+
+
+class VerificationFailed(TrtspecError):
+    """The artifact does not say what the target says."""
+
+    exit_code = 110
+
+
+class SmokeTestFailed(TrtspecError):
+    """A started server did not answer its first request."""
+
+    exit_code = 111
+
+
+class GateNotMet(TrtspecError):
+    """A gate of the recipe does not hold."""
+
+    exit_code = 112

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find extensions by scanning a folder: one file is one extension, and no list anywhere needs an edit.
+
+A module of the folder joins by defining the asked-for attribute; modules without it (base classes) do not.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from difflib import get_close_matches
+from functools import cache
+from typing import Any
+
+from trtspec.errors import TrtspecError
+
+
+@cache
+def discover(package: str, attribute: str) -> dict[str, Any]:
+    """Return {module name: value of `attribute`} over the modules of `package`, sorted by name."""
+    folder = importlib.import_module(package)
+    found = {}
+    for info in sorted(pkgutil.iter_modules(folder.__path__), key=lambda info: info.name):
+        module = importlib.import_module(f"{package}.{info.name}")
+        if hasattr(module, attribute):
+            found[info.name] = getattr(module, attribute)
+    return found
+
+
+def find(package: str, attribute: str, name: str, what: str) -> Any:
+    """Return one extension by name; an unknown name is an error that lists the known ones and the nearest."""
+    known = discover(package, attribute)
+    if name in known:
+        return known[name]
+    raise TrtspecError(f"unknown {what} {name!r}; known: {', '.join(known)}", hint=did_you_mean(name, known))
+
+
+def did_you_mean(name: str, known: Any) -> str | None:
+    """Return `did you mean 'x'?` for the nearest spelling among `known`, or None where nothing is near."""
+    near = get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"did you mean {near[0]!r}?" if near else None
