@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tokenizer of a checkpoint, and text that grows token by token without half characters.
+
+Reads tokenizer.json with the `tokenizers` library, which is what transformers runs underneath and imports in a
+hundredth of the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+from trtspec.checkpoint.source import MAX_CONFIG_BYTES, read_json
+from trtspec.errors import CheckpointError
+
+MAX_TOKENIZER_BYTES = 256 << 20
+BROKEN = "�"  # what decoders put in place of bytes that are no character yet
+LONGEST_CHARACTER = 4  # bytes of one UTF-8 character, and so tokens that may share one
+
+
+class Tokenizer:
+    """Encode and decode with the tokenizer of a checkpoint directory."""
+
+    def __init__(self, root: Path) -> None:
+        from tokenizers import Tokenizer as Backend
+
+        path = root / "tokenizer.json"
+        if not path.is_file():
+            raise CheckpointError(
+                "no tokenizer.json", where=str(root), hint="save the tokenizer in the fast format with transformers"
+            )
+        if path.stat().st_size > MAX_TOKENIZER_BYTES:
+            raise CheckpointError(f"larger than {MAX_TOKENIZER_BYTES:,} bytes", where=str(path))
+        try:
+            self._backend = Backend.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception for every malformed file
+            raise CheckpointError(f"not a tokenizer: {error}", where=str(path)) from None
+        self._backend.no_padding()
+        self._backend.no_truncation()
+        self.root = root
+
+    @property
+    def vocab_size(self) -> int:
+        """Return the number of token ids, added tokens included."""
+        return int(self._backend.get_vocab_size(with_added_tokens=True))
+
+    @cached_property
+    def end_ids(self) -> tuple[int, ...]:
+        """Return the ids that end a text: generation_config.json's if it names any, else the eos token's."""
+        generation = self.root / "generation_config.json"
+        if generation.is_file():
+            eos = read_json(generation, MAX_CONFIG_BYTES).get("eos_token_id")
+            ids = eos if isinstance(eos, list) else [eos]
+            if found := tuple(token for token in ids if isinstance(token, int)):
+                return found
+        config = self.root / "tokenizer_config.json"
+        eos = read_json(config, MAX_CONFIG_BYTES).get("eos_token") if config.is_file() else None
+        content = eos.get("content") if isinstance(eos, dict) else eos
+        token = self._backend.token_to_id(content) if isinstance(content, str) else None
+        return () if token is None else (token,)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return the ids of `text`, with the begin token where the tokenizer asks for one."""
+        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of `ids` without special tokens."""
+        return str(self._backend.decode(list(ids), skip_special_tokens=True))
+
+    @cached_property
+    def fragments(self) -> frozenset[int]:
+        """Return the ids that are not whole characters by themselves."""
+        texts = self._backend.decode_batch([[token] for token in range(self.vocab_size)])
+        return frozenset(token for token, text in enumerate(texts) if BROKEN in text)
+
+    def complete_len(self, ids: Sequence[int]) -> int:
+        """Return how many of `ids` can be shown: all, but for a tail that may become a character with the next token."""
+        if not ids or ids[-1] not in self.fragments:
+            return len(ids)
+        window = list(ids[-2 * LONGEST_CHARACTER :])
+        for held in range(LONGEST_CHARACTER):
+            if not self.decode(window[: len(window) - held]).endswith(BROKEN):
+                return len(ids) - held
+        return len(ids)  # not the beginning of any character

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The transformer: a converted TensorRT-LLM checkpoint as torch tensors, and its forward pass over a KV cache.
+
+Everything that depends on positions alone (cache slots, rotations, mask) is computed once a step for all layers, in a
+`Window`. Rows of a batch may stand at different lengths.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trtspec.checkpoint.model_config import ModelConfig, RopeScaling
+from trtspec.checkpoint.safetensors import TensorInfo
+from trtspec.checkpoint.trtllm import EMBEDDING, FINAL_NORM, LM_HEAD, Checkpoint, layer_tensor, load_checkpoint
+from trtspec.errors import CheckpointError
+
+TORCH_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}
+
+
+class KVCache:
+    """Preallocated keys and values: per layer one tensor [rows * max_len, kv_heads, head_size] each.
+
+    A row's length is kept by the caller, so rolling back rejected tokens costs nothing: their slots are written again.
+    """
+
+    def __init__(self, config: ModelConfig, rows: int, max_len: int, device: torch.device, dtype: torch.dtype) -> None:
+        shape = (rows * max_len, config.num_kv_heads, config.head_size)
+        self.max_len = max_len
+        self.keys = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.num_layers)]
+        self.values = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.num_layers)]
+
+    def move_row(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` positions of row `source` over row `target`."""
+        here, there = source * self.max_len, target * self.max_len
+        for cache in (*self.keys, *self.values):
+            cache[there : there + length] = cache[here : here + length]
+
+
+@dataclass(frozen=True)
+class Window:
+    """Where `width` tokens of each of `rows` cache rows stand; shared by all layers of a step.
+
+    `slots` [rows * width] are their cache slots, `rotation` complex [rows * width, 1, head_size / 2], `mask`
+    [rows, 1, queries, key_len] or None where every query sees all `key_len` keys.
+    """
+
+    first_row: int
+    rows: int
+    width: int
+    slots: Tensor
+    rotation: Tensor
+    mask: Tensor | None
+    key_len: int
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The weights of one layer; q and k rows are ordered so that a rotary pair is adjacent."""
+
+    input_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    dense: Tensor
+    dense_bias: Tensor | None
+    post_norm: Tensor
+    gate_up: Tensor
+    gate_up_bias: Tensor | None
+    down: Tensor
+    down_bias: Tensor | None
+
+
+class Decoder:
+    """A model on a device, with a KV cache of `rows` x `max_len`."""
+
+    def __init__(self, root: Path, rows: int, max_len: int, device: torch.device, dtype: torch.dtype) -> None:
+        checkpoint = load_checkpoint(root)
+        self.config = checkpoint.config
+        self.device, self.dtype = device, dtype
+        loader = _Loader(checkpoint, device, dtype)
+        self.embedding = loader.take(EMBEDDING)
+        self.layers = [loader.layer(number) for number in range(self.config.num_layers)]
+        self.final_norm = loader.take(FINAL_NORM)
+        self.lm_head = self.embedding if self.config.tied_embeddings else loader.take(LM_HEAD)
+        self.rotations = _rotations(self.config, max_len).to(device)
+        self.cache = KVCache(self.config, rows, max_len, device, dtype)
+        self._positions = torch.arange(max_len, device=device)
+
+    def window(self, starts: list[int], width: int, first_row: int = 0) -> Window:
+        """Return the window of `width` tokens from position `starts[i]` on in cache row `first_row + i`."""
+        rows, max_len = len(starts), self.cache.max_len
+        key_len = max(starts) + width
+        begin = torch.tensor(starts, device=self.device)
+        positions = (begin.unsqueeze(1) + self._positions[:width]).clamp_max(max_len - 1)
+        row_starts = torch.arange(first_row, first_row + rows, device=self.device) * max_len
+        mask = None
+        if width > 1 or min(starts) != max(starts):
+            group = self.config.num_heads // self.config.num_kv_heads
+            seen = self._positions[:key_len] <= positions.unsqueeze(-1)
+            mask = seen.repeat(1, group, 1).unsqueeze(1)
+        slots = (positions + row_starts.unsqueeze(1)).flatten()
+        return Window(first_row, rows, width, slots, self.rotations[positions.flatten()], mask, key_len)
+
+    def forward(self, tokens: Tensor, window: Window, at: Tensor | None = None) -> Tensor:
+        """Run `tokens` [rows, width] through the model, writing their keys and values.
+
+        Args:
+            tokens: int64 ids.
+            window: where they stand.
+            at: flat indices into rows * width of the tokens whose logits are wanted; all where None.
+
+        Returns:
+            Logits [len(at) or rows * width, vocab] in the compute dtype.
+        """
+        config = self.config
+        hidden = F.embedding(tokens.flatten(), self.embedding)
+        for number, layer in enumerate(self.layers):
+            normed = self._norm(hidden, layer.input_norm)
+            mixed = self._attend(F.linear(normed, layer.qkv, layer.qkv_bias), number, window)
+            hidden = hidden + F.linear(mixed, layer.dense, layer.dense_bias)
+            normed = self._norm(hidden, layer.post_norm)
+            gate, up = F.linear(normed, layer.gate_up, layer.gate_up_bias).split(config.intermediate_size, -1)
+            hidden = hidden + F.linear(F.silu(gate) * up, layer.down, layer.down_bias)
+        if at is not None:
+            hidden = hidden[at]
+        return F.linear(self._norm(hidden, self.final_norm), self.lm_head)
+
+    def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(hidden, weight.shape, weight, self.config.norm_epsilon)
+
+    def _attend(self, qkv: Tensor, layer: int, window: Window) -> Tensor:
+        config, rows, width = self.config, window.rows, window.width
+        heads, kv_heads, size = config.num_heads, config.num_kv_heads, config.head_size
+        qkv = qkv.view(rows * width, heads + 2 * kv_heads, size)
+        rotated = _rotate(qkv[:, : heads + kv_heads], window.rotation)
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        keys.index_copy_(0, window.slots, rotated[:, heads:])
+        values.index_copy_(0, window.slots, qkv[:, heads + kv_heads :])
+        # The heads that share a key head become further queries of it, so keys are never repeated in memory.
+        queries = rotated[:, :heads].reshape(rows, width, kv_heads, heads // kv_heads, size).permute(0, 2, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(
+            queries.reshape(rows, kv_heads, -1, size),
+            self._read(keys, window),
+            self._read(values, window),
+            attn_mask=window.mask,
+            scale=1.0 / math.sqrt(size),
+        )
+        mixed = mixed.view(rows, kv_heads, heads // kv_heads, width, size).permute(0, 3, 1, 2, 4)
+        return mixed.reshape(rows * width, heads * size)
+
+    def _read(self, cache: Tensor, window: Window) -> Tensor:
+        by_row = cache.view(-1, self.cache.max_len, *cache.shape[1:])
+        return by_row[window.first_row : window.first_row + window.rows, : window.key_len].transpose(1, 2)
+
+
+def _rotate(heads: Tensor, rotation: Tensor) -> Tensor:
+    pairs = torch.view_as_complex(heads.float().unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * rotation).flatten(-2).to(heads.dtype)
+
+
+def _rotations(config: ModelConfig, max_len: int) -> Tensor:
+    """Return e^(i * position * frequency) as complex64 [max_len, 1, head_size / 2].
+
+    In float32 throughout, as transformers and TensorRT-LLM compute it: at large positions the rounding shows.
+    """
+    exponents = torch.arange(0, config.head_size, 2, dtype=torch.float32) / config.head_size
+    frequencies = 1.0 / config.rotary_base**exponents
+    if config.rope_scaling:
+        frequencies = _scale(frequencies, config.rope_scaling)
+    angles = torch.outer(torch.arange(max_len, dtype=torch.float32), frequencies)
+    return torch.polar(torch.ones_like(angles), angles).unsqueeze(1)
+
+
+def _scale(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+    stretched = frequencies / scaling.factor
+    if scaling.kind == "linear":
+        return stretched
+    # llama3: meta-llama/llama-models, models/llama3/model.py apply_scaling
+    turns = scaling.original_max_position * frequencies / (2 * math.pi)
+    smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    return torch.lerp(stretched, frequencies, smooth.clamp(0.0, 1.0))
+
+
+class _Loader:
+    """Reads the tensors of a checkpoint in the compute dtype and in the order the forward pass wants them."""
+
+    def __init__(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
+        self.checkpoint, self.config = checkpoint, checkpoint.config
+        self.device, self.dtype = device, dtype
+
+    def take(self, name: str) -> Tensor:
+        if name not in self.checkpoint.tensors:
+            raise CheckpointError(f"lacks the tensor {name!r}", where=str(self.checkpoint.root))
+        return _map(self.checkpoint.tensors[name]).to(self.device, self.dtype)
+
+    def layer(self, number: int) -> Layer:
+        attention, mlp = self.config.attn_bias, self.config.mlp_bias
+
+        def take(name: str) -> Tensor:
+            return self.take(layer_tensor(number, name))
+
+        return Layer(
+            input_norm=take("input_layernorm.weight"),
+            qkv=self._pair(take("attention.qkv.weight")),
+            qkv_bias=self._pair(take("attention.qkv.bias")) if attention else None,
+            dense=take("attention.dense.weight"),
+            dense_bias=take("attention.dense.bias") if attention else None,
+            post_norm=take("post_layernorm.weight"),
+            gate_up=torch.cat([take("mlp.fc.weight"), take("mlp.gate.weight")]),
+            gate_up_bias=torch.cat([take("mlp.fc.bias"), take("mlp.gate.bias")]) if mlp else None,
+            down=take("mlp.proj.weight"),
+            down_bias=take("mlp.proj.bias") if mlp else None,
+        )
+
+    def _pair(self, qkv: Tensor) -> Tensor:
+        """Interleave the halves of each q and k head: rotary pairs (i, i + size/2) become (2i, 2i + 1)."""
+        rotated = (self.config.num_heads + self.config.num_kv_heads) * self.config.head_size
+        heads = qkv[:rotated].unflatten(0, (-1, 2, self.config.head_size // 2))
+        return torch.cat([heads.transpose(1, 2).reshape(qkv[:rotated].shape), qkv[rotated:]])
+
+
+def _map(tensor: TensorInfo) -> Tensor:
+    raw = np.memmap(tensor.file, np.uint8, "c", tensor.offset, tensor.nbytes)
+    return torch.from_numpy(raw).view(TORCH_DTYPES[tensor.dtype]).view(tensor.shape)

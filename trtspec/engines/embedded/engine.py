@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine: continuous batching of requests at different progress, each step drafted and verified.
+
+One thread runs the model and calls every request's `on_update`. Running requests are the rows 0 .. n-1 of the KV
+cache without gaps, so a step works on views; when one ends, the last row takes its place.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trtspec.checkpoint.tokenizer import Tokenizer
+from trtspec.engines.embedded.decoder import TORCH_DTYPES, Decoder
+from trtspec.engines.embedded.drafters.base import Drafter, Room
+from trtspec.engines.embedded.prefill import prefill
+from trtspec.engines.embedded.request import EngineSettings, Request, Result, Update
+from trtspec.engines.embedded.running import Running, Ticket, check_request
+from trtspec.errors import TrtspecError
+from trtspec.kernels.chain import Warp, pick, verify_greedy, verify_sampled
+from trtspec.registry import find
+
+log = logging.getLogger(__name__)
+
+
+class Engine:
+    """Runs a converted checkpoint; made by `Engine.load`."""
+
+    def __init__(self, target: Decoder, drafter: Drafter, settings: EngineSettings, tokenizer: Tokenizer | None) -> None:
+        self.settings = settings
+        self.tokenizer = tokenizer
+        self._target = target
+        self._drafter = drafter
+        self._waiting: deque[Running] = deque()
+        self._running: list[Running] = []
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closed: str | None = None
+
+    @classmethod
+    def load(cls, target: Path, draft: Path | None, settings: EngineSettings, tokenizer: Path | None = None) -> Engine:
+        """Load converted checkpoints.
+
+        Args:
+            target: a TensorRT-LLM checkpoint directory.
+            draft: what the method drafts with; None for methods that need nothing.
+            settings: see EngineSettings.
+            tokenizer: a directory with tokenizer.json; needed for stop texts and for updates of whole characters.
+
+        Raises:
+            TrtspecError: for an unknown method, a missing device, or checkpoints that do not fit each other.
+        """
+        drafter_class = find("trtspec.engines.embedded.drafters", "DRAFTER", settings.method, "speculation method")
+        device = _device(settings.device)
+        # A step may write this many positions beyond the longest text, which are then overwritten.
+        max_len = settings.max_seq_len + settings.draft_len + 2
+        dtype = _dtype(settings.dtype, device, target)
+        model = Decoder(target, settings.max_batch_size, max_len, device, dtype)
+        drafter = drafter_class(draft, Room(settings.max_batch_size, max_len, device, dtype))
+        _check_pair(model, drafter, settings)
+        return cls(model, drafter, settings, Tokenizer(tokenizer) if tokenizer else None)
+
+    def submit(self, request: Request, on_update: Callable[[Update], None]) -> Ticket:
+        """Queue a request; `on_update` is called from the engine's thread until an update has a finish reason.
+
+        Raises TrtspecError for a request that cannot be served, a full queue, or a closed engine.
+        """
+        check_request(request, self.settings, self._target.config.vocab_size, self.tokenizer is not None)
+        running = Running(request, on_update, self.tokenizer)
+        with self._changed:
+            if len(self._waiting) >= self.settings.max_queue_size:
+                raise TrtspecError(f"the queue is full: {len(self._waiting)} requests wait (serving.max_queue_size)")
+            self._enqueue(running)
+        return running.ticket
+
+    def generate(self, requests: Sequence[Request]) -> list[Result]:
+        """Run requests to their end and return their results in order; the queue's bound does not apply.
+
+        Raises TrtspecError for a request that cannot be served, or if the engine failed.
+        """
+        for request in requests:
+            check_request(request, self.settings, self._target.config.vocab_size, self.tokenizer is not None)
+        collectors = [_Collector() for _ in requests]
+        with self._changed:
+            for request, collector in zip(requests, collectors, strict=True):
+                self._enqueue(Running(request, collector, None if not request.stop else self.tokenizer))
+        return [collector.result() for collector in collectors]
+
+    def close(self) -> None:
+        """End all requests as cancelled and stop the thread."""
+        with self._changed:
+            self._closed = self._closed or "the engine was closed"
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _enqueue(self, running: Running) -> None:
+        if self._closed:
+            raise TrtspecError(self._closed)
+        self._waiting.append(running)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="trtspec-engine", daemon=True)
+            self._thread.start()
+        self._changed.notify()
+
+    @torch.inference_mode()
+    def _run(self) -> None:
+        reason, error = "cancelled", None
+        try:
+            while self._wait():
+                self._drop_cancelled()
+                self._admit()
+                if self._running:
+                    self._decode()
+        except Exception as failure:
+            log.exception("the engine failed")
+            reason, error = "error", f"the engine failed: {failure}"
+        with self._changed:
+            self._closed = self._closed or error
+            left = [*self._running, *self._waiting]
+        for running in left:
+            self._tell(running, reason, error)
+
+    def _wait(self) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._running or self._closed)
+            return self._closed is None
+
+    def _drop_cancelled(self) -> None:
+        with self._changed:
+            dropped = [running for running in self._waiting if running.ticket.cancelled]
+            self._waiting = deque(running for running in self._waiting if not running.ticket.cancelled)
+        for running in dropped:
+            self._tell(running, "cancelled")
+        cancelled = ["cancelled" if running.ticket.cancelled else None for running in self._running]
+        if any(cancelled):
+            self._settle(cancelled)
+
+    def _admit(self) -> None:
+        """Prefill as many waiting requests as there are free rows and one step has tokens for."""
+        new: list[Running] = []
+        with self._changed:
+            longest = 0
+            while self._waiting and len(self._running) + len(new) < self.settings.max_batch_size:
+                longest = max(longest, len(self._waiting[0].text))
+                if new and longest * (len(new) + 1) > self.settings.max_num_tokens:
+                    break
+                new.append(self._waiting.popleft())
+        if not new:
+            return
+        first_row = len(self._running)
+        self._running += new
+        prompts = [running.text for running in new]
+        logits = prefill(self._target, prompts, first_row, self.settings.max_num_tokens)
+        self._drafter.prefill(prompts, first_row, self.settings.max_num_tokens)
+        if warp := self._warp(new):
+            uniforms = self._tensor([running.uniforms(0) for running in new])
+            tokens = pick(warp.probs(logits), uniforms[:, 0])
+        else:
+            tokens = logits.argmax(-1)
+        reasons = [running.begin(token) for running, token in zip(new, tokens.tolist(), strict=True)]
+        self._settle([None] * first_row + reasons)
+
+    def _decode(self) -> None:
+        """Draft for every running request, verify all drafts in one pass of the target, and hand out what is new."""
+        running = self._running
+        lens = [request.draft_len(self.settings.draft_len) for request in running]
+        draft_len = max(lens)
+        warp = self._warp(running)
+        uniforms = self._uniforms(lens, draft_len) if warp else None
+        texts = [request.text for request in running]
+        last = torch.tensor([text[-1:] for text in texts], device=self._target.device)
+        tokens, draft_probs = last, None
+        if draft_len:
+            draft = self._drafter.propose(texts, draft_len, warp, None if uniforms is None else uniforms[:, :draft_len])
+            tokens, draft_probs = torch.cat([last, draft.tokens], 1), draft.probs
+        window = self._target.window([len(text) - 1 for text in texts], draft_len + 1)
+        logits = self._target.forward(tokens, window).view(len(running), draft_len + 1, -1)
+        chain, lens_tensor = tokens[:, 1:], torch.tensor(lens, device=self._target.device)
+        if warp is None or uniforms is None:
+            accepted, following = verify_greedy(logits, chain, lens_tensor)
+        else:
+            if draft_probs is None:
+                draft_probs = F.one_hot(chain, logits.shape[-1]).float()
+            accepted, following = verify_sampled(
+                warp.probs(logits), draft_probs, chain, lens_tensor, uniforms[:, draft_len:]
+            )
+        # one transfer a step brings everything the host needs
+        rows = torch.cat([chain, accepted.unsqueeze(1), following.unsqueeze(1)], 1).tolist()
+        self._settle(
+            [
+                request.advance(row[:length], row[-2], row[-1])
+                for request, row, length in zip(running, rows, lens, strict=True)
+            ]
+        )
+
+    def _settle(self, reasons: list[str | None]) -> None:
+        """Tell every running request its news, and free the rows of those that have a finish reason."""
+        for running, reason in zip(self._running, reasons, strict=True):
+            self._tell(running, reason)
+        for row in reversed([row for row, reason in enumerate(reasons) if reason]):
+            last = self._running.pop()
+            if row < len(self._running):
+                self._running[row] = last
+                self._target.cache.move_row(len(self._running), row, len(last.text))
+                self._drafter.move_row(len(self._running), row, len(last.text))
+
+    def _tell(self, running: Running, reason: str | None, error: str | None = None) -> None:
+        try:
+            running.update(reason, error)
+        except Exception:
+            # the caller's function failed; the other requests must not
+            log.exception("an update was not taken; its request is cancelled")
+            running.ticket.cancel()
+
+    def _warp(self, batch: list[Running]) -> Warp | None:
+        """Return how the rows sample, or None where all are greedy."""
+        if not any(running.samples for running in batch):
+            return None
+        how = [running.request.sampling for running in batch]
+        temperature = [s.temperature if running.samples else 0.0 for s, running in zip(how, batch, strict=True)]
+        device = self._target.device
+        return Warp(
+            torch.tensor(temperature, device=device),
+            torch.tensor([s.top_k for s in how], device=device),
+            torch.tensor([s.top_p for s in how], device=device),
+            any(s.top_k or s.top_p < 1.0 for s in how),
+        )
+
+    def _uniforms(self, lens: list[int], draft_len: int) -> Tensor:
+        """Return [rows, 2 * draft_len + 1]: to draft, to accept, and for the next token; each row draws its own."""
+        padded = np.zeros((len(lens), 2 * draft_len + 1))
+        for row, (running, length) in enumerate(zip(self._running, lens, strict=True)):
+            drawn = running.uniforms(length)
+            padded[row, :length] = drawn[:length]
+            padded[row, draft_len : draft_len + length] = drawn[length : 2 * length]
+            padded[row, -1] = drawn[-1]
+        return torch.from_numpy(padded).to(self._target.device)
+
+    def _tensor(self, rows: list[np.ndarray]) -> Tensor:
+        return torch.from_numpy(np.stack(rows)).to(self._target.device)
+
+
+class _Collector:
+    """Gathers a request's updates into a Result."""
+
+    def __init__(self) -> None:
+        self._ids: list[int] = []
+        self._last: Update | None = None
+        self._done = threading.Event()
+
+    def __call__(self, update: Update) -> None:
+        self._ids += update.new_ids
+        if update.finish_reason:
+            self._last = update
+            self._done.set()
+
+    def result(self) -> Result:
+        self._done.wait()
+        last = self._last
+        if last is None or last.finish_reason is None or last.finish_reason == "error":
+            raise TrtspecError(last.error if last and last.error else "the engine gave no result")
+        return Result(tuple(self._ids), last.finish_reason, last.stats)
+
+
+def _device(wanted: str) -> torch.device:
+    if wanted == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise TrtspecError("device cuda was asked for and this machine has none", hint="use device auto or cpu")
+    return torch.device(wanted)
+
+
+def _dtype(wanted: str, device: torch.device, target: Path) -> torch.dtype:
+    if wanted != "auto":
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[wanted]
+    if device.type == "cpu":
+        return torch.float32  # at batch 1 faster than bf16 on the CPUs measured (docs/log.md), and exact to 1e-6
+    from trtspec.checkpoint.trtllm import DTYPES, load_checkpoint
+
+    return TORCH_DTYPES[DTYPES[load_checkpoint(target).config.dtype]]
+
+
+def _check_pair(model: Decoder, drafter: Drafter, settings: EngineSettings) -> None:
+    if settings.max_seq_len > model.config.max_positions:
+        raise TrtspecError(
+            f"max_seq_len {settings.max_seq_len} is more than the target's {model.config.max_positions} positions"
+        )
+    vocab = getattr(drafter, "vocab_size", model.config.vocab_size)
+    if vocab != model.config.vocab_size:
+        raise TrtspecError(f"the draft has {vocab} vocabulary entries, the target {model.config.vocab_size}")

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is asked of the engine and what it answers: plain values, no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """How an engine is set up.
+
+    `method` and `draft_len` say how to speculate; `max_seq_len` bounds prompt plus new tokens of a
+    request, `max_input_len` its prompt alone,
+    `max_num_tokens` the tokens of one prefill step, `max_queue_size` the requests that wait. `device` is "auto",
+    "cpu" or "cuda", `dtype` "auto", "float32", "bfloat16" or "float16".
+    """
+
+    method: str = "none"
+    draft_len: int = 0
+    max_batch_size: int = 8
+    max_seq_len: int = 2048
+    max_input_len: int | None = None
+    max_num_tokens: int = 8192
+    max_queue_size: int = 128
+    device: str = "auto"
+    dtype: str = "auto"
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen; temperature 0 is greedy, top_k 0 and top_p 1 leave the distribution whole."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Request:
+    """One text to go on with.
+
+    Generation ends after `max_new_tokens`, before one of `end_ids`, or with the token that completes a `stop` text.
+    `draft_len` lowers the engine's draft length for this request; 0 is the target alone.
+    """
+
+    prompt_ids: tuple[int, ...]
+    max_new_tokens: int
+    sampling: Sampling = field(default_factory=Sampling)
+    end_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    draft_len: int | None = None
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What a request cost so far; `steps` counts the target's decode steps (the prefill is none)."""
+
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    steps: int = 0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Return accepted / drafted tokens; 0 where nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def mean_accepted_len(self) -> float:
+        """Return the tokens a decode step gave on average: accepted drafts and the target's own; 1 without drafts."""
+        return 1.0 + self.accepted / self.steps if self.steps else 1.0
+
+
+@dataclass(frozen=True)
+class Update:
+    """News of a request: the ids since the last update, and at its end the reason.
+
+    `finish_reason` is None while it runs, then "length", "end_id", "stop", "cancelled" or "error" (with `error`).
+    """
+
+    new_ids: tuple[int, ...]
+    finish_reason: str | None
+    stats: Stats
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished request."""
+
+    ids: tuple[int, ...]
+    finish_reason: str
+    stats: Stats

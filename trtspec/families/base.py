@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model family has to say, and how the family of a checkpoint is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
+from trtspec.checkpoint.rules import Rule, Skip
+from trtspec.checkpoint.source import Source
+from trtspec.registry import did_you_mean, discover
+
+
+@dataclass(frozen=True)
+class Family:
+    """One model family; a module of this folder joins by defining it as `FAMILY`.
+
+    `architectures` are the names in config.json that it serves, `read` maps config.json (with the dtype wanted, or
+    "auto") to the neutral description, `rules` lists every tensor of the converted checkpoint, and `skips` what a
+    source may hold beyond them.
+    """
+
+    architectures: tuple[str, ...]
+    read: Callable[[ConfigReader, str], ModelConfig]
+    rules: Callable[[ModelConfig], list[Rule]]
+    skips: Callable[[ModelConfig], list[Skip]]
+
+
+def family_of(source: Source) -> tuple[str, Family]:
+    """Return (name, family) for a source; raises CheckpointError that lists what is supported."""
+    reader = source.reader
+    names = source.config.get("architectures")
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
+        raise reader.refuse(f"architectures is {names!r}, expected a list with one name")
+    families: dict[str, Family] = discover("trtspec.families", "FAMILY")
+    for name, family in families.items():
+        if names[0] in family.architectures:
+            return name, family
+    known = sorted(architecture for family in families.values() for architecture in family.architectures)
+    raise reader.refuse(
+        f"architecture {names[0]!r} is not supported; supported: {', '.join(known)}", hint=did_you_mean(names[0], known)
+    )

@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No speculation: the target alone, one token a step. The baseline everything is measured against."""
+
+from __future__ import annotations
+
+from trtspec.methods.base import Method
+
+METHOD = Method(
+    summary="the target alone",
+    drafts_with="nothing",
+    draft_lens=range(0),
+    default_draft_len=0,
+    engines=("embedded",),
+)
