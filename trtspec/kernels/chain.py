@@ -34,7 +34,7 @@ class Warp:
 
 
 def _truncate(probs: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    ranked, order = probs.sort(-1, descending=True, stable=True)
+    ranked, order = torch.sort(probs, dim=-1, descending=True, stable=True)
     rank = torch.arange(probs.shape[-1], device=probs.device)
     ranked = ranked.masked_fill((top_k > 0) & (rank >= top_k), 0.0)
     ranked = ranked / ranked.sum(-1, keepdim=True)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The embedded engine: runs converted TensorRT-LLM checkpoints in torch, on any machine."""
+"""The embedded engine: runs converted TensorRT-LLM checkpoints in torch, on any machine.
 
-from trtspec.engines.embedded.engine import Engine
-from trtspec.engines.embedded.request import EngineSettings, Request, Result, Sampling, Stats, Update
-from trtspec.engines.embedded.running import Ticket
+Import from `engine` (loads torch) and `request` (plain values); this module stays light, because planning looks here.
+"""
 
-__all__ = ["Engine", "EngineSettings", "Request", "Result", "Sampling", "Stats", "Ticket", "Update"]
+from trtspec.engines.base import Backend
+
+BACKEND = Backend(summary="torch on this machine's CPU or GPU", package=None)

@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The embedded engine against transformers: the same text, the same law, whatever drafts and whoever shares the batch."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.tiny import LLAMA3_ROPE, SHAPE, convert, greedy, make_llama, reference_model
+from trtspec.engines.embedded import engine as engine_module
+from trtspec.engines.embedded.decoder import Decoder
+from trtspec.engines.embedded.engine import Engine
+from trtspec.engines.embedded.request import EngineSettings, Request, Sampling, Update
+from trtspec.engines.embedded.running import Running
+from trtspec.errors import TrtspecError
+from trtspec.kernels.chain import pick
+from trtspec.kernels.reference import warp
+
+pytestmark = pytest.mark.integration
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "one-kv-head": {"num_key_value_heads": 1},
+    "all-kv-heads": {"num_key_value_heads": 4},
+    "tied": {"tie_word_embeddings": True},
+    "biases": {"attention_bias": True, "mlp_bias": True},
+    "head-dim": {"head_dim": 16},
+    "llama3-rope": {"rope_parameters": LLAMA3_ROPE},
+    "linear-rope": {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}},
+    "one-layer": {"num_hidden_layers": 1},
+}
+LEN = 40
+
+
+def make_engine(target: Path, draft: Path | None, draft_len: int = 4, **settings: Any) -> Engine:
+    method = "draft_target" if draft else "none"
+    chosen = {"max_seq_len": 128, "max_batch_size": 4, "device": "cpu"} | settings
+    return Engine.load(target, draft, EngineSettings(method=method, draft_len=draft_len if draft else 0, **chosen))
+
+
+def random_prompts(count: int, vocab: int = SHAPE["vocab_size"]) -> list[tuple[int, ...]]:
+    rng = np.random.default_rng(7)
+    return [tuple(rng.integers(0, vocab, rng.integers(1, 30)).tolist()) for _ in range(count)]
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_logits_are_those_of_transformers(shape: dict[str, Any], dtype: str, tmp_path: Path) -> None:
+    source = make_llama(tmp_path / "hf", dtype=dtype, **shape)
+    model = reference_model(source)
+    decoder = Decoder(convert(source, tmp_path / "converted"), 2, 256, torch.device("cpu"), torch.float32)
+    tokens = torch.from_numpy(np.random.default_rng(0).integers(0, SHAPE["vocab_size"], (2, 100)))
+    with torch.inference_mode():
+        expected = model(tokens).logits
+        first = decoder.forward(tokens[:, :70], decoder.window([0, 0], 70)).view(2, 70, -1)
+        second = decoder.forward(tokens[:, 70:], decoder.window([70, 70], 30)).view(2, 30, -1)
+    torch.testing.assert_close(torch.cat([first, second], 1), expected, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+def test_greedy_text_is_that_of_transformers(shape: dict[str, Any], tmp_path: Path) -> None:
+    """Alone and in a batch, with a draft that is mostly wrong and one that is the target itself."""
+    source = make_llama(tmp_path / "hf", **shape)
+    target = convert(source, tmp_path / "target")
+    draft = convert(make_llama(tmp_path / "hf-draft", seed=1, num_hidden_layers=1), tmp_path / "draft")
+    prompts = random_prompts(6)
+    model = reference_model(source)
+    expected = [greedy(model, list(prompt), LEN) for prompt in prompts]
+    for drafts_with in (None, draft, target):
+        engine = make_engine(target, drafts_with)
+        alone = [engine.generate([Request(prompt, LEN)])[0] for prompt in prompts]
+        together = engine.generate([Request(prompt, LEN) for prompt in prompts])
+        engine.close()
+        assert [list(result.ids) for result in alone] == expected
+        assert [list(result.ids) for result in together] == expected
+        assert [result.stats for result in together] == [result.stats for result in alone]
+        if drafts_with == target:
+            assert all(result.stats.acceptance_rate == 1.0 for result in alone)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    root = tmp_path_factory.mktemp("pair")
+    target = convert(make_llama(root / "hf", scale=0.15), root / "target")
+    draft = convert(make_llama(root / "hf-draft", seed=1, num_hidden_layers=1), root / "draft")
+    return target, draft
+
+
+@pytest.fixture
+def engine(pair: tuple[Path, Path]) -> Iterator[Engine]:
+    engine = make_engine(*pair)
+    yield engine
+    engine.close()
+
+
+class TestRequestsOfABatch:
+    def test_each_draft_length_of_a_request_gives_the_same_text(self, engine: Engine) -> None:
+        prompt = random_prompts(1)[0]
+        results = engine.generate([Request(prompt, LEN, draft_len=length) for length in (None, 0, 1, 2, 99)])
+        assert len({result.ids for result in results}) == 1
+        assert results[1].stats.drafted == 0
+        assert results[1].stats.steps == LEN - 1
+        assert results[0].stats == results[4].stats
+
+    def test_sampled_text_depends_on_the_seed_and_not_on_neighbours(self, engine: Engine) -> None:
+        prompts = random_prompts(9)
+        sampling = [Sampling(1.0, seed=s) if s % 3 else Sampling() for s in range(9)]
+        requests = [Request(prompt, 10 + 3 * s.seed, s) for prompt, s in zip(prompts, sampling, strict=True)]
+        together = engine.generate(requests)
+        alone = [engine.generate([request])[0] for request in requests]
+        assert [result.ids for result in together] == [result.ids for result in alone]
+        other_seed = Request(prompts[1], 13, Sampling(1.0, seed=99))
+        assert engine.generate([other_seed])[0].ids != alone[1].ids
+
+    def test_top_k_one_is_greedy(self, engine: Engine) -> None:
+        prompt = random_prompts(1)[0]
+        one, two = engine.generate([Request(prompt, LEN), Request(prompt, LEN, Sampling(0.9, top_k=1, seed=5))])
+        assert one.ids == two.ids
+
+    def test_a_prompt_longer_than_a_step_is_prefilled_in_chunks(self, pair: tuple[Path, Path]) -> None:
+        prompts = [tuple(range(n)) for n in (50, 3, 41)]
+        whole, chunked = make_engine(*pair), make_engine(*pair, max_num_tokens=16)
+        requests = [Request(prompt, LEN) for prompt in prompts]
+        assert [r.ids for r in whole.generate(requests)] == [r.ids for r in chunked.generate(requests)]
+        whole.close()
+        chunked.close()
+
+
+class TestEndOfARequest:
+    def test_it_ends_before_an_end_id(self, engine: Engine) -> None:
+        prompt = random_prompts(1)[0]
+        whole = engine.generate([Request(prompt, LEN)])[0].ids
+        end = whole[7]
+        result = engine.generate([Request(prompt, LEN, end_ids=(end, 1000))])[0]
+        assert result.ids == whole[: whole.index(end)]
+        assert result.finish_reason == "end_id"
+
+    def test_it_ends_after_max_new_tokens(self, engine: Engine) -> None:
+        for length in (1, 2, 3):
+            result = engine.generate([Request((1, 2, 3), length)])[0]
+            assert (len(result.ids), result.finish_reason) == (length, "length")
+
+    def test_cancelling_frees_its_place_and_leaves_the_others_alone(self, engine: Engine) -> None:
+        prompts = random_prompts(3)
+        expected = [result.ids for result in engine.generate([Request(prompt, 90) for prompt in prompts])]
+        texts: list[list[int]] = [[], [], []]
+        reasons: list[str | None] = [None] * 3
+        done = threading.Barrier(4)
+        tickets: list[Any] = []
+        ready = threading.Event()
+
+        def collect(number: int):
+            def on_update(update: Update) -> None:
+                ready.wait()
+                texts[number] += update.new_ids
+                if number == 1 and len(texts[1]) > 10:
+                    tickets[1].cancel()
+                if update.finish_reason:
+                    reasons[number] = update.finish_reason
+                    threading.Thread(target=done.wait, daemon=True).start()
+
+            return on_update
+
+        tickets += [engine.submit(Request(prompt, 90), collect(n)) for n, prompt in enumerate(prompts)]
+        ready.set()
+        done.wait(timeout=30)
+        assert reasons == ["length", "cancelled", "length"]
+        assert [tuple(texts[0]), tuple(texts[2])] == [expected[0], expected[2]]
+        assert 10 < len(texts[1]) < 20
+        assert tuple(texts[1]) == expected[1][: len(texts[1])]
+
+    def test_a_caller_that_fails_ends_its_own_request_only(self, engine: Engine) -> None:
+        def fail(update: Update) -> None:
+            raise RuntimeError("the caller's bug")
+
+        engine.submit(Request((1, 2), 50), fail)
+        assert len(engine.generate([Request((1, 2, 3), 20)])[0].ids) == 20
+
+    def test_closing_cancels_what_runs(self, pair: tuple[Path, Path]) -> None:
+        engine = make_engine(*pair)
+        reasons: list[str | None] = []
+        begun = threading.Event()
+
+        def on_update(update: Update) -> None:
+            reasons.append(update.finish_reason)
+            begun.set()
+
+        engine.submit(Request((1, 2), 100), on_update)
+        begun.wait(timeout=10)
+        engine.close()
+        assert reasons[-1] in ("cancelled", "length")
+        with pytest.raises(TrtspecError, match="the engine was closed"):
+            engine.submit(Request((1, 2), 10), on_update)
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (Request((), 5), "the prompt is empty"),
+        (Request((1,), 0), "max_tokens is 0, expected at least 1"),
+        (Request((64,), 5), "the prompt has a token id outside 0..63"),
+        (Request((1,) * 100, 50), "prompt and max_tokens are 150 tokens together, at most 128 fit"),
+        (Request((1,), 5, Sampling(-1.0)), "temperature is -1.0, expected 0 or more"),
+        (Request((1,), 5, Sampling(float("nan"))), "temperature is nan"),
+        (Request((1,), 5, Sampling(1.0, top_k=-2)), "top_k is -2"),
+        (Request((1,), 5, Sampling(1.0, top_p=0.0)), "top_p is 0.0, expected more than 0"),
+        (Request((1,), 5, Sampling(1.0, seed=-1)), "seed is -1"),
+        (Request((1,), 5, draft_len=-1), "the draft length is -1"),
+        (Request((1,), 5, stop=("x",)), "stop texts need the engine to have a tokenizer"),
+    ],
+)
+def test_a_request_that_cannot_be_served_says_why(engine: Engine, request_: Request, message: str) -> None:
+    with pytest.raises(TrtspecError, match=message.replace("(", r"\(")):
+        engine.submit(request_, lambda update: None)
+
+
+def test_a_full_queue_refuses(pair: tuple[Path, Path]) -> None:
+    engine = make_engine(*pair, max_batch_size=1, max_queue_size=2)
+    hold = threading.Event()
+    engine.submit(Request((1, 2), 3), lambda update: hold.wait())
+    refused = 0
+    for _ in range(5):
+        try:
+            engine.submit(Request((1, 2), 3), lambda update: None)
+        except TrtspecError as error:
+            assert "the queue is full: 2 requests wait" in str(error)
+            refused += 1
+    hold.set()
+    engine.close()
+    assert refused >= 2
+
+
+def test_the_pair_has_to_fit(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    other = convert(make_llama(tmp_path / "hf", vocab_size=60), tmp_path / "other")
+    with pytest.raises(TrtspecError, match="the draft has 60 vocabulary entries, the target 64"):
+        make_engine(pair[0], other)
+    with pytest.raises(TrtspecError, match="max_seq_len 1000 is more than the target's 256 positions"):
+        make_engine(pair[0], None, max_seq_len=1000)
+    with pytest.raises(TrtspecError, match=r"unknown speculation method 'draft_traget'.*\n.*did you mean"):
+        Engine.load(pair[0], None, EngineSettings(method="draft_traget"))
+
+
+# -- the exact law of sampled text, through the whole engine --------------------------------------------------------
+
+VOCAB, DRAFT_LEN = 3, 2
+
+
+class ExactLaw:
+    """Enumerates what the engine says on a vocabulary of three, by handing it every uniform that makes a difference."""
+
+    def __init__(self, root: Path, sampling: Sampling, monkeypatch: pytest.MonkeyPatch) -> None:
+        shape = {"vocab_size": VOCAB, "hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
+        sources = [make_llama(root / f"hf{seed}", seed=seed, scale=0.5, **shape) for seed in (0, 1)]
+        self.models = [reference_model(source) for source in sources]
+        converted = [convert(source, root / f"c{seed}") for seed, source in enumerate(sources)]
+        self.sampling, self.prompt = sampling, (1, 2, 0)
+        self.engine = make_engine(*converted, draft_len=DRAFT_LEN)
+        self.uniforms: list[np.ndarray] = []
+        monkeypatch.setattr(Running, "uniforms", lambda running, draft_len: self.uniforms.pop(0))
+        self._rows: dict[tuple[int, tuple[int, ...]], np.ndarray] = {}
+
+    def row(self, model: int, text: tuple[int, ...]) -> np.ndarray:
+        """Return transformers' next-token probabilities after the prompt and `text`; model 0 is the target."""
+        if (model, text) not in self._rows:
+            with torch.inference_mode():
+                logits = self.models[model](torch.tensor([[*self.prompt, *text]])).logits[0, -1]
+            self._rows[model, text] = warp(logits.double().numpy(), self.sampling.temperature, self.sampling.top_k, 1.0)
+        return self._rows[model, text]
+
+    def target_law(self) -> np.ndarray:
+        law = np.zeros((VOCAB,) * (DRAFT_LEN + 2))
+        self._add(law, (), 1.0)
+        return law
+
+    def engine_law(self) -> np.ndarray:
+        """Sum what the engine answers over the first token, all drafts, all acceptances and all next tokens."""
+        law = np.zeros((VOCAB,) * (DRAFT_LEN + 2))
+        for first, *drafts in product(range(VOCAB), repeat=DRAFT_LEN + 1):
+            prefixes = [(first, *drafts[:i]) for i in range(DRAFT_LEN + 1)]
+            drawn = [self._interval(self.row(0, ()), first)]
+            drawn += [self._interval(self.row(1, text), token) for text, token in zip(prefixes, drafts, strict=False)]
+            if any(share == 0.0 for _, share in drawn):
+                continue
+            acceptances = [self._acceptances(text, token) for text, token in zip(prefixes, drafts, strict=False)]
+            for accept in product(*acceptances):
+                share = float(np.prod([share for _, share in (*drawn, *accept)]))
+                self._ask(law, [u for u, _ in drawn], [u for u, _ in accept], prefixes, share)
+        return law
+
+    def _ask(self, law: np.ndarray, drawn: list[float], accept: list[float], prefixes: list, share: float) -> None:
+        """Ask once between any two uniforms at which the next token may change, whichever row it is drawn from."""
+        targets = [self.row(0, text) for text in prefixes]
+        rows = targets + [np.maximum(p - self.row(1, x), 0) for p, x in zip(targets, prefixes[:-1], strict=False)]
+        edges = sorted({0.0, 1.0}.union(*[np.cumsum(row) / row.sum() for row in rows if row.sum() > 0]))
+        for low, high in zip(edges, edges[1:], strict=False):
+            if high - low > 1e-6:
+                self._add(law, self._say(drawn, [*accept, (low + high) / 2]), share * (high - low))
+
+    def _say(self, drawn: list[float], rest: list[float]) -> tuple[int, ...]:
+        """Return the first token and the tokens of the first step."""
+        self.uniforms = [np.array(drawn[:1]), np.array([*drawn[1:], *rest]), *[np.full(5, 0.5)] * 4]
+        updates: list[Update] = []
+        done = threading.Event()
+
+        def on_update(update: Update) -> None:
+            updates.append(update)
+            if update.finish_reason:
+                done.set()
+
+        self.engine.submit(Request(self.prompt, DRAFT_LEN + 2, self.sampling), on_update)
+        assert done.wait(timeout=10)
+        return tuple(token for update in updates[:2] for token in update.new_ids)
+
+    def _interval(self, probs: np.ndarray, token: int) -> tuple[float, float]:
+        return probs[:token].sum() + probs[token] / 2, float(probs[token])
+
+    def _acceptances(self, text: tuple[int, ...], token: int) -> list[tuple[float, float]]:
+        edge = min(1.0, self.row(0, text)[token] / self.row(1, text)[token])
+        return [(u, share) for u, share in ((edge / 2, edge), ((1 + edge) / 2, 1 - edge)) if share > 1e-6]
+
+    def _add(self, law: np.ndarray, text: tuple[int, ...], share: float) -> None:
+        if len(text) == law.ndim:
+            law[text] += share
+            return
+        row = self.row(0, text)
+        for token in range(VOCAB):
+            self._add(law, (*text, token), share * row[token])
+
+
+@pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(0.6), Sampling(1.0, top_k=2)], ids=str)
+def test_sampled_text_has_the_targets_law(sampling: Sampling, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    law = ExactLaw(tmp_path, sampling, monkeypatch)
+    np.testing.assert_allclose(law.engine_law(), law.target_law(), atol=1e-5)
+    law.engine.close()
+
+
+def test_a_wrong_acceptance_rule_has_another_law(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = engine_module.verify_sampled
+
+    def without_residual(target_probs, draft_probs, draft_tokens, draft_lens, uniforms):
+        accepted, _ = right(target_probs, draft_probs, draft_tokens, draft_lens, uniforms)
+        return accepted, pick(target_probs[torch.arange(len(accepted)), accepted], uniforms[:, -1])
+
+    law = ExactLaw(tmp_path, Sampling(1.0), monkeypatch)
+    monkeypatch.setattr(engine_module, "verify_sampled", without_residual)
+    assert np.abs(law.engine_law() - law.target_law()).max() > 1e-3
+    law.engine.close()

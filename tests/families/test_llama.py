@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Converted Llama checkpoints, tensor by tensor, and every way a source may not add up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.tiny import LLAMA3_ROPE, convert, make_llama
+from trtspec.checkpoint.trtllm import load_checkpoint
+from trtspec.errors import CheckpointError
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return make_llama(tmp_path / "hf", attention_bias=True, mlp_bias=True)
+
+
+def test_every_tensor_is_where_tensorrt_llm_looks_for_it(source: Path, tmp_path: Path) -> None:
+    theirs, ours = load_file(source / "model.safetensors"), load_file(convert(source, tmp_path / "c") / "rank0.safetensors")
+    expected = {
+        "transformer.vocab_embedding.weight": theirs["model.embed_tokens.weight"],
+        "transformer.ln_f.weight": theirs["model.norm.weight"],
+        "lm_head.weight": theirs["lm_head.weight"],
+    }
+    for layer in range(2):
+        there, here = f"model.layers.{layer}", f"transformer.layers.{layer}"
+        expected[f"{here}.input_layernorm.weight"] = theirs[f"{there}.input_layernorm.weight"]
+        expected[f"{here}.post_layernorm.weight"] = theirs[f"{there}.post_attention_layernorm.weight"]
+        for kind in ("weight", "bias"):
+            qkv = [theirs[f"{there}.self_attn.{name}_proj.{kind}"] for name in "qkv"]
+            expected[f"{here}.attention.qkv.{kind}"] = torch.cat(qkv)
+            expected[f"{here}.attention.dense.{kind}"] = theirs[f"{there}.self_attn.o_proj.{kind}"]
+            # fc is the branch that goes through the activation
+            for name, origin in (("fc", "gate"), ("gate", "up"), ("proj", "down")):
+                expected[f"{here}.mlp.{name}.{kind}"] = theirs[f"{there}.mlp.{origin}_proj.{kind}"]
+    assert ours.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(ours[name], tensor), name
+
+
+def test_config_says_what_tensorrt_llm_reads(tmp_path: Path) -> None:
+    source = make_llama(tmp_path / "hf", rope_parameters=LLAMA3_ROPE, tie_word_embeddings=True)
+    written = json.loads((convert(source, tmp_path / "c") / "config.json").read_text())
+    assert written == {
+        "producer": {"name": "trtspec"},
+        "architecture": "LlamaForCausalLM", "dtype": "bfloat16", "logits_dtype": "float32",
+        "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_size": 8, "intermediate_size": 48, "hidden_act": "silu",
+        "norm_epsilon": 1e-6, "max_position_embeddings": 256, "position_embedding_type": "rope_gpt_neox",
+        "rotary_base": 5e5,
+        "rotary_scaling": {
+            "rope_type": "llama3", "type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+        "attn_bias": False, "mlp_bias": False, "qk_layernorm": False, "tie_word_embeddings": True,
+        "use_parallel_embedding": False, "embedding_sharding_dim": 0,
+        "mapping": {"world_size": 1, "gpus_per_node": 8, "tp_size": 1, "pp_size": 1, "cp_size": 1},
+        "quantization": {"quant_algo": None, "kv_cache_quant_algo": None},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", [{}, {"tie_word_embeddings": True}, {"attention_bias": True}, {"rope_parameters": LLAMA3_ROPE}])
+def test_what_is_written_is_read_back(shape: dict[str, Any], tmp_path: Path) -> None:
+    checkpoint = load_checkpoint(convert(make_llama(tmp_path / "hf", **shape), tmp_path / "c"))
+    parameters = sum(tensor.nbytes // 2 for tensor in checkpoint.tensors.values())
+    assert checkpoint.config.num_parameters == parameters
+    assert checkpoint.config.tied_embeddings == ("tie_word_embeddings" in shape)
+
+
+def test_rope_is_read_in_the_words_of_older_versions_too(tmp_path: Path) -> None:
+    source = make_llama(tmp_path / "hf", rope_parameters=LLAMA3_ROPE)
+    new = load_checkpoint(convert(source, tmp_path / "new")).config
+    edit(source, rope_parameters=None, rope_theta=5e5, rope_scaling={k: v for k, v in LLAMA3_ROPE.items() if k != "rope_theta"})
+    assert load_checkpoint(convert(source, tmp_path / "old")).config == new
+
+
+@pytest.mark.parametrize(("stored", "wanted"), [("float32", "float16"), ("float32", "bfloat16"), ("bfloat16", "float16")])
+def test_weights_are_cast_to_the_dtype_wanted(stored: str, wanted: str, tmp_path: Path) -> None:
+    source = make_llama(tmp_path / "hf", dtype=stored)
+    ours = load_file(convert(source, tmp_path / "c", wanted) / "rank0.safetensors")
+    theirs = load_file(source / "model.safetensors")
+    assert torch.equal(ours["lm_head.weight"], theirs["lm_head.weight"].to(getattr(torch, wanted)))
+
+
+def test_a_value_too_large_for_fp16_is_named(tmp_path: Path) -> None:
+    source = make_llama(tmp_path / "hf")
+    rewrite(source, lambda tensors: tensors["model.norm.weight"].fill_(70000.0))
+    with pytest.raises(CheckpointError, match="32 values of 'model.norm.weight' are too large for F16"):
+        convert(source, tmp_path / "c", "float16")
+
+
+def edit(root: Path, **values: Any) -> None:
+    config = json.loads((root / "config.json").read_text()) | values
+    (root / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+
+
+def rewrite(root: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    tensors = load_file(root / "model.safetensors")
+    change(tensors)
+    save_file(tensors, root / "model.safetensors")
+
+
+def refused(root: Path, message: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        convert(root, root.parent / "c")
+    assert message in str(caught.value)
+
+
+CONFIGS = {
+    "no architecture": ({"architectures": None}, "architectures is None, expected a list with one name"),
+    "unknown": ({"architectures": ["LlamaForCasualLM"]}, "architecture 'LlamaForCasualLM' is not supported; supported: "),
+    "near miss": ({"architectures": ["LlamaForCasualLM"]}, "did you mean 'LlamaForCausalLM'?"),
+    "two": ({"architectures": ["A", "B"]}, "architectures is ['A', 'B'], expected a list with one name"),
+    "no size": ({"hidden_size": None}, "config.json: lacks 'hidden_size'"),
+    "text": ({"hidden_size": "32"}, "config.json: hidden_size is '32', expected int"),
+    "negative": ({"vocab_size": -4}, "config.json: vocab_size is -4, expected a positive number"),
+    "groups": ({"num_key_value_heads": 3}, "num_attention_heads 4 is not a multiple of num_key_value_heads 3"),
+    "act": ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu"),
+    "rope": ({"rope_parameters": {"rope_type": "magic"}}, "rope type 'magic' is not supported"),
+    "shape": ({"intermediate_size": 40}, "model.layers.0.mlp.down_proj.weight: [32, 48] in model.safetensors, but config.json makes it [32, 40]"),
+    "layers": ({"num_hidden_layers": 3}, "model.layers.2.input_layernorm.weight: missing"),
+    "fewer layers": ({"num_hidden_layers": 1}, "model.layers.1.input_layernorm.weight: no rule uses it"),
+    "dtype": ({"dtype": "float8_e4m3fn"}, "dtype 'float8_e4m3fn' cannot be served"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CONFIGS.values(), ids=CONFIGS.keys())
+def test_a_config_that_does_not_fit_is_refused(case: tuple[dict[str, Any], str], source: Path) -> None:
+    values, message = case
+    edit(source, **values)
+    refused(source, message)
+
+
+def test_an_extra_tensor_is_refused_and_a_known_one_skipped(source: Path) -> None:
+    rewrite(source, lambda tensors: tensors.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}))
+    convert(source, source.parent / "c")
+    rewrite(source, lambda tensors: tensors.update({"model.extra": torch.ones(4)}))
+    refused(source, "1 tensor does not add up:\n  model.extra: no rule uses it")
+
+
+def test_an_integer_weight_is_refused(source: Path) -> None:
+    rewrite(source, lambda tensors: tensors.update({"model.norm.weight": torch.ones(32, dtype=torch.int32)}))
+    refused(source, "model.norm.weight: dtype I32 in model.safetensors, only BF16, F16, F32 can be converted")

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small random models in Hugging Face's layout, made by transformers, and their conversion."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from trtspec.checkpoint.rules import match
+from trtspec.checkpoint.source import load_source
+from trtspec.checkpoint.trtllm import write_checkpoint
+from trtspec.families.base import family_of
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256, "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+LLAMA3_ROPE = {
+    "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def make_llama(root: Path, seed: int = 0, dtype: str = "bfloat16", scale: float = 0.2, **shape: Any) -> Path:
+    """Save a random Llama below `root`; a larger `scale` makes its distributions sharper."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(LlamaConfig(**{**SHAPE, **shape}, initializer_range=scale))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name or name.endswith("bias"):
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.to(getattr(torch, dtype)).save_pretrained(root)
+    return root
+
+
+def convert(root: Path, out: Path, dtype: str = "auto") -> Path:
+    """Convert the checkpoint at `root` into `out`."""
+    source = load_source(root)
+    _, family = family_of(source)
+    config = family.read(source.reader, dtype)
+    rules = family.rules(config)
+    out.mkdir(parents=True, exist_ok=True)
+    write_checkpoint(out, config, rules, match(rules, family.skips(config), source), lambda _: None)
+    return out
+
+
+def reference_model(root: Path) -> Any:
+    """Return transformers' own model of `root`, in float32: the oracle for text and logits."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(root, dtype=torch.float32).eval()
+
+
+def greedy(model: Any, prompt: list[int], new_tokens: int) -> list[int]:
+    """Return transformers' greedy continuation."""
+    import torch
+
+    ids = torch.tensor([prompt])
+    # without a mask of its own, generate() would take tokens that equal the pad id for padding
+    out = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens, do_sample=False, pad_token_id=0
+    )
+    return out[0, len(prompt) :].tolist()
