@@ -45,6 +45,11 @@ class Tokenizer:
         """Return the number of token ids, added tokens included."""
         return int(self._backend.get_vocab_size(with_added_tokens=True))
 
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """Return the ids of all tokens by their text."""
+        return dict(self._backend.get_vocab(with_added_tokens=True))
+
     @cached_property
     def end_ids(self) -> tuple[int, ...]:
         """Return the ids that end a text: generation_config.json's if it names any, else the eos token's."""

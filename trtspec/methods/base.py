@@ -11,11 +11,13 @@ class Method:
     """One speculation method; a module of this folder joins by defining it as `METHOD`.
 
     `drafts_with` says what the recipe's `speculation.draft` has to be ("nothing" or "model"), `draft_lens` the range
-    of `draft_len` it takes (empty for a method without), and `engines` the backends that can run it.
+    of `draft_len` it takes (empty for a method without), `options` the keys of `speculation.options` it knows, and
+    `engines` the backends that can run it.
     """
 
     summary: str
     drafts_with: str
     draft_lens: range
     default_draft_len: int
+    options: tuple[str, ...]
     engines: tuple[str, ...]

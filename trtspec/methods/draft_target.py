@@ -13,5 +13,6 @@ METHOD = Method(
     drafts_with="model",
     draft_lens=range(1, 65),
     default_draft_len=5,
+    options=(),
     engines=("embedded",),
 )

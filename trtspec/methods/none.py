@@ -10,5 +10,6 @@ METHOD = Method(
     drafts_with="nothing",
     draft_lens=range(0),
     default_draft_len=0,
+    options=(),
     engines=("embedded",),
 )

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from trtspec.artifacts.manifest import FileRecord, Manifest, load_manifest, verify_files
+from trtspec.errors import TrtspecError
+
+Make = Callable[..., tuple[dict[str, Path], Manifest]]
+
+
+@pytest.fixture
+def artifact(tmp_path: Path, make: Make) -> Path:
+    files, manifest = make({"one": "1", "deep/two": "22"})
+    out = tmp_path / "artifact"
+    for path, source in files.items():
+        (out / path).parent.mkdir(parents=True, exist_ok=True)
+        (out / path).write_bytes(source.read_bytes())
+    (out / "manifest.json").write_bytes(manifest.render())
+    return out
+
+
+def edit(artifact: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    document = json.loads((artifact / "manifest.json").read_bytes())
+    change(document)
+    (artifact / "manifest.json").write_text(json.dumps(document))
+
+
+def test_golden_document(make: Make) -> None:
+    _, manifest = make({"one": "1"})
+    assert json.loads(manifest.render()) == {
+        "schema": "trtspec.manifest/1",
+        "recipe": {"name": "tiny", "engine": {"max_batch_size": 8}},
+        "steps": [{"name": "convert", "key": "a" * 64}],
+        "files": [
+            {
+                "path": "one",
+                "size": 1,
+                "sha256": "6b86b273ff34fce19d6b804eff5a3f5747ada4eaa22f1d49c01e52ddb7875b4b",
+            }
+        ],
+        "tools": {"trtspec": "0.1.0"},
+        "gpu": {},
+        "backend": {"name": "embedded", "why": "no TensorRT-LLM here"},
+    }
+
+
+def test_what_is_written_is_what_is_read(artifact: Path, make: Make) -> None:
+    assert load_manifest(artifact) == make({"one": "1", "deep/two": "22"})[1]
+
+
+def test_no_artifact(tmp_path: Path) -> None:
+    with pytest.raises(TrtspecError, match=r"/none: there is no artifact: no such directory\nhint: trtspec build"):
+        load_manifest(tmp_path / "none")
+    with pytest.raises(TrtspecError, match=r"not an artifact: it has no manifest\.json\nhint: trtspec build RECIPE"):
+        load_manifest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", r"manifest\.json: not valid JSON: Expecting property name .* line 1 column 2"),
+        ("[" * 100_000, r"manifest\.json: not valid JSON: "),
+        ("\udcff", r"manifest\.json: not valid JSON: 'utf-8' codec can't decode"),
+        ("[]", r"manifest\.json: its schema is None; this trtspec reads 'trtspec\.manifest/1'$"),
+        ('{"schema": "other/1"}', r"its schema is 'other/1'; this trtspec reads 'trtspec\.manifest/1'$"),
+        ('{"schema": "trtspec.manifest/2"}', r"its schema is 'trtspec\.manifest/2'.*\nhint: read it with the trtspec"),
+    ],
+)
+def test_a_manifest_that_is_not_one(artifact: Path, text: str, said: str) -> None:
+    (artifact / "manifest.json").write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(TrtspecError, match=said):
+        load_manifest(artifact)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda d: d.pop("tools"), "tools: Field required"),
+        (lambda d: d.update(more=1), "more: Extra inputs are not permitted"),
+        (lambda d: d["steps"][0].update(key="abc"), r"steps\.0\.key: String should match pattern"),
+        (lambda d: d["files"][1].update(size=-1), r"files\.1\.size: Input should be greater than or equal to 0"),
+        (lambda d: d["files"][1].update(path="../x"), r"files\.1\.path: .*'\.\./x' does not stay inside the artifact"),
+    ],
+)
+def test_a_manifest_of_another_form(artifact: Path, change: Callable[[Any], object], said: str) -> None:
+    edit(artifact, change)
+    with pytest.raises(TrtspecError, match=said + r"[^\n]*\nhint: build the artifact again"):
+        load_manifest(artifact)
+
+
+def test_a_huge_manifest_is_not_read(artifact: Path) -> None:
+    with (artifact / "manifest.json").open("r+b") as file:
+        file.truncate((16 << 20) + 1)
+    with pytest.raises(TrtspecError, match="larger than the 16 MiB a manifest may have"):
+        load_manifest(artifact)
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../../x", "", ".", "a//b", "a/", "a\0", "manifest.json"])
+def test_paths_stay_inside(path: str) -> None:
+    with pytest.raises(ValidationError, match=r"does not stay inside the artifact|cannot name itself"):
+        FileRecord(path=path, size=0, sha256="0" * 64)
+
+
+def test_verify_names_every_difference(artifact: Path, tmp_path: Path) -> None:
+    manifest = load_manifest(artifact)
+    assert verify_files(artifact, manifest) == []
+    (artifact / "one").write_text("2")
+    (artifact / "deep/two").write_text("2")
+    assert verify_files(artifact, manifest) == ["one: sha256 differs", "deep/two: has 1 bytes, 2 were recorded"]
+    (artifact / "one").unlink()
+    (artifact / "deep").rename(tmp_path / "deep")
+    assert verify_files(artifact, manifest) == ["one: missing", "deep/two: missing"]
+    (tmp_path / "deep/two").write_text("22")
+    (artifact / "deep").symlink_to(tmp_path / "deep")
+    (artifact / "one").mkdir()
+    not_ours = "not a regular file of the artifact"
+    assert verify_files(artifact, manifest) == [f"one: {not_ours}", f"deep/two: {not_ours}"]
+    (tmp_path / "link").symlink_to(artifact)
+    (artifact / "one").rmdir()
+    (artifact / "one").write_text("1")
+    (artifact / "deep").unlink()
+    (tmp_path / "deep").rename(artifact / "deep")
+    assert verify_files(tmp_path / "link", manifest) == [], "the artifact itself may be reached by a link"

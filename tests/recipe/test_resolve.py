@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A resolved recipe leaves nothing open and reads the same whatever the order of the file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from trtspec.recipe.load import load_recipe
+from trtspec.recipe.resolve import ResolvedRecipe, resolve_recipe
+from trtspec.recipe.schema import Recipe
+
+Write = Callable[..., Path]
+
+DRAFT = "speculation: {method: draft_target, draft: {model: ./d, parallel: {tensor: 2}}"
+DRAFT += ", options: {b: 1, a: {d: 2, c: 3}}}\n"
+
+
+def resolve(recipe: Recipe, draft_len: int = 5, **facts: Any) -> ResolvedRecipe:
+    known = {"target_dtype": "bfloat16", "draft_dtype": "float16", "backend": "embedded", "backend_why": "no GPU here"}
+    return resolve_recipe(recipe, draft_len=draft_len, **(known | facts))
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else None
+    if children is None:
+        yield value
+    for child in children or ():
+        yield from leaves(child)
+
+
+@pytest.mark.parametrize("text", ["", DRAFT])
+def test_no_none_is_left(write: Write, text: str) -> None:
+    resolved = resolve(load_recipe(write(text)).recipe)
+    assert None not in list(leaves(resolved.model_dump()))
+    assert None not in list(leaves(resolved.as_dict()))
+
+
+def test_the_smallest_recipe_resolved(write: Write, tmp_path: Path) -> None:
+    resolved = resolve(load_recipe(write("")).recipe, draft_len=0, draft_dtype=None)
+    quantization = {
+        "weights": "none",
+        "kv_cache": "none",
+        "exclude": [],
+        "calibration": {"prompts": "", "samples": 128, "max_len": 512},
+    }
+    assert resolved.as_dict() == {
+        "name": "tiny",
+        "target": {
+            "model": f"{tmp_path}/t",
+            "revision": "",
+            "dtype": "bfloat16",
+            "quantization": quantization,
+            "parallel": {"tensor": 1, "pipeline": 1},
+        },
+        "speculation": {"method": "none", "draft_len": 0, "options": {}},
+        "engine": {
+            "backend": "embedded",
+            "backend_why": "no GPU here",
+            "gpu": "",
+            "max_batch_size": 8,
+            "max_input_len": 1024,
+            "max_seq_len": 2048,
+            "max_num_tokens": 8192,
+            "extra": {},
+        },
+        "serving": {
+            "streaming": True,
+            "kv_cache_fraction": 0.9,
+            "placement": {"target": [0], "draft": []},
+            "max_queue_size": 128,
+            "max_queue_delay_us": 100,
+        },
+        "plugins": [],
+        "gates": {"lossless": True, "min_acceptance": 0.0, "min_speedup": 0.0, "prompts": ""},
+    }
+
+
+def test_auto_takes_the_stored_dtype_and_a_written_one_stays(write: Write) -> None:
+    recipe = load_recipe(write(DRAFT + "engine: {max_batch_size: 1}\n"), ["target.dtype=float16"]).recipe
+    resolved = resolve(recipe, draft_dtype="bfloat16")
+    assert resolved.target.dtype == "float16"
+    (draft,) = resolved.speculation.drafts
+    assert draft.dtype == "bfloat16"
+    assert resolved.as_dict()["speculation"]["draft"]["dtype"] == "bfloat16"
+
+
+def test_models_are_placed_on_the_first_gpus_unless_told(write: Write) -> None:
+    recipe = load_recipe(write(DRAFT), ["target.parallel={tensor: 2, pipeline: 2}"]).recipe
+    assert resolve(recipe).serving.placement.model_dump() == {"target": [0, 1, 2, 3], "draft": [0, 1]}
+    told = load_recipe(write(DRAFT), ["serving.placement={target: [3], draft: [1, 2]}"]).recipe
+    assert resolve(told).serving.placement.model_dump() == {"target": [3], "draft": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("batch", "draft_len", "written", "tokens"),
+    [(8, 5, "", 8192), (2048, 3, "", 8192), (2048, 4, "", 10240), (2048, 4, ", max_num_tokens: 7", 7)],
+)
+def test_max_num_tokens_holds_every_request_s_draft(
+    write: Write, batch: int, draft_len: int, written: str, tokens: int
+) -> None:
+    recipe = load_recipe(write(f"engine: {{max_batch_size: {batch}{written}}}")).recipe
+    assert resolve(recipe, draft_len=draft_len).engine.max_num_tokens == tokens
+
+
+def test_the_document_does_not_depend_on_the_order_of_the_file(write: Write) -> None:
+    first = resolve(load_recipe(write("engine: {extra: {a: 1, b: 2}, gpu: x}\n" + DRAFT)).recipe).as_dict()
+    swapped = DRAFT.replace("b: 1, a: {d: 2, c: 3}", "a: {c: 3, d: 2}, b: 1")
+    second = resolve(load_recipe(write(swapped + "engine: {gpu: x, extra: {b: 2, a: 1}}\n")).recipe).as_dict()
+    assert json.dumps(first) == json.dumps(second)
+
+
+def test_a_resolved_recipe_is_frozen_and_survives_json(write: Write) -> None:
+    resolved = resolve(load_recipe(write(DRAFT)).recipe)
+    with pytest.raises(ValidationError, match="frozen"):
+        resolved.name = "other"
+    assert json.loads(json.dumps(resolved.as_dict())) == resolved.as_dict()
+
+
+@pytest.mark.parametrize("wrong", [{"backend": "auto"}, {"target_dtype": "auto"}, {"draft_dtype": None}])
+def test_a_fact_left_open_is_our_mistake(write: Write, wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        resolve(load_recipe(write(DRAFT)).recipe, **wrong)

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes and ports, against real ones."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trtspec import system
+
+SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+ORPHAN = (
+    "import subprocess, sys; child = subprocess.Popen(['sleep', '60']); print(child.pid, flush=True); sys.stdin.read()"
+)
+
+
+@pytest.fixture
+def sleeper():
+    process = subprocess.Popen(SLEEP, start_new_session=True)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_free_ports_are_different_and_free() -> None:
+    ports = system.free_ports(20)
+    assert len(set(ports)) == 20
+    assert not any(system.port_in_use(port) for port in ports)
+
+
+def test_a_listening_port_is_in_use() -> None:
+    with socket.create_server((system.LOOPBACK, 0)) as server:
+        assert system.port_in_use(server.getsockname()[1])
+
+
+def test_pid_and_start_time_name_one_process(sleeper) -> None:
+    started = system.start_time(sleeper.pid)
+    assert started is not None
+    assert system.is_alive(sleeper.pid, started)
+    assert not system.is_alive(sleeper.pid, started - 1), "another process with the same pid"
+    sleeper.kill()
+    assert system.wait_until(lambda: not system.is_alive(sleeper.pid, started), 5), "a zombie is not alive"
+    assert system.start_time(sleeper.pid) is None
+
+
+def test_stop_session_ends_what_does_not_end_by_itself() -> None:
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, stdout=subprocess.PIPE)
+    process.stdout.readline()
+    start = time.monotonic()
+    system.stop_session(process.pid, system.start_time(process.pid), timeout_s=0.3)
+    assert process.wait(5) == -signal.SIGKILL
+    assert 0.3 <= time.monotonic() - start < 5
+
+
+def test_stop_session_ends_orphans_of_a_dead_leader() -> None:
+    leader = subprocess.Popen(
+        [sys.executable, "-c", ORPHAN], start_new_session=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    orphan = int(leader.stdout.readline())
+    started = system.start_time(leader.pid)
+    leader.kill()
+    leader.wait()
+    assert system.session_of(leader.pid, started) == [orphan]
+    system.stop_session(leader.pid, started, timeout_s=5)
+    assert system.start_time(orphan) is None
+
+
+def test_stop_session_leaves_a_stranger_with_the_same_pid_alone(sleeper) -> None:
+    system.stop_session(sleeper.pid, system.start_time(sleeper.pid) - 1, timeout_s=5)
+    assert sleeper.poll() is None
+
+
+def test_a_child_dies_with_its_parent() -> None:
+    code = (
+        "import subprocess, os, signal; from trtspec.system import die_with_parent;"
+        "print(subprocess.Popen(['sleep', '60'], preexec_fn=die_with_parent()).pid, flush=True);"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=False, timeout=20).stdout
+    assert system.wait_until(lambda: system.start_time(int(out)) is None, 5)
+
+
+def test_tail_is_the_end_of_a_file(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"".join(b"line %d\n" % number for number in range(100_000)) + b"\xff last")
+    assert system.tail(log, lines=2) == "line 99999\n\ufffd last"
+    assert system.tail(tmp_path / "none") == ""
+
+
+def test_sigterm_is_an_interrupt_within_the_block_only() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), system.sigterm_as_interrupt():
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Artifacts to serve: one with tiny random models, and one whose ensemble only echoes and starts in half a second."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.tiny import convert, make_llama
+from trtspec.artifacts.manifest import Backend, Manifest
+from trtspec.triton.repository import RepositorySettings, emit_repository
+
+VOCAB = 257
+SETTINGS = RepositorySettings(
+    method="draft_target",
+    draft_len=4,
+    has_draft=True,
+    max_batch_size=16,
+    max_input_len=64,
+    max_seq_len=128,
+    max_num_tokens=512,
+    device="cpu",
+)
+ECHO_CONFIG = """
+name: "ensemble" backend: "python" max_batch_size: 8
+model_transaction_policy { decoupled: true }
+instance_group { kind: KIND_CPU count: 1 }
+input { name: "text_input" data_type: TYPE_STRING dims: 1 }
+input { name: "max_tokens" data_type: TYPE_INT32 dims: 1 }
+output { name: "text_output" data_type: TYPE_STRING dims: -1 }
+"""
+ECHO_MODEL = """
+import os
+import triton_python_backend_utils as pb_utils
+class TritonPythonModel:
+    def initialize(self, args):
+        print("echo starts", flush=True)
+        BEFORE
+    def execute(self, requests):
+        for request in requests:
+            FIRST
+            tensor = pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy()
+            response = pb_utils.InferenceResponse([pb_utils.Tensor("text_output", tensor)])
+            request.get_response_sender().send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+
+def write_manifest(root: Path, name: str) -> None:
+    manifest = Manifest(
+        recipe={"name": name}, steps=(), files=(), tools={}, gpu={}, backend=Backend(name="embedded", why="a test")
+    )
+    (root / "manifest.json").write_bytes(manifest.render())
+
+
+def make_echo_artifact(root: Path, name: str = "echo", before: str = "pass", first: str = "pass") -> Path:
+    """`before` runs while the model loads, `first` in front of every answer."""
+    version = root / "model_repository" / "ensemble" / "1"
+    version.mkdir(parents=True)
+    (version.parent / "config.pbtxt").write_text(ECHO_CONFIG)
+    (version / "model.py").write_text(ECHO_MODEL.replace("BEFORE", before).replace("FIRST", first))
+    write_manifest(root, name)
+    return root
+
+
+def make_tokenizer(root: Path) -> Path:
+    """Save a tokenizer whose tokens are single bytes, so that half characters are everywhere."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {symbol: index for index, symbol in enumerate(["<end>", *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<end>"])
+    root.mkdir(parents=True)
+    tokenizer.save(str(root / "tokenizer.json"))
+    (root / "tokenizer_config.json").write_text('{"eos_token": "<end>"}')
+    return root
+
+
+def make_artifact(root: Path, settings: RepositorySettings = SETTINGS, name: str = "tiny") -> Path:
+    """Lay out an artifact with a random target and draft."""
+    make_tokenizer(root / "tokenizer")
+    for seed, part in enumerate(("target", "draft")):
+        source = make_llama(root.with_name(f"{root.name}-hf-{part}"), seed=seed, vocab_size=VOCAB)
+        convert(source, root / "checkpoints" / part)
+    emit_repository(root / "model_repository", settings)
+    write_manifest(root, name)
+    return root

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Triton's Python stub gives a model, enough of it to run one without a server."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+from google.protobuf import json_format
+
+from trtspec.paths import model_repository_dir
+from trtspec.triton.config import load_config
+
+FINAL = 1
+
+
+class Tensor:
+    def __init__(self, name: str, array: np.ndarray) -> None:
+        self.name, self.array = name, array
+
+    def as_numpy(self) -> np.ndarray:
+        return self.array
+
+
+class TritonError:
+    INVALID_ARG, INTERNAL, CANCELLED = "invalid", "internal", "cancelled"
+
+    def __init__(self, message: str, code: str) -> None:
+        self.message, self.code = message, code
+
+
+class Response:
+    def __init__(self, tensors: list[Tensor] | None = None, error: TritonError | None = None) -> None:
+        self.error = error
+        self.outputs = {tensor.name: tensor.array for tensor in tensors or []}
+
+
+class Sender:
+    def __init__(self) -> None:
+        self.sent: list[tuple[Response, int]] = []
+        self.cancelled = False
+
+    def send(self, response: Response, flags: int) -> None:
+        assert not (self.sent and self.sent[-1][1] == FINAL), "sent after the final flag"
+        self.sent.append((response, flags))
+
+    def is_cancelled(self) -> bool:
+        return self.cancelled
+
+
+class Request:
+    def __init__(self, **inputs: Any) -> None:
+        self.inputs = inputs
+        self.sender = Sender()
+        self.cancelled = False
+
+    def get_response_sender(self) -> Sender:
+        return self.sender
+
+    def is_cancelled(self) -> bool:
+        return self.cancelled
+
+
+def get_input_tensor_by_name(request: Request, name: str) -> Tensor | None:
+    if name not in request.inputs:
+        return None
+    value = request.inputs[name]
+    return Tensor(name, value if isinstance(value, np.ndarray) else np.array([[value]]))
+
+
+def make_pb_utils() -> Any:
+    logged: list[str] = []
+    return SimpleNamespace(
+        Tensor=Tensor,
+        TritonError=TritonError,
+        InferenceResponse=Response,
+        get_input_tensor_by_name=get_input_tensor_by_name,
+        TRITONSERVER_RESPONSE_COMPLETE_FINAL=FINAL,
+        Logger=SimpleNamespace(log_error=logged.append),
+        logged=logged,
+    )
+
+
+def load_model(name: str, pb_utils: Any) -> ModuleType:
+    """Import the model.py of a hand-written model."""
+    sys.modules["triton_python_backend_utils"] = pb_utils
+    path = model_repository_dir() / name / "1" / "model.py"
+    spec = importlib.util.spec_from_file_location(f"model_of_{name}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def model_args(folder: Path, **changes: str) -> dict[str, str]:
+    """Return what the server hands to `initialize` for the model configured in `folder`."""
+    config = json_format.MessageToDict(load_config(folder / "config.pbtxt"), preserving_proto_field_name=True)
+    for key, value in changes.items():
+        config["parameters"][key] = {"string_value": value}
+    for parameter in config["parameters"].values():
+        parameter.setdefault("string_value", "")
+    return {"model_config": json.dumps(config), "model_repository": str(folder), "model_version": "1"}

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the Python models share: words as tensors, pieces of text, and the inputs of a request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.triton.artifact import make_tokenizer
+from tests.triton.fakes import Request, make_pb_utils
+from trtspec.checkpoint.tokenizer import Tokenizer
+from trtspec.errors import TrtspecError
+from trtspec.triton.backend import (
+    NEUTRAL,
+    Inputs,
+    Pieces,
+    Settings,
+    failure,
+    refuse_unsupported,
+    tensor_of_words,
+    words_of_tensor,
+)
+
+
+def inputs(**tensors) -> Inputs:
+    return Inputs(make_pb_utils(), Request(**tensors))
+
+
+def metaspace_tokenizer(root: Path) -> Path:
+    """Save a tokenizer of the SentencePiece kind: a text's first word gains a space, and decoding drops it."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    symbols = ["▁", *"abcdeHWlorn!.", *(f"<0x{byte:02X}>" for byte in range(256))]
+    vocab = {symbol: index for index, symbol in enumerate(symbols)} | {"▁W": 300, "▁a": 301}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[("▁", "W"), ("▁", "a")], byte_fallback=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    root.mkdir(parents=True)
+    tokenizer.save(str(root / "tokenizer.json"))
+    return root
+
+
+@pytest.fixture(scope="module", params=[make_tokenizer, metaspace_tokenizer])
+def tokenizer(request, tmp_path_factory) -> Tokenizer:
+    return Tokenizer(request.param(tmp_path_factory.mktemp("tokenizer") / "t"))
+
+
+def test_the_layout_of_words_is_nvidias() -> None:
+    assert tensor_of_words([[5, 6], [7]]).tolist() == [[5, 6, 7], [2, 3, -1]]
+    assert tensor_of_words([]).tolist() == [[0], [-1]]
+
+
+@given(st.lists(st.lists(st.integers(0, 1000), min_size=1)))
+def test_words_come_back(words: list[list[int]]) -> None:
+    assert words_of_tensor(tensor_of_words(words)) == words
+
+
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        ([[1, 2]], r"the shape \[1, 2\], expected \[2, n\]"),
+        ([[1, 2], [3, -1]], r"the ends \[3\], expected rising numbers up to 2"),
+        ([[1, 2], [2, 1]], r"the ends \[2, 1\], expected rising"),
+    ],
+)
+def test_a_bad_word_list_is_refused(tensor, message: str) -> None:
+    with pytest.raises(TrtspecError, match=message):
+        words_of_tensor(np.array(tensor))
+
+
+@pytest.mark.parametrize("text", ["Hello World, a b  c", " leading", "naïve 東京 😀 end", "a\n\nb"])
+@pytest.mark.parametrize("cut", [1, 2, 3, 5])
+def test_pieces_of_a_text_add_up_to_it(tokenizer: Tokenizer, text: str, cut: int) -> None:
+    """Cut wherever the text is whole characters, as the engine does."""
+    pieces, ids, shown = Pieces(tokenizer), tokenizer.encode(text), []
+    rest: list[int] = []
+    for start in range(0, len(ids), cut):
+        rest += ids[start : start + cut]
+        until = tokenizer.complete_len(rest)
+        decode = pieces.decode if shown else tokenizer.decode
+        if until:
+            shown.append(decode(rest[:until]))
+        rest = rest[until:]
+    assert "".join(shown) == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("word", ["a", " World", "World", "\n", "\n\n", ". a", "東", "!"])
+def test_a_stop_word_comes_back_as_it_was(tokenizer: Tokenizer, word: str) -> None:
+    pieces = Pieces(tokenizer)
+    assert pieces.decode(pieces.encode(word)) == word
+
+
+def test_a_stop_word_that_the_tokens_cannot_say_is_an_error(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import models
+
+    Backend(models.BPE(vocab={"a": 0}, merges=[])).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(TrtspecError, match="the stop word 'é' cannot be written in the tokens of this model"):
+        Pieces(Tokenizer(tmp_path)).encode("é")
+
+
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_neutral_values_pass_and_others_are_refused(name: str) -> None:
+    for value in NEUTRAL[name]:
+        refuse_unsupported(inputs(**{name: value}))
+    refuse_unsupported(inputs())
+    with pytest.raises(TrtspecError, match=f"{name} 7 is not supported by the embedded engine"):
+        refuse_unsupported(inputs(**{name: 7}))
+
+
+def test_a_refusal_names_the_value() -> None:
+    with pytest.raises(TrtspecError, match=r"repetition_penalty 1.2 is not supported by the embedded engine"):
+        refuse_unsupported(inputs(repetition_penalty=np.array([[1.2]], np.float32)))
+
+
+def test_bad_words_are_refused_and_their_absence_is_not() -> None:
+    refuse_unsupported(inputs(bad_words_list=tensor_of_words([])[None]))
+    with pytest.raises(TrtspecError, match="bad_words is not supported by the embedded engine"):
+        refuse_unsupported(inputs(bad_words_list=tensor_of_words([[3]])[None]))
+
+
+def test_a_request_carries_one_prompt() -> None:
+    with pytest.raises(TrtspecError, match="x has 2 rows: send one prompt a request"):
+        inputs(x=np.zeros((2, 1))).array("x")
+    with pytest.raises(TrtspecError, match="x has 3 values, expected one"):
+        inputs(x=np.zeros((1, 3))).scalar("x")
+    with pytest.raises(TrtspecError, match="x is not UTF-8 text"):
+        inputs(x=np.array([[b"\xff"]], dtype=object)).texts("x")
+    assert inputs(x=np.array([[b"a", b""]], dtype=object)).texts("x") == ["a"]
+
+
+def test_a_missing_parameter_names_itself_and_its_file() -> None:
+    settings = Settings({"model_config": '{"parameters": {}}', "model_repository": "/m"})
+    with pytest.raises(TrtspecError, match="parameter 'draft_len' is missing") as caught:
+        settings.parameter("draft_len")
+    assert caught.value.where == "/m/config.pbtxt"
+
+
+def test_a_bug_is_logged_with_its_traceback_and_said_to_be_one() -> None:
+    pb_utils = make_pb_utils()
+    response = failure(pb_utils, ZeroDivisionError("oops"))
+    assert response.error.code == "internal"
+    assert response.error.message == "internal error, the server's log has more: ZeroDivisionError: oops"
+    assert "ZeroDivisionError: oops" in pb_utils.logged[0]
+    assert failure(pb_utils, TrtspecError("too long")).error.code == "invalid"

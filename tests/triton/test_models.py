@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Python models of the repository without a server: each one alone, the engine replaced where it would be slow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.triton.artifact import SETTINGS, make_tokenizer
+from tests.triton.fakes import FINAL, Request, load_model, make_pb_utils, model_args
+from trtspec.checkpoint.tokenizer import Tokenizer
+from trtspec.engines.embedded.request import Sampling, Stats, Update
+from trtspec.errors import TrtspecError
+from trtspec.triton.backend import tensor_of_words, words_of_tensor
+from trtspec.triton.repository import emit_repository
+
+STATS = Stats(prompt_tokens=5, new_tokens=3, drafted=8, accepted=2, steps=2)
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("artifact")
+    make_tokenizer(root / "tokenizer")
+    emit_repository(root / "model_repository", SETTINGS)
+    return root
+
+
+@pytest.fixture(scope="module")
+def tokenizer(artifact: Path) -> Tokenizer:
+    return Tokenizer(artifact / "tokenizer")
+
+
+@pytest.fixture
+def pb_utils():
+    return make_pb_utils()
+
+
+class FakeEngine:
+    """Takes requests; the test says what becomes of them."""
+
+    def __init__(self, settings=None) -> None:
+        self.settings, self.asked, self.tell, self.cancelled, self.closed = settings, [], [], [], False
+        self.before_return = lambda on_update: None
+
+    def submit(self, request, on_update):
+        if not request.prompt_ids:
+            raise TrtspecError("the prompt is empty")
+        self.asked.append(request)
+        self.tell.append(on_update)
+        self.before_return(on_update)
+        ticket = type("Ticket", (), {})()
+        ticket.cancel = lambda: self.cancelled.append(len(self.tell) - 1)
+        return ticket
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def start(artifact: Path, pb_utils, monkeypatch, name: str = "tensorrt_llm", *, decoupled: bool = True):
+    module = load_model(name, pb_utils)
+    if name == "tensorrt_llm":
+        monkeypatch.setattr(
+            module, "Engine", type("E", (), {"load": staticmethod(lambda *given: FakeEngine(given))}), raising=True
+        )
+    args = model_args(artifact / "model_repository" / name)
+    model = module.TritonPythonModel()
+    if not decoupled:
+        args["model_config"] = args["model_config"].replace('"decoupled": true', '"decoupled": false')
+    model.initialize(args)
+    return model
+
+
+def ask(*ids: int, **inputs) -> Request:
+    return Request(
+        input_ids=np.array([ids], np.int32),
+        input_lengths=len(ids),
+        request_output_len=9,
+        **{name: np.array([[value]]) for name, value in inputs.items()},
+    )
+
+
+def answers(request: Request) -> list[tuple[list[int], bool, bool]]:
+    """Return (ids, continuation, final) of each response."""
+    rows = []
+    for response, flags in request.sender.sent:
+        assert response.error is None, response.error.message
+        length = int(response.outputs["sequence_length"].item())
+        ids = response.outputs["output_ids"][0, 0, :length].tolist()
+        rows.append((ids, bool(response.outputs["continuation"].item()), flags == FINAL))
+    return rows
+
+
+def test_the_engine_gets_the_paths_and_numbers_of_the_configuration(artifact, pb_utils, monkeypatch) -> None:
+    target, draft, settings, tokenizer = start(artifact, pb_utils, monkeypatch).engine.settings
+    assert (target, draft) == (artifact / "checkpoints/target", artifact / "checkpoints/draft")
+    assert tokenizer == artifact / "tokenizer"
+    assert (settings.method, settings.draft_len, settings.max_batch_size) == ("draft_target", 4, 16)
+    assert (settings.max_input_len, settings.max_seq_len, settings.max_num_tokens) == (64, 128, 512)
+
+
+def test_a_stream_sends_what_is_new_and_ends_with_the_last_response(artifact, pb_utils, monkeypatch) -> None:
+    model, request = start(artifact, pb_utils, monkeypatch), ask(1, 2, streaming=True)
+    assert model.execute([request]) is None
+    tell = model.engine.tell[0]
+    tell(Update((3, 4), None, STATS))
+    tell(Update((5,), None, STATS))
+    tell(Update((), "length", STATS))
+    assert answers(request) == [([3, 4], False, False), ([5], True, False), ([], True, True)]
+    last = {name: array.item() for name, array in request.sender.sent[-1][0].outputs.items() if array.size == 1}
+    assert last["total_accepted_draft_tokens"] == 2
+    assert last["total_draft_tokens"] == 8
+    assert last["acceptance_rate"] == 0.25
+    assert (last["num_input_tokens"], last["num_output_tokens"]) == (5, 3)
+
+
+def test_without_stream_there_is_one_response(artifact, pb_utils, monkeypatch) -> None:
+    model, request = start(artifact, pb_utils, monkeypatch), ask(1, 2)
+    model.execute([request])
+    for update in (Update((3, 4), None, STATS), Update((5,), "end_id", STATS)):
+        model.engine.tell[0](update)
+    assert answers(request) == [([3, 4, 5], False, True)]
+
+
+def test_the_prompt_comes_back_where_it_is_asked_for(artifact, pb_utils, monkeypatch) -> None:
+    model, request = start(artifact, pb_utils, monkeypatch), ask(1, 2, exclude_input_in_output=False)
+    model.execute([request])
+    model.engine.tell[0](Update((3,), "length", STATS))
+    assert answers(request) == [([1, 2, 3], False, True)]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, Sampling()),
+        ({"temperature": 0.0, "runtime_top_k": 40}, Sampling(top_k=40)),
+        ({"runtime_top_k": 1}, Sampling(top_k=1)),
+        ({"runtime_top_k": 40}, Sampling(1.0, 40)),
+        ({"runtime_top_p": 0.5}, Sampling(1.0, 0, 0.5)),
+        ({"temperature": 0.5, "runtime_top_p": 0.0, "seed": 7}, Sampling(0.5, 0, 1.0, 7)),
+    ],
+)
+def test_sampling_has_the_defaults_of_tensorrt_llm(given, expected, artifact, pb_utils, monkeypatch) -> None:
+    model = start(artifact, pb_utils, monkeypatch)
+    model.execute([ask(1, **given)])
+    assert model.engine.asked[0].sampling == expected
+
+
+def test_stop_words_draft_length_and_end_ids_reach_the_engine(artifact, pb_utils, monkeypatch, tokenizer) -> None:
+    model = start(artifact, pb_utils, monkeypatch)
+    stop = ask(1, num_draft_tokens=0, end_id=-1)
+    stop.inputs["stop_words_list"] = tensor_of_words([tokenizer.encode(" é"), tokenizer.encode("\n")])[None]
+    model.execute([stop, ask(1), ask(1, end_id=tokenizer.end_ids[0]), ask(1, end_id=9)])
+    assert model.engine.asked[0].stop == (" é", "\n")
+    assert model.engine.asked[0].draft_len == 0
+    assert [asked.end_ids for asked in model.engine.asked] == [(), tokenizer.end_ids, tokenizer.end_ids, (9,)]
+
+
+def test_a_bad_request_is_answered_and_its_neighbour_served(artifact, pb_utils, monkeypatch) -> None:
+    model = start(artifact, pb_utils, monkeypatch)
+    broken, good = ask(1), ask(1)
+    del broken.inputs["input_ids"]
+    requests = [ask(1, beam_width=4), ask(), broken, good]
+    model.execute(requests)
+    model.engine.tell[0](Update((3,), "length", STATS))
+    errors = [request.sender.sent for request in requests[:3]]
+    assert [len(sent) for sent in errors] == [1, 1, 1]
+    assert all(flags == FINAL for [(_, flags)] in errors)
+    assert errors[0][0][0].error.message == "beam_width 4 is not supported by the embedded engine"
+    assert errors[1][0][0].error.message == "the prompt is empty"
+    assert errors[2][0][0].error.code == "internal"
+    assert answers(good) == [([3], False, True)]
+
+
+@pytest.mark.parametrize(("reason", "code"), [("cancelled", "cancelled"), ("error", "internal")])
+def test_the_engines_own_errors_end_the_stream(reason, code, artifact, pb_utils, monkeypatch) -> None:
+    model, request = start(artifact, pb_utils, monkeypatch), ask(1, streaming=True)
+    model.execute([request])
+    model.engine.tell[0](Update((3,), reason, STATS, "the engine failed: no memory" if reason == "error" else None))
+    [(response, flags)] = request.sender.sent
+    assert (response.error.code, flags) == (code, FINAL)
+    assert response.error.message == (
+        "the engine failed: no memory" if reason == "error" else "the request was cancelled"
+    )
+
+
+def test_a_client_that_left_is_cancelled(artifact, pb_utils, monkeypatch) -> None:
+    model, request = start(artifact, pb_utils, monkeypatch), ask(1)
+    model.execute([request])
+    model.engine.tell[0](Update((3,), None, STATS))
+    assert model.engine.cancelled == []
+    request.sender.cancelled = True
+    model.engine.tell[0](Update((3,), None, STATS))
+    assert model.engine.cancelled == [0]
+
+
+def test_news_may_come_before_submit_returns(artifact, pb_utils, monkeypatch) -> None:
+    model, request = start(artifact, pb_utils, monkeypatch), ask(1)
+    request.sender.cancelled = True
+    model.engine.before_return = lambda on_update: on_update(Update((3,), None, STATS))
+    model.execute([request])
+    model.engine.tell[0](Update((4,), "length", STATS))
+    assert answers(request) == [([3, 4], False, True)]
+
+
+def test_a_response_that_cannot_be_sent_does_not_end_the_engine(artifact, pb_utils, monkeypatch) -> None:
+    model, request = start(artifact, pb_utils, monkeypatch), ask(1, streaming=True)
+    model.execute([request])
+    request.sender.send = lambda *_, **__: 1 / 0
+    model.engine.tell[0](Update((3,), None, STATS))
+    assert "ZeroDivisionError" in pb_utils.logged[0]
+    assert model.engine.cancelled == [0]
+
+
+def test_without_decoupling_execute_returns_all_responses_in_order(artifact, pb_utils, monkeypatch) -> None:
+    model = start(artifact, pb_utils, monkeypatch, decoupled=False)
+    model.engine.before_return = lambda on_update: on_update(Update((len(model.engine.asked),), "length", STATS))
+    first, refused, second = model.execute([ask(1), ask(1, streaming=True), ask(1)])
+    assert first.outputs["output_ids"].tolist() == [[[1]]]
+    assert second.outputs["output_ids"].tolist() == [[[2]]]
+    assert refused.error.message.startswith("stream is not served by this repository")
+
+
+def test_without_decoupling_a_client_that_left_is_cancelled(artifact, pb_utils, monkeypatch) -> None:
+    model, request = start(artifact, pb_utils, monkeypatch, decoupled=False), ask(1)
+    request.cancelled = True
+    generation = model.start(request)
+    monkeypatch.setattr(generation, "drop", lambda: model.engine.tell[0](Update((), "cancelled", STATS)), raising=True)
+    assert generation.result().error.code == "cancelled"
+
+
+def test_finalize_closes_the_engine(artifact, pb_utils, monkeypatch) -> None:
+    model = start(artifact, pb_utils, monkeypatch)
+    model.finalize()
+    assert model.engine.closed
+
+
+def texts(*values: str) -> np.ndarray:
+    return np.array([[value.encode() for value in values]], dtype=object)
+
+
+def test_preprocessing_gives_ids_and_nvidias_word_lists(artifact, pb_utils, monkeypatch, tokenizer) -> None:
+    model = start(artifact, pb_utils, monkeypatch, "preprocessing")
+    canonical = Request(
+        QUERY=texts("Hé"), REQUEST_OUTPUT_LEN=20, BAD_WORDS_DICT=texts(""), STOP_WORDS_DICT=texts("\n", "ab")
+    )
+    [response] = model.execute([canonical])
+    outputs = {name: array.tolist() for name, array in response.outputs.items()}
+    assert outputs["INPUT_ID"] == [tokenizer.encode("Hé")]
+    assert outputs["REQUEST_INPUT_LEN"] == [[3]]
+    assert outputs["REQUEST_OUTPUT_LEN"] == [[20]]
+    assert outputs["OUT_END_ID"] == outputs["OUT_PAD_ID"] == [[tokenizer.end_ids[0]]]
+    assert words_of_tensor(response.outputs["STOP_WORDS_IDS"][0]) == [tokenizer.encode("\n"), tokenizer.encode("ab")]
+    assert words_of_tensor(response.outputs["BAD_WORDS_IDS"][0]) == []
+
+
+def test_preprocessing_refuses_an_empty_text_and_passes_what_was_given(artifact, pb_utils, monkeypatch) -> None:
+    model = start(artifact, pb_utils, monkeypatch, "preprocessing")
+    empty, given = model.execute(
+        [
+            Request(QUERY=texts(""), REQUEST_OUTPUT_LEN=1),
+            Request(QUERY=texts("a"), REQUEST_OUTPUT_LEN=1, END_ID=-1, PAD_ID=5),
+        ]
+    )
+    assert empty.error.message == "text_input is empty"
+    assert (given.outputs["OUT_END_ID"].item(), given.outputs["OUT_PAD_ID"].item()) == (-1, 5)
+
+
+def test_postprocessing_decodes_as_many_ids_as_there_are(artifact, pb_utils, monkeypatch, tokenizer) -> None:
+    model = start(artifact, pb_utils, monkeypatch, "postprocessing")
+    ids = np.array([[[*tokenizer.encode("né"), 0, 0]]], np.int32)
+    [whole, empty] = model.execute(
+        [Request(TOKENS_BATCH=ids, SEQUENCE_LENGTH=3), Request(TOKENS_BATCH=ids, SEQUENCE_LENGTH=0, CONTINUATION=True)]
+    )
+    assert whole.outputs["OUTPUT"].tolist() == [["né".encode()]]
+    assert empty.outputs["OUTPUT"].tolist() == [[b""]]

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An emitted repository with tiny random models on a real tritonserver: every way a client can ask.
+
+The tokenizer's tokens are single bytes and the models are random, so almost every token is part of a character.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from http.client import HTTPConnection
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.triton.artifact import SETTINGS, make_artifact
+from trtspec.checkpoint.tokenizer import Tokenizer
+from trtspec.deploy.journal import Journal
+from trtspec.deploy.local import deploy_local, stop
+from trtspec.engines.embedded.engine import Engine
+from trtspec.engines.embedded.request import EngineSettings, Request
+from trtspec.errors import DeployError
+from trtspec.triton.client import Client
+from trtspec.triton.repository import emit_repository
+from trtspec.triton.server import find_server
+
+pytestmark = pytest.mark.triton
+
+PROMPTS = [f"prompt {number}: é" for number in range(16)]
+TOKENS = 48
+CANONICAL = {"text_input": "What is machine learning?", "max_tokens": 20, "bad_words": "", "stop_words": ""}
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory) -> Path:
+    """Return an artifact that was moved after it was made."""
+    root = make_artifact(tmp_path_factory.mktemp("made") / "artifact")
+    return root.rename(tmp_path_factory.mktemp("moved") / "artifact")
+
+
+@pytest.fixture(scope="module")
+def record(artifact: Path, tmp_path_factory) -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRTSPEC_STATE", str(tmp_path_factory.mktemp("state")))
+        try:
+            find_server()
+        except DeployError as error:
+            pytest.skip(str(error))
+        before = sorted(artifact.rglob("*"))
+        yield deploy_local(artifact, timeout_s=120).record
+        stop("tiny")
+        assert sorted(artifact.rglob("*")) == before, "serving an artifact changes nothing in it"
+
+
+@pytest.fixture(scope="module")
+def client(record) -> Client:
+    return Client(record.http, timeout_s=30)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(artifact: Path) -> Tokenizer:
+    return Tokenizer(artifact / "tokenizer")
+
+
+@pytest.fixture(scope="module")
+def expected(artifact: Path, tokenizer: Tokenizer) -> dict[str, str]:
+    """Return the text of each prompt from the target alone, in this process."""
+    engine = Engine.load(artifact / "checkpoints/target", None, EngineSettings(max_seq_len=128, device="cpu"))
+    asked = [Request(tuple(tokenizer.encode(prompt)), TOKENS, end_ids=tokenizer.end_ids) for prompt in PROMPTS]
+    texts = [tokenizer.decode(result.ids) for result in engine.generate(asked)]
+    engine.close()
+    return dict(zip(PROMPTS, texts, strict=True))
+
+
+def streamed(client: Client, prompt: str, **request: Any) -> str:
+    events = list(client.generate_stream({"text_input": prompt, "max_tokens": TOKENS, **request}))
+    assert len(events) > 1
+    return "".join(event["text_output"] for event in events)
+
+
+def test_the_canonical_request_works(client: Client) -> None:
+    answer = client.generate(CANONICAL)
+    assert answer["num_input_tokens"] == len(CANONICAL["text_input"])
+    assert 0 < answer["num_output_tokens"] <= 20
+    assert answer["total_draft_tokens"] > 0
+
+
+def test_one_response_or_a_stream_say_what_the_target_says(client: Client, expected: dict[str, str]) -> None:
+    for prompt in PROMPTS[:4]:
+        assert client.generate({"text_input": prompt, "max_tokens": TOKENS})["text_output"] == expected[prompt]
+        assert streamed(client, prompt) == expected[prompt]
+
+
+def test_many_streams_at_once_say_what_each_says_alone(client: Client, expected: dict[str, str]) -> None:
+    with ThreadPoolExecutor(16) as pool:
+        for _ in range(3):
+            assert list(pool.map(lambda prompt: streamed(client, prompt), PROMPTS)) == list(expected.values())
+
+
+def test_the_draft_length_is_the_clients_choice(client: Client) -> None:
+    alone = client.generate({**CANONICAL, "num_draft_tokens": 0})
+    some = client.generate({**CANONICAL, "num_draft_tokens": 1})
+    whole = client.generate(CANONICAL)
+    assert alone["text_output"] == some["text_output"] == whole["text_output"]
+    assert alone["total_draft_tokens"] == 0 < some["total_draft_tokens"] < whole["total_draft_tokens"]
+
+
+def test_a_stop_word_ends_the_text_with_itself(client: Client, expected: dict[str, str]) -> None:
+    prompt = PROMPTS[0]
+    word = next(char for char in expected[prompt][3:] if char.isascii() and char.isprintable())
+    answer = client.generate({"text_input": prompt, "max_tokens": TOKENS, "stop_words": [word, "never this"]})
+    assert answer["text_output"] == expected[prompt][: expected[prompt].index(word) + 1]
+
+
+def test_the_prompt_is_given_back_where_it_is_asked_for(client: Client, expected: dict[str, str]) -> None:
+    for text in (
+        client.generate({"text_input": PROMPTS[1], "max_tokens": TOKENS, "exclude_input_in_output": False})[
+            "text_output"
+        ],
+        streamed(client, PROMPTS[1], exclude_input_in_output=False),
+    ):
+        assert text == PROMPTS[1] + expected[PROMPTS[1]]
+
+
+def test_a_seed_repeats_a_sampled_text(client: Client) -> None:
+    request = {**CANONICAL, "temperature": 1.5}
+    texts = [client.generate({**request, "seed": seed})["text_output"] for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+
+
+NEUTRAL_REQUEST = {
+    "beam_width": 1,
+    "length_penalty": 1.0,
+    "repetition_penalty": 1.0,
+    "min_tokens": 0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "return_log_probs": False,
+    "return_context_logits": False,
+    "return_generation_logits": False,
+    "return_perf_metrics": True,
+    "pad_id": 0,
+    "top_k": 1,
+}
+
+
+def test_what_clients_always_send_is_taken(client: Client) -> None:
+    assert client.generate({**CANONICAL, **NEUTRAL_REQUEST})["text_output"] == client.generate(CANONICAL)["text_output"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"repetition_penalty": 1.2}, "repetition_penalty 1.2 is not supported by the embedded engine"),
+        ({"bad_words": ["x"]}, "bad_words is not supported by the embedded engine"),
+        ({"temperature": -1.0}, "temperature is -1.0, expected 0 or more"),
+        ({"max_tokens": 1000}, "prompt and max_tokens are 1025 tokens together, at most 128 fit"),
+        ({"text_input": "x" * 65}, "the prompt has 65 tokens, at most 64 are taken"),
+        ({"text_input": ""}, "text_input is empty"),
+    ],
+)
+def test_a_bad_request_is_told_so_and_the_next_is_served(change, message: str, client: Client) -> None:
+    with pytest.raises(DeployError, match=message):
+        client.generate({**CANONICAL, **change})
+    with pytest.raises(DeployError, match=message):
+        list(client.generate_stream({**CANONICAL, **change}))
+    assert client.generate(CANONICAL)["num_output_tokens"]
+
+
+def test_a_grpc_stream_of_the_engine_gives_new_ids_and_ends_with_data(record, tokenizer, expected) -> None:
+    grpc = pytest.importorskip("tritonclient.grpc", reason="tritonclient[grpc] is not installed")
+    answers: Queue[Any] = Queue()
+    prompt = tokenizer.encode(PROMPTS[2])
+    tensors = {
+        "input_ids": np.array([prompt], np.int32),
+        "input_lengths": np.array([[len(prompt)]], np.int32),
+        "request_output_len": np.array([[TOKENS]], np.int32),
+        "streaming": np.array([[True]]),
+    }
+    inputs = []
+    for name, array in tensors.items():
+        inputs.append(grpc.InferInput(name, array.shape, "BOOL" if array.dtype == bool else "INT32"))
+        inputs[-1].set_data_from_numpy(array)
+    with grpc.InferenceServerClient(record.endpoints["grpc"]) as connection:
+        connection.start_stream(lambda result, error: answers.put(error or result))
+        connection.async_stream_infer("tensorrt_llm", inputs, enable_empty_final_response=True)
+        ids: list[int] = []
+        final = False
+        while not final:
+            result = answers.get(timeout=20)
+            final = result.get_response().parameters["triton_final_response"].bool_param
+            length = result.as_numpy("sequence_length").item()
+            ids += result.as_numpy("output_ids")[0, 0, :length].tolist()
+        connection.stop_stream(cancel_requests=True)
+    assert tokenizer.decode(ids) == expected[PROMPTS[2]]
+    assert result.as_numpy("num_output_tokens").item() == len(ids)
+
+
+def test_a_client_that_hangs_up_frees_its_place(record, client: Client) -> None:
+    """More clients leave at once than there are places; whoever comes next is served as if they had never been."""
+    for _ in range(SETTINGS.max_batch_size + 4):
+        connection = HTTPConnection("127.0.0.1", record.http, timeout=5)
+        body = '{"text_input": "a", "max_tokens": 120, "stream": true, "end_id": -1}'
+        connection.request("POST", "/v2/models/ensemble/generate_stream", body)
+        connection.getresponse().read1(1)
+        connection.close()
+    start = time.monotonic()
+    assert client.generate(CANONICAL)["num_output_tokens"]
+    assert time.monotonic() - start < 10
+
+
+def test_a_repository_without_streaming_gives_whole_answers(
+    artifact: Path, expected, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setenv("TRTSPEC_STATE", str(tmp_path / "state"))
+    copy = tmp_path / "artifact"
+    copy.mkdir()
+    for name in ("checkpoints", "tokenizer", "manifest.json"):
+        (copy / name).symlink_to(artifact / name)
+    emit_repository(
+        copy / "model_repository", replace(SETTINGS, streaming=False, method="none", draft_len=0, has_draft=False)
+    )
+    record = deploy_local(copy, timeout_s=120).record
+    client = Client(record.http, timeout_s=30)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            ask = [{"text_input": prompt, "max_tokens": TOKENS} for prompt in PROMPTS]
+            assert [answer["text_output"] for answer in pool.map(client.generate, ask)] == list(expected.values())
+        with pytest.raises(DeployError, match="stream is not served by this repository"):
+            client.generate({**CANONICAL, "stream": True})
+    finally:
+        stop("tiny")
+    assert "internal error" not in Journal("tiny").log.read_text()

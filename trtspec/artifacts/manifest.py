@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The artifact's manifest, `manifest.json`: the one document by which deploy and measure know what was built.
+
+Owns its form, how it is read (as a stranger's file: size, schema and paths are checked) and the verification of the
+files it names. Knows nothing of the store that the files came from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import stat
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from trtspec.errors import TrtspecError
+
+SCHEMA = "trtspec.manifest/1"
+MANIFEST = "manifest.json"
+MAX_BYTES = 16 << 20
+_CHUNK_BYTES = 1 << 20
+
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+def _relative(path: str) -> str:
+    if "\0" in path or any(part in ("", ".", "..") for part in path.split("/")):
+        raise ValueError(f"{path!r} does not stay inside the artifact")
+    if path == MANIFEST:
+        raise ValueError("the manifest cannot name itself")
+    return path
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class StepRecord(_Record):
+    """A step that went into the artifact."""
+
+    name: str
+    key: Sha256
+
+
+class FileRecord(_Record):
+    """A file of the artifact, by its path relative to the artifact."""
+
+    path: Annotated[str, AfterValidator(_relative)]
+    size: Annotated[int, Field(ge=0)]
+    sha256: Sha256
+
+
+class Backend(_Record):
+    """The engine that was chosen, and why."""
+
+    name: str
+    why: str
+
+
+class Manifest(_Record):
+    """What was built, from what, with what, for what; equal manifests describe equal artifacts."""
+
+    recipe: dict[str, Any]
+    steps: tuple[StepRecord, ...]
+    files: tuple[FileRecord, ...]
+    tools: dict[str, str]
+    gpu: dict[str, Any]
+    backend: Backend
+
+    def render(self) -> bytes:
+        """Return the document as it is written, its schema first."""
+        return json.dumps({"schema": SCHEMA, **self.model_dump(mode="json")}, indent=1).encode() + b"\n"
+
+
+def load_manifest(artifact_dir: Path) -> Manifest:
+    """Return an artifact's manifest; TrtspecError where there is none, or none that this trtspec reads."""
+    path = artifact_dir / MANIFEST
+    document = _load_document(path)
+    schema = document.pop("schema", None) if isinstance(document, dict) else None
+    if schema != SCHEMA:
+        hint = "read it with the trtspec that wrote it, or build it again" if is_ours(artifact_dir) else None
+        raise TrtspecError(f"its schema is {schema!r}; this trtspec reads {SCHEMA!r}", where=str(path), hint=hint)
+    try:
+        return Manifest.model_validate(document)
+    except ValidationError as error:
+        raise TrtspecError(_first_of(error), where=str(path), hint="build the artifact again") from error
+
+
+def is_ours(artifact_dir: Path) -> bool:
+    """Return whether a directory holds a manifest that a trtspec began to write, readable or not."""
+    try:
+        with (artifact_dir / MANIFEST).open("rb") as file:
+            return b'"trtspec.manifest/' in file.read(100)
+    except OSError:
+        return False
+
+
+def verify_files(artifact_dir: Path, manifest: Manifest) -> list[str]:
+    """Hash every file that the manifest names; return what is wrong, one line a file."""
+    root = artifact_dir.resolve()
+    checks = ((record.path, problem_of(root, record)) for record in manifest.files)
+    return [f"{path}: {problem}" for path, problem in checks if problem]
+
+
+def problem_of(root: Path, record: FileRecord) -> str | None:
+    """Return how a file below the resolved directory `root` differs from its record, or None."""
+    path = root / record.path
+    try:
+        status = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return "missing"
+    if not stat.S_ISREG(status.st_mode) or path.resolve() != path:
+        return "not a regular file of the artifact"
+    if status.st_size != record.size:
+        return f"has {status.st_size} bytes, {record.size} were recorded"
+    return None if _sha256(path) == record.sha256 else "sha256 differs"
+
+
+def _load_document(path: Path) -> Any:
+    where, hint = str(path.parent), "trtspec build RECIPE makes one"
+    try:
+        if not path.parent.is_dir():
+            raise TrtspecError("there is no artifact: no such directory", where=where, hint=hint)
+        if not path.is_file():
+            raise TrtspecError(f"not an artifact: it has no {MANIFEST}", where=where, hint=hint)
+        if path.stat().st_size > MAX_BYTES:
+            raise TrtspecError(f"larger than the {MAX_BYTES >> 20} MiB a manifest may have", where=str(path))
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise TrtspecError(f"cannot be read: {error.strerror}", where=str(path)) from error
+    except (ValueError, RecursionError) as error:
+        raise TrtspecError(f"not valid JSON: {error}", where=str(path), hint="build the artifact again") from error
+
+
+def _first_of(error: ValidationError) -> str:
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts an artifact at its place whole: whoever looks there sees the old one or the new one, never a part.
+
+    .NAME.lock            held while an artifact is published
+    .NAME.tmp-<random>    the new artifact while it is filled; after the swap, the old one while it is deleted
+    .NAME.old-<random>    the old artifact, on a file system that cannot swap, until the new one is in place
+
+Only what a manifest names is ever deleted, with `reports/` and the byte code that Python writes beside models.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import shutil
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from trtspec.artifacts.manifest import MANIFEST, Manifest, is_ours, load_manifest, problem_of
+from trtspec.errors import StepError, TrtspecError
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+_CANNOT_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
+_CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
+
+
+def publish_artifact(out: Path, files: Mapping[str, Path], manifest: Manifest) -> Literal["published", "unchanged"]:
+    """Make `out` the artifact of `manifest`, each of its files linked to, or copied from, its path in `files`.
+
+    The reports of an artifact from the same steps are kept. TrtspecError where `out` is something else than an
+    artifact or holds files of somebody else; StepError where the machine refuses. Then `out` stays what it was.
+    """
+    if set(files) != {record.path for record in manifest.files}:
+        raise ValueError("the manifest names other files than those to publish")
+    out = Path(os.path.realpath(out))  # where `out` is a link, the artifact goes where it points
+    with _in_words(out), _locked(out):
+        _clean_up(out)
+        old = _manifest_at(out)
+        if old == manifest and _holds(out, files, manifest):
+            return "unchanged"
+        _check_nothing_foreign(out, old or manifest)
+        _publish(out, files, manifest, keep_reports=old is not None and old.steps == manifest.steps)
+        return "published"
+
+
+def _publish(out: Path, files: Mapping[str, Path], manifest: Manifest, *, keep_reports: bool) -> None:
+    temporary = _sibling(out, "tmp")
+    try:
+        temporary.mkdir()
+        for path, source in files.items():
+            _place(source, temporary / path)
+        if keep_reports:
+            _carry_reports(out, temporary)
+        _failpoint("publish.before-manifest")
+        (temporary / MANIFEST).write_bytes(manifest.render())
+        _sync(temporary / MANIFEST)
+        for directory, _, _ in os.walk(temporary, topdown=False):
+            _sync(Path(directory))
+        _put_in_place(temporary, out)
+    finally:
+        _clean_up(out)
+
+
+def _put_in_place(temporary: Path, out: Path) -> None:
+    """Leave the new artifact at `out` and the old one, if any, at a name that `_clean_up` deletes."""
+    _failpoint("publish.before-swap")
+    if _is_free(out):
+        os.rename(temporary, out)
+    elif not _exchange(temporary, out):
+        os.rename(out, _sibling(out, "old"))
+        _failpoint("publish.between-renames")
+        os.rename(temporary, out)
+    _failpoint("publish.after-swap")
+    _sync(out.parent)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Let two directories change names in one move; False where the system has no such move."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "renameat2"):
+        return False
+    if not libc.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE):
+        return True
+    if ctypes.get_errno() in _CANNOT_EXCHANGE:
+        return False
+    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(other))
+
+
+def _clean_up(out: Path) -> None:
+    """Delete what this or a killed publication left; bring the old artifact back where no new one came."""
+    left = re.compile(rf"\.{re.escape(out.name)}\.(tmp|old)-[0-9a-f]{{16}}")
+    for path in sorted(out.parent.iterdir()):
+        match = left.fullmatch(path.name)
+        if match and match[1] == "old" and not out.exists():
+            os.rename(path, out)
+        elif match:
+            shutil.rmtree(path, ignore_errors=True)  # what resists is met again by the next publication
+
+
+def _manifest_at(out: Path) -> Manifest | None:
+    """Return the manifest of the artifact at `out`; None where there is none, or none that can be read."""
+    if _is_free(out):
+        return None
+    if not is_ours(out):
+        hint = "move it away, or choose another place with --out"
+        raise TrtspecError("what lies here is not an artifact, so it is not replaced", where=str(out), hint=hint)
+    try:
+        return load_manifest(out)
+    except TrtspecError:  # damaged, or of another version: an artifact still, but not the one to make
+        return None
+
+
+def _holds(out: Path, files: Mapping[str, Path], manifest: Manifest) -> bool:
+    return all(
+        _is_same_file(out / record.path, files[record.path]) or problem_of(out, record) is None
+        for record in manifest.files
+    )
+
+
+def _is_same_file(path: Path, source: Path) -> bool:
+    try:
+        return os.path.samestat(path.lstat(), source.stat())
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _check_nothing_foreign(out: Path, manifest: Manifest) -> None:
+    own = {record.path for record in manifest.files} | {MANIFEST}
+    foreign = sorted({path for path in _unaccounted(out) if path not in own})
+    if foreign:
+        raise TrtspecError(
+            f"the artifact to replace holds files it did not come with: {', '.join(foreign[:3])}",
+            where=str(out),
+            hint="move them away; they would be lost",
+        )
+
+
+def _unaccounted(out: Path) -> Iterator[str]:
+    for directory, subdirectories, names in os.walk(out):
+        relative = Path(directory).relative_to(out)
+        if relative.parts[:1] == ("reports",) or relative.name == "__pycache__":
+            continue
+        links = [name for name in subdirectories if os.path.islink(os.path.join(directory, name))]
+        yield from (str(relative / name) for name in names + links)
+
+
+def _carry_reports(out: Path, temporary: Path) -> None:
+    for report in (out / "reports").rglob("*"):
+        target = temporary / report.relative_to(out)
+        if report.is_file() and not target.exists():
+            _place(report, target)
+
+
+def _place(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in _CANNOT_LINK:
+            raise
+        shutil.copy(source, target)
+        _sync(target)
+
+
+def _is_free(out: Path) -> bool:
+    return not out.exists() or (out.is_dir() and not any(out.iterdir()))
+
+
+def _sibling(out: Path, kind: str) -> Path:
+    return out.with_name(f".{out.name}.{kind}-{secrets.token_hex(8)}")
+
+
+@contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    from filelock import FileLock
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(out.with_name(f".{out.name}.lock")):
+        yield
+
+
+@contextmanager
+def _in_words(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StepError(
+            f"cannot publish the artifact: {error.strerror}: {error.filename or out.parent}",
+            where=str(out),
+            hint="what was here before is untouched; give it room or access, then build again",
+        ) from error
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _failpoint(name: str) -> None:
+    """Kill this process, as by `kill -9`, where a test asks for it at this point."""
+    if os.environ.get("TRTSPEC_FAILPOINT") == name:
+        os.kill(os.getpid(), signal.SIGKILL)

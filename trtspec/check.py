@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that can be known of a recipe without loading a tensor: all problems at once, at their places.
+
+Owns the rules between recipe, checkpoints, method and engine. Reads configs and headers; imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from trtspec.artifacts.prompts import load_prompts
+from trtspec.checkpoint.model_config import ModelConfig
+from trtspec.checkpoint.rules import Matched, Rule, match
+from trtspec.checkpoint.source import Source, load_source, locate_model
+from trtspec.checkpoint.tokenizer import Tokenizer
+from trtspec.engines.base import backends, choose_backend
+from trtspec.errors import TrtspecError
+from trtspec.families.base import family_of
+from trtspec.methods.base import Method
+from trtspec.recipe.diagnostics import Problem
+from trtspec.recipe.load import LoadedRecipe
+from trtspec.recipe.schema import ModelSource
+from trtspec.registry import did_you_mean, find
+
+T = TypeVar("T")
+
+# Smaller drafts are rarely right, larger ones rarely cheap: what published pairs use.
+USUAL_SIZES = (10, 50)
+PROBE = 'The 2nd "quick" fox — naïve café, 北京, Привет 🙂\n\tdef f(x: int) -> str: return f"{x:>08.3f}"  # 12345 != 54321'
+
+
+@dataclass(frozen=True)
+class Model:
+    """A checkpoint that was found to add up: its source, its description and what is made of which tensor."""
+
+    source: Source
+    config: ModelConfig
+    rules: list[Rule]
+    matched: Matched
+
+
+@dataclass
+class Findings:
+    """What an examination found; `target` and `method` are None where they have problems of their own."""
+
+    problems: list[Problem] = field(default_factory=list)
+    target: Model | None = None
+    draft: Model | None = None
+    method: Method | None = None
+    backend: tuple[str, str] | None = None
+
+    @property
+    def errors(self) -> list[Problem]:
+        """Return the problems that keep the recipe from being built."""
+        return [problem for problem in self.problems if problem.severity == "error"]
+
+
+def examine(loaded: LoadedRecipe) -> Findings:
+    """Hold a recipe against its checkpoints, its method and its engine."""
+    return _Examination(loaded).run()
+
+
+class _Examination:
+    def __init__(self, loaded: LoadedRecipe) -> None:
+        self.loaded, self.recipe = loaded, loaded.recipe
+        self.found = Findings()
+
+    def run(self) -> Findings:
+        recipe, found = self.recipe, self.found
+        found.target = self._attempt("target.model", "checkpoint", lambda: load_model(recipe.target))
+        if draft := recipe.speculation.draft:
+            found.draft = self._attempt("speculation.draft.model", "checkpoint", lambda: load_model(draft))
+        found.method = self._attempt("speculation.method", "method", self._find_method)
+        self._check_backend()
+        if found.method:
+            self._check_method(found.method)
+        if found.target:
+            self._check_sizes(found.target)
+        if found.target and found.draft:
+            self._check_pair(found.target, found.draft)
+        self._check_not_yet()
+        if prompts := recipe.gates.prompts:
+            self._attempt("gates.prompts", "prompts", lambda: load_prompts(Path(prompts)))
+        return found
+
+    def _error(self, path: str, code: str, message: str, hint: str | None = None) -> None:
+        self.found.problems.append(self.loaded.problem("error", code, path, message, hint))
+
+    def _warn(self, path: str, code: str, message: str, hint: str | None = None) -> None:
+        self.found.problems.append(self.loaded.problem("warning", code, path, message, hint))
+
+    def _attempt(self, path: str, code: str, action: Callable[[], T]) -> T | None:
+        try:
+            return action()
+        except TrtspecError as error:
+            self._error(path, code, f"{error.where}: {error.message}" if error.where else error.message, error.hint)
+            return None
+
+    def _find_method(self) -> Method:
+        method: Method = find("trtspec.methods", "METHOD", self.recipe.speculation.method, "speculation method")
+        return method
+
+    def _check_backend(self) -> None:
+        wanted = self.recipe.engine.backend
+        if wanted != "auto" and wanted not in backends():
+            known = ", ".join(["auto", *backends()])
+            self._error("engine.backend", "backend", f"this version has no backend {wanted!r}; it has: {known}")
+            return
+        self.found.backend = choose_backend(wanted)
+
+    def _check_method(self, method: Method) -> None:
+        speculation, name = self.recipe.speculation, self.recipe.speculation.method
+        if method.drafts_with == "model" and speculation.draft is None:
+            self._error("speculation", "no-draft", f"{name} drafts with a model", "name one under speculation.draft")
+        if method.drafts_with == "nothing" and speculation.draft is not None:
+            self._error("speculation.draft", "unused-draft", f"{name} drafts with nothing of its own", "remove draft")
+        if speculation.draft_len is not None and speculation.draft_len not in method.draft_lens:
+            span = f"{method.draft_lens[0]}..{method.draft_lens[-1]}" if method.draft_lens else "no"
+            self._error("speculation.draft_len", "out-of-range", f"{name} takes {span} draft tokens")
+        for option in speculation.options:
+            known = ", ".join(method.options) or "it has none"
+            if option not in method.options:
+                path = f"speculation.options.{option}"
+                message = f"{name} has no option {option!r} ({known})"
+                self._error(path, "unknown-key", message, did_you_mean(option, method.options))
+        if self.found.backend and self.found.backend[0] not in method.engines:
+            engines = ", ".join(method.engines)
+            self._error("speculation.method", "method", f"{name} runs on {engines}, not on {self.found.backend[0]}")
+
+    def _check_sizes(self, target: Model) -> None:
+        engine = self.recipe.engine
+        limit = target.config.max_positions
+        for key, value in (("max_seq_len", engine.max_seq_len), ("max_input_len", engine.max_input_len)):
+            if key in engine.model_fields_set and value > limit:
+                message = f"{key} {value} is more than the target's {limit} positions"
+                self._error(f"engine.{key}", "out-of-range", message, f"at most {limit}")
+
+    def _check_pair(self, target: Model, draft: Model) -> None:
+        path = "speculation.draft.model"
+        ours, theirs = target.config, draft.config
+        if ours.vocab_size != theirs.vocab_size:
+            message = f"the draft has {theirs.vocab_size} vocabulary entries, the target {ours.vocab_size}"
+            self._error(path, "vocabulary", message, "a draft has to share the target's vocabulary")
+        else:
+            self._attempt(path, "tokenizer", lambda: check_tokenizers(target.source.root, draft.source.root))
+        if theirs.max_positions < min(self.recipe.engine.max_seq_len, ours.max_positions):
+            message = f"the draft has {theirs.max_positions} positions, fewer than engine.max_seq_len"
+            self._error(path, "positions", message, f"set engine.max_seq_len to at most {theirs.max_positions}")
+        ratio = ours.num_parameters / theirs.num_parameters
+        if not USUAL_SIZES[0] <= ratio <= USUAL_SIZES[1]:
+            sizes = f"{ours.num_parameters / 1e6:,.1f} M and {theirs.num_parameters / 1e6:,.1f} M parameters"
+            message = f"the target is {ratio:.1f} times the draft ({sizes}); pairs that pay are 10 to 50 times apart"
+            self._warn(path, "size-ratio", message)
+
+    def _check_not_yet(self) -> None:
+        """Refuse what the recipe can say and this version cannot do, rather than leaving it out in silence."""
+        models: list[tuple[str, ModelSource]] = [("target", self.recipe.target)]
+        if self.recipe.speculation.draft:
+            models.append(("speculation.draft", self.recipe.speculation.draft))
+        for path, model in models:
+            for key in ("weights", "kv_cache"):
+                if (value := getattr(model.quantization, key)) != "none":
+                    message = f"this version does not quantize; {key} can only be none, not {value}"
+                    self._error(f"{path}.quantization.{key}", "not-supported", message)
+            for key in ("tensor", "pipeline"):
+                if (ranks := getattr(model.parallel, key)) != 1:
+                    message = f"this version converts for one rank; {key} can only be 1, not {ranks}"
+                    self._error(f"{path}.parallel.{key}", "not-supported", message)
+        for plugin in self.recipe.plugins:
+            self._error("plugins", "not-supported", f"this version has no plugin {plugin!r}")
+        for option in self.recipe.engine.extra:
+            self._warn(f"engine.extra.{option}", "unused", "an option of trtllm-build; the embedded engine has no use for it")
+
+
+def load_model(model: ModelSource) -> Model:
+    """Find a checkpoint and prove from its headers that it can be converted; raises CheckpointError."""
+    source = load_source(locate_model(model.model, model.revision))
+    _, family = family_of(source)
+    config = family.read(source.reader, model.dtype)
+    rules = family.rules(config)
+    return Model(source, config, rules, match(rules, family.skips(config), source))
+
+
+def check_tokenizers(target: Path, draft: Path) -> None:
+    """Raise TrtspecError where two tokenizers do not give the same ids.
+
+    Equal files are equal tokenizers; otherwise their vocabularies and the encodings of a text full of edges decide.
+    """
+    files = [root / "tokenizer.json" for root in (target, draft)]
+    if all(file.is_file() for file in files) and files[0].read_bytes() == files[1].read_bytes():
+        return
+    ours, theirs = Tokenizer(target), Tokenizer(draft)
+    if ours.vocabulary != theirs.vocabulary:
+        odd = sorted(set(ours.vocabulary.items()) ^ set(theirs.vocabulary.items()))[0]
+        raise TrtspecError(
+            f"draft and target have different tokenizers: their vocabularies differ, for one at {odd[0]!r} (id {odd[1]})",
+            hint="draft tokens would mean other texts; choose a draft of the target's family",
+        )
+    if ours.encode(PROBE) != theirs.encode(PROBE):
+        raise TrtspecError(
+            "draft and target have different tokenizers: equal vocabularies, but they split a text differently",
+            hint="choose a draft of the target's family",
+        )
+

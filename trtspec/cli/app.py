@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: finds the commands in this folder, runs one, and turns errors into exit codes.
+
+A module of this folder joins by defining its function as `command`; the function's name is the command's. Modules
+import nothing heavy at the top, so that `--help` stays instant.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+from typer.exceptions import TyperException
+
+from trtspec import __version__
+from trtspec.errors import TrtspecError
+from trtspec.registry import discover
+
+INTERRUPTED = 130
+INTERNAL_ERROR = 70
+
+
+def make_app() -> typer.Typer:
+    """Return the application with every command of this folder."""
+    app = typer.Typer(
+        name="trtspec",
+        help="Speculative decoding for TensorRT-LLM: one recipe from two checkpoints to served, verified, faster text.",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    for command in discover("trtspec.cli", "command").values():
+        app.command(name=command.__name__)(command)
+    return app
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit: 0 done, 1 wrong usage, 130 interrupted, 70 a bug of ours, else as errors.py says."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        code = make_app()(args=arguments, standalone_mode=False)
+    except TyperException as error:
+        error.show()  # type: ignore[attr-defined]  # every usage error can show itself
+        code = TrtspecError.exit_code
+    except TrtspecError as error:
+        from trtspec.cli.render import show_error
+
+        show_error(error, as_json="--json" in arguments)
+        code = error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        print("interrupted", file=sys.stderr)  # noqa: T201
+        code = INTERRUPTED
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read our output left; Python would complain once more while exiting
+        code = INTERRUPTED
+    except Exception:
+        import traceback
+
+        traceback.print_exc()
+        print("this is a bug in trtspec; please report it with the lines above", file=sys.stderr)  # noqa: T201
+        code = INTERNAL_ERROR
+    sys.exit(code or 0)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"trtspec {__version__}")  # noqa: T201
+        raise typer.Exit
+
+
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Show the version."),
+) -> None: ...

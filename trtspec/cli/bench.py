@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trtspec bench`."""
+
+from __future__ import annotations
+
+import json as json_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trtspec.cli.options import Json
+
+if TYPE_CHECKING:
+    from trtspec.measure.bench import Comparison, OnProgress
+
+
+def bench(
+    what: Annotated[str, typer.Argument(metavar="URL-or-ARTIFACT", help="A server's http:// address, or an artifact.")],
+    prompts: Annotated[Path | None, typer.Option(help="A .jsonl of prompts; a server needs one.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="New tokens a prompt.", min=1)] = 64,
+    runs: Annotated[int, typer.Option(help="Runs of each side; the median counts.", min=1)] = 3,
+    json: Json = False,
+) -> None:
+    """Measure speculation against the target alone, on the same engine in the same run, one request at a time.
+
+    Example: trtspec bench build/quickstart
+    """
+    from trtspec.cli.render import counter, print_json
+
+    with counter() as on_progress:
+        if what.startswith("http://"):
+            comparison = _measure_server(what, prompts, max_tokens, runs, on_progress)
+        else:
+            comparison = _measure_artifact(Path(what), prompts, max_tokens, runs, on_progress)
+    if json:
+        print_json(comparison.as_dict())
+    show(comparison, what)
+
+
+def _measure_server(
+    url: str, prompts: Path | None, max_tokens: int, runs: int, on_progress: OnProgress
+) -> Comparison:
+    from trtspec.artifacts.prompts import load_prompts
+    from trtspec.measure.artifact import DEFAULT_PROMPTS
+    from trtspec.measure.bench import measure_server
+    from trtspec.triton.client import Client
+
+    texts = [prompt.text for prompt in load_prompts(prompts or DEFAULT_PROMPTS)]
+    return measure_server(Client.at(url), texts, max_tokens, runs, on_progress)
+
+
+def _measure_artifact(
+    root: Path, prompts: Path | None, max_tokens: int, runs: int, on_progress: OnProgress
+) -> Comparison:
+    from trtspec.measure.artifact import artifact_prompts, open_artifact
+    from trtspec.measure.bench import measure_engine
+
+    texts = [prompt.text for prompt in artifact_prompts(root, prompts)]
+    with open_artifact(root) as artifact:
+        return measure_engine(artifact, texts, max_tokens, runs, on_progress)
+
+
+def show(comparison: Comparison, what: str) -> None:
+    """Show the table, and for a server how to ask it oneself."""
+    from trtspec.cli.render import say, show_table
+
+    sides = (("target alone", comparison.baseline), ("speculative", comparison.speculative))
+    rows = [
+        (
+            name,
+            f"{side.median:.0f}",
+            f"{side.median / comparison.baseline.median:.2f}x",
+            f"{side.acceptance_rate:.3f}" if side.drafted else "-",
+            f"{side.mean_accepted_len:.2f}",
+        )
+        for name, side in sides
+    ]
+    columns = ("", "tokens/s", "speed-up", "acceptance rate", "mean accepted length")
+    show_table(f"{what}: {comparison.prompts} prompts, {comparison.max_tokens} tokens each", columns, rows, (1, 2, 3, 4))
+    same, total = comparison.identical_texts, comparison.prompts
+    say(f"identical text: {'yes' if same == total else 'NO'} ({same} of {total})", "green" if same == total else "red")
+    if what.startswith("http://"):
+        body = json_module.dumps({"text_input": '{"id": 7, "name":', "max_tokens": 32})
+        say(f"\ncurl -s {what.rstrip('/')}/v2/models/ensemble/generate -d '{body}'")
+
+
+command = bench

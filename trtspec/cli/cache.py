@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trtspec cache`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from trtspec.cli.options import Json
+
+
+def cache(
+    verify: Annotated[bool, typer.Option("--verify", help="Hash every file of the store.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Throw everything away; artifacts keep their files.")] = False,
+    json: Json = False,
+) -> None:
+    """Show, verify or clear the store of built steps.
+
+    Example: trtspec cache --verify
+    """
+    from trtspec.cli.render import amount, print_json, say, show_table
+    from trtspec.errors import DigestMismatch
+    from trtspec.pipeline import open_store
+
+    store = open_store()
+    removed = store.gc(keep=set()) if clear else []
+    problems = store.verify() if verify else []
+    entries = [
+        {"name": entry.name, "key": entry.key, "bytes": entry.total_bytes, "created": entry.created}
+        for entry in store.entries()
+    ]
+    if json:
+        found = {"root": str(store.root), "entries": entries, "problems": problems, "removed": removed}
+        print_json({"format_version": 1, "ok": not problems, **found})
+    rows = [(str(each["name"]), str(each["key"])[:12], amount(each["bytes"])) for each in entries]
+    show_table(str(store.root), ("step", "key", "size"), rows, (2,))
+    say(f"{len(entries)} entries, {amount(store.size())}" + (f"; {len(removed)} removed" if clear else ""))
+    if problems:
+        raise DigestMismatch("\n".join(problems), where=str(store.root), hint="the next build makes them again")
+    if verify:
+        say("every file is what was recorded", "green")
+
+
+command = cache

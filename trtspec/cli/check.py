@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trtspec check`."""
+
+from __future__ import annotations
+
+import typer
+
+from trtspec.cli.options import Json, Recipe, Set
+
+
+def check(recipe: Recipe, set_: Set = None, json: Json = False) -> None:
+    """Say everything that can be known of a recipe without loading a tensor.
+
+    Example: trtspec check recipes/quickstart.yaml
+    """
+    from trtspec.check import examine
+    from trtspec.cli.render import FORMAT_VERSION, print_json, say, show_problems
+    from trtspec.recipe.diagnostics import RecipeError
+    from trtspec.recipe.load import load_matrix
+
+    try:
+        recipes = load_matrix(recipe, set_ or ())
+        problems = [problem for loaded in recipes for problem in examine(loaded).problems]
+        problems = list(dict.fromkeys(problems))
+    except RecipeError as error:
+        recipes, problems = [], list(error.problems)
+    errors = sum(problem.severity == "error" for problem in problems)
+    if json:
+        listed = [problem.as_dict() for problem in problems]
+        print_json({"format_version": FORMAT_VERSION, "ok": not errors, "problems": listed})
+    show_problems(problems)
+    names = ", ".join(loaded.recipe.name for loaded in recipes)
+    say(f"{errors} error{'s' * (errors != 1)} in {recipe}" if errors else f"{names}: fits together")
+    raise typer.Exit(1 if errors else 0)
+
+
+command = check

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trtspec deploy`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from trtspec.cli.options import Artifact, Json
+
+Port = Annotated[int | None, typer.Option(help="A port; a free one is found where none is given.")]
+
+
+def deploy(
+    artifact: Artifact,
+    target: Annotated[str, typer.Option(help="Where to: local is this machine.")] = "local",
+    detach: Annotated[bool, typer.Option("--detach", help="Return and leave the server running.")] = False,
+    http_port: Port = None,
+    grpc_port: Port = None,
+    metrics_port: Port = None,
+    timeout: Annotated[float, typer.Option(help="Seconds until the first answer.", min=1)] = 300.0,
+    json: Json = False,
+) -> None:
+    """Serve an artifact on Triton Inference Server, after its gates were seen to hold.
+
+    Example: trtspec deploy build/quickstart --detach
+    """
+    from trtspec.cli.render import counter, print_json, say
+    from trtspec.deploy.base import find_target
+    from trtspec.measure.verify import ensure_gates
+
+    where = find_target(target)
+    with counter() as on_progress:
+        ensure_gates(artifact, on_progress)
+    deployment = where.deploy(
+        artifact,
+        http_port=http_port,
+        grpc_port=grpc_port,
+        metrics_port=metrics_port,
+        detach=detach,
+        timeout_s=timeout,
+        on_event=lambda state, what: say(f"  {state:<7} {what}"),
+    )
+    document = deployment.as_dict()
+    if json:
+        print_json(document)
+    show(document)
+    if not detach:
+        say("press Ctrl-C to stop")
+        deployment.wait()
+
+
+def show(document: dict[str, object]) -> None:
+    """Show where the server answers and how it is stopped."""
+    from trtspec.cli.render import say
+
+    endpoints = document["endpoints"]
+    if isinstance(endpoints, dict):
+        for name, url in endpoints.items():
+            say(f"  {name:<7} {url}")
+    say(f"{document['name']} is {document['state']}; stop it with: trtspec stop {document['name']}", "green")
+
+
+command = deploy

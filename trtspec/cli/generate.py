@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trtspec generate`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trtspec.cli.options import Artifact, Json
+
+if TYPE_CHECKING:
+    from trtspec.measure.generate import Generated
+
+
+def generate(
+    artifact: Artifact,
+    prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="The text to go on with.")] = None,
+    prompts: Annotated[Path | None, typer.Option(help="A .jsonl with many prompts instead.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="The most new tokens.")] = 64,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Sample from the K most probable tokens; 0 is all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Sample from the most probable tokens that hold P of the mass.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Equal seeds give equal texts.")] = 0,
+    stop: Annotated[list[str] | None, typer.Option(help="End with the token that completes this text.")] = None,
+    json: Json = False,
+) -> None:
+    """Go on with a text, in this process.
+
+    Example: trtspec generate build/quickstart -p '[{"id": 612, "name": "ada",'
+    """
+    from trtspec.cli.render import print_json, say
+    from trtspec.engines.embedded.request import Sampling
+    from trtspec.errors import TrtspecError
+    from trtspec.measure.generate import generate_many, generate_one
+
+    if (prompt is None) == (prompts is None):
+        raise TrtspecError("say what to go on with: either --prompt TEXT or --prompts FILE.jsonl")
+    how = {"max_tokens": max_tokens, "sampling": Sampling(temperature, top_k, top_p, seed), "stop": tuple(stop or ())}
+    if prompts is not None:
+        many = generate_many(artifact, prompts, **how)  # type: ignore[arg-type]
+        print_json({"format_version": 1, "results": [{"id": name, **document(each)} for name, each in many]})
+        return
+    stream = None if json else _write
+    generated = generate_one(artifact, prompt or "", on_text=stream, **how)  # type: ignore[arg-type]
+    if json:
+        print_json({"format_version": 1, **document(generated)})
+    else:
+        sys.stdout.write("\n")
+        said = document(generated)
+        rate, length = said["acceptance_rate"], said["mean_accepted_len"]
+        drafts = f", acceptance rate {rate:.3f}, {length:.2f} tokens a step" if said["drafted"] else ""
+        say(f"{said['new_tokens']} tokens in {said['seconds']:.2f} s, {said['tokens_per_s']:.0f} tokens/s{drafts}", "dim")
+
+
+def document(generated: Generated) -> dict[str, Any]:
+    """Return what `generate --json` says of one text."""
+    stats = generated.result.stats
+    return {
+        "text": generated.text,
+        "token_ids": list(generated.result.ids),
+        "finish_reason": generated.result.finish_reason,
+        "prompt_tokens": stats.prompt_tokens,
+        "new_tokens": stats.new_tokens,
+        "drafted": stats.drafted,
+        "accepted": stats.accepted,
+        "acceptance_rate": round(stats.acceptance_rate, 4),
+        "mean_accepted_len": round(stats.mean_accepted_len, 4),
+        "seconds": round(generated.seconds, 4),
+        "tokens_per_s": round(stats.new_tokens / generated.seconds, 2),
+    }
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+command = generate

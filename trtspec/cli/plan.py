@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trtspec plan`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trtspec.cli.options import Json, Recipe, Set
+
+if TYPE_CHECKING:
+    from trtspec.graph.store import Store
+    from trtspec.pipeline import Build
+
+THERE_IS_WORK = 2
+
+
+def plan(
+    recipe: Recipe,
+    set_: Set = None,
+    detailed_exitcode: Annotated[bool, typer.Option(help="Exit with 2 where there is work to do.")] = False,
+    json: Json = False,
+) -> None:
+    """Show what a build would do and why, and what serving will take.
+
+    Example: trtspec plan recipes/quickstart.yaml
+    """
+    from trtspec.cli.render import one_or_many, print_json
+    from trtspec.pipeline import open_store, plan_build
+    from trtspec.recipe.load import load_matrix
+
+    store = open_store()
+    documents = []
+    for loaded in load_matrix(recipe, set_ or ()):
+        build = plan_build(loaded)
+        documents.append(describe(build, store))
+        show(documents[-1], build)
+    if json:
+        print_json(one_or_many(documents))
+    work = any(step["status"] == "miss" for document in documents for step in document["steps"])
+    raise typer.Exit(THERE_IS_WORK if detailed_exitcode and work else 0)
+
+
+def describe(build: Build, store: Store) -> dict[str, Any]:
+    """Return the document of `plan --json`."""
+    unread = "" if build.is_read else "; its source was never read, so the key is not final"
+    steps = [
+        {
+            "name": status.name,
+            "key": status.key,
+            "status": status.status,
+            "why": status.why + (unread if status.status == "miss" else ""),
+            "command": list(status.step.command) if status.step.command else None,
+        }
+        for status in build.status(store)
+    ]
+    memory = build.memory()
+    return {
+        "format_version": 1,
+        "name": build.recipe.name,
+        "backend": {"name": build.recipe.engine.backend, "why": build.recipe.engine.backend_why},
+        "steps": steps,
+        "memory": {"gpus": [{**asdict(memory), "total_bytes": memory.total_bytes}]},
+        "predicted": build.predicted(),
+    }
+
+
+def show(document: dict[str, Any], build: Build) -> None:
+    """Show the plan to people."""
+    from trtspec.cli.render import amount, say, show_problems, show_table
+
+    show_problems(build.findings.problems)
+    backend, memory = document["backend"], document["memory"]["gpus"][0]
+    say(f"{document['name']}: {backend['name']} engine, because {backend['why']}")
+    steps = document["steps"]
+    show_table("", ("step", "", "why", "key"), [(s["name"], s["status"], s["why"], s["key"][:12]) for s in steps])
+    parts = ("weights", "kv_cache", "draft", "activation")
+    sizes = ", ".join(f"{part.replace('_', ' ')} {amount(memory[f'{part}_bytes'])}" for part in parts)
+    say(f"memory on {memory['id']}: {amount(memory['total_bytes'])} of {amount(memory['limit_bytes'])} ({sizes})")
+    if predicted := document["predicted"]:
+        rates = ", ".join(f"{value}x at {rate}" for rate, value in predicted["speedup_by_acceptance_rate"].items())
+        say(f"expected at batch 1, by acceptance rate: {rates}")
+    if all(step["status"] == "hit" for step in steps):
+        say("nothing to do")
+
+
+command = plan

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trtspec recipes`."""
+
+from __future__ import annotations
+
+from trtspec.cli.options import Json
+
+
+def recipes(json: Json = False) -> None:
+    """List the recipes that come with trtspec.
+
+    Example: trtspec recipes
+    """
+    from trtspec.cli.render import print_json, show_table
+    from trtspec.paths import recipes_dir
+    from trtspec.recipe.load import load_matrix
+
+    found = [
+        {
+            "name": loaded.recipe.name,
+            "path": str(path),
+            "target": loaded.recipe.target.model,
+            "method": loaded.recipe.speculation.method,
+        }
+        for path in sorted(recipes_dir().glob("*.yaml"))
+        for loaded in load_matrix(path)
+    ]
+    if json:
+        print_json({"format_version": 1, "recipes": found})
+    show_table("", ("name", "method", "file"), [(each["name"], each["method"], each["path"]) for each in found])
+
+
+command = recipes

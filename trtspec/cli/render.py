@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything people see: tables, bars, problems. Goes to stderr; stdout is for documents and generated text.
+
+The only module that imports rich; colours and bars follow NO_COLOR and whether stderr is a terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from trtspec.errors import TrtspecError
+from trtspec.graph.executor import Observer, Status
+from trtspec.graph.step import Step
+from trtspec.recipe.diagnostics import Problem, RecipeError, render_problem
+
+FORMAT_VERSION = 1
+
+console = Console(stderr=True, highlight=False)
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    """Print the command's one document on stdout."""
+    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+
+
+def one_or_many(documents: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the document itself where there is one, and a list of them for a recipe with a matrix."""
+    return documents[0] if len(documents) == 1 else {"format_version": FORMAT_VERSION, "recipes": list(documents)}
+
+
+def say(text: str, style: str = "") -> None:
+    """Print a line for people; its text is never taken for markup."""
+    console.print(Text(text, style=style), soft_wrap=True)
+
+
+def show_error(error: TrtspecError, *, as_json: bool) -> None:
+    """Show what the user has to act on."""
+    if as_json:
+        document: dict[str, Any] = {"format_version": FORMAT_VERSION, "ok": False}
+        if isinstance(error, RecipeError):
+            document["problems"] = [problem.as_dict() for problem in error.problems]
+        else:
+            where = {"message": error.message, "where": error.where, "hint": error.hint}
+            document["error"] = {**where, "exit_code": error.exit_code}
+        print_json(document)
+    if isinstance(error, RecipeError):
+        show_problems(error.problems)
+    else:
+        say(f"error: {error}", "red")
+
+
+def show_problems(problems: Sequence[Problem]) -> None:
+    """Show a recipe's problems, one paragraph each."""
+    for problem in problems:
+        say(render_problem(problem) + "\n", "red" if problem.severity == "error" else "yellow")
+
+
+def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
+    """Show a table; `right` are the columns with numbers."""
+    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console.print(table)
+
+
+def amount(nbytes: float) -> str:
+    """Return bytes as people read them."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} TiB"
+
+
+class BuildBars(Observer):
+    """Shows each step of a build: a bar with the time left while bytes move, a line when it is done."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._bars: dict[str, TaskID] = {}
+
+    def step_started(self, step: Step, total_bytes: int) -> None:
+        """Begin a bar."""
+        self._bars[step.key] = self._progress.add_task(step.name, total=total_bytes or None)
+
+    def step_advanced(self, step: Step, n: int) -> None:
+        """Move the bar."""
+        self._progress.advance(self._bars[step.key], n)
+
+    def step_finished(self, step: Step, status: Status, seconds: float) -> None:
+        """Replace the bar by a line."""
+        if step.key in self._bars:
+            self._progress.remove_task(self._bars.pop(step.key))
+        spent = f"{seconds:.2f} s" if status == "built" else "was there"
+        self._progress.console.print(Text(f"  {step.name:<20} {status:<6} {spent}"))
+
+
+@contextmanager
+def build_bars() -> Iterator[BuildBars]:
+    """Draw bars on stderr while the block runs."""
+    columns = (TextColumn("  {task.description:<20}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        yield BuildBars(progress)
+
+
+class Counter:
+    """Shows counted work, several kinds one after another; call it with (what, done, total)."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._tasks: dict[str, TaskID] = {}
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Show `done` of `total`; a finished kind disappears."""
+        if what not in self._tasks:
+            self._tasks[what] = self._progress.add_task(what, total=total)
+        self._progress.update(self._tasks[what], completed=done, visible=done < total)
+
+
+@contextmanager
+def counter() -> Iterator[Counter]:
+    """Draw counts on stderr while the block runs."""
+    columns = (TextColumn("  {task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
+        yield Counter(progress)

@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trtspec schema`."""
+
+from __future__ import annotations
+
+from trtspec.cli.options import Json
+
+
+def schema(json: Json = False) -> None:
+    """Print the JSON Schema of recipes, for editors.
+
+    Example: trtspec schema > trtspec-recipe.schema.json
+    """
+    from trtspec.cli.render import print_json
+    from trtspec.recipe.schema import recipe_json_schema
+
+    print_json(recipe_json_schema())
+
+
+command = schema

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trtspec stop`."""
+
+from __future__ import annotations
+
+from trtspec.cli.options import Json, Name
+
+
+def stop(name: Name, json: Json = False) -> None:
+    """End a deployment.
+
+    Example: trtspec stop quickstart
+    """
+    from trtspec.cli.render import print_json, say
+    from trtspec.deploy.base import find_target
+    from trtspec.deploy.local import STOP_TIMEOUT_S
+
+    document = find_target("local").stop(name, STOP_TIMEOUT_S)
+    if json:
+        print_json(document)
+    say(f"{name} is {document['state']}" if document["was_running"] else f"{name} was not running")
+
+
+command = stop

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a deploy target is. A module of this package joins by defining `TARGET`; its name is the target's name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from trtspec.registry import find
+
+OnEvent = Callable[[str, str], None]  # (state, what happened): for people, as it happens
+
+
+class Deployment(Protocol):
+    """A server that answered its first request."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return `name`, `state`, `endpoints` and `pid`, the document of `deploy --json`."""
+
+    def wait(self) -> None:
+        """Block until the server ends; SIGINT and SIGTERM stop it first, its own death is a DeployError."""
+
+
+class Deploy(Protocol):
+    """Serve an artifact; returns only when a real request was answered, and leaves nothing running when it fails."""
+
+    def __call__(
+        self,
+        artifact: Path,
+        *,
+        http_port: int | None = None,
+        grpc_port: int | None = None,
+        metrics_port: int | None = None,
+        detach: bool = False,
+        timeout_s: float = 300.0,
+        on_event: OnEvent = ...,
+    ) -> Deployment: ...
+
+
+@dataclass(frozen=True)
+class Target:
+    """The three things every place to deploy to can do; deployments are known by the recipe's name."""
+
+    deploy: Deploy
+    status: Callable[[str], dict[str, Any]]
+    stop: Callable[[str, float], dict[str, Any]]
+
+
+def find_target(name: str) -> Target:
+    """Return a target by name; an unknown name is an error that lists the known ones."""
+    target: Target = find("trtspec.deploy", "TARGET", name, "deploy target")
+    return target

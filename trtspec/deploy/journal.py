@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of a deployment: a state that is replaced whole, and a journal that only grows.
+
+deployments/NAME/state.json      the last Record
+deployments/NAME/journal.jsonl   one line a transition, with its time
+deployments/NAME/server.log      what the server said
+    deployments/NAME/artifact/       what is served: a copy of the models, links to the rest
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from trtspec.errors import DeployError
+from trtspec.paths import state_dir
+from trtspec.registry import did_you_mean
+from trtspec.system import LOOPBACK, is_alive
+from trtspec.triton.server import Ports
+
+FORMAT_VERSION = 1
+STARTING = ("staged", "loaded", "smoke")
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One deployment: `pid` and `started` together name its process, also after a reboot or a reused pid."""
+
+    name: str
+    state: str  # staged, loaded, smoke, live, stopped, failed
+    artifact: str
+    pid: int
+    started: int | None
+    http: int
+    grpc: int
+    metrics: int
+    shm_prefix: str
+    detached: bool
+    format_version: int = FORMAT_VERSION
+
+    @property
+    def is_running(self) -> bool:
+        return is_alive(self.pid, self.started)
+
+    @property
+    def ports(self) -> Ports:
+        return Ports(self.http, self.grpc, self.metrics)
+
+    @property
+    def endpoints(self) -> dict[str, str]:
+        """Return the addresses of the server."""
+        return {
+            "http": f"http://{LOOPBACK}:{self.http}",
+            "grpc": f"{LOOPBACK}:{self.grpc}",
+            "metrics": f"http://{LOOPBACK}:{self.metrics}/metrics",
+        }
+
+
+class Journal:
+    """The directory of one deployment."""
+
+    def __init__(self, name: str) -> None:
+        if not NAME.fullmatch(name):
+            raise DeployError(f"{name!r} is no name of a recipe", hint="a-z, 0-9, '.', '_' and '-', at most 63")
+        self.name = name
+        self.root = state_dir() / "deployments" / name
+        self.log = self.root / "server.log"
+
+    def read(self) -> Record | None:
+        """Return the last record; None where this name was never deployed."""
+        path = self.root / "state.json"
+        try:
+            document = json.loads(path.read_bytes())
+            known = {field.name for field in fields(Record)}
+            return Record(**{key: value for key, value in document.items() if key in known})
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise DeployError(
+                f"the deployment's state cannot be read: {error}", where=str(path), hint="remove the file"
+            ) from None
+
+    def known(self) -> Record:
+        """Return the last record; a name that was never deployed is an error that lists those that were."""
+        if record := self.read():
+            return record
+        names = sorted(path.parent.name for path in self.root.parent.glob("*/state.json"))
+        raise DeployError(
+            f"no deployment {self.name!r}; known: {', '.join(names) or 'none'}", hint=did_you_mean(self.name, names)
+        )
+
+    def write(self, record: Record, detail: str = "") -> Record:
+        """Note a transition: first in the journal, then as the state."""
+        line = {"time": time.time(), "state": record.state, "pid": record.pid, "detail": detail}
+        with (self.root / "journal.jsonl").open("a") as journal:
+            journal.write(json.dumps(line) + "\n")
+        fresh = self.root / f"state.json.{os.getpid()}"
+        with fresh.open("w") as file:
+            json.dump(asdict(record), file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(self.root / "state.json")
+        return record
+
+    def move(self, record: Record, state: str, detail: str = "") -> Record:
+        """Note that a deployment came into another state."""
+        return self.write(replace(record, state=state), detail)
+
+    def entries(self) -> list[dict[str, Any]]:
+        """Return the journal; a last line that was cut off by a crash is left out."""
+        path = self.root / "journal.jsonl"
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the name while a server of it is being started."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        try:
+            with FileLock(self.root / "lock", timeout=0):
+                yield
+        except Timeout:
+            raise DeployError(f"another process is deploying {self.name!r} right now") from None

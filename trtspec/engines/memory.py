@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a pair takes of a device's memory, from configs alone."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from trtspec.checkpoint.model_config import ModelConfig
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes on one device; `draft_bytes` is the draft's weights and KV cache, `limit_bytes` 0 where unknown."""
+
+    id: str
+    weights_bytes: int
+    kv_cache_bytes: int
+    draft_bytes: int
+    activation_bytes: int
+    limit_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Return all of it."""
+        return self.weights_bytes + self.kv_cache_bytes + self.draft_bytes + self.activation_bytes
+
+
+def plan_memory(
+    target: ModelConfig, draft: ModelConfig | None, *, rows: int, seq_len: int, num_tokens: int, draft_len: int
+) -> MemoryPlan:
+    """Return what the embedded engine takes on the CPU, where it computes in float32.
+
+    The KV cache holds `rows` texts of `seq_len` tokens. The widest activations are a prefill step's of `num_tokens`
+    (hidden state, queries, keys and values, both MLP branches) and a verify step's logits.
+    """
+    item = 4
+    heads = (target.num_heads + 2 * target.num_kv_heads) * target.head_size
+    width = 3 * target.hidden_size + heads + 3 * target.intermediate_size
+    logits = rows * (draft_len + 1) * target.vocab_size
+    return MemoryPlan(
+        id="cpu",
+        weights_bytes=target.num_parameters * item,
+        kv_cache_bytes=rows * seq_len * target.kv_bytes_per_token(item),
+        draft_bytes=(draft.num_parameters * item + rows * seq_len * draft.kv_bytes_per_token(item)) if draft else 0,
+        activation_bytes=(min(num_tokens, rows * seq_len) * width + logits) * item,
+        limit_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    )

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a value is, in 64 hex digits: the canonical form of step fields, and the digests of files.
+
+The canonical form of a value is a tag for its type, the length of what follows, and what follows. No form is the
+beginning of another and no two values share one, so 1, True, 1.0 and "1" have four keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, cast
+
+from trtspec.errors import TrtspecError
+from trtspec.graph.durable import load_sealed, replace_file, seal
+
+CACHE_SCHEMA = "trtspec.digests/1"
+RACY_NS = 2_000_000_000
+_CHUNK_BYTES = 1 << 20
+
+
+def canonical(value: object) -> bytes:
+    """Return the canonical form of plain data, enum members and frozen dataclasses of them.
+
+    A field with `metadata={"key": False}` is not part of what a dataclass is. TypeError for any other type, subclasses
+    of the plain ones included: guessing at a form would let two different values share a key.
+    """
+    form = _FORMS.get(type(value))
+    if form is not None:
+        return form(value)
+    if isinstance(value, Enum):
+        return _frame(b"E", canonical(type(value).__qualname__) + canonical(value.name))
+    if _is_frozen(value):
+        return _frame(b"C", canonical(type(value).__qualname__) + canonical(key_fields(value)))
+    raise TypeError(f"a {type(value).__qualname__} has no canonical form: {value!r}")
+
+
+def digest_of(tag: str, value: object) -> str:
+    """Return the SHA-256 of a value in the role `tag`; the same value in another role has another digest."""
+    return hashlib.sha256(tag.encode() + b"\n" + canonical(value)).hexdigest()
+
+
+def key_fields(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass that are part of what it is."""
+    return {field.name: getattr(value, field.name) for field in fields(value) if field.metadata.get("key", True)}
+
+
+def file_sha256(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
+    """Return the SHA-256 of a file; `on_bytes` is told the size of each piece read."""
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(_CHUNK_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(buffer[:count])
+            if on_bytes:
+                on_bytes(count)
+    return digest.hexdigest()
+
+
+class DigestCache:
+    """SHA-256 of source files, remembered for as long as a file's identity, size and times stay what they were.
+
+    A file written in the last two seconds is not remembered: it could be written again without a visible trace.
+    Several processes may share one cache; a cache that cannot be read is empty, one that cannot be written stays so.
+    """
+
+    MAX_FILES = 10_000
+
+    def __init__(self, path: Path, clock_ns: Callable[[], int] = time.time_ns) -> None:
+        self._path = path
+        self._clock_ns = clock_ns
+        self._known = self._load()
+
+    def lookup(self, path: Path) -> str | None:
+        """Return the digest where it is known, without reading the file."""
+        return self._known.get(_identity(path))
+
+    def digest(self, path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
+        """Return the digest, reading the file only where it is not known; TrtspecError where it changes meanwhile."""
+        before = _identity(path)
+        if before in self._known:
+            return self._known[before]
+        digest = file_sha256(path, on_bytes)
+        if _identity(path) != before:
+            raise TrtspecError(
+                "the file changed while it was being read",
+                where=str(path),
+                hint="wait until whatever writes it has ended",
+            )
+        if self._clock_ns() - path.stat().st_mtime_ns > RACY_NS:
+            self._remember(before, digest)
+        return digest
+
+    def _remember(self, identity: str, digest: str) -> None:
+        from filelock import FileLock
+
+        self._known[identity] = digest
+        with suppress(OSError):  # a full disk costs the next run a second reading, nothing else
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(self._path.with_suffix(".lock")):
+                newest = list({**self._load(), identity: digest}.items())[-self.MAX_FILES :]
+                data = seal(CACHE_SCHEMA, {"digests": dict(newest)})
+                replace_file(self._path, data, self._path.with_suffix(".tmp"))
+
+    def _load(self) -> dict[str, str]:
+        document = load_sealed(CACHE_SCHEMA, self._path) or {"digests": {}}
+        return cast(dict[str, str], document["digests"])
+
+
+def _identity(path: Path) -> str:
+    stat = path.stat()
+    return f"{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}:{stat.st_ctime_ns}"
+
+
+def _frame(tag: bytes, body: bytes) -> bytes:
+    return b"%s%d:%s" % (tag, len(body), body)
+
+
+def _join(values: Iterable[object]) -> bytes:
+    return b"".join(map(canonical, values))
+
+
+def _is_frozen(value: object) -> bool:
+    return is_dataclass(value) and not isinstance(value, type) and type(value).__dataclass_params__.frozen  # type: ignore[attr-defined]
+
+
+_FORMS: dict[type, Callable[[Any], bytes]] = {
+    type(None): lambda _: _frame(b"N", b""),
+    bool: lambda value: _frame(b"B", b"%d" % value),
+    int: lambda value: _frame(b"I", b"%d" % value),
+    float: lambda value: _frame(b"F", repr(value).encode()),
+    # A file name that is not UTF-8 reaches Python as a str with surrogates; it has a form too.
+    str: lambda value: _frame(b"S", value.encode("utf-8", "surrogatepass")),
+    bytes: lambda value: _frame(b"Y", value),
+    tuple: lambda value: _frame(b"T", _join(value)),
+    list: lambda value: _frame(b"L", _join(value)),
+    dict: lambda value: _frame(b"D", b"".join(sorted(_join(pair) for pair in value.items()))),
+}

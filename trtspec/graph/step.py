@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a step is: a frozen value that says everything its output depends on, and how to make that output."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+from trtspec.graph.digest import digest_of, key_fields
+
+
+class Progress(Protocol):
+    """Where a running step says how far it is."""
+
+    def advance(self, n_bytes: int) -> None:
+        """Count `n_bytes` more of the step's `total_bytes` as done."""
+
+
+class Inputs:
+    """The directories with the files of a step's dependencies: `inputs[self.source]`."""
+
+    def __init__(self, directories: Mapping[str, Path]) -> None:
+        self._directories = directories
+
+    def __getitem__(self, step: Step) -> Path:
+        if step.key not in self._directories:
+            raise KeyError(f"{step.name} is not among the dependencies of the step that asks for it")
+        return self._directories[step.key]
+
+
+class Step(ABC):
+    """One unit of work; a subclass is a frozen dataclass, and holds to this contract.
+
+    * Its fields are its whole input: plain data, enum members, frozen dataclasses of them, other steps and tuples of
+      steps. Whatever else changes the bytes it writes (a file's content, a tool's version) is in a field as a digest
+      or a text. `field(metadata={"key": False})` marks what does not change them, such as where a source lies.
+    * `VERSION` is raised when the same fields would write different bytes.
+    * `run` writes regular files and directories below `out`, which exists and is empty, and nothing anywhere else.
+      Its files become read-only, so it hard-links nothing there that is not its own; empty directories and
+      executable bits are lost. It never changes what it finds in its inputs.
+    * `run` raises a TrtspecError for what a user can act on; the store deletes `out` after any exception.
+    """
+
+    VERSION: ClassVar[int]
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What people call this step: `convert-target`."""
+
+    @abstractmethod
+    def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
+        """Write the step's files below `out`."""
+
+    @property
+    def total_bytes(self) -> int:
+        """How many bytes `run` will report to its progress; 0 where that is unknown or nothing is moved."""
+        return 0
+
+    @property
+    def command(self) -> tuple[str, ...] | None:
+        """The command line that `run` runs, or None where it runs none."""
+        return None
+
+    @property
+    def dependencies(self) -> tuple[Step, ...]:
+        """The steps among the fields, in the order of the fields."""
+        found: list[Step] = []
+        for field in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
+            value = getattr(self, field.name)
+            found += [each for each in (value if isinstance(value, tuple) else (value,)) if isinstance(each, Step)]
+        return tuple(found)
+
+    @cached_property
+    def key(self) -> str:
+        """The identity of the step's output: its class, version and fields, with the keys of the steps among them."""
+        identity = {name: _by_key(value) for name, value in key_fields(self).items()}
+        return digest_of("trtspec.step/1", (type(self).__qualname__, self.VERSION, identity))
+
+
+@dataclass(frozen=True)
+class _Upstream:
+    key: str
+
+
+def _by_key(value: object) -> object:
+    if isinstance(value, Step):
+        return _Upstream(value.key)
+    return tuple(map(_by_key, value)) if type(value) is tuple else value

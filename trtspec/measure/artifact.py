@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An artifact, opened for measuring: its manifest, its tokenizer and its engine in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtspec.artifacts.manifest import Manifest, load_manifest
+from trtspec.artifacts.prompts import Prompt, load_prompts
+from trtspec.checkpoint.tokenizer import Tokenizer
+from trtspec.engines.embedded.request import EngineSettings, Request, Sampling
+
+if TYPE_CHECKING:
+    from trtspec.engines.embedded.engine import Engine
+
+DEFAULT_PROMPTS = Path(__file__).with_name("default_prompts.jsonl")
+
+
+@dataclass(frozen=True)
+class OpenArtifact:
+    """A loaded artifact; `tokenizer` is the target's."""
+
+    root: Path
+    manifest: Manifest
+    tokenizer: Tokenizer
+    engine: Engine
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """Return the recipe as it was resolved."""
+        return self.manifest.recipe
+
+    def request(self, prompt: str, max_tokens: int, sampling: Sampling | None = None, **options: Any) -> Request:
+        """Return a request for the text of a prompt, ended by the model's own end tokens."""
+        ids = tuple(self.tokenizer.encode(prompt))
+        return Request(ids, max_tokens, sampling or Sampling(), end_ids=self.tokenizer.end_ids, **options)
+
+
+@contextmanager
+def open_artifact(root: Path) -> Iterator[OpenArtifact]:
+    """Load an artifact's engine; raises TrtspecError where it is none, or damaged."""
+    from trtspec.engines.embedded.engine import Engine
+
+    manifest = load_manifest(root)
+    engine, speculation = manifest.recipe["engine"], manifest.recipe["speculation"]
+    settings = EngineSettings(
+        method=speculation["method"],
+        draft_len=speculation["draft_len"],
+        max_batch_size=engine["max_batch_size"],
+        max_seq_len=engine["max_seq_len"],
+        max_input_len=engine["max_input_len"],
+        max_num_tokens=engine["max_num_tokens"],
+        max_queue_size=manifest.recipe["serving"]["max_queue_size"],
+    )
+    draft = root / "checkpoints" / "draft"
+    tokenizer = root / "tokenizer"
+    opened = Engine.load(root / "checkpoints" / "target", draft if draft.is_dir() else None, settings, tokenizer)
+    try:
+        yield OpenArtifact(root, manifest, Tokenizer(tokenizer), opened)
+    finally:
+        opened.close()
+
+
+def artifact_prompts(root: Path, given: Path | None) -> list[Prompt]:
+    """Return the prompts to measure on: those given, else the artifact's own, else a small general set."""
+    own = next(iter(sorted((root / "prompts").glob("*.jsonl"))), None)
+    return load_prompts(given or own or DEFAULT_PROMPTS)

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a recipe to a plan, and from a plan to an artifact: the only module that knows the order of steps.
+
+    read sources -> convert target, convert draft -> copy tokenizer, prompts -> emit repository -> publish
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal
+
+from trtspec import __version__
+from trtspec.artifacts.manifest import Backend, FileRecord, Manifest, StepRecord
+from trtspec.artifacts.publish import publish_artifact
+from trtspec.check import Findings, Model, examine
+from trtspec.engines.memory import MemoryPlan, plan_memory
+from trtspec.graph.digest import DigestCache
+from trtspec.graph.executor import Observer, StepResult, execute
+from trtspec.graph.plan import Plan, StepStatus, plan_status
+from trtspec.graph.step import Step
+from trtspec.graph.store import Store
+from trtspec.methods.speedup import expected_speedup
+from trtspec.paths import cache_dir
+from trtspec.recipe.diagnostics import RecipeError
+from trtspec.recipe.load import LoadedRecipe
+from trtspec.recipe.resolve import ResolvedRecipe, resolve_recipe
+from trtspec.recipe.schema import Recipe
+from trtspec.steps.convert import ConvertCheckpoint
+from trtspec.steps.copy import CopyFiles
+from trtspec.steps.files import Files, read_files
+from trtspec.steps.repository import EmitRepository, read_models
+from trtspec.triton.repository import RepositorySettings
+
+# A plan may read this much of sources it has never seen; a build reads all of it.
+READ_WHILE_PLANNING = 1 << 30
+SUPPOSED_ACCEPTANCE = (0.5, 0.6, 0.7, 0.8, 0.9)
+
+
+@dataclass(frozen=True)
+class Build:
+    """A resolved recipe, and the steps whose files make its artifact, by their directory in it ("" is its root)."""
+
+    recipe: ResolvedRecipe
+    findings: Findings
+    layout: Mapping[str, Step]
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Return the steps in order."""
+        return Plan(self.layout.values())
+
+    @property
+    def is_read(self) -> bool:
+        """Return whether all sources were read, so that the steps' keys are final."""
+        return all(step.source.is_read for step in self.plan.steps if isinstance(step, ConvertCheckpoint | CopyFiles))
+
+    def status(self, store: Store) -> list[StepStatus]:
+        """Return for each step whether it would run, and why."""
+        return plan_status(self.plan, store)
+
+    def memory(self) -> MemoryPlan:
+        """Return what serving takes."""
+        engine, target, draft = self.recipe.engine, self.findings.target, self.findings.draft
+        if target is None:
+            raise ValueError("a build has a target")
+        return plan_memory(
+            target.config,
+            draft.config if draft else None,
+            rows=engine.max_batch_size,
+            seq_len=engine.max_seq_len,
+            num_tokens=engine.max_num_tokens,
+            draft_len=self.recipe.speculation.draft_len,
+        )
+
+    def predicted(self) -> dict[str, object]:
+        """Return the speed-up to expect at batch 1 for some acceptance rates; empty without a draft model."""
+        target, draft, draft_len = self.findings.target, self.findings.draft, self.recipe.speculation.draft_len
+        if target is None or draft is None:
+            return {}
+        cost = draft.config.num_parameters / target.config.num_parameters
+        speedup = {str(rate): round(expected_speedup(rate, draft_len, cost), 2) for rate in SUPPOSED_ACCEPTANCE}
+        return {"draft_cost": round(cost, 4), "speedup_by_acceptance_rate": speedup}
+
+
+@dataclass(frozen=True)
+class Built:
+    """What became of a build."""
+
+    artifact: Path
+    status: Literal["published", "unchanged"]
+    steps: list[StepResult]
+    seconds: float
+
+
+def open_store() -> Store:
+    """Return the store of this user."""
+    return Store(cache_dir() / "store")
+
+
+def plan_build(loaded: LoadedRecipe, *, read_all: bool = False) -> Build:
+    """Examine a recipe and return its build; raises RecipeError with every problem that stands in its way.
+
+    With `read_all` every source is read for its digest, however large.
+    """
+    findings = examine(loaded)
+    if findings.errors or findings.target is None or findings.method is None or findings.backend is None:
+        raise RecipeError(findings.problems)
+    recipe = _fit(loaded.recipe, findings.target)
+    draft_len = recipe.speculation.draft_len
+    resolved = resolve_recipe(
+        recipe,
+        target_dtype=findings.target.config.dtype,
+        draft_dtype=findings.draft.config.dtype if findings.draft else None,
+        backend=findings.backend[0],
+        backend_why=findings.backend[1],
+        draft_len=findings.method.default_draft_len if draft_len is None else draft_len,
+    )
+    digests = DigestCache(cache_dir() / "digests.json")
+    return Build(resolved, findings, _layout(resolved, findings, digests, None if read_all else READ_WHILE_PLANNING))
+
+
+def run_build(build: Build, out: Path, store: Store, observer: Observer) -> Built:
+    """Bring every step into the store and publish the artifact at `out`."""
+    started = time.perf_counter()
+    results = execute(build.plan, store, observer)
+    entries = {result.key: result.entry for result in results}
+    records, files = [], {}
+    for directory, step in build.layout.items():
+        entry = entries[step.key]
+        for file in entry.files:
+            path = f"{directory}/{file.path}" if directory else file.path
+            records.append(FileRecord(path=path, size=file.size, sha256=file.sha256))
+            files[path] = entry.files_dir / file.path
+    manifest = Manifest(
+        recipe=build.recipe.as_dict(),
+        steps=tuple(StepRecord(name=result.name, key=result.key) for result in results),
+        files=tuple(sorted(records, key=lambda record: record.path)),
+        tools={"trtspec": __version__, "python": platform.python_version(), "numpy": version("numpy")},
+        gpu={},
+        backend=Backend(name=build.recipe.engine.backend, why=build.recipe.engine.backend_why),
+    )
+    status = publish_artifact(out, files, manifest)
+    if status == "published":
+        for result in results:
+            store.restamp(result.key)
+    return Built(out, status, results, time.perf_counter() - started)
+
+
+def _fit(recipe: Recipe, target: Model) -> Recipe:
+    """Lower the default lengths to what the target has positions for; what the recipe says itself was checked."""
+    engine, limit = recipe.engine, target.config.max_positions
+    lengths = {
+        "max_seq_len": min(engine.max_seq_len, limit),
+        "max_input_len": min(engine.max_input_len, engine.max_seq_len, limit),
+    }
+    return recipe.model_copy(update={"engine": engine.model_copy(update=lengths)})
+
+
+def _layout(
+    recipe: ResolvedRecipe, findings: Findings, digests: DigestCache, unread_above: int | None
+) -> dict[str, Step]:
+    models = {"target": findings.target, "draft": findings.draft}
+    layout: dict[str, Step] = {}
+    for role, model in models.items():
+        if model:
+            dtype = recipe.target.dtype if role == "target" else recipe.speculation.drafts[0].dtype
+            paths = [model.source.root / "config.json", *model.source.weight_files]
+            files = read_files(model.source.root, paths, digests, unread_above)
+            layout[f"checkpoints/{role}"] = ConvertCheckpoint(role, files, dtype, model.source.nbytes)
+    if findings.target:
+        layout["tokenizer"] = CopyFiles("tokenizer", _tokenizer(findings.target, digests))
+    if recipe.gates.prompts:
+        prompts = Path(recipe.gates.prompts)
+        layout["prompts"] = CopyFiles("prompts", read_files(prompts.parent, [prompts], digests))
+    layout["model_repository"] = EmitRepository(_settings(recipe), read_models())
+    return layout
+
+
+def _tokenizer(target: Model, digests: DigestCache) -> Files:
+    return read_files(target.source.root, target.source.tokenizer_files, digests)
+
+
+def _settings(recipe: ResolvedRecipe) -> RepositorySettings:
+    engine, serving, speculation = recipe.engine, recipe.serving, recipe.speculation
+    return RepositorySettings(
+        method=speculation.method,
+        draft_len=speculation.draft_len,
+        has_draft=bool(speculation.drafts),
+        max_batch_size=engine.max_batch_size,
+        max_input_len=engine.max_input_len,
+        max_seq_len=engine.max_seq_len,
+        max_num_tokens=engine.max_num_tokens,
+        max_queue_size=serving.max_queue_size,
+        max_queue_delay_us=serving.max_queue_delay_us,
+        streaming=serving.streaming,
+    )

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recipe files: read under a size limit, and put together along `extends`.
+
+Owns where recipes and the paths in them lie; knows which keys hold paths, and nothing else of the schema.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+from trtspec.recipe.diagnostics import Mark, Problem, RecipeError
+from trtspec.recipe.document import CONTROL, LINE_BREAK, Source, parse_document
+from trtspec.recipe.tree import Node, locate, merge, put, without
+from trtspec.registry import did_you_mean
+
+MAX_BYTES = 1 << 20
+MAX_EXTENDS = 8
+
+MODEL_KEYS = ("target.model", "speculation.draft.model")
+FILE_KEYS = (
+    "target.quantization.calibration.prompts",
+    "speculation.draft.quantization.calibration.prompts",
+    "gates.prompts",
+)
+
+
+def read_recipe(path: Path, problems: list[Problem]) -> Node:
+    """Return the tree of a file over those it extends; what cannot be read at all raises RecipeError."""
+    return _read(path, Mark(str(path)), (), problems)
+
+
+def anchor_paths(root: Node) -> Node:
+    """Return the tree with relative paths made absolute, from the file that each was written in."""
+    for dotted in MODEL_KEYS + FILE_KEYS:
+        path = dotted.split(".")
+        node, written = locate(root, path)
+        if written and isinstance(node.value, str) and node.value and (dotted in FILE_KEYS or _is_path(node)):
+            absolute = os.path.abspath(node.base / os.path.expanduser(node.value))
+            root = put(root, path, replace(node, value=absolute))
+    return root
+
+
+def _is_path(node: Node) -> bool:
+    """Tell a directory from a hub id: by its first character, its slashes, or because it is there."""
+    value: str = node.value
+    deep = value.count("/") > 1 and "://" not in value
+    return value.startswith(("/", ".", "~")) or deep or os.path.isdir(node.base / value)
+
+
+def _read(path: Path, asked_at: Mark, chain: tuple[str, ...], problems: list[Problem]) -> Node:
+    text = _text(path, asked_at)
+    base = Path(os.path.abspath(path)).parent
+    root = parse_document(text, Source.of(str(path), base, text), problems)
+    if root.value is None:
+        _stop(Mark(str(path)), "empty", "the file is empty", "begin with schema: trtspec.recipe/1")
+    if not isinstance(root.value, dict):
+        _stop(root.mark, "wrong-type", "a recipe is a mapping of keys to values", "begin with schema: trtspec.recipe/1")
+    extends = root.value.get("extends")
+    if extends is None or extends.value is None:
+        return without(root, "extends")
+    parent = _parent(path, extends, (*chain, os.path.realpath(path)), problems)
+    return merge(without(root, "extends"), parent)
+
+
+def _parent(child: Path, extends: Node, chain: tuple[str, ...], problems: list[Problem]) -> Node:
+    if not isinstance(extends.value, str) or not extends.value or CONTROL.search(extends.value):
+        _stop(extends.mark, "wrong-type", "expected the path of another recipe", path="extends")
+    path = Path(os.path.normpath(child.parent / os.path.expanduser(extends.value)))
+    if os.path.realpath(path) in chain:
+        around = " -> ".join(os.path.basename(file) for file in (*chain, str(path)))
+        _stop(extends.mark, "extends-cycle", f"extends goes in a circle: {around}", path="extends")
+    if len(chain) > MAX_EXTENDS:
+        _stop(extends.mark, "extends-depth", f"more than {MAX_EXTENDS} recipes extend each other", path="extends")
+    return _read(path, extends.mark, chain, problems)
+
+
+def _text(path: Path, asked_at: Mark) -> str:
+    asked_key = "extends" if asked_at.line else ""
+    if os.path.exists(path) and not os.path.isfile(path):
+        _stop(asked_at, "unreadable", f"{path} is not a file", "name the recipe's .yaml file", asked_key)
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        near = did_you_mean(path.name, [sibling.name for sibling in path.parent.glob("*.yaml")])
+        _stop(asked_at, "unreadable", f"{path} does not exist", near, asked_key)
+    except OSError as error:
+        _stop(asked_at, "unreadable", f"{path} cannot be read: {error.strerror}", path=asked_key)
+    if len(data) > MAX_BYTES:
+        _stop(Mark(str(path)), "too-large", f"the file is larger than {MAX_BYTES >> 20} MiB", "is it a recipe?")
+    return _decoded(data, path)
+
+
+def _decoded(data: bytes, path: Path) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        # error.object begins after a byte order mark, and so do its offsets.
+        before = LINE_BREAK.split(error.object[: error.start].decode("utf-8"))
+        mark = Mark(str(path), len(before), len(before[-1]) + 1)
+        _stop(mark, "encoding", f"not UTF-8: byte 0x{error.object[error.start]:02x}", "save the file as UTF-8")
+
+
+def _stop(mark: Mark, code: str, message: str, hint: str | None = None, path: str = "") -> NoReturn:
+    raise RecipeError([Problem.at(mark, code, path, message, hint)])

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`matrix:` of a recipe: several trees from one, with the rules of GitHub Actions.
+
+    matrix:
+      speculation.draft_len: [3, 5]           an axis: every value, with every value of the other axes
+      target.dtype: [float16, bfloat16]
+      exclude: [{speculation.draft_len: 3, target.dtype: float16}]
+      include: [{speculation.draft_len: 7, name: seven}]
+
+First `exclude` removes, then each entry of `include` adds its keys to the combinations whose axes it does not change;
+where there are none it is a combination of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import chain, islice, product
+
+from trtspec.recipe.diagnostics import Problem
+from trtspec.recipe.tree import Node, locate, plain, put, same, split_path, walk, without
+from trtspec.registry import did_you_mean
+
+MAX_COMBINATIONS = 256
+MAX_EXPANDED_NODES = 200_000
+
+Choice = dict[str, Node]  # dotted recipe path -> the value it takes
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """What `matrix:` holds, by its three parts."""
+
+    axes: dict[str, list[Node]]
+    include: list[Choice]
+    exclude: list[Choice]
+
+    def choices(self) -> list[Choice]:
+        """Return the combinations: excluded ones left out, included keys added."""
+        combinations = product(*self.axes.values()) if self.axes else ()
+        choices = [dict(zip(self.axes, values, strict=True)) for values in combinations]
+        kept = [choice for choice in choices if not any(_agrees(entry, choice, entry) for entry in self.exclude)]
+        added = []
+        for entry in self.include:
+            matching = [choice for choice in kept if _agrees(entry, choice, self.axes)]
+            for choice in matching:
+                choice.update(entry)
+            added += [] if matching else [dict(entry)]
+        return kept + added
+
+
+def expand_matrix(root: Node, problems: list[Problem]) -> list[Node]:
+    """Return one tree per combination, each with a name of its own; a tree without a matrix is the only one."""
+    node = root.value.get("matrix")
+    base = without(root, "matrix")
+    if node is None or node.value is None:
+        return [base]
+    reader = _Reader(node, problems)
+    matrix = reader.read()
+    if matrix is None:
+        return [base]
+    choices = matrix.choices()
+    trees = [_applied(base, choice, matrix.axes) for choice in choices]
+    reader.check_overrides(base, choices)
+    return trees if reader.accepts(trees) else [base]
+
+
+def _agrees(entry: Choice, choice: Choice, keys: Iterable[str]) -> bool:
+    """Tell whether the entry has the choice's value in each of the keys that it names."""
+    return all(same(entry[key], choice[key]) for key in keys if key in entry)
+
+
+def _applied(base: Node, choice: Choice, axes: Iterable[str]) -> Node:
+    """Return the tree with the choice's values, named after them where it names nothing itself."""
+    tree = base
+    for key, value in choice.items():
+        tree = put(tree, key.split("."), value)
+    name = tree.value.get("name")
+    if "name" in choice or name is None or not isinstance(name.value, str):
+        return tree
+    told = [choice[key] for key in axes if key in choice] or list(choice.values())
+    return put(tree, ["name"], replace(name, value="-".join([name.value, *map(_slug, told)])))
+
+
+def _slug(node: Node) -> str:
+    written = " ".join(part.raw for part in walk(node))
+    return re.sub(r"[^a-z0-9._]+", "-", written.lower()).strip("-._") or "none"
+
+
+class _Reader:
+    """Checks the form of a matrix; what is wrong goes to `problems`."""
+
+    def __init__(self, node: Node, problems: list[Problem]) -> None:
+        self.node = node
+        self.problems = problems
+
+    def read(self) -> Matrix | None:
+        found = len(self.problems)
+        if not isinstance(self.node.value, dict):
+            self.report(self.node, "", "expected a mapping of recipe paths to lists of values")
+            return None
+        axes = {key: self.axis(key, node) for key, node in without(self.node, "include", "exclude").value.items()}
+        matrix = Matrix(axes, self.entries("include"), self.entries("exclude"))
+        for entry in matrix.exclude:
+            for key in set(entry) - set(axes):
+                self.report(entry[key], ".exclude", f"{key!r} is no axis of the matrix", did_you_mean(key, axes))
+        combinations = math.prod(map(len, axes.values())) + len(matrix.include)
+        if max(combinations, len(matrix.exclude)) > MAX_COMBINATIONS:
+            self.report(self.node, "", f"more than {MAX_COMBINATIONS} combinations", "split the recipe")
+        return matrix if len(self.problems) == found else None
+
+    def axis(self, key: str, node: Node) -> list[Node]:
+        self.check_key(key, node)
+        if isinstance(node.value, list) and node.value:
+            return [replace(value, key_mark=node.key_mark) for value in node.value]
+        self.report(node, f".{key}", "expected a list of at least one value")
+        return []
+
+    def entries(self, key: str) -> list[Choice]:
+        node = self.node.value.get(key)
+        if node is None or node.value is None:
+            return []
+        if not isinstance(node.value, list) or not all(isinstance(entry.value, dict) for entry in node.value):
+            self.report(node, f".{key}", "expected a list of mappings of recipe paths to values")
+            return []
+        for entry in node.value:
+            for path, value in entry.value.items():
+                self.check_key(path, value)
+        return [entry.value for entry in node.value]
+
+    def check_key(self, key: str, node: Node) -> None:
+        path = split_path(key)
+        if path is None or path[0] in ("extends", "matrix"):
+            self.report(node, "", f"{key!r} is not a path such as speculation.draft_len")
+
+    def check_overrides(self, base: Node, choices: list[Choice]) -> None:
+        """Refuse `--set` of what the matrix sets: one of the two would be lost."""
+        for key, value in {key: value for choice in choices for key, value in choice.items()}.items():
+            node, written = locate(base, key.split("."))
+            if written and any(part.mark.line is None for part in walk(node)):
+                hint = "set another key, or edit the matrix"
+                self.report(value, f".{key}", "the matrix varies what --set sets", hint)
+
+    def accepts(self, trees: list[Node]) -> bool:
+        found = len(self.problems)
+        if not trees:
+            self.report(self.node, "", "no combination is left")
+        if sum(1 for _ in islice(chain.from_iterable(map(walk, trees)), MAX_EXPANDED_NODES + 1)) > MAX_EXPANDED_NODES:
+            message = f"more than {MAX_EXPANDED_NODES:,} values in all combinations"
+            self.report(self.node, "", message, "split the recipe")
+        names = Counter(str(plain(tree.value["name"])) for tree in trees if "name" in tree.value)
+        for name in (name for name, count in names.items() if count > 1):
+            message = f"{names[name]} combinations have the name {name!r}"
+            self.report(self.node, "", message, "give each a `name` in include")
+        return len(self.problems) == found
+
+    def report(self, node: Node, below: str, message: str, hint: str | None = None) -> None:
+        self.problems.append(Problem.at(node.key_mark, "matrix", f"matrix{below}", message, hint))

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recipe with nothing left open: what the plan is made from and what the manifest records.
+
+Pure: what only a checkpoint, a machine or a method knows is handed in. Nothing is None: a text that does not apply is
+"", a limit that is not wanted is 0, and what drafts is a tuple of none or one.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+from trtspec.recipe.schema import (
+    Calibration,
+    Engine,
+    Gates,
+    ModelSource,
+    Placement,
+    Quantization,
+    Recipe,
+    Serving,
+    StrictModel,
+)
+
+LEAST_MAX_NUM_TOKENS = 8192
+
+
+class ResolvedCalibration(Calibration):
+    """`prompts` is an absolute path, or "" where nothing is calibrated."""
+
+    prompts: str
+
+
+class ResolvedQuantization(Quantization):
+    """Quantization with a resolved calibration."""
+
+    calibration: ResolvedCalibration
+
+
+class ResolvedModel(ModelSource):
+    """`revision` is "" for a directory: its files are recorded instead."""
+
+    revision: str
+    dtype: Literal["float16", "bfloat16"]
+    quantization: ResolvedQuantization
+
+
+class ResolvedSpeculation(StrictModel):
+    """`draft_len` is 0 for a method that drafts nothing."""
+
+    method: str
+    draft_len: int
+    drafts: tuple[ResolvedModel, ...]
+    options: dict[str, Any]
+
+
+class ResolvedEngine(Engine):
+    """`gpu` is "" where the recipe is tied to none."""
+
+    backend: Literal["tensorrt_llm", "llmapi", "vllm", "embedded"]
+    backend_why: str
+    gpu: str
+    max_num_tokens: int
+
+
+class ResolvedPlacement(Placement):
+    """`draft` is empty without a draft."""
+
+    draft: list[int]
+
+
+class ResolvedServing(Serving):
+    """Serving with every GPU named."""
+
+    placement: ResolvedPlacement
+
+
+class ResolvedGates(Gates):
+    """A limit of 0 always holds; `prompts` is "" where the recipe brings none."""
+
+    min_acceptance: float
+    min_speedup: float
+    prompts: str
+
+
+class ResolvedRecipe(StrictModel):
+    """Everything the plan needs to know of a recipe."""
+
+    name: str
+    target: ResolvedModel
+    speculation: ResolvedSpeculation
+    engine: ResolvedEngine
+    serving: ResolvedServing
+    plugins: list[str]
+    gates: ResolvedGates
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain JSON values, whatever order the file has them in; without a draft there is no `draft`."""
+        document = self.model_dump(mode="json")
+        for draft in document["speculation"].pop("drafts"):
+            document["speculation"]["draft"] = draft
+        ordered: dict[str, Any] = json.loads(json.dumps(document, sort_keys=True))
+        return ordered
+
+
+def resolve_recipe(
+    recipe: Recipe, *, target_dtype: str, draft_dtype: str | None, backend: str, backend_why: str, draft_len: int
+) -> ResolvedRecipe:
+    """Return the recipe with every default decided; the dtypes are those that the checkpoints are stored in."""
+    draft = recipe.speculation.draft
+    drafts = (_model(draft, draft_dtype),) if draft else ()
+    engine = recipe.engine
+    decided = {
+        "backend": backend,
+        "backend_why": backend_why,
+        "gpu": engine.gpu or "",
+        "max_num_tokens": engine.max_num_tokens or max(LEAST_MAX_NUM_TOKENS, engine.max_batch_size * (draft_len + 1)),
+    }
+    return ResolvedRecipe(
+        name=recipe.name,
+        target=_model(recipe.target, target_dtype),
+        speculation=ResolvedSpeculation(
+            method=recipe.speculation.method, draft_len=draft_len, drafts=drafts, options=recipe.speculation.options
+        ),
+        engine=ResolvedEngine.model_validate(dict(engine) | decided),
+        serving=_serving(recipe),
+        plugins=recipe.plugins,
+        gates=_gates(recipe.gates),
+    )
+
+
+def _model(source: ModelSource, stored_dtype: str | None) -> ResolvedModel:
+    dtype = stored_dtype if source.dtype == "auto" else source.dtype
+    filled = {"revision": source.revision or "", "dtype": dtype, "quantization": _quantization(source.quantization)}
+    return ResolvedModel.model_validate(dict(source) | filled)
+
+
+def _quantization(quantization: Quantization) -> ResolvedQuantization:
+    prompts = quantization.calibration.prompts or ""
+    calibration = ResolvedCalibration.model_validate(dict(quantization.calibration) | {"prompts": prompts})
+    return ResolvedQuantization.model_validate(dict(quantization) | {"calibration": calibration})
+
+
+def _serving(recipe: Recipe) -> ResolvedServing:
+    """Place each model on the first GPUs where the recipe does not say."""
+    draft, placement = recipe.speculation.draft, recipe.serving.placement
+    target_ids = placement.target if placement else list(range(recipe.target.parallel.ranks))
+    draft_ids = (placement and placement.draft) or list(range(draft.parallel.ranks if draft else 0))
+    placed = ResolvedPlacement(target=target_ids, draft=draft_ids)
+    return ResolvedServing.model_validate(dict(recipe.serving) | {"placement": placed})
+
+
+def _gates(gates: Gates) -> ResolvedGates:
+    filled = {
+        "min_acceptance": gates.min_acceptance or 0.0,
+        "min_speedup": gates.min_speedup or 0.0,
+        "prompts": gates.prompts or "",
+    }
+    return ResolvedGates.model_validate(dict(gates) | filled)

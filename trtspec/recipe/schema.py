@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The recipe as frozen models: every key, its type, its range and its default.
+
+Owns what can be said of a recipe by looking at nothing but the recipe; knows no file, no checkpoint and no method.
+Descriptions become the JSON Schema, which editors show. Rules across keys sit on the later key of the two, so that
+they are reported beside all other problems and at their own line.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
+
+NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"
+IDENTIFIER = r"^[a-z][a-z0-9_]{0,62}$"
+GPU = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+COMMIT = r"^[0-9a-f]{40}$"
+JSON_LINES = r"\.jsonl$"
+HUB_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?$"
+
+SAYS = {
+    NAME: "a name: lower-case letters, digits, '.', '_' and '-', at most 63, a letter or digit first",
+    IDENTIFIER: "an identifier: lower-case letters, digits and '_', a letter first",
+    GPU: "a GPU's name: letters, digits, '.', '_' and '-', a letter or digit first",
+    COMMIT: "a commit: 40 hexadecimal digits",
+    JSON_LINES: "a .jsonl file",
+}
+
+T = TypeVar("T")
+
+
+def refuse(code: str, message: str, hint: str | None = None) -> PydanticCustomError:
+    """Return the error a validator raises, in the terms of a Problem."""
+    return PydanticCustomError("recipe", "{message}", {"code": code, "message": message, "hint": hint})
+
+
+def is_directory(model: str) -> bool:
+    """Tell a directory from a hub id, by its spelling alone: loading makes relative directories absolute."""
+    return model.startswith(("/", ".", "~"))
+
+
+def _model_reference(model: str) -> str:
+    if is_directory(model) or re.fullmatch(HUB_ID, model):
+        return model
+    hint = "a directory relative to the recipe (./models/x), or a hub id (org/name)"
+    raise refuse("bad-value", f"{model!r} is neither a directory nor a hub id", hint)
+
+
+def _argument(value: Any) -> Any:
+    if not isinstance(value, (str, int, float)):
+        raise refuse("wrong-type", "a trtllm-build option is a string, a number or true/false")
+    if isinstance(value, str) and value.startswith("-"):
+        raise refuse("bad-value", f"{value!r} would be read as another option of trtllm-build")
+    return value
+
+
+def _no_repeats(items: list[T]) -> list[T]:
+    if len(set(items)) < len(items):
+        raise refuse("bad-value", "the same value stands twice")
+    return items
+
+
+Identifier = Annotated[str, Field(pattern=IDENTIFIER)]
+Prompts = Annotated[str, Field(pattern=JSON_LINES)]
+Argument = Annotated[Any, AfterValidator(_argument)]
+GpuIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1), AfterValidator(_no_repeats)]
+
+
+class StrictModel(BaseModel):
+    """A frozen value whose keys are all known and whose types are not converted."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Calibration(StrictModel):
+    """What activations are measured on before they are quantized."""
+
+    prompts: Prompts | None = Field(default=None, description="JSON lines of prompts, relative to the recipe")
+    samples: int = Field(default=128, ge=1, description="How many prompts are used")
+    max_len: int = Field(default=512, ge=1, description="Tokens a prompt is cut to")
+
+
+class Quantization(StrictModel):
+    """How the weights and the KV cache of one model are stored."""
+
+    weights: Literal["none", "fp8", "fp8_rowwise"] = Field(default="none", description="Format of the linear layers")
+    kv_cache: Literal["none", "fp8"] = Field(default="none", description="Format of the KV cache")
+    exclude: list[str] = Field(default=[], description="fnmatch patterns of modules that are not quantized, as lm_head")
+    calibration: Calibration = Field(default=Calibration(), description="What scales are measured on")
+
+
+class Parallel(StrictModel):
+    """How one model is divided over GPUs."""
+
+    tensor: int = Field(default=1, ge=1, le=64, description="GPUs that share each layer")
+    pipeline: int = Field(default=1, ge=1, le=64, description="Groups of GPUs that hold consecutive layers")
+
+    @property
+    def ranks(self) -> int:
+        """Return how many GPUs hold a part."""
+        return self.tensor * self.pipeline
+
+
+class ModelSource(StrictModel):
+    """A checkpoint, and how it is stored and divided."""
+
+    model: Annotated[str, AfterValidator(_model_reference)] = Field(
+        description="A directory (relative to the recipe), or a hub id such as meta-llama/Llama-3.1-8B-Instruct"
+    )
+    revision: Annotated[str, Field(pattern=COMMIT)] | None = Field(
+        default=None, validate_default=True, description="The commit, 40 hexadecimal digits; required for a hub id"
+    )
+    dtype: Literal["auto", "float16", "bfloat16"] = Field(
+        default="auto", description="Compute type; auto is the checkpoint's"
+    )
+    quantization: Quantization = Field(default=Quantization(), description="How weights and KV cache are stored")
+    parallel: Parallel = Field(default=Parallel(), description="How the model is divided over GPUs")
+
+    @field_validator("revision")
+    @classmethod
+    def _fits_the_model(cls, revision: str | None, info: ValidationInfo) -> str | None:
+        model = info.data.get("model")
+        if model and is_directory(model) and revision:
+            raise refuse("bad-value", "a directory has no revision", "remove it: the files themselves are recorded")
+        if model and not is_directory(model) and not revision:
+            hint = f"add the commit, revision: <40 hex digits>; or write ./{model} if a directory is meant"
+            raise refuse("missing-key", f"{model!r} is read as a hub id, which needs a revision", hint)
+        return revision
+
+
+class Target(ModelSource):
+    """The model whose text is served."""
+
+
+class Draft(ModelSource):
+    """What drafts: a model, Medusa heads or an EAGLE net."""
+
+
+class Speculation(StrictModel):
+    """How tokens are drafted."""
+
+    method: Identifier = Field(default="none", description="none, draft_target, ngram, ... (each method is a file)")
+    draft_len: int | None = Field(
+        default=None, ge=1, le=64, description="Tokens drafted a step; the method narrows the range"
+    )
+    draft: Draft | None = Field(default=None, description="What drafts, for the methods that need a checkpoint")
+    options: dict[str, Any] = Field(default={}, description="The method's own options, checked by the method")
+
+    @field_validator("draft", mode="before")
+    @classmethod
+    def _has_a_use(cls, draft: object, info: ValidationInfo) -> object:
+        if draft is not None and info.data.get("method") == "none":
+            hint = "set speculation.method (draft_target drafts with a model), or remove draft"
+            raise refuse("unused-draft", "method none drafts with nothing", hint)
+        return draft
+
+
+class Engine(StrictModel):
+    """What runs the model, and for which sizes it is built."""
+
+    backend: Literal["auto", "tensorrt_llm", "llmapi", "vllm", "embedded"] = Field(
+        default="auto", description="The engine; auto is decided and recorded by the plan"
+    )
+    gpu: Annotated[str, Field(pattern=GPU)] | None = Field(default=None, description="The GPU it will run on, as h200")
+    max_batch_size: int = Field(default=8, ge=1, description="Requests a step")
+    max_input_len: int = Field(default=1024, ge=1, description="Tokens of the longest prompt")
+    max_seq_len: int = Field(
+        default=2048, ge=1, validate_default=True, description="Tokens of the longest prompt and its answer together"
+    )
+    max_num_tokens: int | None = Field(default=None, ge=1, description="Tokens a step over all requests")
+    extra: dict[Identifier, Argument] = Field(
+        default={}, description="Further options of trtllm-build, as gemm_plugin: auto"
+    )
+
+    @field_validator("max_seq_len")
+    @classmethod
+    def _holds_the_input(cls, max_seq_len: int, info: ValidationInfo) -> int:
+        max_input_len = info.data.get("max_input_len", 0)
+        if max_input_len > max_seq_len:
+            message = f"max_seq_len {max_seq_len} is less than max_input_len {max_input_len}"
+            raise refuse("out-of-range", message, "a sequence is the prompt and the answer together")
+        return max_seq_len
+
+
+class Placement(StrictModel):
+    """Which GPUs hold which model."""
+
+    target: GpuIds = Field(description="GPU ids of the target")
+    draft: GpuIds | None = Field(default=None, description="GPU ids of the draft")
+
+
+class Serving(StrictModel):
+    """How Triton serves the engines."""
+
+    streaming: bool = Field(default=True, description="Serve decoupled models that stream their text")
+    kv_cache_fraction: float = Field(
+        default=0.9, gt=0, le=1, description="Part of the free GPU memory the KV cache takes"
+    )
+    placement: Placement | None = Field(default=None, description="GPU ids; by default the first ones")
+    max_queue_size: int = Field(default=128, ge=1, description="Requests that may wait")
+    max_queue_delay_us: int = Field(default=100, ge=0, description="Microseconds a request may wait for company")
+
+
+class Gates(StrictModel):
+    """What must hold before an artifact may be deployed."""
+
+    lossless: bool = Field(default=True, description="The text is the target's own")
+    min_acceptance: float | None = Field(
+        default=None, ge=0, le=1, description="Least part of the drafted tokens accepted"
+    )
+    min_speedup: float | None = Field(
+        default=None, gt=0, description="Least tokens/s over the same engine without drafting"
+    )
+    prompts: Prompts | None = Field(default=None, description="JSON lines of prompts the gates are measured on")
+
+
+class Recipe(StrictModel):
+    """One artifact: a target, what drafts for it, the engine, how it is served and what must hold."""
+
+    schema_: Literal["trtspec.recipe/1"] = Field(alias="schema", description="The version of this format")
+    name: Annotated[str, Field(pattern=NAME)] = Field(description="The artifact's name, and its directory's")
+    target: Target = Field(description="The model whose text is served")
+    speculation: Speculation = Field(default=Speculation(), description="How tokens are drafted")
+    engine: Engine = Field(default=Engine(), description="What runs the model, and for which sizes it is built")
+    serving: Serving = Field(default=Serving(), description="How Triton serves it")
+    plugins: list[Identifier] = Field(default=[], description="Folders of plugins/ to compile")
+    gates: Gates = Field(default=Gates(), description="What must hold before an artifact may be deployed")
+
+
+_EXTENDS = {"type": "string", "description": "Another recipe, relative to this file, that this one changes"}
+_CHOICES = {"type": "array", "items": {"type": "object"}}
+_MATRIX = {
+    "type": "object",
+    "description": "Several artifacts: dotted recipe paths, each with its values, as speculation.draft_len: [3, 5]",
+    "properties": {
+        "include": {**_CHOICES, "description": "Keys added to matching combinations, or further combinations"},
+        "exclude": {**_CHOICES, "description": "Combinations left out"},
+    },
+    "additionalProperties": {"type": "array", "minItems": 1},
+}
+
+
+def recipe_json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a recipe file, for editors.
+
+    With `extends` or `matrix` a file may leave required keys to the other place, so they are asked for without only.
+    """
+    schema = Recipe.model_json_schema()
+    needs_model = {"required": ["model"]}
+    for kind in ("Target", "Draft"):
+        schema["$defs"][kind].pop("required")
+    complete = {
+        "required": schema.pop("required"),
+        "properties": {"target": needs_model, "speculation": {"properties": {"draft": needs_model}}},
+    }
+    schema["properties"] |= {"extends": _EXTENDS, "matrix": _MATRIX}
+    composed = {"anyOf": [{"required": ["extends"]}, {"required": ["matrix"]}]}
+    head = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": "trtspec.recipe/1",
+        "title": "trtspec recipe",
+    }
+    return {**schema, **head, "if": composed, "else": complete}

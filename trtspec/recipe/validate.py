@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tree to a Recipe, or to every problem that keeps it from being one, each at its place in the file.
+
+Owns how the schema's findings read to people; the rules themselves are the schema's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from trtspec.recipe.diagnostics import MAX_PROBLEMS, Mark, Problem, position
+from trtspec.recipe.schema import SAYS, Recipe
+from trtspec.recipe.tree import Node, locate, plain
+from trtspec.registry import did_you_mean
+
+EXPECTED = {
+    "bool_type": "true or false",
+    "dict_type": "a mapping",
+    "float_type": "a number",
+    "int_type": "an integer",
+    "list_type": "a list",
+    "model_type": "a mapping",
+    "string_type": "a string",
+}
+BOUNDS = {
+    "greater_than": "more than {gt:g}",
+    "greater_than_equal": "at least {ge:g}",
+    "less_than_equal": "at most {le:g}",
+}
+BOOLEAN_WORDS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+
+Said = tuple[str, str, str | None]  # code, message, hint
+
+
+def validate_recipe(root: Node, problems: list[Problem]) -> Recipe | None:
+    """Return the recipe, or None and at least one more problem; of very many only the first in the file."""
+    try:
+        return Recipe.model_validate(plain(root))
+    except ValidationError as error:
+        findings = sorted(error.errors(include_url=False), key=lambda finding: position(_place(root, finding)[0]))
+        problems += [_problem(root, finding) for finding in findings[: MAX_PROBLEMS + 1]]
+        return None
+
+
+def problem_mark(root: Node, code: str, path: Sequence[str]) -> Mark:
+    """Return the value's mark; the key's where the key is at fault or where the value is not written."""
+    node, written = locate(root, path)
+    return node.mark if written and code != "unknown-key" else node.key_mark
+
+
+def _place(root: Node, finding: Any) -> tuple[Mark, tuple[str, ...]]:
+    path = tuple(str(part) for part in finding["loc"] if part != "[key]")
+    key_at_fault = finding["type"] == "extra_forbidden" or finding["loc"][-1] == "[key]"
+    return problem_mark(root, "unknown-key" if key_at_fault else "", path), path
+
+
+def _problem(root: Node, finding: Any) -> Problem:
+    mark, path = _place(root, finding)
+    code, message, hint = _say(finding, path, locate(root, path)[0])
+    return Problem.at(mark, code, ".".join(path), message, hint)
+
+
+def _say(finding: Any, path: tuple[str, ...], node: Node) -> Said:
+    kind, context = finding["type"], finding.get("ctx", {})
+    if kind == "recipe":
+        return context["code"], context["message"], context["hint"]
+    if kind == "extra_forbidden":
+        return "unknown-key", f"unknown key {shown(path[-1])}", _known_key(path)
+    if kind == "missing":
+        return "missing-key", f"{path[-1]} is required", recipe_keys().get(".".join(path))
+    if finding["loc"][-1] == "[key]":
+        return "unknown-key", f"{shown(path[-1])} is not {SAYS[context['pattern']]}", None
+    return _say_value(finding, path[-1], node.raw)
+
+
+def _say_value(finding: Any, key: str, raw: str) -> Said:
+    kind, value, context = finding["type"], finding["input"], finding.get("ctx", {})
+    if kind in EXPECTED:
+        return "wrong-type", f"expected {EXPECTED[kind]}, got {_described(value)}", _retyped(kind, value, raw)
+    if kind in BOUNDS:
+        return "out-of-range", f"{key} must be {BOUNDS[kind].format(**context)}, got {value}", None
+    if kind == "literal_error":
+        known = re.findall(r"'([^']*)'", context["expected"])
+        return "bad-value", f"{shown(value)} is not one of {', '.join(known)}", did_you_mean(str(value), known)
+    if kind == "string_pattern_mismatch":
+        return "bad-value", f"{shown(value)} is not {SAYS[context['pattern']]}", None
+    # What remains (a list too short) pydantic says well enough.
+    return "bad-value", finding["msg"], None
+
+
+def shown(value: Any) -> str:
+    """Return a value as a message quotes it, however long it is."""
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:99]}…"
+
+
+def _described(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    if isinstance(value, (dict, list)):
+        return "a mapping" if isinstance(value, dict) else "a list"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"the {'string' if isinstance(value, str) else 'number'} {shown(value)}"
+
+
+def _retyped(kind: str, value: Any, raw: str) -> str | None:
+    """Return how the same text is written in the expected type, where quotes are all that is wrong."""
+    if kind == "string_type" and raw:
+        return f'quote it: "{raw}"'
+    if kind == "bool_type" and str(value).lower() in BOOLEAN_WORDS:
+        return f"write {BOOLEAN_WORDS[str(value).lower()]}"
+    if kind in ("int_type", "float_type") and isinstance(value, str) and re.fullmatch(r"-?[0-9]+(\.[0-9]+)?", value):
+        return f"remove the quotes: {value}"
+    return None
+
+
+def _known_key(path: tuple[str, ...]) -> str | None:
+    """Return the nearest key of the same mapping, else where the same key stands elsewhere, else all keys here."""
+    here = [key.rsplit(".", 1)[-1] for key in recipe_keys() if key.split(".")[:-1] == list(path[:-1])]
+    elsewhere = [key for key in recipe_keys() if key.rsplit(".", 1)[-1] == path[-1]]
+    near = did_you_mean(path[-1], here)
+    return near or (f"did you mean {elsewhere[0]!r}?" if elsewhere else f"known keys here: {', '.join(here)}")
+
+
+@cache
+def recipe_keys() -> dict[str, str]:
+    """Return {dotted path: description} of every key of a recipe."""
+    return dict(_keys_of(Recipe, "")) | {"extends": "another recipe", "matrix": "several recipes"}
+
+
+def _keys_of(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
+    for name, field in model.model_fields.items():
+        path = prefix + (field.alias or name)
+        yield path, field.description or ""
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield from _keys_of(kind, f"{path}.")

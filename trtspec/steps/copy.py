@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The step that brings small files along, because an artifact has to stand without its sources."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from trtspec.graph.step import Inputs, Progress, Step
+from trtspec.steps.files import Files
+
+
+@dataclass(frozen=True)
+class CopyFiles(Step):
+    """Copy files by their names; `what` they are ("tokenizer", "prompts") names the step."""
+
+    VERSION: ClassVar[int] = 1
+
+    what: str
+    source: Files
+
+    @property
+    def name(self) -> str:
+        """Return `copy-tokenizer` or the like."""
+        return f"copy-{self.what}"
+
+    def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
+        """Copy every file."""
+        for path in self.source.paths:
+            shutil.copyfile(path, out / path.name)
+        self.source.check_unchanged()

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files outside the store as a step's input: their content is the identity, where they lie is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trtspec.errors import StepError
+from trtspec.graph.digest import DigestCache
+
+UNREAD = "unread"
+
+
+@dataclass(frozen=True)
+class Files:
+    """Files directly below `root`: (name, SHA-256) each, sorted by name.
+
+    A plan may leave the digest of a large file that nobody has read yet at `unread`; `is_read` tells. Such a plan
+    shows what would be done; its keys are not those the build will use.
+    """
+
+    root: Path = field(metadata={"key": False})
+    digests: tuple[tuple[str, str], ...]
+    stats: tuple[tuple[int, int], ...] = field(metadata={"key": False})
+
+    @property
+    def is_read(self) -> bool:
+        """Return whether the content of every file is known."""
+        return all(digest != UNREAD for _, digest in self.digests)
+
+    @property
+    def paths(self) -> list[Path]:
+        """Return where the files lie."""
+        return [self.root / name for name, _ in self.digests]
+
+    def check_unchanged(self) -> None:
+        """Raise StepError where a file is no longer the one that was read for the key."""
+        for path, before in zip(self.paths, self.stats, strict=True):
+            if _stat(path) != before:
+                raise StepError("the file changed during the build", where=str(path), hint="build again")
+
+
+def read_files(
+    root: Path,
+    paths: Iterable[Path],
+    digests: DigestCache,
+    unread_above: int | None = None,
+    on_bytes: Callable[[int], None] | None = None,
+) -> Files:
+    """Return the identity of files below `root`.
+
+    Files whose digest is remembered are not read again. Where the rest is more than `unread_above` bytes together,
+    none of it is read now and its digests are `unread`.
+    """
+    paths = sorted(paths)
+    stats = tuple(_stat(path) for path in paths)
+    new = sum(size for path, (size, _) in zip(paths, stats, strict=True) if digests.lookup(path) is None)
+    skip = unread_above is not None and new > unread_above
+    found = [(digests.lookup(path) or UNREAD) if skip else digests.digest(path, on_bytes) for path in paths]
+    return Files(root, tuple(zip((path.name for path in paths), found, strict=True)), stats)
+
+
+def _stat(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns

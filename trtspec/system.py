@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes and ports of this machine: what the standard library leaves out. Knows nothing of servers or builds."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+LOOPBACK = "127.0.0.1"
+PR_SET_PDEATHSIG = 1
+
+
+def free_ports(count: int) -> list[int]:
+    """Return different loopback ports that nobody listens on, all held open while the others are chosen."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind((LOOPBACK, 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def port_in_use(port: int) -> bool:
+    """Return whether a loopback port is taken, asked as a server would: by binding it."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            return True
+    return False
+
+
+def die_with_parent(sign: signal.Signals = signal.SIGTERM) -> Callable[[], None]:
+    """Return a `preexec_fn` after which the child gets `sign` when the thread that started it ends (Linux only)."""
+    import ctypes
+
+    parent = os.getpid()
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+    def arrange() -> None:
+        if libc is not None:
+            libc.prctl(PR_SET_PDEATHSIG, int(sign))
+            if os.getppid() != parent:  # it ended before the arrangement was made
+                os._exit(1)
+
+    return arrange
+
+
+def start_time(pid: int) -> int | None:
+    """Return when a process started, in clock ticks since boot; None where it is gone or a zombie.
+
+    A pid is used again after its process ends; pid and start time together name one process for ever.
+    """
+    stat = _stat(pid)
+    return int(stat[19]) if stat else None
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Return the fields of /proc/PID/stat from the third on (state, parent, group, session ...), if it lives."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = text[text.rindex(")") + 2 :].split()
+    return None if fields[0] in "ZX" else fields
+
+
+def is_alive(pid: int, started: int | None) -> bool:
+    """Return whether the process that had this pid and start time still runs."""
+    return started is not None and start_time(pid) == started
+
+
+def stop_session(pid: int, started: int | None, timeout_s: float) -> None:
+    """End a session leader and all it left: SIGTERM to the leader, after `timeout_s` SIGKILL to what still runs."""
+    if is_alive(pid, started):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+        wait_until(lambda: not is_alive(pid, started), timeout_s)
+    for each in session_of(pid, started):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)
+    wait_until(lambda: not session_of(pid, started), 5)
+
+
+def session_of(pid: int, started: int | None) -> list[int]:
+    """Return the living processes of the session that `pid` led, the leader's orphans included.
+
+    Linux gives a pid to nobody while a session has its number, so a leader that started at another time is a
+    stranger, and nothing of ours is left.
+    """
+    if started is None or start_time(pid) not in {started, None}:
+        return []
+    every = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    return [each for each in every if (stat := _stat(each)) and int(stat[3]) == pid and int(stat[19]) >= started]
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, interval_s: float = 0.05) -> bool:
+    """Return whether `condition` came true within `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(interval_s)
+    return True
+
+
+def tail(path: Path, lines: int = 20, max_bytes: int = 64 << 10) -> str:
+    """Return the last lines of a text file, or an empty text where there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - max_bytes))
+            text = file.read(max_bytes).decode(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(text.splitlines()[-lines:])
+
+
+@contextlib.contextmanager
+def sigterm_as_interrupt() -> Iterator[None]:
+    """Turn SIGTERM into KeyboardInterrupt within the block, so that it is cleaned up like Ctrl-C.
+
+    Only the main thread can; elsewhere the block runs as it is.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the Python models of the repository share: parameters, tensors of one request, words as tensors, pieces of text.
+
+Runs inside Triton's Python stub. The stub's own module is handed in, so that all of this runs without a server too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trtspec.checkpoint.tokenizer import Tokenizer
+from trtspec.errors import TrtspecError
+
+Array = npt.NDArray[Any]
+ANCHORS = ("", "a", "!", "\n")
+
+# Tensors that clients send with every request and the embedded engine does not act on: the values that ask for nothing.
+NEUTRAL: dict[str, tuple[float, ...]] = {
+    "beam_width": (0, 1),
+    "num_return_sequences": (0, 1),
+    "len_penalty": (0, 1),
+    "repetition_penalty": (1,),
+    "min_tokens": (0, 1),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "return_log_probs": (False,),
+    "return_context_logits": (False,),
+    "return_generation_logits": (False,),
+}
+
+
+class Settings:
+    """A model's configuration as Triton hands it to `initialize`."""
+
+    def __init__(self, args: Mapping[str, str]) -> None:
+        self._config = json.loads(args["model_config"])
+        self._root = Path(args["model_repository"])
+
+    @property
+    def decoupled(self) -> bool:
+        """Return whether a request may have several responses."""
+        return bool(self._config.get("model_transaction_policy", {}).get("decoupled"))
+
+    @property
+    def max_batch_size(self) -> int:
+        return int(self._config["max_batch_size"])
+
+    def parameter(self, key: str) -> str:
+        """Return a parameter's text; one that is missing is an error that names it."""
+        try:
+            return str(self._config["parameters"][key]["string_value"])
+        except KeyError:
+            raise TrtspecError(f"parameter {key!r} is missing", where=str(self._root / "config.pbtxt")) from None
+
+    def path(self, key: str) -> Path | None:
+        """Return a parameter as a path, relative ones from the model's directory; an empty one is None."""
+        value = self.parameter(key)
+        return (self._root / value).resolve() if value else None
+
+    def tokenizer(self) -> Tokenizer:
+        """Load the tokenizer that `tokenizer_dir` names."""
+        return Tokenizer((self._root / self.parameter("tokenizer_dir")).resolve())
+
+
+class Inputs:
+    """The input tensors of one request, which carries one prompt."""
+
+    def __init__(self, pb_utils: Any, request: Any) -> None:
+        self._get = pb_utils.get_input_tensor_by_name
+        self._request = request
+
+    def array(self, name: str) -> Array | None:
+        """Return a tensor without its batch dimension; None where the client sent none."""
+        tensor = self._get(self._request, name)
+        if tensor is None:
+            return None
+        array: Array = tensor.as_numpy()
+        if array.shape[0] != 1:
+            raise TrtspecError(
+                f"{name} has {array.shape[0]} rows: send one prompt a request", hint="send several requests"
+            )
+        row: Array = array[0]
+        return row
+
+    def scalar(self, name: str, default: Any = None) -> Any:
+        """Return the one value of a tensor as a Python value."""
+        array = self.array(name)
+        if array is None:
+            return default
+        if array.size != 1:
+            raise TrtspecError(f"{name} has {array.size} values, expected one")
+        return array.item()
+
+    def texts(self, name: str) -> list[str]:
+        """Return the strings of a tensor that are not empty."""
+        array = self.array(name)
+        items = [] if array is None else array.reshape(-1).tolist()
+        try:
+            return [item.decode() for item in items if item]
+        except UnicodeDecodeError:
+            raise TrtspecError(f"{name} is not UTF-8 text") from None
+
+
+def refuse_unsupported(inputs: Inputs) -> None:
+    """Raise for the first input that asks for what the embedded engine does not do."""
+    for name, accepted in NEUTRAL.items():
+        value = inputs.scalar(name)
+        if value is not None and value not in accepted:
+            raise TrtspecError(f"{name} {value:.6g} is not supported by the embedded engine")
+    words = inputs.array("bad_words_list")
+    if words is not None and words_of_tensor(words):
+        raise TrtspecError("bad_words is not supported by the embedded engine")
+
+
+def tensor_of_words(words: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
+    """Return words as NVIDIA's [2, n] tensor: the ids of all, and where each ends; padded with 0 and -1."""
+    ids = [token for word in words for token in word]
+    ends = np.cumsum([len(word) for word in words], dtype=np.int32)
+    tensor = np.array([[0], [-1]], np.int32).repeat(max(1, len(ids)), axis=1)
+    tensor[0, : len(ids)] = ids
+    tensor[1, : len(ends)] = ends
+    return tensor
+
+
+def words_of_tensor(tensor: Array) -> list[list[int]]:
+    """Return the words of a [2, n] tensor."""
+    if tensor.ndim != 2 or tensor.shape[0] != 2:
+        raise TrtspecError(
+            f"a word list has the shape {list(tensor.shape)}, expected [2, n]: ids and where each word ends"
+        )
+    ids, ends = tensor.tolist()
+    bounds = [0, *(end for end in ends if end > 0)]
+    if bounds != sorted(set(bounds)) or bounds[-1] > len(ids):
+        raise TrtspecError(f"a word list has the ends {bounds[1:]}, expected rising numbers up to {len(ids)}")
+    return [ids[start:end] for start, end in pairwise(bounds)]
+
+
+class Pieces:
+    """Text that does not begin a text: some tokenizers drop the space that their first token stands for."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._anchor = tokenizer.encode("a", add_special_tokens=False)
+        self._anchor_len = len(tokenizer.decode(self._anchor))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return what `ids` add to a text that goes before them."""
+        return self._tokenizer.decode([*self._anchor, *ids])[self._anchor_len :]
+
+    def encode(self, text: str) -> list[int]:
+        """Return ids that `decode` to exactly this text."""
+        for anchor in ANCHORS:
+            skip = len(self._tokenizer.encode(anchor, add_special_tokens=False))
+            ids = self._tokenizer.encode(anchor + text, add_special_tokens=False)[skip:]
+            if self.decode(ids) == text:
+                return ids
+        raise TrtspecError(f"the stop word {text!r} cannot be written in the tokens of this model")
+
+
+def respond(pb_utils: Any, make: Callable[[], list[tuple[str, Array]]]) -> Any:
+    """Return the response whose tensors `make` returns; what goes wrong is this request's error and nobody else's."""
+    try:
+        return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in make()])
+    except Exception as error:
+        return failure(pb_utils, error)
+
+
+def failure(pb_utils: Any, error: Exception) -> Any:
+    """Return an error response; what no user can act on goes to the server's log with its traceback."""
+    if isinstance(error, TrtspecError):
+        return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG))
+    import traceback
+
+    pb_utils.Logger.log_error("".join(traceback.format_exception(error)))
+    message = f"internal error, the server's log has more: {type(error).__name__}: {error}"
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, pb_utils.TritonError.INTERNAL))
