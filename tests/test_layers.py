@@ -13,13 +13,16 @@ import trtspec
 PACKAGE = Path(trtspec.__file__).parent
 
 LEVELS = [
-    {"errors", "paths", "system", "registry", "__init__", "_data"},
+    {"errors", "__init__", "_data"},
+    {"paths", "system", "registry"},
     {"recipe", "graph", "artifacts"},
     {"checkpoint", "kernels"},
     {"families", "quant", "methods", "engines", "triton"},
     {"steps"},
+    {"check", "inspection", "doctor"},
     {"pipeline", "deploy", "measure"},
-    {"cli", "__main__"},
+    {"cli"},
+    {"__main__"},
 ]
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
 
@@ -41,7 +44,9 @@ def imported_rooms(path: Path) -> set[str]:
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             names = [f"{node.module}.{alias.name}" for alias in node.names]
-        rooms |= {name.split(".")[1] for name in names if name.startswith("trtspec.") and name.split(".")[1] in LEVEL_OF}
+        rooms |= {
+            name.split(".")[1] for name in names if name.startswith("trtspec.") and name.split(".")[1] in LEVEL_OF
+        }
     return rooms
 
 

@@ -29,7 +29,9 @@ T = TypeVar("T")
 
 # Smaller drafts are rarely right, larger ones rarely cheap: what published pairs use.
 USUAL_SIZES = (10, 50)
-PROBE = 'The 2nd "quick" fox — naïve café, 北京, Привет 🙂\n\tdef f(x: int) -> str: return f"{x:>08.3f}"  # 12345 != 54321'
+PROBE = (
+    'The 2nd "quick" fox — naïve café, 北京, Привет 🙂\n\tdef f(x: int) -> str: return f"{x:>08.3f}"  # 12345 != 54321'
+)
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,9 @@ class _Examination:
         for plugin in self.recipe.plugins:
             self._error("plugins", "not-supported", f"this version has no plugin {plugin!r}")
         for option in self.recipe.engine.extra:
-            self._warn(f"engine.extra.{option}", "unused", "an option of trtllm-build; the embedded engine has no use for it")
+            self._warn(
+                f"engine.extra.{option}", "unused", "an option of trtllm-build; the embedded engine has no use for it"
+            )
 
 
 def load_model(model: ModelSource) -> Model:
@@ -204,4 +208,3 @@ def check_tokenizers(target: Path, draft: Path) -> None:
             "draft and target have different tokenizers: equal vocabularies, but they split a text differently",
             hint="choose a draft of the target's family",
         )
-

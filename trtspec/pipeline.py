@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a recipe to a plan, and from a plan to an artifact: the only module that knows the order of steps.
 
-    read sources -> convert target, convert draft -> copy tokenizer, prompts -> emit repository -> publish
+read sources -> convert target, convert draft -> copy tokenizer, prompts -> emit repository -> publish
 """
 
 from __future__ import annotations

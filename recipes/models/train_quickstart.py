@@ -105,7 +105,9 @@ def train_target(tokenizer: PreTrainedTokenizerFast, steps: int) -> LlamaForCaus
 
 
 @torch.no_grad()
-def greedy_continuations(target: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, count: int) -> list[torch.Tensor]:
+def greedy_continuations(
+    target: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, count: int
+) -> list[torch.Tensor]:
     """Return `count` blocks [ROWS, CONTINUATION_LEN]: document beginnings that the target went on from greedily."""
     stream, blocks = documents(TRAIN_SEED + 200), []
     for number in range(count):

@@ -23,7 +23,10 @@ def source(tmp_path: Path) -> Path:
 
 
 def test_every_tensor_is_where_tensorrt_llm_looks_for_it(source: Path, tmp_path: Path) -> None:
-    theirs, ours = load_file(source / "model.safetensors"), load_file(convert(source, tmp_path / "c") / "rank0.safetensors")
+    theirs, ours = (
+        load_file(source / "model.safetensors"),
+        load_file(convert(source, tmp_path / "c") / "rank0.safetensors"),
+    )
     expected = {
         "transformer.vocab_embedding.weight": theirs["model.embed_tokens.weight"],
         "transformer.ln_f.weight": theirs["model.norm.weight"],
@@ -66,7 +69,9 @@ def test_config_says_what_tensorrt_llm_reads(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("shape", [{}, {"tie_word_embeddings": True}, {"attention_bias": True}, {"rope_parameters": LLAMA3_ROPE}])
+@pytest.mark.parametrize(
+    "shape", [{}, {"tie_word_embeddings": True}, {"attention_bias": True}, {"rope_parameters": LLAMA3_ROPE}]
+)
 def test_what_is_written_is_read_back(shape: dict[str, Any], tmp_path: Path) -> None:
     checkpoint = load_checkpoint(convert(make_llama(tmp_path / "hf", **shape), tmp_path / "c"))
     parameters = sum(tensor.nbytes // 2 for tensor in checkpoint.tensors.values())
@@ -77,11 +82,18 @@ def test_what_is_written_is_read_back(shape: dict[str, Any], tmp_path: Path) -> 
 def test_rope_is_read_in_the_words_of_older_versions_too(tmp_path: Path) -> None:
     source = make_llama(tmp_path / "hf", rope_parameters=LLAMA3_ROPE)
     new = load_checkpoint(convert(source, tmp_path / "new")).config
-    edit(source, rope_parameters=None, rope_theta=5e5, rope_scaling={k: v for k, v in LLAMA3_ROPE.items() if k != "rope_theta"})
+    edit(
+        source,
+        rope_parameters=None,
+        rope_theta=5e5,
+        rope_scaling={k: v for k, v in LLAMA3_ROPE.items() if k != "rope_theta"},
+    )
     assert load_checkpoint(convert(source, tmp_path / "old")).config == new
 
 
-@pytest.mark.parametrize(("stored", "wanted"), [("float32", "float16"), ("float32", "bfloat16"), ("bfloat16", "float16")])
+@pytest.mark.parametrize(
+    ("stored", "wanted"), [("float32", "float16"), ("float32", "bfloat16"), ("bfloat16", "float16")]
+)
 def test_weights_are_cast_to_the_dtype_wanted(stored: str, wanted: str, tmp_path: Path) -> None:
     source = make_llama(tmp_path / "hf", dtype=stored)
     ours = load_file(convert(source, tmp_path / "c", wanted) / "rank0.safetensors")

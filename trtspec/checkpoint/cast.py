@@ -46,7 +46,9 @@ def _table(source: str, target: str) -> tuple[Bits, npt.NDArray[np.bool_]]:
     return bits, np.isfinite(wide) & ~np.isfinite(_floats(bits, target))
 
 
-def _narrow(values: npt.NDArray[np.float32], narrow: Callable[[npt.NDArray[np.float32]], Bits]) -> tuple[memoryview, int]:
+def _narrow(
+    values: npt.NDArray[np.float32], narrow: Callable[[npt.NDArray[np.float32]], Bits]
+) -> tuple[memoryview, int]:
     bits = narrow(values)
     dtype = "BF16" if narrow is _bf16_bits else "F16"
     return _raw(bits), int((np.isfinite(values) & ~np.isfinite(_floats(bits, dtype))).sum())

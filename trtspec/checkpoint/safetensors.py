@@ -148,7 +148,9 @@ class Writer:
             offset += nbytes
         raw = json.dumps(header, separators=(",", ":")).encode()
         raw += b" " * (-len(raw) % 8)  # the format aligns the data to 8 bytes
-        self._starts = {name: 8 + len(raw) + entry["data_offsets"][0] for name, entry in header.items() if "dtype" in entry}
+        self._starts = {
+            name: 8 + len(raw) + entry["data_offsets"][0] for name, entry in header.items() if "dtype" in entry
+        }
         self._file = path.open("wb", buffering=0)
         self._file.write(len(raw).to_bytes(8, "little") + raw)
         if offset:

@@ -66,7 +66,9 @@ def locate_model(model: str, revision: str | None) -> Path:
         root = Path(model)
         if not root.is_dir():
             what = "is a file, not a directory" if root.exists() else "no such directory"
-            raise CheckpointError(f"{what}: {model}", hint="a checkpoint is a directory with config.json and *.safetensors")
+            raise CheckpointError(
+                f"{what}: {model}", hint="a checkpoint is a directory with config.json and *.safetensors"
+            )
         return root
     root = hub_cache_dir() / f"models--{model.replace('/', '--')}" / "snapshots" / revision
     if not root.is_dir():

@@ -174,7 +174,13 @@ def write_checkpoint(
 
 
 def _copy(
-    part: TensorInfo, writer: Writer, target: str, start: int, dtype: str, buffer: bytearray, on_bytes: Callable[[int], None]
+    part: TensorInfo,
+    writer: Writer,
+    target: str,
+    start: int,
+    dtype: str,
+    buffer: bytearray,
+    on_bytes: Callable[[int], None],
 ) -> int:
     cast = make_cast(part.dtype, dtype)
     written = overflowed = 0

@@ -38,9 +38,7 @@ def bench(
     show(comparison, what)
 
 
-def _measure_server(
-    url: str, prompts: Path | None, max_tokens: int, runs: int, on_progress: OnProgress
-) -> Comparison:
+def _measure_server(url: str, prompts: Path | None, max_tokens: int, runs: int, on_progress: OnProgress) -> Comparison:
     from trtspec.artifacts.prompts import load_prompts
     from trtspec.measure.artifact import DEFAULT_PROMPTS
     from trtspec.measure.bench import measure_server
@@ -77,7 +75,9 @@ def show(comparison: Comparison, what: str) -> None:
         for name, side in sides
     ]
     columns = ("", "tokens/s", "speed-up", "acceptance rate", "mean accepted length")
-    show_table(f"{what}: {comparison.prompts} prompts, {comparison.max_tokens} tokens each", columns, rows, (1, 2, 3, 4))
+    show_table(
+        f"{what}: {comparison.prompts} prompts, {comparison.max_tokens} tokens each", columns, rows, (1, 2, 3, 4)
+    )
     same, total = comparison.identical_texts, comparison.prompts
     say(f"identical text: {'yes' if same == total else 'NO'} ({same} of {total})", "green" if same == total else "red")
     if what.startswith("http://"):

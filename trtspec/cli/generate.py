@@ -52,7 +52,10 @@ def generate(
         said = document(generated)
         rate, length = said["acceptance_rate"], said["mean_accepted_len"]
         drafts = f", acceptance rate {rate:.3f}, {length:.2f} tokens a step" if said["drafted"] else ""
-        say(f"{said['new_tokens']} tokens in {said['seconds']:.2f} s, {said['tokens_per_s']:.0f} tokens/s{drafts}", "dim")
+        say(
+            f"{said['new_tokens']} tokens in {said['seconds']:.2f} s, {said['tokens_per_s']:.0f} tokens/s{drafts}",
+            "dim",
+        )
 
 
 def document(generated: Generated) -> dict[str, Any]:

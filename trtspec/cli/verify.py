@@ -34,7 +34,7 @@ def verify(
     rows = [(check.name, "holds" if check.ok else "FAILS", check.detail) for check in verification.checks]
     show_table("", ("check", "", "what was found"), rows)
     say(f"{artifact}: {'verified' if verification.ok else 'NOT verified'}", "green" if verification.ok else "red")
-    raise typer.Exit(verification.exit_code)
+    raise typer.Exit(verification.failure.exit_code if verification.failure else 0)
 
 
 command = verify

@@ -85,7 +85,8 @@ def _layer_rules(config: ModelConfig, layer: int) -> list[Rule]:
     norms = (("input_layernorm", "input_layernorm"), ("post_layernorm", "post_attention_layernorm"))
     source = f"model.layers.{layer}"
     found = [
-        Rule(layer_tensor(layer, f"{target}.weight"), ((f"{source}.{name}.weight", (hidden,)),)) for target, name in norms
+        Rule(layer_tensor(layer, f"{target}.weight"), ((f"{source}.{name}.weight", (hidden,)),))
+        for target, name in norms
     ]
     for group, has_bias in ((attention, config.attn_bias), (mlp, config.mlp_bias)):
         for target, parts in group.items():

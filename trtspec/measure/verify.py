@@ -63,12 +63,12 @@ class Verification:
         checks = [asdict(check) for check in self.checks]
         return {"format_version": FORMAT_VERSION, "ok": self.ok, "checks": checks, "manifest": self.manifest_sha256}
 
-    def raise_if_failed(self) -> None:
-        """Raise VerificationFailed, or GateNotMet where only limits of the recipe are missed."""
+    @property
+    def failure(self) -> TrtspecError | None:
+        """Return what is wrong: GateNotMet where only limits of the recipe are missed, else VerificationFailed."""
         failed = [check for check in self.checks if not check.ok]
-        if failed:
-            error = GateNotMet if all(check.name.startswith("min_") for check in failed) else VerificationFailed
-            raise error("; ".join(f"{check.name}: {check.detail}" for check in failed))
+        error = GateNotMet if all(check.name.startswith("min_") for check in failed) else VerificationFailed
+        return error("; ".join(f"{check.name}: {check.detail}" for check in failed)) if failed else None
 
 
 def verify_artifact(
@@ -105,7 +105,8 @@ def ensure_gates(root: Path, on_progress: OnProgress = lambda what, done, total:
             checks = [_check_files(artifact)]
             checks += _check_gates(artifact, prompts, DEPLOY_TOKENS, on_progress)[1]
         verification = Verification(tuple(checks), _manifest_sha256(root))
-    verification.raise_if_failed()
+    if failure := verification.failure:
+        raise failure
 
 
 def _check_files(artifact: OpenArtifact) -> Check:
@@ -142,7 +143,8 @@ def _recorded_source(artifact: OpenArtifact) -> Path:
         return locate_model(target["model"], target["revision"] or None)
     except CheckpointError as error:
         raise TrtspecError(
-            f"the source of the target is not on this machine: {error.message}", hint="say where it is with --source DIR"
+            f"the source of the target is not on this machine: {error.message}",
+            hint="say where it is with --source DIR",
         ) from None
 
 
@@ -159,7 +161,9 @@ def _check_parity(
     differences, ties = [], []
     for number, (prompt, result) in enumerate(zip(prompts, results, strict=True)):
         for place, chosen, lead, logits in _disagreements(artifact, model, prompt, result):
-            text = f"prompt {number} token {place}: logits {logits[0]:.6f} (source) and {logits[1]:.6f} (ours, {chosen})"
+            text = (
+                f"prompt {number} token {place}: logits {logits[0]:.6f} (source) and {logits[1]:.6f} (ours, {chosen})"
+            )
             (ties if lead <= TIE else differences).append(text)
         on_progress("parity", number + 1, len(prompts))
     same = len(prompts) - len({text.split(" token")[0] for text in differences})

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from socket import socket
 from typing import Any
+from urllib.parse import urlsplit
 
 from trtspec.errors import DeployError, StepTimeout
 from trtspec.system import LOOPBACK
@@ -31,6 +32,18 @@ class Client:
     port: int
     host: str = LOOPBACK
     timeout_s: float = 60.0
+
+    @classmethod
+    def at(cls, url: str, timeout_s: float = 60.0) -> Client:
+        """Return the client of an address such as http://127.0.0.1:8000."""
+        parts = urlsplit(url)
+        try:
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host, port = None, None
+        if parts.scheme != "http" or not host or not port:
+            raise DeployError(f"{url!r} is not a server's address", hint="as http://127.0.0.1:8000")
+        return cls(port, host, timeout_s)
 
     def is_ready(self, model: str | None = None) -> bool:
         """Return whether the server, or one model of it, says it is ready; it may say so and be wrong."""

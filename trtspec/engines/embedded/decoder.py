@@ -48,7 +48,7 @@ class Window:
     """Where `width` tokens of each of `rows` cache rows stand; shared by all layers of a step.
 
     `slots` [rows * width] are their cache slots, `rotation` complex [rows * width, 1, head_size / 2], `mask`
-    [rows, 1, queries, key_len] or None where every query sees all `key_len` keys.
+    [rows, 1, queries, key_len] is added to the scores, None where every query sees all `key_len` keys.
     """
 
     first_row: int
@@ -99,18 +99,41 @@ class Decoder:
 
     def window(self, starts: list[int], width: int, first_row: int = 0) -> Window:
         """Return the window of `width` tokens from position `starts[i]` on in cache row `first_row + i`."""
-        rows, max_len = len(starts), self.cache.max_len
+        positions, slots = self._place(starts, width, first_row)
         key_len = max(starts) + width
-        begin = torch.tensor(starts, device=self.device)
-        positions = (begin.unsqueeze(1) + self._positions[:width]).clamp_max(max_len - 1)
-        row_starts = torch.arange(first_row, first_row + rows, device=self.device) * max_len
-        mask = None
-        if width > 1 or min(starts) != max(starts):
-            group = self.config.num_heads // self.config.num_kv_heads
-            seen = self._positions[:key_len] <= positions.unsqueeze(-1)
-            mask = seen.repeat(1, group, 1).unsqueeze(1)
-        slots = (positions + row_starts.unsqueeze(1)).flatten()
-        return Window(first_row, rows, width, slots, self.rotations[positions.flatten()], mask, key_len)
+        mask = self._mask(positions, key_len) if width > 1 or min(starts) != max(starts) else None
+        return Window(
+            first_row, len(starts), width, slots.flatten(), self.rotations[positions.flatten()], mask, key_len
+        )
+
+    def single_windows(self, starts: list[int], count: int) -> list[Window]:
+        """Return `count` windows of one token, at `starts`, one further on, and so on, computed all at once."""
+        if not count:
+            return []
+        positions, slots = self._place(starts, count, 0)
+        rotations = self.rotations[positions.t()].unbind(0)
+        ragged = min(starts) != max(starts)
+        windows = []
+        for step, (slot, rotation) in enumerate(zip(slots.t().contiguous().unbind(0), rotations, strict=True)):
+            key_len = max(starts) + step + 1
+            mask = self._mask(positions[:, step : step + 1], key_len) if ragged else None
+            windows.append(Window(0, len(starts), 1, slot, rotation, mask, key_len))
+        return windows
+
+    def _place(self, starts: list[int], width: int, first_row: int) -> tuple[Tensor, Tensor]:
+        """Return positions and cache slots, both [rows, width]."""
+        max_len = self.cache.max_len
+        begin = torch.tensor(starts, device=self.device).unsqueeze(1)
+        positions = (begin + self._positions[:width]).clamp_max(max_len - 1)
+        rows = torch.arange(first_row, first_row + len(starts), device=self.device).unsqueeze(1)
+        return positions, positions + rows * max_len
+
+    def _mask(self, positions: Tensor, key_len: int) -> Tensor:
+        """Return what is added to attention scores, [rows, 1, group * width, key_len]: 0 for what a query may see."""
+        group = self.config.num_heads // self.config.num_kv_heads
+        hidden = self._positions[:key_len] > positions.unsqueeze(-1)
+        mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device).masked_fill_(hidden, -torch.inf)
+        return mask.repeat(1, group, 1).unsqueeze(1)
 
     def forward(self, tokens: Tensor, window: Window, at: Tensor | None = None) -> Tensor:
         """Run `tokens` [rows, width] through the model, writing their keys and values.

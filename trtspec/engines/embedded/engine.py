@@ -1,16 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine: continuous batching of requests at different progress, each step drafted and verified.
 
-One thread runs the model and calls every request's `on_update`. Running requests are the rows 0 .. n-1 of the KV
-cache without gaps, so a step works on views; when one ends, the last row takes its place.
+One thread loads and runs the model and calls every request's `on_update`. It does so from the first tensor on,
+because each thread that computes gets OpenMP workers of its own, and with more of them than cores all of them sleep
+between operations (three times slower steps were measured on two cores).
+
+Running requests are the rows 0 .. n-1 of the KV cache without gaps, so a step works on views; when one ends, the last
+row takes its place.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -34,16 +40,20 @@ log = logging.getLogger(__name__)
 class Engine:
     """Runs a converted checkpoint; made by `Engine.load`."""
 
-    def __init__(self, target: Decoder, drafter: Drafter, settings: EngineSettings, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self, load: Callable[[], tuple[Decoder, Drafter]], settings: EngineSettings, tokenizer: Tokenizer | None
+    ) -> None:
         self.settings = settings
         self.tokenizer = tokenizer
-        self._target = target
-        self._drafter = drafter
         self._waiting: deque[Running] = deque()
         self._running: list[Running] = []
         self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
         self._closed: str | None = None
+        loaded: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, args=(load, loaded), name="trtspec-engine", daemon=True)
+        self._thread.start()
+        loaded.result()
+        atexit.register(self.close)  # a thread inside torch must not outlive the interpreter
 
     @classmethod
     def load(cls, target: Path, draft: Path | None, settings: EngineSettings, tokenizer: Path | None = None) -> Engine:
@@ -62,11 +72,15 @@ class Engine:
         device = _device(settings.device)
         # A step may write this many positions beyond the longest text, which are then overwritten.
         max_len = settings.max_seq_len + settings.draft_len + 2
-        dtype = _dtype(settings.dtype, device, target)
-        model = Decoder(target, settings.max_batch_size, max_len, device, dtype)
-        drafter = drafter_class(draft, Room(settings.max_batch_size, max_len, device, dtype))
-        _check_pair(model, drafter, settings)
-        return cls(model, drafter, settings, Tokenizer(tokenizer) if tokenizer else None)
+
+        def load_models() -> tuple[Decoder, Drafter]:
+            dtype = _dtype(settings.dtype, device, target)
+            model = Decoder(target, settings.max_batch_size, max_len, device, dtype)
+            drafter = drafter_class(draft, Room(settings.max_batch_size, max_len, device, dtype))
+            _check_pair(model, drafter, settings)
+            return model, drafter
+
+        return cls(load_models, settings, Tokenizer(tokenizer) if tokenizer else None)
 
     def submit(self, request: Request, on_update: Callable[[Update], None]) -> Ticket:
         """Queue a request; `on_update` is called from the engine's thread until an update has a finish reason.
@@ -99,20 +113,23 @@ class Engine:
         with self._changed:
             self._closed = self._closed or "the engine was closed"
             self._changed.notify()
-        if self._thread is not None:
-            self._thread.join()
+        self._thread.join()
+        atexit.unregister(self.close)
 
     def _enqueue(self, running: Running) -> None:
         if self._closed:
             raise TrtspecError(self._closed)
         self._waiting.append(running)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="trtspec-engine", daemon=True)
-            self._thread.start()
         self._changed.notify()
 
     @torch.inference_mode()
-    def _run(self) -> None:
+    def _run(self, load: Callable[[], tuple[Decoder, Drafter]], loaded: Future[None]) -> None:
+        try:
+            self._target, self._drafter = load()
+        except BaseException as error:
+            loaded.set_exception(error)
+            return
+        loaded.set_result(None)
         reason, error = "cancelled", None
         try:
             while self._wait():

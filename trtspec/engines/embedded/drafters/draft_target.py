@@ -39,22 +39,20 @@ class ModelDrafter:
         """Draft one token a step, each after the one before."""
         model, rows = self._model, len(texts)
         starts = [len(text) - 2 for text in texts]
+        windows = [model.window(starts, 2), *model.single_windows([start + 2 for start in starts], draft_len - 1)]
         tokens = torch.tensor([text[-2:] for text in texts], device=model.device)
-        window = model.window(starts, 2)
         at: Tensor | None = torch.arange(1, 2 * rows, 2, device=model.device)
         chain, all_probs = [], []
-        for step in range(draft_len):
+        for step, window in enumerate(windows):
             logits = model.forward(tokens, window, at)
             if warp is None or uniforms is None:
-                token = logits.argmax(-1)
+                tokens = logits.argmax(-1)
             else:
                 probs = warp.probs(logits)
                 all_probs.append(probs)
-                token = pick(probs, uniforms[:, step])
-            chain.append(token)
-            if step + 1 < draft_len:
-                tokens, at = token, None
-                window = model.window([start + step + 2 for start in starts], 1)
+                tokens = pick(probs, uniforms[:, step])
+            chain.append(tokens)
+            at = None
         return Draft(torch.stack(chain, 1), torch.stack(all_probs, 1) if all_probs else None)
 
     def move_row(self, source: int, target: int, length: int) -> None:

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trtspec doctor`."""
+
+from __future__ import annotations
+
+import typer
+
+from trtspec.cli.options import Json
+
+
+def doctor(json: Json = False) -> None:
+    """Say what of this machine trtspec can use, and what keeps it from the rest; exit code 1 where something is missing.
+
+    Example: trtspec doctor
+    """
+    from dataclasses import asdict
+
+    from trtspec.cli.render import print_json, say, show_table
+    from trtspec.doctor import probe_machine
+
+    findings = probe_machine()
+    fine = all(finding.ok for finding in findings)
+    if json:
+        print_json({"format_version": 1, "ok": fine, "findings": [asdict(finding) for finding in findings]})
+    rows = [(each.name, "ok" if each.ok else "MISSING", each.detail) for each in findings]
+    show_table("", ("", "", "what was found"), rows)
+    for finding in findings:
+        if not finding.ok and finding.hint:
+            say(f"{finding.name}: {finding.hint}", "yellow")
+    raise typer.Exit(0 if fine else 1)
+
+
+command = doctor

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What lies in a directory: a source checkpoint, a converted one, or an artifact. Reads headers and documents only."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from trtspec.artifacts.manifest import MANIFEST, load_manifest
+from trtspec.checkpoint.rules import match
+from trtspec.checkpoint.safetensors import TensorInfo
+from trtspec.checkpoint.source import load_source
+from trtspec.checkpoint.trtllm import is_converted, load_checkpoint
+from trtspec.errors import CheckpointError
+from trtspec.families.base import family_of
+
+
+def inspect_path(path: Path) -> dict[str, Any]:
+    """Return a document about what lies at `path`; raises TrtspecError where it is nothing of ours to read."""
+    if not path.is_dir():
+        raise CheckpointError("no such directory", where=str(path))
+    if (path / MANIFEST).is_file():
+        return _artifact(path)
+    return _converted(path) if is_converted(path) else _source(path)
+
+
+def _source(path: Path) -> dict[str, Any]:
+    source = load_source(path)
+    name, family = family_of(source)
+    config = family.read(source.reader, "auto")
+    matched = match(family.rules(config), family.skips(config), source)
+    return {
+        "kind": "source checkpoint",
+        "family": name,
+        "architecture": config.architecture,
+        "parameters": config.num_parameters,
+        "dtypes": _dtypes(source.tensors.values()),
+        "bytes": source.nbytes,
+        "files": [file.name for file in source.weight_files],
+        "converts_to": config.dtype,
+        "skipped": matched.skipped,
+    }
+
+
+def _converted(path: Path) -> dict[str, Any]:
+    checkpoint = load_checkpoint(path)
+    return {
+        "kind": "TensorRT-LLM checkpoint",
+        "architecture": checkpoint.config.architecture,
+        "parameters": checkpoint.config.num_parameters,
+        "dtypes": _dtypes(checkpoint.tensors.values()),
+        "bytes_by_rank": [checkpoint.nbytes],
+        "quantization": "none",
+    }
+
+
+def _artifact(path: Path) -> dict[str, Any]:
+    manifest = load_manifest(path)
+    speculation = manifest.recipe["speculation"]
+    return {
+        "kind": "artifact",
+        "name": manifest.recipe["name"],
+        "backend": f"{manifest.backend.name} ({manifest.backend.why})",
+        "method": speculation["method"],
+        "draft_len": speculation["draft_len"],
+        "files": len(manifest.files),
+        "bytes": sum(file.size for file in manifest.files),
+        "tools": manifest.tools,
+        "steps": [f"{step.name} {step.key[:12]}" for step in manifest.steps],
+    }
+
+
+def _dtypes(tensors: Iterable[TensorInfo]) -> dict[str, int]:
+    """Return how many bytes each dtype takes."""
+    counted: Counter[str] = Counter()
+    for tensor in tensors:
+        counted[tensor.dtype] += tensor.nbytes
+    return dict(sorted(counted.items()))
