@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -61,7 +61,7 @@ def next_token_law(rule: Rule, p: np.ndarray, q: np.ndarray, tokens: tuple, acce
             edges |= set((np.cumsum(row) / row.sum()).tolist())
     found: dict = {}
     ordered = sorted(edges)
-    for low, high in zip(ordered, ordered[1:], strict=False):
+    for low, high in pairwise(ordered):
         key = rule(p, q, np.array(tokens), np.array([*accept, (low + high) / 2]))
         found[key] = found.get(key, 0.0) + high - low
     return found
@@ -186,7 +186,10 @@ def warp_of(temperature: float, top_k: int, top_p: float) -> chain.Warp:
     )
 
 
-@pytest.mark.parametrize(("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (0.7, 5, 1.0), (1.3, 0, 0.8), (0.5, 7, 0.6), (0.0, 0, 1.0), (1.0, 3, 0.05)])  # fmt: skip
+HOW = [(1.0, 0, 1.0), (0.7, 5, 1.0), (1.3, 0, 0.8), (0.5, 7, 0.6), (0.0, 0, 1.0), (1.0, 3, 0.05)]
+
+
+@pytest.mark.parametrize(("temperature", "top_k", "top_p"), HOW)
 def test_probabilities_are_those_of_transformers(temperature: float, top_k: int, top_p: float) -> None:
     from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 

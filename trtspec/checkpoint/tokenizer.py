@@ -80,7 +80,7 @@ class Tokenizer:
         return frozenset(token for token, text in enumerate(texts) if BROKEN in text)
 
     def complete_len(self, ids: Sequence[int]) -> int:
-        """Return how many of `ids` can be shown: all, but for a tail that may become a character with the next token."""
+        """Return how many of `ids` can be shown: all but a tail that the next token may make a character of."""
         if not ids or ids[-1] not in self.fragments:
             return len(ids)
         window = list(ids[-2 * LONGEST_CHARACTER :])

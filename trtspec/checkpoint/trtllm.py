@@ -9,12 +9,11 @@ docs/source/legacy/architecture/checkpoint.md). `mlp.fc` is Hugging Face's gate_
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtspec.checkpoint.cast import make_cast
 from trtspec.checkpoint.model_config import ConfigReader, ModelConfig, RopeScaling
 from trtspec.checkpoint.rules import Matched, Rule
 from trtspec.checkpoint.safetensors import TensorInfo, Writer, iter_chunks, read_header
@@ -169,31 +168,26 @@ def write_checkpoint(
         for rule in rules:
             position = 0
             for part in matched.parts[rule.target]:
-                position += _copy(part, writer, rule.target, position, dtype, buffer, on_bytes)
+                for data, source_bytes in _cast_chunks(part, dtype, buffer):
+                    writer.write(rule.target, position, data)
+                    position += data.nbytes
+                    on_bytes(source_bytes)
     (out / "config.json").write_text(json.dumps(render_config(config), indent=2) + "\n")
 
 
-def _copy(
-    part: TensorInfo,
-    writer: Writer,
-    target: str,
-    start: int,
-    dtype: str,
-    buffer: bytearray,
-    on_bytes: Callable[[int], None],
-) -> int:
+def _cast_chunks(part: TensorInfo, dtype: str, buffer: bytearray) -> Iterator[tuple[memoryview, int]]:
+    """Yield a tensor's bytes as `dtype`, each piece with the number of source bytes it was made from."""
+    from trtspec.checkpoint.cast import make_cast  # numpy, which planning does without
+
     cast = make_cast(part.dtype, dtype)
-    written = overflowed = 0
+    overflowed = 0
     for chunk in iter_chunks(part, buffer):
         data, count = cast(chunk)
-        writer.write(target, start + written, data)
-        written += data.nbytes
         overflowed += count
-        on_bytes(len(chunk))
+        yield data, len(chunk)
     if overflowed:
         raise CheckpointError(
             f"{overflowed:,} values of {part.name!r} are too large for {dtype}",
             where=str(part.file),
             hint="set dtype: bfloat16 in the recipe",
         )
-    return written

@@ -146,7 +146,6 @@ class Decoder:
         Returns:
             Logits [len(at) or rows * width, vocab] in the compute dtype.
         """
-        config = self.config
         hidden = F.embedding(tokens.flatten(), self.embedding)
         for number, layer in enumerate(self.layers):
             normed = self._norm(hidden, layer.input_norm)
@@ -155,7 +154,7 @@ class Decoder:
             if layer.dense_bias is not None:
                 hidden += layer.dense_bias
             normed = self._norm(hidden, layer.post_norm)
-            gate, up = _linear(normed, layer.gate_up, layer.gate_up_bias).split(config.intermediate_size, -1)
+            gate, up = _linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
             hidden = torch.addmm(hidden, F.silu(gate).mul_(up), layer.down)
             if layer.down_bias is not None:
                 hidden += layer.down_bias
@@ -200,7 +199,7 @@ def _linear(rows: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _rotate(heads: Tensor, rotation: Tensor) -> Tensor:
-    pairs = torch.view_as_complex(heads.float().unflatten(-1, (-1, 2)))
+    pairs = torch.view_as_complex(heads.float().view(*heads.shape[:-1], -1, 2))
     return torch.view_as_real(pairs * rotation).flatten(-2).to(heads.dtype)
 
 
@@ -271,7 +270,7 @@ class _Loader:
     def _pair(self, qkv: Tensor) -> Tensor:
         """Interleave the halves of each q and k head: rotary pairs (i, i + size/2) become (2i, 2i + 1)."""
         rotated = (self.config.num_heads + self.config.num_kv_heads) * self.config.head_size
-        heads = qkv[:rotated].unflatten(0, (-1, 2, self.config.head_size // 2))
+        heads = qkv[:rotated].view(-1, 2, self.config.head_size // 2, *qkv.shape[1:])
         return torch.cat([heads.transpose(1, 2).reshape(qkv[:rotated].shape), qkv[rotated:]])
 
 

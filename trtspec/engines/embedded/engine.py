@@ -126,8 +126,8 @@ class Engine:
     def _run(self, load: Callable[[], tuple[Decoder, Drafter]], loaded: Future[None]) -> None:
         try:
             self._target, self._drafter = load()
-        except BaseException as error:
-            loaded.set_exception(error)
+        except BaseException as failure:
+            loaded.set_exception(failure)
             return
         loaded.set_result(None)
         reason, error = "cancelled", None
@@ -179,12 +179,12 @@ class Engine:
         logits = prefill(self._target, prompts, first_row, self.settings.max_num_tokens)
         self._drafter.prefill(prompts, first_row, self.settings.max_num_tokens)
         if warp := self._warp(new):
-            uniforms = self._tensor([running.uniforms(0) for running in new])
+            uniforms = torch.from_numpy(np.stack([running.uniforms(0) for running in new])).to(logits.device)
             tokens = pick(warp.probs(logits), uniforms[:, 0])
         else:
             tokens = logits.argmax(-1)
         reasons = [running.begin(token) for running, token in zip(new, tokens.tolist(), strict=True)]
-        self._settle([None] * first_row + reasons)
+        self._settle([*[None] * first_row, *reasons])
 
     def _decode(self) -> None:
         """Draft for every running request, verify all drafts in one pass of the target, and hand out what is new."""
@@ -219,7 +219,7 @@ class Engine:
             ]
         )
 
-    def _settle(self, reasons: list[str | None]) -> None:
+    def _settle(self, reasons: Sequence[str | None]) -> None:
         """Tell every running request its news, and free the rows of those that have a finish reason."""
         for running, reason in zip(self._running, reasons, strict=True):
             self._tell(running, reason)
@@ -261,9 +261,6 @@ class Engine:
             padded[row, draft_len : draft_len + length] = drawn[length : 2 * length]
             padded[row, -1] = drawn[-1]
         return torch.from_numpy(padded).to(self._target.device)
-
-    def _tensor(self, rows: list[np.ndarray]) -> Tensor:
-        return torch.from_numpy(np.stack(rows)).to(self._target.device)
 
 
 class _Collector:

@@ -1,0 +1,45 @@
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo check format test test-gpu bench clean
+
+help: ## Show this help.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(INSTALLED) ## Fill .venv with trtspec and everything it is developed with.
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: setup ## Build, verify and serve the quickstart, and measure it on the running server.
+	$(BIN)/trtspec build recipes/quickstart.yaml
+	$(BIN)/trtspec verify build/quickstart
+	@$(BIN)/trtspec stop quickstart >/dev/null 2>&1 || true
+	$(BIN)/trtspec deploy build/quickstart --detach
+	$(BIN)/trtspec bench quickstart --runs 1
+
+check: setup ## Check format, style and types.
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: setup ## Format the sources and mend what can be mended.
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+test: setup ## Run all tests that need no GPU.
+	$(BIN)/pytest
+
+test-gpu: setup ## Run the tests that need a CUDA device.
+	$(BIN)/pytest -m gpu
+
+bench: setup ## Measure the quickstart against itself without speculation and against transformers.
+	$(BIN)/python benchmarks/quickstart.py --out benchmarks/results/quickstart.json
+
+clean: ## Remove the environment, artifacts and caches in this directory.
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
