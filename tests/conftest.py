@@ -1,9 +1,85 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Set what must be set before torch is imported: on models this small, threads cost more than they bring."""
+"""What many tests start from: a tiny pair with its recipe in a directory of the test's own, and the command line.
+
+Sets what must be set before torch is imported: on models this small, threads cost more than they bring.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tiny import make_pair
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command left: its exit code, and what it printed where."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """Return the one JSON document that stdout has to be."""
+        document = json.loads(self.out)
+        assert isinstance(document, dict)
+        assert document["format_version"] == 1
+        return document
+
+
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture(scope="session")
+def pair_master(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pair that every test gets a copy of."""
+    return make_pair(tmp_path_factory.mktemp("pair")).parent
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory, with a store, a state and a hub cache of its own."""
+    for variable, name in (("TRTSPEC_CACHE", "cache"), ("TRTSPEC_STATE", "state"), ("HF_HUB_CACHE", "hub")):
+        monkeypatch.setenv(variable, str(tmp_path / name))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def recipe(pair_master: Path, workplace: Path) -> Path:
+    """The recipe of a tiny pair that the test may change."""
+    shutil.copytree(pair_master, workplace, dirs_exist_ok=True)
+    return workplace / "recipe.yaml"
+
+
+@pytest.fixture
+def trtspec(capfd: pytest.CaptureFixture[str]) -> Run:
+    """Run a command in this process, as the shell would."""
+    from trtspec.cli.app import main
+
+    def run(*arguments: object) -> Outcome:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main([str(argument) for argument in arguments])
+        return Outcome(ended.value.code, *capfd.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def artifact(recipe: Path, trtspec: Run) -> Path:
+    """The built artifact of the tiny pair."""
+    assert trtspec("build", recipe).code == 0
+    return recipe.parent / "build" / "tiny"

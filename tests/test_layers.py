@@ -14,7 +14,7 @@ PACKAGE = Path(trtspec.__file__).parent
 
 LEVELS = [
     {"errors", "__init__", "_data"},
-    {"paths", "system", "registry"},
+    {"paths", "system", "registry", "files", "failpoint"},
     {"recipe", "graph", "artifacts"},
     {"checkpoint", "kernels"},
     {"families", "quant", "methods", "engines", "triton"},

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -65,3 +66,57 @@ def greedy(model: Any, prompt: list[int], new_tokens: int) -> list[int]:
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens, do_sample=False, pad_token_id=0
     )
     return out[0, len(prompt) :].tolist()
+
+
+WORDS = ("th", "the", "he", "in", "re")
+MERGES = (("t", "h"), ("th", "e"), ("h", "e"), ("i", "n"), ("r", "e"))
+
+
+def make_tokenizer(root: Path, merges: tuple[tuple[str, str], ...] = MERGES) -> Path:
+    """Save a tokenizer of single bytes, a few longer tokens and `<end>`; `merges` keep or change how it splits."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    symbols = ["<end>", *sorted(pre_tokenizers.ByteLevel.alphabet()), *WORDS]
+    vocabulary = {symbol: number for number, symbol in enumerate(symbols)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=list(merges)))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<end>"])
+    root.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(root / "tokenizer.json"))
+    (root / "tokenizer_config.json").write_text('{"eos_token": "<end>"}')
+    return root
+
+
+RECIPE = """\
+schema: trtspec.recipe/1
+name: tiny
+target:
+  model: ./target
+speculation:
+  method: draft_target
+  draft_len: 3
+  draft:
+    model: ./draft
+engine:
+  max_batch_size: 4
+  max_input_len: 128
+  max_seq_len: 256
+gates:
+  prompts: ./prompts.jsonl
+"""
+PAIR_VOCAB = 1 + 256 + len(WORDS)
+TARGET_SHAPE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4}
+DRAFT_SHAPE = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_key_value_heads": 1}
+
+
+def make_pair(root: Path) -> Path:
+    """Make a random target and draft with one tokenizer, prompts, and the recipe that is returned."""
+    for seed, (role, shape) in enumerate((("target", TARGET_SHAPE), ("draft", DRAFT_SHAPE))):
+        make_llama(root / role, seed=seed, vocab_size=PAIR_VOCAB, **shape)
+        make_tokenizer(root / role)
+    prompts = ("the rest is in here", "{", "naïve 北京")
+    (root / "prompts.jsonl").write_text("".join(f"{json.dumps({'prompt': text})}\n" for text in prompts))
+    recipe = root / "recipe.yaml"
+    recipe.write_text(RECIPE)
+    return recipe

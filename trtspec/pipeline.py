@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Literal
 
 from trtspec import __version__
-from trtspec.artifacts.manifest import Backend, FileRecord, Manifest, StepRecord
+from trtspec.artifacts.manifest import Backend, Manifest, StepRecord
 from trtspec.artifacts.publish import publish_artifact
 from trtspec.check import Findings, Model, examine
 from trtspec.engines.memory import MemoryPlan, plan_memory
+from trtspec.files import FileRecord
 from trtspec.graph.digest import DigestCache
 from trtspec.graph.executor import Observer, StepResult, execute
 from trtspec.graph.plan import Plan, StepStatus, plan_status

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from trtspec.artifacts.manifest import Backend, FileRecord, Manifest, StepRecord
+from trtspec.artifacts.manifest import Backend, Manifest, StepRecord
+from trtspec.files import FileRecord
 
 Make = Callable[..., tuple[dict[str, Path], Manifest]]
 

@@ -13,7 +13,7 @@ import pytest
 
 from trtspec.artifacts import manifest as manifest_module
 from trtspec.artifacts import publish
-from trtspec.artifacts.manifest import FileRecord, Manifest, StepRecord, load_manifest, verify_files
+from trtspec.artifacts.manifest import Manifest, StepRecord, load_manifest, verify_files
 from trtspec.artifacts.publish import publish_artifact
 from trtspec.errors import StepError, TrtspecError
 from trtspec.graph import entry as entry_module
@@ -76,7 +76,7 @@ def test_everything_is_on_the_disk_before_the_artifact_is_in_place(
 def test_publishing_again_writes_and_hashes_nothing(out: Path, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     publish_artifact(out, *make(OLD))
     before = out.stat(), (out / "manifest.json").stat()
-    monkeypatch.setattr(manifest_module, "_sha256", None)
+    monkeypatch.setattr(manifest_module, "file_sha256", None)
     assert publish_artifact(out, *make(OLD)) == "unchanged"
     assert (out.stat(), (out / "manifest.json").stat()) == before
 
@@ -194,7 +194,7 @@ def test_a_manifest_of_other_files_is_a_bug(out: Path, make: Make) -> None:
         publish_artifact(out, make(OLD)[0], make(NEW)[1])
 
 
-@pytest.mark.parametrize("refused", ["_place", "_sync", "_put_in_place"])
+@pytest.mark.parametrize("refused", ["_place", "sync", "_put_in_place"])
 def test_a_full_disk_leaves_what_was_there(
     out: Path, make: Make, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
@@ -331,16 +331,16 @@ def test_a_published_store_needs_no_reading_afterwards(
     def run(expected: str) -> float:
         started = time.perf_counter()
         [result] = execute(plan, store, Unobserved())
-        records = [FileRecord(**record.model_dump()) for record in result.entry.files]
+        records = result.entry.files
         files = {record.path: result.entry.files_dir / record.path for record in records}
         step = StepRecord(name=result.name, key=result.key)
         backend = {"name": "embedded", "why": ""}
-        manifest = Manifest(recipe={}, steps=(step,), files=tuple(records), tools={}, gpu={}, backend=backend)
+        manifest = Manifest(recipe={}, steps=(step,), files=records, tools={}, gpu={}, backend=backend)
         assert publish_artifact(out, files, manifest) == expected
         return time.perf_counter() - started
 
     run("published")
     assert store.restamp(Many(2000).key)
     monkeypatch.setattr(entry_module, "file_sha256", None)
-    monkeypatch.setattr(manifest_module, "_sha256", None)
+    monkeypatch.setattr(manifest_module, "file_sha256", None)
     assert min(run("unchanged") for _ in range(3)) < 0.3

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trtspec.errors import TrtspecError
-from trtspec.graph.digest import DigestCache, canonical, digest_of, file_sha256
+from trtspec.graph.digest import DigestCache, canonical, digest_of
 
 LEAVES = (
     st.none()
@@ -110,14 +110,6 @@ def test_golden_form_and_digest() -> None:
     assert canonical(value) == b"D41:S1:aL9:S2:\xc3\xa4Y1:\x00S1:bT17:I1:1B1:1F3:1.5N0:"
     assert digest_of("tag/1", 1) == hashlib.sha256(b"tag/1\nI1:1").hexdigest()
     assert digest_of("tag/1", 1) != digest_of("tag/2", 1)
-
-
-def test_file_sha256_reads_the_whole_file_in_pieces(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(data := os.urandom((1 << 20) + 5))
-    pieces: list[int] = []
-    assert file_sha256(path, pieces.append) == hashlib.sha256(data).hexdigest()
-    assert pieces == [1 << 20, 5]
 
 
 @pytest.fixture

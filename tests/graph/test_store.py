@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from trtspec.errors import StepError, TrtspecError
+from trtspec.files import file_sha256
 from trtspec.graph import entry as entry_module
-from trtspec.graph.digest import file_sha256
-from trtspec.graph.durable import seal
+from trtspec.graph.sealed import seal
 from trtspec.graph.step import Inputs, Progress, Step
 from trtspec.graph.store import Store
 

@@ -7,30 +7,25 @@ files it names. Knows nothing of the store that the files came from.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import stat
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from trtspec.errors import TrtspecError
+from trtspec.files import FileRecord, Sha256, file_sha256
 
 SCHEMA = "trtspec.manifest/1"
 MANIFEST = "manifest.json"
 MAX_BYTES = 16 << 20
-_CHUNK_BYTES = 1 << 20
-
-Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
-def _relative(path: str) -> str:
-    if "\0" in path or any(part in ("", ".", "..") for part in path.split("/")):
-        raise ValueError(f"{path!r} does not stay inside the artifact")
-    if path == MANIFEST:
+def _not_itself(record: FileRecord) -> FileRecord:
+    if record.path == MANIFEST:
         raise ValueError("the manifest cannot name itself")
-    return path
+    return record
 
 
 class _Record(BaseModel):
@@ -42,14 +37,6 @@ class StepRecord(_Record):
 
     name: str
     key: Sha256
-
-
-class FileRecord(_Record):
-    """A file of the artifact, by its path relative to the artifact."""
-
-    path: Annotated[str, AfterValidator(_relative)]
-    size: Annotated[int, Field(ge=0)]
-    sha256: Sha256
 
 
 class Backend(_Record):
@@ -64,7 +51,7 @@ class Manifest(_Record):
 
     recipe: dict[str, Any]
     steps: tuple[StepRecord, ...]
-    files: tuple[FileRecord, ...]
+    files: tuple[Annotated[FileRecord, AfterValidator(_not_itself)], ...]
     tools: dict[str, str]
     gpu: dict[str, Any]
     backend: Backend
@@ -115,7 +102,7 @@ def problem_of(root: Path, record: FileRecord) -> str | None:
         return "not a regular file of the artifact"
     if status.st_size != record.size:
         return f"has {status.st_size} bytes, {record.size} were recorded"
-    return None if _sha256(path) == record.sha256 else "sha256 differs"
+    return None if file_sha256(path) == record.sha256 else "sha256 differs"
 
 
 def _load_document(path: Path) -> Any:
@@ -137,11 +124,3 @@ def _load_document(path: Path) -> Any:
 def _first_of(error: ValidationError) -> str:
     first = error.errors()[0]
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()

@@ -15,7 +15,6 @@ import os
 import re
 import secrets
 import shutil
-import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +22,8 @@ from typing import Literal
 
 from trtspec.artifacts.manifest import MANIFEST, Manifest, is_ours, load_manifest, problem_of
 from trtspec.errors import StepError, TrtspecError
+from trtspec.failpoint import failpoint
+from trtspec.files import sync, sync_directories
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -57,11 +58,10 @@ def _publish(out: Path, files: Mapping[str, Path], manifest: Manifest, *, keep_r
             _place(source, temporary / path)
         if keep_reports:
             _carry_reports(out, temporary)
-        _failpoint("publish.before-manifest")
+        failpoint("publish.before-manifest")
         (temporary / MANIFEST).write_bytes(manifest.render())
-        _sync(temporary / MANIFEST)
-        for directory, _, _ in os.walk(temporary, topdown=False):
-            _sync(Path(directory))
+        sync(temporary / MANIFEST)
+        sync_directories(temporary)
         _put_in_place(temporary, out)
     finally:
         _clean_up(out)
@@ -69,15 +69,15 @@ def _publish(out: Path, files: Mapping[str, Path], manifest: Manifest, *, keep_r
 
 def _put_in_place(temporary: Path, out: Path) -> None:
     """Leave the new artifact at `out` and the old one, if any, at a name that `_clean_up` deletes."""
-    _failpoint("publish.before-swap")
+    failpoint("publish.before-swap")
     if _is_free(out):
         os.rename(temporary, out)
     elif not _exchange(temporary, out):
         os.rename(out, _sibling(out, "old"))
-        _failpoint("publish.between-renames")
+        failpoint("publish.between-renames")
         os.rename(temporary, out)
-    _failpoint("publish.after-swap")
-    _sync(out.parent)
+    failpoint("publish.after-swap")
+    sync(out.parent)
 
 
 def _exchange(one: Path, other: Path) -> bool:
@@ -134,7 +134,7 @@ def _is_same_file(path: Path, source: Path) -> bool:
 
 def _check_nothing_foreign(out: Path, manifest: Manifest) -> None:
     own = {record.path for record in manifest.files} | {MANIFEST}
-    foreign = sorted({path for path in _unaccounted(out) if path not in own})
+    foreign = sorted(set(_unaccounted(out)) - own)
     if foreign:
         raise TrtspecError(
             f"the artifact to replace holds files it did not come with: {', '.join(foreign[:3])}",
@@ -167,7 +167,7 @@ def _place(source: Path, target: Path) -> None:
         if error.errno not in _CANNOT_LINK:
             raise
         shutil.copy(source, target)
-        _sync(target)
+        sync(target)
 
 
 def _is_free(out: Path) -> bool:
@@ -197,17 +197,3 @@ def _in_words(out: Path) -> Iterator[None]:
             where=str(out),
             hint="what was here before is untouched; give it room or access, then build again",
         ) from error
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _failpoint(name: str) -> None:
-    """Kill this process, as by `kill -9`, where a test asks for it at this point."""
-    if os.environ.get("TRTSPEC_FAILPOINT") == name:
-        os.kill(os.getpid(), signal.SIGKILL)

@@ -7,12 +7,14 @@ hundredth of the time.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from trtspec.checkpoint.source import MAX_CONFIG_BYTES, read_json
-from trtspec.errors import CheckpointError
+from trtspec.errors import CheckpointError, TrtspecError
 
 MAX_TOKENIZER_BYTES = 256 << 20
 BROKEN = "�"  # what decoders put in place of bytes that are no character yet
@@ -50,6 +52,11 @@ class Tokenizer:
         """Return the ids of all tokens by their text."""
         return dict(self._backend.get_vocab(with_added_tokens=True))
 
+    @property
+    def merges(self) -> list[Any]:
+        """Return the rules that join tokens, as the library would write them today; empty for a model without."""
+        return list(json.loads(self._backend.to_str())["model"].get("merges", ()))
+
     @cached_property
     def end_ids(self) -> tuple[int, ...]:
         """Return the ids that end a text: generation_config.json's if it names any, else the eos token's."""
@@ -66,7 +73,14 @@ class Tokenizer:
         return () if token is None else (token,)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the ids of `text`, with the begin token where the tokenizer asks for one."""
+        """Return the ids of `text`, with the begin token where the tokenizer asks for one.
+
+        Raises TrtspecError for a text that UTF-8 cannot express: Python reads foreign bytes as such.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise TrtspecError(f"the text is not UTF-8: character {error.start + 1} is half of a pair") from None
         return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -87,4 +101,6 @@ class Tokenizer:
         for held in range(LONGEST_CHARACTER):
             if not self.decode(window[: len(window) - held]).endswith(BROKEN):
                 return len(ids) - held
-        return len(ids)  # not the beginning of any character
+        # bytes that are no characters: only the last of them can still begin one
+        begun = (held for held in range(1, LONGEST_CHARACTER) if self.decode(window[-held:]) == BROKEN)
+        return len(ids) - max(begun, default=0)

@@ -39,10 +39,10 @@ def make_app() -> typer.Typer:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit: 0 done, 1 wrong usage, 130 interrupted, 70 a bug of ours, else as errors.py says."""
+    """Run the command line and exit: 0 done, 1 wrong usage, 130 interrupted, 70 a bug, else as errors.py says."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        code = make_app()(args=arguments, standalone_mode=False)
+        code = _run(arguments)
     except TyperException as error:
         error.show()  # type: ignore[attr-defined]  # every usage error can show itself
         code = TrtspecError.exit_code
@@ -64,6 +64,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print("this is a bug in trtspec; please report it with the lines above", file=sys.stderr)  # noqa: T201
         code = INTERNAL_ERROR
     sys.exit(code or 0)
+
+
+def _run(arguments: Sequence[str]) -> int | None:
+    try:
+        code: int | None = make_app()(args=arguments, standalone_mode=False)
+    except ModuleNotFoundError as error:
+        from trtspec.doctor import EXTRAS
+
+        package = (error.name or "").partition(".")[0]
+        extra = next((extra for extra, packages in EXTRAS.items() if package in packages), None)
+        if extra is None:
+            raise
+        hint = f"pip install 'trtspec[{extra}]'"
+        raise TrtspecError(f"this needs {package}, which is not installed", hint=hint) from None
+    return code
 
 
 def _show_version(wanted: bool) -> None:

@@ -16,8 +16,13 @@ if TYPE_CHECKING:
 
 
 def bench(
-    what: Annotated[str, typer.Argument(metavar="URL-or-ARTIFACT", help="A server's http:// address, or an artifact.")],
-    prompts: Annotated[Path | None, typer.Option(help="A .jsonl of prompts; a server needs one.")] = None,
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="URL-or-ARTIFACT", help="A server's http:// address, a deployment's name, or an artifact."
+        ),
+    ],
+    prompts: Annotated[Path | None, typer.Option(help="A .jsonl of prompts, instead of the artifact's own.")] = None,
     max_tokens: Annotated[int, typer.Option(help="New tokens a prompt.", min=1)] = 64,
     runs: Annotated[int, typer.Option(help="Runs of each side; the median counts.", min=1)] = 3,
     json: Json = False,
@@ -28,23 +33,37 @@ def bench(
     """
     from trtspec.cli.render import counter, print_json
 
+    url, root = _find(what)
     with counter() as on_progress:
-        if what.startswith("http://"):
-            comparison = _measure_server(what, prompts, max_tokens, runs, on_progress)
+        if url:
+            comparison = _measure_server(url, root, prompts, max_tokens, runs, on_progress)
         else:
             comparison = _measure_artifact(Path(what), prompts, max_tokens, runs, on_progress)
     if json:
         print_json(comparison.as_dict())
-    show(comparison, what)
+    show(comparison, url or what)
 
 
-def _measure_server(url: str, prompts: Path | None, max_tokens: int, runs: int, on_progress: OnProgress) -> Comparison:
-    from trtspec.artifacts.prompts import load_prompts
-    from trtspec.measure.artifact import DEFAULT_PROMPTS
+def _find(what: str) -> tuple[str, Path | None]:
+    """Return the address of a server and its artifact, which only a name leads to; of an artifact neither."""
+    if "://" in what:
+        return what, None
+    if Path(what).exists() or "/" in what:
+        return "", None
+    from trtspec.deploy.base import find_target
+
+    document = find_target("local").status(what)
+    return document["endpoints"]["http"], Path(document["artifact"])
+
+
+def _measure_server(
+    url: str, root: Path | None, prompts: Path | None, max_tokens: int, runs: int, on_progress: OnProgress
+) -> Comparison:
+    from trtspec.measure.artifact import artifact_prompts
     from trtspec.measure.bench import measure_server
     from trtspec.triton.client import Client
 
-    texts = [prompt.text for prompt in load_prompts(prompts or DEFAULT_PROMPTS)]
+    texts = [prompt.text for prompt in artifact_prompts(root, prompts)]
     return measure_server(Client.at(url), texts, max_tokens, runs, on_progress)
 
 
@@ -63,16 +82,16 @@ def show(comparison: Comparison, what: str) -> None:
     """Show the table, and for a server how to ask it oneself."""
     from trtspec.cli.render import say, show_table
 
-    sides = (("target alone", comparison.baseline), ("speculative", comparison.speculative))
+    sides = (("target alone", 1.0, comparison.baseline), ("speculative", comparison.speedup, comparison.speculative))
     rows = [
         (
             name,
             f"{side.median:.0f}",
-            f"{side.median / comparison.baseline.median:.2f}x",
+            f"{speedup:.2f}x",
             f"{side.acceptance_rate:.3f}" if side.drafted else "-",
             f"{side.mean_accepted_len:.2f}",
         )
-        for name, side in sides
+        for name, speedup, side in sides
     ]
     columns = ("", "tokens/s", "speed-up", "acceptance rate", "mean accepted length")
     show_table(

@@ -26,18 +26,19 @@ def cache(
     store = open_store()
     removed = store.gc(keep=set()) if clear else []
     problems = store.verify() if verify else []
-    entries = [
-        {"name": entry.name, "key": entry.key, "bytes": entry.total_bytes, "created": entry.created}
-        for entry in store.entries()
-    ]
+    entries = store.entries()
     if json:
-        found = {"root": str(store.root), "entries": entries, "problems": problems, "removed": removed}
+        listed = [{"name": e.name, "key": e.key, "bytes": e.total_bytes, "created": e.created} for e in entries]
+        found = {"root": str(store.root), "entries": listed, "problems": problems, "removed": removed}
         print_json({"format_version": 1, "ok": not problems, **found})
-    rows = [(str(each["name"]), str(each["key"])[:12], amount(each["bytes"])) for each in entries]
+    rows = [(entry.name, entry.key[:12], amount(entry.total_bytes)) for entry in entries]
     show_table(str(store.root), ("step", "key", "size"), rows, (2,))
     say(f"{len(entries)} entries, {amount(store.size())}" + (f"; {len(removed)} removed" if clear else ""))
+    for problem in problems:
+        say(problem, "red")
     if problems:
-        raise DigestMismatch("\n".join(problems), where=str(store.root), hint="the next build makes them again")
+        say("the next build makes them again")
+        raise typer.Exit(DigestMismatch.exit_code)
     if verify:
         say("every file is what was recorded", "green")
 

@@ -9,7 +9,7 @@ from trtspec.cli.options import Json
 
 
 def doctor(json: Json = False) -> None:
-    """Say what of this machine trtspec can use, and what keeps it from the rest; exit code 1 where something is missing.
+    """Say what of this machine trtspec can use; exit code 1 where something it needs is missing.
 
     Example: trtspec doctor
     """

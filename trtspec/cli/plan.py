@@ -20,7 +20,9 @@ THERE_IS_WORK = 2
 def plan(
     recipe: Recipe,
     set_: Set = None,
-    detailed_exitcode: Annotated[bool, typer.Option(help="Exit with 2 where there is work to do.")] = False,
+    detailed_exitcode: Annotated[
+        bool, typer.Option("--detailed-exitcode", help="Exit with 2 where there is work to do.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Show what a build would do and why, and what serving will take.

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everything people see: tables, bars, problems. Goes to stderr; stdout is for documents and generated text.
 
-The only module that imports rich; colours and bars follow NO_COLOR and whether stderr is a terminal.
+The only module that imports rich, and where something is drawn, so that `--help` need not wait for it. Colours and
+bars follow NO_COLOR and whether stderr is a terminal.
 """
 
 from __future__ import annotations
@@ -10,26 +11,33 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
-
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
-from rich.text import Text
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from trtspec.errors import TrtspecError
-from trtspec.graph.executor import Observer, Status
-from trtspec.graph.step import Step
 from trtspec.recipe.diagnostics import Problem, RecipeError, render_problem
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+    from trtspec.graph.executor import Status
+    from trtspec.graph.step import Step
 
 FORMAT_VERSION = 1
 
-console = Console(stderr=True, highlight=False)
+
+@cache
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 
 def print_json(document: Mapping[str, Any]) -> None:
     """Print the command's one document on stdout."""
     sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    sys.stdout.flush()  # a reader of the pipe waits for it, and may be gone
 
 
 def one_or_many(documents: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -39,7 +47,7 @@ def one_or_many(documents: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 def say(text: str, style: str = "") -> None:
     """Print a line for people; its text is never taken for markup."""
-    console.print(Text(text, style=style), soft_wrap=True)
+    _console().print(text, style=style, soft_wrap=True)
 
 
 def show_error(error: TrtspecError, *, as_json: bool) -> None:
@@ -66,12 +74,14 @@ def show_problems(problems: Sequence[Problem]) -> None:
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
     """Show a table; `right` are the columns with numbers."""
+    from rich.table import Table
+
     table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for number, column in enumerate(columns):
         table.add_column(column, justify="right" if number in right else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    console.print(table)
+        table.add_row(*row)
+    _console().print(table)
 
 
 def amount(nbytes: float) -> str:
@@ -83,8 +93,8 @@ def amount(nbytes: float) -> str:
     return f"{nbytes:.1f} TiB"
 
 
-class BuildBars(Observer):
-    """Shows each step of a build: a bar with the time left while bytes move, a line when it is done."""
+class BuildBars:
+    """The observer of a build: a bar with the time left while bytes move, a line when it is done."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -103,14 +113,16 @@ class BuildBars(Observer):
         if step.key in self._bars:
             self._progress.remove_task(self._bars.pop(step.key))
         spent = f"{seconds:.2f} s" if status == "built" else "was there"
-        self._progress.console.print(Text(f"  {step.name:<20} {status:<6} {spent}"))
+        self._progress.console.print(f"  {step.name:<20} {status:<6} {spent}")
 
 
 @contextmanager
 def build_bars() -> Iterator[BuildBars]:
     """Draw bars on stderr while the block runs."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
     columns = (TextColumn("  {task.description:<20}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=_console(), transient=True) as progress:
         yield BuildBars(progress)
 
 
@@ -131,6 +143,8 @@ class Counter:
 @contextmanager
 def counter() -> Iterator[Counter]:
     """Draw counts on stderr while the block runs."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
     columns = (TextColumn("  {task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
+    with Progress(*columns, TimeRemainingColumn(), console=_console(), transient=True) as progress:
         yield Counter(progress)

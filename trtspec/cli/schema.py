@@ -14,7 +14,8 @@ def schema(json: Json = False) -> None:
     from trtspec.cli.render import print_json
     from trtspec.recipe.schema import recipe_json_schema
 
-    print_json(recipe_json_schema())
+    schema = recipe_json_schema()
+    print_json({"format_version": 1, "schema": schema} if json else schema)
 
 
 command = schema

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a value is, in 64 hex digits: the canonical form of step fields, and the digests of files.
+"""What a value is, in 64 hex digits: the canonical form of step fields, and the remembered digests of files.
 
 The canonical form of a value is a tag for its type, the length of what follows, and what follows. No form is the
 beginning of another and no two values share one, so 1, True, 1.0 and "1" have four keys.
@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from trtspec.errors import TrtspecError
-from trtspec.graph.durable import load_sealed, replace_file, seal
+from trtspec.files import file_sha256, replace_file
+from trtspec.graph.sealed import load_sealed, seal
 
 CACHE_SCHEMA = "trtspec.digests/1"
 RACY_NS = 2_000_000_000
-_CHUNK_BYTES = 1 << 20
 
 
 def canonical(value: object) -> bytes:
@@ -48,17 +48,6 @@ def digest_of(tag: str, value: object) -> str:
 def key_fields(value: Any) -> dict[str, Any]:
     """Return the fields of a dataclass that are part of what it is."""
     return {field.name: getattr(value, field.name) for field in fields(value) if field.metadata.get("key", True)}
-
-
-def file_sha256(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
-    """Return the SHA-256 of a file; `on_bytes` is told the size of each piece read."""
-    digest, buffer = hashlib.sha256(), memoryview(bytearray(_CHUNK_BYTES))
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            digest.update(buffer[:count])
-            if on_bytes:
-                on_bytes(count)
-    return digest.hexdigest()
 
 
 class DigestCache:

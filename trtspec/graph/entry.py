@@ -15,37 +15,20 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from trtspec.graph.digest import file_sha256
-from trtspec.graph.durable import load_sealed, replace_file, seal, sync
+from trtspec.files import FileRecord, Sha256, file_sha256, replace_file, sync, sync_directories
+from trtspec.graph.sealed import load_sealed, seal
 
 SCHEMA = "trtspec.entry/1"
 # Times of files move in ticks of at most 10 ms: a file hashed in the tick it was written in could change unseen.
 TICK_NS = 20_000_000
 
 Stamp = list[int]  # inode, size, mtime_ns, ctime_ns
-Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class UnsoundError(Exception):
     """An entry is not what was recorded, with the first difference; the store's own, no user sees it raised."""
-
-
-def _relative(path: str) -> str:
-    if "\0" in path or any(part in ("", ".", "..") for part in path.split("/")):
-        raise ValueError(f"{path!r} does not stay inside its directory")
-    return path
-
-
-class FileRecord(BaseModel):
-    """A file below `files/`, as it was when the step had written it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    path: Annotated[str, AfterValidator(_relative)]
-    size: Annotated[int, Field(ge=0)]
-    sha256: Sha256
 
 
 class Entry(BaseModel):
@@ -116,8 +99,7 @@ def seal_files(files_dir: Path) -> tuple[tuple[FileRecord, ...], dict[str, Stamp
     for path in scan(files_dir):
         (files_dir / path).chmod(0o444)
         sync(files_dir / path)
-    for directory, _, _ in os.walk(files_dir, topdown=False):
-        sync(Path(directory))
+    sync_directories(files_dir)
     stamps = scan(files_dir)  # again: chmod has moved the times
     records = (
         FileRecord(path=path, size=stamp[1], sha256=_settled_sha256(files_dir / path, stamp))

@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
 from trtspec.errors import StepError, TrtspecError
-from trtspec.graph.durable import load_sealed, replace_file, seal, sync
+from trtspec.failpoint import failpoint
+from trtspec.files import FileRecord, replace_file, sync
 from trtspec.graph.entry import (
     Entry,
-    FileRecord,
     Stamp,
     UnsoundError,
     check_files,
@@ -37,7 +37,7 @@ from trtspec.graph.entry import (
     seal_files,
     write_entry,
 )
-from trtspec.graph.failpoint import failpoint
+from trtspec.graph.sealed import load_sealed, seal
 from trtspec.graph.step import Inputs, Progress, Step
 
 if TYPE_CHECKING:

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtspec.artifacts.manifest import Manifest, load_manifest
+from trtspec.artifacts.manifest import Manifest, load_manifest, verify_files
 from trtspec.artifacts.prompts import Prompt, load_prompts
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.engines.embedded.request import EngineSettings, Request, Sampling
+from trtspec.errors import DigestMismatch
 
 if TYPE_CHECKING:
     from trtspec.engines.embedded.engine import Engine
@@ -40,12 +41,21 @@ class OpenArtifact:
         return Request(ids, max_tokens, sampling or Sampling(), end_ids=self.tokenizer.end_ids, **options)
 
 
+def read_artifact(root: Path) -> Manifest:
+    """Return an artifact's manifest, all its files hashed; raises TrtspecError where it is none, or damaged."""
+    manifest = load_manifest(root)
+    if problems := verify_files(root, manifest):
+        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise DigestMismatch("; ".join(problems[:3]) + more, where=str(root), hint="build it again")
+    return manifest
+
+
 @contextmanager
-def open_artifact(root: Path) -> Iterator[OpenArtifact]:
-    """Load an artifact's engine; raises TrtspecError where it is none, or damaged."""
+def open_artifact(root: Path, manifest: Manifest | None = None) -> Iterator[OpenArtifact]:
+    """Load an artifact's engine, after `read_artifact` unless its `manifest` is handed in."""
     from trtspec.engines.embedded.engine import Engine
 
-    manifest = load_manifest(root)
+    manifest = manifest or read_artifact(root)
     engine, speculation = manifest.recipe["engine"], manifest.recipe["speculation"]
     settings = EngineSettings(
         method=speculation["method"],
@@ -65,7 +75,7 @@ def open_artifact(root: Path) -> Iterator[OpenArtifact]:
         opened.close()
 
 
-def artifact_prompts(root: Path, given: Path | None) -> list[Prompt]:
+def artifact_prompts(root: Path | None, given: Path | None) -> list[Prompt]:
     """Return the prompts to measure on: those given, else the artifact's own, else a small general set."""
-    own = next(iter(sorted((root / "prompts").glob("*.jsonl"))), None)
+    own = next(iter(sorted((root / "prompts").glob("*.jsonl"))), None) if root else None
     return load_prompts(given or own or DEFAULT_PROMPTS)

@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trtspec.engines.embedded.request import Result
+from trtspec.errors import DeployError
 from trtspec.measure.artifact import OpenArtifact
 from trtspec.triton.client import Client
 
 FORMAT_VERSION = 1
+COUNTED = ("text_output", "num_output_tokens", "total_draft_tokens", "total_accepted_draft_tokens")
 OnProgress = Callable[[str, int, int], None]
 
 
@@ -68,8 +70,8 @@ class Comparison:
 
     @property
     def speedup(self) -> float:
-        """Return the ratio of the medians."""
-        return self.speculative.median / self.baseline.median
+        """Return the ratio of the medians; 1 where every text ended before its first token."""
+        return self.speculative.median / self.baseline.median if self.baseline.median else 1.0
 
     def as_dict(self) -> dict[str, Any]:
         """Return the document of `bench --json`."""
@@ -123,7 +125,9 @@ def measure_server(
 ) -> Comparison:
     """Measure a running server over HTTP; the baseline is the same server asked to draft nothing."""
     comparison = Comparison(len(prompts), max_tokens)
-    client.generate({"text_input": prompts[0], "max_tokens": 1})
+    first = client.generate({"text_input": prompts[0], "max_tokens": 1})
+    if missing := [key for key in COUNTED if key not in first]:
+        raise DeployError(f"the server's answers lack {', '.join(missing)}", hint="serve an artifact of trtspec")
     for run in range(runs):
         texts = []
         for name, side, extra in (

@@ -39,12 +39,15 @@ def generate_one(
         started = time.perf_counter()
         ticket = artifact.engine.submit(artifact.request(prompt, max_tokens, sampling, stop=stop), updates.put)
         ids: list[int] = []
+        text = ""
         try:
             while True:
                 update = updates.get()
                 ids += update.new_ids
-                if on_text and update.new_ids:
-                    on_text(artifact.tokenizer.decode(update.new_ids))
+                # all of it again: some tokenizers drop the space that the first token of what they decode stands for
+                before, text = text, artifact.tokenizer.decode(ids)
+                if on_text and len(text) > len(before):
+                    on_text(text[len(before) :])
                 if update.finish_reason:
                     break
         except KeyboardInterrupt:
@@ -54,7 +57,7 @@ def generate_one(
         if update.finish_reason == "error":
             raise TrtspecError(update.error or "the engine failed")
         result = Result(tuple(ids), update.finish_reason, update.stats)
-        return Generated(artifact.tokenizer.decode(ids), result, seconds)
+        return Generated(text, result, seconds)
 
 
 def generate_many(

@@ -15,11 +15,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtspec.artifacts.manifest import MANIFEST, verify_files
-from trtspec.checkpoint.source import locate_model
+from trtspec.artifacts.manifest import MANIFEST, Manifest, load_manifest, verify_files
+from trtspec.artifacts.prompts import Prompt
+from trtspec.checkpoint.source import load_source, locate_model
 from trtspec.engines.embedded.request import Result
 from trtspec.errors import CheckpointError, GateNotMet, TrtspecError, VerificationFailed
-from trtspec.measure.artifact import OpenArtifact, artifact_prompts, open_artifact
+from trtspec.measure.artifact import OpenArtifact, artifact_prompts, open_artifact, read_artifact
 from trtspec.measure.bench import measure_engine
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ FORMAT_VERSION = 1
 REPORT = "reports/verify.json"
 # Two float32 implementations differ by about 1e-5 of a logit; a lead smaller than this decides nothing.
 TIE = 1e-3
+SHOWN = 5  # differences and ties that a report spells out
 # What is measured before an unverified artifact is deployed.
 DEPLOY_PROMPTS, DEPLOY_TOKENS = 16, 32
 
@@ -81,46 +83,48 @@ def verify_artifact(
 ) -> Verification:
     """Check files, parity with the source model, losslessness and gates; writes the report into the artifact.
 
-    `source` is where the target's Hugging Face checkpoint lies now, if not where it was built from. Raises
-    TrtspecError where it cannot be found.
+    Of an artifact with damaged files nothing more is checked. `source` is where the target's Hugging Face checkpoint
+    lies now, if not where it was built from. Raises TrtspecError where it cannot be found.
     """
-    prompts = [prompt.text for prompt in artifact_prompts(root, prompts_file)]
-    with open_artifact(root) as artifact:
-        source = source or _recorded_source(artifact)
-        checks = [_check_files(artifact)]
-        results, gates = _check_gates(artifact, prompts, max_tokens, on_progress)
-        checks += [_check_parity(artifact, source, prompts, results, on_progress), *gates]
+    manifest = load_manifest(root)
+    checks = [_check_files(root, manifest)]
+    if checks[0].ok:
+        prompts = artifact_prompts(root, prompts_file)
+        source = _find_source(manifest, source)
+        with open_artifact(root, manifest) as artifact:
+            results, gates = _check_gates(artifact, prompts, max_tokens, on_progress)
+            checks += [_check_parity(artifact, source, prompts, results, on_progress), *gates]
     return _report(root, checks)
 
 
 def ensure_gates(root: Path, on_progress: OnProgress = lambda what, done, total: None) -> None:
     """Raise unless the gates of an artifact hold: by its report, or where it has none by measuring them now.
 
-    Raises VerificationFailed or GateNotMet. Needs no source model.
+    Raises DigestMismatch, VerificationFailed or GateNotMet. Needs no source model.
     """
+    manifest = read_artifact(root)
     verification = _read_report(root)
     if verification is None:
-        prompts = [prompt.text for prompt in artifact_prompts(root, None)][:DEPLOY_PROMPTS]
-        with open_artifact(root) as artifact:
-            checks = [_check_files(artifact)]
-            checks += _check_gates(artifact, prompts, DEPLOY_TOKENS, on_progress)[1]
+        prompts = artifact_prompts(root, None)[:DEPLOY_PROMPTS]
+        with open_artifact(root, manifest) as artifact:
+            checks = _check_gates(artifact, prompts, DEPLOY_TOKENS, on_progress)[1]
         verification = Verification(tuple(checks), _manifest_sha256(root))
     if failure := verification.failure:
         raise failure
 
 
-def _check_files(artifact: OpenArtifact) -> Check:
-    problems = verify_files(artifact.root, artifact.manifest)
-    count = len(artifact.manifest.files)
+def _check_files(root: Path, manifest: Manifest) -> Check:
+    problems, count = verify_files(root, manifest), len(manifest.files)
     detail = "; ".join(problems[:3]) or f"{count} files have the digests that were recorded"
     return Check("files", not problems, count - len(problems), count, detail)
 
 
 def _check_gates(
-    artifact: OpenArtifact, prompts: Sequence[str], max_tokens: int, on_progress: OnProgress
+    artifact: OpenArtifact, prompts: Sequence[Prompt], max_tokens: int, on_progress: OnProgress
 ) -> tuple[list[Result], list[Check]]:
     gates, speculates = artifact.recipe["gates"], artifact.recipe["speculation"]["method"] != "none"
-    measured = measure_engine(artifact, prompts, max_tokens, runs=1, on_progress=on_progress)
+    texts = [prompt.text for prompt in prompts]
+    measured = measure_engine(artifact, texts, max_tokens, runs=1, on_progress=on_progress)
     checks = []
     if gates["lossless"]:
         same, total = measured.identical_texts, len(prompts)
@@ -137,62 +141,80 @@ def _check_gates(
     return measured.results, checks
 
 
-def _recorded_source(artifact: OpenArtifact) -> Path:
-    target = artifact.recipe["target"]
+def _find_source(manifest: Manifest, given: Path | None) -> Path:
+    """Return the directory of the target's source, its config and headers seen to add up."""
+    model, revision = manifest.recipe["target"]["model"], manifest.recipe["target"]["revision"]
     try:
-        return locate_model(target["model"], target["revision"] or None)
+        root = given or locate_model(model, revision or None)
+        load_source(root)
     except CheckpointError as error:
         raise TrtspecError(
-            f"the source of the target is not on this machine: {error.message}",
-            hint="say where it is with --source DIR",
+            f"the source of the target cannot be read: {error.message}",
+            where=error.where,
+            hint="say where it lies now with --source DIR",
         ) from None
+    return root
 
 
 def _check_parity(
-    artifact: OpenArtifact, source: Path, prompts: Sequence[str], results: Sequence[Result], on_progress: OnProgress
+    artifact: OpenArtifact, source: Path, prompts: Sequence[Prompt], results: Sequence[Result], on_progress: OnProgress
 ) -> Check:
     """Hold every token against the source model's own choice at its place."""
     import torch
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
+    import transformers
 
-    logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(str(source), dtype=torch.float32).eval()
-    differences, ties = [], []
-    for number, (prompt, result) in enumerate(zip(prompts, results, strict=True)):
-        for place, chosen, lead, logits in _disagreements(artifact, model, prompt, result):
-            text = (
-                f"prompt {number} token {place}: logits {logits[0]:.6f} (source) and {logits[1]:.6f} (ours, {chosen})"
-            )
-            (ties if lead <= TIE else differences).append(text)
-        on_progress("parity", number + 1, len(prompts))
-    same = len(prompts) - len({text.split(" token")[0] for text in differences})
+    untyped: Any = transformers
+    untyped.utils.logging.disable_progress_bar()
+    model = untyped.AutoModelForCausalLM.from_pretrained(str(source), dtype=torch.float32).eval()
+    differences, ties, same = [], [], 0
+    for number, (prompt, result) in enumerate(zip(prompts, results, strict=True), 1):
+        found = _disagreements(artifact, model, prompt.text, result)
+        ties += [f"prompt {prompt.name} {each}" for each in found if each.lead <= TIE]
+        differences += [f"prompt {prompt.name} {each}" for each in found if each.lead > TIE]
+        same += all(each.lead <= TIE for each in found)
+        on_progress("parity", number, len(prompts))
     detail = f"{same} of {len(prompts)} texts are what transformers says greedily with the source model"
-    for name, found in (("differences", differences), ("numerical ties", ties)):
-        detail += f"; {len(found)} {name}: " + ", ".join(found[:5]) if found else ""
+    for name, texts in (("differences", differences), ("numerical ties", ties)):
+        detail += f"; {len(texts)} {name}: " + ", ".join(texts[:SHOWN]) if texts else ""
     return Check("parity", not differences, same, len(prompts), detail)
 
 
-def _disagreements(
-    artifact: OpenArtifact, model: Any, prompt: str, result: Result
-) -> list[tuple[int, int, float, tuple[float, float]]]:
-    """Return (place, our token, the source's lead, both logits) wherever the source model prefers another token."""
+@dataclass(frozen=True)
+class _Disagreement:
+    """A place of an answer where the source model prefers another token, with both tokens' logits in it."""
+
+    place: int
+    theirs: int
+    ours: int
+    their_logit: float
+    our_logit: float
+
+    @property
+    def lead(self) -> float:
+        return self.their_logit - self.our_logit
+
+    def __str__(self) -> str:
+        return (
+            f"token {self.place}: the source prefers {self.theirs} (logit {self.their_logit:.6f})"
+            f" to our {self.ours} ({self.our_logit:.6f})"
+        )
+
+
+def _disagreements(artifact: OpenArtifact, model: Any, prompt: str, result: Result) -> list[_Disagreement]:
+    """Return every place where the source model prefers another token; an end that was chosen is a token too."""
     import torch
 
     before = artifact.tokenizer.encode(prompt)
     with torch.inference_mode():
         logits: torch.Tensor = model(torch.tensor([[*before, *result.ids]])).logits[0, len(before) - 1 :]
-    best, choices = logits.max(-1)
-    found = []
-    for place, token in enumerate(result.ids):
-        if choices[place] != token:
-            ours = float(logits[place, token])
-            found.append((place, token, float(best[place]) - ours, (float(best[place]), ours)))
-    end_ids = artifact.tokenizer.end_ids
-    if result.finish_reason == "end_id" and int(choices[-1]) not in end_ids:
-        ours = float(logits[-1, list(end_ids)].max())
-        found.append((len(result.ids), -1, float(best[-1]) - ours, (float(best[-1]), ours)))
-    return found
+    ids = list(result.ids)
+    if result.finish_reason == "end_id":
+        ids.append(max(artifact.tokenizer.end_ids, key=lambda token: float(logits[-1, token])))
+    return [
+        _Disagreement(place, theirs, ours, float(logits[place, theirs]), float(logits[place, ours]))
+        for place, (theirs, ours) in enumerate(zip(logits.argmax(-1).tolist(), ids, strict=False))
+        if theirs != ours
+    ]
 
 
 def _report(root: Path, checks: list[Check]) -> Verification:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from trtspec.errors import TrtspecError
 
@@ -66,6 +66,11 @@ class RecipeError(TrtspecError):
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("\n\n".join(render_problem(problem) for problem in problems))
         self.problems = tuple(problems)
+
+
+def stop(mark: Mark, code: str, message: str, hint: str | None = None, *, path: str = "") -> NoReturn:
+    """Raise the RecipeError of a problem that nothing can be read after."""
+    raise RecipeError([Problem.at(mark, code, path, message, hint)])
 
 
 def blot_tokens(text: str) -> str:

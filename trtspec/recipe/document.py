@@ -13,11 +13,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
 
-from trtspec.recipe.diagnostics import TOKEN, Mark, Problem, RecipeError, blot_tokens
+from trtspec.recipe.diagnostics import TOKEN, Mark, Problem, blot_tokens, stop
 from trtspec.recipe.tree import MAX_DEPTH, MAX_NODES, Node
 
 LINE_BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
@@ -79,14 +79,14 @@ def _guarded(text: str, source: Source) -> Iterator[Any]:
         documents += isinstance(event, yaml.DocumentStartEvent)
         mark = source.mark(event.start_mark.line, event.start_mark.column)
         if depth > MAX_DEPTH:
-            _stop(mark, "too-deep", f"nested deeper than {MAX_DEPTH} levels")
+            stop(mark, "too-deep", f"nested deeper than {MAX_DEPTH} levels")
         if nodes > MAX_NODES:
-            _stop(mark, "too-large", f"more than {MAX_NODES:,} values")
+            stop(mark, "too-large", f"more than {MAX_NODES:,} values")
         if documents > 1:
-            _stop(mark, "many-documents", "a second document begins here", "one recipe a file; `matrix` makes several")
+            stop(mark, "many-documents", "a second document begins here", "one recipe a file; `matrix` makes several")
         if isinstance(event, yaml.AliasEvent):
             hint = "write the value out; `extends` shares keys between recipes"
-            _stop(mark, "alias", f"aliases (*{event.anchor}) are not part of a recipe", hint)
+            stop(mark, "alias", f"aliases (*{event.anchor}) are not part of a recipe", hint)
         yield event
 
 
@@ -100,14 +100,14 @@ def _events(text: str, source: Source) -> Iterator[Any]:
     except yaml.reader.ReaderError as error:
         before = LINE_BREAK.split(text[: error.position])
         message = f"the character U+{ord(text[error.position]):04X} is not allowed in YAML"
-        _stop(source.mark(len(before) - 1, len(before[-1])), "syntax", message)
+        stop(source.mark(len(before) - 1, len(before[-1])), "syntax", message)
     except yaml.MarkedYAMLError as error:
         if place := error.problem_mark:
             mark = source.mark(place.line, place.column)
-        _stop(mark, "syntax", _syntax_message(error), _syntax_hint(error))
+        stop(mark, "syntax", _syntax_message(error), _syntax_hint(error))
     except (ValueError, OverflowError) as error:
         # PyYAML lets the errors of chr() and int() through.
-        _stop(mark, "syntax", f"not valid YAML: a bad escape or directive after this place ({error})")
+        stop(mark, "syntax", f"not valid YAML: a bad escape or directive after this place ({error})")
 
 
 def _syntax_message(error: yaml.MarkedYAMLError) -> str:
@@ -119,10 +119,6 @@ def _syntax_hint(error: yaml.MarkedYAMLError) -> str | None:
     if "'\\t'" in said:
         return "indent with spaces, not tabs"
     return "quote a value that holds `: `" if "mapping values are not allowed" in said else None
-
-
-def _stop(mark: Mark, code: str, message: str, hint: str | None = None) -> NoReturn:
-    raise RecipeError([Problem.at(mark, code, "", message, hint)])
 
 
 class _Builder:

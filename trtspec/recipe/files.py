@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
 
-from trtspec.recipe.diagnostics import Mark, Problem, RecipeError
+from trtspec.recipe.diagnostics import Mark, Problem, stop
 from trtspec.recipe.document import CONTROL, LINE_BREAK, Source, parse_document
 from trtspec.recipe.tree import Node, locate, merge, put, without
 from trtspec.registry import did_you_mean
@@ -55,9 +54,9 @@ def _read(path: Path, asked_at: Mark, chain: tuple[str, ...], problems: list[Pro
     base = Path(os.path.abspath(path)).parent
     root = parse_document(text, Source.of(str(path), base, text), problems)
     if root.value is None:
-        _stop(Mark(str(path)), "empty", "the file is empty", "begin with schema: trtspec.recipe/1")
+        stop(Mark(str(path)), "empty", "the file is empty", "begin with schema: trtspec.recipe/1")
     if not isinstance(root.value, dict):
-        _stop(root.mark, "wrong-type", "a recipe is a mapping of keys to values", "begin with schema: trtspec.recipe/1")
+        stop(root.mark, "wrong-type", "a recipe is a mapping of keys to values", "begin with schema: trtspec.recipe/1")
     extends = root.value.get("extends")
     if extends is None or extends.value is None:
         return without(root, "extends")
@@ -67,30 +66,30 @@ def _read(path: Path, asked_at: Mark, chain: tuple[str, ...], problems: list[Pro
 
 def _parent(child: Path, extends: Node, chain: tuple[str, ...], problems: list[Problem]) -> Node:
     if not isinstance(extends.value, str) or not extends.value or CONTROL.search(extends.value):
-        _stop(extends.mark, "wrong-type", "expected the path of another recipe", path="extends")
+        stop(extends.mark, "wrong-type", "expected the path of another recipe", path="extends")
     path = Path(os.path.normpath(child.parent / os.path.expanduser(extends.value)))
     if os.path.realpath(path) in chain:
         around = " -> ".join(os.path.basename(file) for file in (*chain, str(path)))
-        _stop(extends.mark, "extends-cycle", f"extends goes in a circle: {around}", path="extends")
+        stop(extends.mark, "extends-cycle", f"extends goes in a circle: {around}", path="extends")
     if len(chain) > MAX_EXTENDS:
-        _stop(extends.mark, "extends-depth", f"more than {MAX_EXTENDS} recipes extend each other", path="extends")
+        stop(extends.mark, "extends-depth", f"more than {MAX_EXTENDS} recipes extend each other", path="extends")
     return _read(path, extends.mark, chain, problems)
 
 
 def _text(path: Path, asked_at: Mark) -> str:
     asked_key = "extends" if asked_at.line else ""
     if os.path.exists(path) and not os.path.isfile(path):
-        _stop(asked_at, "unreadable", f"{path} is not a file", "name the recipe's .yaml file", asked_key)
+        stop(asked_at, "unreadable", f"{path} is not a file", "name the recipe's .yaml file", path=asked_key)
     try:
         with open(path, "rb") as file:
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         near = did_you_mean(path.name, [sibling.name for sibling in path.parent.glob("*.yaml")])
-        _stop(asked_at, "unreadable", f"{path} does not exist", near, asked_key)
+        stop(asked_at, "unreadable", f"{path} does not exist", near, path=asked_key)
     except OSError as error:
-        _stop(asked_at, "unreadable", f"{path} cannot be read: {error.strerror}", path=asked_key)
+        stop(asked_at, "unreadable", f"{path} cannot be read: {error.strerror}", path=asked_key)
     if len(data) > MAX_BYTES:
-        _stop(Mark(str(path)), "too-large", f"the file is larger than {MAX_BYTES >> 20} MiB", "is it a recipe?")
+        stop(Mark(str(path)), "too-large", f"the file is larger than {MAX_BYTES >> 20} MiB", "is it a recipe?")
     return _decoded(data, path)
 
 
@@ -101,8 +100,4 @@ def _decoded(data: bytes, path: Path) -> str:
         # error.object begins after a byte order mark, and so do its offsets.
         before = LINE_BREAK.split(error.object[: error.start].decode("utf-8"))
         mark = Mark(str(path), len(before), len(before[-1]) + 1)
-        _stop(mark, "encoding", f"not UTF-8: byte 0x{error.object[error.start]:02x}", "save the file as UTF-8")
-
-
-def _stop(mark: Mark, code: str, message: str, hint: str | None = None, path: str = "") -> NoReturn:
-    raise RecipeError([Problem.at(mark, code, path, message, hint)])
+        stop(mark, "encoding", f"not UTF-8: byte 0x{error.object[error.start]:02x}", "save the file as UTF-8")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trtspec.recipe.diagnostics import Mark, Problem, RecipeError, Severity, in_order
+from trtspec.recipe.diagnostics import Mark, Problem, RecipeError, Severity, in_order, stop
 from trtspec.recipe.document import Source, parse_document
 from trtspec.recipe.files import anchor_paths, read_recipe
 from trtspec.recipe.matrix import expand_matrix
@@ -27,11 +27,6 @@ class LoadedRecipe:
     path: Path
     tree: Node = field(repr=False)
 
-    @property
-    def base_dir(self) -> Path:
-        """Return the absolute directory of the recipe file."""
-        return self.tree.base
-
     def problem(self, severity: Severity, code: str, path: str, message: str, hint: str | None = None) -> Problem:
         """Return a problem at the place of a dotted recipe path, or of its nearest ancestor that is written."""
         mark = problem_mark(self.tree, code, path.split("."))
@@ -41,10 +36,10 @@ class LoadedRecipe:
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> LoadedRecipe:
     """Return the one recipe of a file; raise RecipeError with every problem found, or where it holds several."""
     loaded = load_matrix(path, overrides)
-    if len(loaded) == 1:
-        return loaded[0]
-    message = f"this file makes {len(loaded)} recipes: {', '.join(each.recipe.name for each in loaded)}"
-    raise RecipeError([Problem.at(Mark(str(path)), "matrix", "matrix", message, "one is wanted here: remove `matrix`")])
+    if len(loaded) != 1:
+        message = f"this file makes {len(loaded)} recipes: {', '.join(each.recipe.name for each in loaded)}"
+        stop(Mark(str(path)), "matrix", message, "one is wanted here: remove `matrix`", path="matrix")
+    return loaded[0]
 
 
 def load_matrix(path: Path, overrides: Sequence[str] = ()) -> list[LoadedRecipe]:

@@ -41,9 +41,9 @@ class ConvertCheckpoint(Step):
 
     def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
         """Convert; raises CheckpointError where the source does not add up."""
-        source = load_source(self.source.root)
-        _, family = family_of(source)
-        config = family.read(source.reader, self.dtype)
-        rules = family.rules(config)
-        write_checkpoint(out, config, rules, match(rules, family.skips(config), source), progress.advance)
-        self.source.check_unchanged()
+        with self.source.unchanged():
+            source = load_source(self.source.root)
+            _, family = family_of(source)
+            config = family.read(source.reader, self.dtype)
+            rules = family.rules(config)
+            write_checkpoint(out, config, rules, match(rules, family.skips(config), source), progress.advance)

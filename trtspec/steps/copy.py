@@ -28,6 +28,6 @@ class CopyFiles(Step):
 
     def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
         """Copy every file."""
-        for path in self.source.paths:
-            shutil.copyfile(path, out / path.name)
-        self.source.check_unchanged()
+        with self.source.unchanged():
+            for path in self.source.paths:
+                shutil.copyfile(path, out / path.name)

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,11 +36,15 @@ class Files:
         """Return where the files lie."""
         return [self.root / name for name, _ in self.digests]
 
-    def check_unchanged(self) -> None:
-        """Raise StepError where a file is no longer the one that was read for the key."""
-        for path, before in zip(self.paths, self.stats, strict=True):
-            if _stat(path) != before:
-                raise StepError("the file changed during the build", where=str(path), hint="build again")
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Raise StepError when the block ends, however it does, where a file is not the one whose digest is known."""
+        try:
+            yield
+        finally:
+            for path, before in zip(self.paths, self.stats, strict=True):
+                if not path.is_file() or _stat(path) != before:
+                    raise StepError("the file changed during the build", where=str(path), hint="build again")
 
 
 def read_files(
@@ -52,13 +57,16 @@ def read_files(
     """Return the identity of files below `root`.
 
     Files whose digest is remembered are not read again. Where the rest is more than `unread_above` bytes together,
-    none of it is read now and its digests are `unread`.
+    none of it is read now and its digests are `unread`. Raises StepError for a file that cannot be read.
     """
     paths = sorted(paths)
-    stats = tuple(_stat(path) for path in paths)
-    new = sum(size for path, (size, _) in zip(paths, stats, strict=True) if digests.lookup(path) is None)
-    skip = unread_above is not None and new > unread_above
-    found = [(digests.lookup(path) or UNREAD) if skip else digests.digest(path, on_bytes) for path in paths]
+    try:
+        stats = tuple(_stat(path) for path in paths)
+        new = sum(size for path, (size, _) in zip(paths, stats, strict=True) if digests.lookup(path) is None)
+        skip = unread_above is not None and new > unread_above
+        found = [(digests.lookup(path) or UNREAD) if skip else digests.digest(path, on_bytes) for path in paths]
+    except OSError as error:
+        raise StepError(f"cannot be read: {error.strerror}", where=str(error.filename)) from None
     return Files(root, tuple(zip((path.name for path in paths), found, strict=True)), stats)
 
 

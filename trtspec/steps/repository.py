@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from trtspec.graph.digest import file_sha256
+from trtspec.files import file_sha256
 from trtspec.graph.step import Inputs, Progress, Step
 from trtspec.paths import model_repository_dir
 from trtspec.triton.repository import RepositorySettings, emit_repository

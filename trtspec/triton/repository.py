@@ -11,10 +11,13 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trtspec.errors import TrtspecError
 from trtspec.paths import model_repository_dir
-from trtspec.triton.config import ModelConfig, load_config, render_config, set_parameter
+
+if TYPE_CHECKING:
+    from trtspec.triton.config import ModelConfig
 
 MODELS = ("ensemble", "preprocessing", "tensorrt_llm", "postprocessing")
 CONFIG = "config.pbtxt"
@@ -43,6 +46,8 @@ class RepositorySettings:
 
 def emit_repository(out: Path, settings: RepositorySettings) -> None:
     """Write the models below `out`, a directory that is ours to fill."""
+    from trtspec.triton.config import load_config, render_config, set_parameter  # protobuf: a plan does without
+
     for model in MODELS:
         source = model_repository_dir() / model
         if not source.is_dir():
@@ -50,6 +55,9 @@ def emit_repository(out: Path, settings: RepositorySettings) -> None:
         shutil.copytree(source / "1", out / model / "1", ignore=shutil.ignore_patterns("__pycache__"))
         config = load_config(source / CONFIG)
         _set_fields(config, settings)
+        for key, value in _parameters(settings).items():
+            if key in config.parameters:
+                set_parameter(config, key, value)
         (out / model / CONFIG).write_text(render_config(config), encoding="utf-8")
 
 
@@ -61,7 +69,11 @@ def _set_fields(config: ModelConfig, settings: RepositorySettings) -> None:
     if config.HasField("dynamic_batching"):
         config.dynamic_batching.max_queue_delay_microseconds = settings.max_queue_delay_us
         config.dynamic_batching.default_queue_policy.max_queue_size = settings.max_queue_size
-    values: dict[str, str | int] = {
+
+
+def _parameters(settings: RepositorySettings) -> dict[str, str | int]:
+    """Return all parameters; each model sets those that it has."""
+    return {
         "tokenizer_dir": settings.tokenizer_path,
         "gpt_model_path": settings.target_path,
         "draft_model_path": settings.draft_path if settings.has_draft else "",
@@ -74,6 +86,3 @@ def _set_fields(config: ModelConfig, settings: RepositorySettings) -> None:
         "device": settings.device,
         "dtype": settings.dtype,
     }
-    for key, value in values.items():
-        if key in config.parameters:
-            set_parameter(config, key, value)

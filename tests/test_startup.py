@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands start fast because they import only what they use."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trtspec.paths import recipes_dir
+
+CODE = """
+import sys
+from trtspec.cli.app import main
+try:
+    main(sys.argv[1:])
+finally:
+    print(*sys.modules)
+"""
+CONVERTING = {"torch", "transformers", "numpy", "google.protobuf", "tritonclient"}
+
+
+@pytest.mark.parametrize(
+    ("command", "unwanted"),
+    [
+        ("--help", CONVERTING | {"pydantic", "rich", "yaml", "filelock", "trtspec.graph"}),
+        ("check", CONVERTING | {"rich.table", "rich.progress", "filelock", "trtspec.graph"}),
+        ("plan", CONVERTING | {"rich.progress"}),
+    ],
+)
+def test_a_command_imports_no_more_than_it_uses(command: str, unwanted: set[str], tmp_path: Path) -> None:
+    recipe = [] if command == "--help" else [str(recipes_dir() / "quickstart.yaml")]
+    environment = {**os.environ, "TRTSPEC_CACHE": str(tmp_path)}
+    argv = [sys.executable, "-c", CODE, command, *recipe]
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=True)
+    imported = set(done.stdout.split())
+    assert "trtspec.cli.app" in imported
+    assert not imported & unwanted

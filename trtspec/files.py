@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that can be trusted: how one is recorded and hashed, and how it reaches the disk for good.
+
+Knows neither the store nor artifacts, which both stand on it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+_CHUNK_BYTES = 1 << 20
+
+
+def _relative(path: str) -> str:
+    if "\0" in path or any(part in ("", ".", "..") for part in path.split("/")):
+        raise ValueError(f"{path!r} does not stay inside its directory")
+    return path
+
+
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class FileRecord(BaseModel):
+    """A file as it was when it had been written, by its path relative to the directory that is recorded."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    path: Annotated[str, AfterValidator(_relative)]
+    size: Annotated[int, Field(ge=0)]
+    sha256: Sha256
+
+
+def file_sha256(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
+    """Return the SHA-256 of a file; `on_bytes` is told the size of each piece read."""
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(_CHUNK_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(buffer[:count])
+            if on_bytes:
+                on_bytes(count)
+    return digest.hexdigest()
+
+
+def sync(path: Path) -> None:
+    """Wait until a file's bytes, or a directory's list of names, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_directories(root: Path) -> None:
+    """Wait until the names of everything below `root` are on the disk; the files themselves are the caller's."""
+    for directory, _, _ in os.walk(root, topdown=False):
+        sync(Path(directory))
+
+
+def replace_file(path: Path, data: bytes, temporary: Path) -> None:
+    """Put `data` at `path` whole or not at all; `temporary` is a name of the caller's on the same file system."""
+    temporary.write_bytes(data)
+    sync(temporary)
+    os.replace(temporary, path)
+    sync(path.parent)
