@@ -11,10 +11,21 @@ from pathlib import Path
 
 import pytest
 
+from trtspec.cli.app import main
+
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```sh\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-SEEN = ("trtspec", "model_repository", "recipes", "benchmarks", "Makefile", "pyproject.toml", "constraints.txt", "tests")
+SEEN = (
+    "trtspec",
+    "model_repository",
+    "recipes",
+    "benchmarks",
+    "Makefile",
+    "pyproject.toml",
+    "constraints.txt",
+    "tests",
+)
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +75,19 @@ def test_every_command_block_runs(workplace: tuple[Path, dict[str, str]]) -> Non
             assert run.returncode == 0, f"{block}\n{run.stdout}\n{run.stderr}"
     finally:
         subprocess.run(["trtspec", "stop", "quickstart"], cwd=root, env=environment, capture_output=True, check=False)
+
+
+def test_the_mistake_it_shows_reads_like_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = (ROOT / "recipes" / "quickstart.yaml").read_text()
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy" / "quickstart.yaml").write_text(recipe.replace("draft_len: 5", "draft_len: 65"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["check", "copy/quickstart.yaml"])
+    said = capsys.readouterr().err.split("\n\n")[0].replace("copy/", "recipes/")
+    assert said in README
 
 
 def test_links_lead_somewhere() -> None:

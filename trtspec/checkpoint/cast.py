@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -65,9 +66,9 @@ def _fp16_bits(values: npt.NDArray[np.float32]) -> Bits:
         return values.astype(np.float16).view(np.uint16)
 
 
-def _floats(bits: Bits, dtype: str) -> npt.NDArray[np.floating]:
+def _floats(bits: Bits, dtype: str) -> npt.NDArray[np.floating[Any]]:
     return (bits.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else bits.view(np.float16)
 
 
 def _raw(bits: Bits) -> memoryview:
-    return memoryview(bits).cast("B")
+    return bits.data.cast("B")

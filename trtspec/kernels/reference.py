@@ -25,16 +25,18 @@ def warp(logits: Floats, temperature: float, top_k: int, top_p: float) -> Floats
     probabilities lower ids come first.
     """
     if temperature == 0.0:
-        return np.eye(len(logits))[int(np.argmax(logits))]
-    scaled = (logits - logits.max()) / temperature
-    probs = np.exp(scaled) / np.exp(scaled).sum()
+        one_hot = np.zeros(len(logits))
+        one_hot[np.argmax(logits)] = 1.0
+        return one_hot
+    probs: Floats = np.exp((logits - logits.max()) / temperature)
     order = np.argsort(-probs, kind="stable")
     if top_k:
         probs[order[top_k:]] = 0.0
-    probs /= probs.sum()
+    probs = probs / probs.sum()
     before = np.cumsum(probs[order]) - probs[order]
     probs[order[before >= top_p]] = 0.0
-    return probs / probs.sum()
+    kept: Floats = probs / probs.sum()
+    return kept
 
 
 def pick(weights: Floats, uniform: float) -> int:
