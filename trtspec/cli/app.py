@@ -52,10 +52,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         show_error(error, as_json="--json" in arguments)
         code = error.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        print("interrupted", file=sys.stderr)  # noqa: T201
-        code = INTERRUPTED
-    except BrokenPipeError:
-        sys.stderr.close()  # whoever read our output left; Python would complain once more while exiting
         code = INTERRUPTED
     except Exception:
         import traceback
@@ -63,6 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         traceback.print_exc()
         print("this is a bug in trtspec; please report it with the lines above", file=sys.stderr)  # noqa: T201
         code = INTERNAL_ERROR
+    if code == INTERRUPTED:  # within a command typer makes this code of the interrupt
+        print("interrupted", file=sys.stderr)  # noqa: T201
     sys.exit(code or 0)
 
 

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all commands share: help, one document on stdout, exit codes, plain text without a terminal, light imports."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Run
+from trtspec import __version__
+from trtspec.registry import discover
+
+COMMANDS = sorted(command.__name__ for command in discover("trtspec.cli", "command").values())
+HEAVY = ("torch", "transformers", "tritonclient", "tritonserver", "google.protobuf")
+
+
+def test_the_commands() -> None:
+    assert COMMANDS == sorted(
+        "bench build cache check deploy doctor generate inspect plan recipes schema status stop verify".split()
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_an_example(command: str, trtspec: Run) -> None:
+    shown = trtspec(command, "--help")
+    assert shown.code == 0
+    assert f"Example: trtspec {command}" in shown.out
+    assert "--json" in shown.out
+
+
+def test_help_lists_every_command(trtspec: Run) -> None:
+    shown = trtspec("-h")
+    assert shown.code == 0
+    for command in COMMANDS:
+        assert f"\n  {command} " in shown.out
+
+
+def test_version(trtspec: Run) -> None:
+    shown = trtspec("--version")
+    assert (shown.code, shown.out) == (0, f"trtspec {__version__}\n")
+
+
+def test_wrong_usage(trtspec: Run) -> None:
+    for arguments, complaint in (
+        (("chek", "x"), "No such command 'chek'"),
+        (("check",), "Missing argument 'RECIPE'"),
+        (("check", "a", "--nosuch"), "No such option: --nosuch"),
+        (("bench", "a", "--runs", "0"), "Invalid value for '--runs': Input should be greater than or equal to 1"),
+    ):
+        refused = trtspec(*arguments)
+        assert refused.code == 1
+        assert refused.out == ""
+        assert complaint in refused.err
+
+
+def documents(artifact: Path) -> dict[str, tuple[tuple[object, ...], set[str]]]:
+    """Return {command: (arguments, the keys its document has)}."""
+    recipe = artifact.parents[1] / "recipe.yaml"
+    statistics = "text token_ids prompt_tokens new_tokens drafted accepted acceptance_rate mean_accepted_len"
+    return {
+        "check": ((recipe,), {"ok", "problems"}),
+        "plan": ((recipe,), {"name", "backend", "steps", "memory", "predicted"}),
+        "build": ((recipe,), {"artifact", "status", "steps", "seconds"}),
+        "verify": ((artifact, "--max-tokens", 4), {"ok", "checks", "manifest"}),
+        "generate": (
+            (artifact, "-p", "the", "--max-tokens", 4),
+            {*statistics.split(), "finish_reason", "seconds", "tokens_per_s"},
+        ),
+        "bench": (
+            (artifact, "--runs", 1, "--max-tokens", 2),
+            {"prompts", "max_tokens", "baseline", "speculative", "speedup", "identical_texts"},
+        ),
+        "inspect": (
+            (artifact,),
+            {"kind", "name", "backend", "method", "draft_len", "files", "bytes", "tools", "steps"},
+        ),
+        "cache": (("--verify",), {"ok", "root", "entries", "problems", "removed"}),
+        "recipes": ((), {"recipes"}),
+        "schema": ((), {"schema"}),
+    }
+
+
+@pytest.mark.integration
+def test_json_is_one_document_on_stdout(artifact: Path, trtspec: Run) -> None:
+    for command, (arguments, keys) in documents(artifact).items():
+        done = trtspec(command, *arguments, "--json")
+        assert done.code == 0, (command, done.err)
+        assert set(done.document) == keys | {"format_version"}, command
+        assert "\x1b" not in done.err
+
+
+def test_the_steps_of_plan_and_build(recipe: Path, trtspec: Run) -> None:
+    planned = trtspec("plan", recipe, "--json").document
+    built = trtspec("build", recipe, "--json").document
+    names = ["convert-target", "convert-draft", "copy-tokenizer", "copy-prompts", "emit-repository"]
+    assert [step["name"] for step in planned["steps"]] == names
+    assert [(step["name"], step["status"]) for step in built["steps"]] == [(name, "built") for name in names]
+    assert [step["key"] for step in planned["steps"]] == [step["key"] for step in built["steps"]]
+    assert set(planned["steps"][0]) == {"name", "key", "status", "why", "command"}
+    assert set(built["steps"][0]) == {"name", "key", "status", "seconds"}
+    (gpu,) = planned["memory"]["gpus"]
+    parts = [gpu[f"{part}_bytes"] for part in ("weights", "kv_cache", "draft", "activation")]
+    assert all(parts)
+    assert gpu["total_bytes"] == sum(parts) < gpu["limit_bytes"]
+    assert planned["backend"]["name"] == "embedded"
+    assert planned["backend"]["why"]
+
+
+def test_an_error_is_a_document_too(recipe: Path, trtspec: Run) -> None:
+    failed = trtspec("generate", "nosuch", "-p", "x", "--json")
+    assert failed.code == 1
+    assert failed.document == {
+        "format_version": 1,
+        "ok": False,
+        "error": {
+            "message": "there is no artifact: no such directory",
+            "where": "nosuch",
+            "hint": "trtspec build RECIPE makes one",
+            "exit_code": 1,
+        },
+    }
+    assert failed.err == (
+        "error: nosuch: there is no artifact: no such directory\nhint: trtspec build RECIPE makes one\n"
+    )
+
+
+def test_what_people_see_is_plain_without_a_terminal(recipe: Path, trtspec: Run) -> None:
+    for command in ("check", "plan", "build"):
+        done = trtspec(command, recipe)
+        assert done.out == ""
+        assert "\x1b" not in done.err
+        assert "\r" not in done.err
+
+
+def seen_on_a_terminal(*arguments: object, **environment: str) -> str:
+    """Return what a terminal would get on stderr."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "trtspec", *map(str, arguments)]
+    plain = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR")}
+    subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=theirs,
+        env={**plain, "TERM": "xterm-256color", **environment},
+        timeout=30,
+        check=False,
+    )
+    os.close(theirs)
+    return b"".join(_read_all(ours)).decode()
+
+
+def _read_all(descriptor: int) -> Iterator[bytes]:
+    while True:
+        try:
+            chunk = os.read(descriptor, 65536)
+        except OSError:  # how Linux says that the other end is closed
+            return
+        yield chunk
+
+
+def test_colour_is_for_terminals_and_can_be_refused(workplace: Path) -> None:
+    assert "\x1b[31m" in seen_on_a_terminal("inspect", "nosuch")
+    assert "\x1b[3" not in seen_on_a_terminal("inspect", "nosuch", NO_COLOR="1")
+
+
+def test_a_bug_shows_its_traceback(trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr("trtspec.doctor.probe_machine", broken)
+    failed = trtspec("doctor")
+    assert failed.code == 70
+    assert failed.out == ""
+    assert "ZeroDivisionError: ours" in failed.err
+    assert failed.err.endswith("this is a bug in trtspec; please report it with the lines above\n")
+
+
+def test_an_interrupt(trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trtspec.doctor.probe_machine", lambda: os.kill(os.getpid(), signal.SIGINT))
+    stopped = trtspec("doctor")
+    assert (stopped.code, stopped.out, stopped.err) == (130, "", "interrupted\n")
+
+
+def test_a_reader_that_leaves_is_no_bug(workplace: Path) -> None:
+    command = [sys.executable, "-m", "trtspec", "schema"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        said = process.stderr.read()
+        assert process.wait(30) == 1
+    assert said == ""
+
+
+IMPORTS = """
+import json, sys
+from trtspec.cli.app import main
+for arguments in json.loads(sys.argv[1]):
+    try:
+        main(arguments)
+    except SystemExit as ended:
+        assert not ended.code, (arguments, ended.code)
+print(json.dumps(sorted(sys.modules)), file=sys.stderr)
+"""
+
+
+def modules_after(*commands: list[Any]) -> set[str]:
+    """Return what a process of its own has imported after running commands."""
+    arguments = [sys.executable, "-c", IMPORTS, json.dumps(commands, default=str)]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=True)
+    return set(json.loads(done.stderr.splitlines()[-1]))
+
+
+def test_commands_that_only_look_import_nothing_heavy(artifact: Path) -> None:
+    recipe = artifact.parents[1] / "recipe.yaml"
+    loaded = modules_after(["check", recipe], ["plan", recipe], ["build", recipe], ["inspect", artifact])
+    assert "trtspec.pipeline" in loaded
+    assert not loaded & {*HEAVY[:4]}
+
+
+def test_help_imports_next_to_nothing() -> None:
+    loaded = modules_after(["--help"])
+    assert "typer" in loaded
+    assert not loaded & {*HEAVY, "numpy", "pydantic", "yaml", "rich.console", "tokenizers"}
+
+
+@pytest.mark.parametrize("variable", ["TRTSPEC_CACHE", "TRTSPEC_STATE"])
+def test_doctor_says_what_cannot_be_written(
+    variable: str, trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "/proc/nosuch")
+    found = trtspec("doctor", "--json")
+    assert found.code in (0, 1)
+    assert set(found.document) == {"format_version", "ok", "findings"}
+    assert found.document["ok"] == (found.code == 0)
+    name = variable.removeprefix("TRTSPEC_").lower()
+    assert next(each for each in found.document["findings"] if each["name"] == name)["detail"].startswith("/proc")
