@@ -20,7 +20,8 @@ from trtspec.families.base import family_of
 def inspect_path(path: Path) -> dict[str, Any]:
     """Return a document about what lies at `path`; raises TrtspecError where it is nothing of ours to read."""
     if not path.is_dir():
-        raise CheckpointError("no such directory", where=str(path))
+        what = "is a file, not a directory" if path.exists() else "no such directory"
+        raise CheckpointError(what, where=str(path))
     if (path / MANIFEST).is_file():
         return _artifact(path)
     return _converted(path) if is_converted(path) else _source(path)

@@ -75,7 +75,7 @@ def _measure_artifact(
 
     texts = [prompt.text for prompt in artifact_prompts(root, prompts)]
     with open_artifact(root) as artifact:
-        return measure_engine(artifact, texts, max_tokens, runs, on_progress)
+        return measure_engine(artifact, texts, max_tokens, runs, on_progress)[0]
 
 
 def show(comparison: Comparison, what: str) -> None:
@@ -88,8 +88,8 @@ def show(comparison: Comparison, what: str) -> None:
             name,
             f"{side.median:.0f}",
             f"{speedup:.2f}x",
-            f"{side.acceptance_rate:.3f}" if side.drafted else "-",
-            f"{side.mean_accepted_len:.2f}",
+            f"{side.stats.acceptance_rate:.3f}" if side.stats.drafted else "-",
+            f"{side.stats.mean_accepted_len:.2f}",
         )
         for name, speedup, side in sides
     ]

@@ -122,7 +122,7 @@ def build_bars() -> Iterator[BuildBars]:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("  {task.description:<20}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=_console(), transient=True) as progress:
+    with Progress(*columns, console=_console(), transient=True, disable=not _console().is_terminal) as progress:
         yield BuildBars(progress)
 
 
@@ -146,5 +146,7 @@ def counter() -> Iterator[Counter]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("  {task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    with Progress(*columns, TimeRemainingColumn(), console=_console(), transient=True) as progress:
+    with Progress(
+        *columns, TimeRemainingColumn(), console=_console(), transient=True, disable=not _console().is_terminal
+    ) as progress:
         yield Counter(progress)

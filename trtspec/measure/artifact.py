@@ -18,6 +18,7 @@ from trtspec.errors import DigestMismatch
 if TYPE_CHECKING:
     from trtspec.engines.embedded.engine import Engine
 
+TARGET, DRAFT = "checkpoints/target", "checkpoints/draft"
 DEFAULT_PROMPTS = Path(__file__).with_name("default_prompts.jsonl")
 
 
@@ -66,9 +67,9 @@ def open_artifact(root: Path, manifest: Manifest | None = None) -> Iterator[Open
         max_num_tokens=engine["max_num_tokens"],
         max_queue_size=manifest.recipe["serving"]["max_queue_size"],
     )
-    draft = root / "checkpoints" / "draft"
+    draft = root / DRAFT
     tokenizer = root / "tokenizer"
-    opened = Engine.load(root / "checkpoints" / "target", draft if draft.is_dir() else None, settings, tokenizer)
+    opened = Engine.load(root / TARGET, draft if draft.is_dir() else None, settings, tokenizer)
     try:
         yield OpenArtifact(root, manifest, Tokenizer(tokenizer), opened)
     finally:

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 from trtspec.artifacts.manifest import MANIFEST, Manifest, load_manifest, verify_files
 from trtspec.artifacts.prompts import Prompt
 from trtspec.checkpoint.source import load_source, locate_model
+from trtspec.checkpoint.trtllm import load_checkpoint
 from trtspec.engines.embedded.request import Result
 from trtspec.errors import CheckpointError, GateNotMet, TrtspecError, VerificationFailed
-from trtspec.measure.artifact import OpenArtifact, artifact_prompts, open_artifact, read_artifact
+from trtspec.measure.artifact import TARGET, OpenArtifact, artifact_prompts, open_artifact, read_artifact
 from trtspec.measure.bench import measure_engine
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def verify_artifact(
     checks = [_check_files(root, manifest)]
     if checks[0].ok:
         prompts = artifact_prompts(root, prompts_file)
-        source = _find_source(manifest, source)
+        source = _find_source(root, manifest, source)
         with open_artifact(root, manifest) as artifact:
             results, gates = _check_gates(artifact, prompts, max_tokens, on_progress)
             checks += [_check_parity(artifact, source, prompts, results, on_progress), *gates]
@@ -124,36 +125,39 @@ def _check_gates(
 ) -> tuple[list[Result], list[Check]]:
     gates, speculates = artifact.recipe["gates"], artifact.recipe["speculation"]["method"] != "none"
     texts = [prompt.text for prompt in prompts]
-    measured = measure_engine(artifact, texts, max_tokens, runs=1, on_progress=on_progress)
+    measured, results = measure_engine(artifact, texts, max_tokens, runs=1, on_progress=on_progress)
     checks = []
     if gates["lossless"]:
         same, total = measured.identical_texts, len(prompts)
         detail = f"{same} of {total} texts are the same with and without speculation"
         checks.append(Check("lossless", same == total, same, total, detail))
     if speculates and gates["min_acceptance"]:
-        rate, limit = measured.speculative.acceptance_rate, gates["min_acceptance"]
+        rate, limit = measured.speculative.stats.acceptance_rate, gates["min_acceptance"]
         detail = f"acceptance rate {rate:.3f}, at least {limit} is wanted"
         checks.append(Check("min_acceptance", rate >= limit, round(rate, 4), limit, detail))
     if speculates and gates["min_speedup"]:
         speedup, limit = measured.speedup, gates["min_speedup"]
         detail = f"{speedup:.2f} times the tokens/s without speculation, at least {limit} is wanted"
         checks.append(Check("min_speedup", speedup >= limit, round(speedup, 3), limit, detail))
-    return measured.results, checks
+    return results, checks
 
 
-def _find_source(manifest: Manifest, given: Path | None) -> Path:
+def _find_source(root: Path, manifest: Manifest, given: Path | None) -> Path:
     """Return the directory of the target's source, its config and headers seen to add up."""
     model, revision = manifest.recipe["target"]["model"], manifest.recipe["target"]["revision"]
     try:
-        root = given or locate_model(model, revision or None)
-        load_source(root)
+        source = load_source(given or locate_model(model, revision or None))
+        theirs, ours = source.reader.positive("vocab_size"), load_checkpoint(root / TARGET).config.vocab_size
     except CheckpointError as error:
         raise TrtspecError(
             f"the source of the target cannot be read: {error.message}",
             where=error.where,
             hint="say where it lies now with --source DIR",
         ) from None
-    return root
+    if theirs != ours:
+        message = f"this is another model: it has {theirs} vocabulary entries, the artifact {ours}"
+        raise TrtspecError(message, where=str(source.root))
+    return source.root
 
 
 def _check_parity(

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,10 @@ class Stats:
     drafted: int = 0
     accepted: int = 0
     steps: int = 0
+
+    def __add__(self, other: Stats) -> Stats:
+        """Return the counts of two requests together."""
+        return Stats(*(mine + yours for mine, yours in zip(astuple(self), astuple(other), strict=True)))
 
     @property
     def acceptance_rate(self) -> float:

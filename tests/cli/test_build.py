@@ -1,0 +1,363 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds that are repeated, changed, killed, starved, damaged or doubled: the next one succeeds and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Run
+from trtspec.artifacts.manifest import load_manifest, verify_files
+from trtspec.failpoint import failpoint
+
+FAILPOINTS = (
+    "store.before-entry",
+    "store.before-rename",
+    "store.after-rename",
+    "publish.before-manifest",
+    "publish.before-swap",
+    "publish.after-swap",
+)
+
+
+def files_below(root: Path) -> list[str]:
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir())
+
+
+def check_sound(workplace: Path, trtspec: Run) -> None:
+    """Hold what lies here against its manifest, file by file, and look for what a killed build may have left."""
+    artifact = workplace / "build" / "tiny"
+    manifest = load_manifest(artifact)
+    assert verify_files(artifact, manifest) == []
+    assert files_below(artifact) == sorted([*(record.path for record in manifest.files), "manifest.json"])
+    assert sorted(path.name for path in (workplace / "build").iterdir()) == [".tiny.lock", "tiny"]
+    assert not any((workplace / "cache" / "store" / "tmp").iterdir())
+    assert trtspec("cache", "--verify").code == 0
+
+
+def flip(path: Path, offset: int = -5) -> None:
+    """Change one byte behind everybody's back: size and modification time stay."""
+    before = path.stat()
+    content = bytearray(path.read_bytes())
+    content[offset] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def statuses(trtspec: Run, recipe: Path, *arguments: object) -> dict[str, str]:
+    done = trtspec("build", recipe, *arguments, "--json")
+    assert done.code == 0, done.err
+    return {step["name"]: step["status"] for step in done.document["steps"]}
+
+
+def test_the_second_build_does_nothing_and_says_so(recipe: Path, trtspec: Run) -> None:
+    assert set(statuses(trtspec, recipe).values()) == {"built"}
+    artifact = recipe.parent / "build" / "tiny"
+    before = artifact.stat().st_ino, (artifact / "manifest.json").stat().st_mtime_ns
+    again = trtspec("build", recipe, "--json")
+    assert again.document["status"] == "unchanged"
+    assert {step["status"] for step in again.document["steps"]} == {"hit"}
+    assert "build/tiny: nothing to do (" in again.err
+    assert (artifact.stat().st_ino, (artifact / "manifest.json").stat().st_mtime_ns) == before
+    check_sound(recipe.parent, trtspec)
+
+
+def test_plan_says_what_build_will_do(recipe: Path, trtspec: Run) -> None:
+    planned = trtspec("plan", recipe, "--detailed-exitcode")
+    assert planned.code == 2
+    assert "never built" in planned.err
+    assert not (recipe.parent / "build").exists()
+    trtspec("build", recipe)
+    planned = trtspec("plan", recipe, "--detailed-exitcode")
+    assert planned.code == 0
+    assert planned.err.endswith("nothing to do\n")
+    assert trtspec("plan", recipe, "--set", "speculation.draft_len=2", "--detailed-exitcode").code == 2
+
+
+def test_out_chooses_the_place(recipe: Path, trtspec: Run) -> None:
+    document = trtspec("build", recipe, "--out", "elsewhere/it", "--json").document
+    assert document["artifact"] == "elsewhere/it"
+    assert load_manifest(recipe.parent / "elsewhere" / "it").recipe["name"] == "tiny"
+    assert not (recipe.parent / "build").exists()
+
+
+def test_a_matrix_builds_each(recipe: Path, trtspec: Run) -> None:
+    recipe.write_text(recipe.read_text() + "matrix:\n  speculation.draft_len: [1, 2]\n")
+    documents = trtspec("build", recipe, "--json").document["recipes"]
+    assert len({document["artifact"] for document in documents}) == 2
+    lens = [load_manifest(Path(document["artifact"])).recipe["speculation"]["draft_len"] for document in documents]
+    assert lens == [1, 2]
+    assert [step["status"] for step in documents[1]["steps"]] == ["hit", "hit", "hit", "hit", "built"]
+    assert len(trtspec("plan", recipe, "--json").document["recipes"]) == 2
+    refused = trtspec("build", recipe, "--out", "one")
+    assert (refused.code, refused.err) == (
+        1,
+        "error: the recipe makes 2 artifacts, --out names one place\nhint: leave it out\n",
+    )
+
+
+def test_set_changes_what_is_built(recipe: Path, trtspec: Run) -> None:
+    trtspec("build", recipe)
+    changed = statuses(trtspec, recipe, "--set", "speculation.draft_len=2")
+    assert changed == {
+        "convert-target": "hit",
+        "convert-draft": "hit",
+        "copy-tokenizer": "hit",
+        "copy-prompts": "hit",
+        "emit-repository": "built",
+    }
+    manifest = load_manifest(recipe.parent / "build" / "tiny")
+    assert manifest.recipe["speculation"]["draft_len"] == 2
+
+
+def test_a_source_that_changed_is_built_again(recipe: Path, trtspec: Run) -> None:
+    trtspec("build", recipe)
+    artifact = recipe.parent / "build" / "tiny"
+    before = (artifact / "checkpoints" / "draft" / "rank0.safetensors").read_bytes()
+    flip(recipe.parent / "draft" / "model.safetensors")
+    changed = statuses(trtspec, recipe)
+    assert [name for name, status in changed.items() if status == "built"] == ["convert-draft"]
+    assert (artifact / "checkpoints" / "draft" / "rank0.safetensors").read_bytes() != before
+    check_sound(recipe.parent, trtspec)
+
+
+def test_the_hand_written_models_are_an_input(
+    recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from trtspec.paths import model_repository_dir
+
+    statuses(trtspec, recipe)
+    copy = tmp_path / "models"
+    shutil.copytree(model_repository_dir(), copy)
+    (copy / "postprocessing" / "1" / "model.py").write_text("# changed\n")
+    monkeypatch.setattr("trtspec.steps.repository.model_repository_dir", lambda: copy)
+    changed = statuses(trtspec, recipe)
+    assert [name for name, status in changed.items() if status == "built"] == ["emit-repository"]
+
+
+def swap_while_converting(monkeypatch: pytest.MonkeyPatch, swap: Callable[[], object]) -> None:
+    """Do something to the source once its tensors were read."""
+    from trtspec.steps import convert
+
+    write = convert.write_checkpoint
+
+    def write_and_swap(out: Path, *arguments: object) -> None:
+        write(out, *arguments)  # type: ignore[arg-type]
+        swap()
+
+    monkeypatch.setattr(convert, "write_checkpoint", write_and_swap)
+
+
+@pytest.mark.parametrize("how", ["another", "gone"])
+def test_a_source_that_is_swapped_during_the_build(
+    how: str, recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = recipe.parent / "target" / "model.safetensors"
+    kept = weights.read_bytes()
+    with monkeypatch.context() as patch:
+        swap_while_converting(patch, weights.unlink if how == "gone" else lambda: weights.write_bytes(kept))
+        failed = trtspec("build", recipe)
+    assert (failed.code, failed.err) == (
+        100,
+        f"error: {weights}: the file changed during the build\nhint: build again\n",
+    )
+    assert not (recipe.parent / "build").exists()
+    assert trtspec("cache", "--json").document["entries"] == []
+    weights.write_bytes(kept)
+    assert set(statuses(trtspec, recipe).values()) == {"built"}
+    check_sound(recipe.parent, trtspec)
+
+
+def start(recipe: Path, **environment: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "trtspec", "build", str(recipe)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment})
+
+
+def nothing_partial(workplace: Path) -> None:
+    """Look as another process would while a build runs or lies dead: all of it or nothing of it."""
+    artifact = workplace / "build" / "tiny"
+    if artifact.exists():
+        assert verify_files(artifact, load_manifest(artifact)) == []
+
+
+@pytest.mark.parametrize("point", FAILPOINTS)
+def test_a_build_killed_at(point: str, recipe: Path, trtspec: Run) -> None:
+    with start(recipe, TRTSPEC_FAILPOINT=point) as process:
+        assert process.wait(30) == -signal.SIGKILL
+    nothing_partial(recipe.parent)
+    assert (recipe.parent / "build" / "tiny").exists() == (point == "publish.after-swap")
+    assert trtspec("build", recipe).code == 0
+    check_sound(recipe.parent, trtspec)
+
+
+@pytest.mark.parametrize("point", ["store.before-delete", "publish.before-swap", "publish.after-swap"])
+def test_a_build_killed_while_it_replaces(point: str, recipe: Path, trtspec: Run) -> None:
+    trtspec("build", recipe)
+    if point == "store.before-delete":  # only a damaged entry is thrown away
+        flip(recipe.parent / "build" / "tiny" / "checkpoints" / "draft" / "rank0.safetensors")
+    flip(recipe.parent / "target" / "model.safetensors")
+    with start(recipe, TRTSPEC_FAILPOINT=point) as process:
+        assert process.wait(30) == -signal.SIGKILL
+    assert load_manifest(recipe.parent / "build" / "tiny").recipe["name"] == "tiny"
+    assert trtspec("build", recipe).code == 0
+    check_sound(recipe.parent, trtspec)
+
+
+def test_the_failpoints_are_all_there_are() -> None:
+    import trtspec
+
+    source = "".join(path.read_text() for path in Path(trtspec.__file__).parent.rglob("*.py"))
+    named = {part.split('"')[0] for part in source.split(f'{failpoint.__name__}("')[1:]}
+    assert named - {"publish.between-renames", "store.before-delete"} == set(FAILPOINTS)
+
+
+def test_builds_killed_at_any_moment(recipe: Path, trtspec: Run) -> None:
+    chance = random.Random(20261120)
+    for _ in range(6):
+        with start(recipe) as process:
+            time.sleep(chance.uniform(0.2, 0.7))
+            process.kill()
+        nothing_partial(recipe.parent)
+    assert trtspec("build", recipe).code == 0
+    check_sound(recipe.parent, trtspec)
+
+
+def test_two_builds_at_once(recipe: Path, trtspec: Run) -> None:
+    processes = [start(recipe), start(recipe)]
+    while any(process.poll() is None for process in processes):
+        nothing_partial(recipe.parent)
+    said = [process.communicate(timeout=60)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], said
+    for name in ("convert-target", "convert-draft", "emit-repository"):
+        assert sum(f"{name:<20} built" in each for each in said) == 1, said
+    check_sound(recipe.parent, trtspec)
+
+
+def test_an_interrupted_build(recipe: Path, trtspec: Run) -> None:
+    command = [sys.executable, "-c", INTERRUPTED, str(recipe)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "converting\n"
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert said.endswith("interrupted\n")
+    assert not (recipe.parent / "build").exists()
+    assert not any((recipe.parent / "cache" / "store" / "tmp").iterdir())
+
+
+INTERRUPTED = """
+import sys, time
+from trtspec.cli.app import main
+from trtspec.steps import convert
+def wait(*_):
+    print("converting", flush=True)
+    time.sleep(30)
+convert.write_checkpoint = wait
+main(["build", sys.argv[1]])
+"""
+
+
+def test_a_flipped_byte_is_noticed_and_built_again(recipe: Path, trtspec: Run) -> None:
+    trtspec("build", recipe)
+    artifact = recipe.parent / "build" / "tiny"
+    damaged = artifact / "checkpoints" / "target" / "rank0.safetensors"
+    good = damaged.read_bytes()
+    assert damaged.stat().st_nlink == 2  # the store's file and the artifact's are one
+    flip(damaged)
+
+    verified = trtspec("cache", "--verify", "--json")
+    assert verified.code == 102
+    assert verified.document["ok"] is False
+    (problem,) = verified.document["problems"]
+    assert problem.endswith(": files/rank0.safetensors: sha256 differs")
+    assert "the next build makes them again" in verified.err
+
+    broken = trtspec("generate", artifact, "-p", "the")
+    assert (broken.code, broken.err) == (
+        102,
+        f"error: {artifact}: checkpoints/target/rank0.safetensors: sha256 differs\nhint: build it again\n",
+    )
+    verified = trtspec("verify", artifact, "--json")
+    assert verified.code == 110
+    (check,) = verified.document["checks"]
+    assert (check["name"], check["ok"]) == ("files", False)
+    assert check["detail"] == "checkpoints/target/rank0.safetensors: sha256 differs"
+    refused = trtspec("deploy", artifact)
+    assert refused.code == 102
+    assert "checkpoints/target/rank0.safetensors: sha256 differs" in refused.err
+
+    planned = {step["name"]: step["why"] for step in trtspec("plan", recipe, "--json").document["steps"]}
+    assert planned["convert-target"] == "corrupt: files/rank0.safetensors: sha256 differs"
+    assert statuses(trtspec, recipe)["convert-target"] == "built"
+    assert damaged.read_bytes() == good
+    shutil.rmtree(artifact / "reports")
+    check_sound(recipe.parent, trtspec)
+
+
+def test_a_cleared_store_leaves_artifacts_whole(recipe: Path, trtspec: Run) -> None:
+    trtspec("build", recipe)
+    cleared = trtspec("cache", "--clear", "--json").document
+    assert cleared["entries"] == []
+    assert len(cleared["removed"]) == 5
+    artifact = recipe.parent / "build" / "tiny"
+    assert verify_files(artifact, load_manifest(artifact)) == []
+
+
+FULL_DISK = """
+import json, os, subprocess, sys
+disk, recipe = sys.argv[1:]
+os.chdir(disk)
+def trtspec(*arguments):
+    done = subprocess.run([sys.executable, "-m", "trtspec", *arguments], capture_output=True, text=True)
+    return done.returncode, done.stderr
+ballast = open("ballast", "wb")
+ballast.truncate()
+free = os.statvfs(".").f_bavail * os.statvfs(".").f_frsize
+os.posix_fallocate(ballast.fileno(), 0, free - int(os.environ["LEAVE"]))
+failed = trtspec("build", recipe)
+verified = trtspec("cache", "--verify")
+left = [str(path) for path in ("build/tiny",) if os.path.exists(path)]
+os.unlink("ballast"); ballast.close()
+print(json.dumps([failed, verified, left, trtspec("build", recipe), trtspec("cache", "--verify")]))
+"""
+
+
+def mounted(directory: Path, *command: str) -> list[str]:
+    """Return a command line that runs a command where `directory` is a file system of 4 MiB of its own."""
+    mount = 'mount -t tmpfs -o size=4m none "$1" && shift && exec "$@"'
+    return ["unshare", "-rm", "sh", "-c", mount, "sh", str(directory), *command]
+
+
+@pytest.mark.parametrize("leave", [16 << 10, 100 << 10, 380 << 10, 430 << 10])
+def test_a_full_disk(leave: int, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = recipe.parent / "disk"
+    disk.mkdir()
+    try:
+        allowed = subprocess.run(mounted(disk, "true"), capture_output=True, text=True, timeout=10, check=False)
+    except FileNotFoundError:
+        pytest.skip("no unshare command on this machine")
+    if allowed.returncode:
+        pytest.skip(f"no file system can be mounted here: {allowed.stderr.strip()}")
+    monkeypatch.setenv("TRTSPEC_CACHE", str(disk / "cache"))
+    monkeypatch.setenv("LEAVE", str(leave))
+    command = mounted(disk, sys.executable, "-c", FULL_DISK, str(disk), str(recipe))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    (code, said), (verified, _), left, (again, _), (at_last, _) = json.loads(done.stdout)
+    assert code == 100, said
+    assert "Traceback" not in said
+    assert "no space left on" in said.lower()
+    assert "hint: " in said
+    assert (verified, left) == (0, [])
+    assert (again, at_last) == (0, 0)

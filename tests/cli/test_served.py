@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`deploy`, `status` and `stop`: what they ask a target for and how they say what came of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Run
+
+ENDPOINTS = {"http": "http://127.0.0.1:1", "grpc": "127.0.0.1:2", "metrics": "http://127.0.0.1:3/metrics"}
+LIVE = {"format_version": 1, "name": "tiny", "state": "live", "endpoints": ENDPOINTS, "pid": 7}
+
+
+class Target:
+    """Serves nothing and notes what it was asked."""
+
+    def __init__(self, document: dict[str, Any]) -> None:
+        self.document = document
+        self.asked: list[Any] = []
+
+    def deploy(self, artifact: Path, *, on_event: Any, **options: Any) -> Target:
+        self.asked.append((artifact, options))
+        on_event("live", "it answered")
+        return self
+
+    def as_dict(self) -> dict[str, Any]:
+        return self.document
+
+    def wait(self) -> None:
+        self.asked.append("wait")
+
+    def status(self, name: str) -> dict[str, Any]:
+        self.asked.append(name)
+        return self.document
+
+    def stop(self, name: str, timeout_s: float) -> dict[str, Any]:
+        self.asked.append(name)
+        return self.document
+
+
+def use(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Target:
+    target = Target(LIVE | changes)
+    monkeypatch.setattr("trtspec.deploy.base.find_target", lambda name: target)
+    return target
+
+
+@pytest.fixture(autouse=True)
+def gates(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Note whose gates were asked after, instead of measuring."""
+    asked: list[Path] = []
+    monkeypatch.setattr("trtspec.measure.verify.ensure_gates", lambda artifact, on_progress: asked.append(artifact))
+    return asked
+
+
+def test_deploy(trtspec: Run, monkeypatch: pytest.MonkeyPatch, gates: list[Path]) -> None:
+    target = use(monkeypatch)
+    done = trtspec("deploy", "build/tiny", "--http-port", 8000, "--timeout", 9, "--json")
+    assert done.code == 0
+    assert done.document == LIVE
+    options = {"http_port": 8000, "grpc_port": None, "metrics_port": None, "detach": False, "timeout_s": 9.0}
+    assert target.asked == [(Path("build/tiny"), options), "wait"]
+    assert gates == [Path("build/tiny")]
+    assert "  live    it answered\n" in done.err
+    assert f"  http    {ENDPOINTS['http']}\n" in done.err
+    assert "tiny is live; stop it with: trtspec stop tiny\n" in done.err
+
+
+def test_deploy_detached_does_not_wait(trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = use(monkeypatch)
+    assert trtspec("deploy", "build/tiny", "--detach").out == ""
+    assert len(target.asked) == 1
+    assert target.asked[0][1]["detach"]
+
+
+def test_deploy_to_an_unknown_target(trtspec: Run, workplace: Path) -> None:
+    failed = trtspec("deploy", "build/tiny", "--target", "locl")
+    assert failed.code == 1
+    assert "unknown deploy target 'locl'; known: local\nhint: did you mean 'local'?" in failed.err
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "said"),
+    [
+        (
+            {"probe": {"ok": True, "seconds": 0.5, "error": None}},
+            0,
+            f"tiny is live\n  {ENDPOINTS['http']} answered in 0.50 s\n",
+        ),
+        (
+            {"state": "unhealthy", "probe": {"ok": False, "seconds": 1, "error": "late"}},
+            1,
+            f"tiny is unhealthy\n  {ENDPOINTS['http']} did not answer: late\n",
+        ),
+        (
+            {"state": "dead", "log": "boom", "log_file": "/log"},
+            1,
+            "tiny is dead\nthe end of /log:\nboom\n",
+        ),
+        ({"state": "starting"}, 0, "tiny is starting\n"),
+        ({"state": "stopped"}, 0, "tiny is stopped\n"),
+        ({"state": "failed"}, 1, "tiny is failed\n"),
+    ],
+)
+def test_status(changes: dict[str, Any], code: int, said: str, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, **changes)
+    done = trtspec("status", "tiny", "--json")
+    assert (done.code, done.document, done.err) == (code, LIVE | changes, said)
+
+
+@pytest.mark.parametrize(("was_running", "said"), [(True, "tiny is stopped\n"), (False, "tiny was not running\n")])
+def test_stop(was_running: bool, said: str, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = use(monkeypatch, state="stopped", was_running=was_running)
+    done = trtspec("stop", "tiny", "--json")
+    assert (done.code, done.document, done.err) == (0, target.document, said)
+
+
+@pytest.mark.parametrize("command", ["status", "stop"])
+def test_a_name_that_nobody_deployed(command: str, trtspec: Run, workplace: Path) -> None:
+    failed = trtspec(command, "nosuch")
+    assert failed.code == 1
+    assert "nosuch" in failed.err

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from trtspec.methods.base import Method
+from trtspec.methods.speedup import expected_speedup, expected_tokens
+from trtspec.registry import discover
+
+METHODS: dict[str, Method] = discover("trtspec.methods", "METHOD")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_says_what_fits_together(name: str) -> None:
+    method = METHODS[name]
+    assert method.summary
+    assert method.drafts_with in ("nothing", "model")
+    assert method.default_draft_len in method.draft_lens or (not method.draft_lens and not method.default_draft_len)
+    drafters = discover("trtspec.engines.embedded.drafters", "DRAFTER")
+    assert ("embedded" in method.engines) == (name in drafters)
+
+
+def test_the_methods() -> None:
+    assert list(METHODS) == ["draft_target", "none"]
+
+
+@pytest.mark.parametrize("draft_len", [0, 1, 5])
+@pytest.mark.parametrize("rate", [0.0, 0.3, 0.9, 1.0])
+def test_expected_tokens_are_those_of_a_simulation(rate: float, draft_len: int) -> None:
+    """The oracle is the process itself: drafts are accepted one by one until the first that is not."""
+    chance = random.Random(0)
+    steps = 20_000
+
+    def step() -> int:
+        for place in range(draft_len):
+            if chance.random() >= rate:
+                return place + 1
+        return draft_len + 1
+
+    mean = sum(step() for _ in range(steps)) / steps
+    assert expected_tokens(rate, draft_len) == pytest.approx(mean, rel=0.02)
+
+
+def test_expected_speedup() -> None:
+    assert expected_speedup(0.0, 5, 0.1) == pytest.approx(1 / 1.5)  # nothing is accepted, five drafts were paid
+    assert expected_speedup(1.0, 5, 0.1) == pytest.approx(6 / 1.5)
+    assert expected_speedup(0.8, 0, 0.1) == 1.0  # nothing drafted
+    assert expected_speedup(0.5, 1, 0.0) == 1.5

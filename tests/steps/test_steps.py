@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from trtspec.errors import StepError
+from trtspec.graph.digest import DigestCache
+from trtspec.graph.step import Inputs
+from trtspec.paths import model_repository_dir
+from trtspec.steps.convert import ConvertCheckpoint
+from trtspec.steps.copy import CopyFiles
+from trtspec.steps.files import UNREAD, Files, read_files
+from trtspec.steps.repository import read_models
+
+LONG_AGO = 10**18
+
+
+class Unshown:
+    def advance(self, n_bytes: int) -> None: ...
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "source"
+    root.mkdir()
+    for name, text in (("b", "two"), ("a", "one")):
+        (root / name).write_text(text)
+        os.utime(root / name, ns=(LONG_AGO, LONG_AGO))
+    return root
+
+
+@pytest.fixture
+def digests(tmp_path: Path) -> DigestCache:
+    return DigestCache(tmp_path / "digests.json")
+
+
+def read(root: Path, digests: DigestCache, unread_above: int | None = None) -> Files:
+    return read_files(root, root.iterdir(), digests, unread_above)
+
+
+def test_content_is_the_identity_and_the_place_is_not(root: Path, digests: DigestCache, tmp_path: Path) -> None:
+    files = read(root, digests)
+    assert [name for name, _ in files.digests] == ["a", "b"]
+    assert files.paths == [root / "a", root / "b"]
+    assert files.is_read
+    key = CopyFiles("x", files).key
+    root.rename(tmp_path / "moved")
+    assert CopyFiles("x", read(tmp_path / "moved", digests)).key == key
+    (tmp_path / "moved" / "a").write_text("ONE")
+    assert CopyFiles("x", read(tmp_path / "moved", digests)).key != key
+
+
+def test_more_than_may_be_read_now_stays_unread(root: Path, digests: DigestCache) -> None:
+    assert read(root, digests, unread_above=6).is_read  # 3 + 3 bytes
+    other = DigestCache(root.parent / "none.json")
+    files = read(root, other, unread_above=5)
+    assert {digest for _, digest in files.digests} == {UNREAD}
+    assert not files.is_read
+    assert read(root, digests, unread_above=0).is_read  # what is remembered costs nothing
+
+
+def test_a_file_that_cannot_be_read(root: Path, digests: DigestCache) -> None:
+    with pytest.raises(StepError, match=f"^{root}/nosuch: cannot be read: No such file or directory$"):
+        read_files(root, [root / "a", root / "nosuch"], digests)
+
+
+CHANGES: list[Callable[[Path], object]] = [
+    lambda root: (root / "a").write_text("one"),
+    lambda root: (root / "a").unlink(),
+    lambda root: ((root / "a").unlink(), (root / "a").mkdir()),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_changes_meanwhile_is_the_error_whatever_else_goes_wrong(
+    change: Callable[[Path], object], root: Path, digests: DigestCache
+) -> None:
+    files = read(root, digests)
+    expected = f"^{root}/a: the file changed during the build\nhint: build again$"
+    with pytest.raises(StepError, match=expected), files.unchanged():
+        change(root)
+    with pytest.raises(StepError, match=expected), files.unchanged():
+        raise ValueError("a consequence")
+
+
+def test_other_trouble_is_passed_on(root: Path, digests: DigestCache) -> None:
+    with pytest.raises(ValueError, match="ours"), read(root, digests).unchanged():
+        raise ValueError("ours")
+
+
+def test_copy(root: Path, digests: DigestCache, tmp_path: Path) -> None:
+    step = CopyFiles("things", read(root, digests))
+    out = tmp_path / "out"
+    out.mkdir()
+    step.run(out, Inputs({}), Unshown())
+    assert {path.name: path.read_text() for path in out.iterdir()} == {"a": "one", "b": "two"}
+    assert step.name == "copy-things"
+
+
+def test_the_key_of_a_conversion(root: Path, digests: DigestCache) -> None:
+    files = read(root, digests)
+    step = ConvertCheckpoint("target", files, "bfloat16", nbytes=6)
+    assert (step.name, step.total_bytes) == ("convert-target", 6)
+    assert step.key == ConvertCheckpoint("target", files, "bfloat16", nbytes=7).key
+    others = [ConvertCheckpoint("draft", files, "bfloat16", 6), ConvertCheckpoint("target", files, "float16", 6)]
+    assert len({step.key, *(other.key for other in others)}) == 3
+
+
+def test_the_models_are_read_whole() -> None:
+    models = dict(read_models())
+    assert list(models) == sorted(models)
+    for path in model_repository_dir().rglob("config.pbtxt"):
+        assert len(models[path.relative_to(model_repository_dir()).as_posix()]) == 64
+    assert not any("__pycache__" in path for path in models)

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import shutil
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Run
+from trtspec import doctor
+from trtspec.triton.server import Finding
+
+
+@pytest.fixture(autouse=True)
+def server(monkeypatch: pytest.MonkeyPatch, workplace: Path) -> None:
+    """No probe of a real server: tests/triton does that."""
+    monkeypatch.setattr(doctor, "probe_server", lambda: [Finding("tritonserver", True, "one")])
+
+
+def findings() -> dict[str, Finding]:
+    return {finding.name: finding for finding in doctor.probe_machine()}
+
+
+def test_a_package_that_is_missing_says_how_to_get_it(trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    version = metadata.version
+
+    def without_torch(name: str) -> str:
+        if name == "torch":
+            raise metadata.PackageNotFoundError
+        return version(name)
+
+    assert findings()["torch"].ok
+    monkeypatch.setattr(metadata, "version", without_torch)
+    assert findings()["torch"] == Finding("torch", False, "not installed", "pip install 'trtspec[embedded]'")
+    assert findings()["tensorrt-llm"].ok  # nobody has to have it
+    shown = trtspec("doctor")
+    assert shown.code == 1
+    assert shown.err.endswith("torch: pip install 'trtspec[embedded]'\n")
+
+
+def test_a_disk_that_is_nearly_full(monkeypatch: pytest.MonkeyPatch, workplace: Path) -> None:
+    free = doctor.LEAST_FREE_BYTES
+    usage = shutil.disk_usage(workplace)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=free))
+    assert findings()["cache"] == Finding(
+        "cache", True, f"{workplace}/cache, 2.0 GiB free", "make room, or point TRTSPEC_CACHE at another disk"
+    )
+    free -= 1
+    assert not findings()["cache"].ok
+    assert not (workplace / "cache").exists()  # probing changes nothing
+
+
+def test_a_server_that_cannot_be_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> list[Finding]:
+        raise OSError(28, "No space left on device", "/cache")
+
+    monkeypatch.setattr(doctor, "probe_server", full)
+    assert findings()["tritonserver"] == Finding(
+        "tritonserver", False, "cannot be set up: No space left on device: /cache"
+    )

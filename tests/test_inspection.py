@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Run
+from tests.tiny import PAIR_VOCAB
+from trtspec.artifacts.manifest import load_manifest
+from trtspec.errors import TrtspecError
+from trtspec.inspection import inspect_path
+
+# embeddings and output, four layers of attention, MLP and two norms, the last norm
+PARAMETERS = 2 * PAIR_VOCAB * 64 + 4 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64) + 64
+
+
+def test_a_source(recipe: Path) -> None:
+    assert inspect_path(recipe.parent / "target") == {
+        "kind": "source checkpoint",
+        "family": "llama",
+        "architecture": "LlamaForCausalLM",
+        "parameters": PARAMETERS,
+        "dtypes": {"BF16": 2 * PARAMETERS},
+        "bytes": 2 * PARAMETERS,
+        "files": ["model.safetensors"],
+        "converts_to": "bfloat16",
+        "skipped": {},
+    }
+
+
+def test_a_converted_checkpoint(artifact: Path) -> None:
+    assert inspect_path(artifact / "checkpoints" / "target") == {
+        "kind": "TensorRT-LLM checkpoint",
+        "architecture": "LlamaForCausalLM",
+        "parameters": PARAMETERS,
+        "dtypes": {"BF16": 2 * PARAMETERS},
+        "bytes_by_rank": [2 * PARAMETERS],
+        "quantization": "none",
+    }
+
+
+def test_an_artifact(artifact: Path) -> None:
+    manifest, document = load_manifest(artifact), inspect_path(artifact)
+    assert document["kind"] == "artifact"
+    assert (document["name"], document["method"], document["draft_len"]) == ("tiny", "draft_target", 3)
+    assert document["files"] == len(manifest.files)
+    assert document["bytes"] == sum((artifact / record.path).stat().st_size for record in manifest.files)
+    assert document["steps"][0] == f"convert-target {manifest.steps[0].key[:12]}"
+
+
+def test_what_people_see(recipe: Path, trtspec: Run) -> None:
+    shown = trtspec("inspect", recipe.parent / "target")
+    assert shown.out == ""
+    lines = dict(line.split(maxsplit=1) for line in shown.err.splitlines() if line.strip())
+    assert lines["kind"].strip() == "source checkpoint"
+    assert lines["parameters"].strip() == f"{PARAMETERS:,}"
+    assert lines["dtypes"].strip() == f"BF16 {2 * PARAMETERS:,}"
+    assert lines["skipped"].strip() == "none"
+
+
+def test_nothing_to_inspect(workplace: Path) -> None:
+    (workplace / "file").write_text("")
+    (workplace / "empty").mkdir()
+    for name, message in (
+        ("nosuch", "no such directory"),
+        ("file", "is a file, not a directory"),
+        ("empty", "config.json: cannot be read"),
+    ):
+        with pytest.raises(TrtspecError, match=message):
+            inspect_path(workplace / name)

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Run
+from trtspec import pipeline
+from trtspec.artifacts.manifest import load_manifest
+from trtspec.graph.executor import Unobserved
+from trtspec.methods.speedup import expected_speedup
+from trtspec.pipeline import Build, open_store, plan_build, run_build
+from trtspec.recipe.diagnostics import RecipeError
+from trtspec.recipe.load import load_recipe
+
+
+def plan(recipe: Path, *overrides: str) -> Build:
+    return plan_build(load_recipe(recipe, overrides))
+
+
+def test_the_layout_of_an_artifact(recipe: Path) -> None:
+    build = plan(recipe)
+    assert {directory: step.name for directory, step in build.layout.items()} == {
+        "checkpoints/target": "convert-target",
+        "checkpoints/draft": "convert-draft",
+        "tokenizer": "copy-tokenizer",
+        "prompts": "copy-prompts",
+        "model_repository": "emit-repository",
+    }
+    assert list(plan(recipe, "gates.prompts=null").layout) == [each for each in build.layout if each != "prompts"]
+
+
+def test_a_plan_is_the_same_wherever_the_files_lie(recipe: Path, pair_master: Path, tmp_path: Path) -> None:
+    here = [step.key for step in plan(recipe).plan.steps]
+    shutil.copytree(pair_master, tmp_path / "elsewhere")
+    assert [step.key for step in plan(tmp_path / "elsewhere" / "recipe.yaml").plan.steps] == here
+
+
+def test_planning_writes_nothing(recipe: Path) -> None:
+    plan(recipe).status(open_store())
+    assert not (recipe.parent / "cache" / "store").exists()
+
+
+def test_what_is_too_large_to_read_now_is_said(recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "READ_WHILE_PLANNING", 1000)
+    assert not plan(recipe).is_read
+    steps = trtspec("plan", recipe, "--json").document["steps"]
+    assert steps[0]["why"] == "never built; its source was never read, so the key is not final"
+    assert plan_build(load_recipe(recipe), read_all=True).is_read
+
+
+def test_default_lengths_bow_to_the_target(recipe: Path) -> None:
+    text = recipe.read_text().replace("  max_input_len: 128\n  max_seq_len: 256\n", "")
+    recipe.write_text(text)
+    engine = plan(recipe).recipe.engine
+    assert (engine.max_input_len, engine.max_seq_len) == (256, 256)  # the target's positions; the defaults are larger
+
+
+def test_the_default_draft_len_is_the_methods(recipe: Path) -> None:
+    assert plan(recipe, "speculation.draft_len=null").recipe.speculation.draft_len == 5
+
+
+def test_predicted_speedup(recipe: Path) -> None:
+    build = plan(recipe)
+    assert build.findings.target
+    assert build.findings.draft
+    cost = build.findings.draft.config.num_parameters / build.findings.target.config.num_parameters
+    assert 0.02 < cost < 0.1
+    predicted = build.predicted()
+    assert predicted["draft_cost"] == round(cost, 4)
+    assert predicted["speedup_by_acceptance_rate"] == {
+        str(rate): round(expected_speedup(rate, 3, cost), 2) for rate in (0.5, 0.6, 0.7, 0.8, 0.9)
+    }
+
+
+def test_without_a_draft_nothing_is_predicted(recipe: Path) -> None:
+    text = recipe.read_text()
+    recipe.write_text(text[: text.index("speculation:")] + text[text.index("engine:") :])
+    build = plan(recipe)
+    assert build.predicted() == {}
+    assert build.memory().draft_bytes == 0
+    assert build.recipe.speculation.method == "none"
+
+
+def test_a_recipe_with_problems_has_no_plan(recipe: Path) -> None:
+    shutil.rmtree(recipe.parent / "draft")
+    with pytest.raises(RecipeError, match="no such directory"):
+        plan(recipe)
+
+
+def test_the_manifest_says_what_was_built(recipe: Path) -> None:
+    build = plan_build(load_recipe(recipe), read_all=True)
+    built = run_build(build, recipe.parent / "out", open_store(), Unobserved())
+    manifest = load_manifest(built.artifact)
+    assert manifest.recipe == build.recipe.as_dict()
+    assert [(step.name, step.key) for step in manifest.steps] == [(step.name, step.key) for step in build.plan.steps]
+    assert [record.path for record in manifest.files] == sorted(record.path for record in manifest.files)
+    assert {"checkpoints/target/rank0.safetensors", "tokenizer/tokenizer.json", "prompts/prompts.jsonl"} <= {
+        record.path for record in manifest.files
+    }
+    assert set(manifest.tools) == {"trtspec", "python", "numpy"}
+    assert manifest.backend.name == "embedded"

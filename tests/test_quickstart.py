@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The quickstart recipe on its committed pair: what `make demo` promises, held against transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Run
+from tests.tiny import greedy, reference_model
+from trtspec.measure.verify import TIE
+from trtspec.paths import recipes_dir
+
+pytestmark = pytest.mark.integration
+RECIPE = recipes_dir() / "quickstart.yaml"
+MODELS = recipes_dir() / "models"
+TARGET, DRAFT = MODELS / "quickstart-target", MODELS / "quickstart-draft"
+PROMPTS, NEW_TOKENS, MAX_BYTES = 64, 64, 24_000_000
+
+
+def test_the_pair_is_small_and_shares_its_tokenizer() -> None:
+    size = sum(path.stat().st_size for root in (TARGET, DRAFT) for path in root.iterdir())
+    assert size <= MAX_BYTES
+    assert (TARGET / "tokenizer.json").read_bytes() == (DRAFT / "tokenizer.json").read_bytes()
+
+
+def test_it_is_in_the_catalogue(trtspec: Run, workplace: Path) -> None:
+    assert trtspec("recipes", "--json").document["recipes"] == [
+        {"name": path.stem, "path": str(path), "target": str(MODELS / f"{path.stem}-target"), "method": "draft_target"}
+        for path in sorted(recipes_dir().glob("*.yaml"))
+    ]
+
+
+def lead_of(model: Any, prompt: list[int], ours: list[int], theirs: list[int]) -> float:
+    """Return by how much the model prefers its own token where two texts part, after printing both logits."""
+    import torch
+
+    place = next(place for place, (mine, other) in enumerate(zip(ours, theirs, strict=False)) if mine != other)
+    with torch.inference_mode():
+        logits = model(torch.tensor([[*prompt, *theirs[:place]]])).logits[0, -1]
+    mine, other = float(logits[ours[place]]), float(logits[theirs[place]])
+    print(f"token {place}: theirs {theirs[place]} has the logit {other:.6f}, ours {ours[place]} {mine:.6f}")  # noqa: T201
+    return other - mine
+
+
+def test_the_text_is_that_of_transformers(trtspec: Run, workplace: Path) -> None:
+    from trtspec.artifacts.prompts import load_prompts
+    from trtspec.checkpoint.tokenizer import Tokenizer
+
+    assert trtspec("build", RECIPE).code == 0
+    prompts = load_prompts(workplace / "build" / "quickstart" / "prompts" / "quickstart.jsonl")
+    assert len(prompts) == PROMPTS
+    results = trtspec(
+        "generate", "build/quickstart", "--prompts", RECIPE.parent / "prompts" / "quickstart.jsonl",
+        "--max-tokens", NEW_TOKENS,
+    ).document["results"]  # fmt: skip
+    tokenizer, model = Tokenizer(TARGET), reference_model(TARGET)
+    for prompt, result in zip(prompts, results, strict=True):
+        ids, ours = tokenizer.encode(prompt.text), result["token_ids"]
+        theirs = greedy(model, ids, NEW_TOKENS)
+        if result["finish_reason"] == "end_id":
+            ours = [*ours, tokenizer.end_ids[0]]  # transformers shows it
+        assert ours == theirs or lead_of(model, ids, ours, theirs) <= TIE, prompt.name
+    drafted, accepted = (sum(result[key] for result in results) for key in ("drafted", "accepted"))
+    assert accepted / drafted >= 0.6
