@@ -37,6 +37,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
     root = tmp_path_factory.mktemp("readme")
     for name in SEEN:
         (root / name).symlink_to(ROOT / name)
+    (root / ".venv").symlink_to(sys.prefix)
     shims = root / "shims"
     shims.mkdir()
     make = shims / "make"
@@ -44,7 +45,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
         "#!/usr/bin/env bash\n"
         'case "$1" in test|check) set -- -n "$@";; esac\n'
         f'exec /usr/bin/env -i HOME="$HOME" PATH="${{PATH#*:}}" TRTSPEC_CACHE="$TRTSPEC_CACHE" '
-        f'TRTSPEC_STATE="$TRTSPEC_STATE" make VENV="{sys.prefix}" -o "{sys.prefix}/.installed" "$@"\n'
+        'TRTSPEC_STATE="$TRTSPEC_STATE" make -o .venv/.installed "$@"\n'
     )
     make.chmod(0o755)
     environment = {

@@ -15,7 +15,7 @@ from trtspec.artifacts.prompts import load_prompts
 from trtspec.checkpoint.model_config import ModelConfig
 from trtspec.checkpoint.rules import Matched, Rule, match
 from trtspec.checkpoint.source import Source, load_source, locate_model
-from trtspec.checkpoint.tokenizer import Tokenizer
+from trtspec.checkpoint.tokenizer import Tokenizer, check_tokenizer, tokenizer_file
 from trtspec.engines.base import backends, choose_backend
 from trtspec.errors import TrtspecError
 from trtspec.families.base import family_of
@@ -73,7 +73,9 @@ class _Examination:
     def run(self) -> Findings:
         recipe, found = self.recipe, self.found
         found.target = self._attempt("target.model", "checkpoint", lambda: load_model(recipe.target))
-        tokenizer = self._read_tokenizer(found.target) if found.target else None
+        if target := found.target:
+            self._attempt("target.model", "tokenizer", lambda: check_tokenizer(target.source.root))
+        has_tokenizer = not found.problems
         if draft := recipe.speculation.draft:
             found.draft = self._attempt("speculation.draft.model", "checkpoint", lambda: load_model(draft))
         found.method = self._attempt("speculation.method", "method", self._find_method)
@@ -83,7 +85,7 @@ class _Examination:
         if found.target:
             self._check_sizes(found.target)
         if found.target and found.draft:
-            self._check_pair(found.target, found.draft, tokenizer)
+            self._check_pair(found.target, found.draft, has_tokenizer)
         self._check_not_yet()
         if prompts := recipe.gates.prompts:
             self._attempt("gates.prompts", "prompts", lambda: load_prompts(Path(prompts)))
@@ -101,10 +103,6 @@ class _Examination:
         except TrtspecError as error:
             self._error(path, code, f"{error.where}: {error.message}" if error.where else error.message, error.hint)
             return None
-
-    def _read_tokenizer(self, target: Model) -> Tokenizer | None:
-        """Return what turns served text into ids; a draft brings its own for comparison only."""
-        return self._attempt("target.model", "tokenizer", lambda: Tokenizer(target.source.root))
 
     def _find_method(self) -> Method:
         method: Method = find("trtspec.methods", "METHOD", self.recipe.speculation.method, "speculation method")
@@ -145,14 +143,14 @@ class _Examination:
                 message = f"{key} {value} is more than the target's {limit} positions"
                 self._error(f"engine.{key}", "out-of-range", message, f"at most {limit}")
 
-    def _check_pair(self, target: Model, draft: Model, tokenizer: Tokenizer | None) -> None:
+    def _check_pair(self, target: Model, draft: Model, has_tokenizer: bool) -> None:
         path = "speculation.draft.model"
         ours, theirs = target.config, draft.config
         if ours.vocab_size != theirs.vocab_size:
             message = f"the draft has {theirs.vocab_size} vocabulary entries, the target {ours.vocab_size}"
             self._error(path, "vocabulary", message, "a draft has to share the target's vocabulary")
-        elif tokenizer:
-            self._attempt(path, "tokenizer", lambda: check_tokenizers(tokenizer, draft.source.root))
+        elif has_tokenizer:
+            self._attempt(path, "tokenizer", lambda: check_tokenizers(target.source.root, draft.source.root))
         if theirs.max_positions < min(self.recipe.engine.max_seq_len, ours.max_positions):
             message = f"the draft has {theirs.max_positions} positions, fewer than engine.max_seq_len"
             self._error(path, "positions", message, f"set engine.max_seq_len to at most {theirs.max_positions}")
@@ -193,15 +191,14 @@ def load_model(model: ModelSource) -> Model:
     return Model(source, config, rules, match(rules, family.skips(config), source))
 
 
-def check_tokenizers(ours: Tokenizer, draft: Path) -> None:
+def check_tokenizers(target: Path, draft: Path) -> None:
     """Raise TrtspecError where a draft's tokenizer does not give the target's ids.
 
     Equal files are equal tokenizers; otherwise vocabularies, merges and the encodings of a text full of edges decide.
     """
-    files = [root / "tokenizer.json" for root in (ours.root, draft)]
-    if files[1].is_file() and files[0].read_bytes() == files[1].read_bytes():
+    if tokenizer_file(target).read_bytes() == tokenizer_file(draft).read_bytes():
         return
-    theirs = Tokenizer(draft)
+    ours, theirs = Tokenizer(target), Tokenizer(draft)
     if ours.vocabulary != theirs.vocabulary:
         odd = sorted(set(ours.vocabulary.items()) ^ set(theirs.vocabulary.items()))[0]
         raise TrtspecError(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -17,6 +18,7 @@ import pytest
 
 from tests.conftest import Run
 from trtspec import __version__
+from trtspec.cli.render import print_json
 from trtspec.registry import discover
 
 COMMANDS = sorted(command.__name__ for command in discover("trtspec.cli", "command").values())
@@ -24,9 +26,9 @@ HEAVY = ("torch", "transformers", "tritonclient", "tritonserver", "google.protob
 
 
 def test_the_commands() -> None:
-    assert sorted(
-        ["bench", "build", "cache", "check", "deploy", "doctor", "generate", "inspect", "plan", "recipes", "schema", "status", "stop", "verify"]
-    ) == COMMANDS
+    assert " ".join(COMMANDS) == (
+        "bench build cache check deploy doctor generate inspect plan recipes schema status stop verify"
+    )
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -191,8 +193,16 @@ def test_an_interrupt(trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyP
     assert (stopped.code, stopped.out, stopped.err) == (130, "", "interrupted\n")
 
 
+def test_a_document_leaves_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who deploys and waits has a reader that waits for the document."""
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw))
+    print_json({"a": 1})
+    assert json.loads(raw.getvalue()) == {"a": 1}
+
+
 def test_a_reader_that_leaves_is_no_bug(workplace: Path) -> None:
-    command = [sys.executable, "-m", "trtspec", "schema"]
+    command = [sys.executable, "-m", "trtspec", "cache", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None

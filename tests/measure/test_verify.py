@@ -251,5 +251,5 @@ def test_deploy_refuses_damaged_files_whatever_the_report_says(artifact: Path, t
     content = weights.read_bytes()
     weights.unlink()
     weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(DigestMismatch, match="checkpoints/draft/rank0.safetensors: sha256 differs"):
+    with pytest.raises(DigestMismatch, match=r"checkpoints/draft/rank0\.safetensors: sha256 differs"):
         ensure_gates(artifact)

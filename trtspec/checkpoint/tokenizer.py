@@ -21,19 +21,31 @@ BROKEN = "�"  # what decoders put in place of bytes that are no character yet
 LONGEST_CHARACTER = 4  # bytes of one UTF-8 character, and so tokens that may share one
 
 
+def tokenizer_file(root: Path) -> Path:
+    """Return where tokenizer.json lies; raises CheckpointError where there is none, or one too large to read."""
+    path = root / "tokenizer.json"
+    if not path.is_file():
+        hint = "save the tokenizer in the fast format with transformers"
+        raise CheckpointError("no tokenizer.json", where=str(root), hint=hint)
+    if path.stat().st_size > MAX_TOKENIZER_BYTES:
+        raise CheckpointError(f"larger than {MAX_TOKENIZER_BYTES:,} bytes", where=str(path))
+    return path
+
+
+def check_tokenizer(root: Path) -> None:
+    """Raise CheckpointError where what lies there is plainly no tokenizer; needs no library, unlike `Tokenizer`."""
+    path = tokenizer_file(root)
+    if not isinstance(read_json(path, MAX_TOKENIZER_BYTES).get("model"), dict):
+        raise CheckpointError("not a tokenizer: it has no model", where=str(path))
+
+
 class Tokenizer:
     """Encode and decode with the tokenizer of a checkpoint directory."""
 
     def __init__(self, root: Path) -> None:
         from tokenizers import Tokenizer as Backend
 
-        path = root / "tokenizer.json"
-        if not path.is_file():
-            raise CheckpointError(
-                "no tokenizer.json", where=str(root), hint="save the tokenizer in the fast format with transformers"
-            )
-        if path.stat().st_size > MAX_TOKENIZER_BYTES:
-            raise CheckpointError(f"larger than {MAX_TOKENIZER_BYTES:,} bytes", where=str(path))
+        path = tokenizer_file(root)
         try:
             self._backend = Backend.from_file(str(path))
         except Exception as error:  # the library raises bare Exception for every malformed file
