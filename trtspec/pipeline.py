@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -34,7 +34,7 @@ from trtspec.recipe.resolve import ResolvedRecipe, resolve_recipe
 from trtspec.recipe.schema import Recipe
 from trtspec.steps.convert import ConvertCheckpoint
 from trtspec.steps.copy import CopyFiles
-from trtspec.steps.files import Files, read_files
+from trtspec.steps.files import FileReader
 from trtspec.steps.repository import EmitRepository, read_models
 from trtspec.triton.repository import RepositorySettings
 
@@ -104,10 +104,12 @@ def open_store() -> Store:
     return Store(cache_dir() / "store")
 
 
-def plan_build(loaded: LoadedRecipe, *, read_all: bool = False) -> Build:
+def plan_build(
+    loaded: LoadedRecipe, *, read_all: bool = False, on_read: Callable[[int, int], None] = lambda done, total: None
+) -> Build:
     """Examine a recipe and return its build; raises RecipeError with every problem that stands in its way.
 
-    With `read_all` every source is read for its digest, however large.
+    With `read_all` every source is read for its digest, however large; `on_read` is told the bytes done and of how many.
     """
     findings = examine(loaded)
     if findings.errors or findings.target is None or findings.method is None or findings.backend is None:
@@ -122,8 +124,17 @@ def plan_build(loaded: LoadedRecipe, *, read_all: bool = False) -> Build:
         backend_why=findings.backend[1],
         draft_len=findings.method.default_draft_len if draft_len is None else draft_len,
     )
+    models = [model for model in (findings.target, findings.draft) if model]
+    total, done = sum(model.source.nbytes for model in models), 0
+
+    def on_bytes(count: int) -> None:
+        nonlocal done
+        done += count
+        on_read(done, total)
+
     digests = DigestCache(cache_dir() / "digests.json")
-    return Build(resolved, findings, _layout(resolved, findings, digests, None if read_all else READ_WHILE_PLANNING))
+    reader = FileReader(digests, None if read_all else READ_WHILE_PLANNING, on_bytes)
+    return Build(resolved, findings, _layout(resolved, findings, reader))
 
 
 def run_build(build: Build, out: Path, store: Store, observer: Observer) -> Built:
@@ -163,28 +174,23 @@ def _fit(recipe: Recipe, target: Model) -> Recipe:
     return recipe.model_copy(update={"engine": engine.model_copy(update=lengths)})
 
 
-def _layout(
-    recipe: ResolvedRecipe, findings: Findings, digests: DigestCache, unread_above: int | None
-) -> dict[str, Step]:
+def _layout(recipe: ResolvedRecipe, findings: Findings, reader: FileReader) -> dict[str, Step]:
     models = {"target": findings.target, "draft": findings.draft}
     layout: dict[str, Step] = {}
     for role, model in models.items():
         if model:
+            source = model.source
             dtype = recipe.target.dtype if role == "target" else recipe.speculation.drafts[0].dtype
-            paths = [model.source.root / "config.json", *model.source.weight_files]
-            files = read_files(model.source.root, paths, digests, unread_above)
-            layout[f"checkpoints/{role}"] = ConvertCheckpoint(role, files, dtype, model.source.nbytes)
+            files = reader.read(source.root, [source.root / "config.json", *source.weight_files])
+            layout[f"checkpoints/{role}"] = ConvertCheckpoint(role, files, dtype, source.nbytes)
     if findings.target:
-        layout["tokenizer"] = CopyFiles("tokenizer", _tokenizer(findings.target, digests))
+        source = findings.target.source
+        layout["tokenizer"] = CopyFiles("tokenizer", reader.read(source.root, source.tokenizer_files))
     if recipe.gates.prompts:
         prompts = Path(recipe.gates.prompts)
-        layout["prompts"] = CopyFiles("prompts", read_files(prompts.parent, [prompts], digests))
+        layout["prompts"] = CopyFiles("prompts", reader.read(prompts.parent, [prompts]))
     layout["model_repository"] = EmitRepository(_settings(recipe), read_models())
     return layout
-
-
-def _tokenizer(target: Model, digests: DigestCache) -> Files:
-    return read_files(target.source.root, target.source.tokenizer_files, digests)
 
 
 def _settings(recipe: ResolvedRecipe) -> RepositorySettings:

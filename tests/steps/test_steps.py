@@ -13,7 +13,7 @@ from trtspec.graph.step import Inputs
 from trtspec.paths import model_repository_dir
 from trtspec.steps.convert import ConvertCheckpoint
 from trtspec.steps.copy import CopyFiles
-from trtspec.steps.files import UNREAD, Files, read_files
+from trtspec.steps.files import UNREAD, FileReader, Files
 from trtspec.steps.repository import read_models
 
 LONG_AGO = 10**18
@@ -39,7 +39,7 @@ def digests(tmp_path: Path) -> DigestCache:
 
 
 def read(root: Path, digests: DigestCache, unread_above: int | None = None) -> Files:
-    return read_files(root, root.iterdir(), digests, unread_above)
+    return FileReader(digests, unread_above).read(root, root.iterdir())
 
 
 def test_content_is_the_identity_and_the_place_is_not(root: Path, digests: DigestCache, tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_more_than_may_be_read_now_stays_unread(root: Path, digests: DigestCache
 
 def test_a_file_that_cannot_be_read(root: Path, digests: DigestCache) -> None:
     with pytest.raises(StepError, match=f"^{root}/nosuch: cannot be read: No such file or directory$"):
-        read_files(root, [root / "a", root / "nosuch"], digests)
+        FileReader(digests).read(root, [root / "a", root / "nosuch"])
 
 
 CHANGES: list[Callable[[Path], object]] = [

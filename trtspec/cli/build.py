@@ -34,9 +34,9 @@ def build(
         raise TrtspecError(f"the recipe makes {len(recipes)} artifacts, --out names one place", hint="leave it out")
     documents = []
     for loaded in recipes:
-        planned = plan_build(loaded, read_all=True)
-        show_problems(planned.findings.problems)
         with build_bars() as bars:
+            planned = plan_build(loaded, read_all=True, on_read=bars.reading)
+            show_problems(planned.findings.problems)
             built = run_build(planned, out or Path("build") / loaded.recipe.name, open_store(), bars)
         nothing = built.status == "unchanged"
         say(f"{built.artifact}: {'nothing to do' if nothing else 'built'} ({built.seconds:.2f} s)", "green")

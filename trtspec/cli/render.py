@@ -100,6 +100,12 @@ class BuildBars:
         self._progress = progress
         self._bars: dict[str, TaskID] = {}
 
+    def reading(self, done: int, total: int) -> None:
+        """Show how much of sources that nobody has read yet is read; they are before they are converted."""
+        if "" not in self._bars:
+            self._bars[""] = self._progress.add_task("read sources", total=total)
+        self._progress.update(self._bars[""], completed=done, visible=done < total)
+
     def step_started(self, step: Step, total_bytes: int) -> None:
         """Begin a bar."""
         self._bars[step.key] = self._progress.add_task(step.name, total=total_bytes or None)

@@ -47,27 +47,34 @@ class Files:
                     raise StepError("the file changed during the build", where=str(path), hint="build again")
 
 
-def read_files(
-    root: Path,
-    paths: Iterable[Path],
-    digests: DigestCache,
-    unread_above: int | None = None,
-    on_bytes: Callable[[int], None] | None = None,
-) -> Files:
-    """Return the identity of files below `root`.
+class FileReader:
+    """Reads the identity of source files; what is remembered of them is not read again.
 
-    Files whose digest is remembered are not read again. Where the rest is more than `unread_above` bytes together,
-    none of it is read now and its digests are `unread`. Raises StepError for a file that cannot be read.
+    Where files that nobody has read are more than `unread_above` bytes together, they stay `unread`. `on_bytes` is told
+    the size of each piece that is read.
     """
-    paths = sorted(paths)
-    try:
-        stats = tuple(_stat(path) for path in paths)
-        new = sum(size for path, (size, _) in zip(paths, stats, strict=True) if digests.lookup(path) is None)
-        skip = unread_above is not None and new > unread_above
-        found = [(digests.lookup(path) or UNREAD) if skip else digests.digest(path, on_bytes) for path in paths]
-    except OSError as error:
-        raise StepError(f"cannot be read: {error.strerror}", where=str(error.filename)) from None
-    return Files(root, tuple(zip((path.name for path in paths), found, strict=True)), stats)
+
+    def __init__(
+        self, digests: DigestCache, unread_above: int | None = None, on_bytes: Callable[[int], None] | None = None
+    ) -> None:
+        self._digests = digests
+        self._unread_above = unread_above
+        self._on_bytes = on_bytes
+
+    def read(self, root: Path, paths: Iterable[Path]) -> Files:
+        """Return files below `root`; raises StepError for one that cannot be read."""
+        paths = sorted(paths)
+        try:
+            stats = tuple(_stat(path) for path in paths)
+            known = [self._digests.lookup(path) for path in paths]
+            new = sum(size for (size, _), digest in zip(stats, known, strict=True) if digest is None)
+            if self._unread_above is not None and new > self._unread_above:
+                found = [digest or UNREAD for digest in known]
+            else:
+                found = [self._digests.digest(path, self._on_bytes) for path in paths]
+        except OSError as error:
+            raise StepError(f"cannot be read: {error.strerror}", where=str(error.filename)) from None
+        return Files(root, tuple(zip((path.name for path in paths), found, strict=True)), stats)
 
 
 def _stat(path: Path) -> tuple[int, int]:
