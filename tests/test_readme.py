@@ -44,7 +44,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
     make.write_text(
         "#!/usr/bin/env bash\n"
         'case "$1" in test|check) set -- -n "$@";; esac\n'
-        f'exec /usr/bin/env -i HOME="$HOME" PATH="${{PATH#*:}}" TRTSPEC_CACHE="$TRTSPEC_CACHE" '
+        'exec /usr/bin/env -i HOME="$HOME" PATH="${PATH#*:}" TRTSPEC_CACHE="$TRTSPEC_CACHE" '
         'TRTSPEC_STATE="$TRTSPEC_STATE" make -o .venv/.installed "$@"\n'
     )
     make.chmod(0o755)

@@ -139,7 +139,7 @@ class _Examination:
         engine = self.recipe.engine
         limit = target.config.max_positions
         for key, value in (("max_seq_len", engine.max_seq_len), ("max_input_len", engine.max_input_len)):
-            if key in engine.model_fields_set and value > limit:
+            if value and key in engine.model_fields_set and value > limit:
                 message = f"{key} {value} is more than the target's {limit} positions"
                 self._error(f"engine.{key}", "out-of-range", message, f"at most {limit}")
 

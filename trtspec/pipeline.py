@@ -109,7 +109,7 @@ def plan_build(
 ) -> Build:
     """Examine a recipe and return its build; raises RecipeError with every problem that stands in its way.
 
-    With `read_all` every source is read for its digest, however large; `on_read` is told the bytes done and of how many.
+    With `read_all` every source is read for its digest, however large; `on_read` gets the bytes done and their total.
     """
     findings = examine(loaded)
     if findings.errors or findings.target is None or findings.method is None or findings.backend is None:
@@ -165,13 +165,9 @@ def run_build(build: Build, out: Path, store: Store, observer: Observer) -> Buil
 
 
 def _fit(recipe: Recipe, target: Model) -> Recipe:
-    """Lower the default lengths to what the target has positions for; what the recipe says itself was checked."""
-    engine, limit = recipe.engine, target.config.max_positions
-    lengths = {
-        "max_seq_len": min(engine.max_seq_len, limit),
-        "max_input_len": min(engine.max_input_len, engine.max_seq_len, limit),
-    }
-    return recipe.model_copy(update={"engine": engine.model_copy(update=lengths)})
+    """Lower the default length to what the target has positions for; what the recipe says itself was checked."""
+    length = min(recipe.engine.max_seq_len, target.config.max_positions)
+    return recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"max_seq_len": length})})
 
 
 def _layout(recipe: ResolvedRecipe, findings: Findings, reader: FileReader) -> dict[str, Step]:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -146,3 +148,10 @@ def test_a_request_that_does_not(request_: Request, message: str) -> None:
     with pytest.raises(TrtspecError) as refused:
         check_request(request_, settings, vocab_size=5, has_tokenizer=False)
     assert str(refused.value) == message
+
+
+def test_openmp_workers_spin_briefly_unless_the_user_says_otherwise() -> None:
+    code = "import os, trtspec.engines.embedded; print(os.environ['GOMP_SPINCOUNT'])"
+    for environment, expected in (({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7")):
+        run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        assert run.stdout.strip() == expected

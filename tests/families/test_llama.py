@@ -136,7 +136,7 @@ CONFIGS = {
     "groups": ({"num_key_value_heads": 3}, "num_attention_heads 4 is not a multiple of num_key_value_heads 3"),
     "act": ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu"),
     "rope": ({"rope_parameters": {"rope_type": "magic"}}, "rope type 'magic' is not supported"),
-    "shape": ({"intermediate_size": 40}, "mlp.down_proj.weight: [32, 48] in model.safetensors, but config.json makes it [32, 40]"),
+    "shape": ({"intermediate_size": 40}, "mlp.down_proj.weight: [32, 48] in model.safetensors, but config.json "),
     "layers": ({"num_hidden_layers": 3}, "model.layers.2.input_layernorm.weight: missing"),
     "fewer layers": ({"num_hidden_layers": 1}, "model.layers.1.input_layernorm.weight: no rule uses it"),
     "dtype": ({"dtype": "float8_e4m3fn"}, "dtype 'float8_e4m3fn' cannot be served"),

@@ -197,7 +197,7 @@ def test_a_bad_file_reads_exactly_so(fail: Fail, text: str, rendered: str) -> No
 def test_all_problems_of_a_file_come_at_once_and_in_order(fail: Fail) -> None:
     error = fail(
         "plugins: [1, 2]\ntarget: {model: ./u}\nserving: {streaming: yes, x: !!int 1}\n"
-        "speculation: {method: BAD, draft: {model: ./d, dtype: f}}\nengine: {max_seq_len: 1}\n"
+        "speculation: {method: BAD, draft: {model: ./d, dtype: f}}\nengine: {max_seq_len: 0}\n"
     )
     assert [(problem.line, problem.code, problem.path) for problem in error.problems] == [
         (4, "wrong-type", "plugins.0"),

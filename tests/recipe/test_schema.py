@@ -72,7 +72,7 @@ def test_the_recipe_of_the_contract_is_read_key_by_key(write: Write, tmp_path: P
     }
     assert recipe.speculation.draft is not None
     assert recipe.speculation.draft.quantization == Quantization(weights="fp8")
-    assert recipe.engine == Engine(gpu="h200", max_num_tokens=8192, extra={"gemm_plugin": "auto"})
+    assert recipe.engine == Engine(gpu="h200", max_input_len=1024, max_num_tokens=8192, extra={"gemm_plugin": "auto"})
     assert recipe.serving.model_dump()["placement"] == {"target": [0, 1], "draft": [0]}
     assert (recipe.plugins, recipe.gates.min_speedup) == (["verify_chain"], 1.2)
 

@@ -21,6 +21,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from trtspec.errors import DeployError
+from trtspec.files import replace_file
 from trtspec.paths import state_dir
 from trtspec.registry import did_you_mean
 from trtspec.system import LOOPBACK, is_alive
@@ -103,12 +104,8 @@ class Journal:
         line = {"time": time.time(), "state": record.state, "pid": record.pid, "detail": detail}
         with (self.root / "journal.jsonl").open("a") as journal:
             journal.write(json.dumps(line) + "\n")
-        fresh = self.root / f"state.json.{os.getpid()}"
-        with fresh.open("w") as file:
-            json.dump(asdict(record), file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(self.root / "state.json")
+        state = json.dumps(asdict(record), indent=1).encode()
+        replace_file(self.root / "state.json", state, self.root / f"state.json.{os.getpid()}")
         return record
 
     def move(self, record: Record, state: str, detail: str = "") -> Record:

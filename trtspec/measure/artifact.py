@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtspec.artifacts.manifest import Manifest, load_manifest, verify_files
+from trtspec.artifacts.manifest import MANIFEST, Manifest, load_manifest, verify_files
 from trtspec.artifacts.prompts import Prompt, load_prompts
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.engines.embedded.request import EngineSettings, Request, Sampling
-from trtspec.errors import DigestMismatch
+from trtspec.errors import DigestMismatch, TrtspecError
 
 if TYPE_CHECKING:
     from trtspec.engines.embedded.engine import Engine
@@ -57,23 +57,30 @@ def open_artifact(root: Path, manifest: Manifest | None = None) -> Iterator[Open
     from trtspec.engines.embedded.engine import Engine
 
     manifest = manifest or read_artifact(root)
-    engine, speculation = manifest.recipe["engine"], manifest.recipe["speculation"]
-    settings = EngineSettings(
-        method=speculation["method"],
-        draft_len=speculation["draft_len"],
-        max_batch_size=engine["max_batch_size"],
-        max_seq_len=engine["max_seq_len"],
-        max_input_len=engine["max_input_len"],
-        max_num_tokens=engine["max_num_tokens"],
-        max_queue_size=manifest.recipe["serving"]["max_queue_size"],
-    )
     draft = root / DRAFT
     tokenizer = root / "tokenizer"
-    opened = Engine.load(root / TARGET, draft if draft.is_dir() else None, settings, tokenizer)
+    opened = Engine.load(root / TARGET, draft if draft.is_dir() else None, _settings(root, manifest.recipe), tokenizer)
     try:
         yield OpenArtifact(root, manifest, Tokenizer(tokenizer), opened)
     finally:
         opened.close()
+
+
+def _settings(root: Path, recipe: dict[str, Any]) -> EngineSettings:
+    try:
+        engine, speculation = recipe["engine"], recipe["speculation"]
+        return EngineSettings(
+            method=speculation["method"],
+            draft_len=speculation["draft_len"],
+            max_batch_size=engine["max_batch_size"],
+            max_seq_len=engine["max_seq_len"],
+            max_input_len=engine["max_input_len"],
+            max_num_tokens=engine["max_num_tokens"],
+            max_queue_size=recipe["serving"]["max_queue_size"],
+        )
+    except (KeyError, TypeError) as error:
+        where = str(root / MANIFEST)
+        raise TrtspecError(f"its recipe lacks {error}", where=where, hint="build the artifact again") from None
 
 
 def artifact_prompts(root: Path | None, given: Path | None) -> list[Prompt]:

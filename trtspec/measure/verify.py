@@ -21,6 +21,7 @@ from trtspec.checkpoint.source import load_source, locate_model
 from trtspec.checkpoint.trtllm import load_checkpoint
 from trtspec.engines.embedded.request import Result
 from trtspec.errors import CheckpointError, GateNotMet, TrtspecError, VerificationFailed
+from trtspec.files import replace_file
 from trtspec.measure.artifact import TARGET, OpenArtifact, artifact_prompts, open_artifact, read_artifact
 from trtspec.measure.bench import measure_engine
 
@@ -226,9 +227,8 @@ def _report(root: Path, checks: list[Check]) -> Verification:
     path = root / REPORT
     try:
         path.parent.mkdir(exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(verification.as_dict(), indent=1) + "\n")
-        temporary.replace(path)
+        data = json.dumps(verification.as_dict(), indent=1).encode() + b"\n"
+        replace_file(path, data, path.with_suffix(f".{os.getpid()}.tmp"))
     except OSError as error:
         raise TrtspecError(f"the report cannot be written: {error.strerror}", where=str(path)) from None
     return verification

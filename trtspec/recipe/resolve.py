@@ -23,6 +23,7 @@ from trtspec.recipe.schema import (
 )
 
 LEAST_MAX_NUM_TOKENS = 8192
+MOST_MAX_INPUT_LEN = 1024  # by default
 
 
 class ResolvedCalibration(Calibration):
@@ -60,6 +61,7 @@ class ResolvedEngine(Engine):
     backend: Literal["tensorrt_llm", "llmapi", "vllm", "embedded"]
     backend_why: str
     gpu: str
+    max_input_len: int
     max_num_tokens: int
 
 
@@ -114,6 +116,7 @@ def resolve_recipe(
         "backend": backend,
         "backend_why": backend_why,
         "gpu": engine.gpu or "",
+        "max_input_len": engine.max_input_len or min(MOST_MAX_INPUT_LEN, engine.max_seq_len),
         "max_num_tokens": engine.max_num_tokens or max(LEAST_MAX_NUM_TOKENS, engine.max_batch_size * (draft_len + 1)),
     }
     return ResolvedRecipe(

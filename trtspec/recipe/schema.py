@@ -166,7 +166,11 @@ class Engine(StrictModel):
     )
     gpu: Annotated[str, Field(pattern=GPU)] | None = Field(default=None, description="The GPU it will run on, as h200")
     max_batch_size: int = Field(default=8, ge=1, description="Requests a step")
-    max_input_len: int = Field(default=1024, ge=1, description="Tokens of the longest prompt")
+    max_input_len: int | None = Field(
+        default=None,
+        ge=1,
+        description="Tokens of the longest prompt; at most max_seq_len, by default 1024",
+    )
     max_seq_len: int = Field(
         default=2048, ge=1, validate_default=True, description="Tokens of the longest prompt and its answer together"
     )
@@ -178,7 +182,7 @@ class Engine(StrictModel):
     @field_validator("max_seq_len")
     @classmethod
     def _holds_the_input(cls, max_seq_len: int, info: ValidationInfo) -> int:
-        max_input_len = info.data.get("max_input_len", 0)
+        max_input_len = info.data.get("max_input_len") or 0
         if max_input_len > max_seq_len:
             message = f"max_seq_len {max_seq_len} is less than max_input_len {max_input_len}"
             raise refuse("out-of-range", message, "a sequence is the prompt and the answer together")

@@ -186,16 +186,22 @@ def _linked_backends(root: Path) -> Path:
     links[STUB] = _stub(root)
     content = "\n".join(f"{name} {target}" for name, target in sorted(links.items()))
     place = cache_dir() / "triton" / hashlib.sha256(content.encode()).hexdigest()[:16]
-    if not place.is_dir():
+    if place.is_dir():
+        return place
+    try:
         place.parent.mkdir(parents=True, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(dir=place.parent))
         (fresh / "python").mkdir()
         for name, target in links.items():
             (fresh / "python" / name).symlink_to(target)
-        try:
-            fresh.rename(place)
-        except OSError:  # another process was first
-            shutil.rmtree(fresh)
+    except OSError as error:
+        raise DeployError(
+            f"cannot be written: {error.strerror}", where=str(place.parent), hint="set TRTSPEC_CACHE"
+        ) from None
+    try:
+        fresh.rename(place)
+    except OSError:  # another process was first
+        shutil.rmtree(fresh)
     return place
 
 
