@@ -44,6 +44,9 @@ class Ours:
         self.artifact = self._opened.__enter__()
         self.texts = texts
 
+    def close(self) -> None:
+        self._opened.__exit__(None, None, None)
+
     def run(self, draft_len: int | None) -> dict[str, Any]:
         requests = [self.artifact.request(text, MAX_TOKENS, draft_len=draft_len) for text in self.texts]
         started = time.perf_counter()
@@ -94,6 +97,9 @@ class Peer:
         command = [sys.executable, __file__, "--peer", "--prompts", str(count)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
+    def close(self) -> None:
+        self._process.communicate()
+
     def run(self, how: str) -> dict[str, Any]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -115,6 +121,39 @@ def read_rate(nbytes: int) -> float:
     return nbytes / min(samples)
 
 
+def step_ms(artifact: Path) -> dict[str, float]:
+    """Return median milliseconds as they are in the course of speculation, one after the other in each round.
+
+    "draft" is one of the DRAFT_LEN steps of a proposal, "verify" the target's pass over the drafted tokens, "target" a
+    one-token step of the target alone; each with the making of its window and the choice of its tokens.
+    """
+    import torch
+
+    from trtspec.engines.embedded.decoder import Decoder
+    from trtspec.engines.embedded.drafters.base import Room
+    from trtspec.engines.embedded.drafters.draft_target import ModelDrafter
+
+    device, text = torch.device("cpu"), list(range(1, 101))
+    samples: dict[str, list[float]] = {"draft": [], "verify": [], "target": []}
+    with torch.inference_mode():
+        target = Decoder(artifact / "checkpoints" / "target", 1, 256, device, torch.float32)
+        drafter = ModelDrafter(artifact / "checkpoints" / "draft", Room(1, 256, device, torch.float32))
+        last = torch.tensor([text[-1:]])
+        for _ in range(300):
+            times = [time.perf_counter()]
+            tokens = torch.cat([last, drafter.propose([text], DRAFT_LEN, None, None).tokens], 1)
+            times.append(time.perf_counter())
+            target.forward(tokens, target.window([len(text) - 1], DRAFT_LEN + 1)).argmax(-1)
+            times.append(time.perf_counter())
+            target.forward(last, target.window([len(text) - 1], 1)).argmax(-1)
+            times.append(time.perf_counter())
+            for values, begin, end in zip(samples.values(), times, times[1:], strict=False):
+                values.append(end - begin)
+    milliseconds = {name: 1000 * statistics.median(values[20:]) for name, values in samples.items()}
+    milliseconds["draft"] /= DRAFT_LEN
+    return {name: round(value, 4) for name, value in milliseconds.items()}
+
+
 def measure(artifact: Path, runs: int, count: int) -> dict[str, Any]:
     texts = prompt_texts(count)
     ours, peer = Ours(artifact, texts), Peer(count)
@@ -134,10 +173,12 @@ def measure(artifact: Path, runs: int, count: int) -> dict[str, Any]:
             tokens = sum(map(len, last[name]["ids"]))
             samples[name].append(round(tokens / last[name]["seconds"], 1))
             print(f"run {number + 1}/{runs} {name}: {samples[name][-1]:.1f} tokens/s", file=sys.stderr)
-    return report(samples, last)
+    ours.close()
+    peer.close()
+    return report(samples, last, step_ms(artifact))
 
 
-def report(samples: dict[str, list[float]], last: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def report(samples: dict[str, list[float]], last: dict[str, dict[str, Any]], steps: dict[str, float]) -> dict[str, Any]:
     import torch
 
     sizes = {role: weight_bytes(role) for role in ("target", "draft")}
@@ -158,6 +199,8 @@ def report(samples: dict[str, list[float]], last: dict[str, dict[str, Any]]) -> 
         "speedup_over_assisted": round(medians["ours, speculative"] / medians["transformers, assisted"], 3),
         "acceptance_rate": round(last["ours, speculative"]["acceptance_rate"], 4),
         "mean_accepted_len": round(accepted, 3),
+        "step_ms": steps,
+        "draft_steps_in_a_target_step": round(steps["target"] / steps["draft"], 2),
         "identical_texts": {name: last[name]["ids"] == last["transformers"]["ids"] for name in SIDES},
         "limit_tokens_per_s": {name: round(limit, 1) for name, limit in limits.items()},
         "read_gb_per_s": round(rate / 1e9, 2),

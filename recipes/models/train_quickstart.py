@@ -29,7 +29,7 @@ EOS = "<|endoftext|>"
 
 TARGET = {"hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 6,
           "num_key_value_heads": 2, "tie_word_embeddings": False}  # fmt: skip
-DRAFT = {"hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 2, "num_attention_heads": 4,
+DRAFT = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 1, "num_attention_heads": 6,
          "num_key_value_heads": 2, "tie_word_embeddings": True}  # fmt: skip
 
 
@@ -163,15 +163,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--prompts", type=Path, required=True)
-    parser.add_argument("--target-steps", type=int, default=2000)
-    parser.add_argument("--draft-steps", type=int, default=2400)
+    parser.add_argument("--target-steps", type=int, default=900, help="0 takes the target that is there")
+    parser.add_argument("--draft-steps", type=int, default=1600)
     arguments = parser.parse_args()
     torch.manual_seed(0)
     tokenizer = train_tokenizer()
     prompts = held_out_prompts(tokenizer, 64)
     arguments.prompts.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
-    target = train_target(tokenizer, arguments.target_steps)
-    save(target, tokenizer, arguments.out / "quickstart-target")
+    place = arguments.out / "quickstart-target"
+    if arguments.target_steps:
+        save(train_target(tokenizer, arguments.target_steps), tokenizer, place)
+    target = LlamaForCausalLM.from_pretrained(place, dtype=torch.float32)
     draft = distil_draft(target, tokenizer, arguments.draft_steps)
     save(draft, tokenizer, arguments.out / "quickstart-draft")
 

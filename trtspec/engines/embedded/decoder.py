@@ -33,13 +33,29 @@ class KVCache:
     def __init__(self, config: ModelConfig, rows: int, max_len: int, device: torch.device, dtype: torch.dtype) -> None:
         shape = (rows * max_len, config.num_kv_heads, config.head_size)
         self.max_len = max_len
-        self.keys = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.num_layers)]
-        self.values = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.num_layers)]
+        self._keys = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.num_layers)]
+        self._values = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.num_layers)]
+        by_row = (rows, max_len, *shape[1:])
+        self._by_row = [
+            (keys.view(by_row).transpose(1, 2), values.view(by_row).transpose(1, 2))
+            for keys, values in zip(self._keys, self._values, strict=True)
+        ]
+
+    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Store keys and values [len(slots), kv_heads, head_size]."""
+        self._keys[layer].index_copy_(0, slots, keys)
+        self._values[layer].index_copy_(0, slots, values)
+
+    def read(self, layer: int, first_row: int, rows: int, key_len: int) -> tuple[Tensor, Tensor]:
+        """Return views of keys and values, each [rows, kv_heads, key_len, head_size]."""
+        keys, values = self._by_row[layer]
+        where = (slice(first_row, first_row + rows), slice(None), slice(key_len))
+        return keys[where], values[where]
 
     def move_row(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of row `source` over row `target`."""
         here, there = source * self.max_len, target * self.max_len
-        for cache in (*self.keys, *self.values):
+        for cache in (*self._keys, *self._values):
             cache[there : there + length] = cache[here : here + length]
 
 
@@ -174,24 +190,19 @@ class Decoder:
         heads, kv_heads, size = config.num_heads, config.num_kv_heads, config.head_size
         qkv = qkv.view(rows * width, heads + 2 * kv_heads, size)
         rotated = _rotate(qkv[:, : heads + kv_heads], window.rotation)
-        keys, values = self.cache.keys[layer], self.cache.values[layer]
-        keys.index_copy_(0, window.slots, rotated[:, heads:])
-        values.index_copy_(0, window.slots, qkv[:, heads + kv_heads :])
+        self.cache.write(layer, window.slots, rotated[:, heads:], qkv[:, heads + kv_heads :])
+        keys, values = self.cache.read(layer, window.first_row, rows, window.key_len)
         # The heads that share a key head become further queries of it, so keys are never repeated in memory.
-        queries = rotated[:, :heads].reshape(rows, width, kv_heads, heads // kv_heads, size).permute(0, 2, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(
-            queries.reshape(rows, kv_heads, -1, size),
-            self._read(keys, window),
-            self._read(values, window),
-            attn_mask=window.mask,
-            scale=1.0 / math.sqrt(size),
-        )
-        mixed = mixed.view(rows, kv_heads, heads // kv_heads, width, size).permute(0, 3, 1, 2, 4)
+        queries, group = rotated[:, :heads], heads // kv_heads
+        if width == 1:
+            queries = queries.view(rows, kv_heads, group, size)
+        else:
+            queries = queries.view(rows, width, kv_heads, group, size).permute(0, 2, 3, 1, 4)
+            queries = queries.reshape(rows, kv_heads, group * width, size)
+        mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=window.mask)
+        if width > 1:
+            mixed = mixed.view(rows, kv_heads, group, width, size).permute(0, 3, 1, 2, 4)
         return mixed.reshape(rows * width, heads * size)
-
-    def _read(self, cache: Tensor, window: Window) -> Tensor:
-        by_row = cache.view(-1, self.cache.max_len, *cache.shape[1:])
-        return by_row[window.first_row : window.first_row + window.rows, : window.key_len].transpose(1, 2)
 
 
 def _linear(rows: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
@@ -199,8 +210,9 @@ def _linear(rows: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _rotate(heads: Tensor, rotation: Tensor) -> Tensor:
-    pairs = torch.view_as_complex(heads.float().view(*heads.shape[:-1], -1, 2))
-    return torch.view_as_real(pairs * rotation).flatten(-2).to(heads.dtype)
+    shape = heads.shape
+    pairs = torch.view_as_complex(heads.float().view(*shape[:-1], -1, 2))
+    return torch.view_as_real(pairs * rotation).view(shape).to(heads.dtype)
 
 
 def _rotations(config: ModelConfig, max_len: int) -> Tensor:
