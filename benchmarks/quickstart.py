@@ -175,7 +175,9 @@ def measure(artifact: Path, runs: int, count: int) -> dict[str, Any]:
             print(f"run {number + 1}/{runs} {name}: {samples[name][-1]:.1f} tokens/s", file=sys.stderr)
     ours.close()
     peer.close()
-    return report(samples, last, step_ms(artifact))
+    command = [sys.executable, __file__, "--steps", "--artifact", str(artifact)]
+    steps = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return report(samples, last, steps)
 
 
 def report(samples: dict[str, list[float]], last: dict[str, dict[str, Any]], steps: dict[str, float]) -> dict[str, Any]:
@@ -242,7 +244,11 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--peer", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--steps", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.steps:
+        print(json.dumps(step_ms(arguments.artifact)))
+        return
     if arguments.peer:
         serve_peer(arguments.prompts)
         return
