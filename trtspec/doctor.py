@@ -20,7 +20,7 @@ def probe_machine() -> list[Finding]:
     """Return what a build, a measurement and a deployment need here, and whether it is there."""
     findings = [Finding("python", True, f"{platform.python_version()} on {platform.system()} {platform.machine()}")]
     findings += [_package(package, extra) for extra, packages in EXTRAS.items() for package in packages]
-    findings += _server()
+    findings += probe_server()
     findings += [_folder("cache", cache_dir()), _folder("state", state_dir())]
     return [*findings, _gpu(), _tensorrt_llm()]
 
@@ -30,13 +30,6 @@ def _package(package: str, extra: str) -> Finding:
         return Finding(package, True, metadata.version(package))
     except metadata.PackageNotFoundError:
         return Finding(package, False, "not installed", f"pip install 'trtspec[{extra}]'")
-
-
-def _server() -> list[Finding]:
-    try:
-        return probe_server()
-    except OSError as error:  # it links the wheel's backends into the cache
-        return [Finding("tritonserver", False, f"cannot be set up: {error.strerror}: {error.filename}")]
 
 
 def _folder(name: str, folder: Path) -> Finding:

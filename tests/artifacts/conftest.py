@@ -4,26 +4,16 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.durability import die_at, finish, start, synced  # noqa: F401
 from trtspec.artifacts.manifest import Backend, Manifest, StepRecord
 from trtspec.files import FileRecord
 
 Make = Callable[..., tuple[dict[str, Path], Manifest]]
-
-
-@pytest.fixture(autouse=True)
-def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Note what would be brought to the disk, in order, instead of waiting for it: no test pulls the plug."""
-    paths: list[str] = []
-    rename = os.rename
-    monkeypatch.setattr(os, "fsync", lambda descriptor: paths.append(os.readlink(f"/proc/self/fd/{descriptor}")))
-    monkeypatch.setattr(os, "rename", lambda source, target: (rename(source, target), paths.append("rename"))[0])
-    return paths
 
 
 @pytest.fixture
@@ -52,22 +42,3 @@ def make(tmp_path: Path) -> Make:
         return files, manifest
 
     return make
-
-
-@pytest.fixture
-def die_at() -> Callable[[str, Callable[[], object]], int]:
-    """Run a function in a child process that is killed at a failpoint; return minus the signal, or its exit code."""
-
-    def die_at(failpoint: str, work: Callable[[], object]) -> int:
-        pid = os.fork()
-        if pid == 0:
-            os.environ["TRTSPEC_FAILPOINT"] = failpoint
-            code = 1
-            try:
-                work()
-                code = 0
-            finally:
-                os._exit(code)
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-    return die_at

@@ -3,49 +3,14 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.durability import finish, start, synced  # noqa: F401
 from trtspec.graph.store import Store
-
-
-@pytest.fixture(autouse=True)
-def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Note what would be brought to the disk, in order, instead of waiting for it: no test pulls the plug."""
-    paths: list[str] = []
-    rename = os.rename
-    monkeypatch.setattr(os, "fsync", lambda descriptor: paths.append(os.readlink(f"/proc/self/fd/{descriptor}")))
-    monkeypatch.setattr(os, "rename", lambda source, target: (rename(source, target), paths.append("rename"))[0])
-    return paths
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "store", clock=lambda: 0.0)
-
-
-@pytest.fixture
-def start() -> Callable[..., int]:
-    """Run a function in a process of its own, killed where it comes to `failpoint`; return the process id."""
-
-    def start(work: Callable[[], object], failpoint: str = "") -> int:
-        if pid := os.fork():
-            return pid
-        os.environ["TRTSPEC_FAILPOINT"] = failpoint
-        code = 1
-        try:
-            work()
-            code = 0
-        finally:
-            os._exit(code)
-
-    return start
-
-
-@pytest.fixture
-def finish() -> Callable[[int], int]:
-    """Wait for a process; return its exit code, or minus the signal that killed it."""
-    return lambda pid: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -91,6 +91,16 @@ def test_many_at_once_agree_on_one_directory_and_leave_no_other(wheel: Path, tmp
     assert set(found) == {found[0]}
 
 
+def test_a_cache_that_cannot_be_written_is_an_error_and_a_finding(wheel: Path, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TRTSPEC_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(DeployError, match="file/cache/triton: cannot be written: Not a directory"):
+        find_server()
+    finding = probe_server()[0]
+    hint = "point TRTSPEC_CACHE at a directory that can be written"
+    assert finding == Finding("tritonserver", False, "cannot be written: Not a directory", hint)
+
+
 def test_a_python_without_a_stub_or_a_shared_library_is_a_finding_and_an_error(wheel: Path, monkeypatch) -> None:
     monkeypatch.setattr(server_module, "_libpython_folder", lambda: None)
     with pytest.raises(DeployError, match=r"cannot run Python models here: libpython: libpython.* not found") as caught:

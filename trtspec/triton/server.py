@@ -196,7 +196,9 @@ def _linked_backends(root: Path) -> Path:
             (fresh / "python" / name).symlink_to(target)
     except OSError as error:
         raise DeployError(
-            f"cannot be written: {error.strerror}", where=str(place.parent), hint="set TRTSPEC_CACHE"
+            f"cannot be written: {error.strerror}",
+            where=str(place.parent),
+            hint="point TRTSPEC_CACHE at a directory that can be written",
         ) from None
     try:
         fresh.rename(place)
