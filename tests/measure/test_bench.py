@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -69,6 +70,22 @@ def test_what_a_comparison_comes_to() -> None:
     )
     assert Side([30.0, 10.0, 20.0], stats).median == 20.0
     assert Comparison(1, 1, ratios=[2.0, 90.0, 2.5]).speedup == 2.5
+
+
+def test_the_speed_up_is_how_many_times_as_fast_speculation_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+
+    class Fake:
+        def generate(self, request: dict[str, Any]) -> dict[str, Any]:
+            clock[0] += 6.0 if "num_draft_tokens" in request else 2.0  # the baseline is the slow one
+            counts = {"num_output_tokens": 12, "total_draft_tokens": 0, "total_accepted_draft_tokens": 0}
+            return {"text_output": "x", **counts}
+
+    comparison = measure_server(Fake(), ["one", "two", "three"], 12, 2)  # type: ignore[arg-type]
+    assert comparison.speedup == 3.0
+    assert comparison.baseline.tokens_per_s == [2.0, 2.0]
+    assert comparison.speculative.tokens_per_s == [6.0, 6.0]
 
 
 @pytest.mark.integration
