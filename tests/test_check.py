@@ -208,7 +208,7 @@ def test_a_missing_tokenizer(role: str, trtspec: Run, recipe: Path) -> None:
 def test_a_tokenizer_that_is_none(trtspec: Run, recipe: Path) -> None:
     (recipe.parent / "target" / "tokenizer.json").write_text('{"version": ')
     message, _ = the_problem(trtspec, recipe, TARGET)
-    assert message.startswith("target/tokenizer.json: not valid JSON: ")
+    assert message == "target/tokenizer.json: not a tokenizer: it does not begin and end as a JSON object"
 
 
 LINES: list[tuple[str, str, tuple[int, int, str], str, str | None]] = [

@@ -7,10 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from trtspec.checkpoint.rules import match
-from trtspec.checkpoint.source import load_source
-from trtspec.checkpoint.trtllm import write_checkpoint
-from trtspec.families.base import family_of
+from trtspec.steps.convert import convert_checkpoint
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -37,14 +34,10 @@ def make_llama(root: Path, seed: int = 0, dtype: str = "bfloat16", scale: float 
     return root
 
 
-def convert(root: Path, out: Path, dtype: str = "auto") -> Path:
+def convert(root: Path, out: Path, dtype: str = "auto", **options: Any) -> Path:
     """Convert the checkpoint at `root` into `out`."""
-    source = load_source(root)
-    _, family = family_of(source)
-    config = family.read(source.reader, dtype)
-    rules = family.rules(config)
     out.mkdir(parents=True, exist_ok=True)
-    write_checkpoint(out, config, rules, match(rules, family.skips(config), source), lambda _: None)
+    convert_checkpoint(root, out, dtype, **options)
     return out
 
 

@@ -13,13 +13,16 @@ from typing import TypeVar
 
 from trtspec.artifacts.prompts import load_prompts
 from trtspec.checkpoint.model_config import ModelConfig
+from trtspec.checkpoint.prepare import locate_source
 from trtspec.checkpoint.rules import Matched, Rule, match
-from trtspec.checkpoint.source import Source, load_source, locate_model
+from trtspec.checkpoint.sharding import Mapping, mapping_problems
+from trtspec.checkpoint.source import Source, load_source
 from trtspec.checkpoint.tokenizer import Tokenizer, check_tokenizer, tokenizer_file
 from trtspec.engines.base import backends, choose_backend
 from trtspec.errors import TrtspecError
 from trtspec.families.base import family_of
 from trtspec.methods.base import Method
+from trtspec.quant.scheme import Scheme, scheme_problems
 from trtspec.recipe.diagnostics import Problem
 from trtspec.recipe.load import LoadedRecipe
 from trtspec.recipe.schema import ModelSource
@@ -36,12 +39,14 @@ PROBE = (
 
 @dataclass(frozen=True)
 class Model:
-    """A checkpoint that was found to add up: its source, its description and what is made of which tensor."""
+    """A checkpoint that was found to add up: its source, its description, what is made of which tensor and how."""
 
     source: Source
     config: ModelConfig
     rules: list[Rule]
     matched: Matched
+    mapping: Mapping
+    scheme: Scheme
 
 
 @dataclass
@@ -78,6 +83,9 @@ class _Examination:
         has_tokenizer = not found.problems
         if draft := recipe.speculation.draft:
             found.draft = self._attempt("speculation.draft.model", "checkpoint", lambda: load_model(draft))
+        for path, model, loaded in (("target", recipe.target, found.target), ("speculation.draft", draft, found.draft)):
+            if model and loaded:
+                self._check_storage(path, model, loaded)
         found.method = self._attempt("speculation.method", "method", self._find_method)
         self._check_backend()
         if found.method:
@@ -86,7 +94,7 @@ class _Examination:
             self._check_sizes(found.target)
         if found.target and found.draft:
             self._check_pair(found.target, found.draft, has_tokenizer)
-        self._check_not_yet()
+        self._check_plugins()
         if prompts := recipe.gates.prompts:
             self._attempt("gates.prompts", "prompts", lambda: load_prompts(Path(prompts)))
         return found
@@ -137,10 +145,11 @@ class _Examination:
 
     def _check_sizes(self, target: Model) -> None:
         engine = self.recipe.engine
-        limit = target.config.max_positions
+        limit = target.config.exact_positions
+        what = "positions" if limit == target.config.max_positions else "tokens of sliding window"
         for key, value in (("max_seq_len", engine.max_seq_len), ("max_input_len", engine.max_input_len)):
             if value and key in engine.model_fields_set and value > limit:
-                message = f"{key} {value} is more than the target's {limit} positions"
+                message = f"{key} {value} is more than the target's {limit} {what}"
                 self._error(f"engine.{key}", "out-of-range", message, f"at most {limit}")
 
     def _check_pair(self, target: Model, draft: Model, has_tokenizer: bool) -> None:
@@ -151,29 +160,33 @@ class _Examination:
             self._error(path, "vocabulary", message, "a draft has to share the target's vocabulary")
         elif has_tokenizer:
             self._attempt(path, "tokenizer", lambda: check_tokenizers(target.source.root, draft.source.root))
-        if theirs.max_positions < min(self.recipe.engine.max_seq_len, ours.max_positions):
-            message = f"the draft has {theirs.max_positions} positions, fewer than engine.max_seq_len"
-            self._error(path, "positions", message, f"set engine.max_seq_len to at most {theirs.max_positions}")
+        if theirs.exact_positions < min(self.recipe.engine.max_seq_len, ours.exact_positions):
+            message = f"the draft has {theirs.exact_positions} positions, fewer than engine.max_seq_len"
+            self._error(path, "positions", message, f"set engine.max_seq_len to at most {theirs.exact_positions}")
         ratio = ours.num_parameters / theirs.num_parameters
         if not USUAL_SIZES[0] <= ratio <= USUAL_SIZES[1]:
             sizes = f"{ours.num_parameters / 1e6:,.1f} M and {theirs.num_parameters / 1e6:,.1f} M parameters"
             message = f"the target is {ratio:.1f} times the draft ({sizes}); pairs that pay are 10 to 50 times apart"
             self._warn(path, "size-ratio", message)
 
-    def _check_not_yet(self) -> None:
+    def _check_storage(self, path: str, model: ModelSource, loaded: Model) -> None:
+        """Check how a model is quantized and divided."""
+        for message in mapping_problems(loaded.config, loaded.mapping):
+            self._error(f"{path}.parallel", "parallel", message)
+        for key, message in scheme_problems(loaded.scheme, loaded.config, loaded.rules):
+            self._error(f"{path}.quantization.{key}", "quantization", message)
+        if not loaded.scheme.needs_activations:
+            return
+        if prompts := model.quantization.calibration.prompts:
+            where = f"{path}.quantization.calibration.prompts"
+            self._attempt(where, "prompts", lambda: load_prompts(Path(prompts)))
+        else:
+            message = "no calibration prompts are named; activations are measured on the ones that trtspec brings"
+            hint = "name some of your own kind of text: calibration: {prompts: FILE.jsonl}"
+            self._warn(f"{path}.quantization", "default-prompts", message, hint)
+
+    def _check_plugins(self) -> None:
         """Refuse what the recipe can say and this version cannot do, rather than leaving it out in silence."""
-        models: list[tuple[str, ModelSource]] = [("target", self.recipe.target)]
-        if self.recipe.speculation.draft:
-            models.append(("speculation.draft", self.recipe.speculation.draft))
-        for path, model in models:
-            for key in ("weights", "kv_cache"):
-                if (value := getattr(model.quantization, key)) != "none":
-                    message = f"this version does not quantize; {key} can only be none, not {value}"
-                    self._error(f"{path}.quantization.{key}", "not-supported", message)
-            for key in ("tensor", "pipeline"):
-                if (ranks := getattr(model.parallel, key)) != 1:
-                    message = f"this version converts for one rank; {key} can only be 1, not {ranks}"
-                    self._error(f"{path}.parallel.{key}", "not-supported", message)
         for plugin in self.recipe.plugins:
             self._error("plugins", "not-supported", f"this version has no plugin {plugin!r}")
         for option in self.recipe.engine.extra:
@@ -184,11 +197,18 @@ class _Examination:
 
 def load_model(model: ModelSource) -> Model:
     """Find a checkpoint and prove from its headers that it can be converted; raises CheckpointError."""
-    source = load_source(locate_model(model.model, model.revision))
+    source = load_source(locate_source(model))
     _, family = family_of(source)
     config = family.read(source.reader, model.dtype)
     rules = family.rules(config)
-    return Model(source, config, rules, match(rules, family.skips(config), source))
+    return Model(
+        source,
+        config,
+        rules,
+        match(rules, family.skips(config), source),
+        Mapping(model.parallel.tensor, model.parallel.pipeline, model.parallel.embedding),
+        Scheme(model.quantization.weights, model.quantization.kv_cache, tuple(model.quantization.exclude)),
+    )
 
 
 def check_tokenizers(target: Path, draft: Path) -> None:

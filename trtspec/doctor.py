@@ -13,7 +13,11 @@ from trtspec.paths import cache_dir, state_dir
 from trtspec.triton.server import Finding, probe_server
 
 LEAST_FREE_BYTES = 2 << 30
-EXTRAS = {"embedded": ("torch", "transformers", "tokenizers"), "triton": ("tritonclient", "nvidia-pytriton")}
+EXTRAS = {
+    "embedded": ("torch", "transformers", "tokenizers"),
+    "hub": ("huggingface_hub",),
+    "triton": ("tritonclient", "nvidia-pytriton"),
+}
 
 
 def probe_machine() -> list[Finding]:

@@ -12,26 +12,40 @@ from trtspec.artifacts.manifest import MANIFEST, load_manifest
 from trtspec.checkpoint.rules import match
 from trtspec.checkpoint.safetensors import TensorInfo
 from trtspec.checkpoint.source import load_source
-from trtspec.checkpoint.trtllm import is_converted, load_checkpoint
+from trtspec.checkpoint.sharding import Mapping, mapping_problems
+from trtspec.checkpoint.trtllm import Quantization, is_converted, load_checkpoint
 from trtspec.errors import CheckpointError
 from trtspec.families.base import family_of
+from trtspec.quant.conversion import plan_conversion
+from trtspec.quant.scheme import Scheme, scheme_problems
 
 
-def inspect_path(path: Path) -> dict[str, Any]:
-    """Return a document about what lies at `path`; raises TrtspecError where it is nothing of ours to read."""
+ONE_RANK, UNQUANTIZED = Mapping(), Scheme()
+
+
+def inspect_path(path: Path, mapping: Mapping = ONE_RANK, scheme: Scheme = UNQUANTIZED) -> dict[str, Any]:
+    """Return a document about what lies at `path`; raises TrtspecError where it is nothing of ours to read.
+
+    `mapping` and `scheme` say how a source would be converted; they change nothing about the rest.
+    """
     if not path.is_dir():
         what = "is a file, not a directory" if path.exists() else "no such directory"
         raise CheckpointError(what, where=str(path))
     if (path / MANIFEST).is_file():
         return _artifact(path)
-    return _converted(path) if is_converted(path) else _source(path)
+    return _converted(path) if is_converted(path) else _source(path, mapping, scheme)
 
 
-def _source(path: Path) -> dict[str, Any]:
+def _source(path: Path, mapping: Mapping, scheme: Scheme) -> dict[str, Any]:
     source = load_source(path)
     name, family = family_of(source)
     config = family.read(source.reader, "auto")
-    matched = match(family.rules(config), family.skips(config), source)
+    rules = family.rules(config)
+    matched = match(rules, family.skips(config), source)
+    problems = mapping_problems(config, mapping) + [text for _, text in scheme_problems(scheme, config, rules)]
+    if problems:
+        raise CheckpointError("; ".join(problems), where=str(path))
+    plan = plan_conversion(config, rules, mapping, scheme)
     return {
         "kind": "source checkpoint",
         "family": name,
@@ -40,8 +54,13 @@ def _source(path: Path) -> dict[str, Any]:
         "dtypes": _dtypes(source.tensors.values()),
         "bytes": source.nbytes,
         "files": [file.name for file in source.weight_files],
-        "converts_to": config.dtype,
+        "quantization": "none",
         "skipped": matched.skipped,
+        "converts_to": {
+            "dtype": config.dtype,
+            "quantization": _words(plan.quantization),
+            "bytes_by_rank": [layout.nbytes - len(layout.header) for layout in plan.layouts()],
+        },
     }
 
 
@@ -51,10 +70,17 @@ def _converted(path: Path) -> dict[str, Any]:
         "kind": "TensorRT-LLM checkpoint",
         "architecture": checkpoint.config.architecture,
         "parameters": checkpoint.config.num_parameters,
-        "dtypes": _dtypes(checkpoint.tensors.values()),
-        "bytes_by_rank": [checkpoint.nbytes],
-        "quantization": "none",
+        "dtypes": _dtypes(checkpoint.tensors),
+        "tensor_parallel": checkpoint.mapping.tensor,
+        "pipeline_parallel": checkpoint.mapping.pipeline,
+        "bytes_by_rank": checkpoint.nbytes_by_rank,
+        "quantization": _words(checkpoint.quantization),
     }
+
+
+def _words(quantization: Quantization) -> str:
+    parts = [quantization.algo, f"{quantization.kv_cache_algo} KV cache" if quantization.kv_cache_algo else ""]
+    return ", ".join(part for part in parts if part) or "none"
 
 
 def _artifact(path: Path) -> dict[str, Any]:

@@ -37,6 +37,11 @@ def recipes_dir() -> Path:
     return _shipped("recipes")
 
 
+def default_prompts() -> Path:
+    """Return the prompts that activations are measured on where a recipe names none."""
+    return recipes_dir() / "prompts" / "calibration.jsonl"
+
+
 def _shipped(name: str) -> Path:
     in_wheel = PACKAGE / "_data" / name
     return in_wheel if in_wheel.is_dir() else PACKAGE.parent / name

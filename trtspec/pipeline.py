@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a recipe to a plan, and from a plan to an artifact: the only module that knows the order of steps.
 
-read sources -> convert target, convert draft -> copy tokenizer, prompts -> emit repository -> publish
+prepare and read sources -> convert target, convert draft -> copy tokenizer, prompts -> emit repository -> publish
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from trtspec import __version__
 from trtspec.artifacts.manifest import Backend, Manifest, StepRecord
 from trtspec.artifacts.publish import publish_artifact
 from trtspec.check import Findings, Model, examine
+from trtspec.checkpoint.prepare import OnProgress, prepare_source
 from trtspec.engines.memory import MemoryPlan, plan_memory
+from trtspec.errors import CheckpointError
 from trtspec.files import FileRecord
 from trtspec.graph.digest import DigestCache
 from trtspec.graph.executor import Observer, StepResult, execute
@@ -30,8 +32,9 @@ from trtspec.methods.speedup import expected_speedup
 from trtspec.paths import cache_dir
 from trtspec.recipe.diagnostics import RecipeError
 from trtspec.recipe.load import LoadedRecipe
-from trtspec.recipe.resolve import ResolvedRecipe, resolve_recipe
+from trtspec.recipe.resolve import ResolvedModel, ResolvedRecipe, resolve_recipe
 from trtspec.recipe.schema import Recipe
+from trtspec.steps.calibrate import Calibrate
 from trtspec.steps.convert import ConvertCheckpoint
 from trtspec.steps.copy import CopyFiles
 from trtspec.steps.files import FileReader
@@ -104,6 +107,24 @@ def open_store() -> Store:
     return Store(cache_dir() / "store")
 
 
+def prepare_sources(loaded: LoadedRecipe, on_progress: OnProgress = lambda what, done, total: None) -> None:
+    """Download and unpickle what a recipe names and is not there yet, for `plan_build` to find.
+
+    `on_progress` gets what is done, the bytes done and their total. Raises RecipeError with every model that cannot be
+    had.
+    """
+    sources = {"target.model": loaded.recipe.target, "speculation.draft.model": loaded.recipe.speculation.draft}
+    problems = []
+    for path, source in sources.items():
+        try:
+            if source:
+                prepare_source(source, on_progress)
+        except CheckpointError as error:
+            problems.append(loaded.problem("error", "checkpoint", path, f"{error.where}: {error.message}", error.hint))
+    if problems:
+        raise RecipeError(problems)
+
+
 def plan_build(
     loaded: LoadedRecipe, *, read_all: bool = False, on_read: Callable[[int, int], None] = lambda done, total: None
 ) -> Build:
@@ -166,19 +187,18 @@ def run_build(build: Build, out: Path, store: Store, observer: Observer) -> Buil
 
 def _fit(recipe: Recipe, target: Model) -> Recipe:
     """Lower the default length to what the target has positions for; what the recipe says itself was checked."""
-    length = min(recipe.engine.max_seq_len, target.config.max_positions)
+    length = min(recipe.engine.max_seq_len, target.config.exact_positions)
     return recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"max_seq_len": length})})
 
 
 def _layout(recipe: ResolvedRecipe, findings: Findings, reader: FileReader) -> dict[str, Step]:
-    models = {"target": findings.target, "draft": findings.draft}
     layout: dict[str, Step] = {}
-    for role, model in models.items():
-        if model:
-            source = model.source
-            dtype = recipe.target.dtype if role == "target" else recipe.speculation.drafts[0].dtype
-            files = reader.read(source.root, [source.root / "config.json", *source.weight_files])
-            layout[f"checkpoints/{role}"] = ConvertCheckpoint(role, files, dtype, source.nbytes)
+    for role, asked, model in (
+        ("target", recipe.target, findings.target),
+        ("draft", next(iter(recipe.speculation.drafts), None), findings.draft),
+    ):
+        if asked and model:
+            layout[f"checkpoints/{role}"] = _convert(role, asked, model, reader)
     if findings.target:
         source = findings.target.source
         layout["tokenizer"] = CopyFiles("tokenizer", reader.read(source.root, source.tokenizer_files))
@@ -187,6 +207,36 @@ def _layout(recipe: ResolvedRecipe, findings: Findings, reader: FileReader) -> d
         layout["prompts"] = CopyFiles("prompts", reader.read(prompts.parent, [prompts]))
     layout["model_repository"] = EmitRepository(_settings(recipe), read_models())
     return layout
+
+
+def _convert(role: str, asked: ResolvedModel, model: Model, reader: FileReader) -> ConvertCheckpoint:
+    source = model.source
+    weights = reader.read(source.root, [source.root / "config.json", *source.weight_files])
+    calibration: tuple[Calibrate, ...] = ()
+    if model.scheme.needs_activations:
+        wanted = asked.quantization.calibration
+        prompts = Path(wanted.prompts) if wanted.prompts else default_prompts()
+        calibration = (
+            Calibrate(
+                role,
+                weights,
+                tokenizer=reader.read(source.root, source.tokenizer_files),
+                prompts=reader.read(prompts.parent, [prompts]),
+                samples=wanted.samples,
+                max_len=wanted.max_len,
+                nbytes=source.nbytes,
+            ),
+        )
+    return ConvertCheckpoint(
+        role,
+        weights,
+        asked.dtype,
+        mapping=model.mapping,
+        scheme=model.scheme,
+        calibration=calibration,
+        allow_nonfinite=asked.allow_nonfinite,
+        nbytes=source.nbytes,
+    )
 
 
 def _settings(recipe: ResolvedRecipe) -> RepositorySettings:

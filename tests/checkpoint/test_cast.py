@@ -1,39 +1,106 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Casts are bit for bit torch's, over all 65,536 patterns of a 16-bit value."""
+"""Casts are bit for bit torch's: over all patterns of 16 bits, and the float32 values that decide about rounding."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from trtspec.checkpoint.cast import make_cast
+from trtspec.checkpoint.cast import cast, cast_table, e4m3_values, every_value, from_floats, to_e4m3, to_floats
+from trtspec.quant.fp8 import requantized
 
-TORCH = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
-
-
-def values(dtype: str) -> torch.Tensor:
-    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16)
-    if dtype != "F32":
-        return every.view(TORCH[dtype])
-    # all bf16 patterns, and around each the fp32 values that decide about rounding
-    wide = (torch.arange(1 << 16, dtype=torch.int64) << 16).repeat_interleave(5)
-    return (wide + torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001]).repeat(1 << 16)).to(torch.int32).view(torch.float32)
+TORCH = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F8_E4M3": torch.float8_e4m3fn}
+ITEM = {"BF16": np.uint16, "F16": np.uint16, "F32": np.uint32, "F8_E4M3": np.uint8}
+ALL16 = np.arange(1 << 16, dtype=np.uint16)
 
 
-@pytest.mark.parametrize(("source", "target"), [("BF16", "F16"), ("F16", "BF16"), ("F32", "BF16"), ("F32", "F16")])
-def test_casts_are_those_of_torch(source: str, target: str) -> None:
-    original = values(source)
-    raw = memoryview(original.view(torch.uint8).numpy())
-    data, overflowed = make_cast(source, target)(raw)
-    ours = torch.from_numpy(np.frombuffer(data, np.int16).copy()).view(TORCH[target])
-    expected = original.to(TORCH[target])
-    numbers = ~expected.isnan()
-    assert torch.equal(ours.view(torch.int16)[numbers], expected.view(torch.int16)[numbers])
-    assert ours[~numbers].isnan().all()
-    assert overflowed == int((original.isfinite() & expected.isinf()).sum())
+def decisive_floats() -> np.ndarray:
+    """Return the patterns of float32 around every value and every tie of the smaller formats, and random ones.
+
+    Their mantissas end at bits 16 (bfloat16), 13 (float16) and 20 (e4m3), those of subnormals higher up: each prefix
+    of such a length is followed by nothing, a half, and the neighbours of both.
+    """
+    found = [np.random.default_rng(0).integers(0, 1 << 32, 200_000, dtype=np.uint32)]
+    for bit in range(13, 24):
+        prefixes = np.arange(1 << (32 - bit), dtype=np.uint32) << np.uint32(bit)
+        half = np.uint32(1 << (bit - 1))
+        found += [prefixes + tail for tail in (np.uint32(0), np.uint32(1), half - 1, half, half + 1)]
+    return np.concatenate(found)
 
 
-def test_equal_dtypes_are_not_touched() -> None:
-    raw = memoryview(bytes(range(16)))
-    assert make_cast("BF16", "BF16")(raw) == (raw, 0)
+def as_torch(bits: np.ndarray, dtype: str) -> torch.Tensor:
+    """Return patterns as a tensor of their dtype."""
+    return torch.from_numpy(bits.view(f"i{bits.itemsize}").copy()).view(TORCH[dtype])
+
+
+def assert_as_torch(ours: np.ndarray, original: torch.Tensor, dtype: str) -> None:
+    """Demand the bits of torch's cast of `original`, and of what is no number only that it stays none."""
+    expected = original.to(TORCH[dtype])
+    assert ours.dtype == ITEM[dtype]
+    numbers = ~original.isnan()
+    bits = as_torch(ours, dtype)
+    assert torch.equal(bits[numbers].view(torch.uint8), expected[numbers].view(torch.uint8))
+    assert bits[~numbers].float().isnan().all()
+
+
+@pytest.mark.parametrize("target", ["BF16", "F16", "F32", "F8_E4M3"])
+@pytest.mark.parametrize("source", ["BF16", "F16"])
+def test_every_16_bit_pattern_becomes_what_torch_makes_of_it(source: str, target: str) -> None:
+    if source == target:
+        assert cast(ALL16, source, target) is ALL16
+    else:
+        assert_as_torch(cast(ALL16, source, target), as_torch(ALL16, source), target)
+
+
+@pytest.mark.parametrize("target", ["BF16", "F16", "F8_E4M3"])
+def test_float32_is_rounded_as_torch_does(target: str) -> None:
+    bits = decisive_floats()
+    assert_as_torch(cast(bits, "F32", target), as_torch(bits, "F32"), target)
+
+
+def test_a_tie_goes_to_the_even_neighbour_and_what_is_too_large_to_448() -> None:
+    values = np.array([1.0625, 1.1875, 2**-10, 3 * 2**-10, 448, 463.9, 1e30, np.inf, -np.inf, -0.0], np.float32)
+    expected = [1.0, 1.25, 0.0, 2**-8, 448, 448, 448, 448, -448, -0.0]
+    rounded = to_floats(to_e4m3(values), "F8_E4M3")
+    np.testing.assert_array_equal(rounded, expected)
+    assert np.signbit(rounded[-1])
+
+
+def test_the_256_values_of_e4m3_are_those_of_torch() -> None:
+    theirs = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    np.testing.assert_array_equal(e4m3_values(), theirs.numpy())
+    assert np.nanmax(e4m3_values()) == 448.0
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F16", "F8_E4M3"])
+def test_values_come_back_as_they_were(dtype: str) -> None:
+    bits = np.arange(256 if dtype == "F8_E4M3" else 1 << 16).astype(ITEM[dtype])
+    values = to_floats(bits, dtype)
+    np.testing.assert_array_equal(values, as_torch(bits, dtype).float().numpy())
+    numbers = ~np.isnan(values)
+    np.testing.assert_array_equal(from_floats(values, dtype)[numbers], bits[numbers])
+
+
+def test_a_table_is_made_once() -> None:
+    assert cast_table("BF16", "F16") is cast_table("BF16", "F16")
+
+
+SCALES = st.floats(2.0**-40, 2.0**40, width=32)
+
+
+@given(scale=SCALES, dtype=st.sampled_from(["BF16", "F16"]))
+def test_a_quantized_pattern_is_torchs_quotient_in_e4m3(scale: float, dtype: str) -> None:
+    with np.errstate(invalid="ignore", over="ignore"):
+        ours = to_e4m3(every_value(dtype) / np.float32(scale))
+    assert_as_torch(ours, as_torch(ALL16, dtype) / torch.tensor([scale], dtype=torch.float32), "F8_E4M3")
+
+
+@given(scale=SCALES, larger=st.floats(1.0, 64.0, width=32))
+def test_a_requantized_pattern_is_torchs_too(scale: float, larger: float) -> None:
+    merged = np.float32(scale) * np.float32(larger)
+    patterns = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    original = patterns.float() * torch.tensor(scale) / torch.tensor(merged)
+    assert_as_torch(requantized(np.float32(scale), merged), original, "F8_E4M3")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.durability import finish, start, synced  # noqa: F401
+from tests.durability import die_at, finish, start, synced  # noqa: F401
 from trtspec.graph.store import Store
 
 

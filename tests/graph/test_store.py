@@ -17,7 +17,7 @@ from trtspec.errors import StepError, TrtspecError
 from trtspec.files import file_sha256
 from trtspec.graph import entry as entry_module
 from trtspec.graph.sealed import seal
-from trtspec.graph.step import Inputs, Progress, Step
+from trtspec.graph.step import Inputs, Progress, Step, notes_of
 from trtspec.graph.store import Store
 
 
@@ -444,3 +444,66 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
     assert hint.startswith("hint: ")
     assert after == "[] [] 1"
     assert built == "True"
+
+
+@dataclass(frozen=True)
+class Append(Step):
+    """A resumable step: each run adds a file, and notes it, until there are three."""
+
+    VERSION = 1
+    RESUMABLE = True
+    trouble: Callable[[], object] | None = field(default=None, metadata={"key": False})
+
+    @property
+    def name(self) -> str:
+        return "append"
+
+    def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
+        notes = notes_of(out) / "done"
+        while (done := len(notes.read_text()) if notes.exists() else 0) < 3:
+            (out / f"file{done}").write_text(str(done))
+            notes.write_text("x" * (done + 1))
+            if self.trouble:
+                self.trouble()
+
+
+def fail() -> None:
+    raise StepError("no more")
+
+
+def test_a_resumable_step_goes_on_where_it_failed(store: Store) -> None:
+    partial = store.root / "partial" / Append().key
+    for done in (1, 2):
+        with pytest.raises(StepError, match="no more"):
+            store.build(Append(fail), Inputs({}), Unshown())
+        assert (partial / "notes" / "done").read_text() == "x" * done
+        assert store.peek(Append().key).why == "never built"
+    entry, built = store.build(Append(), Inputs({}), Unshown())
+    assert built
+    assert [file.path for file in entry.files] == ["file0", "file1", "file2"]
+    assert sorted(path.name for path in entry.directory.iterdir()) == ["entry.json", "files"]
+    assert not partial.exists()
+
+
+@pytest.mark.parametrize("point", ["store.before-entry", "store.before-rename"])
+def test_a_resumable_step_killed_when_it_was_sealed_is_written_to_again(
+    store: Store, die_at: Callable[[str, Callable[[], object]], int], point: str
+) -> None:
+    assert die_at(point, lambda: store.build(Append(), Inputs({}), Unshown())) == -9
+    files = store.root / "partial" / Append().key / "files"
+    assert {path.stat().st_mode & 0o777 for path in files.iterdir()} == {0o444}
+    entry, built = store.build(Append(), Inputs({}), Unshown())
+    assert built
+    assert len(entry.files) == 3
+    assert store.get(Append().key).entry
+
+
+def test_gc_throws_away_what_could_be_resumed_unless_it_is_being_written(store: Store) -> None:
+    with pytest.raises(StepError):
+        store.build(Append(fail), Inputs({}), Unshown())
+    partial = store.root / "partial" / Append().key
+    with store._lock(Append().key):
+        Store(store.root).gc(keep=set())
+        assert partial.exists()
+    store.gc(keep=set())
+    assert not partial.exists()

@@ -1,74 +1,89 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cast raw tensor bytes between bf16, fp16 and fp32 in numpy, which has no bf16: bit patterns and lookup tables.
+"""Floating-point formats as bit patterns, because numpy has neither bfloat16 nor float8.
 
-A 16-bit value has 65,536 patterns, so a 16-to-16 cast is one table and `np.take`. Rounding is to nearest, ties to
-even, as torch does; a finite value that becomes infinite is counted, because fp16 ends at 65504.
+A 16-bit value has 65,536 patterns, so any function of it is one lookup table and `np.take`. Rounding is to nearest,
+ties to even, as torch does: the tests hold every pattern against torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-Bits = npt.NDArray[np.uint16]
-Cast = Callable[[memoryview], tuple[memoryview, int]]
+Bits = npt.NDArray[Any]
+Floats = npt.NDArray[np.float32]
+
+E4M3_MAX = 448.0
+# Pattern of infinity without its sign; what is above it is not a number.
+INFINITY = {"BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F800000}
+LARGEST_E4M3 = 0x43E00000  # 448 as float32
+SIGNLESS = {"BF16": 0x7FFF, "F16": 0x7FFF, "F32": 0x7FFFFFFF}
 
 
-def make_cast(source: str, target: str) -> Cast:
-    """Return a function from raw `source` bytes to (raw `target` bytes, number of values that overflowed).
+def to_floats(bits: Bits, dtype: str) -> Floats:
+    """Return the float32 values of BF16, F16, F32 or F8_E4M3 patterns; all are exact."""
+    if dtype == "BF16":
+        return (bits.astype(np.uint32) << 16).view(np.float32)
+    if dtype == "F16":
+        return bits.view(np.float16).astype(np.float32)
+    return bits.view(np.float32) if dtype == "F32" else np.take(e4m3_values(), bits)
 
-    `source` is BF16, F16 or F32, `target` BF16 or F16. Equal dtypes pass through untouched.
+
+def from_floats(values: Floats, dtype: str) -> Bits:
+    """Return the patterns of float32 values in BF16, F16, F32 or F8_E4M3."""
+    if dtype == "BF16":
+        bits = values.view(np.uint32)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        return np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)
+    if dtype == "F16":
+        with np.errstate(over="ignore"):
+            return values.astype(np.float16).view(np.uint16)
+    return values.view(np.uint32) if dtype == "F32" else to_e4m3(values)
+
+
+def to_e4m3(values: Floats) -> npt.NDArray[np.uint8]:
+    """Round float32 to float8_e4m3fn: 4 exponent bits with bias 7, 3 of mantissa, no infinity, the largest value 448.
+
+    What is larger becomes 448 and what is no number stays none (0x7f), as in torch's cast; below 2^-6 the steps are
+    2^-9.
     """
-    if source == target:
-        return lambda raw: (raw, 0)
-    if source == "F32":
-        narrow = _bf16_bits if target == "BF16" else _fp16_bits
-        return lambda raw: _narrow(np.frombuffer(raw, np.float32), narrow)
-    table, overflows = _table(source, target)
-
-    def through_table(raw: memoryview) -> tuple[memoryview, int]:
-        bits = np.frombuffer(raw, np.uint16)
-        count = int(np.take(overflows, bits).sum()) if overflows.any() else 0
-        return _raw(np.take(table, bits)), count
-
-    return through_table
+    bits = values.view(np.uint32)
+    magnitude = np.minimum(bits & 0x7FFFFFFF, np.uint32(LARGEST_E4M3))
+    # adding 2^14, whose last bit is worth 2^-9, makes the addition round to e4m3's subnormals
+    small = (magnitude.view(np.float32) + np.float32(2**14)).view(np.uint32)
+    normal = (magnitude + np.uint32(0x7FFFF) + ((magnitude >> 20) & 1)) >> 20
+    rounded = np.where(magnitude < 121 << 23, small, normal - np.uint32(120 << 3)) & 0x7F
+    rounded[(bits & 0x7FFFFFFF) > INFINITY["F32"]] = 0x7F
+    return (rounded | (bits >> 24 & 0x80)).astype(np.uint8)
 
 
 @cache
-def _table(source: str, target: str) -> tuple[Bits, npt.NDArray[np.bool_]]:
-    every = np.arange(1 << 16, dtype=np.uint16)
-    wide = (every.astype(np.uint32) << 16).view(np.float32) if source == "BF16" else every.view(np.float16)
-    wide = wide.astype(np.float32)
-    bits = _bf16_bits(wide) if target == "BF16" else _fp16_bits(wide)
-    return bits, np.isfinite(wide) & ~np.isfinite(_floats(bits, target))
+def e4m3_values() -> Floats:
+    """Return the value of each of the 256 patterns of float8_e4m3fn."""
+    patterns = np.arange(256)
+    exponent, mantissa = (patterns >> 3 & 15) - 7, patterns & 7
+    magnitude = np.where(exponent == -7, np.ldexp(mantissa / 8, -6), np.ldexp(1 + mantissa / 8, exponent))
+    magnitude[(patterns & 0x7F) == 0x7F] = np.nan
+    return np.where(patterns & 0x80, -magnitude, magnitude).astype(np.float32)
 
 
-def _narrow(
-    values: npt.NDArray[np.float32], narrow: Callable[[npt.NDArray[np.float32]], Bits]
-) -> tuple[memoryview, int]:
-    bits = narrow(values)
-    dtype = "BF16" if narrow is _bf16_bits else "F16"
-    return _raw(bits), int((np.isfinite(values) & ~np.isfinite(_floats(bits, dtype))).sum())
+@cache
+def every_value(dtype: str) -> Floats:
+    """Return the value of each of the 65,536 patterns of BF16 or F16."""
+    return to_floats(np.arange(1 << 16, dtype=np.uint16), dtype)
 
 
-def _bf16_bits(values: npt.NDArray[np.float32]) -> Bits:
-    bits = values.view(np.uint32)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16  # to nearest, ties to even
-    return np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)
+@cache
+def cast_table(source: str, target: str) -> Bits:
+    """Return the `target` pattern of each `source` pattern; `source` is BF16 or F16."""
+    return from_floats(every_value(source), target)
 
 
-def _fp16_bits(values: npt.NDArray[np.float32]) -> Bits:
-    with np.errstate(over="ignore"):
-        return values.astype(np.float16).view(np.uint16)
-
-
-def _floats(bits: Bits, dtype: str) -> npt.NDArray[np.floating[Any]]:
-    return (bits.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else bits.view(np.float16)
-
-
-def _raw(bits: Bits) -> memoryview:
-    return bits.data.cast("B")
+def cast(bits: Bits, source: str, target: str) -> Bits:
+    """Return patterns of `source` in `target`; equal dtypes pass through untouched."""
+    if source == target:
+        return bits
+    return from_floats(bits.view(np.float32), target) if source == "F32" else np.take(cast_table(source, target), bits)

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 from trtspec.errors import CheckpointError
 
+MAX_MESSAGE = 2000
+
 T = TypeVar("T")
 
 
@@ -15,21 +17,32 @@ T = TypeVar("T")
 class RopeScaling:
     """How rotary frequencies are stretched; `kind` is Hugging Face's `rope_type`, the rest its parameters.
 
-    `factor` divides low frequencies (all of them for "linear"). The last three are of "llama3" only: wavelengths below
-    `original_max_position / high_freq_factor` stay, those above `original_max_position / low_freq_factor` are
-    stretched, and the ones between are interpolated.
+    `factor` divides low frequencies (all of them for "linear"; none for "dynamic" up to the model's own positions).
+    "llama3" reads the two `freq_factor`s: wavelengths below `original_max_position / high_freq_factor` stay, those
+    above `original_max_position / low_freq_factor` are stretched, the ones between are interpolated. "yarn" reads the
+    rest: frequencies that turn more than `beta_fast` times over `original_max_position` stay, those that turn less than
+    `beta_slow` times are stretched, and sines and cosines are multiplied by `attention_factor`.
     """
 
     kind: str
     factor: float
+    original_max_position: int = 0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 1.0
-    original_max_position: int = 0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float = 1.0
+    truncate: bool = True
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A decoder-only transformer with rotary positions and gated MLP."""
+    """A decoder-only transformer with rotary positions and gated MLP, dense or a mixture of experts.
+
+    `attn_bias` is that of queries, keys and values, `dense_bias` that of the attention's output. `num_experts` is 0 for
+    a dense MLP; `intermediate_size` is one expert's. `sliding_window` is how far back attention reaches, 0 for all the
+    way. `extra` holds keys that the family's own TensorRT-LLM config class reads beside the common ones.
+    """
 
     architecture: str
     dtype: str
@@ -48,17 +61,29 @@ class ModelConfig:
     attn_bias: bool
     mlp_bias: bool
     tied_embeddings: bool
+    dense_bias: bool = False
+    qk_norm: bool = False
+    num_experts: int = 0
+    experts_per_token: int = 0
+    sliding_window: int = 0
+    extra: tuple[tuple[str, str | int | bool], ...] = ()
 
     @property
     def num_parameters(self) -> int:
         """Return how many weights the model has; a tied embedding counts once."""
         heads = (self.num_heads + 2 * self.num_kv_heads) * self.head_size
         attention = heads * self.hidden_size + self.num_heads * self.head_size * self.hidden_size
-        attention += (heads + self.hidden_size) * self.attn_bias
+        attention += heads * self.attn_bias + self.hidden_size * self.dense_bias + 2 * self.head_size * self.qk_norm
         mlp = 3 * self.hidden_size * self.intermediate_size
         mlp += (2 * self.intermediate_size + self.hidden_size) * self.mlp_bias
+        mlp = mlp * max(1, self.num_experts) + self.num_experts * self.hidden_size
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
         return embeddings + self.num_layers * (attention + mlp + 2 * self.hidden_size) + self.hidden_size
+
+    @property
+    def exact_positions(self) -> int:
+        """Return up to which length full attention says what the model says: the window, where it has one."""
+        return min(self.max_positions, self.sliding_window or self.max_positions)
 
     def kv_bytes_per_token(self, item_bytes: int) -> int:
         """Return the bytes of keys and values that one token takes in all layers."""
@@ -73,7 +98,8 @@ class ConfigReader:
         self.where = where
 
     def refuse(self, message: str, hint: str | None = None) -> CheckpointError:
-        """Return the error to raise for this file."""
+        """Return the error to raise for this file, whose values in `message` may be long."""
+        message = message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]}..."
         return CheckpointError(message, where=self.where, hint=hint)
 
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:
@@ -89,11 +115,11 @@ class ConfigReader:
             raise self.refuse(f"{key} is {value!r}, expected {kind.__name__}")
         return value
 
-    def positive(self, key: str, default: int | None = None) -> int:
-        """Return `key` as an integer of at least 1 and at most 2^31."""
+    def positive(self, key: str, default: int | None = None, most: int = 1 << 31) -> int:
+        """Return `key` as an integer of at least 1 and at most `most`."""
         value = self.get(key, int, default)
-        if not 1 <= value <= 1 << 31:
-            raise self.refuse(f"{key} is {value}, expected a positive number")
+        if not 1 <= value <= most:
+            raise self.refuse(f"{key} is {value}, expected a positive number of at most {most:,}")
         return value
 
     def section(self, key: str) -> ConfigReader | None:

@@ -10,26 +10,58 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass
+from enum import Enum
 
 from trtspec.checkpoint.safetensors import TensorInfo
 from trtspec.checkpoint.source import Source
 from trtspec.errors import CheckpointError
 
 CONVERTIBLE = ("BF16", "F16", "F32")
+QUANTIZED = "F8_E4M3"
 SHOWN_PROBLEMS = 12
+
+
+class Stage(Enum):
+    """Which pipeline stage holds a tensor that belongs to no layer."""
+
+    FIRST = "first"
+    LAST = "last"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A source tensor that a target is made of; `heads` says that its rows are so many heads, which stay whole."""
+
+    name: str
+    shape: tuple[int, ...]
+    heads: int = 0
 
 
 @dataclass(frozen=True)
 class Rule:
-    """`target` is the rows of the `parts`, one below the other; a part is (source name, its shape)."""
+    """`target` is the rows of the `parts`, one below the other.
+
+    A target of a layer is named without its prefix ("attention.qkv.weight") and `at` is the layer's number in the whole
+    model; any other target is named whole and `at` is its stage. With `experts` the parts are those of the first
+    expert, then of the second and so on, and the target has a leading dimension of that size. `copy` allows that
+    another rule uses the same parts.
+    """
 
     target: str
-    parts: tuple[tuple[str, tuple[int, ...]], ...]
+    parts: tuple[Part, ...]
+    at: int | Stage
+    experts: int = 0
+    copy: bool = False
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Return the target's shape."""
-        return (sum(shape[0] for _, shape in self.parts), *self.parts[0][1][1:])
+    def name(self) -> str:
+        """Return the target's full name in an unsharded checkpoint."""
+        return self.target if isinstance(self.at, Stage) else layer_tensor(self.at, self.target)
+
+    @property
+    def module(self) -> str:
+        """Return the name of the module that holds the target, which is what patterns are matched with."""
+        return self.name.rpartition(".")[0]
 
 
 @dataclass(frozen=True)
@@ -41,43 +73,83 @@ class Skip:
 
 
 @dataclass(frozen=True)
+class Quantized:
+    """What a source has in FP8 already: its `weights`, and for each of their `scales` the shapes it may have."""
+
+    weights: frozenset[str]
+    scales: dict[str, tuple[tuple[int, ...], ...]]
+
+
+@dataclass(frozen=True)
 class Matched:
-    """The rules with the source tensors found for them, and the skipped ones with the reason."""
+    """The source tensors found for each rule's parts, by the rule's full name, and the skipped ones with the reason."""
 
     parts: dict[str, tuple[TensorInfo, ...]]
     skipped: dict[str, str]
 
 
-def match(rules: list[Rule], skips: list[Skip], source: Source) -> Matched:
-    """Find every rule's tensors in `source`; raises one CheckpointError that lists all that does not add up."""
+def layer_tensor(layer: int, name: str) -> str:
+    """Return the full name of a layer's tensor, e.g. layer_tensor(0, "attention.qkv.weight")."""
+    return f"transformer.layers.{layer}.{name}"
+
+
+def match(rules: list[Rule], skips: list[Skip], source: Source, quantized: Quantized | None = None) -> Matched:
+    """Find every rule's tensors in `source`; raises one CheckpointError that lists all that does not add up.
+
+    `quantized` names the source tensors that are in FP8 and taken over as such, with their scales.
+    """
+    quantized = quantized or Quantized(frozenset(), {})
     problems = [
-        problem for rule in rules for name, shape in rule.parts if (problem := _complaint(name, shape, source.tensors))
+        problem
+        for rule in rules
+        for part in rule.parts
+        if (problem := _complaint(part, source.tensors, part.name in quantized.weights))
     ]
-    used = Counter(name for rule in rules for name, _ in rule.parts)
+    problems += [
+        problem
+        for name, shapes in quantized.scales.items()
+        if (problem := _scale_complaint(name, shapes, source.tensors))
+    ]
+    used = Counter(part.name for rule in rules for part in rule.parts if not rule.copy)
     problems += [f"{name}: used by {count} rules" for name, count in used.items() if count > 1]
-    targets = Counter(rule.target for rule in rules)
+    targets = Counter(rule.name for rule in rules)
     problems += [f"{target}: produced by {count} rules" for target, count in targets.items() if count > 1]
     skipped = {}
-    for name in source.tensors.keys() - used.keys():
-        skip = next((skip for skip in skips if re.fullmatch(skip.pattern, name)), None)
-        if skip:
-            skipped[name] = skip.reason
+    compiled = [(re.compile(skip.pattern), skip.reason) for skip in skips]
+    for name in source.tensors.keys() - used.keys() - quantized.scales.keys():
+        reason = next((reason for pattern, reason in compiled if pattern.fullmatch(name)), None)
+        if reason:
+            skipped[name] = reason
         else:
             problems.append(f"{name}: no rule uses it")
     if problems:
         raise _error(sorted(problems), source)
-    parts = {rule.target: tuple(source.tensors[name] for name, _ in rule.parts) for rule in rules}
+    parts = {rule.name: tuple(source.tensors[part.name] for part in rule.parts) for rule in rules}
     return Matched(parts, dict(sorted(skipped.items())))
 
 
-def _complaint(name: str, shape: tuple[int, ...], tensors: dict[str, TensorInfo]) -> str | None:
+def _complaint(part: Part, tensors: dict[str, TensorInfo], quantized: bool) -> str | None:
+    tensor = tensors.get(part.name)
+    if tensor is None:
+        return f"{part.name}: missing"
+    if tensor.shape != part.shape:
+        return f"{part.name}: {list(tensor.shape)} in {tensor.file.name}, but config.json makes it {list(part.shape)}"
+    served = (QUANTIZED,) if quantized else CONVERTIBLE
+    if tensor.dtype not in served:
+        can = f"only {', '.join(served)} can be converted"
+        return f"{part.name}: dtype {tensor.dtype} in {tensor.file.name}, {can}"
+    return None
+
+
+def _scale_complaint(name: str, shapes: tuple[tuple[int, ...], ...], tensors: dict[str, TensorInfo]) -> str | None:
     tensor = tensors.get(name)
     if tensor is None:
         return f"{name}: missing"
-    if tensor.shape != shape:
-        return f"{name}: {list(tensor.shape)} in {tensor.file.name}, but config.json makes it {list(shape)}"
+    if tensor.shape not in shapes:
+        wanted = " or ".join(str(list(shape)) for shape in shapes)
+        return f"{name}: {list(tensor.shape)} in {tensor.file.name}, but a scale here has the shape {wanted}"
     if tensor.dtype not in CONVERTIBLE:
-        return f"{name}: dtype {tensor.dtype} in {tensor.file.name}, only {', '.join(CONVERTIBLE)} can be converted"
+        return f"{name}: dtype {tensor.dtype} in {tensor.file.name}, but scales are {', '.join(CONVERTIBLE)}"
     return None
 
 

@@ -3,21 +3,30 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from trtspec.checkpoint.model_config import ConfigReader
 from trtspec.checkpoint.safetensors import TensorInfo, read_header
+from trtspec.checkpoint.untrusted import inside, open_regular, parse_object, shown
 from trtspec.errors import CheckpointError
 from trtspec.paths import hub_cache_dir
 
 MAX_CONFIG_BYTES = 1 << 20
-MAX_INDEX_BYTES = 64 << 20
+MAX_INDEX_BYTES = 32 << 20
+MAX_TOKENIZER_BYTES = 64 << 20
+MAX_JSON_VALUES = 300_000
+MAX_TENSORS = 150_000
+MAX_SHARDS = 10_000
+SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors")
+INDEX = "model.safetensors.index.json"
+PICKLE_INDEX = "pytorch_model.bin.index.json"
+QUANTIZATION = "hf_quant_config.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
                    "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja",
                    "generation_config.json")  # fmt: skip
@@ -42,9 +51,15 @@ class Source:
         return sorted(path for path in (self.root / name for name in TOKENIZER_FILES) if path.is_file())
 
     @property
+    def documents(self) -> list[Path]:
+        """Return config.json, and what ModelOpt says of its quantization beside it where it does."""
+        quantization = self.root / QUANTIZATION
+        return [self.root / "config.json", *([quantization] if quantization.is_file() else [])]
+
+    @property
     def files(self) -> list[Path]:
         """Return every file that decides what is built from this source."""
-        return [self.root / "config.json", *self.tokenizer_files, *self.weight_files]
+        return [*self.documents, *self.tokenizer_files, *self.weight_files]
 
     @property
     def reader(self) -> ConfigReader:
@@ -70,14 +85,19 @@ def locate_model(model: str, revision: str | None) -> Path:
                 f"{what}: {model}", hint="a checkpoint is a directory with config.json and *.safetensors"
             )
         return root
-    root = hub_cache_dir() / f"models--{model.replace('/', '--')}" / "snapshots" / revision
+    root = snapshot_dir(model, revision)
     if not root.is_dir():
         raise CheckpointError(
             f"{model} at commit {revision} is not in the hub cache",
             where=str(hub_cache_dir()),
-            hint=f"download it once: hf download {model} --revision {revision}",
+            hint="trtspec build downloads it",
         )
     return root
+
+
+def snapshot_dir(model: str, revision: str) -> Path:
+    """Return where the hub cache keeps that commit of a hub id, downloaded or not."""
+    return hub_cache_dir() / f"models--{model.replace('/', '--')}" / "snapshots" / revision
 
 
 def load_source(root: Path) -> Source:
@@ -85,31 +105,53 @@ def load_source(root: Path) -> Source:
 
     Raises CheckpointError for what is missing, unreadable, contradictory or points outside `root`.
     """
-    config = read_json(root / "config.json", MAX_CONFIG_BYTES)
-    index = root / "model.safetensors.index.json"
+    config = read_json(inside(root, "config.json"), MAX_CONFIG_BYTES)
+    _check_tokenizer_files(root)
+    index = inside(root, INDEX)
     if index.exists():
         return Source(root, config, _read_indexed(root, index))
-    shards = sorted(root.glob("*.safetensors"))
+    shards = sorted(path.name for path in islice(root.glob("*.safetensors"), MAX_SHARDS + 1))
     if not shards:
         pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in root.glob(pattern))
-        hint = f"{pickled[0]} is a pickle, which is not opened; convert it to safetensors" if pickled else None
+        hint = _pickle_hint(root / pickled[0]) if pickled else None
         raise CheckpointError("no *.safetensors file", where=str(root), hint=hint)
-    return Source(root, config, _merge(read_header(shard) for shard in shards))
+    return Source(root, config, _read_shards(root, shards))
+
+
+def _pickle_hint(path: Path) -> str:
+    return (
+        f"{path.name} is a pickle, which is not opened; convert it to safetensors, or allow it in the recipe:"
+        f" allow_pickle: true and sha256: {{{path.name}: <64 hex digits>}}, as printed by: sha256sum {quote(str(path))}"
+    )
+
+
+def read_weight_map(index: Path) -> dict[str, str]:
+    """Return which file an index says each tensor is in; raises CheckpointError where it says no such thing."""
+    weight_map = read_json(index, MAX_INDEX_BYTES).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise CheckpointError("its weight_map does not map tensor names to files", where=str(index))
+    return weight_map
 
 
 def read_json(path: Path, max_bytes: int) -> dict[str, Any]:
     """Return the JSON object in `path`, which may have at most `max_bytes`."""
+    with open_regular(path) as file:
+        try:
+            raw = file.read(max_bytes + 1)
+        except OSError as error:
+            raise CheckpointError(f"cannot be read: {error.strerror}", where=str(path)) from None
+    if len(raw) > max_bytes:
+        raise CheckpointError(f"larger than {max_bytes:,} bytes", where=str(path))
     try:
-        if path.stat().st_size > max_bytes:
-            raise CheckpointError(f"larger than {max_bytes:,} bytes", where=str(path))
-        value = json.loads(path.read_bytes())
-    except OSError as error:
-        raise CheckpointError(f"cannot be read: {error.strerror}", where=str(path)) from None
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"not valid JSON: {error}", where=str(path)) from None
-    if not isinstance(value, dict):
-        raise CheckpointError("not a JSON object", where=str(path))
-    return value
+        return parse_object(raw, MAX_JSON_VALUES)
+    except ValueError as error:
+        raise CheckpointError(str(error), where=str(path)) from None
+
+
+def _check_tokenizer_files(root: Path) -> None:
+    for path in (inside(root, name) for name in TOKENIZER_FILES):
+        if path.is_file() and path.stat().st_size > MAX_TOKENIZER_BYTES:
+            raise CheckpointError(f"larger than {MAX_TOKENIZER_BYTES:,} bytes", where=str(path))
 
 
 def _read_indexed(root: Path, index: Path) -> dict[str, TensorInfo]:
@@ -118,25 +160,32 @@ def _read_indexed(root: Path, index: Path) -> dict[str, TensorInfo]:
         raise CheckpointError("its weight_map does not map tensor names to files", where=str(index))
     shards = sorted(set(weight_map.values()))
     for shard in shards:
-        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*\.safetensors", shard):
-            raise CheckpointError(f"shard {shard!r} is not the name of a .safetensors file beside it", where=str(index))
-        if not (root / shard).is_file():
+        if not SHARD.fullmatch(shard):
+            message = f"shard {shown(shard)} is not the name of a .safetensors file beside it"
+            raise CheckpointError(message, where=str(index))
+        if not (root / shard).exists():
             raise CheckpointError(f"names the shard {shard}, which is missing", where=str(index))
-    tensors = _merge(read_header(root / shard) for shard in shards)
+    tensors = _read_shards(root, shards)
     for name, shard in weight_map.items():
         if name not in tensors or tensors[name].file.name != shard:
-            raise CheckpointError(f"says {name!r} is in {shard}, where it is not", where=str(index))
+            raise CheckpointError(f"says {shown(name)} is in {shard}, where it is not", where=str(index))
     for name in tensors:
         if name not in weight_map:
-            raise CheckpointError(f"lacks {name!r}, which {tensors[name].file.name} holds", where=str(index))
+            raise CheckpointError(f"lacks {shown(name)}, which {tensors[name].file.name} holds", where=str(index))
     return tensors
 
 
-def _merge(headers: Iterable[dict[str, TensorInfo]]) -> dict[str, TensorInfo]:
+def _read_shards(root: Path, shards: list[str]) -> dict[str, TensorInfo]:
+    if len(shards) > MAX_SHARDS:
+        raise CheckpointError(f"more than {MAX_SHARDS:,} shards", where=str(root))
     tensors: dict[str, TensorInfo] = {}
-    for header in headers:
-        for name, tensor in header.items():
-            if name in tensors:
-                raise CheckpointError(f"tensor {name!r} is also in {tensors[name].file.name}", where=str(tensor.file))
-            tensors[name] = tensor
+    for shard in shards:
+        path = inside(root, shard)
+        header = read_header(path)
+        if twice := header.keys() & tensors.keys():
+            name = min(twice)
+            raise CheckpointError(f"tensor {shown(name)} is also in {tensors[name].file.name}", where=str(path))
+        tensors |= header
+        if len(tensors) > MAX_TENSORS:
+            raise CheckpointError(f"more than {MAX_TENSORS:,} tensors up to here", where=str(path))
     return tensors

@@ -1,41 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
 """TensorRT-LLM's checkpoint format: config.json and one rank{r}.safetensors a rank, written and read.
 
-Keys and tensor names are those of TensorRT-LLM 1.0 - 1.2 (`PretrainedConfig` and `LLaMAConfig`; NVIDIA/TensorRT-LLM,
-docs/source/legacy/architecture/checkpoint.md). `mlp.fc` is Hugging Face's gate_proj (the activated branch) and
-`mlp.gate` its up_proj; q, k and v are rows of one `attention.qkv`.
+Keys and tensor names are those of TensorRT-LLM 1.0 - 1.2 (`PretrainedConfig`, `LLaMAConfig` and `QWenConfig`;
+NVIDIA/TensorRT-LLM, docs/source/legacy/architecture/checkpoint.md). `mlp.fc` is Hugging Face's gate_proj (the activated
+branch) and `mlp.gate` its up_proj; q, k and v are rows of one `attention.qkv`.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from trtspec.checkpoint.model_config import ConfigReader, ModelConfig, RopeScaling
-from trtspec.checkpoint.rules import Matched, Rule
-from trtspec.checkpoint.safetensors import TensorInfo, Writer, iter_chunks, read_header
+from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
+from trtspec.checkpoint.rope import read_rope_scaling, render_rope_scaling
+from trtspec.checkpoint.rules import layer_tensor
+from trtspec.checkpoint.safetensors import TensorInfo, read_header
+from trtspec.checkpoint.sharding import Mapping
 from trtspec.checkpoint.source import MAX_CONFIG_BYTES, read_json
-from trtspec.errors import CheckpointError
 
 DTYPES = {"bfloat16": "BF16", "float16": "F16"}
-CHUNK_BYTES = 4 << 20
+MOST_RANKS = 4096
 
 EMBEDDING = "transformer.vocab_embedding.weight"
 FINAL_NORM = "transformer.ln_f.weight"
 LM_HEAD = "lm_head.weight"
 
+# NVIDIA/TensorRT-LLM, tensorrt_llm/quantization/mode.py QuantAlgo
+FP8 = "FP8"
+FP8_ROWWISE = "FP8_PER_CHANNEL_PER_TOKEN"
+RENORMALIZE = 1  # MoeConfig.ExpertScaleNormalizationMode: the weights of the picked experts add up to one
 
-def layer_tensor(layer: int, name: str) -> str:
-    """Return the full name of a layer's tensor, e.g. layer_tensor(0, "attention.qkv.weight")."""
-    return f"transformer.layers.{layer}.{name}"
+
+@dataclass(frozen=True)
+class Quantization:
+    """The `quantization` of a checkpoint: algorithms ("" for none) and patterns of the modules left out."""
+
+    algo: str = ""
+    kv_cache_algo: str = ""
+    exclude: tuple[str, ...] = ()
 
 
-def render_config(config: ModelConfig) -> dict[str, Any]:
-    """Return config.json for `config` on one rank."""
-    return {
+def render_config(config: ModelConfig, mapping: Mapping, quantization: Quantization) -> dict[str, Any]:
+    """Return config.json."""
+    rendered = {
         "producer": {"name": "trtspec"},
         "architecture": config.architecture,
         "dtype": config.dtype,
@@ -52,43 +61,63 @@ def render_config(config: ModelConfig) -> dict[str, Any]:
         "max_position_embeddings": config.max_positions,
         "position_embedding_type": "rope_gpt_neox",
         "rotary_base": config.rotary_base,
-        "rotary_scaling": _render_scaling(config.rope_scaling),
+        "rotary_scaling": render_rope_scaling(config.rope_scaling),
         "attn_bias": config.attn_bias,
         "mlp_bias": config.mlp_bias,
-        "qk_layernorm": False,
+        "qk_layernorm": config.qk_norm,
         "tie_word_embeddings": config.tied_embeddings,
-        "use_parallel_embedding": False,
+        "use_parallel_embedding": mapping.embedding,
         "embedding_sharding_dim": 0,
-        "mapping": {"world_size": 1, "gpus_per_node": 8, "tp_size": 1, "pp_size": 1, "cp_size": 1},
-        "quantization": {"quant_algo": None, "kv_cache_quant_algo": None},
+        "mapping": _render_mapping(config, mapping),
+        "quantization": _render_quantization(quantization),
+        **dict(config.extra),
     }
-
-
-def _render_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
-    if scaling is None:
-        return None
-    rendered = {"rope_type": scaling.kind, "type": scaling.kind, "factor": scaling.factor}
-    if scaling.kind == "llama3":
-        rendered |= {
-            "low_freq_factor": scaling.low_freq_factor,
-            "high_freq_factor": scaling.high_freq_factor,
-            "original_max_position_embeddings": scaling.original_max_position,
+    if config.sliding_window:
+        rendered["sliding_window"] = config.sliding_window
+    if config.num_experts:
+        rendered["moe"] = {
+            "num_experts": config.num_experts,
+            "top_k": config.experts_per_token,
+            "normalization_mode": RENORMALIZE,
         }
+    return rendered
+
+
+def _render_mapping(config: ModelConfig, mapping: Mapping) -> dict[str, int]:
+    sizes = {"world_size": mapping.ranks, "gpus_per_node": 8, "tp_size": mapping.tensor, "pp_size": mapping.pipeline}
+    moe = {"moe_tp_size": mapping.tensor, "moe_ep_size": 1} if config.num_experts else {}
+    return {**sizes, "cp_size": 1, **moe}
+
+
+def _render_quantization(quantization: Quantization) -> dict[str, Any]:
+    rendered: dict[str, Any] = {
+        "quant_algo": quantization.algo or None,
+        "kv_cache_quant_algo": quantization.kv_cache_algo or None,
+    }
+    if quantization.algo:
+        rendered["exclude_modules"] = list(quantization.exclude)
     return rendered
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A converted checkpoint in a directory."""
+    """A converted checkpoint in a directory; `ranks` holds the headers of each rank's file."""
 
     root: Path
     config: ModelConfig
-    tensors: dict[str, TensorInfo]
+    mapping: Mapping
+    quantization: Quantization
+    ranks: tuple[dict[str, TensorInfo], ...]
 
     @property
-    def nbytes(self) -> int:
-        """Return the bytes of all tensors."""
-        return sum(tensor.nbytes for tensor in self.tensors.values())
+    def nbytes_by_rank(self) -> list[int]:
+        """Return the bytes of each rank's tensors."""
+        return [sum(tensor.nbytes for tensor in rank.values()) for rank in self.ranks]
+
+    @cached_property
+    def tensors(self) -> list[TensorInfo]:
+        """Return the tensors of all ranks."""
+        return [tensor for rank in self.ranks for tensor in rank.values()]
 
 
 def is_converted(root: Path) -> bool:
@@ -99,17 +128,43 @@ def is_converted(root: Path) -> bool:
 def load_checkpoint(root: Path) -> Checkpoint:
     """Read config.json and the headers of a converted checkpoint; raises CheckpointError for what is not one."""
     reader = ConfigReader(read_json(root / "config.json", MAX_CONFIG_BYTES), str(root / "config.json"))
-    mapping = reader.section("mapping")
-    if mapping is None or mapping.positive("world_size") != 1:
-        raise reader.refuse("is sharded over several ranks, or has no mapping; one rank can be read")
-    quantization = reader.section("quantization")
-    if quantization and (algo := quantization.values.get("quant_algo")):
-        raise reader.refuse(f"is quantized ({algo}); unquantized checkpoints can be read")
-    return Checkpoint(root, _read_config(reader), read_header(root / "rank0.safetensors"))
+    mapping, quantization = _read_mapping(reader), _read_quantization(reader)
+    ranks = tuple(read_header(root / f"rank{rank}.safetensors") for rank in range(mapping.ranks))
+    return Checkpoint(root, _read_config(reader, ranks), mapping, quantization, ranks)
 
 
-def _read_config(reader: ConfigReader) -> ModelConfig:
+def _read_mapping(reader: ConfigReader) -> Mapping:
+    section = reader.section("mapping")
+    if section is None:
+        raise reader.refuse("has no mapping")
+    tensor, pipeline = (section.positive(f"{kind}_size", 1, most=MOST_RANKS) for kind in ("tp", "pp"))
+    if section.positive("world_size", most=MOST_RANKS) != tensor * pipeline:
+        raise section.refuse(f"world_size is not tp_size {tensor} times pp_size {pipeline}; other kinds cannot be read")
+    return Mapping(tensor, pipeline, reader.get("use_parallel_embedding", bool, False))
+
+
+def _read_quantization(reader: ConfigReader) -> Quantization:
+    section = reader.section("quantization")
+    if section is None:
+        return Quantization()
+    algo = section.get("quant_algo", str, "")
+    if algo not in ("", FP8, FP8_ROWWISE):
+        raise reader.refuse(f"is quantized with {algo}; {FP8} and {FP8_ROWWISE} can be read")
+    kv_cache = section.get("kv_cache_quant_algo", str, "")
+    if kv_cache not in ("", FP8):
+        raise reader.refuse(f"has a KV cache in {kv_cache}; {FP8} can be read")
+    return Quantization(algo, kv_cache, tuple(section.get("exclude_modules", list, [])))
+
+
+def _read_config(reader: ConfigReader, ranks: tuple[dict[str, TensorInfo], ...]) -> ModelConfig:
+    """Map config.json; what only the tensors tell for every exporter, biases and norms, is read off the first layer."""
     heads = reader.positive("num_attention_heads")
+    max_positions, moe = reader.positive("max_position_embeddings"), reader.section("moe")
+    experts = moe.get("num_experts", int, 0) if moe else 0
+
+    def has(name: str) -> bool:
+        return layer_tensor(0, name) in ranks[0]
+
     return ModelConfig(
         architecture=reader.get("architecture", str),
         dtype=reader.get("dtype", str),
@@ -122,72 +177,16 @@ def _read_config(reader: ConfigReader) -> ModelConfig:
         intermediate_size=reader.positive("intermediate_size"),
         hidden_act=reader.get("hidden_act", str),
         norm_epsilon=reader.get("norm_epsilon", float, 1e-5),
-        max_positions=reader.positive("max_position_embeddings"),
+        max_positions=max_positions,
         rotary_base=reader.get("rotary_base", float, 10000.0),
-        rope_scaling=read_rope_scaling(reader.section("rotary_scaling"), reader.positive("max_position_embeddings")),
-        attn_bias=reader.get("attn_bias", bool, False),
-        mlp_bias=reader.get("mlp_bias", bool, False),
+        rope_scaling=read_rope_scaling(reader.section("rotary_scaling"), max_positions),
+        attn_bias=has("attention.qkv.bias"),
+        dense_bias=has("attention.dense.bias"),
+        mlp_bias=has("mlp.fc.bias"),
+        qk_norm=has("attention.q_layernorm.weight"),
+        num_experts=experts,
+        experts_per_token=moe.positive("top_k") if moe and experts else 0,
+        sliding_window=reader.get("sliding_window", int, 0),
         tied_embeddings=reader.get("tie_word_embeddings", bool, False),
+        extra=tuple((key, reader.get(key, str)) for key in ("qwen_type",) if key in reader.values),
     )
-
-
-def read_rope_scaling(section: ConfigReader | None, max_positions: int) -> RopeScaling | None:
-    """Return the scaling described in Hugging Face's `rope_scaling` words, or None for plain rotary positions.
-
-    Raises CheckpointError for a kind the embedded engine cannot serve.
-    """
-    if section is None:
-        return None
-    kind = section.get("rope_type", str, section.values.get("type") or "default")
-    if kind == "default":
-        return None
-    if kind == "linear":
-        return RopeScaling(kind, section.get("factor", float))
-    if kind == "llama3":
-        return RopeScaling(
-            kind,
-            section.get("factor", float),
-            section.get("low_freq_factor", float),
-            section.get("high_freq_factor", float),
-            section.positive("original_max_position_embeddings", max_positions),
-        )
-    raise section.refuse(f"rope type {kind!r} is not supported; supported: default, linear, llama3")
-
-
-def write_checkpoint(
-    out: Path, config: ModelConfig, rules: list[Rule], matched: Matched, on_bytes: Callable[[int], None]
-) -> None:
-    """Stream the matched tensors into `out` as a one-rank checkpoint; memory stays at a few chunks.
-
-    `on_bytes` is called with the source bytes done since the last call. Raises CheckpointError where a value of the
-    source does not fit the dtype.
-    """
-    dtype = DTYPES[config.dtype]
-    with Writer(out / "rank0.safetensors", [(rule.target, dtype, rule.shape) for rule in rules]) as writer:
-        buffer = bytearray(CHUNK_BYTES)
-        for rule in rules:
-            position = 0
-            for part in matched.parts[rule.target]:
-                for data, source_bytes in _cast_chunks(part, dtype, buffer):
-                    writer.write(rule.target, position, data)
-                    position += data.nbytes
-                    on_bytes(source_bytes)
-    (out / "config.json").write_text(json.dumps(render_config(config), indent=2) + "\n")
-
-
-def _cast_chunks(part: TensorInfo, dtype: str, buffer: bytearray) -> Iterator[tuple[memoryview, int]]:
-    """Yield a tensor's bytes as `dtype`, each piece with the number of source bytes it was made from."""
-    from trtspec.checkpoint.cast import make_cast  # numpy, which planning does without
-
-    cast = make_cast(part.dtype, dtype)
-    overflowed = 0
-    for chunk in iter_chunks(part, buffer):
-        data, count = cast(chunk)
-        overflowed += count
-        yield data, len(chunk)
-    if overflowed:
-        raise CheckpointError(
-            f"{overflowed:,} values of {part.name!r} are too large for {dtype}",
-            where=str(part.file),
-            hint="set dtype: bfloat16 in the recipe",
-        )

@@ -26,7 +26,7 @@ def build(
     """
     from trtspec.cli.render import build_bars, one_or_many, print_json, say, show_problems
     from trtspec.errors import TrtspecError
-    from trtspec.pipeline import open_store, plan_build, run_build
+    from trtspec.pipeline import open_store, plan_build, prepare_sources, run_build
     from trtspec.recipe.load import load_matrix
 
     recipes = load_matrix(recipe, set_ or ())
@@ -35,6 +35,7 @@ def build(
     documents = []
     for loaded in recipes:
         with build_bars() as bars:
+            prepare_sources(loaded, bars.preparing)
             planned = plan_build(loaded, read_all=True, on_read=bars.reading)
             show_problems(planned.findings.problems)
             built = run_build(planned, out or Path("build") / loaded.recipe.name, open_store(), bars)

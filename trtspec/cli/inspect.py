@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -11,18 +12,31 @@ import typer
 from trtspec.cli.options import Json
 
 
+class Weights(Enum):
+    """The recipe's words for it."""
+
+    NONE = "none"
+    FP8 = "fp8"
+    FP8_ROWWISE = "fp8_rowwise"
+
+
 def inspect(
     path: Annotated[Path, typer.Argument(help="A source checkpoint, a converted one, or an artifact.")],
+    tensor: Annotated[int, typer.Option(min=1, max=64, help="Tensor parallel ranks a source would be divided in.")] = 1,
+    pipeline: Annotated[int, typer.Option(min=1, max=64, help="Pipeline stages it would be divided in.")] = 1,
+    weights: Annotated[Weights, typer.Option(help="How its linear layers would be stored.")] = Weights.NONE,
     json: Json = False,
 ) -> None:
     """Say what a checkpoint or an artifact is, from its headers and documents alone.
 
-    Example: trtspec inspect recipes/models/quickstart-target
+    Example: trtspec inspect recipes/models/quickstart-target --tensor 2 --weights fp8
     """
+    from trtspec.checkpoint.sharding import Mapping
     from trtspec.cli.render import print_json, show_table
     from trtspec.inspection import inspect_path
+    from trtspec.quant.scheme import Scheme
 
-    document = {"format_version": 1, **inspect_path(path)}
+    document = {"format_version": 1, **inspect_path(path, Mapping(tensor, pipeline), Scheme(weights.value))}
     if json:
         print_json(document)
     rows = [(key.replace("_", " "), _words(value)) for key, value in document.items() if key != "format_version"]

@@ -100,6 +100,13 @@ class BuildBars:
         self._progress = progress
         self._bars: dict[str, TaskID] = {}
 
+    def preparing(self, what: str, done: int, total: int) -> None:
+        """Show how much of a source is downloaded or unpickled; the total may grow meanwhile."""
+        if what not in self._bars:
+            self._bars[what] = self._progress.add_task(what, total=total or None)
+            self._progress.console.print(f"  {what}")
+        self._progress.update(self._bars[what], completed=done, total=total or None, visible=done < total)
+
     def reading(self, done: int, total: int) -> None:
         """Show how much of sources that nobody has read yet is read; they are before they are converted."""
         if "" not in self._bars:

@@ -32,6 +32,11 @@ class Inputs:
         return self._directories[step.key]
 
 
+def notes_of(out: Path) -> Path:
+    """Return the directory beside a resumable step's `out` for its notes; they are not part of its output."""
+    return out.parent / "notes"
+
+
 class Step(ABC):
     """One unit of work; a subclass is a frozen dataclass, and holds to this contract.
 
@@ -43,9 +48,13 @@ class Step(ABC):
       Its files become read-only, so it hard-links nothing there that is not its own; empty directories and
       executable bits are lost. It never changes what it finds in its inputs.
     * `run` raises a TrtspecError for what a user can act on; the store deletes `out` after any exception.
+    * A `RESUMABLE` step finds in `out` what an earlier run of the same key left, however that run ended, and goes on
+      from there; what it has to remember for that it writes to `notes_of(out)`. The store keeps both until the step's
+      output is complete. What it writes to `out` does not depend on interruptions.
     """
 
     VERSION: ClassVar[int]
+    RESUMABLE: ClassVar[bool] = False
 
     @property
     @abstractmethod

@@ -3,6 +3,7 @@
 
     root/entries/ab/<key>/            an entry (entry.py); it is there whole or not at all
     root/tmp/<key>.<pid>.<random>     what is being written or thrown away; garbage once nobody holds the key's lock
+    root/partial/<key>/               what a resumable step has written so far; the next build of the key goes on there
     root/locks/<key>.lock             held while an entry is built, moved aside or removed
     root/stamps/<key>.json            which files were hashed, by inode, size and times; a memory, may be lost
 
@@ -38,7 +39,7 @@ from trtspec.graph.entry import (
     write_entry,
 )
 from trtspec.graph.sealed import load_sealed, seal
-from trtspec.graph.step import Inputs, Progress, Step
+from trtspec.graph.step import Inputs, Progress, Step, notes_of
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -93,7 +94,7 @@ class Store:
         """Return the step's entry and whether the step ran here: another process may have built it meanwhile."""
         self._make_root()
         with self._in_words(f"building {step.name}; nothing was published"):
-            self._collect()
+            self._collect("tmp")
             with self._lock(step.key):
                 entry = self._get_locked(step.key).entry
                 return (entry, False) if entry else (self._build_locked(step, inputs, progress), True)
@@ -142,7 +143,7 @@ class Store:
     def gc(self, keep: set[str]) -> list[str]:
         """Throw away every entry whose key is not in `keep`, and what killed builds left; return the removed keys."""
         with self._in_words("cleaning the store"):
-            self._collect()
+            self._collect("tmp", "partial")
             return [key for key in self._keys() if key not in keep and self.remove(key)]
 
     def _make_root(self) -> None:
@@ -173,10 +174,10 @@ class Store:
         return lookup
 
     def _build_locked(self, step: Step, inputs: Inputs, progress: Progress) -> Entry:
-        workspace = self._temporary(step.key)
+        workspace = self.root / "partial" / step.key if step.RESUMABLE else self._temporary(step.key)
         started = time.perf_counter()
         try:
-            (workspace / "files").mkdir(parents=True)
+            _make_workspace(workspace, step)
             step.run(workspace / "files", inputs, progress)
             records, stamps = _seal_output(step, workspace / "files")
             failpoint("store.before-entry")
@@ -190,10 +191,12 @@ class Store:
                 created=datetime.fromtimestamp(self._clock(), timezone.utc).isoformat(timespec="seconds"),
             )
             write_entry(entry)
+            shutil.rmtree(notes_of(workspace / "files"), ignore_errors=True)
             failpoint("store.before-rename")
             entry = self._put_in_place(entry)
-        except BaseException:  # an interrupt too leaves nothing behind
-            shutil.rmtree(workspace, ignore_errors=True)
+        except BaseException:  # an interrupt too leaves nothing behind but what can be resumed
+            if not step.RESUMABLE:
+                shutil.rmtree(workspace, ignore_errors=True)
             raise
         self._remember(step.key, stamps)
         return entry
@@ -218,11 +221,11 @@ class Store:
         shutil.rmtree(aside)
         return True
 
-    def _collect(self) -> None:
-        """Delete what killed processes left: a name in tmp is garbage once its key's lock is free."""
+    def _collect(self, *folders: str) -> None:
+        """Delete what ended processes left: a name in these folders is in use while its key's lock is held."""
         from filelock import Timeout
 
-        for path in _listdir(self.root / "tmp"):
+        for path in [path for folder in folders for path in _listdir(self.root / folder)]:
             with suppress(Timeout), self._lock(path.name.split(".")[0], timeout_s=0):
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
@@ -270,6 +273,17 @@ class Store:
             where = self.root if inside else error.filename
             hint = "give it room or access there; TRTSPEC_CACHE puts the store on another disk"
             raise StepError(f"{_REFUSALS[error.errno]} {where} while {doing}", hint=hint) from error
+
+
+def _make_workspace(workspace: Path, step: Step) -> None:
+    """Make the directories for a step's output and notes; files that an earlier run left become writable again."""
+    files = workspace / "files"
+    if step.RESUMABLE and files.is_dir():
+        for path in scan(files):
+            (files / path).chmod(0o644)
+    files.mkdir(parents=True, exist_ok=step.RESUMABLE)
+    if step.RESUMABLE:
+        notes_of(files).mkdir(exist_ok=True)
 
 
 def _seal_output(step: Step, files_dir: Path) -> tuple[tuple[FileRecord, ...], dict[str, Stamp]]:

@@ -19,6 +19,8 @@ IDENTIFIER = r"^[a-z][a-z0-9_]{0,62}$"
 GPU = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 COMMIT = r"^[0-9a-f]{40}$"
 JSON_LINES = r"\.jsonl$"
+PICKLE = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.(bin|pt|pth)$"
+SHA256 = r"^[0-9a-f]{64}$"
 HUB_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?$"
 
 SAYS = {
@@ -27,6 +29,8 @@ SAYS = {
     GPU: "a GPU's name: letters, digits, '.', '_' and '-', a letter or digit first",
     COMMIT: "a commit: 40 hexadecimal digits",
     JSON_LINES: "a .jsonl file",
+    PICKLE: "the name of a .bin, .pt or .pth file",
+    SHA256: "a SHA-256: 64 hexadecimal digits, as sha256sum prints it",
 }
 
 T = TypeVar("T")
@@ -66,6 +70,7 @@ def _no_repeats(items: list[T]) -> list[T]:
 Identifier = Annotated[str, Field(pattern=IDENTIFIER)]
 Prompts = Annotated[str, Field(pattern=JSON_LINES)]
 Argument = Annotated[Any, AfterValidator(_argument)]
+Pins = dict[Annotated[str, Field(pattern=PICKLE)], Annotated[str, Field(pattern=SHA256)]]
 GpuIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1), AfterValidator(_no_repeats)]
 
 
@@ -88,7 +93,9 @@ class Quantization(StrictModel):
 
     weights: Literal["none", "fp8", "fp8_rowwise"] = Field(default="none", description="Format of the linear layers")
     kv_cache: Literal["none", "fp8"] = Field(default="none", description="Format of the KV cache")
-    exclude: list[str] = Field(default=[], description="fnmatch patterns of modules that are not quantized, as lm_head")
+    exclude: list[str] = Field(
+        default=["lm_head"], description="fnmatch patterns of modules that are not quantized, by TensorRT-LLM's names"
+    )
     calibration: Calibration = Field(default=Calibration(), description="What scales are measured on")
 
 
@@ -97,6 +104,7 @@ class Parallel(StrictModel):
 
     tensor: int = Field(default=1, ge=1, le=64, description="GPUs that share each layer")
     pipeline: int = Field(default=1, ge=1, le=64, description="Groups of GPUs that hold consecutive layers")
+    embedding: bool = Field(default=True, description="Divide the rows of the embedding among the GPUs too")
 
     @property
     def ranks(self) -> int:
@@ -113,11 +121,16 @@ class ModelSource(StrictModel):
     revision: Annotated[str, Field(pattern=COMMIT)] | None = Field(
         default=None, validate_default=True, description="The commit, 40 hexadecimal digits; required for a hub id"
     )
+    allow_pickle: bool = Field(default=False, description="Whether weights may come from the pickles that sha256 pins")
+    sha256: Pins = Field(
+        default={}, description="The pickles that hold the weights, as pytorch_model.bin: <64 hex digits>"
+    )
     dtype: Literal["auto", "float16", "bfloat16"] = Field(
         default="auto", description="Compute type; auto is the checkpoint's"
     )
     quantization: Quantization = Field(default=Quantization(), description="How weights and KV cache are stored")
     parallel: Parallel = Field(default=Parallel(), description="How the model is divided over GPUs")
+    allow_nonfinite: bool = Field(default=False, description="Convert weights although some are NaN or infinite")
 
     @field_validator("revision")
     @classmethod
@@ -129,6 +142,14 @@ class ModelSource(StrictModel):
             hint = f"add the commit, revision: <40 hex digits>; or write ./{model} if a directory is meant"
             raise refuse("missing-key", f"{model!r} is read as a hub id, which needs a revision", hint)
         return revision
+
+    @field_validator("sha256")
+    @classmethod
+    def _may_be_opened(cls, sha256: Pins, info: ValidationInfo) -> Pins:
+        if sha256 and info.data.get("allow_pickle") is False:
+            hint = "set allow_pickle: true if they may be opened, or remove sha256"
+            raise refuse("not-allowed", "sha256 pins pickles, and allow_pickle is false", hint)
+        return sha256
 
 
 class Target(ModelSource):

@@ -3,30 +3,45 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
 from trtspec.checkpoint.rules import match
+from trtspec.checkpoint.sharding import Mapping
 from trtspec.checkpoint.source import load_source
-from trtspec.checkpoint.trtllm import write_checkpoint
 from trtspec.families.base import family_of
-from trtspec.graph.step import Inputs, Progress, Step
+from trtspec.graph.step import Inputs, Progress, Step, notes_of
+from trtspec.quant.activations import ACTIVATIONS, Activations, load_activations
+from trtspec.quant.conversion import plan_conversion
+from trtspec.quant.existing import existing_quantization, scheme_of
+from trtspec.quant.scheme import Scheme
+from trtspec.steps.calibrate import Calibrate
 from trtspec.steps.files import Files
+
+ONE_RANK, UNQUANTIZED = Mapping(), Scheme()
 
 
 @dataclass(frozen=True)
 class ConvertCheckpoint(Step):
-    """Stream the source's tensors into `config.json` and `rank0.safetensors`, a few chunks in memory at a time.
+    """Stream the source's tensors into `config.json` and one file a rank, a few chunks in memory at a time.
 
-    `role` is "target" or "draft", `source` the content of config.json and the shards, `dtype` what the weights become.
+    `role` is "target" or "draft", `source` the content of config.json and the shards, `dtype` what the weights become
+    where `scheme` does not quantize them; `calibration` is the one that measured the activations, or none.
     """
 
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
+    RESUMABLE: ClassVar[bool] = True
 
     role: str
     source: Files
     dtype: str
+    mapping: Mapping
+    scheme: Scheme
+    calibration: tuple[Calibrate, ...]
+    allow_nonfinite: bool
     nbytes: int = field(metadata={"key": False})
 
     @property
@@ -41,9 +56,51 @@ class ConvertCheckpoint(Step):
 
     def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
         """Convert; raises CheckpointError where the source does not add up."""
+        measured = [load_activations(inputs[step] / ACTIVATIONS) for step in self.calibration]
         with self.source.unchanged():
-            source = load_source(self.source.root)
-            _, family = family_of(source)
-            config = family.read(source.reader, self.dtype)
-            rules = family.rules(config)
-            write_checkpoint(out, config, rules, match(rules, family.skips(config), source), progress.advance)
+            convert_checkpoint(
+                self.source.root,
+                out,
+                self.dtype,
+                mapping=self.mapping,
+                scheme=self.scheme,
+                activations=measured[0] if measured else Activations(),
+                allow_nonfinite=self.allow_nonfinite,
+                on_bytes=progress.advance,
+                journal=notes_of(out) / "journal",
+            )
+
+
+def convert_checkpoint(
+    root: Path,
+    out: Path,
+    dtype: str = "auto",
+    *,
+    mapping: Mapping = ONE_RANK,
+    scheme: Scheme = UNQUANTIZED,
+    activations: Activations | None = None,
+    allow_nonfinite: bool = False,
+    on_bytes: Callable[[int], None] = lambda count: None,
+    journal: Path | None = None,
+    threads: int | None = None,
+) -> None:
+    """Convert the checkpoint at `root` into `out`; with the `journal` of an interrupted conversion, go on there.
+
+    `on_bytes` is told the source bytes done since the last call. Raises CheckpointError where the source does not add
+    up.
+    """
+    from trtspec.checkpoint.stream import Flaws, run_tasks  # numpy, which planning does without
+    from trtspec.quant.tasks import plan_tasks
+
+    source = load_source(root)
+    _, family = family_of(source)
+    config = family.read(source.reader, dtype)
+    rules = family.rules(config)
+    existing = existing_quantization(source)
+    matched = match(rules, family.skips(config), source, existing.tensors(rules) if existing else None)
+    plan = plan_conversion(config, rules, mapping, scheme_of(existing, scheme, config, rules))
+    layouts = plan.layouts()
+    tasks = plan_tasks(plan, layouts, matched, activations or Activations(), existing)
+    flaws = Flaws(allow_nonfinite)
+    run_tasks(out, layouts, tasks, flaws=flaws, on_bytes=on_bytes, journal=journal, threads=threads)
+    (out / "config.json").write_text(json.dumps(plan.render_config(), indent=2) + "\n")

@@ -25,8 +25,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trtspec.checkpoint.tokenizer import Tokenizer
-from trtspec.engines.embedded.decoder import TORCH_DTYPES, Decoder
+from trtspec.engines.embedded.decoder import Decoder
+from trtspec.engines.embedded.device import choose_device
 from trtspec.engines.embedded.drafters.base import Drafter, Room
+from trtspec.engines.embedded.joining import TORCH_DTYPES
 from trtspec.engines.embedded.prefill import prefill
 from trtspec.engines.embedded.request import EngineSettings, Request, Result, Update
 from trtspec.engines.embedded.running import Running, Ticket, check_request
@@ -69,7 +71,7 @@ class Engine:
             TrtspecError: for an unknown method, a missing device, or checkpoints that do not fit each other.
         """
         drafter_class = find("trtspec.engines.embedded.drafters", "DRAFTER", settings.method, "speculation method")
-        device = _device(settings.device)
+        device = choose_device(settings.device)
         # A step may write this many positions beyond the longest text, which are then overwritten.
         max_len = settings.max_seq_len + settings.draft_len + 2
 
@@ -285,14 +287,6 @@ class _Collector:
         return Result(tuple(self._ids), last.finish_reason, last.stats)
 
 
-def _device(wanted: str) -> torch.device:
-    if wanted == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise TrtspecError("device cuda was asked for and this machine has none", hint="use device auto or cpu")
-    return torch.device(wanted)
-
-
 def _dtype(wanted: str, device: torch.device, target: Path) -> torch.dtype:
     if wanted != "auto":
         return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[wanted]
@@ -304,10 +298,10 @@ def _dtype(wanted: str, device: torch.device, target: Path) -> torch.dtype:
 
 
 def _check_pair(model: Decoder, drafter: Drafter, settings: EngineSettings) -> None:
-    if settings.max_seq_len > model.config.max_positions:
-        raise TrtspecError(
-            f"max_seq_len {settings.max_seq_len} is more than the target's {model.config.max_positions} positions"
-        )
+    limit = model.config.exact_positions
+    if settings.max_seq_len > limit:
+        what = "positions" if limit == model.config.max_positions else "positions of sliding-window attention"
+        raise TrtspecError(f"max_seq_len {settings.max_seq_len} is more than the target's {limit} {what}")
     vocab = getattr(drafter, "vocab_size", model.config.vocab_size)
     if vocab != model.config.vocab_size:
         raise TrtspecError(f"the draft has {vocab} vocabulary entries, the target {model.config.vocab_size}")

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Division over ranks in torch's words, from a checkpoint of one rank: an oracle of few lines, slow and plain."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+Tensors = dict[str, torch.Tensor]
+FIRST, LAST = ("transformer.vocab_embedding.weight",), ("transformer.ln_f.weight", "lm_head.weight")
+BY_ROWS = ("mlp.fc.weight", "mlp.fc.bias", "mlp.fc.per_channel_scale",
+           "mlp.gate.weight", "mlp.gate.bias", "mlp.gate.per_channel_scale")  # fmt: skip
+BY_COLUMNS = ("attention.dense.weight", "mlp.proj.weight")
+
+
+def divided(whole: Tensors, heads: int, kv_heads: int, layers: int, tensor: int, pipeline: int) -> list[Tensors]:
+    """Return the tensors of each rank: `tensor` ranks a stage, `pipeline` stages."""
+    stages = [part.tolist() for part in torch.tensor_split(torch.arange(layers), pipeline)]
+    return [
+        {
+            local: divide(value, local, heads, kv_heads, tensor)[position]
+            for name, value in whole.items()
+            if (local := local_name(name, stages, stage))
+        }
+        for stage in range(pipeline)
+        for position in range(tensor)
+    ]
+
+
+def local_name(name: str, stages: list[list[int]], stage: int) -> str | None:
+    """Return what a tensor is called on a stage, or None where it belongs to another."""
+    if name in FIRST + LAST:
+        return name if stage == (0 if name in FIRST else len(stages) - 1) else None
+    layer, rest = name.removeprefix("transformer.layers.").split(".", 1)
+    mine = stages[stage]
+    return f"transformer.layers.{mine.index(int(layer))}.{rest}" if int(layer) in mine else None
+
+
+def divide(value: torch.Tensor, name: str, heads: int, kv_heads: int, tensor: int) -> list[torch.Tensor]:
+    """Return the shares of a tensor over the ranks of a stage."""
+    if value.dtype == torch.float8_e4m3fn:  # few operations know it
+        bits = divide(value.view(torch.uint8), name, heads, kv_heads, tensor)
+        return [share.view(torch.float8_e4m3fn) for share in bits]
+    if name.endswith(("attention.qkv.weight", "attention.qkv.bias", "attention.qkv.per_channel_scale")):
+        return divide_heads(value, heads, kv_heads, tensor)
+    if name.endswith(BY_ROWS):
+        return list(value.chunk(tensor))
+    if name.endswith(BY_COLUMNS):
+        return list(value.chunk(tensor, dim=1))
+    if name in ("lm_head.weight", *FIRST):
+        missing = math.ceil(len(value) / tensor) * tensor - len(value)
+        return list(torch.cat([value, value.new_zeros(missing, *value.shape[1:])]).chunk(tensor))
+    return [value] * tensor
+
+
+def divide_heads(value: torch.Tensor, heads: int, kv_heads: int, tensor: int) -> list[torch.Tensor]:
+    """Divide queries, keys and values apart; where key heads are fewer than ranks each is there several times."""
+    size = len(value) // (heads + 2 * kv_heads)
+    shares, counts = [], (heads, kv_heads, kv_heads)
+    for part, count in zip(value.split([count * size for count in counts]), counts, strict=True):
+        by_head = part.unflatten(0, (count, size)).repeat_interleave(max(1, tensor // count), 0)
+        shares.append(by_head.flatten(0, 1).chunk(tensor))
+    return [torch.cat(share) for share in zip(*shares, strict=True)]

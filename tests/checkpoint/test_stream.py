@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The streaming converter: the same bytes whatever the threads, chunks and interruptions, and what it refuses."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.durability import die_at, finish, start  # noqa: F401
+from tests.tiny import convert, make_llama
+from trtspec.checkpoint import journal, stream
+from trtspec.checkpoint.sharding import Mapping
+from trtspec.errors import CheckpointError
+from trtspec.quant.activations import Activations
+from trtspec.quant.scheme import Scheme
+
+FP8 = {"mapping": Mapping(2, 2), "scheme": Scheme("fp8", "fp8"), "dtype": "float16"}
+LAYERS = 4
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return make_llama(tmp_path / "hf", attention_bias=True, vocab_size=67, num_hidden_layers=LAYERS)
+
+
+@pytest.fixture
+def activations() -> Activations:
+    found = Activations()
+    for layer in range(LAYERS):
+        prefix = f"transformer.layers.{layer}"
+        for number, module in enumerate(("attention.qkv", "attention.dense", "mlp.fc", "mlp.gate", "mlp.proj")):
+            found.inputs[f"{prefix}.{module}"] = 3.0 + layer + number
+        found.keys[f"{prefix}.attention"], found.values[f"{prefix}.attention"] = 900.0, 500.0 + layer
+    return found
+
+
+def digests(out: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(out.iterdir())}
+
+
+@pytest.mark.parametrize("scheme", [Scheme(), Scheme("fp8", "fp8"), Scheme("fp8_rowwise")], ids=lambda s: s.weights)
+@pytest.mark.parametrize("chunk_bytes", [64, 1000, 1 << 20])
+def test_bytes_depend_neither_on_threads_nor_on_chunks(
+    source: Path,
+    tmp_path: Path,
+    activations: Activations,
+    monkeypatch: pytest.MonkeyPatch,
+    chunk_bytes: int,
+    scheme: Scheme,
+) -> None:
+    options = {"mapping": Mapping(2, 2), "scheme": scheme, "activations": activations}
+    expected = digests(convert(source, tmp_path / "one", threads=1, **options))
+    monkeypatch.setattr(stream, "CHUNK_BYTES", chunk_bytes)
+    assert digests(convert(source, tmp_path / "many", threads=8, **options)) == expected
+
+
+@pytest.mark.parametrize("point", ["journal.finished", "journal.committed"])
+def test_a_killed_conversion_goes_on_at_the_tensors_that_are_not_done(
+    source: Path,
+    tmp_path: Path,
+    activations: Activations,
+    monkeypatch: pytest.MonkeyPatch,
+    die_at: Callable[[str, Callable[[], object]], int],  # noqa: F811
+    point: str,
+) -> None:
+    expected = digests(convert(source, tmp_path / "whole", activations=activations, **FP8))
+    monkeypatch.setattr(journal, "COMMIT_EVERY_S", 0.0)
+    out, notes = tmp_path / "killed", tmp_path / "notes"
+
+    def work() -> None:
+        convert(source, out, activations=activations, journal=notes, threads=1, **FP8)
+
+    deaths = 0
+    while die_at(point, work) == -signal.SIGKILL:
+        deaths += 1
+        done = notes.read_text().splitlines() if notes.exists() else []
+        if point == "journal.committed":
+            assert len(done) >= deaths  # each life adds something
+        elif deaths == 3:
+            break  # killed before anything is committed, it begins again each time
+    work()
+    assert digests(out) == expected
+    if point == "journal.committed":
+        assert deaths >= 3
+
+
+def test_what_is_done_is_not_read_again(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, notes = tmp_path / "c", tmp_path / "notes"
+    convert(source, out, journal=notes)
+    expected, reads = digests(out), []
+    monkeypatch.setattr(stream.Lane, "chunks", lambda self, tensor, **_: iter(reads.append(tensor.name) or ()))
+    convert(source, out, journal=notes)
+    assert (digests(out), reads) == (expected, [])
+    notes.write_text("".join(line for line in notes.open() if "layers.1.mlp.proj" not in line))
+    convert(source, out, journal=notes)
+    assert reads == ["model.layers.1.mlp.down_proj.weight"]
+
+
+def test_a_torn_last_line_of_the_journal_counts_for_nothing(source: Path, tmp_path: Path) -> None:
+    out, notes = tmp_path / "c", tmp_path / "notes"
+    convert(source, out, journal=notes)
+    expected, (first, *_) = digests(out), notes.read_text().splitlines()
+    notes.write_text(first[:-1])  # what is torn off could be the name of another task
+    convert(source, out, journal=notes)
+    assert digests(out) == expected
+    assert sorted(notes.read_text().splitlines()) == sorted(set(notes.read_text().splitlines()))
+
+
+def test_a_damaged_output_is_made_anew(source: Path, tmp_path: Path) -> None:
+    out, notes = tmp_path / "c", tmp_path / "notes"
+    expected = digests(convert(source, out, journal=notes))
+    os.truncate(out / "rank0.safetensors", 1000)
+    assert digests(convert(source, out, journal=notes)) == expected
+
+
+def test_progress_counts_every_source_byte_once(source: Path, tmp_path: Path, activations: Activations) -> None:
+    counted: list[int] = []
+    nbytes = sum(tensor.nbytes for tensor in load_file(source / "model.safetensors").values())
+    for options in ({}, {**FP8, "activations": activations}, {"scheme": Scheme("fp8_rowwise")}):
+        counted.clear()
+        convert(source, tmp_path / str(len(options)), on_bytes=counted.append, journal=tmp_path / "notes", **options)
+        assert sum(counted) == nbytes
+        (tmp_path / "notes").unlink()
+
+
+def damage(source: Path, **values: float) -> None:
+    tensors = load_file(source / "model.safetensors")
+    for name, value in values.items():
+        tensors[name.replace("__", ".")].view(-1)[:2] = value
+    save_file(tensors, source / "model.safetensors", {"format": "pt"})
+
+
+def test_values_that_are_not_finite_are_named_and_counted(
+    source: Path, tmp_path: Path, activations: Activations
+) -> None:
+    damage(source, model__norm__weight=float("nan"), model__layers__1__mlp__up_proj__weight=float("-inf"))
+    for number, options in enumerate(({}, {**FP8, "activations": activations}, {"scheme": Scheme("fp8_rowwise")})):
+        with pytest.raises(CheckpointError) as error:
+            convert(source, tmp_path / str(number), **options)
+        found = str(error.value)
+        assert "model.norm.weight: 2 NaN and 0 infinite values in model.safetensors" in found
+        assert "model.layers.1.mlp.up_proj.weight: 0 NaN and 2 infinite values in model.safetensors" in found
+        assert str(source) in found
+        assert "hint: the checkpoint is damaged; allow_nonfinite: true in the recipe converts it as it is" in found
+
+
+def test_values_that_are_not_finite_can_be_allowed(source: Path, tmp_path: Path, activations: Activations) -> None:
+    clean = load_file(convert(source, tmp_path / "clean", scheme=Scheme("fp8"), activations=activations) / RANK)
+    damage(source, model__layers__1__mlp__up_proj__weight=float("nan"))
+    out = convert(source, tmp_path / "c", scheme=Scheme("fp8"), activations=activations, allow_nonfinite=True)
+    tensors, scale = load_file(out / RANK), "transformer.layers.1.mlp.gate.weights_scaling_factor"
+    weight = tensors["transformer.layers.1.mlp.gate.weight"].float()
+    assert torch.equal(tensors[scale], clean[scale])  # the scale is that of the finite values
+    assert weight.isnan().sum() == 2
+
+
+RANK = "rank0.safetensors"
+
+
+def test_float32_values_that_leave_fp16_are_counted(tmp_path: Path) -> None:
+    source = make_llama(tmp_path / "hf", dtype="float32")
+    damage(source, model__layers__0__self_attn__o_proj__weight=70000.0)
+    with pytest.raises(CheckpointError) as error:
+        convert(source, tmp_path / "c", "float16")
+    assert "model.layers.0.self_attn.o_proj.weight: 2 values are too large for F16 in model.safetensors" in str(
+        error.value
+    )
+    assert "hint: set dtype: bfloat16 in the recipe" in str(error.value)
+    assert convert(source, tmp_path / "b", "bfloat16")
+
+
+def test_a_source_that_shrinks_is_an_error(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = stream._read_exactly
+
+    def shrink(*arguments: object) -> None:
+        os.truncate(source / "model.safetensors", 5000)
+        read(*arguments)
+
+    monkeypatch.setattr(stream, "_read_exactly", shrink)
+    with pytest.raises(CheckpointError, match=r"ends inside tensor 'model.*'; it was changed while being read"):
+        convert(source, tmp_path / "c")
+
+
+def test_rows_too_long_for_a_buffer_are_refused(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "MOST_ROW_BYTES", 64)
+    with pytest.raises(
+        CheckpointError, match=r"rows of 96 bytes in 'model.*down_proj.weight'; at most 64 are converted"
+    ):
+        convert(source, tmp_path / "c")
+
+
+def test_all_zero_weights_convert(source: Path, tmp_path: Path, activations: Activations) -> None:
+    tensors = load_file(source / "model.safetensors")
+    for name in tensors:
+        if "layers.0" in name:
+            tensors[name].zero_()
+    save_file(tensors, source / "model.safetensors", {"format": "pt"})
+    for scheme in (Scheme("fp8"), Scheme("fp8_rowwise")):
+        out = load_file(convert(source, tmp_path / scheme.weights, scheme=scheme, activations=activations) / RANK)
+        assert not out["transformer.layers.0.attention.qkv.weight"].float().any()
+        for name, tensor in out.items():
+            if name.endswith(("scaling_factor", "scale")):
+                assert (tensor > 0).all()
+                assert tensor.isfinite().all()

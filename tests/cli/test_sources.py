@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds from a hub id and from pickles, end to end: what comes out is what the directory itself gives."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.conftest import Run
+from tests.hub import COMMIT, Hub, serving
+from trtspec.artifacts.manifest import load_manifest
+
+TOKEN = "hf_averysecrettoken"
+WEIGHTS = "checkpoints/target/rank0.safetensors"
+
+
+@pytest.fixture
+def hub(recipe: Path, tmp_path: Path) -> Iterator[Hub]:
+    """A hub that has the recipe's target as org/target, for those with the token."""
+    shutil.copytree(recipe.parent / "target", tmp_path / "served" / "org" / "target")
+    with serving(tmp_path / "served") as hub:
+        hub.token = TOKEN
+        yield hub
+
+
+def replace(recipe: Path, old: str, new: str) -> None:
+    text = recipe.read_text()
+    assert old in text
+    recipe.write_text(text.replace(old, new))
+
+
+def run(command: str, recipe: Path, hub: Hub, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = hub.environment(TRTSPEC_CACHE=str(recipe.parent / "cache"), **variables)
+    argv = [sys.executable, "-m", "trtspec", command, str(recipe)]
+    return subprocess.run(argv, check=False, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def pickled(root: Path) -> str:
+    """Turn a checkpoint's weights into a pickle and return its pin."""
+    torch.save(load_file(root / "model.safetensors"), root / "pytorch_model.bin")
+    (root / "model.safetensors").unlink()
+    sha256 = hashlib.sha256((root / "pytorch_model.bin").read_bytes()).hexdigest()
+    return f"allow_pickle: true\n  sha256: {{pytorch_model.bin: {sha256}}}"
+
+
+def weights(recipe: Path) -> bytes:
+    return (recipe.parent / "build" / "tiny" / WEIGHTS).read_bytes()
+
+
+@pytest.fixture
+def expected(artifact: Path) -> bytes:
+    """The target's weights as built from the directory."""
+    return (artifact / WEIGHTS).read_bytes()
+
+
+def test_a_hub_id_is_downloaded_by_build_alone(expected: bytes, recipe: Path, hub: Hub) -> None:
+    replace(recipe, "model: ./target", f"model: org/target\n  revision: {COMMIT}")
+    shutil.rmtree(recipe.parent / "build")
+    for command in ("check", "plan"):
+        asked = run(command, recipe, hub, HF_TOKEN=TOKEN)
+        assert asked.returncode == 1
+        assert f"org/target at commit {COMMIT} is not in the hub cache\n  hint: trtspec build downloads" in asked.stderr
+    assert hub.asked == []
+    built = run("build", recipe, hub, HF_TOKEN=TOKEN)
+    assert built.returncode == 0, built.stderr
+    assert "  download org/target\n" in built.stderr
+    assert TOKEN not in built.stdout + built.stderr
+    assert weights(recipe) == expected
+    assert load_manifest(recipe.parent / "build" / "tiny").recipe["target"]["revision"] == COMMIT
+    hub.asked.clear()
+    again = run("build", recipe, hub)
+    assert "nothing to do" in again.stderr
+    assert hub.asked == []
+
+
+def test_a_hub_id_that_cannot_be_had_is_a_problem_of_its_line(recipe: Path, hub: Hub) -> None:
+    replace(recipe, "model: ./target", f"model: org/target\n  revision: {COMMIT}")
+    built = run("build", recipe, hub)
+    assert built.returncode == 1
+    assert "recipe.yaml:4:10  target.model\n  4 │   model: org/target\n" in built.stderr
+    assert f"  org/target at commit {COMMIT}: the hub has no such model, or it is private\n" in built.stderr
+    assert "  hint: check the name, or set HF_TOKEN to a token that may read it\n" in built.stderr
+    assert not (recipe.parent / "build").exists()
+
+
+def test_without_the_client_the_extra_is_named(recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    replace(recipe, "model: ./target", f"model: org/target\n  revision: {COMMIT}")
+    built = trtspec("build", recipe)
+    hint = "pip install 'trtspec[hub]'"
+    assert (built.code, built.err.splitlines()[-2:]) == (
+        1,
+        ["error: this needs huggingface_hub, which is not installed", f"hint: {hint}"],
+    )
+
+
+def test_pinned_pickles_are_built_from(expected: bytes, recipe: Path, trtspec: Run) -> None:
+    pin = pickled(recipe.parent / "target")
+    refused = trtspec("build", recipe)
+    assert refused.code == 1
+    assert "pytorch_model.bin is a pickle, which is not opened; convert it to safetensors, or allow it" in refused.err
+    replace(recipe, "model: ./target", f"model: ./target\n  {pin}")
+    for command in ("check", "plan"):
+        assert "its weights are pickles that were not opened yet" in trtspec(command, recipe).err
+    built = trtspec("build", recipe)
+    assert built.code == 0, built.err
+    assert f"  unpickle {recipe.parent}/target\n" in built.err
+    assert weights(recipe) == expected
+    assert load_manifest(recipe.parent / "build" / "tiny").recipe["target"]["allow_pickle"] is True
+    assert trtspec("check", recipe).code == 0
+    assert "unpickle" not in trtspec("build", recipe).err
+
+
+def test_pinned_pickles_of_a_hub_id_are_built_from(expected: bytes, recipe: Path, hub: Hub) -> None:
+    pin = pickled(hub.root / "org" / "target")
+    replace(recipe, "model: ./target", f"model: org/target\n  revision: {COMMIT}\n  {pin}")
+    built = run("build", recipe, hub, HF_TOKEN=TOKEN)
+    assert built.returncode == 0, built.stderr
+    assert weights(recipe) == expected

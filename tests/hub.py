@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A hub on 127.0.0.1, as far as a client that downloads models asks of one, and a client's environment for it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+ROUTE = re.compile(r"/(?:api/models/(?P<listed>[^/]+/[^/]+)/tree/|(?P<model>[^/]+/[^/]+)/resolve/)(?P<rest>[^?]+)")
+
+
+@dataclass
+class Asked:
+    """A request: its method, what for, and the headers that matter."""
+
+    method: str
+    what: str
+    token: str | None
+    range: str | None
+
+
+@dataclass
+class Hub:
+    """Models are the directories ROOT/OWNER/NAME, each with one commit; attributes say what goes wrong with them."""
+
+    root: Path
+    url: str = ""
+    asked: list[Asked] = field(default_factory=list)
+    token: str | None = None  # nobody else may read
+    refusals: dict[str, tuple[int, str]] = field(default_factory=dict)  # what: status, X-Error-Code
+    cuts: dict[str, int] = field(default_factory=dict)  # file: bytes after which the connection breaks, once
+    stops: dict[str, int] = field(default_factory=dict)  # file: bytes after which no more comes
+    released: threading.Event = field(default_factory=threading.Event)
+
+    def environment(self, **variables: str) -> dict[str, str]:
+        """Return all the environment that a client gets: no proxy, no login, nothing of the tests' own."""
+        home = self.root / "home"
+        return {"HF_ENDPOINT": self.url, "HF_HOME": str(home), "HOME": str(home), "OMP_NUM_THREADS": "1", **variables}
+
+    def got(self, name: str) -> list[Asked]:
+        """Return the downloads of a file."""
+        return [each for each in self.asked if each.method == "GET" and each.what == name]
+
+    @property
+    def cache(self) -> Path:
+        """Return the client's hub cache."""
+        return self.root / "home" / "hub"
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers one request."""
+
+    protocol_version = "HTTP/1.1"
+    hub: Hub
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        route = ROUTE.match(self.path)
+        if route is None:
+            return self._refuse(404, "")
+        model, (commit, _, name) = route["listed"] or route["model"], route["rest"].partition("/")
+        token = self.headers.get("Authorization", "").removeprefix("Bearer ") or None
+        self.hub.asked.append(Asked(self.command, name or "tree", token, self.headers.get("Range")))
+        root = self.hub.root / model
+        if refusal := self.hub.refusals.get(name or "tree"):
+            return self._refuse(*refusal)
+        if not root.is_dir() or self.hub.token not in (None, token):
+            return self._refuse(404 if token else 401, "RepoNotFound")
+        if commit != COMMIT:
+            return self._refuse(404, "RevisionNotFound")
+        return self._list(root) if route["listed"] else self._send_file(root / name)
+
+    def _refuse(self, status: int, code: str) -> None:
+        self._send(status, {"X-Error-Code": code} if code else {}, b"")
+
+    def _list(self, root: Path) -> None:
+        files = [
+            {"type": "file", "path": str(path.relative_to(root)), "size": path.stat().st_size, "oid": _etag(path)}
+            for path in sorted(root.rglob("*"))
+            if path.is_file()
+        ]
+        self._send(200, {"Content-Type": "application/json"}, json.dumps(files).encode())
+
+    def _send_file(self, path: Path) -> None:
+        if not path.is_file():
+            return self._refuse(404, "EntryNotFound")
+        content = path.read_bytes()
+        headers = {"ETag": f'"{_etag(path)}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+        start, total = 0, len(content)
+        if wanted := self.headers.get("Range"):
+            start = int(wanted.removeprefix("bytes=").removesuffix("-"))
+            headers["Content-Range"] = f"bytes {start}-{total - 1}/{total}"
+        return self._send(206 if wanted else 200, headers, content[start:], path.name)
+
+    def _send(self, status: int, headers: dict[str, str], content: bytes, name: str = "") -> None:
+        self.send_response(status)
+        for key, value in {**headers, "Content-Length": str(len(content))}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        if (end := self.hub.cuts.pop(name, None)) is not None:
+            content, self.close_connection = content[:end], True
+        if (end := self.hub.stops.get(name)) is not None:
+            self.wfile.write(content[:end])
+            self.hub.released.wait(30)
+            content, self.close_connection = b"", True
+        self.wfile.write(content)
+
+
+def _etag(path: Path) -> str:
+    return hashlib.sha1(path.read_bytes(), usedforsecurity=False).hexdigest()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: Any) -> None:
+        """Say nothing of clients that went away."""
+
+
+@contextmanager
+def serving(root: Path) -> Iterator[Hub]:
+    """Serve the models below `root` while the block runs."""
+    hub = Hub(root)
+    with _Server(("127.0.0.1", 0), type("OneHub", (Handler,), {"hub": hub})) as server:
+        hub.url = f"http://127.0.0.1:{server.server_address[1]}"
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield hub
+        hub.released.set()
+        server.shutdown()
+        thread.join()

@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What we convert is what NVIDIA's exporter would have written: every tensor bit for bit, and every key of config.json.
+
+Wherever the two differ, QUIRKS says why; whatever it lists is proved to occur still.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.checkpoint.division import divided
+from tests.quant.modelopt import (
+    DECODERS,
+    LAYOUTS,
+    Case,
+    export,
+    make_model,
+    measured,
+    quantize,
+    random_case,
+    save_source,
+)
+from tests.tiny import LLAMA3_ROPE, convert
+from trtspec.checkpoint.sharding import Mapping
+from trtspec.quant.activations import Activations
+from trtspec.quant.scheme import Scheme
+
+# ModelOpt warns that this exporter, TensorRT-LLM's checkpoint and large activations are on their way out.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+Tensors = dict[str, torch.Tensor]
+DENSE = [name for name in DECODERS if name != "MixtralForCausalLM"]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint as its files say: config.json with its sections' keys joined by dots, and each rank's tensors."""
+
+    config: dict[str, Any]
+    ranks: list[Tensors]
+
+
+@dataclass(frozen=True)
+class Exports:
+    """One model's checkpoints: NVIDIA's and ours."""
+
+    theirs: Checkpoint
+    ours: Checkpoint
+
+
+@pytest.fixture(scope="module")
+def exports(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case], Exports]:
+    """A function that has both convert the model of a case; a case is converted once."""
+    made: dict[str, Exports] = {}
+
+    def make(case: Case) -> Exports:
+        if repr(case) not in made:
+            made[repr(case)] = export_both(case, make_model(case), tmp_path_factory.mktemp("case"))
+        return made[repr(case)]
+
+    return make
+
+
+def export_both(case: Case, model: Any, root: Path) -> Exports:
+    """Let both convert `model` into directories below `root`; activations are those that ModelOpt measured."""
+    source, activations = save_source(model, root / "source"), Activations()
+    if case.weights != "none" or case.kv_cache != "none":
+        quantize(model, case)
+        activations = measured(model)
+    export(model, case, root / "theirs")
+    return Exports(load(root / "theirs"), load(convert_case(case, source, root / "ours", activations)))
+
+
+def convert_case(case: Case, source: Path, out: Path, activations: Activations | None = None) -> Path:
+    """Convert `source` as a case says."""
+    mapping = Mapping(case.tensor, case.pipeline)
+    scheme = Scheme(case.weights, case.kv_cache, case.exclude)
+    return convert(source, out, case.dtype, mapping=mapping, scheme=scheme, activations=activations)
+
+
+def load(root: Path) -> Checkpoint:
+    """Read a checkpoint of any exporter."""
+    config = json.loads((root / "config.json").read_text())
+    ranks = range(config["mapping"]["world_size"])
+    return Checkpoint(flat(config), [load_file(root / f"rank{rank}.safetensors") for rank in ranks])
+
+
+def flat(config: dict[str, Any]) -> dict[str, Any]:
+    """Join the keys of the sections that both exporters write."""
+    sections = {name: config.pop(name) for name in ("mapping", "quantization", "moe") if name in config}
+    return config | {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
+
+
+def assert_same_tensors(ours: list[Tensors], theirs: list[Tensors]) -> None:
+    """Demand the same names, dtypes, shapes and bits on every rank."""
+    assert len(ours) == len(theirs)
+    for rank, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
+        assert mine.keys() == other.keys(), f"rank {rank}"
+        for name, tensor in mine.items():
+            assert (tensor.dtype, tensor.shape) == (other[name].dtype, other[name].shape), f"rank {rank}: {name}"
+            assert torch.equal(tensor.view(torch.uint8), other[name].view(torch.uint8)), f"rank {rank}: {name}"
+
+
+# One table of all differences. For a key of config.json: which of the two writes it, or that the values differ.
+THEIRS, OURS, DIFFERS = "only ModelOpt writes it", "only we write it", "the values differ"
+# ... for a model: what keeps ModelOpt from exporting it, or from exporting it right.
+REFUSES, PADS = "ModelOpt refuses", "ModelOpt pads"
+
+NO_RUNTIME = "filled in by TensorRT-LLM's own config classes, which ModelOpt asks for where TensorRT-LLM is installed"
+NOT_READ = "a field of ModelOpt's own that no engine builder reads"
+ROPE = "transformers 5 keeps it in rope_parameters, and ModelOpt looks where transformers 4 kept it"
+
+
+@dataclass(frozen=True)
+class Quirk:
+    """A difference, and the reason to leave it so."""
+
+    kind: str
+    why: str
+
+
+QUIRKS = {
+    "producer": Quirk(DIFFERS, "each names itself"),
+    "logits_dtype": Quirk(DIFFERS, "ours is that of TensorRT-LLM's convert_checkpoint.py, whose logits are float32"),
+    "quantization.exclude_modules": Quirk(DIFFERS, "ModelOpt names modules one by one and omits non-linear ones"),
+    "bias": Quirk(THEIRS, NOT_READ),
+    "decoder": Quirk(THEIRS, NOT_READ),
+    "lm_head_bias": Quirk(THEIRS, NOT_READ),
+    "rank": Quirk(THEIRS, "the last rank's: one file serves them all"),
+    "residual_mlp": Quirk(THEIRS, "false, as is the default; true for Arctic, which we do not serve"),
+    "rmsnorm": Quirk(THEIRS, NOT_READ),
+    "rotary_pct": Quirk(THEIRS, "1, as is the default; no family we serve rotates a part of a head"),
+    "share_embedding_table": Quirk(THEIRS, "always false here; TensorRT-LLM finds shared tensors by comparing them"),
+    "attn_bias": Quirk(OURS, NO_RUNTIME),
+    "mlp_bias": Quirk(OURS, NO_RUNTIME),
+    "qk_layernorm": Quirk(OURS, NO_RUNTIME),
+    "qwen_type": Quirk(OURS, NO_RUNTIME),
+    "tie_word_embeddings": Quirk(OURS, NO_RUNTIME),
+    "mapping.cp_size": Quirk(OURS, NO_RUNTIME),
+    "mapping.gpus_per_node": Quirk(OURS, NO_RUNTIME),
+    "rotary_base": Quirk(OURS, ROPE),
+    "rotary_scaling": Quirk(OURS, ROPE),
+    "sliding_window": Quirk(OURS, "ModelOpt drops it; engines that do not read it take windows as a runtime option"),
+    "experts that do not divide by the ranks": Quirk(
+        PADS,
+        "modelopt/torch/export/postprocess.py rounds the rows of the stacked mlp.proj as if the experts were divided",
+    ),
+    "uneven pipeline": Quirk(REFUSES, "postprocess.py wants equally many layers on every stage"),
+    "shared key heads by rows": Quirk(REFUSES, "layer_utils.py build_qkv does not repeat scales of one dimension"),
+    "experts by rows": Quirk(REFUSES, "layer_utils.py stacks w3's and w1's scales as if they were further experts"),
+    "stacked experts": Quirk(REFUSES, "layer_utils.py wants a list of experts, which transformers 5 no longer has"),
+}
+
+
+def differences(exports: Exports) -> dict[str, str]:
+    """Return the keys of config.json that are not the same in both, with the kind of difference."""
+    theirs, ours = exports.theirs.config, exports.ours.config
+    found = {key: DIFFERS for key in theirs.keys() & ours.keys() if theirs[key] != ours[key]}
+    return found | dict.fromkeys(theirs.keys() - ours.keys(), THEIRS) | dict.fromkeys(ours.keys() - theirs.keys(), OURS)
+
+
+def per_row(architecture: str, tensor: int, pipeline: int) -> Case:
+    """Return a case of FP8 by rows, for which ModelOpt wants at least a key head on every rank."""
+    drawn = (random_case(architecture, tensor, pipeline, seed, weights="fp8_rowwise") for seed in range(100))
+    return next(case for case in drawn if case.shape["num_key_value_heads"] >= tensor)
+
+
+def shaped(case: Case, **shape: Any) -> Case:
+    """Return a case with other numbers in config.json."""
+    return replace(case, shape=case.shape | shape)
+
+
+PLAIN = [random_case(name, *layout, seed) for name in DECODERS for layout in LAYOUTS for seed in range(2)]
+FP8 = [
+    random_case(name, *layout, weights="fp8", kv_cache=kv_cache)
+    for name in DECODERS
+    for layout, kv_cache in (((1, 1), "none"), ((2, 2), "fp8"), ((4, 1), "fp8"))
+]
+BY_ROW = [per_row(name, *layout) for name in DENSE for layout in ((1, 2), (2, 1), (4, 1))]
+CACHE_ONLY = [random_case(name, 2, 1, kv_cache="fp8") for name in ("LlamaForCausalLM", "Qwen3ForCausalLM")]
+CASES = PLAIN + FP8 + BY_ROW + CACHE_ONLY
+
+
+class TestWhatBothExport:
+    @pytest.mark.parametrize("case", CASES, ids=str)
+    def test_every_tensor_is_the_same_bit_for_bit(self, case: Case, exports: Callable[[Case], Exports]) -> None:
+        assert_same_tensors(exports(case).ours.ranks, exports(case).theirs.ranks)
+
+    @pytest.mark.parametrize("case", CASES, ids=str)
+    def test_config_differs_only_where_the_table_says_so(self, case: Case, exports: Callable[[Case], Exports]) -> None:
+        known = {key: quirk.kind for key, quirk in QUIRKS.items()}
+        assert differences(exports(case)).items() <= known.items()
+
+    @pytest.mark.parametrize("architecture", DENSE)
+    def test_a_quantized_head_and_unquantized_layers(
+        self, architecture: str, exports: Callable[[Case], Exports]
+    ) -> None:
+        case = random_case(architecture, 2, 1, weights="fp8", exclude=("transformer.layers.0.*",))
+        both = exports(shaped(case, tie_word_embeddings=False, num_hidden_layers=2))
+        assert both.theirs.ranks[0]["lm_head.weight"].dtype == torch.float8_e4m3fn
+        assert both.theirs.ranks[0]["transformer.layers.0.attention.qkv.weight"].dtype != torch.float8_e4m3fn
+        assert_same_tensors(both.ours.ranks, both.theirs.ranks)
+
+    def test_a_cache_whose_values_are_beyond_448(self, tmp_path: Path) -> None:
+        case = random_case("LlamaForCausalLM", 1, 1, weights="fp8", kv_cache="fp8")
+        case = replace(case, stored="bfloat16", dtype="bfloat16")
+        model = make_model(case)
+        with torch.no_grad():
+            model.model.layers[0].self_attn.v_proj.weight.mul_(1000)
+        both = export_both(case, model, tmp_path)
+        scales = {
+            kind: both.ours.ranks[0][f"transformer.layers.0.attention.{kind}_cache_scaling_factor"]
+            for kind in ("k", "v", "kv")
+        }
+        assert scales["k"] == 1.0 < scales["v"] == scales["kv"]
+        assert_same_tensors(both.ours.ranks, both.theirs.ranks)
+
+    @pytest.mark.parametrize(
+        "rope",
+        [
+            {"rope_type": "default", "rope_theta": 5e5},
+            {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0},
+            {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0},
+            LLAMA3_ROPE,
+        ],
+        ids=lambda rope: rope["rope_type"],
+    )
+    def test_rotary_positions_where_transformers_4_kept_them(self, rope: dict[str, Any], tmp_path: Path) -> None:
+        case = shaped(random_case("LlamaForCausalLM", 1, 1), rope_parameters=rope, max_position_embeddings=256)
+        model = make_model(case)
+        scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
+        model.config.__dict__ |= {"rope_theta": rope["rope_theta"], "rope_scaling": None}
+        if rope["rope_type"] != "default":
+            model.config.__dict__["rope_scaling"] = scaling
+        both = export_both(case, model, tmp_path)
+        assert both.ours.config["rotary_base"] == both.theirs.config["rotary_base"] == rope["rope_theta"]
+        theirs = both.theirs.config.get("rotary_scaling")
+        # under "type" too, which is where older versions of TensorRT-LLM look
+        assert both.ours.config["rotary_scaling"] == (theirs and theirs | {"type": rope["rope_type"]})
+
+
+# What is in the table because ModelOpt refuses: a model, and the error.
+REFUSED = {
+    "uneven pipeline": (shaped(random_case("LlamaForCausalLM", 2, 3), num_hidden_layers=5), AssertionError),
+    "shared key heads by rows": (
+        shaped(
+            random_case("Qwen2ForCausalLM", 4, 1, weights="fp8_rowwise"), num_key_value_heads=2, num_attention_heads=8
+        ),
+        NotImplementedError,
+    ),
+    "experts by rows": (random_case("MixtralForCausalLM", 1, 1, weights="fp8_rowwise"), ValueError),
+}
+
+
+class TestTheTable:
+    @pytest.mark.parametrize("key", [key for key, quirk in QUIRKS.items() if quirk.kind in (THEIRS, OURS, DIFFERS)])
+    def test_a_difference_still_occurs(self, key: str, exports: Callable[[Case], Exports]) -> None:
+        assert any(differences(exports(case)).get(key) == QUIRKS[key].kind for case in reversed(CASES))
+
+    def test_experts_are_still_padded(self, exports: Callable[[Case], Exports]) -> None:
+        hidden = 64
+        case = shaped(random_case("MixtralForCausalLM", 4, 1), num_local_experts=3, hidden_size=hidden, head_dim=8)
+        both = exports(case)
+        padded = "transformer.layers.0.mlp.proj.weight"
+        for ours, theirs in zip(both.ours.ranks, both.theirs.ranks, strict=True):
+            assert theirs[padded].shape[1] == ours[padded].shape[1] + 1 == hidden + 1
+            assert not theirs[padded][:, hidden:].any()
+            theirs |= {name: theirs[name][:, :hidden] for name in theirs if name.endswith("mlp.proj.weight")}
+        assert_same_tensors(both.ours.ranks, both.theirs.ranks)
+
+    @pytest.mark.parametrize("quirk", REFUSED)
+    def test_it_still_refuses(self, quirk: str, exports: Callable[[Case], Exports]) -> None:
+        case, error = REFUSED[quirk]
+        with pytest.raises(error):
+            exports(case)
+
+    def test_it_still_refuses_stacked_experts(self, tmp_path: Path) -> None:
+        case = random_case("MixtralForCausalLM", 1, 1)
+        with pytest.raises(TypeError, match="'MixtralExperts' has no len"):
+            export(make_model(case, stacked_experts=True), case, tmp_path)
+
+    def test_every_refusal_is_proved(self) -> None:
+        proved = {*REFUSED, "stacked experts"}
+        assert proved == {name for name, quirk in QUIRKS.items() if quirk.kind == REFUSES}
+
+    @pytest.mark.parametrize("quirk", ["uneven pipeline", "shared key heads by rows"])
+    def test_what_it_refuses_to_divide_is_divided_as_torch_does(
+        self, quirk: str, exports: Callable[[Case], Exports], tmp_path: Path
+    ) -> None:
+        case, _ = REFUSED[quirk]
+        (whole,) = exports(replace(case, tensor=1, pipeline=1)).theirs.ranks
+        ours = load(convert_case(case, save_source(make_model(case), tmp_path / "source"), tmp_path / "ours"))
+        names = ("num_attention_heads", "num_key_value_heads", "num_hidden_layers")
+        expected = divided(whole, *(case.shape[name] for name in names), case.tensor, case.pipeline)
+        assert_same_tensors(ours.ranks, expected)

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plain encoding: weights as they are or cast, with every value looked at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from trtspec.checkpoint.cast import INFINITY, SIGNLESS, Bits, cast
+from trtspec.checkpoint.safetensors import TensorInfo
+from trtspec.checkpoint.stream import Flaws, Lane, Transfer
+
+DAMAGED = "the checkpoint is damaged; allow_nonfinite: true in the recipe converts it as it is"
+
+
+@dataclass(frozen=True)
+class Cast:
+    """Tensors become `dtype` (BF16, F16 or F32), each value rounded to nearest even."""
+
+    transfers: tuple[Transfer, ...]
+    dtype: str
+
+    def run(self, lane: Lane) -> None:
+        """Encode; values that are not finite, or no longer in `dtype`, are flaws."""
+        for transfer in self.transfers:
+            source, census = transfer.source, Census(transfer.source)
+            for first, bits in lane.chunks(source):
+                census.add(bits)
+                encoded = cast(bits, source.dtype, self.dtype)
+                if source.dtype != self.dtype == "F16" or source.dtype == "F32":
+                    census.add_encoded(encoded, self.dtype)
+                lane.write(transfer.destinations, first, encoded)
+            census.report(lane.flaws, self.dtype)
+
+
+class Census:
+    """Counts what is wrong with a tensor's values, and finds the largest magnitude of the finite ones."""
+
+    def __init__(self, source: TensorInfo) -> None:
+        self.source = source
+        self.nans = self.infinities = self._overflows = self._largest = 0
+        self._mask, self._infinity = SIGNLESS[source.dtype], INFINITY[source.dtype]
+
+    def add(self, bits: Bits) -> None:
+        """Take in a chunk; patterns without their sign are in the order of the magnitudes."""
+        magnitudes = bits & bits.dtype.type(self._mask)
+        largest = int(magnitudes.max(initial=0))
+        if largest >= self._infinity:
+            self.nans += int(np.count_nonzero(magnitudes > self._infinity))
+            self.infinities += int(np.count_nonzero(magnitudes == self._infinity))
+            largest = int(magnitudes.max(initial=0, where=magnitudes < self._infinity))
+        self._largest = max(self._largest, largest)
+
+    def add_encoded(self, bits: Bits, dtype: str) -> None:
+        """Take in what became of the same chunk, to see what has overflowed."""
+        magnitudes = bits & bits.dtype.type(SIGNLESS[dtype])
+        if int(magnitudes.max(initial=0)) >= INFINITY[dtype]:
+            self._overflows += int(np.count_nonzero(magnitudes == INFINITY[dtype]))
+
+    @property
+    def largest_bits(self) -> int:
+        """Return the pattern of the largest finite magnitude."""
+        return self._largest
+
+    def report(self, flaws: Flaws, dtype: str = "") -> None:
+        """Note what is wrong; the caller allows values that are not finite, never finite ones that overflow."""
+        if (self.nans or self.infinities) and not flaws.allow_nonfinite:
+            flaws.add(self.source, f"{self.nans:,} NaN and {self.infinities:,} infinite values", DAMAGED)
+        if (count := self._overflows - self.infinities) > 0:
+            hint = "set dtype: bfloat16 in the recipe"
+            flaws.add(self.source, f"{count:,} values are too large for {dtype}", hint)

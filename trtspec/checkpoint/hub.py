@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Brings one commit of a hub model into the hub cache, with huggingface_hub; opens no weight.
+
+Owns which files are fetched and what the user can do where that fails. Files that arrived whole stay, so a download
+that was interrupted goes on with the ones that did not. The token is the environment's HF_TOKEN or none: a login that
+is stored on disk is not used, because a build should read what its environment lets it read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from trtspec.checkpoint.source import INDEX, PICKLE_INDEX, TOKENIZER_FILES, read_weight_map, snapshot_dir
+from trtspec.errors import CheckpointError
+from trtspec.paths import hub_cache_dir
+
+DESCRIPTIONS = ("config.json", "hf_quant_config.json", INDEX, *TOKENIZER_FILES)
+TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]+")  # what may stand after "Bearer" in a header
+MAY_READ = "set HF_TOKEN to a token that may read it"
+AGAIN = "then build again: files that arrived whole are kept"
+
+OnBytes = Callable[[int, int], None]
+
+
+def is_fetched(root: Path, pickles: Collection[str]) -> bool:
+    """Return whether a snapshot holds its config and the weights that are known to belong to it."""
+    weights = _weights(root, pickles)
+    whole = all((root / name).is_file() for name in weights) if weights else any(root.glob("*.safetensors"))
+    return whole and (root / "config.json").is_file()
+
+
+def fetch_snapshot(model: str, revision: str, pickles: Collection[str], on_bytes: OnBytes) -> None:
+    """Download what a build reads of a hub model at a commit.
+
+    The weights are `pickles` where there are any, else the *.safetensors that the index names. `on_bytes` gets the
+    bytes that are done and their total, which grows while files begin. Raises CheckpointError where the hub cannot be
+    reached, does not hand the files out, has none, or where they cannot be stored.
+    """
+    from huggingface_hub import snapshot_download
+
+    root, token, bar = snapshot_dir(model, revision), _token(), _bar_class(on_bytes)
+
+    def download(names: Collection[str]) -> None:
+        snapshot_download(
+            model,
+            revision=revision,
+            cache_dir=hub_cache_dir(),
+            token=token or False,
+            allow_patterns=list(names),
+            ignore_patterns=["*/*"],  # the patterns alone would match in folders too
+            tqdm_class=bar,
+        )
+
+    try:
+        download([*DESCRIPTIONS, *([PICKLE_INDEX] if pickles else [])])
+        download(_weights(root, pickles) or ["*.safetensors"])
+    except CheckpointError:
+        raise
+    except (
+        Exception
+    ) as error:  # the client lets errors of its HTTP library out, which is another from version to version
+        message, hint = _explain(error)
+        raise CheckpointError(message, where=f"{model} at commit {revision}", hint=hint) from error
+    if not is_fetched(root, pickles):
+        message, hint = _incomplete(root, pickles)
+        raise CheckpointError(message, where=f"{model} at commit {revision}", hint=hint)
+
+
+def _weights(root: Path, pickles: Collection[str]) -> list[str]:
+    """Return the names of the weight files, as far as they are known before they are there."""
+    if pickles:
+        return sorted(pickles)
+    index = root / INDEX
+    return sorted(set(read_weight_map(index).values())) if index.is_file() else []
+
+
+def _token() -> str | None:
+    token = os.environ.get("HF_TOKEN", "").strip()
+    if token and not TOKEN.fullmatch(token):
+        raise CheckpointError("HF_TOKEN holds characters that no token has", hint=f"{MAY_READ}, or unset it")
+    return token or None
+
+
+def _incomplete(root: Path, pickles: Collection[str]) -> tuple[str, str]:
+    """Return what is wrong with a snapshot after a download without an error, and what to do about it."""
+    from huggingface_hub import constants
+
+    absent = [name for name in ("config.json", *_weights(root, pickles)) if not (root / name).is_file()]
+    message = f"there is no {absent[0] if absent else '*.safetensors'}"
+    if constants.HF_HUB_OFFLINE:
+        return f"{message} in the hub cache, and HF_HUB_OFFLINE is set", "unset HF_HUB_OFFLINE and build again"
+    if absent:
+        return message, "check the model's name, the commit and the names under sha256"
+    digests = "allow_pickle: true and sha256: {pytorch_model.bin: <64 hex digits, on the hub's page of the file>}"
+    return message, f"where the weights are pickles, allow them in the recipe: {digests}"
+
+
+def _explain(error: Exception) -> tuple[str, str]:
+    """Return what went wrong with a download, and what to do about it.
+
+    No text of the client is quoted: an address in it may carry a signature that opens a private file.
+    """
+    from huggingface_hub import constants, errors
+
+    if isinstance(error, errors.LocalEntryNotFoundError):
+        if constants.HF_HUB_OFFLINE:
+            return "it is not in the hub cache, and HF_HUB_OFFLINE is set", "unset HF_HUB_OFFLINE and build again"
+        error = error.__cause__ if isinstance(error.__cause__, Exception) else error
+    for kind, message, hint in (
+        (errors.GatedRepoError, "its owner wants to be asked for access", f"ask on the model's page, then {MAY_READ}"),
+        (errors.RevisionNotFoundError, "the model has no such commit", "take it from the hub's list of commits"),
+        (
+            errors.RepositoryNotFoundError,
+            "the hub has no such model, or it is private",
+            f"check the name, or {MAY_READ}",
+        ),
+        (errors.HFValidationError, "this cannot be the name of a hub model", "a hub id is owner/name"),
+    ):
+        if isinstance(error, kind):
+            return message, hint
+    if isinstance(error, errors.HfHubHTTPError):
+        status = error.response.status_code
+        return f"the hub answered with HTTP status {status}", f"{MAY_READ}, or unset it" if status in (
+            401,
+            403,
+        ) else AGAIN
+    if isinstance(error, OSError) and error.errno and not isinstance(error, (ConnectionError, TimeoutError)):
+        return f"cannot be stored: {os.strerror(error.errno)}", f"give {hub_cache_dir()} room or access; {AGAIN}"
+    endpoint = urlsplit(constants.ENDPOINT).hostname  # without the password that an address may hold
+    hint = f"check the network, the proxy and HF_ENDPOINT; {AGAIN}"
+    return f"the download from {endpoint} failed: {type(error).__name__}", hint
+
+
+def _bar_class(on_bytes: OnBytes) -> type[Any]:
+    """Return what the client takes for a progress bar, and what calls `on_bytes` instead of drawing."""
+    import threading
+    from io import StringIO
+
+    from tqdm import tqdm
+
+    class Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
+        monitor_interval = 0
+        # of several bars of bytes the client makes the one for what is on the disk last
+        latest: Bar | None = None
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            if options.get("unit") == "B":
+                Bar.latest = self
+            super().__init__(*arguments, **{**options, "file": StringIO(), "disable": False, "miniters": 1})
+
+        def display(self, *_: Any, **__: Any) -> None:
+            if self is Bar.latest and self.total:
+                on_bytes(int(self.n), int(self.total))
+
+    Bar.set_lock(threading.RLock())  # tqdm's own lock would start a process
+    return Bar

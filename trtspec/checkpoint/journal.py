@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which tasks of a conversion are done for good, so that a killed one goes on where it was."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from trtspec.failpoint import failpoint
+
+COMMIT_EVERY_S = 1.0
+
+
+class Journal:
+    """The names of finished tasks, one a line of a file; without a path nothing is remembered.
+
+    A name is written only after the task's bytes have reached the disk. A thread of its own waits for that, once a
+    second for all tasks that were finished meanwhile; so a loss of power costs a second of work and never a wrong byte.
+    """
+
+    def __init__(self, path: Path | None, files: Sequence[int]) -> None:
+        self.done = frozenset(_whole_lines(path)) if path else frozenset()
+        self._path, self._files = path, files
+        self._finished: list[str] = []
+        self._lock, self._stop = threading.Lock(), threading.Event()
+        self._thread = threading.Thread(target=self._work, name="journal", daemon=True)
+
+    def __enter__(self) -> Journal:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._commit()
+
+    def finish(self, name: str) -> None:
+        """Take note that all bytes of a task are written."""
+        with self._lock:
+            self._finished.append(name)
+        failpoint("journal.finished")
+
+    def _work(self) -> None:
+        while not self._stop.wait(COMMIT_EVERY_S):
+            self._commit()
+
+    def _commit(self) -> None:
+        with self._lock:
+            names, self._finished = self._finished, []
+        if names and self._path:
+            for descriptor in self._files:
+                os.fdatasync(descriptor)
+            with self._path.open("ab") as file:
+                file.write("".join(f"{name}\n" for name in names).encode())
+                file.flush()
+                os.fsync(file.fileno())
+            failpoint("journal.committed")
+
+
+def forget(path: Path | None) -> None:
+    """Start anew: no task is done."""
+    if path:
+        path.unlink(missing_ok=True)
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """Return the lines of a journal, and cut off what a loss of power left of a last one."""
+    if not path.exists():
+        return []
+    whole, newline, _ = path.read_bytes().rpartition(b"\n")
+    os.truncate(path, len(whole) + len(newline))
+    return whole.decode().splitlines()

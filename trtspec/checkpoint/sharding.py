@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a checkpoint is divided over ranks: which stage holds a layer, and which rectangle of a tensor a rank gets.
+
+The rules are TensorRT-LLM's (tensorrt_llm/mapping.py, layers/linear.py, layers/embedding.py): column-parallel weights
+are divided by rows, row-parallel ones by columns, their biases are whole on every rank, q, k and v are divided apart
+and then put together, a key head that several ranks need is on each of them, and a vocabulary is padded to a multiple
+of the ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from math import ceil, prod
+
+from trtspec.checkpoint.model_config import ModelConfig
+from trtspec.checkpoint.rules import Part, Rule, Stage, layer_tensor
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """The ranks of a model: rank = stage * tensor + position in the stage.
+
+    `embedding` divides the rows of the embedding over a stage's ranks too (`use_parallel_embedding`).
+    """
+
+    tensor: int = 1
+    pipeline: int = 1
+    embedding: bool = True
+
+    @property
+    def ranks(self) -> int:
+        """Return how many ranks there are."""
+        return self.tensor * self.pipeline
+
+    def stage_ranks(self, stage: int) -> range:
+        """Return the ranks of a pipeline stage."""
+        return range(stage * self.tensor, (stage + 1) * self.tensor)
+
+    def layers(self, stage: int, num_layers: int) -> range:
+        """Return the layers of a stage; where they do not divide evenly the first stages have one more."""
+        even, more = divmod(num_layers, self.pipeline)
+        first = stage * even + min(stage, more)
+        return range(first, first + even + (stage < more))
+
+    def locate(self, at: int | Stage, num_layers: int) -> tuple[int, int]:
+        """Return (stage, layer's number within the stage) of a rule's place; a tensor of no layer is at 0."""
+        if isinstance(at, Stage):
+            return (0 if at is Stage.FIRST else self.pipeline - 1), 0
+        stage = next(stage for stage in range(self.pipeline) if at in self.layers(stage, num_layers))
+        return stage, at - self.layers(stage, num_layers).start
+
+
+def mapping_problems(config: ModelConfig, mapping: Mapping) -> list[str]:
+    """Return what keeps a model from being divided so, in words."""
+    tensor, problems = mapping.tensor, []
+    for count, what in ((config.num_heads, "attention heads"), (config.intermediate_size, "MLP columns")):
+        if count % tensor:
+            problems.append(f"{count} {what} cannot be divided by {tensor} ranks")
+    if config.num_kv_heads % tensor and tensor % config.num_kv_heads:
+        problems.append(f"{config.num_kv_heads} key heads can neither be divided by nor shared among {tensor} ranks")
+    if mapping.pipeline > config.num_layers:
+        problems.append(f"{config.num_layers} layers are fewer than {mapping.pipeline} pipeline stages")
+    return problems
+
+
+class Split(Enum):
+    """How the ranks of a stage share a tensor."""
+
+    WHOLE = "whole"
+    ROWS = "rows"
+    COLUMNS = "columns"
+    VOCABULARY = "vocabulary"  # by rows, padded with zeros
+
+
+# Row-parallel layers add their bias after the sum over ranks, so it is whole everywhere, as are norms and the router.
+_DIVIDED = {
+    "attention.qkv.weight": Split.ROWS,
+    "attention.qkv.bias": Split.ROWS,
+    "attention.qkv.per_channel_scale": Split.ROWS,
+    "attention.dense.weight": Split.COLUMNS,
+    "mlp.fc.weight": Split.ROWS,
+    "mlp.fc.bias": Split.ROWS,
+    "mlp.fc.per_channel_scale": Split.ROWS,
+    "mlp.gate.weight": Split.ROWS,
+    "mlp.gate.bias": Split.ROWS,
+    "mlp.gate.per_channel_scale": Split.ROWS,
+    "mlp.proj.weight": Split.COLUMNS,
+    "lm_head.weight": Split.VOCABULARY,
+    "transformer.vocab_embedding.weight": Split.VOCABULARY,
+}
+
+
+def split_of(target: str, mapping: Mapping) -> Split:
+    """Return how a target (as a rule names it) is divided."""
+    if target == "transformer.vocab_embedding.weight" and not mapping.embedding:
+        return Split.WHOLE
+    return _DIVIDED.get(target, Split.WHOLE)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rectangle of a source tensor goes: rows and columns of the source, and the row of the rank's tensor."""
+
+    rank: int
+    rows: range
+    columns: range
+    at_row: int
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """One target on the ranks that hold it: its name and shape there, and for each part of its rule the places."""
+
+    name: str
+    ranks: range
+    shape: tuple[int, ...]
+    parts: tuple[tuple[Place, ...], ...]
+
+
+def shard(rule: Rule, mapping: Mapping, num_layers: int) -> Sharded:
+    """Divide a rule's target over the ranks of its stage."""
+    stage, layer = mapping.locate(rule.at, num_layers)
+    ranks, split = mapping.stage_ranks(stage), split_of(rule.target, mapping)
+    at_row, columns, parts = 0, range(0), []
+    for part in rule.parts:
+        height, places = 0, []
+        for position, rank in enumerate(ranks):
+            rows, columns, height = _rectangle(part, split, position, mapping.tensor)
+            places.append(Place(rank, rows, columns, at_row))
+        parts.append(tuple(places))
+        at_row += height
+    width = () if len(rule.parts[0].shape) == 1 else (len(columns),)
+    shape = (rule.experts, at_row // rule.experts, *width) if rule.experts else (at_row, *width)
+    name = rule.target if isinstance(rule.at, Stage) else layer_tensor(layer, rule.target)
+    return Sharded(name, ranks, shape, tuple(parts))
+
+
+def _rectangle(part: Part, split: Split, position: int, tensor: int) -> tuple[range, range, int]:
+    """Return a rank's rows and columns of a part, and how many rows its tensor has for them."""
+    rows, columns = part.shape[0], prod(part.shape[1:])
+    if split is Split.ROWS:
+        mine = _head_rows(part, position, tensor) if part.heads else _share(rows, position, tensor)
+        return mine, range(columns), len(mine)
+    if split is Split.COLUMNS:
+        return range(rows), _share(columns, position, tensor), rows
+    if split is Split.VOCABULARY:
+        height = ceil(rows / tensor)
+        return range(min(position * height, rows), min((position + 1) * height, rows)), range(columns), height
+    return range(rows), range(columns), rows
+
+
+def _share(count: int, position: int, tensor: int) -> range:
+    return range(position * (count // tensor), (position + 1) * (count // tensor))
+
+
+def _head_rows(part: Part, position: int, tensor: int) -> range:
+    size, heads = part.shape[0] // part.heads, max(1, part.heads // tensor)
+    first = position * part.heads // tensor
+    return range(first * size, (first + heads) * size)
+
+
+def join_places(sharded: Sharded) -> Iterator[tuple[int, Place]]:
+    """Yield (part number, place) so that all rows and columns of every part are covered once: its way back together."""
+    for number, places in enumerate(sharded.parts):
+        seen = set()
+        for place in places:
+            if (area := (place.rows, place.columns)) not in seen and len(place.rows):
+                seen.add(area)
+                yield number, place

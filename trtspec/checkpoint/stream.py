@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Move tensors from source files to rank files: chunk by chunk, on several threads, resumable, in flat memory.
+
+Every output file is laid out first. A task reads its source tensors once (twice where a scale has to be known first)
+and writes each chunk to all ranks that need of it, so memory is a few chunks a thread, whatever the model's size. Which
+tensors make a task, and what becomes of their bits, is the caller's: an `Encoding` sees chunks of rows and hands back
+rows.
+
+A journal names the tasks whose bytes have reached the disk; whoever runs the same tasks again on the same directory
+goes on with the others. Bytes do not depend on threads or interruptions: each has one place and one writer.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from trtspec.checkpoint.journal import Journal, forget
+from trtspec.checkpoint.safetensors import ITEM_BYTES, FileLayout, TensorInfo
+from trtspec.errors import CheckpointError
+
+CHUNK_BYTES = 1 << 20
+MOST_ROW_BYTES = 16 << 20
+SHOWN_FLAWS = 12
+# What is moved is bit patterns, which numpy has for every dtype, as it has no bfloat16 and no float8.
+BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+
+Rows = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Destination:
+    """Where a rectangle of a source tensor goes: `offset` is where its first row begins in the file of a rank.
+
+    Rows there are `width` items wide, all of which the rectangle fills.
+    """
+
+    rank: int
+    rows: range
+    columns: range
+    offset: int
+
+    @property
+    def width(self) -> int:
+        """Return the items of a row."""
+        return len(self.columns)
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One source tensor and the places its encoded rows go to."""
+
+    source: TensorInfo
+    destinations: tuple[Destination, ...]
+
+
+class Encoding(Protocol):
+    """What becomes of the tensors of a task."""
+
+    def run(self, lane: Lane) -> None:
+        """Read, encode and write everything through `lane`."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """The smallest unit that is done or not; `nbytes` of source are read for it."""
+
+    name: str
+    encoding: Encoding
+    nbytes: int
+
+
+@dataclass
+class Flaws:
+    """What was found wrong with the values of source tensors: one line a tensor; filled by all threads."""
+
+    allow_nonfinite: bool = False
+    lines: dict[str, tuple[str, str | None]] = field(default_factory=dict)
+
+    def add(self, source: TensorInfo, message: str, hint: str | None = None) -> None:
+        """Note a flaw of a tensor."""
+        self.lines.setdefault(f"{source.name}: {message} in {source.file.name}", (str(source.file.parent), hint))
+
+    @property
+    def count(self) -> int:
+        """Return how many tensors have a flaw."""
+        return len(self.lines)
+
+    def raise_if_any(self) -> None:
+        """Raise one CheckpointError with all flaws, by name."""
+        if self.lines:
+            shown = sorted(self.lines)[:SHOWN_FLAWS]
+            more = f"\n  ... and {len(self.lines) - len(shown)} more" if len(self.lines) > len(shown) else ""
+            where, hint = self.lines[shown[0]]
+            raise CheckpointError(
+                "values that cannot be converted:\n  " + "\n  ".join(shown) + more, where=where, hint=hint
+            )
+
+
+class Lane:
+    """What one thread works with: a read buffer, the open rank files, the count of bytes."""
+
+    def __init__(self, files: Sequence[int], flaws: Flaws, on_bytes: Callable[[int], None]) -> None:
+        self.flaws = flaws
+        self._files, self._on_bytes = files, on_bytes
+        self._buffer = bytearray(CHUNK_BYTES)
+
+    def chunks(self, source: TensorInfo, *, counted: bool = True) -> Iterator[tuple[int, Rows]]:
+        """Yield (number of the first row, bit patterns [rows, columns]) over a tensor, in a buffer used again.
+
+        A one-dimensional tensor has columns of one item. `counted` bytes are those of the progress.
+        """
+        item = ITEM_BYTES[source.dtype]
+        rows, columns = _matrix(source.shape)
+        row_bytes = columns * item
+        if row_bytes > MOST_ROW_BYTES:
+            message = f"rows of {row_bytes:,} bytes in {source.name!r}; at most {MOST_ROW_BYTES:,} are converted"
+            raise CheckpointError(message, where=str(source.file))
+        if row_bytes > len(self._buffer):
+            self._buffer = bytearray(row_bytes)
+        step = max(1, len(self._buffer) // row_bytes) if row_bytes else rows
+        with source.file.open("rb", buffering=0) as file:
+            for first in range(0, rows, max(1, step)):
+                count = min(step, rows - first)
+                view = memoryview(self._buffer)[: count * row_bytes]
+                _read_exactly(file.fileno(), view, source, first * row_bytes)
+                yield first, np.frombuffer(view, BITS[item]).reshape(count, columns)
+                if counted:
+                    self._on_bytes(len(view))
+
+    def write(self, destinations: Sequence[Destination], first: int, rows: Rows) -> None:
+        """Write encoded rows [count, columns], the first of which is row `first` of the source, to every place."""
+        for place in destinations:
+            begin, end = max(first, place.rows.start), min(first + len(rows), place.rows.stop)
+            if begin < end:
+                part = rows[begin - first : end - first, place.columns.start : place.columns.stop]
+                offset = place.offset + (begin - place.rows.start) * place.width * rows.itemsize
+                self.put(place.rank, offset, np.ascontiguousarray(part))
+
+    def put(self, rank: int, offset: int, values: Rows) -> None:
+        """Write an array's bytes at `offset` of a rank's file."""
+        data = memoryview(values.data).cast("B")
+        while data.nbytes:
+            done = os.pwrite(self._files[rank], data, offset)
+            data, offset = data[done:], offset + done
+
+
+def _matrix(shape: tuple[int, ...]) -> tuple[int, int]:
+    if len(shape) > 2:
+        raise ValueError(f"source tensors have one or two dimensions, not {len(shape)}")
+    return (shape[0], shape[1]) if len(shape) == 2 else (shape[0] if shape else 1, 1)
+
+
+def _read_exactly(descriptor: int, view: memoryview, source: TensorInfo, position: int) -> None:
+    filled = 0
+    while filled < len(view):
+        got = os.preadv(descriptor, [view[filled:]], source.offset + position + filled)
+        if not got:
+            message = f"ends inside tensor {source.name!r}; it was changed while being read"
+            raise CheckpointError(message, where=str(source.file))
+        filled += got
+
+
+def run_tasks(
+    out: Path,
+    layouts: Sequence[FileLayout],
+    tasks: Sequence[Task],
+    *,
+    flaws: Flaws,
+    on_bytes: Callable[[int], None],
+    journal: Path | None = None,
+    threads: int | None = None,
+) -> None:
+    """Fill `out`/rank{r}.safetensors, going on where an earlier run with the same tasks and `journal` stopped.
+
+    Without a journal nothing can be resumed. `on_bytes` is told the source bytes done since the last call, from one
+    thread at a time. Raises CheckpointError where source values cannot be converted; the files are whole only if it
+    returns.
+    """
+    lock = threading.Lock()
+
+    def advance(count: int) -> None:
+        with lock:
+            on_bytes(count)
+
+    with ExitStack() as stack:
+        paths = [out / f"rank{rank}.safetensors" for rank in range(len(layouts))]
+        if not all(_is_laid_out(path, layout) for path, layout in zip(paths, layouts, strict=True)):
+            forget(journal)
+        files = [_open_file(stack, path, layout) for path, layout in zip(paths, layouts, strict=True)]
+        notes = stack.enter_context(Journal(journal, files))
+        todo = sorted((task for task in tasks if task.name not in notes.done), key=lambda task: -task.nbytes)
+        advance(sum(task.nbytes for task in tasks) - sum(task.nbytes for task in todo))
+        _run_all(todo, threads or (os.cpu_count() or 1) + 1, lambda: Lane(files, flaws, advance), notes, flaws)
+    flaws.raise_if_any()
+
+
+def _is_laid_out(path: Path, layout: FileLayout) -> bool:
+    try:
+        with path.open("rb") as file:
+            return os.fstat(file.fileno()).st_size == layout.nbytes and file.read(len(layout.header)) == layout.header
+    except FileNotFoundError:
+        return False
+
+
+def _open_file(stack: ExitStack, path: Path, layout: FileLayout) -> int:
+    """Return a descriptor of a file that has its header and its size; what an interrupted run wrote stays."""
+    laid_out = _is_laid_out(path, layout)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    stack.callback(os.close, descriptor)
+    if not laid_out:
+        os.ftruncate(descriptor, 0)  # padding is never written: it is what is zero from here on
+        os.posix_fallocate(descriptor, 0, layout.nbytes)  # a full disk is found before the work
+        os.pwrite(descriptor, layout.header, 0)
+    return descriptor
+
+
+def _run_all(
+    tasks: Sequence[Task], threads: int, make_lane: Callable[[], Lane], journal: Journal, flaws: Flaws
+) -> None:
+    local, stop = threading.local(), threading.Event()
+
+    def work(task: Task) -> None:
+        if stop.is_set():
+            return
+        if not hasattr(local, "lane"):
+            local.lane = make_lane()
+        before = flaws.count
+        try:
+            task.encoding.run(local.lane)
+        except BaseException:
+            stop.set()
+            raise
+        if flaws.count == before:  # else it runs again, to be found wrong again
+            journal.finish(task.name)
+
+    with ThreadPoolExecutor(threads) as pool:
+        futures = [pool.submit(work, task) for task in tasks]
+        try:
+            for future in futures:
+                future.result()
+        finally:
+            stop.set()

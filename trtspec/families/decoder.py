@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the families share: a config.json in Llama's words, and the rules of a layer with its usual names.
+
+A family says only where it differs. Nothing here knows which families there are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
+from trtspec.checkpoint.rope import read_rope_scaling
+from trtspec.checkpoint.rules import Part, Rule, Skip, Stage
+from trtspec.checkpoint.trtllm import DTYPES, EMBEDDING, FINAL_NORM, LM_HEAD
+
+MOST_LAYERS = 4096
+NORMS = (("input_layernorm", "input_layernorm"), ("post_layernorm", "post_attention_layernorm"))
+
+
+def read_decoder(reader: ConfigReader, dtype: str, **differences: Any) -> ModelConfig:
+    """Map a config.json in Llama's words; `differences` are fields of ModelConfig that the family sets itself.
+
+    Raises CheckpointError for what cannot be served.
+    """
+    hidden, heads = reader.positive("hidden_size"), reader.positive("num_attention_heads")
+    kv_heads = reader.positive("num_key_value_heads", heads)
+    head_size = reader.positive("head_dim", max(1, hidden // heads))
+    if heads % kv_heads:
+        raise reader.refuse(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
+    if reader.values.get("head_dim") is None and hidden % heads:
+        raise reader.refuse(f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
+    if head_size % 2:
+        raise reader.refuse(f"head size {head_size} is odd; rotary positions need pairs")
+    if (act := reader.get("hidden_act", str, "silu")) != "silu":
+        raise reader.refuse(f"hidden_act {act!r} is not supported; supported: silu")
+    max_positions = reader.positive("max_position_embeddings")
+    # transformers 5 gathers what was rope_theta and rope_scaling under rope_parameters
+    rope = reader.section("rope_parameters")
+    fields: dict[str, Any] = {
+        "architecture": reader.get("architectures", list)[0],
+        "dtype": _dtype(reader, dtype),
+        "vocab_size": reader.positive("vocab_size"),
+        "hidden_size": hidden,
+        "num_layers": reader.positive("num_hidden_layers", most=MOST_LAYERS),
+        "num_heads": heads,
+        "num_kv_heads": kv_heads,
+        "head_size": head_size,
+        "intermediate_size": reader.positive("intermediate_size"),
+        "hidden_act": act,
+        "norm_epsilon": reader.get("rms_norm_eps", float),
+        "max_positions": max_positions,
+        "rotary_base": (rope or reader).get("rope_theta", float, 10000.0),
+        "rope_scaling": read_rope_scaling(rope or reader.section("rope_scaling"), max_positions),
+        "attn_bias": False,
+        "mlp_bias": False,
+        "tied_embeddings": reader.get("tie_word_embeddings", bool, False),
+    }
+    return ModelConfig(**fields | differences)
+
+
+def _dtype(reader: ConfigReader, wanted: str) -> str:
+    if wanted != "auto":
+        return wanted
+    own = reader.get("dtype", str, reader.values.get("torch_dtype") or "float32")
+    # TensorRT-LLM engines compute in 16 bits; a float32 source goes the way its converter's "auto" takes it
+    own = "float16" if own == "float32" else own
+    if own not in DTYPES:
+        raise reader.refuse(f"dtype {own!r} cannot be served; set dtype: {' or '.join(DTYPES)} in the recipe")
+    return own
+
+
+def decoder_rules(config: ModelConfig) -> list[Rule]:
+    """List every tensor of the converted checkpoint of a dense decoder, in file order."""
+    return assemble(config, [attention(config, layer) + mlp(config, layer) for layer in range(config.num_layers)])
+
+
+def assemble(config: ModelConfig, layers: list[list[Rule]]) -> list[Rule]:
+    """Put embedding, layers, final norm and head together."""
+    embedding = (config.vocab_size, config.hidden_size)
+    tokens = Part("model.embed_tokens.weight", embedding)
+    head = tokens if config.tied_embeddings else Part("lm_head.weight", embedding)
+    return [
+        Rule(EMBEDDING, (tokens,), Stage.FIRST),
+        *(rule for layer in layers for rule in layer),
+        Rule(FINAL_NORM, (Part("model.norm.weight", (config.hidden_size,)),), Stage.LAST),
+        # TensorRT-LLM finds out by itself that a head equals the embedding, and then keeps one of them
+        Rule(LM_HEAD, (head,), Stage.LAST, copy=config.tied_embeddings),
+    ]
+
+
+def attention(config: ModelConfig, layer: int) -> list[Rule]:
+    """Return the rules of a layer's norms and attention."""
+    hidden, size, prefix = config.hidden_size, config.head_size, f"model.layers.{layer}"
+    own = f"{prefix}.self_attn"
+    found = [Rule(f"{target}.weight", (Part(f"{prefix}.{name}.weight", (hidden,)),), layer) for target, name in NORMS]
+    heads = (("q", config.num_heads), ("k", config.num_kv_heads), ("v", config.num_kv_heads))
+
+    def projections(kind: str, *width: int) -> tuple[Part, ...]:
+        return tuple(Part(f"{own}.{name}_proj.{kind}", (count * size, *width), count) for name, count in heads)
+
+    found.append(Rule("attention.qkv.weight", projections("weight", hidden), layer))
+    if config.attn_bias:
+        found.append(Rule("attention.qkv.bias", projections("bias"), layer))
+    output = Part(f"{own}.o_proj.weight", (hidden, config.num_heads * size))
+    found.append(Rule("attention.dense.weight", (output,), layer))
+    if config.dense_bias:
+        found.append(Rule("attention.dense.bias", (Part(f"{own}.o_proj.bias", (hidden,)),), layer))
+    if config.qk_norm:
+        found += [
+            Rule(f"attention.{n}_layernorm.weight", (Part(f"{own}.{n}_norm.weight", (size,)),), layer) for n in "qk"
+        ]
+    return found
+
+
+def mlp(config: ModelConfig, layer: int) -> list[Rule]:
+    """Return the rules of a layer's dense MLP: `fc` is the branch that goes through the activation."""
+    hidden, inter = config.hidden_size, config.intermediate_size
+    found = []
+    for target, name, shape in (
+        ("fc", "gate_proj", (inter, hidden)),
+        ("gate", "up_proj", (inter, hidden)),
+        ("proj", "down_proj", (hidden, inter)),
+    ):
+        source = f"model.layers.{layer}.mlp.{name}"
+        found.append(Rule(f"mlp.{target}.weight", (Part(f"{source}.weight", shape),), layer))
+        if config.mlp_bias:
+            found.append(Rule(f"mlp.{target}.bias", (Part(f"{source}.bias", shape[:1]),), layer))
+    return found
+
+
+def decoder_skips(config: ModelConfig) -> list[Skip]:
+    """Name what exports hold beyond the rules."""
+    found = [Skip(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq", "computed from rope_theta")]
+    if config.tied_embeddings:
+        found.append(Skip(r"lm_head\.weight", "tied to the embedding"))
+    return found

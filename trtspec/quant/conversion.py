@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is made of every tensor of a model: the layout of each rank's file, and the tasks that fill it.
+
+Pure, from headers; running it is checkpoint/stream.py's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from trtspec.checkpoint.model_config import ModelConfig
+from trtspec.checkpoint.rules import Part, Rule, Stage, layer_tensor
+from trtspec.checkpoint.safetensors import FileLayout, lay_out
+from trtspec.checkpoint.sharding import Mapping, Sharded, shard
+from trtspec.checkpoint.trtllm import DTYPES, Quantization, render_config
+from trtspec.quant.scheme import FUSED, Scheme
+
+# TensorRT-LLM takes the larger of the first two, or the last where it is alone.
+KV_SCALES = ("k", "v", "kv")
+
+
+@dataclass(frozen=True)
+class Target:
+    """One tensor of the converted checkpoint: its rule, what it becomes, and where."""
+
+    rule: Rule
+    dtype: str
+    sharded: Sharded
+
+
+@dataclass
+class Conversion:
+    """A planned conversion; `targets` by the rule's full name, in file order."""
+
+    config: ModelConfig
+    mapping: Mapping
+    scheme: Scheme
+    targets: dict[str, Target] = field(default_factory=dict)
+
+    def add(self, rule: Rule, dtype: str) -> None:
+        """Give a rule's target its place."""
+        self.targets[rule.name] = Target(rule, dtype, shard(rule, self.mapping, self.config.num_layers))
+
+    def scale_of(self, target: Target, name: str) -> Target:
+        """Return the scale beside a quantized weight."""
+        return self.targets[f"{target.rule.module}.{name}"]
+
+    def fused_with(self, target: Target) -> Target | None:
+        """Return the weight that the engine fuses with this one, where both are quantized."""
+        rule = target.rule
+        if rule.experts or isinstance(rule.at, Stage) or rule.target not in FUSED:
+            return None
+        twin = self.targets.get(layer_tensor(rule.at, FUSED[rule.target]))
+        return twin if twin and twin.dtype == target.dtype else None
+
+    def layouts(self) -> list[FileLayout]:
+        """Return the layout of each rank's file."""
+        by_rank: list[list[tuple[str, str, tuple[int, ...]]]] = [[] for _ in range(self.mapping.ranks)]
+        for target in self.targets.values():
+            for rank in target.sharded.ranks:
+                by_rank[rank].append((target.sharded.name, target.dtype, target.sharded.shape))
+        return [lay_out(tensors) for tensors in by_rank]
+
+    @property
+    def quantization(self) -> Quantization:
+        """Return what config.json says of how the weights and the cache are stored."""
+        return self.scheme.describe(self.config)
+
+    def render_config(self) -> dict[str, Any]:
+        """Return config.json."""
+        return render_config(self.config, self.mapping, self.quantization)
+
+
+def plan_conversion(config: ModelConfig, rules: list[Rule], mapping: Mapping, scheme: Scheme) -> Conversion:
+    """Decide dtype and place of every tensor, scales among them."""
+    plan = Conversion(config, mapping, scheme)
+    for rule in rules:
+        quantized = scheme.quantizes(rule)
+        plan.add(rule, "F8_E4M3" if quantized else _plain_dtype(config, rule))
+        if quantized:
+            for scale in _scales(rule, scheme):
+                plan.add(scale, "F32")
+        if rule.target == "attention.qkv.weight" and scheme.kv_cache == "fp8":
+            for kind in KV_SCALES:
+                plan.add(_scalar(rule, f"attention.{kind}_cache_scaling_factor"), "F32")
+    return plan
+
+
+def _plain_dtype(config: ModelConfig, rule: Rule) -> str:
+    return "F32" if rule.target == "mlp.router.weight" else DTYPES[config.dtype]
+
+
+def _scales(rule: Rule, scheme: Scheme) -> list[Rule]:
+    """Return rules for the scales beside a quantized weight; their parts are in the order of the weight's."""
+    base = rule.target.removesuffix("weight")
+    if scheme.weights == "fp8_rowwise":
+        parts = tuple(Part("", part.shape[:1], part.heads) for part in rule.parts)
+        return [replace(rule, target=f"{base}per_channel_scale", parts=parts)]
+    weights = Rule(f"{base}weights_scaling_factor", (Part("", (max(1, rule.experts), 1)),), rule.at)
+    if not rule.experts:
+        weights = _scalar(rule, weights.target)
+    return [weights, _scalar(rule, f"{base}activation_scaling_factor")]
+
+
+def _scalar(rule: Rule, target: str) -> Rule:
+    return Rule(target, (Part("", (1,)),), rule.at)

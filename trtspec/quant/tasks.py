@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tasks that fill the files of a planned conversion: which encoding runs over which source tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from trtspec.checkpoint.encode import Cast
+from trtspec.checkpoint.rules import Matched, Rule
+from trtspec.checkpoint.safetensors import ITEM_BYTES, FileLayout, TensorInfo
+from trtspec.checkpoint.stream import Destination, Encoding, Lane, Task, Transfer
+from trtspec.errors import CheckpointError
+from trtspec.quant.activations import Activations
+from trtspec.quant.conversion import Conversion, Target
+from trtspec.quant.existing import Existing
+from trtspec.quant.fp8 import Group, QuantizeRows, QuantizeTensors, Slot, scale_of
+from trtspec.quant.takeover import Largest, TakeRows, TakeScales, TakeTensors
+
+# NVIDIA's exporter never scales a cache up: what is below 448 is stored as it is
+LEAST_CACHE_SCALE = 1.0
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Values that are known before anything is read: the scales of activations and of the KV cache."""
+
+    values: tuple[tuple[Slot, np.float32], ...]
+
+    def run(self, lane: Lane) -> None:
+        """Write them."""
+        for slot, value in self.values:
+            lane.put(slot.rank, slot.offset, np.array([value], np.float32))
+
+
+def plan_tasks(
+    plan: Conversion,
+    layouts: list[FileLayout],
+    matched: Matched,
+    activations: Activations,
+    existing: Existing | None = None,
+) -> list[Task]:
+    """Return the tasks; what is quantized in the source, as `existing` has it, is taken over.
+
+    Raises CheckpointError where an activation was not measured.
+    """
+    if existing:
+        taken = TakeScales(tuple(_taken_scales(plan, layouts, matched, existing)))
+        scales = _task("scales", taken, taken.sources.values())
+    else:
+        scales = Task("scales", Constants(tuple(_constants(plan, layouts, activations))), 0)
+    return [*_cast_tasks(plan, layouts, matched), *_fp8_tasks(plan, layouts, matched, existing), scales]
+
+
+def _cast_tasks(plan: Conversion, layouts: list[FileLayout], matched: Matched) -> list[Task]:
+    found: dict[tuple[str, ...], tuple[str, Cast]] = {}
+    for name, parts in matched.parts.items():
+        target = plan.targets[name]
+        if target.dtype == "F8_E4M3":
+            continue
+        sources = tuple(part.name for part in parts)
+        encoding = Cast(_transfers(target, parts, layouts), target.dtype)
+        if sources in found:  # a tied head: the embedding is read once for both
+            name, twin = found[sources]  # noqa: PLW2901
+            encoding = Cast(_joined(twin.transfers, encoding.transfers), target.dtype)
+        found[sources] = name, encoding
+    return [_task(name, encoding, _sources(encoding.transfers)) for name, encoding in found.values()]
+
+
+def _joined(one: tuple[Transfer, ...], other: tuple[Transfer, ...]) -> tuple[Transfer, ...]:
+    return tuple(
+        replace(mine, destinations=mine.destinations + theirs.destinations)
+        for mine, theirs in zip(one, other, strict=True)
+    )
+
+
+def _fp8_tasks(plan: Conversion, layouts: list[FileLayout], matched: Matched, existing: Existing | None) -> list[Task]:
+    tasks = []
+    for name, parts in matched.parts.items():
+        target = plan.targets[name]
+        if target.dtype != "F8_E4M3":
+            continue
+        transfers = _transfers(target, parts, layouts)
+        if plan.scheme.weights == "fp8_rowwise":
+            scales = parts if existing is None else tuple(existing.weight_scale(part.name) for part in parts)
+            by_row = _transfers(plan.scale_of(target, "per_channel_scale"), scales, layouts)
+            tasks.append(_row_task(name, transfers, by_row, existing))
+        elif target.rule.target == "mlp.gate.weight" and not target.rule.experts:
+            continue  # with its fc
+        else:
+            groups = _groups(plan, layouts, matched, target, transfers)
+            tasks.append(_tensor_task(name, groups, existing))
+    return tasks
+
+
+def _row_task(
+    name: str, transfers: tuple[Transfer, ...], scales: tuple[Transfer, ...], existing: Existing | None
+) -> Task:
+    if existing is None:
+        return _task(name, QuantizeRows(transfers, scales), _sources(transfers))
+    return _task(name, TakeRows(transfers, scales), _sources(transfers + scales))
+
+
+def _tensor_task(name: str, groups: tuple[Group, ...], existing: Existing | None) -> Task:
+    sources = _sources(transfer for group in groups for transfer in group.transfers)
+    if existing is None:
+        return _task(name, QuantizeTensors(groups), sources)
+    scales = {source.name: existing.weight_scale(source.name) for source in sources}
+    return _task(name, TakeTensors(groups, scales), [*sources, *scales.values()])
+
+
+def _groups(
+    plan: Conversion, layouts: list[FileLayout], matched: Matched, target: Target, transfers: tuple[Transfer, ...]
+) -> tuple[Group, ...]:
+    """Return the tensors that share a scale: each expert's, a fused MLP's fc and gate, else all of a target."""
+    scale = plan.scale_of(target, "weights_scaling_factor")
+    if experts := target.rule.experts:
+        size = len(transfers) // experts
+        return tuple(
+            Group(transfers[number * size : (number + 1) * size], _slots(scale, layouts, number))
+            for number in range(experts)
+        )
+    slots = _slots(scale, layouts)
+    if twin := plan.fused_with(target):
+        transfers += _transfers(twin, matched.parts[twin.rule.name], layouts)
+        slots += _slots(plan.scale_of(twin, "weights_scaling_factor"), layouts)
+    return (Group(transfers, slots),)
+
+
+def _constants(
+    plan: Conversion, layouts: list[FileLayout], activations: Activations
+) -> Iterable[tuple[Slot, np.float32]]:
+    for target in plan.targets.values():
+        rule = target.rule
+        if rule.target.endswith(".activation_scaling_factor"):
+            value = scale_of(np.float32(_measured(activations.inputs, rule.module)))
+        elif cached := _cached(rule):
+            tables = {"k": activations.keys, "v": activations.values}
+            largest = max(_measured(tables[kind], rule.module) for kind in cached)
+            value = max(scale_of(np.float32(largest)), np.float32(LEAST_CACHE_SCALE))
+        else:
+            continue
+        for slot in _slots(target, layouts):
+            yield slot, value
+
+
+def _taken_scales(
+    plan: Conversion, layouts: list[FileLayout], matched: Matched, existing: Existing
+) -> Iterable[Largest]:
+    for target in plan.targets.values():
+        rule, slots = target.rule, _slots(target, layouts)
+        if rule.target.endswith(".activation_scaling_factor"):
+            weight = plan.targets[f"{rule.module}.weight"]
+            fused = [weight, twin] if (twin := plan.fused_with(weight)) else [weight]
+            parts = [part for one in fused for part in matched.parts[one.rule.name]]
+            yield Largest(tuple(existing.input_scale(part.name) for part in parts), slots)
+        elif cached := _cached(rule):
+            _, keys, values = matched.parts[f"{rule.module}.qkv.weight"]
+            projections = {"k": keys, "v": values}
+            scales = tuple(existing.cache_scale(projections[kind].name, kind) for kind in cached)
+            yield Largest(scales, slots, LEAST_CACHE_SCALE)
+
+
+def _cached(rule: Rule) -> str:
+    """Return what a scale of the KV cache is for: "k", "v", "kv" for both, "" where it is no such scale."""
+    kind, found, _ = rule.target.removeprefix("attention.").partition("_cache_scaling_factor")
+    return kind if found else ""
+
+
+def _measured(table: dict[str, float], module: str) -> float:
+    if module not in table:
+        raise CheckpointError(f"no activation of {module} was measured", hint="calibrate with a prompt that reaches it")
+    return table[module]
+
+
+def _transfers(target: Target, parts: tuple[TensorInfo, ...], layouts: list[FileLayout]) -> tuple[Transfer, ...]:
+    item, name = ITEM_BYTES[target.dtype], target.sharded.name
+    return tuple(
+        Transfer(
+            source,
+            tuple(
+                Destination(
+                    place.rank,
+                    place.rows,
+                    place.columns,
+                    layouts[place.rank].offsets[name] + place.at_row * len(place.columns) * item,
+                )
+                for place in places
+            ),
+        )
+        for source, places in zip(parts, target.sharded.parts, strict=True)
+    )
+
+
+def _slots(target: Target, layouts: list[FileLayout], number: int = 0) -> tuple[Slot, ...]:
+    return tuple(Slot(rank, layouts[rank].offsets[target.sharded.name] + 4 * number) for rank in target.sharded.ranks)
+
+
+def _sources(transfers: Iterable[Transfer]) -> list[TensorInfo]:
+    return [transfer.source for transfer in transfers]
+
+
+def _task(name: str, encoding: Encoding, sources: Collection[TensorInfo]) -> Task:
+    return Task(name, encoding, sum(source.nbytes for source in sources))

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The step that measures a model's activations on prompts, for the scales of FP8."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from trtspec.artifacts.prompts import Prompt, load_prompts
+from trtspec.checkpoint.rules import match
+from trtspec.checkpoint.source import load_source
+from trtspec.checkpoint.tokenizer import Tokenizer
+from trtspec.errors import CheckpointError
+from trtspec.families.base import family_of
+from trtspec.graph.step import Inputs, Progress, Step
+from trtspec.quant.activations import ACTIVATIONS, Activations
+from trtspec.steps.files import Files
+
+
+@dataclass(frozen=True)
+class Calibrate(Step):
+    """Run prompts through the model layer by layer and write down the largest magnitudes: `activations.json`.
+
+    `source` is the content of config.json and the shards, `tokenizer` that of the tokenizer's files, `prompts` that of
+    one JSON-lines file, of which the first `samples` are used, cut to `max_len` tokens.
+    """
+
+    VERSION: ClassVar[int] = 1
+
+    role: str
+    source: Files
+    tokenizer: Files
+    prompts: Files
+    samples: int
+    max_len: int
+    nbytes: int = field(metadata={"key": False})
+
+    @property
+    def name(self) -> str:
+        """Return `calibrate-target` or `calibrate-draft`."""
+        return f"calibrate-{self.role}"
+
+    @property
+    def total_bytes(self) -> int:
+        """Return the bytes of the source's tensors, each of which is read once."""
+        return self.nbytes
+
+    def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
+        """Calibrate; raises CheckpointError where the source does not add up, TrtspecError where a prompt does not."""
+        with self.source.unchanged(), self.tokenizer.unchanged(), self.prompts.unchanged():
+            prompts = load_prompts(self.prompts.paths[0])[: self.samples]
+            calibrate_checkpoint(self.source.root, prompts, self.max_len, progress.advance).save(out / ACTIVATIONS)
+
+
+def calibrate_checkpoint(
+    root: Path,
+    prompts: list[Prompt],
+    max_len: int,
+    on_bytes: Callable[[int], None] = lambda count: None,
+) -> Activations:
+    """Measure the checkpoint at `root` on `prompts`, each cut to `max_len` tokens.
+
+    `on_bytes` is told the source bytes done since the last call. Raises CheckpointError where the source, its tokenizer
+    or what is measured does not add up.
+    """
+    from trtspec.engines.embedded.calibration import measure  # torch, which planning does without
+
+    source = load_source(root)
+    _, family = family_of(source)
+    config = family.read(source.reader, "auto")
+    matched = match(family.rules(config), family.skips(config), source)
+    # texts are served no longer than attention is exact, so nothing beyond has to be measured
+    texts = _tokenize(root, prompts, min(max_len, config.exact_positions))
+    largest = max(map(max, texts))
+    if largest >= config.vocab_size:
+        message = f"the tokenizer makes the id {largest}, and the model has {config.vocab_size}"
+        raise CheckpointError(message, where=str(root), hint="take tokenizer and weights from the same model")
+    return Activations(**measure(config, matched, texts, on_bytes=on_bytes))
+
+
+def _tokenize(root: Path, prompts: list[Prompt], max_len: int) -> list[list[int]]:
+    """Return the ids of each prompt that has some."""
+    tokenizer = Tokenizer(root)
+    texts = [tokenizer.encode(prompt.text)[:max_len] for prompt in prompts]
+    if not any(texts):
+        raise CheckpointError("the tokenizer makes no token of the prompts", where=str(root))
+    return [text for text in texts if text]
