@@ -105,18 +105,19 @@ def test_a_model_that_cannot_be_read(name: str, trtspec: Run, recipe: Path) -> N
     path.unlink()
     path.mkdir()  # permissions do not stop root; this does
     message, _ = the_problem(trtspec, recipe, TARGET)
-    assert message == f"target/{name}: cannot be read: Is a directory"
+    assert message == f"target/{name}: not a regular file"
 
 
+SERVED = "LlamaForCausalLM, MistralForCausalLM, MixtralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM"
 CONFIGS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"architectures": None}, "architectures is None, expected a list with one name", None),
     ({"architectures": []}, "architectures is [], expected a list with one name", None),
     (
         {"architectures": ["LlamaForCausalM"]},
-        "architecture 'LlamaForCausalM' is not supported; supported: LlamaForCausalLM",
+        f"architecture 'LlamaForCausalM' is not supported; supported: {SERVED}",
         "did you mean 'LlamaForCausalLM'?",
     ),
-    ({"architectures": ["Falcon3"]}, "architecture 'Falcon3' is not supported; supported: LlamaForCausalLM", None),
+    ({"architectures": ["Falcon3"]}, f"architecture 'Falcon3' is not supported; supported: {SERVED}", None),
     ({"hidden_size": "64"}, "hidden_size is '64', expected int", None),
     ({"vocab_size": None}, "lacks 'vocab_size'", None),
 ]
@@ -263,23 +264,30 @@ LINES: list[tuple[str, str, tuple[int, int, str], str, str | None]] = [
     ),
     (
         "  model: ./target",
-        "  model: ./target\n  quantization: {weights: fp8}",
-        (5, 27, "target.quantization.weights"),
-        "this version does not quantize; weights can only be none, not fp8",
+        "  model: ./target\n  quantization: {weights: fp8_rowwise, exclude: [lm_head, q_proj]}",
+        (5, 59, "target.quantization.exclude.1"),
+        "no module matches 'q_proj'; one is transformer.layers.0.attention.qkv",
         None,
     ),
     (
         "    model: ./draft",
-        "    model: ./draft\n    quantization: {kv_cache: fp8}",
-        (10, 30, "speculation.draft.quantization.kv_cache"),
-        "this version does not quantize; kv_cache can only be none, not fp8",
+        "    model: ./draft\n    quantization: {weights: fp8_rowwise, exclude: []}",
+        (10, 51, "speculation.draft.quantization.exclude"),
+        "fp8_rowwise engines need lm_head in the model's dtype; exclude lm_head",
+        None,
+    ),
+    (
+        "    model: ./draft",
+        "    model: ./draft\n    quantization: {weights: fp8, calibration: {prompts: ./nosuch.jsonl}}",
+        (10, 57, "speculation.draft.quantization.calibration.prompts"),
+        "nosuch.jsonl: cannot be read: No such file or directory",
         None,
     ),
     (
         "  model: ./target",
-        "  model: ./target\n  parallel: {tensor: 2}",
-        (5, 22, "target.parallel.tensor"),
-        "this version converts for one rank; tensor can only be 1, not 2",
+        "  model: ./target\n  parallel: {tensor: 2, pipeline: 5}",
+        (5, 13, "target.parallel"),
+        "4 layers are fewer than 5 pipeline stages",
         None,
     ),
     (
@@ -338,10 +346,10 @@ def test_a_prompt_that_is_none(line: str, trtspec: Run, recipe: Path) -> None:
 def test_a_hub_model_that_was_not_downloaded(trtspec: Run, recipe: Path) -> None:
     commit = "0abcdef123" * 4
     replace(recipe, "model: ./target", f"model: org/name\n  revision: {commit}")
-    assert the_problem(trtspec, recipe, TARGET) == (
-        f"hub: org/name at commit {commit} is not in the hub cache",
-        f"download it once: hf download org/name --revision {commit}",
-    )
+    for command in ("check", "plan"):  # build downloads it: tests/cli/test_sources.py
+        (problem,) = trtspec(command, recipe, "--json").document["problems"]
+        assert problem["message"] == f"{recipe.parent}/hub: org/name at commit {commit} is not in the hub cache"
+        assert (problem["line"], problem["hint"]) == (TARGET[0], "trtspec build downloads it")
 
 
 def test_a_hub_model_is_found_in_the_cache(trtspec: Run, recipe: Path) -> None:

@@ -8,8 +8,10 @@ import pytest
 from tests.conftest import Run
 from tests.tiny import PAIR_VOCAB
 from trtspec.artifacts.manifest import load_manifest
+from trtspec.checkpoint.sharding import Mapping
 from trtspec.errors import TrtspecError
 from trtspec.inspection import inspect_path
+from trtspec.quant.scheme import Scheme
 
 # embeddings and output, four layers of attention, MLP and two norms, the last norm
 PARAMETERS = 2 * PAIR_VOCAB * 64 + 4 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64) + 64
@@ -24,9 +26,26 @@ def test_a_source(recipe: Path) -> None:
         "dtypes": {"BF16": 2 * PARAMETERS},
         "bytes": 2 * PARAMETERS,
         "files": ["model.safetensors"],
-        "converts_to": "bfloat16",
+        "quantization": "none",
         "skipped": {},
+        "converts_to": {"dtype": "bfloat16", "quantization": "none", "bytes_by_rank": [2 * PARAMETERS]},
     }
+
+
+def test_what_a_source_would_take_on_each_rank(recipe: Path) -> None:
+    whole = inspect_path(recipe.parent / "target")["converts_to"]["bytes_by_rank"][0]
+    four = inspect_path(recipe.parent / "target", Mapping(2, 2))["converts_to"]["bytes_by_rank"]
+    norms = 2 * (4 * 2 * 64 + 64)
+    assert sum(four) == whole + norms  # each rank has the norms of its stage
+    fp8 = inspect_path(recipe.parent / "target", Mapping(), Scheme("fp8", "fp8"))["converts_to"]
+    linear = 4 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128)
+    scales = 4 * 4 * (5 * 2 + 3)
+    assert fp8 == {"dtype": "bfloat16", "quantization": "FP8, FP8 KV cache", "bytes_by_rank": [whole - linear + scales]}
+
+
+def test_a_division_that_cannot_be(recipe: Path) -> None:
+    with pytest.raises(TrtspecError, match="4 attention heads cannot be divided by 3 ranks; 128 MLP columns cannot be"):
+        inspect_path(recipe.parent / "target", Mapping(3))
 
 
 def test_a_converted_checkpoint(artifact: Path) -> None:
@@ -35,6 +54,8 @@ def test_a_converted_checkpoint(artifact: Path) -> None:
         "architecture": "LlamaForCausalLM",
         "parameters": PARAMETERS,
         "dtypes": {"BF16": 2 * PARAMETERS},
+        "tensor_parallel": 1,
+        "pipeline_parallel": 1,
         "bytes_by_rank": [2 * PARAMETERS],
         "quantization": "none",
     }

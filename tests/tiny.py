@@ -19,19 +19,37 @@ LLAMA3_ROPE = {
 }  # fmt: skip
 
 
-def make_llama(root: Path, seed: int = 0, dtype: str = "bfloat16", scale: float = 0.2, **shape: Any) -> Path:
-    """Save a random Llama below `root`; a larger `scale` makes its distributions sharper."""
+# What a family's configuration needs beside SHAPE for a model of that size.
+FAMILY_SHAPES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"sliding_window": None},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2": {},
+    "qwen3": {"head_dim": 8},
+}
+
+
+def make_model(
+    root: Path, family: str, seed: int = 0, dtype: str = "bfloat16", scale: float = 0.2, **shape: Any
+) -> Path:
+    """Save a random model of a family below `root`; a larger `scale` makes its distributions sharper."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(LlamaConfig(**{**SHAPE, **shape}, initializer_range=scale))
+    config = AutoConfig.for_model(family, **{**SHAPE, **FAMILY_SHAPES[family], **shape}, initializer_range=scale)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name or name.endswith("bias"):
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     model.to(getattr(torch, dtype)).save_pretrained(root)
     return root
+
+
+def make_llama(root: Path, seed: int = 0, dtype: str = "bfloat16", scale: float = 0.2, **shape: Any) -> Path:
+    """Save a random Llama below `root`."""
+    return make_model(root, "llama", seed, dtype, scale, **shape)
 
 
 def convert(root: Path, out: Path, dtype: str = "auto", **options: Any) -> Path:
@@ -41,12 +59,11 @@ def convert(root: Path, out: Path, dtype: str = "auto", **options: Any) -> Path:
     return out
 
 
-def reference_model(root: Path) -> Any:
-    """Return transformers' own model of `root`, in float32: the oracle for text and logits."""
-    import torch
+def reference_model(root: Path, dtype: str = "float32") -> Any:
+    """Return transformers' own model of `root`: in float32 the oracle for text and logits."""
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(root, dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(root, dtype=dtype).eval()
 
 
 def greedy(model: Any, prompt: list[int], new_tokens: int) -> list[int]:

@@ -12,21 +12,17 @@ from pathlib import Path
 from typing import TypeVar
 
 from trtspec.artifacts.prompts import load_prompts
-from trtspec.checkpoint.model_config import ModelConfig
 from trtspec.checkpoint.prepare import locate_source
-from trtspec.checkpoint.rules import Matched, Rule, match
-from trtspec.checkpoint.sharding import Mapping, mapping_problems
-from trtspec.checkpoint.source import Source, load_source
+from trtspec.checkpoint.sharding import mapping_problems
 from trtspec.checkpoint.tokenizer import Tokenizer, check_tokenizer, tokenizer_file
 from trtspec.engines.base import backends, choose_backend
 from trtspec.errors import TrtspecError
-from trtspec.families.base import family_of
 from trtspec.methods.base import Method
-from trtspec.quant.scheme import Scheme, scheme_problems
 from trtspec.recipe.diagnostics import Problem
 from trtspec.recipe.load import LoadedRecipe
 from trtspec.recipe.schema import ModelSource
 from trtspec.registry import did_you_mean, find
+from trtspec.steps.model import SourceModel, load_model, mapping_of, scheme_wanted
 
 T = TypeVar("T")
 
@@ -37,25 +33,13 @@ PROBE = (
 )
 
 
-@dataclass(frozen=True)
-class Model:
-    """A checkpoint that was found to add up: its source, its description, what is made of which tensor and how."""
-
-    source: Source
-    config: ModelConfig
-    rules: list[Rule]
-    matched: Matched
-    mapping: Mapping
-    scheme: Scheme
-
-
 @dataclass
 class Findings:
     """What an examination found; `target` and `method` are None where they have problems of their own."""
 
     problems: list[Problem] = field(default_factory=list)
-    target: Model | None = None
-    draft: Model | None = None
+    target: SourceModel | None = None
+    draft: SourceModel | None = None
     method: Method | None = None
     backend: tuple[str, str] | None = None
 
@@ -77,12 +61,12 @@ class _Examination:
 
     def run(self) -> Findings:
         recipe, found = self.recipe, self.found
-        found.target = self._attempt("target.model", "checkpoint", lambda: load_model(recipe.target))
+        found.target = self._attempt("target.model", "checkpoint", lambda: _load(recipe.target))
         if target := found.target:
             self._attempt("target.model", "tokenizer", lambda: check_tokenizer(target.source.root))
         has_tokenizer = not found.problems
         if draft := recipe.speculation.draft:
-            found.draft = self._attempt("speculation.draft.model", "checkpoint", lambda: load_model(draft))
+            found.draft = self._attempt("speculation.draft.model", "checkpoint", lambda: _load(draft))
         for path, model, loaded in (("target", recipe.target, found.target), ("speculation.draft", draft, found.draft)):
             if model and loaded:
                 self._check_storage(path, model, loaded)
@@ -143,7 +127,7 @@ class _Examination:
             engines = ", ".join(method.engines)
             self._error("speculation.method", "method", f"{name} runs on {engines}, not on {self.found.backend[0]}")
 
-    def _check_sizes(self, target: Model) -> None:
+    def _check_sizes(self, target: SourceModel) -> None:
         engine = self.recipe.engine
         limit = target.config.exact_positions
         what = "positions" if limit == target.config.max_positions else "tokens of sliding window"
@@ -152,7 +136,7 @@ class _Examination:
                 message = f"{key} {value} is more than the target's {limit} {what}"
                 self._error(f"engine.{key}", "out-of-range", message, f"at most {limit}")
 
-    def _check_pair(self, target: Model, draft: Model, has_tokenizer: bool) -> None:
+    def _check_pair(self, target: SourceModel, draft: SourceModel, has_tokenizer: bool) -> None:
         path = "speculation.draft.model"
         ours, theirs = target.config, draft.config
         if ours.vocab_size != theirs.vocab_size:
@@ -169,13 +153,14 @@ class _Examination:
             message = f"the target is {ratio:.1f} times the draft ({sizes}); pairs that pay are 10 to 50 times apart"
             self._warn(path, "size-ratio", message)
 
-    def _check_storage(self, path: str, model: ModelSource, loaded: Model) -> None:
+    def _check_storage(self, path: str, model: ModelSource, loaded: SourceModel) -> None:
         """Check how a model is quantized and divided."""
-        for message in mapping_problems(loaded.config, loaded.mapping):
+        mapping, wanted = mapping_of(model), scheme_wanted(model)
+        for message in mapping_problems(loaded.config, mapping):
             self._error(f"{path}.parallel", "parallel", message)
-        for key, message in scheme_problems(loaded.scheme, loaded.config, loaded.rules):
+        for key, message in loaded.problems(wanted, mapping):
             self._error(f"{path}.quantization.{key}", "quantization", message)
-        if not loaded.scheme.needs_activations:
+        if not loaded.needs_calibration(wanted):
             return
         if prompts := model.quantization.calibration.prompts:
             where = f"{path}.quantization.calibration.prompts"
@@ -195,20 +180,8 @@ class _Examination:
             )
 
 
-def load_model(model: ModelSource) -> Model:
-    """Find a checkpoint and prove from its headers that it can be converted; raises CheckpointError."""
-    source = load_source(locate_source(model))
-    _, family = family_of(source)
-    config = family.read(source.reader, model.dtype)
-    rules = family.rules(config)
-    return Model(
-        source,
-        config,
-        rules,
-        match(rules, family.skips(config), source),
-        Mapping(model.parallel.tensor, model.parallel.pipeline, model.parallel.embedding),
-        Scheme(model.quantization.weights, model.quantization.kv_cache, tuple(model.quantization.exclude)),
-    )
+def _load(asked: ModelSource) -> SourceModel:
+    return load_model(locate_source(asked), asked.dtype)
 
 
 def check_tokenizers(target: Path, draft: Path) -> None:

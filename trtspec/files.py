@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 _CHUNK_BYTES = 1 << 20
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def _relative(path: str) -> str:
@@ -45,6 +48,16 @@ def file_sha256(path: Path, on_bytes: Callable[[int], None] | None = None) -> st
             if on_bytes:
                 on_bytes(count)
     return digest.hexdigest()
+
+
+def in_threads(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """Return `work` of each item, in order: hashing and reading leave Python's lock to the other cores."""
+    if len(items) < 2:
+        return [work(item) for item in items]
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(work, items))
 
 
 def sync(path: Path) -> None:

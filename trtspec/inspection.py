@@ -9,16 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.artifacts.manifest import MANIFEST, load_manifest
-from trtspec.checkpoint.rules import match
 from trtspec.checkpoint.safetensors import TensorInfo
-from trtspec.checkpoint.source import load_source
 from trtspec.checkpoint.sharding import Mapping, mapping_problems
 from trtspec.checkpoint.trtllm import Quantization, is_converted, load_checkpoint
 from trtspec.errors import CheckpointError
-from trtspec.families.base import family_of
 from trtspec.quant.conversion import plan_conversion
-from trtspec.quant.scheme import Scheme, scheme_problems
-
+from trtspec.quant.scheme import Scheme
+from trtspec.steps.model import load_model
 
 ONE_RANK, UNQUANTIZED = Mapping(), Scheme()
 
@@ -37,25 +34,22 @@ def inspect_path(path: Path, mapping: Mapping = ONE_RANK, scheme: Scheme = UNQUA
 
 
 def _source(path: Path, mapping: Mapping, scheme: Scheme) -> dict[str, Any]:
-    source = load_source(path)
-    name, family = family_of(source)
-    config = family.read(source.reader, "auto")
-    rules = family.rules(config)
-    matched = match(rules, family.skips(config), source)
-    problems = mapping_problems(config, mapping) + [text for _, text in scheme_problems(scheme, config, rules)]
+    model = load_model(path, "auto")
+    source, config = model.source, model.config
+    problems = mapping_problems(config, mapping) + [text for _, text in model.problems(scheme, mapping)]
     if problems:
         raise CheckpointError("; ".join(problems), where=str(path))
-    plan = plan_conversion(config, rules, mapping, scheme)
+    plan = plan_conversion(config, model.rules, mapping, model.scheme(scheme))
     return {
         "kind": "source checkpoint",
-        "family": name,
+        "family": model.family,
         "architecture": config.architecture,
         "parameters": config.num_parameters,
         "dtypes": _dtypes(source.tensors.values()),
         "bytes": source.nbytes,
         "files": [file.name for file in source.weight_files],
-        "quantization": "none",
-        "skipped": matched.skipped,
+        "quantization": model.existing.describe() if model.existing else "none",
+        "skipped": model.matched.skipped,
         "converts_to": {
             "dtype": config.dtype,
             "quantization": _words(plan.quantization),

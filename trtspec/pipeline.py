@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
+from threading import Lock
 from typing import Literal
 
 from trtspec import __version__
 from trtspec.artifacts.manifest import Backend, Manifest, StepRecord
 from trtspec.artifacts.publish import publish_artifact
-from trtspec.check import Findings, Model, examine
+from trtspec.check import Findings, examine
 from trtspec.checkpoint.prepare import OnProgress, prepare_source
 from trtspec.engines.memory import MemoryPlan, plan_memory
 from trtspec.errors import CheckpointError
@@ -29,7 +30,7 @@ from trtspec.graph.plan import Plan, StepStatus, plan_status
 from trtspec.graph.step import Step
 from trtspec.graph.store import Store
 from trtspec.methods.speedup import expected_speedup
-from trtspec.paths import cache_dir
+from trtspec.paths import cache_dir, default_prompts
 from trtspec.recipe.diagnostics import RecipeError
 from trtspec.recipe.load import LoadedRecipe
 from trtspec.recipe.resolve import ResolvedModel, ResolvedRecipe, resolve_recipe
@@ -38,6 +39,7 @@ from trtspec.steps.calibrate import Calibrate
 from trtspec.steps.convert import ConvertCheckpoint
 from trtspec.steps.copy import CopyFiles
 from trtspec.steps.files import FileReader
+from trtspec.steps.model import SourceModel, mapping_of, scheme_wanted
 from trtspec.steps.repository import EmitRepository, read_models
 from trtspec.triton.repository import RepositorySettings
 
@@ -146,12 +148,13 @@ def plan_build(
         draft_len=findings.method.default_draft_len if draft_len is None else draft_len,
     )
     models = [model for model in (findings.target, findings.draft) if model]
-    total, done = sum(model.source.nbytes for model in models), 0
+    total, done, lock = sum(model.source.nbytes for model in models), 0, Lock()
 
     def on_bytes(count: int) -> None:
         nonlocal done
-        done += count
-        on_read(done, total)
+        with lock:
+            done += count
+            on_read(done, total)
 
     digests = DigestCache(cache_dir() / "digests.json")
     reader = FileReader(digests, None if read_all else READ_WHILE_PLANNING, on_bytes)
@@ -185,7 +188,7 @@ def run_build(build: Build, out: Path, store: Store, observer: Observer) -> Buil
     return Built(out, status, results, time.perf_counter() - started)
 
 
-def _fit(recipe: Recipe, target: Model) -> Recipe:
+def _fit(recipe: Recipe, target: SourceModel) -> Recipe:
     """Lower the default length to what the target has positions for; what the recipe says itself was checked."""
     length = min(recipe.engine.max_seq_len, target.config.exact_positions)
     return recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"max_seq_len": length})})
@@ -209,21 +212,21 @@ def _layout(recipe: ResolvedRecipe, findings: Findings, reader: FileReader) -> d
     return layout
 
 
-def _convert(role: str, asked: ResolvedModel, model: Model, reader: FileReader) -> ConvertCheckpoint:
-    source = model.source
-    weights = reader.read(source.root, [source.root / "config.json", *source.weight_files])
+def _convert(role: str, asked: ResolvedModel, model: SourceModel, reader: FileReader) -> ConvertCheckpoint:
+    source, wanted = model.source, scheme_wanted(asked)
+    weights = reader.read(source.root, [*source.documents, *source.weight_files])
     calibration: tuple[Calibrate, ...] = ()
-    if model.scheme.needs_activations:
-        wanted = asked.quantization.calibration
-        prompts = Path(wanted.prompts) if wanted.prompts else default_prompts()
+    if model.needs_calibration(wanted):
+        settings = asked.quantization.calibration
+        prompts = Path(settings.prompts) if settings.prompts else default_prompts()
         calibration = (
             Calibrate(
                 role,
                 weights,
                 tokenizer=reader.read(source.root, source.tokenizer_files),
                 prompts=reader.read(prompts.parent, [prompts]),
-                samples=wanted.samples,
-                max_len=wanted.max_len,
+                samples=settings.samples,
+                max_len=settings.max_len,
                 nbytes=source.nbytes,
             ),
         )
@@ -231,8 +234,8 @@ def _convert(role: str, asked: ResolvedModel, model: Model, reader: FileReader) 
         role,
         weights,
         asked.dtype,
-        mapping=model.mapping,
-        scheme=model.scheme,
+        mapping=mapping_of(asked),
+        scheme=model.scheme(wanted),
         calibration=calibration,
         allow_nonfinite=asked.allow_nonfinite,
         nbytes=source.nbytes,

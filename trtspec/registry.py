@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find extensions by scanning a folder: one file is one extension, and no list anywhere needs an edit.
 
-A module of the folder joins by defining the asked-for attribute; modules without it (base classes) do not.
+A module of the folder joins by defining the asked-for attribute; modules without it (base classes) do not. Installed
+packages join by entry points, whose group is the folder's dotted name ("trtspec.families"); they are looked up only
+where our own do not do, because asking every installed package takes long.
 """
 
 from __future__ import annotations
@@ -27,9 +29,33 @@ def discover(package: str, attribute: str) -> dict[str, Any]:
     return found
 
 
+@cache
+def discover_all(package: str, attribute: str) -> dict[str, Any]:
+    """Return what `discover` does and behind it what installed packages bring, sorted by name.
+
+    Raises TrtspecError for a name that is taken, and for an entry point that cannot be loaded.
+    """
+    from importlib.metadata import entry_points
+
+    found = dict(discover(package, attribute))
+    for entry in sorted(entry_points(group=package), key=lambda entry: entry.name):
+        brought_by = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "an installed package"
+        where = f"entry point {entry.name!r} of {brought_by} in the group {package}"
+        if entry.name in found:
+            raise TrtspecError(f"{entry.name!r} is there already", where=where, hint="give it a name of its own")
+        try:
+            found[entry.name] = entry.load()
+        except (ImportError, AttributeError) as error:
+            hint = "repair or uninstall that package"
+            raise TrtspecError(f"cannot load {entry.value}: {error}", where=where, hint=hint) from error
+    return found
+
+
 def find(package: str, attribute: str, name: str, what: str) -> Any:
     """Return one extension by name; an unknown name is an error that lists the known ones and the nearest."""
     known = discover(package, attribute)
+    if name not in known:
+        known = discover_all(package, attribute)
     if name in known:
         return known[name]
     raise TrtspecError(f"unknown {what} {name!r}; known: {', '.join(known)}", hint=did_you_mean(name, known))

@@ -35,6 +35,7 @@ SHAPES: dict[str, list[int]] = {
     "model.norm.weight": [HIDDEN],
     "lm_head.weight": [VOCAB, HIDDEN],
 }
+SHARD_OF = {name: f"{'ab'[number >= 6]}.safetensors" for number, name in enumerate(SHAPES)}
 NORM, HEAD = "model.norm.weight", "lm_head.weight"
 EMPTY = {"dtype": "BF16", "shape": [0], "data_offsets": [0, 0]}
 
@@ -86,17 +87,15 @@ def make_good(root: Path) -> Path:
     return root
 
 
-def make_sharded(root: Path, weight_map: Any = None, **index: Any) -> None:
-    """Split a good checkpoint's weights in two shards with an index; `weight_map` replaces the true one."""
+def make_sharded(root: Path, weight_map: Any = None, **index: Any) -> Path:
+    """Split a good checkpoint's weights in two shards with an index; `weight_map` makes another map of the true one."""
     (root / WEIGHTS).unlink()
-    names = list(SHAPES)
-    found = {}
-    for shard, part in (("a.safetensors", names[:6]), ("b.safetensors", names[6:])):
-        header = good_header({name: SHAPES[name] for name in part})
+    for shard in sorted(set(SHARD_OF.values())):
+        header = good_header({name: shape for name, shape in SHAPES.items() if SHARD_OF[name] == shard})
         (root / shard).write_bytes(pack(header, data_bytes(header)))
-        found |= dict.fromkeys(part, shard)
-    weight_map = found if weight_map is None else weight_map(found)
-    (root / INDEX).write_text(json.dumps({"weight_map": weight_map, **index}))
+    found = SHARD_OF if weight_map is None else weight_map(SHARD_OF)
+    (root / INDEX).write_text(json.dumps({"weight_map": found, **index}))
+    return root
 
 
 def _raw(name: str, words: str, raw: bytes | Callable[[], bytes], *, data: int = 0) -> Case:

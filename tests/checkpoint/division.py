@@ -44,10 +44,10 @@ def divide(value: torch.Tensor, name: str, heads: int, kv_heads: int, tensor: in
         return [share.view(torch.float8_e4m3fn) for share in bits]
     if name.endswith(("attention.qkv.weight", "attention.qkv.bias", "attention.qkv.per_channel_scale")):
         return divide_heads(value, heads, kv_heads, tensor)
-    if name.endswith(BY_ROWS):
-        return list(value.chunk(tensor))
-    if name.endswith(BY_COLUMNS):
-        return list(value.chunk(tensor, dim=1))
+    if value.dim() == 3:
+        return divide_experts(value, name, tensor)
+    if name.endswith(BY_ROWS + BY_COLUMNS):
+        return list(value.chunk(tensor, dim=1 if name.endswith(BY_COLUMNS) else 0))
     if name in ("lm_head.weight", *FIRST):
         missing = math.ceil(len(value) / tensor) * tensor - len(value)
         return list(torch.cat([value, value.new_zeros(missing, *value.shape[1:])]).chunk(tensor))
@@ -62,3 +62,11 @@ def divide_heads(value: torch.Tensor, heads: int, kv_heads: int, tensor: int) ->
         by_head = part.unflatten(0, (count, size)).repeat_interleave(max(1, tensor // count), 0)
         shares.append(by_head.flatten(0, 1).chunk(tensor))
     return [torch.cat(share) for share in zip(*shares, strict=True)]
+
+
+def divide_experts(value: torch.Tensor, name: str, tensor: int) -> list[torch.Tensor]:
+    """Divide every expert alike; its fc has two branches, one below the other, which are divided apart."""
+    if name.endswith("mlp.proj.weight"):
+        return list(value.chunk(tensor, dim=2))
+    linear, activated = (branch.chunk(tensor, dim=1) for branch in value.chunk(2, dim=1))
+    return [torch.cat(share, dim=1) for share in zip(linear, activated, strict=True)]

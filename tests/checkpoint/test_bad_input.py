@@ -128,9 +128,9 @@ def as_snapshot(root: Path, blobs: Path) -> Path:
 
 
 class TestAHubCache:
-    def test_a_snapshot_of_links(self, tmp_path: Path) -> None:
-        repository = tmp_path / "models--a--b"
-        root = as_snapshot(make_good(repository / "snapshots" / "0"), repository / "blobs")
+    @pytest.mark.parametrize("blobs", ["models--a--b/blobs", "blobs"])
+    def test_a_snapshot_of_links(self, blobs: str, tmp_path: Path) -> None:
+        root = as_snapshot(make_good(tmp_path / "models--a--b" / "snapshots" / "0"), tmp_path / blobs)
         assert len(load_source(root).files) == 3
 
     @pytest.mark.parametrize("blobs", ["models--a--c/blobs", "models--a--b/blobs2", "models--a--b/snapshots/1"])

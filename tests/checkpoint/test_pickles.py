@@ -199,6 +199,13 @@ class TestCodeInAPickle:
         refused(root, pins, "x.bin: cannot be opened: Unsupported operand")
         assert not (tmp_path / "ran").exists()
 
+    def test_that_the_look_ahead_misses_is_not_run(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        save(tmp_path, {"b": Gadget(tmp_path / "ran")})
+        monkeypatch.setattr(torch.serialization, "get_unsafe_globals_in_checkpoint", lambda _: [])
+        with pytest.raises(SystemExit, match="cannot be opened: Weights only load failed"):
+            unpickler.main(str(tmp_path / "pytorch_model.bin"), str(tmp_path / "out"))
+        assert not (tmp_path / "ran").exists()
+
     def test_outside_of_a_torch_file_is_not_run(self, root: Path, tmp_path: Path) -> None:
         (root / "x.pt").write_bytes(pickle.dumps(Gadget(tmp_path / "ran")))
         refused(root, {"x.pt": digest(root / "x.pt")}, "x.pt: not a file of torch.save (torch 1.6 or later)")
@@ -230,6 +237,13 @@ def test_what_is_not_a_state_dict_says_so(tmp_path: Path, saved: Any, message: s
 
 def test_a_name_that_is_a_path(root: Path) -> None:
     refused(root, save(root, {"a/b": torch.ones(2)}), "tensor name 'a/b' has a path separator")
+
+
+def test_a_torch_file_without_a_pickle(root: Path) -> None:
+    with zipfile.ZipFile(root / "x.bin", "w") as empty:
+        for name in ("data.pkl", "version", "byteorder"):
+            empty.writestr(f"x/{name}", b"")
+    refused(root, {"x.bin": digest(root / "x.bin")}, "x.bin: cannot be opened: ")
 
 
 def test_a_file_that_is_cut_off(root: Path) -> None:

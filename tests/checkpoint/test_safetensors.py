@@ -27,7 +27,7 @@ def test_what_the_library_writes_is_read(tmp_path: Path) -> None:
         "a.x": rng.integers(0, 9, 7),
         "one empty": np.zeros((0, 4), np.float16),
         "another": np.zeros((4, 0), np.float16),
-        "scalar": np.float64(2.5),
+        "scalar": np.array(2.5),
     }
     path = tmp_path / "m.safetensors"
     save_file(tensors, path, {"format": "pt", "note": "Größe {1}, [2]\n"})

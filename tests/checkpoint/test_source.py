@@ -116,3 +116,10 @@ class TestLocating:
         snapshot = tmp_path / "models--org--model" / "snapshots" / commit
         snapshot.mkdir(parents=True)
         assert locate_model("org/model", commit) == snapshot
+
+
+def test_what_modelopt_says_of_its_quantization_is_part_of_the_source(sharded: Path) -> None:
+    weights = [sharded / "model-1.safetensors", sharded / "model-2.safetensors"]
+    assert load_source(sharded).files == [sharded / "config.json", *weights]
+    (sharded / "hf_quant_config.json").write_text("{}")
+    assert load_source(sharded).files == [sharded / "config.json", sharded / "hf_quant_config.json", *weights]

@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
+from tests.families.sources import edit, refused, rewrite
 from tests.tiny import LLAMA3_ROPE, convert, make_llama
 from trtspec.checkpoint.trtllm import load_checkpoint
 from trtspec.errors import CheckpointError
@@ -63,7 +63,7 @@ def test_config_says_what_tensorrt_llm_reads(tmp_path: Path) -> None:
             "original_max_position_embeddings": 64,
         },
         "attn_bias": False, "mlp_bias": False, "qk_layernorm": False, "tie_word_embeddings": True,
-        "use_parallel_embedding": False, "embedding_sharding_dim": 0,
+        "use_parallel_embedding": True, "embedding_sharding_dim": 0,
         "mapping": {"world_size": 1, "gpus_per_node": 8, "tp_size": 1, "pp_size": 1, "cp_size": 1},
         "quantization": {"quant_algo": None, "kv_cache_quant_algo": None},
     }  # fmt: skip
@@ -74,9 +74,11 @@ def test_config_says_what_tensorrt_llm_reads(tmp_path: Path) -> None:
 )
 def test_what_is_written_is_read_back(shape: dict[str, Any], tmp_path: Path) -> None:
     checkpoint = load_checkpoint(convert(make_llama(tmp_path / "hf", **shape), tmp_path / "c"))
-    parameters = sum(tensor.nbytes // 2 for tensor in checkpoint.tensors.values())
-    assert checkpoint.config.num_parameters == parameters
-    assert checkpoint.config.tied_embeddings == ("tie_word_embeddings" in shape)
+    tied = "tie_word_embeddings" in shape
+    # a tied head is there as a copy, which is no parameter of its own
+    weights = [tensor for tensor in checkpoint.tensors if not (tied and tensor.name == "lm_head.weight")]
+    assert checkpoint.config.num_parameters == sum(tensor.nbytes // 2 for tensor in weights)
+    assert checkpoint.config.tied_embeddings == tied
 
 
 def test_rope_is_read_in_the_words_of_older_versions_too(tmp_path: Path) -> None:
@@ -104,25 +106,8 @@ def test_weights_are_cast_to_the_dtype_wanted(stored: str, wanted: str, tmp_path
 def test_a_value_too_large_for_fp16_is_named(tmp_path: Path) -> None:
     source = make_llama(tmp_path / "hf")
     rewrite(source, lambda tensors: tensors["model.norm.weight"].fill_(70000.0))
-    with pytest.raises(CheckpointError, match=r"32 values of 'model\.norm\.weight' are too large for F16"):
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight: 32 values are too large for F16 in model\."):
         convert(source, tmp_path / "c", "float16")
-
-
-def edit(root: Path, **values: Any) -> None:
-    config = json.loads((root / "config.json").read_text()) | values
-    (root / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
-
-
-def rewrite(root: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
-    tensors = load_file(root / "model.safetensors")
-    change(tensors)
-    save_file(tensors, root / "model.safetensors")
-
-
-def refused(root: Path, message: str) -> None:
-    with pytest.raises(CheckpointError) as caught:
-        convert(root, root.parent / "c")
-    assert message in str(caught.value)
 
 
 CONFIGS = {

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What we convert is what NVIDIA's exporter would have written: every tensor bit for bit, and every key of config.json.
 
-Wherever the two differ, QUIRKS says why; whatever it lists is proved to occur still.
+Wherever the two differ, tests/quant/quirks.py says why.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from tests.quant.modelopt import (
     random_case,
     save_source,
 )
+from tests.quant.quirks import DIFFERS, OURS, QUIRKS, REFUSES, THEIRS
 from tests.tiny import LLAMA3_ROPE, convert
 from trtspec.checkpoint.sharding import Mapping
 from trtspec.quant.activations import Activations
@@ -109,67 +110,10 @@ def assert_same_tensors(ours: list[Tensors], theirs: list[Tensors]) -> None:
             assert torch.equal(tensor.view(torch.uint8), other[name].view(torch.uint8)), f"rank {rank}: {name}"
 
 
-# One table of all differences. For a key of config.json: which of the two writes it, or that the values differ.
-THEIRS, OURS, DIFFERS = "only ModelOpt writes it", "only we write it", "the values differ"
-# ... for a model: what keeps ModelOpt from exporting it, or from exporting it right.
-REFUSES, PADS = "ModelOpt refuses", "ModelOpt pads"
-
-NO_RUNTIME = "filled in by TensorRT-LLM's own config classes, which ModelOpt asks for where TensorRT-LLM is installed"
-NOT_READ = "a field of ModelOpt's own that no engine builder reads"
-ROPE = "transformers 5 keeps it in rope_parameters, and ModelOpt looks where transformers 4 kept it"
-
-
-@dataclass(frozen=True)
-class Quirk:
-    """A difference, and the reason to leave it so."""
-
-    kind: str
-    why: str
-
-
-QUIRKS = {
-    "producer": Quirk(DIFFERS, "each names itself"),
-    "logits_dtype": Quirk(DIFFERS, "ours is that of TensorRT-LLM's convert_checkpoint.py, whose logits are float32"),
-    "quantization.exclude_modules": Quirk(DIFFERS, "ModelOpt names modules one by one and omits non-linear ones"),
-    "bias": Quirk(THEIRS, NOT_READ),
-    "decoder": Quirk(THEIRS, NOT_READ),
-    "lm_head_bias": Quirk(THEIRS, NOT_READ),
-    "rank": Quirk(THEIRS, "the last rank's: one file serves them all"),
-    "residual_mlp": Quirk(THEIRS, "false, as is the default; true for Arctic, which we do not serve"),
-    "rmsnorm": Quirk(THEIRS, NOT_READ),
-    "rotary_pct": Quirk(THEIRS, "1, as is the default; no family we serve rotates a part of a head"),
-    "share_embedding_table": Quirk(THEIRS, "always false here; TensorRT-LLM finds shared tensors by comparing them"),
-    "attn_bias": Quirk(OURS, NO_RUNTIME),
-    "mlp_bias": Quirk(OURS, NO_RUNTIME),
-    "qk_layernorm": Quirk(OURS, NO_RUNTIME),
-    "qwen_type": Quirk(OURS, NO_RUNTIME),
-    "tie_word_embeddings": Quirk(OURS, NO_RUNTIME),
-    "mapping.cp_size": Quirk(OURS, NO_RUNTIME),
-    "mapping.gpus_per_node": Quirk(OURS, NO_RUNTIME),
-    "rotary_base": Quirk(OURS, ROPE),
-    "rotary_scaling": Quirk(OURS, ROPE),
-    "sliding_window": Quirk(OURS, "ModelOpt drops it; engines that do not read it take windows as a runtime option"),
-    "experts that do not divide by the ranks": Quirk(
-        PADS,
-        "modelopt/torch/export/postprocess.py rounds the rows of the stacked mlp.proj as if the experts were divided",
-    ),
-    "uneven pipeline": Quirk(REFUSES, "postprocess.py wants equally many layers on every stage"),
-    "shared key heads by rows": Quirk(REFUSES, "layer_utils.py build_qkv does not repeat scales of one dimension"),
-    "experts by rows": Quirk(REFUSES, "layer_utils.py stacks w3's and w1's scales as if they were further experts"),
-    "stacked experts": Quirk(REFUSES, "layer_utils.py wants a list of experts, which transformers 5 no longer has"),
-}
-
-
-def differences(exports: Exports) -> dict[str, str]:
-    """Return the keys of config.json that are not the same in both, with the kind of difference."""
-    theirs, ours = exports.theirs.config, exports.ours.config
-    found = {key: DIFFERS for key in theirs.keys() & ours.keys() if theirs[key] != ours[key]}
-    return found | dict.fromkeys(theirs.keys() - ours.keys(), THEIRS) | dict.fromkeys(ours.keys() - theirs.keys(), OURS)
-
-
-def per_row(architecture: str, tensor: int, pipeline: int) -> Case:
+def per_row(architecture: str, tensor: int, pipeline: int, kv_cache: str) -> Case:
     """Return a case of FP8 by rows, for which ModelOpt wants at least a key head on every rank."""
-    drawn = (random_case(architecture, tensor, pipeline, seed, weights="fp8_rowwise") for seed in range(100))
+    quantization = {"weights": "fp8_rowwise", "kv_cache": kv_cache}
+    drawn = (random_case(architecture, tensor, pipeline, seed, **quantization) for seed in range(100))
     return next(case for case in drawn if case.shape["num_key_value_heads"] >= tensor)
 
 
@@ -184,9 +128,36 @@ FP8 = [
     for name in DECODERS
     for layout, kv_cache in (((1, 1), "none"), ((2, 2), "fp8"), ((4, 1), "fp8"))
 ]
-BY_ROW = [per_row(name, *layout) for name in DENSE for layout in ((1, 2), (2, 1), (4, 1))]
+BY_ROW = [per_row(name, *how) for name in DENSE for how in ((1, 2, "none"), (2, 1, "fp8"), (4, 1, "none"))]
 CACHE_ONLY = [random_case(name, 2, 1, kv_cache="fp8") for name in ("LlamaForCausalLM", "Qwen3ForCausalLM")]
 CASES = PLAIN + FP8 + BY_ROW + CACHE_ONLY
+
+
+def differences(exports: Exports) -> dict[str, str]:
+    """Return the keys of config.json that are not the same in both, with the kind of difference."""
+    theirs, ours = exports.theirs.config, exports.ours.config
+    found = {key: DIFFERS for key in theirs.keys() & ours.keys() if theirs[key] != ours[key]}
+    return found | dict.fromkeys(theirs.keys() - ours.keys(), THEIRS) | dict.fromkeys(ours.keys() - theirs.keys(), OURS)
+
+
+# What the random cases have to be worth their number.
+COVERED: dict[str, Callable[[Case], bool]] = {
+    "key heads shared by ranks": lambda case: case.shape["num_key_value_heads"] < case.tensor,
+    "as many key heads as heads": lambda case: case.shape["num_key_value_heads"] == case.shape["num_attention_heads"],
+    "a padded vocabulary": lambda case: case.shape["vocab_size"] % case.tensor > 0,
+    "a head size of its own": lambda case: "head_dim" in case.shape,
+    "a tied head": lambda case: case.shape["tie_word_embeddings"],
+    "a biased attention": lambda case: case.shape.get("attention_bias", False),
+    "a biased MLP": lambda case: case.shape.get("mlp_bias", False),
+    "a source in float32": lambda case: case.stored == "float32",
+    "a cast between 16 bits": lambda case: (case.stored, case.dtype) == ("bfloat16", "float16"),
+}
+
+
+@pytest.mark.parametrize("what", COVERED)
+@pytest.mark.parametrize("cases", [PLAIN, FP8], ids=["plain", "fp8"])
+def test_the_cases_cover(what: str, cases: list[Case]) -> None:
+    assert any(map(COVERED[what], cases))
 
 
 class TestWhatBothExport:
@@ -199,6 +170,18 @@ class TestWhatBothExport:
         known = {key: quirk.kind for key, quirk in QUIRKS.items()}
         assert differences(exports(case)).items() <= known.items()
 
+    @pytest.mark.parametrize("case", PLAIN, ids=str)
+    def test_what_only_we_write_is_what_their_tensors_say(self, case: Case, exports: Callable[[Case], Exports]) -> None:
+        ours, names = exports(case).ours.config, exports(case).theirs.ranks[0].keys()
+        layer = "transformer.layers.0"
+        assert ours["attn_bias"] == (f"{layer}.attention.qkv.bias" in names)
+        assert ours["mlp_bias"] == (f"{layer}.mlp.fc.bias" in names)
+        assert ours["qk_layernorm"] == (f"{layer}.attention.q_layernorm.weight" in names)
+        assert ours["tie_word_embeddings"] == case.shape["tie_word_embeddings"]
+        model_type = case.architecture.removesuffix("ForCausalLM").lower()
+        assert ours.get("qwen_type", model_type) == model_type
+        assert ("qwen_type" in ours) == ("Qwen" in case.architecture)
+
     @pytest.mark.parametrize("architecture", DENSE)
     def test_a_quantized_head_and_unquantized_layers(
         self, architecture: str, exports: Callable[[Case], Exports]
@@ -207,6 +190,17 @@ class TestWhatBothExport:
         both = exports(shaped(case, tie_word_embeddings=False, num_hidden_layers=2))
         assert both.theirs.ranks[0]["lm_head.weight"].dtype == torch.float8_e4m3fn
         assert both.theirs.ranks[0]["transformer.layers.0.attention.qkv.weight"].dtype != torch.float8_e4m3fn
+        assert_same_tensors(both.ours.ranks, both.theirs.ranks)
+
+    @pytest.mark.parametrize("weights", ["fp8", "fp8_rowwise"])
+    def test_zeros(self, weights: str, tmp_path: Path) -> None:
+        case = shaped(random_case("MistralForCausalLM", 1, 1, weights=weights), num_hidden_layers=3)
+        model = make_model(case)
+        for path in ("0.self_attn.k_proj", "1.mlp.up_proj", "2.mlp.down_proj"):
+            torch.nn.init.zeros_(model.get_parameter(f"model.layers.{path}.weight"))
+        torch.nn.init.zeros_(model.model.layers[2].self_attn.q_proj.weight[3])
+        both = export_both(case, model, tmp_path)
+        assert not both.theirs.ranks[0]["transformer.layers.2.mlp.proj.weight"].view(torch.uint8).any()
         assert_same_tensors(both.ours.ranks, both.theirs.ranks)
 
     def test_a_cache_whose_values_are_beyond_448(self, tmp_path: Path) -> None:

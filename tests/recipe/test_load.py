@@ -22,6 +22,7 @@ from trtspec.recipe.validate import recipe_keys
 Write = Callable[..., Path]
 Fail = Callable[..., RecipeError]
 
+PIN = "0123456789abcdef" * 4
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 ANY_FILE = settings(max_examples=60, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -167,6 +168,23 @@ BAD_FILES = [
         "schema: trtspec.recipe/1\nname: x\ntarget: {model: a/b, revision: main}\n",
         "r.yaml:3:32  target.revision\n  3 │ target: {model: a/b, revision: main}\n"
         "  'main' is not a commit: 40 hexadecimal digits",
+    ),
+    (
+        f"schema: trtspec.recipe/1\nname: x\ntarget: {{model: ./t, sha256: {{a.bin: {PIN}}}}}\n",
+        f"r.yaml:3:30  target.sha256\n  3 │ target: {{model: ./t, sha256: {{a.bin: {PIN}}}}}\n"
+        "  sha256 pins pickles, and allow_pickle is false\n"
+        "  hint: set allow_pickle: true if they may be opened, or remove sha256",
+    ),
+    (
+        "schema: trtspec.recipe/1\nname: x\ntarget:\n  model: ./t\n  allow_pickle: true\n"
+        f"  sha256: {{../a.bin: {PIN}}}\n",
+        f"r.yaml:6:12  target.sha256.../a.bin\n  6 │   sha256: {{../a.bin: {PIN}}}\n"
+        "  '../a.bin' is not the name of a .bin, .pt or .pth file",
+    ),
+    (
+        "schema: trtspec.recipe/1\nname: x\ntarget: {model: ./t, allow_pickle: true, sha256: {a.bin: abc}}\n",
+        "r.yaml:3:58  target.sha256.a.bin\n  3 │ target: {model: ./t, allow_pickle: true, sha256: {a.bin: abc}}\n"
+        "  'abc' is not a SHA-256: 64 hexadecimal digits, as sha256sum prints it",
     ),
     (
         "schema: trtspec.recipe/1\nname: x\ntarget: {model: 'https://hub/a/b'}\n",

@@ -46,7 +46,7 @@ def test_the_smallest_recipe_resolved(write: Write, tmp_path: Path) -> None:
     quantization = {
         "weights": "none",
         "kv_cache": "none",
-        "exclude": [],
+        "exclude": ["lm_head"],
         "calibration": {"prompts": "", "samples": 128, "max_len": 512},
     }
     assert resolved.as_dict() == {
@@ -54,9 +54,12 @@ def test_the_smallest_recipe_resolved(write: Write, tmp_path: Path) -> None:
         "target": {
             "model": f"{tmp_path}/t",
             "revision": "",
+            "allow_pickle": False,
+            "sha256": {},
             "dtype": "bfloat16",
             "quantization": quantization,
-            "parallel": {"tensor": 1, "pipeline": 1},
+            "parallel": {"tensor": 1, "pipeline": 1, "embedding": True},
+            "allow_nonfinite": False,
         },
         "speculation": {"method": "none", "draft_len": 0, "options": {}},
         "engine": {

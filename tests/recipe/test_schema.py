@@ -66,9 +66,12 @@ def test_the_recipe_of_the_contract_is_read_key_by_key(write: Write, tmp_path: P
     assert recipe.target.model_dump() == {
         "model": "meta-llama/Llama-3.1-8B-Instruct",
         "revision": COMMIT,
+        "allow_pickle": False,
+        "sha256": {},
         "dtype": "bfloat16",
         "quantization": {**quantized, "calibration": calibration},
-        "parallel": {"tensor": 2, "pipeline": 1},
+        "parallel": {"tensor": 2, "pipeline": 1, "embedding": True},
+        "allow_nonfinite": False,
     }
     assert recipe.speculation.draft is not None
     assert recipe.speculation.draft.quantization == Quantization(weights="fp8")

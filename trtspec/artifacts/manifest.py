@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from trtspec.errors import TrtspecError
-from trtspec.files import FileRecord, Sha256, file_sha256
+from trtspec.files import FileRecord, Sha256, file_sha256, in_threads
 
 SCHEMA = "trtspec.manifest/1"
 MANIFEST = "manifest.json"
@@ -87,8 +87,8 @@ def is_ours(artifact_dir: Path) -> bool:
 def verify_files(artifact_dir: Path, manifest: Manifest) -> list[str]:
     """Hash every file that the manifest names; return what is wrong, one line a file."""
     root = artifact_dir.resolve()
-    checks = ((record.path, problem_of(root, record)) for record in manifest.files)
-    return [f"{path}: {problem}" for path, problem in checks if problem]
+    problems = in_threads(lambda record: problem_of(root, record), manifest.files)
+    return [f"{record.path}: {found}" for record, found in zip(manifest.files, problems, strict=True) if found]
 
 
 def problem_of(root: Path, record: FileRecord) -> str | None:

@@ -21,6 +21,7 @@ from trtspec.paths import hub_cache_dir
 
 DESCRIPTIONS = ("config.json", "hf_quant_config.json", INDEX, *TOKENIZER_FILES)
 TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]+")  # what may stand after "Bearer" in a header
+NO_MODEL = "the hub has no such model, or it is private"
 MAY_READ = "set HF_TOKEN to a token that may read it"
 AGAIN = "then build again: files that arrived whole are kept"
 
@@ -61,9 +62,7 @@ def fetch_snapshot(model: str, revision: str, pickles: Collection[str], on_bytes
         download(_weights(root, pickles) or ["*.safetensors"])
     except CheckpointError:
         raise
-    except (
-        Exception
-    ) as error:  # the client lets errors of its HTTP library out, which is another from version to version
+    except Exception as error:  # the client lets out errors of its HTTP library, which changed with its versions
         message, hint = _explain(error)
         raise CheckpointError(message, where=f"{model} at commit {revision}", hint=hint) from error
     if not is_fetched(root, pickles):
@@ -111,24 +110,19 @@ def _explain(error: Exception) -> tuple[str, str]:
         if constants.HF_HUB_OFFLINE:
             return "it is not in the hub cache, and HF_HUB_OFFLINE is set", "unset HF_HUB_OFFLINE and build again"
         error = error.__cause__ if isinstance(error.__cause__, Exception) else error
-    for kind, message, hint in (
-        (errors.GatedRepoError, "its owner wants to be asked for access", f"ask on the model's page, then {MAY_READ}"),
-        (errors.RevisionNotFoundError, "the model has no such commit", "take it from the hub's list of commits"),
-        (
-            errors.RepositoryNotFoundError,
-            "the hub has no such model, or it is private",
-            f"check the name, or {MAY_READ}",
-        ),
-        (errors.HFValidationError, "this cannot be the name of a hub model", "a hub id is owner/name"),
-    ):
+    said = {
+        errors.GatedRepoError: ("its owner wants to be asked for access", f"ask on the model's page, then {MAY_READ}"),
+        errors.RevisionNotFoundError: ("the model has no such commit", "take it from the hub's list of commits"),
+        errors.RepositoryNotFoundError: (NO_MODEL, f"check the name, or {MAY_READ}"),
+        errors.HFValidationError: ("this cannot be the name of a hub model", "a hub id is owner/name"),
+    }
+    for kind, explanation in said.items():  # the first is a kind of the third
         if isinstance(error, kind):
-            return message, hint
+            return explanation
     if isinstance(error, errors.HfHubHTTPError):
         status = error.response.status_code
-        return f"the hub answered with HTTP status {status}", f"{MAY_READ}, or unset it" if status in (
-            401,
-            403,
-        ) else AGAIN
+        hint = f"{MAY_READ}, or unset it" if status in (401, 403) else AGAIN
+        return f"the hub answered with HTTP status {status}", hint
     if isinstance(error, OSError) and error.errno and not isinstance(error, (ConnectionError, TimeoutError)):
         return f"cannot be stored: {os.strerror(error.errno)}", f"give {hub_cache_dir()} room or access; {AGAIN}"
     endpoint = urlsplit(constants.ENDPOINT).hostname  # without the password that an address may hold

@@ -34,6 +34,7 @@ from trtspec.checkpoint.source import (
     read_json,
     read_weight_map,
 )
+from trtspec.checkpoint.untrusted import inside
 from trtspec.errors import CheckpointError
 from trtspec.files import file_sha256, sync, sync_directories
 from trtspec.paths import cache_dir
@@ -67,7 +68,7 @@ def unpickle(root: Path, pins: Mapping[str, str], on_bytes: OnBytes) -> None:
     with _in_words(target), _locked(target):
         if target.is_dir():
             return
-        read_json(root / "config.json", MAX_CONFIG_BYTES)
+        read_json(inside(root, "config.json"), MAX_CONFIG_BYTES)
         temporary = target.with_name(f".{target.name}.tmp")
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
@@ -81,11 +82,11 @@ def unpickle(root: Path, pins: Mapping[str, str], on_bytes: OnBytes) -> None:
 
 
 def _fill(out: Path, root: Path, pins: Mapping[str, str], on_bytes: OnBytes) -> None:
-    for path in (root / name for name in DESCRIPTIONS):
+    for path in (inside(root, name) for name in DESCRIPTIONS):
         if path.is_file():
             shutil.copyfile(path, out / path.name)
             sync(out / path.name)
-    indexed = _read_index(root / PICKLE_INDEX, pins)
+    indexed = _read_index(inside(root, PICKLE_INDEX), pins)
     shards = _shard_names(sorted(pins))
     found: dict[str, str] = {}
     for name, shard in shards.items():
@@ -138,6 +139,7 @@ def _run_unpickler(pickle: Path, descriptor: int, out: Path) -> None:
     """Run the child process; whatever ends this call ends the child and all that it started."""
     if find_spec("torch") is None:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
+    timeout_s = LEAST_TIME_S + pickle.stat().st_size / LEAST_BYTES_PER_S
     process = subprocess.Popen(
         [sys.executable, "-I", "-m", "trtspec.checkpoint.unpickler", f"/dev/fd/{descriptor}", str(out)],
         env={},
@@ -148,7 +150,6 @@ def _run_unpickler(pickle: Path, descriptor: int, out: Path) -> None:
         start_new_session=True,
         preexec_fn=die_with_parent(signal.SIGKILL),  # noqa: PLW1509  two system calls, no lock
     )
-    timeout_s = LEAST_TIME_S + pickle.stat().st_size / LEAST_BYTES_PER_S
     try:
         said = process.communicate(timeout=timeout_s)[1].decode(errors="replace").splitlines()
     except subprocess.TimeoutExpired:

@@ -23,9 +23,7 @@ def read_rope_scaling(section: ConfigReader | None, max_positions: int) -> RopeS
         return None
     if kind not in KINDS:
         raise section.refuse(f"rope type {kind!r} is not supported; supported: {', '.join(KINDS)}")
-    factor = section.get("factor", float)
-    if not (math.isfinite(factor) and factor > 0):
-        raise section.refuse(f"factor is {factor}, expected a positive number")
+    factor = _positive(section, "factor")
     if kind in ("linear", "dynamic"):
         return RopeScaling(kind, factor)
     original = section.positive("original_max_position_embeddings", max_positions)
@@ -38,8 +36,8 @@ def read_rope_scaling(section: ConfigReader | None, max_positions: int) -> RopeS
         kind,
         factor,
         original,
-        beta_fast=section.get("beta_fast", float, 32.0),
-        beta_slow=section.get("beta_slow", float, 1.0),
+        beta_fast=_positive(section, "beta_fast", 32.0),
+        beta_slow=_positive(section, "beta_slow", 1.0),
         attention_factor=_yarn_attention_factor(section, factor),
         truncate=section.get("truncate", bool, True),
     )
@@ -48,14 +46,21 @@ def read_rope_scaling(section: ConfigReader | None, max_positions: int) -> RopeS
 def _yarn_attention_factor(section: ConfigReader, factor: float) -> float:
     """Return what sines and cosines are multiplied by: YaRN (arXiv 2309.00071) eq. 22, or DeepSeek's ratio of two."""
     if section.values.get("attention_factor") is not None:
-        return section.get("attention_factor", float)
+        return _positive(section, "attention_factor")
 
     def mscale(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
     if section.values.get("mscale") and section.values.get("mscale_all_dim"):
-        return mscale(section.get("mscale", float)) / mscale(section.get("mscale_all_dim", float))
+        return mscale(_positive(section, "mscale")) / mscale(_positive(section, "mscale_all_dim"))
     return mscale(1.0)
+
+
+def _positive(section: ConfigReader, key: str, default: float | None = None) -> float:
+    value = section.get(key, float, default)
+    if not (math.isfinite(value) and value > 0):
+        raise section.refuse(f"{key} is {value}, expected a positive number")
+    return value
 
 
 def render_rope_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:

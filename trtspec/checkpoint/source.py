@@ -77,7 +77,7 @@ def locate_model(model: str, revision: str | None) -> Path:
 
     Raises CheckpointError where the directory is missing or the snapshot was not downloaded yet.
     """
-    if revision is None:
+    if not revision:
         root = Path(model)
         if not root.is_dir():
             what = "is a file, not a directory" if root.exists() else "no such directory"
@@ -155,9 +155,7 @@ def _check_tokenizer_files(root: Path) -> None:
 
 
 def _read_indexed(root: Path, index: Path) -> dict[str, TensorInfo]:
-    weight_map = read_json(index, MAX_INDEX_BYTES).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise CheckpointError("its weight_map does not map tensor names to files", where=str(index))
+    weight_map = read_weight_map(index)
     shards = sorted(set(weight_map.values()))
     for shard in shards:
         if not SHARD.fullmatch(shard):

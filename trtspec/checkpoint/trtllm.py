@@ -22,6 +22,7 @@ from trtspec.checkpoint.source import MAX_CONFIG_BYTES, read_json
 
 DTYPES = {"bfloat16": "BF16", "float16": "F16"}
 MOST_RANKS = 4096
+MOST_LAYERS = 4096
 
 EMBEDDING = "transformer.vocab_embedding.weight"
 FINAL_NORM = "transformer.ln_f.weight"
@@ -170,7 +171,7 @@ def _read_config(reader: ConfigReader, ranks: tuple[dict[str, TensorInfo], ...])
         dtype=reader.get("dtype", str),
         vocab_size=reader.positive("vocab_size"),
         hidden_size=reader.positive("hidden_size"),
-        num_layers=reader.positive("num_hidden_layers"),
+        num_layers=reader.positive("num_hidden_layers", most=MOST_LAYERS),
         num_heads=heads,
         num_kv_heads=reader.positive("num_key_value_heads", heads),
         head_size=reader.positive("head_size", reader.positive("hidden_size") // heads),
@@ -186,7 +187,7 @@ def _read_config(reader: ConfigReader, ranks: tuple[dict[str, TensorInfo], ...])
         qk_norm=has("attention.q_layernorm.weight"),
         num_experts=experts,
         experts_per_token=moe.positive("top_k") if moe and experts else 0,
-        sliding_window=reader.get("sliding_window", int, 0),
+        sliding_window=reader.positive("sliding_window") if reader.values.get("sliding_window") else 0,
         tied_embeddings=reader.get("tie_word_embeddings", bool, False),
         extra=tuple((key, reader.get(key, str)) for key in ("qwen_type",) if key in reader.values),
     )

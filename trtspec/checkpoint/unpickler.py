@@ -51,7 +51,8 @@ def _load(pickle: str) -> dict[str, torch.Tensor]:
             _refuse(f"it asks for {', '.join(sorted(foreign))}, which no tensor needs: it was not opened")
         loaded = torch.load(pickle, map_location="cpu", weights_only=True, mmap=True)
     except (UnpicklingError, RuntimeError, ValueError, KeyError, EOFError) as error:
-        _refuse(f"cannot be opened: {str(error).strip().partition(chr(10))[0] or type(error).__name__}")
+        reason = str(error).strip().split("\n")[0]
+        _refuse(f"cannot be opened: {reason or type(error).__name__}")
     if not isinstance(loaded, dict) or not loaded:
         _refuse(f"holds a {type(loaded).__name__}, not tensors by their names")
     return loaded

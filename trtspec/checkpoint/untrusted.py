@@ -25,7 +25,8 @@ MAX_SHOWN = 200
 def inside(root: Path, name: str) -> Path:
     """Return the path of the file `name` in `root`; raises CheckpointError where it is a link that leads out of it.
 
-    The links of a hub cache's snapshot, REPOSITORY/snapshots/COMMIT, may lead into REPOSITORY/blobs.
+    The links of a hub cache's snapshot, CACHE/REPOSITORY/snapshots/COMMIT, may lead into the repository's blobs and
+    into the blobs that the cache's repositories share.
     """
     if not name.isprintable():
         raise CheckpointError(f"the file name {shown(name)} has unprintable characters", where=str(root))
@@ -33,7 +34,8 @@ def inside(root: Path, name: str) -> Path:
     if path.is_symlink():
         home, real = Path(os.path.realpath(root)), Path(os.path.realpath(path))
         repository = home.parent.parent if home.parent.name == "snapshots" else None
-        allowed = (home, Path(os.path.realpath(repository / "blobs"))) if repository else (home,)
+        blobs = [repository / "blobs", repository.parent / "blobs"] if repository else []
+        allowed = [home, *(Path(os.path.realpath(folder)) for folder in blobs)]
         if not any(real.is_relative_to(folder) for folder in allowed):
             message = f"a link to {shown(os.readlink(path))}, which is outside its directory"
             raise CheckpointError(message, where=str(path), hint="put the file itself there")

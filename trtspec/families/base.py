@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
 from trtspec.checkpoint.rules import Rule, Skip
 from trtspec.checkpoint.source import Source
-from trtspec.registry import did_you_mean, discover
+from trtspec.registry import did_you_mean, discover, discover_all
 
 
 @dataclass(frozen=True)
 class Family:
-    """One model family; a module of this folder joins by defining it as `FAMILY`.
+    """One model family; a module of this folder joins by defining it as `FAMILY`, an installed one by an entry point.
 
     `architectures` are the names in config.json that it serves, `read` maps config.json (with the dtype wanted, or
     "auto") to the neutral description, `rules` lists every tensor of the converted checkpoint, and `skips` what a
@@ -33,10 +33,12 @@ def family_of(source: Source) -> tuple[str, Family]:
     names = source.config.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise reader.refuse(f"architectures is {names!r}, expected a list with one name")
-    families: dict[str, Family] = discover("trtspec.families", "FAMILY")
-    for name, family in families.items():
-        if names[0] in family.architectures:
-            return name, family
+    families: dict[str, Family] = {}
+    for look in (discover, discover_all):
+        families = look("trtspec.families", "FAMILY")
+        for name, family in families.items():
+            if names[0] in family.architectures:
+                return name, family
     known = sorted(architecture for family in families.values() for architecture in family.architectures)
     raise reader.refuse(
         f"architecture {names[0]!r} is not supported; supported: {', '.join(known)}", hint=did_you_mean(names[0], known)

@@ -11,9 +11,8 @@ from typing import Any
 from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
 from trtspec.checkpoint.rope import read_rope_scaling
 from trtspec.checkpoint.rules import Part, Rule, Skip, Stage
-from trtspec.checkpoint.trtllm import DTYPES, EMBEDDING, FINAL_NORM, LM_HEAD
+from trtspec.checkpoint.trtllm import DTYPES, EMBEDDING, FINAL_NORM, LM_HEAD, MOST_LAYERS
 
-MOST_LAYERS = 4096
 NORMS = (("input_layernorm", "input_layernorm"), ("post_layernorm", "post_attention_layernorm"))
 
 
@@ -56,6 +55,11 @@ def read_decoder(reader: ConfigReader, dtype: str, **differences: Any) -> ModelC
         "tied_embeddings": reader.get("tie_word_embeddings", bool, False),
     }
     return ModelConfig(**fields | differences)
+
+
+def sliding_window(reader: ConfigReader) -> int:
+    """Return how far back attention reaches; 0 for all the way."""
+    return reader.positive("sliding_window") if reader.values.get("sliding_window") else 0
 
 
 def _dtype(reader: ConfigReader, wanted: str) -> str:

@@ -5,22 +5,24 @@ from __future__ import annotations
 
 from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
 from trtspec.checkpoint.rules import Part, Rule
+from trtspec.checkpoint.trtllm import MOST_LAYERS
 from trtspec.families.base import Family
-from trtspec.families.decoder import assemble, attention, decoder_skips, read_decoder
+from trtspec.families.decoder import assemble, attention, decoder_skips, read_decoder, sliding_window
 
-MOST_EXPERTS = 1024
+MOST_EXPERTS = 32_768  # in all layers together
 
 
 def read(reader: ConfigReader, dtype: str) -> ModelConfig:
     """Map a Mixtral config.json."""
-    experts = reader.positive("num_local_experts", most=MOST_EXPERTS)
+    layers = reader.positive("num_hidden_layers", most=MOST_LAYERS)
+    experts = reader.positive("num_local_experts", most=MOST_EXPERTS // layers)
     return read_decoder(
         reader,
         dtype,
         hidden_act="swiglu",
         num_experts=experts,
         experts_per_token=reader.positive("num_experts_per_tok", most=experts),
-        sliding_window=reader.get("sliding_window", int, 0),
+        sliding_window=sliding_window(reader),
     )
 
 

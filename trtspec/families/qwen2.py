@@ -5,20 +5,19 @@ from __future__ import annotations
 
 from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
 from trtspec.families.base import Family
-from trtspec.families.decoder import decoder_rules, decoder_skips, read_decoder
+from trtspec.families.decoder import decoder_rules, decoder_skips, read_decoder, sliding_window
 
 
 def read(reader: ConfigReader, dtype: str) -> ModelConfig:
     """Map a Qwen2 config.json."""
     # TensorRT-LLM's QWenConfig tells its generations apart by this key
     extra = (("qwen_type", "qwen2"),)
-    return read_decoder(reader, dtype, attn_bias=True, sliding_window=sliding_window(reader), extra=extra)
+    return read_decoder(reader, dtype, attn_bias=True, sliding_window=switched_window(reader), extra=extra)
 
 
-def sliding_window(reader: ConfigReader) -> int:
+def switched_window(reader: ConfigReader) -> int:
     """Return how far back the layers with a window reach; 0 where `use_sliding_window` leaves it off."""
-    used = reader.get("use_sliding_window", bool, False)
-    return reader.get("sliding_window", int, 0) if used else 0
+    return sliding_window(reader) if reader.get("use_sliding_window", bool, False) else 0
 
 
 FAMILY = Family(architectures=("Qwen2ForCausalLM",), read=read, rules=decoder_rules, skips=decoder_skips)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
 from trtspec.families.base import Family
 from trtspec.families.decoder import decoder_rules, decoder_skips, read_decoder
-from trtspec.families.qwen2 import sliding_window
+from trtspec.families.qwen2 import switched_window
 
 
 def read(reader: ConfigReader, dtype: str) -> ModelConfig:
@@ -19,7 +19,7 @@ def read(reader: ConfigReader, dtype: str) -> ModelConfig:
         attn_bias=bias,
         dense_bias=bias,
         qk_norm=True,
-        sliding_window=sliding_window(reader),
+        sliding_window=switched_window(reader),
         extra=(("qwen_type", "qwen3"),),
     )
 

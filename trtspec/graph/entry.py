@@ -17,7 +17,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from trtspec.files import FileRecord, Sha256, file_sha256, replace_file, sync, sync_directories
+from trtspec.files import FileRecord, Sha256, file_sha256, in_threads, replace_file, sync, sync_directories
 from trtspec.graph.sealed import load_sealed, seal
 
 SCHEMA = "trtspec.entry/1"
@@ -80,17 +80,21 @@ def check_files(entry: Entry, known: dict[str, Stamp]) -> dict[str, Stamp]:
 
     A file that still has its stamp in `known` was hashed before and is not read again.
     """
-    found = scan(entry.files_dir)
+    found, unknown = scan(entry.files_dir), []
     for record in entry.files:
         if record.path not in found:
             raise UnsoundError(f"files/{record.path} is missing")
         stamp = found[record.path]
         if stamp[1] != record.size:
             raise UnsoundError(f"files/{record.path} has {stamp[1]} bytes, {record.size} were recorded")
-        if known.get(record.path) != stamp and _settled_sha256(entry.files_dir / record.path, stamp) != record.sha256:
-            raise UnsoundError(f"files/{record.path}: sha256 differs")
+        if known.get(record.path) != stamp:
+            unknown.append(record)
     if extra := set(found) - {record.path for record in entry.files}:
         raise UnsoundError(f"files/{min(extra)} does not belong there")
+    digests = in_threads(lambda each: _settled_sha256(entry.files_dir / each.path, found[each.path]), unknown)
+    for record, digest in zip(unknown, digests, strict=True):
+        if digest != record.sha256:
+            raise UnsoundError(f"files/{record.path}: sha256 differs")
     return found
 
 
@@ -101,9 +105,11 @@ def seal_files(files_dir: Path) -> tuple[tuple[FileRecord, ...], dict[str, Stamp
         sync(files_dir / path)
     sync_directories(files_dir)
     stamps = scan(files_dir)  # again: chmod has moved the times
+    paths = sorted(stamps)
+    digests = in_threads(lambda path: _settled_sha256(files_dir / path, stamps[path]), paths)
+    sizes = (stamps[path][1] for path in paths)
     records = (
-        FileRecord(path=path, size=stamp[1], sha256=_settled_sha256(files_dir / path, stamp))
-        for path, stamp in sorted(stamps.items())
+        FileRecord(path=p, size=size, sha256=digest) for p, size, digest in zip(paths, sizes, digests, strict=True)
     )
     return tuple(records), stamps
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,13 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 from trtspec.artifacts.manifest import MANIFEST, Manifest, load_manifest, verify_files
 from trtspec.artifacts.prompts import Prompt
-from trtspec.checkpoint.source import load_source, locate_model
+from trtspec.checkpoint.prepare import locate_source
+from trtspec.checkpoint.source import load_source
 from trtspec.checkpoint.trtllm import load_checkpoint
 from trtspec.engines.embedded.request import Result
 from trtspec.errors import CheckpointError, GateNotMet, TrtspecError, VerificationFailed
 from trtspec.files import replace_file
 from trtspec.measure.artifact import TARGET, OpenArtifact, artifact_prompts, open_artifact, read_artifact
 from trtspec.measure.bench import measure_engine
+from trtspec.recipe.resolve import ResolvedModel
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +35,8 @@ FORMAT_VERSION = 1
 REPORT = "reports/verify.json"
 # Two float32 implementations differ by about 1e-5 of a logit; a lead smaller than this decides nothing.
 TIE = 1e-3
+# A conversion gone wrong agrees with its source on few tokens; one rounded to FP8 on all but a few.
+QUANTIZED_PARITY = 0.9
 SHOWN = 5  # differences and ties that a report spells out
 # What is measured before an unverified artifact is deployed.
 DEPLOY_PROMPTS, DEPLOY_TOKENS = 16, 32
@@ -145,9 +150,8 @@ def _check_gates(
 
 def _find_source(root: Path, manifest: Manifest, given: Path | None) -> Path:
     """Return the directory of the target's source, its config and headers seen to add up."""
-    model, revision = manifest.recipe["target"]["model"], manifest.recipe["target"]["revision"]
     try:
-        source = load_source(given or locate_model(model, revision or None))
+        source = load_source(given or locate_source(ResolvedModel.model_validate(manifest.recipe["target"])))
         theirs, ours = source.reader.positive("vocab_size"), load_checkpoint(root / TARGET).config.vocab_size
     except CheckpointError as error:
         raise TrtspecError(
@@ -171,17 +175,35 @@ def _check_parity(
     untyped: Any = transformers
     untyped.utils.logging.disable_progress_bar()
     model = untyped.AutoModelForCausalLM.from_pretrained(str(source), dtype=torch.float32).eval()
-    differences, ties, same = [], [], 0
+    by_prompt = []
     for number, (prompt, result) in enumerate(zip(prompts, results, strict=True), 1):
-        found = _disagreements(artifact, model, prompt.text, result)
-        ties += [f"prompt {prompt.name} {each}" for each in found if each.lead <= TIE]
-        differences += [f"prompt {prompt.name} {each}" for each in found if each.lead > TIE]
-        same += all(each.lead <= TIE for each in found)
+        by_prompt.append((prompt.name, len(result.ids), _disagreements(artifact, model, prompt.text, result)))
         on_progress("parity", number, len(prompts))
-    detail = f"{same} of {len(prompts)} texts are what transformers says greedily with the source model"
-    for name, texts in (("differences", differences), ("numerical ties", ties)):
-        detail += f"; {len(texts)} {name}: " + ", ".join(texts[:SHOWN]) if texts else ""
-    return Check("parity", not differences, same, len(prompts), detail)
+    algorithm = load_checkpoint(artifact.root / TARGET).quantization.algo
+    return _quantized_parity(algorithm, by_prompt) if algorithm else _exact_parity(by_prompt)
+
+
+def _exact_parity(by_prompt: Sequence[tuple[str, int, list[_Disagreement]]]) -> Check:
+    """Every text has to be the source model's, but for numerical ties."""
+    found = [(name, each) for name, _, disagreements in by_prompt for each in disagreements]
+    same = sum(all(each.lead <= TIE for each in disagreements) for _, _, disagreements in by_prompt)
+    detail = f"{same} of {len(by_prompt)} texts are what transformers says greedily with the source model"
+    differences = [f"prompt {name} {each}" for name, each in found if each.lead > TIE]
+    ties = [f"prompt {name} {each}" for name, each in found if each.lead <= TIE]
+    for what, texts in (("differences", differences), ("numerical ties", ties)):
+        detail += f"; {len(texts)} {what}: " + ", ".join(texts[:SHOWN]) if texts else ""
+    return Check("parity", not differences, same, len(by_prompt), detail)
+
+
+def _quantized_parity(algorithm: str, by_prompt: Sequence[tuple[str, int, list[_Disagreement]]]) -> Check:
+    """A quantized target is a model of its own; its tokens, each after its own text, are mostly the source's."""
+    tokens = sum(count for _, count, _ in by_prompt)
+    leads = [each.lead for _, _, disagreements in by_prompt for each in disagreements]
+    share = 1 - len(leads) / max(1, tokens)
+    detail = f"{share:.1%} of {tokens} tokens of the {algorithm} target are the unquantized source's own choice"
+    if leads:
+        detail += f"; where not, the source prefers its own by {statistics.median(leads):.3f} of a logit (median)"
+    return Check("parity", share >= QUANTIZED_PARITY, round(share, 4), QUANTIZED_PARITY, detail)
 
 
 @dataclass(frozen=True)

@@ -21,16 +21,17 @@ from trtspec.quant.scheme import ALGORITHMS
 HINT = "convert the model that it was made from; with `weights: fp8` the recipe quantizes it"
 TAKEN = "only FP8 with one scale for each tensor, or with one for each row, can be taken over"
 SCHEMES = {algorithm: weights for weights, algorithm in ALGORITHMS.items()}
+BLOCKS = "a scale for each block of a weight"
+MEASURED_LATER = "no scale of the activations, which are measured while the engine runs"
+SEVERAL = "its modules are quantized in different ways"
 # Why what is called so is not taken over; the first that is found in a name counts.
 REASONS = (
-    (r"MIXED", "its modules are quantized in different ways"),
+    (r"MIXED", SEVERAL),
     (r"FP4", "4-bit floats with a scale for each block"),
     (r"AWQ|GPTQ|INT4|W4", "integers with a scale for each group"),
-    (r"BLOCK|_PB_|MXFP8", "a scale for each block of a weight"),
+    (r"BLOCK|_PB_|MXFP8", BLOCKS),
     (r"INT8|W8A", "8-bit integers"),
 )
-BLOCKS = "a scale for each block of a weight"
-MEASURES_LATER = "no scale of the activations, which are measured while the engine runs"
 # (how weights are scaled, how activations are, whether while the engine runs), in compressed-tensors' words
 STRATEGIES = {("tensor", "tensor", False): "fp8", ("channel", "token", True): "fp8_rowwise"}
 
@@ -88,7 +89,7 @@ def _compressed_tensors(reader: ConfigReader) -> Declared:
         raise reader.refuse("has no config_groups", HINT)
     found = {_group(group) for name in groups.values if (group := groups.section(name))}
     if len(found) != 1:
-        raise _refuse(groups, "several schemes", "its modules are quantized in different ways")
+        raise _refuse(groups, "several schemes", SEVERAL)
     return Declared("compressed-tensors", found.pop(), _cache(reader, reader.values.get("kv_cache_scheme")))
 
 
@@ -96,32 +97,30 @@ def _group(reader: ConfigReader) -> str:
     """Return what one group of modules is quantized with, as a recipe calls it."""
     weights, inputs = reader.section("weights"), reader.section("input_activations")
     if weights is None or inputs is None or reader.values.get("output_activations"):
-        raise _refuse(reader, "compressed-tensors", "not weights and the activations that meet them, but others")
+        raise _refuse(reader, "compressed-tensors", "not weights and what they are multiplied with, but other parts")
     for what, part in (("weights", weights), ("activations", inputs)):
         kind = f"{part.positive('num_bits', 8)}-bit {part.get('type', str, 'int')}"
         if kind != "8-bit float":
             raise _refuse(part, f"{kind} {what}", "another format than FP8")
     dynamic = inputs.get("dynamic", bool, False)
-    rows = weights.get("strategy", str, "tensor")
-    columns = inputs.get("strategy", str, "token" if dynamic else "tensor")
-    if (rows, columns, dynamic) not in STRATEGIES:
-        blocks = rows not in ("tensor", "channel")
-        reason = (
-            BLOCKS
-            if blocks
-            else MEASURES_LATER
-            if dynamic
-            else "rows and activations are scaled in ways that no engine multiplies"
-        )
-        raise _refuse(reader, f"FP8 by {rows} and activations by {columns}", reason)
-    return STRATEGIES[rows, columns, dynamic]
+    by = weights.get("strategy", str, "tensor")
+    scaled = by, inputs.get("strategy", str, "token" if dynamic else "tensor"), dynamic
+    if scaled not in STRATEGIES:
+        raise _refuse(reader, f"FP8 weights by {by} and activations by {scaled[1]}", _why_unserved(by, dynamic))
+    return STRATEGIES[scaled]
+
+
+def _why_unserved(by: str, dynamic: bool) -> str:
+    if by not in ("tensor", "channel"):
+        return BLOCKS
+    return MEASURED_LATER if dynamic else "no engine has a scale for each row and one for all activations"
 
 
 def _plain_fp8(reader: ConfigReader) -> Declared:
     if reader.values.get("weight_block_size"):
         raise _refuse(reader, "fp8", BLOCKS)
     if reader.get("activation_scheme", str, "dynamic") != "static":
-        raise _refuse(reader, "fp8", MEASURES_LATER)
+        raise _refuse(reader, "fp8", MEASURED_LATER)
     return Declared("AutoFP8", "fp8", _cache(reader, reader.values.get("kv_cache_scheme")))
 
 

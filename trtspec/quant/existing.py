@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from functools import cached_property
 
 from trtspec.checkpoint.model_config import ModelConfig
 from trtspec.checkpoint.rules import QUANTIZED, Quantized, Rule, Stage
@@ -31,19 +30,15 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Existing:
-    """A source and the quantization it declares.
+    """A source, the quantization it declares, and the names of its weights in FP8.
 
-    Which weights are in FP8 is what their dtype says: of the modules that were left out, documents name some by
-    patterns of several kinds, and others not at all.
+    Which these are is what their dtype says: of the modules that were left out, documents name some by patterns of
+    several kinds, and others not at all.
     """
 
     source: Source
     declared: Declared
-
-    @cached_property
-    def weights(self) -> frozenset[str]:
-        """Return the names of the weights that are in FP8."""
-        return _fp8_weights(self.source)
+    weights: frozenset[str]
 
     def weight_scale(self, weight: str) -> TensorInfo:
         """Return the tensor that scales a weight."""
@@ -136,7 +131,9 @@ def existing_quantization(source: Source) -> Existing | None:
 
     Raises CheckpointError for a quantization that cannot be taken over, and where the weights are not what it says.
     """
-    declared, weights = read_declared(source), _fp8_weights(source)
+    declared = read_declared(source)
+    fp8 = (name for name, tensor in source.tensors.items() if tensor.dtype == QUANTIZED)
+    weights = frozenset(name for name in fp8 if name.endswith(".weight"))
     if weights and (declared is None or declared.weights == "none"):
         message = f"{min(weights)} is in FP8, and nothing says how it is scaled"
         hint = "there should be a hf_quant_config.json, or a quantization_config in config.json"
@@ -146,7 +143,7 @@ def existing_quantization(source: Source) -> Existing | None:
     if declared.weights != "none" and not weights:
         message = f"{declared.tool} says that weights are in FP8, and none is"
         raise CheckpointError(message, where=str(source.root), hint=HINT)
-    return Existing(source, declared)
+    return Existing(source, declared, weights)
 
 
 def scheme_of(existing: Existing | None, wanted: Scheme, config: ModelConfig, rules: list[Rule]) -> Scheme:
@@ -160,12 +157,6 @@ def scheme_of(existing: Existing | None, wanted: Scheme, config: ModelConfig, ru
         message = "; ".join(text for _, text in problems[:3])
         raise CheckpointError(message, where=str(existing.source.root), hint=HINT)
     return existing.scheme(rules)
-
-
-def _fp8_weights(source: Source) -> frozenset[str]:
-    return frozenset(
-        name for name, tensor in source.tensors.items() if tensor.dtype == QUANTIZED and name.endswith(".weight")
-    )
 
 
 def _weight_scale(weight: str) -> str:

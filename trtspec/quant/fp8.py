@@ -19,8 +19,8 @@ from trtspec.checkpoint.encode import Census
 from trtspec.checkpoint.safetensors import TensorInfo
 from trtspec.checkpoint.stream import Lane, Transfer
 
-# What a tensor or a row of zeros gets, so that nothing is divided by zero; TensorRT-LLM's own least scale of a row.
-LEAST_SCALE = np.float32(1.0 / (E4M3_MAX * 512.0))
+# What zeros get, as from NVIDIA's exporter (modelopt, TensorQuantizer.export_amax), so that none is divided by zero.
+SCALE_OF_ZEROS = np.float32(1.0)
 # Rows quantized together: a few hundred KiB of float32, which the caches hold.
 BLOCK_VALUES = 1 << 16
 
@@ -99,18 +99,18 @@ def amax(lane: Lane, source: TensorInfo) -> np.float32:
     for _, bits in lane.chunks(source, counted=False):
         census.add(bits)
     census.report(lane.flaws)
-    return to_floats(np.array([census.largest_bits], bits.dtype), source.dtype)[0]
+    return np.float32(to_floats(np.array([census.largest_bits], bits.dtype), source.dtype)[0])
 
 
 def scale_of(largest: np.float32) -> np.float32:
     """Return the scale for a largest magnitude."""
-    return np.float32(largest / np.float32(E4M3_MAX)) if largest > 0 else LEAST_SCALE
+    return SCALE_OF_ZEROS if largest <= 0 else np.float32(largest / np.float32(E4M3_MAX))
 
 
 def row_scales(values: Floats) -> Floats:
     """Return the scale of each row, [rows, 1], of values [rows, columns]."""
     largest = np.abs(values).max(axis=1, keepdims=True, initial=0, where=np.isfinite(values))
-    return np.where(largest > 0, largest / np.float32(E4M3_MAX), LEAST_SCALE).astype(np.float32)
+    return np.where(largest > 0, largest / np.float32(E4M3_MAX), SCALE_OF_ZEROS).astype(np.float32)
 
 
 def requantized(scale: np.float32, merged: np.float32) -> Bits:

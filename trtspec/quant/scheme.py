@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase, translate
 from functools import cache
 
 from trtspec.checkpoint.model_config import ModelConfig
-from trtspec.checkpoint.rules import Rule
+from trtspec.checkpoint.rules import Rule, Stage
 from trtspec.checkpoint.trtllm import FP8, FP8_ROWWISE, LM_HEAD, Quantization
 
 ALGORITHMS = {"none": "", "fp8": FP8, "fp8_rowwise": FP8_ROWWISE}
@@ -50,6 +50,17 @@ def is_linear(rule: Rule) -> bool:
 @cache
 def _any_of(patterns: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile("|".join(map(translate, patterns)) or r"(?!)")  # without patterns, what matches nothing
+
+
+def stage_problems(scheme: Scheme, rules: list[Rule]) -> list[tuple[str, str]]:
+    """Return what pipeline stages add to `scheme_problems`: each numbers its layers from 0, and patterns see that."""
+    by_kind: dict[str, set[bool]] = {}
+    for rule in rules:
+        if is_linear(rule) and not isinstance(rule.at, Stage):
+            by_kind.setdefault(rule.target, set()).add(scheme.quantizes(rule))
+    if all(len(kinds) == 1 for kinds in by_kind.values()):
+        return []
+    return [("exclude", "stages number their layers from 0, so with several no pattern can name single layers")]
 
 
 def scheme_problems(scheme: Scheme, config: ModelConfig, rules: list[Rule]) -> list[tuple[str, str]]:

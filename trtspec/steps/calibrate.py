@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import ClassVar
 
 from trtspec.artifacts.prompts import Prompt, load_prompts
-from trtspec.checkpoint.rules import match
-from trtspec.checkpoint.source import load_source
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.errors import CheckpointError
-from trtspec.families.base import family_of
 from trtspec.graph.step import Inputs, Progress, Step
 from trtspec.quant.activations import ACTIVATIONS, Activations
 from trtspec.steps.files import Files
+from trtspec.steps.model import load_model
 
 
 @dataclass(frozen=True)
@@ -67,17 +65,15 @@ def calibrate_checkpoint(
     """
     from trtspec.engines.embedded.calibration import measure  # torch, which planning does without
 
-    source = load_source(root)
-    _, family = family_of(source)
-    config = family.read(source.reader, "auto")
-    matched = match(family.rules(config), family.skips(config), source)
+    model = load_model(root, "auto")
+    config = model.config
     # texts are served no longer than attention is exact, so nothing beyond has to be measured
     texts = _tokenize(root, prompts, min(max_len, config.exact_positions))
     largest = max(map(max, texts))
     if largest >= config.vocab_size:
         message = f"the tokenizer makes the id {largest}, and the model has {config.vocab_size}"
         raise CheckpointError(message, where=str(root), hint="take tokenizer and weights from the same model")
-    return Activations(**measure(config, matched, texts, on_bytes=on_bytes))
+    return Activations(**measure(config, model.matched, texts, on_bytes=on_bytes))
 
 
 def _tokenize(root: Path, prompts: list[Prompt], max_len: int) -> list[list[int]]:

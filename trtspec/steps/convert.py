@@ -9,17 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from trtspec.checkpoint.rules import match
 from trtspec.checkpoint.sharding import Mapping
-from trtspec.checkpoint.source import load_source
-from trtspec.families.base import family_of
 from trtspec.graph.step import Inputs, Progress, Step, notes_of
 from trtspec.quant.activations import ACTIVATIONS, Activations, load_activations
 from trtspec.quant.conversion import plan_conversion
-from trtspec.quant.existing import existing_quantization, scheme_of
 from trtspec.quant.scheme import Scheme
 from trtspec.steps.calibrate import Calibrate
 from trtspec.steps.files import Files
+from trtspec.steps.model import load_model
 
 ONE_RANK, UNQUANTIZED = Mapping(), Scheme()
 
@@ -92,15 +89,10 @@ def convert_checkpoint(
     from trtspec.checkpoint.stream import Flaws, run_tasks  # numpy, which planning does without
     from trtspec.quant.tasks import plan_tasks
 
-    source = load_source(root)
-    _, family = family_of(source)
-    config = family.read(source.reader, dtype)
-    rules = family.rules(config)
-    existing = existing_quantization(source)
-    matched = match(rules, family.skips(config), source, existing.tensors(rules) if existing else None)
-    plan = plan_conversion(config, rules, mapping, scheme_of(existing, scheme, config, rules))
+    model = load_model(root, dtype)
+    plan = plan_conversion(model.config, model.rules, mapping, model.scheme(scheme))
     layouts = plan.layouts()
-    tasks = plan_tasks(plan, layouts, matched, activations or Activations(), existing)
+    tasks = plan_tasks(plan, layouts, model.matched, activations or Activations(), model.existing)
     flaws = Flaws(allow_nonfinite)
     run_tasks(out, layouts, tasks, flaws=flaws, on_bytes=on_bytes, journal=journal, threads=threads)
     (out / "config.json").write_text(json.dumps(plan.render_config(), indent=2) + "\n")

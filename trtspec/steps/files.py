@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trtspec.errors import StepError
+from trtspec.files import in_threads
 from trtspec.graph.digest import DigestCache
 
 UNREAD = "unread"
@@ -51,7 +52,7 @@ class FileReader:
     """Reads the identity of source files; what is remembered of them is not read again.
 
     Where files that nobody has read are more than `unread_above` bytes together, they stay `unread`. `on_bytes` is told
-    the size of each piece that is read.
+    the size of each piece that is read, from several threads.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class FileReader:
             if self._unread_above is not None and new > self._unread_above:
                 found = [digest or UNREAD for digest in known]
             else:
-                found = [self._digests.digest(path, self._on_bytes) for path in paths]
+                found = in_threads(lambda path: self._digests.digest(path, self._on_bytes), paths)
         except OSError as error:
             raise StepError(f"cannot be read: {error.strerror}", where=str(error.filename)) from None
         return Files(root, tuple(zip((path.name for path in paths), found, strict=True)), stats)

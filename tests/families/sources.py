@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Change a saved source and see what is said of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.tiny import convert
+from trtspec.errors import CheckpointError
+
+
+def edit(root: Path, **values: Any) -> None:
+    """Set keys of config.json; None removes one."""
+    config = json.loads((root / "config.json").read_text()) | values
+    (root / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+
+
+def rewrite(root: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    """Save the tensors again after `change` had them."""
+    tensors = load_file(root / "model.safetensors")
+    change(tensors)
+    save_file(tensors, root / "model.safetensors")
+
+
+def refused(root: Path, message: str) -> None:
+    """Demand that a conversion fails with `message` in the error's text."""
+    with pytest.raises(CheckpointError) as caught:
+        convert(root, root.parent / "c")
+    assert message in str(caught.value)

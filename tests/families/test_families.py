@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every family proves from headers that a source is what config.json says, and reads config.json or says why not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.families.sources import edit, refused, rewrite
+from tests.tiny import FAMILY_SHAPES, convert, make_model
+from trtspec.checkpoint.rules import Matched, match
+from trtspec.checkpoint.source import Source, load_source
+from trtspec.checkpoint.trtllm import load_checkpoint
+from trtspec.errors import CheckpointError
+from trtspec.families.base import Family, family_of
+from trtspec.registry import discover
+
+FAMILIES: dict[str, Family] = discover("trtspec.families", "FAMILY")
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Source]:
+    """A function that returns the source of a family, which no test may change."""
+    roots: dict[str, Path] = {}
+
+    def load(family: str) -> Source:
+        if family not in roots:
+            roots[family] = make_model(tmp_path_factory.mktemp(family), family)
+        return load_source(roots[family])
+
+    return load
+
+
+def cover(source: Source) -> Matched:
+    """Hold the rules of a source's own family against it."""
+    _, family = family_of(source)
+    config = family.read(source.reader, "auto")
+    return match(family.rules(config), family.skips(config), source)
+
+
+def said_of(source: Source) -> list[str]:
+    """Return what does not add up, line by line."""
+    with pytest.raises(CheckpointError) as caught:
+        cover(source)
+    first, *problems = str(caught.value).splitlines()
+    assert first.startswith(f"{source.root}: {len(problems)} tensor")
+    return [problem.strip() for problem in problems]
+
+
+def test_every_family_is_tested_and_serves_names_of_its_own() -> None:
+    assert FAMILIES.keys() == FAMILY_SHAPES.keys()
+    served = [name for family in FAMILIES.values() for name in family.architectures]
+    assert len(served) == len(set(served))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+class TestCoverage:
+    def test_every_tensor_is_used(self, family: str, sources: Callable[[str], Source]) -> None:
+        source = sources(family)
+        matched = cover(source)
+        assert family_of(source)[0] == family
+        assert {tensor.name for parts in matched.parts.values() for tensor in parts} == source.tensors.keys()
+        assert matched.skipped == {}
+
+    def test_every_missing_tensor_is_named(self, family: str, sources: Callable[[str], Source]) -> None:
+        source = sources(family)
+        for name in source.tensors:
+            rest = {other: tensor for other, tensor in source.tensors.items() if other != name}
+            assert said_of(replace(source, tensors=rest)) == [f"{name}: missing"]
+
+    def test_every_misshapen_tensor_is_named(self, family: str, sources: Callable[[str], Source]) -> None:
+        source = sources(family)
+        for name, tensor in source.tensors.items():
+            wrong = replace(tensor, shape=(tensor.shape[0] + 1, *tensor.shape[1:]))
+            shapes = f"{list(wrong.shape)} in model.safetensors, but config.json makes it {list(tensor.shape)}"
+            assert said_of(replace(source, tensors=source.tensors | {name: wrong})) == [f"{name}: {shapes}"]
+
+    def test_a_surplus_tensor_is_named(self, family: str, sources: Callable[[str], Source]) -> None:
+        source = sources(family)
+        norm = source.tensors["model.norm.weight"]
+        for name in ("model.layers.2.input_layernorm.weight", "model.layers.0.self_attn.sinks", "score.weight"):
+            surplus = source.tensors | {name: replace(norm, name=name)}
+            assert said_of(replace(source, tensors=surplus)) == [f"{name}: no rule uses it"]
+
+    def test_a_dtype_that_cannot_be_converted_is_named(self, family: str, sources: Callable[[str], Source]) -> None:
+        source = sources(family)
+        name = "model.layers.1.self_attn.k_proj.weight"
+        wrong = source.tensors | {name: replace(source.tensors[name], dtype="I8")}
+        expected = f"{name}: dtype I8 in model.safetensors, only BF16, F16, F32 can be converted"
+        assert said_of(replace(source, tensors=wrong)) == [expected]
+
+    def test_rotary_frequencies_of_old_exports_are_skipped(self, family: str, sources: Callable[[str], Source]) -> None:
+        source = sources(family)
+        name = "model.layers.1.self_attn.rotary_emb.inv_freq"
+        more = source.tensors | {name: replace(source.tensors["model.norm.weight"], name=name, dtype="I8")}
+        assert cover(replace(source, tensors=more)).skipped == {name: "computed from rope_theta"}
+
+    def test_a_tied_head_is_the_embedding_whether_or_not_it_is_stored(self, family: str, tmp_path: Path) -> None:
+        source = make_model(tmp_path / "hf", family, tie_word_embeddings=True)
+        assert "lm_head.weight" not in load_source(source).tensors
+        without = load_file(convert(source, tmp_path / "without") / "rank0.safetensors")
+        assert torch.equal(without["lm_head.weight"], without["transformer.vocab_embedding.weight"])
+        rewrite(source, lambda tensors: tensors.update({"lm_head.weight": torch.ones(64, 32)}))
+        assert cover(load_source(source)).skipped == {"lm_head.weight": "tied to the embedding"}
+        stored = load_file(convert(source, tmp_path / "stored") / "rank0.safetensors")
+        assert all(torch.equal(without[name], stored[name]) for name in without.keys() | stored.keys())
+
+    def test_what_is_written_is_read_back(self, family: str, sources: Callable[[str], Source], tmp_path: Path) -> None:
+        source = sources(family)
+        checkpoint = load_checkpoint(convert(source.root, tmp_path / "c"))
+        assert checkpoint.config == FAMILIES[family].read(source.reader, "auto")
+        assert checkpoint.config.num_parameters == sum(prod(tensor.shape) for tensor in checkpoint.tensors)
+
+
+def test_many_problems_are_counted_and_the_first_shown(sources: Callable[[str], Source]) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        cover(replace(sources("llama"), tensors={}))
+    assert "21 tensors do not add up:\n  lm_head.weight: missing\n" in str(caught.value)
+    assert str(caught.value).endswith("\n  ... and 9 more")
+
+
+WRONG = {
+    "mistral": [
+        ({"sliding_window": "all"}, "config.json: sliding_window is 'all', expected int"),
+        ({"sliding_window": -1}, "config.json: sliding_window is -1, expected a positive number"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu"),
+    ],
+    "mixtral": [
+        ({"num_local_experts": None}, "config.json: lacks 'num_local_experts'"),
+        ({"num_local_experts": 20000}, "num_local_experts is 20000, expected a positive number of at most 16,384"),
+        ({"num_experts_per_tok": 5}, "num_experts_per_tok is 5, expected a positive number of at most 4"),
+        ({"num_local_experts": 3}, "model.layers.0.block_sparse_moe.experts.3.w1.weight: no rule uses it"),
+        ({"num_local_experts": 5}, "model.layers.0.block_sparse_moe.gate.weight: [4, 32] in model.safetensors, but"),
+    ],
+    "qwen2": [
+        ({"use_sliding_window": "yes"}, "config.json: use_sliding_window is 'yes', expected bool"),
+        ({"hidden_size": 34}, "hidden_size 34 is not a multiple of num_attention_heads 4"),
+        ({"num_attention_heads": 32}, "head size 1 is odd; rotary positions need pairs"),
+    ],
+    "qwen3": [
+        (
+            {"head_dim": None},
+            "model.layers.0.self_attn.k_norm.weight: [8] in model.safetensors, but config.json makes it",
+        ),
+        ({"head_dim": 7}, "head size 7 is odd; rotary positions need pairs"),
+        ({"attention_bias": 1}, "config.json: attention_bias is 1, expected bool"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "values", "message"),
+    [(family, *case) for family, cases in WRONG.items() for case in cases],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
+)
+def test_a_config_that_a_family_cannot_read_is_refused(
+    family: str, values: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    root = make_model(tmp_path / "hf", family)
+    edit(root, **values)
+    refused(root, message)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+@pytest.mark.parametrize(("used", "expected"), [(False, 0), (True, 16)])
+def test_a_window_of_qwen_counts_where_it_is_used(family: str, used: bool, expected: int, tmp_path: Path) -> None:
+    root = make_model(tmp_path / "hf", family)
+    edit(root, use_sliding_window=used, sliding_window=16)
+    out = convert(root, tmp_path / "c")
+    assert json.loads((out / "config.json").read_text()).get("sliding_window", 0) == expected
+    assert load_checkpoint(out).config.exact_positions == (expected or 256)
+
+
+@pytest.mark.parametrize("family", ["mistral", "mixtral"])
+@pytest.mark.parametrize(("window", "expected"), [(None, 0), (32, 32)])
+def test_a_window_of_mistral_counts_where_it_is_given(
+    family: str, window: int | None, expected: int, tmp_path: Path
+) -> None:
+    root = make_model(tmp_path / "hf", family)
+    edit(root, sliding_window=window)
+    assert load_checkpoint(convert(root, tmp_path / "c")).config.sliding_window == expected

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A family from outside the package: the one that docs/extending.md writes down, installed as its author would."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.tiny import convert, make_llama
+from trtspec.checkpoint.sharding import Mapping
+
+EXTENDING = Path(__file__).parents[2] / "docs" / "extending.md"
+NAMES = {
+    "model.embed_tokens": "wte",
+    "model.norm": "norm",
+    "model.layers": "h",
+    "self_attn.": "",
+    "mlp.": "",
+    "_proj": "",
+    "input_layernorm": "norm1",
+    "post_attention_layernorm": "norm2",
+}
+CONVERT = """
+import sys
+from pathlib import Path
+from trtspec.checkpoint.sharding import Mapping
+from trtspec.steps.convert import convert_checkpoint
+convert_checkpoint(Path(sys.argv[1]), Path(sys.argv[2]), mapping=Mapping(2, 2))
+"""
+
+
+def code_block(language: str) -> str:
+    """Return the first block of a language in the documentation."""
+    blocks = re.findall(rf"^```{language}\n(.*?)^```$", EXTENDING.read_text(), re.MULTILINE | re.DOTALL)
+    return blocks[0]
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_llama(tmp_path_factory.mktemp("llama"), tie_word_embeddings=True)
+
+
+@pytest.fixture(scope="module")
+def toy(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model in Toy's words, with a tensor that Toy skips."""
+    root = tmp_path_factory.mktemp("toy")
+    config = json.loads((llama / "config.json").read_text())
+    (root / "config.json").write_text(json.dumps(config | {"architectures": ["ToyForCausalLM"]}))
+    tensors = {"h.0.mask": torch.ones(4, 4)}
+    for name, tensor in load_file(llama / "model.safetensors").items():
+        for old, new in NAMES.items():
+            name = name.replace(old, new)  # noqa: PLW2901
+        tensors[name] = tensor
+    save_file(tensors, root / "model.safetensors")
+    return root
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a process that finds Toy among the installed packages."""
+    site = tmp_path_factory.mktemp("site")
+    (site / "toy.py").write_text(code_block("python"))
+    group, entry = code_block("toml").splitlines()
+    name = re.fullmatch(r'\[project\.entry-points\."(.*)"\]', group).group(1)
+    metadata = site / "toy-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[{name}]\n{entry.replace(chr(34), '')}\n")
+    return {**os.environ, "PYTHONPATH": str(site)}
+
+
+def run(environment: dict[str, str], *argv: object) -> str:
+    """Run Python and return what it printed; it must succeed."""
+    command = [sys.executable, *map(str, argv)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+def test_inspect_names_it(toy: Path, installed: dict[str, str]) -> None:
+    document = json.loads(run(installed, "-m", "trtspec", "inspect", toy, "--json"))
+    assert (document["family"], document["architecture"]) == ("toy", "LlamaForCausalLM")
+    assert document["skipped"] == {"h.0.mask": "engines make causal masks themselves"}
+
+
+def test_it_converts_to_what_llama_does(llama: Path, toy: Path, installed: dict[str, str], tmp_path: Path) -> None:
+    expected = convert(llama, tmp_path / "llama", mapping=Mapping(2, 2))
+    (tmp_path / "toy").mkdir()
+    run(installed, "-c", CONVERT, toy, tmp_path / "toy")
+    for path in sorted(expected.iterdir()):
+        ours = tmp_path / "toy" / path.name
+        if path.suffix == ".json":
+            assert json.loads(ours.read_text()) == json.loads(path.read_text())
+        else:
+            theirs, tensors = load_file(path), load_file(ours)
+            assert tensors.keys() == theirs.keys()
+            assert all(torch.equal(tensor, theirs[name]) for name, tensor in tensors.items())
+
+
+def test_without_it_the_architecture_is_unknown(toy: Path) -> None:
+    argv = [sys.executable, "-m", "trtspec", "inspect", str(toy)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "architecture 'ToyForCausalLM' is not supported; supported: LlamaForCausalLM, " in done.stderr

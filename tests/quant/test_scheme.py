@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which modules a scheme quantizes, what config.json says of it, and what cannot be done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.configs import model_config
+from trtspec.checkpoint.model_config import ModelConfig
+from trtspec.checkpoint.rules import Rule
+from trtspec.checkpoint.trtllm import Quantization
+from trtspec.families.decoder import decoder_rules
+from trtspec.families.mixtral import FAMILY as MIXTRAL
+from trtspec.quant.scheme import Scheme, scheme_problems
+
+LAYER = "transformer.layers.0"
+LINEAR = {f"{LAYER}.{name}" for name in ("attention.qkv", "attention.dense", "mlp.fc", "mlp.gate", "mlp.proj")}
+
+
+def quantized(scheme: Scheme, rules: list[Rule]) -> set[str]:
+    """Return the modules whose weights become FP8."""
+    return {rule.module for rule in rules if scheme.quantizes(rule)}
+
+
+def one_layer(**fields: Any) -> tuple[ModelConfig, list[Rule]]:
+    """Return a model with all biases and its rules."""
+    config = model_config(num_layers=1, attn_bias=True, dense_bias=True, mlp_bias=True, **fields)
+    return config, decoder_rules(config)
+
+
+def mixture() -> tuple[ModelConfig, list[Rule]]:
+    """Return a model with experts and its rules."""
+    config = model_config(num_layers=1, num_experts=4, experts_per_token=2)
+    return config, MIXTRAL.rules(config)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "expected"),
+    [
+        (Scheme(), set()),
+        (Scheme("none", "fp8"), set()),
+        (Scheme("fp8"), LINEAR),
+        (Scheme("fp8_rowwise"), LINEAR),
+        (Scheme("fp8", exclude=()), LINEAR | {"lm_head"}),
+        (Scheme("fp8", exclude=("lm_head", "*.mlp.*")), {f"{LAYER}.attention.qkv", f"{LAYER}.attention.dense"}),
+        (Scheme("fp8", exclude=("lm_head", "*.layers.0.attention.???")), LINEAR - {f"{LAYER}.attention.qkv"}),
+        (Scheme("fp8", exclude=("lm_head", "*.LAYERS.*")), LINEAR),
+        (Scheme("fp8", exclude=("*",)), set()),
+    ],
+)
+def test_linear_layers_are_quantized_unless_a_pattern_excludes_them(scheme: Scheme, expected: set[str]) -> None:
+    assert quantized(scheme, one_layer()[1]) == expected
+
+
+def test_only_weights_are_quantized() -> None:
+    _, rules = one_layer(qk_norm=True)
+    targets = {rule.target for rule in rules if Scheme("fp8", exclude=()).quantizes(rule)}
+    assert {target.rpartition(".")[2] for target in targets} == {"weight"}
+    assert not any("norm" in target or "ln_f" in target or "embedding" in target for target in targets)
+
+
+def test_experts_are_quantized_and_their_router_never_is() -> None:
+    _, rules = mixture()
+    dense = {f"{LAYER}.mlp.gate"}
+    assert quantized(Scheme("fp8"), rules) == LINEAR - dense
+
+
+@pytest.mark.parametrize(
+    ("scheme", "needed"),
+    [
+        (Scheme(), False),
+        (Scheme("fp8"), True),
+        (Scheme("fp8_rowwise"), False),
+        (Scheme("fp8_rowwise", "fp8"), True),
+        (Scheme("none", "fp8"), True),
+    ],
+)
+def test_activations_are_needed_for_scales_of_whole_tensors(scheme: Scheme, needed: bool) -> None:
+    assert scheme.needs_activations is needed
+
+
+def test_config_says_it_in_tensorrt_llms_words() -> None:
+    dense, experts = one_layer()[0], mixture()[0]
+    assert Scheme("fp8", "fp8").describe(dense) == Quantization("FP8", "FP8", ("lm_head",))
+    assert Scheme("fp8_rowwise").describe(dense) == Quantization("FP8_PER_CHANNEL_PER_TOKEN", "", ("lm_head",))
+    assert Scheme("fp8").describe(experts).exclude == ("lm_head", "*router")
+    assert Scheme().describe(dense).algo == ""
+
+
+@pytest.mark.parametrize("exclude", [("lm_head",), ("lm_head", "*.mlp.fc", "*.mlp.gate"), ("*",), ()])
+def test_what_can_be_done_is_no_problem(exclude: tuple[str, ...]) -> None:
+    assert scheme_problems(Scheme("fp8", "fp8", exclude), *one_layer()) == []
+
+
+def test_without_quantization_patterns_do_not_matter() -> None:
+    assert scheme_problems(Scheme(exclude=("nothing",)), *one_layer()) == []
+
+
+FUSED = "engines fuse mlp.fc and mlp.gate of a layer; exclude both or none (layer 0)"
+TIED = "lm_head is the embedding of this model, which is not quantized; exclude lm_head"
+ROWWISE_HEAD = "fp8_rowwise engines need lm_head in the model's dtype; exclude lm_head"
+UNKNOWN = "no module matches '*.attn.*'; one is transformer.layers.0.attention.qkv"
+
+
+@pytest.mark.parametrize(
+    ("scheme", "problem"),
+    [
+        (Scheme("fp8", exclude=("lm_head", "*.attn.*")), ("exclude.1", UNKNOWN)),
+        (Scheme("fp8", exclude=("lm_head", "*.mlp.fc")), ("exclude", FUSED)),
+        (Scheme("fp8", exclude=("lm_head", "*.mlp.gate")), ("exclude", FUSED)),
+        (Scheme("fp8_rowwise", exclude=("*.attention.*",)), ("exclude", ROWWISE_HEAD)),
+    ],
+)
+def test_what_cannot_be_done_is_said_where_the_recipe_asks_for_it(scheme: Scheme, problem: tuple[str, str]) -> None:
+    assert scheme_problems(scheme, *one_layer()) == [problem]
+
+
+def test_a_tied_head_cannot_be_quantized() -> None:
+    tied = one_layer(tied_embeddings=True)
+    assert scheme_problems(Scheme("fp8", exclude=()), *tied) == [("exclude", TIED)]
+    assert scheme_problems(Scheme("fp8"), *tied) == []
+
+
+def test_experts_cannot_be_quantized_by_rows() -> None:
+    assert scheme_problems(Scheme("fp8"), *mixture()) == []
+    (problem,) = scheme_problems(Scheme("fp8_rowwise"), *mixture())
+    assert problem == ("weights", "TensorRT-LLM has no fp8_rowwise mixture of experts; use fp8")

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which texts a checkpoint is measured on, and what becomes of the measurements."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.tiny import PAIR_VOCAB, make_llama, make_tokenizer
+from trtspec.artifacts.prompts import Prompt, load_prompts
+from trtspec.checkpoint.source import load_source
+from trtspec.errors import CheckpointError
+from trtspec.graph.digest import DigestCache
+from trtspec.graph.step import Inputs
+from trtspec.paths import default_prompts
+from trtspec.quant.activations import ACTIVATIONS, load_activations
+from trtspec.steps.calibrate import Calibrate, calibrate_checkpoint
+from trtspec.steps.files import FileReader
+
+TEXTS = ("the rest", "in here, where the north wind is", "{")
+LONG = 500
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.done = 0
+
+    def advance(self, n_bytes: int) -> None:
+        self.done += n_bytes
+
+
+def make_source(root: Path, vocab_size: int = PAIR_VOCAB) -> Path:
+    make_llama(root, vocab_size=vocab_size)
+    return make_tokenizer(root)
+
+
+def prompts(*texts: str) -> list[Prompt]:
+    return [Prompt(text, "", "") for text in texts]
+
+
+def make_step(root: Path, samples: int = 2, max_len: int = 10) -> Calibrate:
+    source = load_source(make_source(root / "source"))
+    (root / "prompts.jsonl").write_text("".join(f"{json.dumps({'prompt': text})}\n" for text in TEXTS))
+    reader = FileReader(DigestCache(root / "digests.json"))
+    return Calibrate(
+        "target",
+        reader.read(source.root, [source.root / "config.json", *source.weight_files]),
+        tokenizer=reader.read(source.root, source.tokenizer_files),
+        prompts=reader.read(root, [root / "prompts.jsonl"]),
+        samples=samples,
+        max_len=max_len,
+        nbytes=source.nbytes,
+    )
+
+
+def test_the_step_measures_the_first_prompts_cut_to_length(tmp_path: Path) -> None:
+    step, progress, out = make_step(tmp_path), Counter(), tmp_path / "out"
+    out.mkdir()
+    step.run(out, Inputs({}), progress)
+    expected = calibrate_checkpoint(tmp_path / "source", prompts(*TEXTS[:2]), 10)
+    assert load_activations(out / ACTIVATIONS) == expected
+    assert expected != calibrate_checkpoint(tmp_path / "source", prompts(*TEXTS), 10)
+    assert expected != calibrate_checkpoint(tmp_path / "source", prompts(*TEXTS[:2]), 11)
+    assert progress.done == step.total_bytes
+    assert [path.name for path in out.iterdir()] == [ACTIVATIONS]
+
+
+def test_what_changes_the_measurements_changes_the_key(tmp_path: Path) -> None:
+    step = make_step(tmp_path)
+    (tmp_path / "moved").mkdir()
+    assert make_step(tmp_path / "moved").key == step.key
+    assert make_step(tmp_path, samples=3).key != step.key
+    assert make_step(tmp_path, max_len=11).key != step.key
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path: Path) -> None:
+    source = make_source(tmp_path, vocab_size=32)
+    with pytest.raises(CheckpointError, match=r"the tokenizer makes the id \d+, and the model has 32$") as raised:
+        calibrate_checkpoint(source, prompts("the rest"), 10)
+    assert raised.value.where == str(source)
+    assert raised.value.hint == "take tokenizer and weights from the same model"
+
+
+def test_texts_without_tokens_are_left_out(tmp_path: Path) -> None:
+    source = make_source(tmp_path)
+    dropping = json.loads((source / "tokenizer.json").read_text())
+    dropping["normalizer"] = {"type": "Strip", "strip_left": True, "strip_right": True}
+    (source / "tokenizer.json").write_text(json.dumps(dropping))
+    assert calibrate_checkpoint(source, prompts("  ", "the"), 10) == calibrate_checkpoint(source, prompts("the"), 10)
+    with pytest.raises(CheckpointError, match="the tokenizer makes no token of the prompts$"):
+        calibrate_checkpoint(source, prompts("  "), 10)
+
+
+def test_default_prompts_are_many_varied_and_small() -> None:
+    """As many as a recipe asks for by default, some of them longer than the 512 tokens they are cut to."""
+    found = load_prompts(default_prompts())
+    assert len({prompt.text for prompt in found}) == len(found) >= 128
+    assert default_prompts().stat().st_size < 150_000
+    kinds = {"prose", "code", "json", "log", "maths", "table", "chat", "language"}
+    assert {prompt.kind for prompt in found} == kinds
+    assert {prompt.kind for prompt in found[:32]} == kinds  # also where `samples` is few
+    assert sum(len(prompt.text.split()) > LONG for prompt in found) >= 4
