@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,8 @@ from trtspec.artifacts.manifest import load_manifest, verify_files
 from trtspec.failpoint import failpoint
 
 FAILPOINTS = (
+    "journal.finished",
+    "journal.committed",
     "store.before-entry",
     "store.before-rename",
     "store.after-rename",
@@ -150,13 +153,13 @@ def swap_while_converting(monkeypatch: pytest.MonkeyPatch, swap: Callable[[], ob
     """Do something to the source once its tensors were read."""
     from trtspec.steps import convert
 
-    write = convert.write_checkpoint
+    write = convert.convert_checkpoint
 
-    def write_and_swap(out: Path, *arguments: object) -> None:
-        write(out, *arguments)  # type: ignore[arg-type]
+    def write_and_swap(*arguments: Any, **options: Any) -> None:
+        write(*arguments, **options)
         swap()
 
-    monkeypatch.setattr(convert, "write_checkpoint", write_and_swap)
+    monkeypatch.setattr(convert, "convert_checkpoint", write_and_swap)
 
 
 @pytest.mark.parametrize("how", ["another", "gone"])
@@ -261,10 +264,10 @@ INTERRUPTED = """
 import sys, time
 from trtspec.cli.app import main
 from trtspec.steps import convert
-def wait(*_):
+def wait(*_, **__):
     print("converting", flush=True)
     time.sleep(30)
-convert.write_checkpoint = wait
+convert.convert_checkpoint = wait
 main(["build", sys.argv[1]])
 """
 

@@ -31,7 +31,10 @@ FLAGS = {
     "Qwen2ForCausalLM": ("tie_word_embeddings",),
     "Qwen3ForCausalLM": ("attention_bias", "tie_word_embeddings"),
 }
+# What a source is stored in, and what it is converted to.
 DTYPES = (("bfloat16", "bfloat16"), ("float16", "float16"), ("float32", "float16"), ("bfloat16", "float16"))
+# Ranks of a stage, and stages.
+LAYOUTS = ((1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (4, 2))
 # The modules of a layer, in transformers' words and in TensorRT-LLM's.
 EXPERT = re.compile(r"experts\.\d+\.")
 MODULES = {
@@ -47,12 +50,14 @@ MODULES = {
     "mlp.w3": "mlp.fc",
     "mlp.w2": "mlp.proj",
 }
-LAYOUTS = ((1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (4, 2))
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model and how it is converted: `weights`, `kv_cache` and `exclude` as in a recipe's `quantization`."""
+    """A model and how it is converted: `weights`, `kv_cache` and `exclude` as in a recipe's `quantization`.
+
+    `shape` is what config.json says, `stored` the dtype of the source, `dtype` that of what is not quantized.
+    """
 
     architecture: str
     tensor: int

@@ -13,7 +13,7 @@ from trtspec.checkpoint.rules import Rule
 from trtspec.checkpoint.trtllm import Quantization
 from trtspec.families.decoder import decoder_rules
 from trtspec.families.mixtral import FAMILY as MIXTRAL
-from trtspec.quant.scheme import Scheme, scheme_problems
+from trtspec.quant.scheme import Scheme, scheme_problems, stage_problems
 
 LAYER = "transformer.layers.0"
 LINEAR = {f"{LAYER}.{name}" for name in ("attention.qkv", "attention.dense", "mlp.fc", "mlp.gate", "mlp.proj")}
@@ -127,3 +127,18 @@ def test_experts_cannot_be_quantized_by_rows() -> None:
     assert scheme_problems(Scheme("fp8"), *mixture()) == []
     (problem,) = scheme_problems(Scheme("fp8_rowwise"), *mixture())
     assert problem == ("weights", "TensorRT-LLM has no fp8_rowwise mixture of experts; use fp8")
+
+
+@pytest.mark.parametrize(
+    ("exclude", "named"),
+    [
+        (("lm_head",), False),
+        (("lm_head", "*.mlp.*"), False),
+        (("lm_head", "transformer.layers.1.*"), True),
+        (("lm_head", "*.layers.0.attention.dense"), True),
+    ],
+)
+def test_single_layers_cannot_be_named_where_stages_number_them_anew(exclude: tuple[str, ...], named: bool) -> None:
+    problem = ("exclude", "stages number their layers from 0, so with several no pattern can name single layers")
+    found = stage_problems(Scheme("fp8", exclude=exclude), decoder_rules(model_config(num_layers=2)))
+    assert found == [problem] * named

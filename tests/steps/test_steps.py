@@ -4,13 +4,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from trtspec.checkpoint.sharding import Mapping
 from trtspec.errors import StepError
 from trtspec.graph.digest import DigestCache
 from trtspec.graph.step import Inputs
 from trtspec.paths import model_repository_dir
+from trtspec.quant.scheme import Scheme
+from trtspec.steps.calibrate import Calibrate
 from trtspec.steps.convert import ConvertCheckpoint
 from trtspec.steps.copy import CopyFiles
 from trtspec.steps.files import UNREAD, FileReader, Files
@@ -101,13 +105,60 @@ def test_copy(root: Path, digests: DigestCache, tmp_path: Path) -> None:
     assert step.name == "copy-things"
 
 
+def conversion(files: Files, **changes: Any) -> ConvertCheckpoint:
+    fields: dict[str, Any] = {
+        "role": "target",
+        "source": files,
+        "dtype": "bfloat16",
+        "mapping": Mapping(),
+        "scheme": Scheme(),
+        "calibration": (),
+        "allow_nonfinite": False,
+        "nbytes": 6,
+    }
+    return ConvertCheckpoint(**fields | changes)
+
+
+def calibration(files: Files, **changes: Any) -> Calibrate:
+    fields: dict[str, Any] = {
+        "role": "target",
+        "source": files,
+        "tokenizer": files,
+        "prompts": files,
+        "samples": 128,
+        "max_len": 512,
+        "nbytes": 6,
+    }
+    return Calibrate(**fields | changes)
+
+
 def test_the_key_of_a_conversion(root: Path, digests: DigestCache) -> None:
     files = read(root, digests)
-    step = ConvertCheckpoint("target", files, "bfloat16", nbytes=6)
+    step = conversion(files)
     assert (step.name, step.total_bytes) == ("convert-target", 6)
-    assert step.key == ConvertCheckpoint("target", files, "bfloat16", nbytes=7).key
-    others = [ConvertCheckpoint("draft", files, "bfloat16", 6), ConvertCheckpoint("target", files, "float16", 6)]
-    assert len({step.key, *(other.key for other in others)}) == 3
+    assert step.key == conversion(files, nbytes=7).key
+    others: list[dict[str, Any]] = [
+        {"role": "draft"},
+        {"dtype": "float16"},
+        {"mapping": Mapping(2)},
+        {"mapping": Mapping(1, 2)},
+        {"mapping": Mapping(embedding=False)},
+        {"scheme": Scheme("fp8")},
+        {"scheme": Scheme(kv_cache="fp8")},
+        {"scheme": Scheme(exclude=())},
+        {"allow_nonfinite": True},
+        {"calibration": (calibration(files),)},
+        {"calibration": (calibration(files, samples=1),)},
+    ]
+    assert len({step.key, *(conversion(files, **other).key for other in others)}) == len(others) + 1
+
+
+def test_a_conversion_depends_on_its_calibration(root: Path, digests: DigestCache) -> None:
+    files = read(root, digests)
+    measured = calibration(files)
+    assert (measured.name, measured.total_bytes) == ("calibrate-target", 6)
+    assert conversion(files, calibration=(measured,)).dependencies == (measured,)
+    assert measured.key == calibration(files, nbytes=7).key
 
 
 def test_the_models_are_read_whole() -> None:

@@ -16,12 +16,13 @@ COMMIT_EVERY_S = 1.0
 class Journal:
     """The names of finished tasks, one a line of a file; without a path nothing is remembered.
 
+    The first line is `stamp`, what the tasks were done from; a journal with another one is begun anew.
     A name is written only after the task's bytes have reached the disk. A thread of its own waits for that, once a
     second for all tasks that were finished meanwhile; so a loss of power costs a second of work and never a wrong byte.
     """
 
-    def __init__(self, path: Path | None, files: Sequence[int]) -> None:
-        self.done = frozenset(_whole_lines(path)) if path else frozenset()
+    def __init__(self, path: Path | None, files: Sequence[int], stamp: str = "") -> None:
+        self.done = _tasks_done(path, stamp) if path else frozenset()
         self._path, self._files = path, files
         self._finished: list[str] = []
         self._lock, self._stop = threading.Lock(), threading.Event()
@@ -59,16 +60,12 @@ class Journal:
             failpoint("journal.committed")
 
 
-def forget(path: Path | None) -> None:
-    """Start anew: no task is done."""
-    if path:
-        path.unlink(missing_ok=True)
-
-
-def _whole_lines(path: Path) -> list[str]:
-    """Return the lines of a journal, and cut off what a loss of power left of a last one."""
-    if not path.exists():
-        return []
-    whole, newline, _ = path.read_bytes().rpartition(b"\n")
-    os.truncate(path, len(whole) + len(newline))
-    return whole.decode().splitlines()
+def _tasks_done(path: Path, stamp: str) -> frozenset[str]:
+    """Return the tasks of a journal, and cut off what a loss of power left of a last line."""
+    whole, newline, _ = path.read_bytes().rpartition(b"\n") if path.exists() else (b"", b"", b"")
+    first, *names = whole.decode().split("\n")
+    if not newline or first != stamp:
+        path.write_text(f"{stamp}\n")
+        return frozenset()
+    os.truncate(path, len(whole) + 1)
+    return frozenset(names)

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from trtspec.checkpoint.journal import Journal, forget
+from trtspec.checkpoint.journal import Journal
 from trtspec.checkpoint.safetensors import ITEM_BYTES, FileLayout, TensorInfo
 from trtspec.errors import CheckpointError
 
@@ -178,13 +178,14 @@ def run_tasks(
     flaws: Flaws,
     on_bytes: Callable[[int], None],
     journal: Path | None = None,
+    stamp: str = "",
     threads: int | None = None,
 ) -> None:
     """Fill `out`/rank{r}.safetensors, going on where an earlier run with the same tasks and `journal` stopped.
 
-    Without a journal nothing can be resumed. `on_bytes` is told the source bytes done since the last call, from one
-    thread at a time. Raises CheckpointError where source values cannot be converted; the files are whole only if it
-    returns.
+    Without a journal nothing can be resumed, nor with one of another `stamp` of the sources. `on_bytes` is told the
+    source bytes done since the last call, from one thread at a time. Raises CheckpointError where source values cannot
+    be converted; the files are whole only if it returns.
     """
     lock = threading.Lock()
 
@@ -194,10 +195,10 @@ def run_tasks(
 
     with ExitStack() as stack:
         paths = [out / f"rank{rank}.safetensors" for rank in range(len(layouts))]
-        if not all(_is_laid_out(path, layout) for path, layout in zip(paths, layouts, strict=True)):
-            forget(journal)
+        if journal and not all(map(_is_laid_out, paths, layouts)):
+            journal.unlink(missing_ok=True)
         files = [_open_file(stack, path, layout) for path, layout in zip(paths, layouts, strict=True)]
-        notes = stack.enter_context(Journal(journal, files))
+        notes = stack.enter_context(Journal(journal, files, stamp))
         todo = sorted((task for task in tasks if task.name not in notes.done), key=lambda task: -task.nbytes)
         advance(sum(task.nbytes for task in tasks) - sum(task.nbytes for task in todo))
         _run_all(todo, threads or (os.cpu_count() or 1) + 1, lambda: Lane(files, flaws, advance), notes, flaws)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import ClassVar
 
@@ -94,5 +95,13 @@ def convert_checkpoint(
     layouts = plan.layouts()
     tasks = plan_tasks(plan, layouts, model.matched, activations or Activations(), model.existing)
     flaws = Flaws(allow_nonfinite)
-    run_tasks(out, layouts, tasks, flaws=flaws, on_bytes=on_bytes, journal=journal, threads=threads)
+    stamp = _stamp(model.source.files) if journal else ""
+    run_tasks(out, layouts, tasks, flaws=flaws, on_bytes=on_bytes, journal=journal, stamp=stamp, threads=threads)
     (out / "config.json").write_text(json.dumps(plan.render_config(), indent=2) + "\n")
+
+
+def _stamp(paths: list[Path]) -> str:
+    """Return what changes when a source is replaced, were it by the same bytes: what was read meanwhile may differ."""
+    stats = [path.stat() for path in paths]
+    seen = [(path.name, stat.st_size, stat.st_mtime_ns) for path, stat in zip(paths, stats, strict=True)]
+    return sha256(repr(seen).encode()).hexdigest()
