@@ -28,7 +28,7 @@ def test_the_pair_is_small_and_shares_its_tokenizer() -> None:
 
 def test_it_is_in_the_catalogue(trtspec: Run, workplace: Path) -> None:
     assert trtspec("recipes", "--json").document["recipes"] == [
-        {"name": path.stem, "path": str(path), "target": str(MODELS / f"{path.stem}-target"), "method": "draft_target"}
+        {"name": path.stem, "path": str(path), "target": str(TARGET), "method": "draft_target"}
         for path in sorted(recipes_dir().glob("*.yaml"))
     ]
 
@@ -65,3 +65,17 @@ def test_the_text_is_that_of_transformers(trtspec: Run, workplace: Path) -> None
         assert ours == theirs or lead_of(model, ids, ours, theirs) <= TIE, prompt.name
     drafted, accepted = (sum(result[key] for result in results) for key in ("drafted", "accepted"))
     assert accepted / drafted >= 0.6
+
+
+def test_in_fp8_on_two_ranks_it_says_nearly_the_same_and_loses_nothing(trtspec: Run, workplace: Path) -> None:
+    assert trtspec("build", RECIPE.with_name("quickstart-fp8.yaml")).code == 0
+    some = workplace / "some.jsonl"
+    some.write_text("".join((RECIPE.parent / "prompts" / "quickstart.jsonl").open().readlines()[::8]))
+    report = trtspec("verify", "build/quickstart-fp8", "--prompts", some, "--max-tokens", "32", "--json").document
+    checks = {check["name"]: check for check in report["checks"]}
+    assert all(check["ok"] for check in checks.values()), report
+    assert 0.97 <= checks["parity"]["value"] <= 1
+    assert "tokens of the FP8 target are the unquantized source's own choice" in checks["parity"]["detail"]
+    assert checks["lossless"]["value"] == 8
+    inspected = trtspec("inspect", "build/quickstart-fp8/checkpoints/target", "--json").document
+    assert (inspected["tensor_parallel"], inspected["quantization"]) == (2, "FP8, FP8 KV cache")

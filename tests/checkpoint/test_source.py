@@ -111,7 +111,9 @@ class TestLocating:
     def test_a_hub_snapshot(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
         commit = "0" * 40
-        with pytest.raises(CheckpointError, match=f"{commit} is not in the hub cache\nhint: trtspec build downloads it"):
+        with pytest.raises(
+            CheckpointError, match=f"{commit} is not in the hub cache\nhint: trtspec build downloads it"
+        ):
             locate_model("org/model", commit)
         snapshot = tmp_path / "models--org--model" / "snapshots" / commit
         snapshot.mkdir(parents=True)

@@ -171,6 +171,21 @@ def test_what_is_not_finite_is_named(tensor: str, said: str, pattern: int, tmp_p
     assert raised.value.hint == "weights up to there are damaged, or too large for bfloat16"
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_a_gpu_measures_the_same_each_time_and_nearly_what_a_cpu_does(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_source(tmp_path, family, "float32")
+    found = calibrate_checkpoint(source, PROMPTS, MAX_LEN)
+    assert calibrate_checkpoint(source, PROMPTS, MAX_LEN) == found
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    expected = calibrate_checkpoint(source, PROMPTS, MAX_LEN)
+    for mine, theirs in zip(vars(found).values(), vars(expected).values(), strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-3)
+
+
 LARGE = {
     "architectures": ["LlamaForCausalLM"], "dtype": "bfloat16", "vocab_size": 32768, "hidden_size": 1024,
     "intermediate_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 8, "max_position_embeddings": 64,

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.tiny import LLAMA3_ROPE, SHAPE, convert, greedy, make_llama, reference_model
+from tests.tiny import LLAMA3_ROPE, SHAPE, convert, greedy, make_llama, make_model, reference_model
 from trtspec.engines.embedded import engine as engine_module
-from trtspec.engines.embedded.decoder import Decoder
 from trtspec.engines.embedded.engine import Engine
 from trtspec.engines.embedded.request import EngineSettings, Request, Sampling, Update
 from trtspec.engines.embedded.running import Running
@@ -35,6 +34,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     "llama3-rope": {"rope_parameters": LLAMA3_ROPE},
     "linear-rope": {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}},
     "one-layer": {"num_hidden_layers": 1},
+    "mistral": {"family": "mistral"},
+    "mixtral": {"family": "mixtral"},
+    "qwen2": {"family": "qwen2"},
+    "qwen3": {"family": "qwen3"},
 }
 LEN = 40
 
@@ -51,23 +54,9 @@ def random_prompts(count: int, vocab: int = SHAPE["vocab_size"]) -> list[tuple[i
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_logits_are_those_of_transformers(shape: dict[str, Any], dtype: str, tmp_path: Path) -> None:
-    source = make_llama(tmp_path / "hf", dtype=dtype, **shape)
-    model = reference_model(source)
-    decoder = Decoder(convert(source, tmp_path / "converted"), 2, 256, torch.device("cpu"), torch.float32)
-    tokens = torch.from_numpy(np.random.default_rng(0).integers(0, SHAPE["vocab_size"], (2, 100)))
-    with torch.inference_mode():
-        expected = model(tokens).logits
-        first = decoder.forward(tokens[:, :70], decoder.window([0, 0], 70)).view(2, 70, -1)
-        second = decoder.forward(tokens[:, 70:], decoder.window([70, 70], 30)).view(2, 30, -1)
-    torch.testing.assert_close(torch.cat([first, second], 1), expected, atol=2e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 def test_greedy_text_is_that_of_transformers(shape: dict[str, Any], tmp_path: Path) -> None:
     """Alone and in a batch, with a draft that is mostly wrong and one that is the target itself."""
-    source = make_llama(tmp_path / "hf", **shape)
+    source = make_model(tmp_path / "hf", **{"family": "llama"} | shape)
     target = convert(source, tmp_path / "target")
     draft = convert(make_llama(tmp_path / "hf-draft", seed=1, num_hidden_layers=1), tmp_path / "draft")
     prompts = random_prompts(6)
@@ -238,6 +227,9 @@ def test_the_pair_has_to_fit(pair: tuple[Path, Path], tmp_path: Path) -> None:
         make_engine(pair[0], other)
     with pytest.raises(TrtspecError, match="max_seq_len 1000 is more than the target's 256 positions"):
         make_engine(pair[0], None, max_seq_len=1000)
+    windowed = convert(make_model(tmp_path / "mistral", "mistral", sliding_window=100), tmp_path / "windowed")
+    with pytest.raises(TrtspecError, match="128 is more than the target's 100 positions of sliding-window attention"):
+        make_engine(windowed, None)
     with pytest.raises(TrtspecError, match=r"unknown speculation method 'draft_traget'.*\n.*did you mean"):
         Engine.load(pair[0], None, EngineSettings(method="draft_traget"))
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.tiny import convert, make_llama
+from tests.tiny import FAMILY_SHAPES, convert, make_llama, make_model
+from trtspec.engines.embedded.decoder import Decoder
 from trtspec.engines.embedded.engine import Engine
 from trtspec.engines.embedded.request import EngineSettings, Request, Sampling
 
@@ -45,6 +46,15 @@ def requests_of(count: int, **options: object) -> list[Request]:
 def test_greedy_text_in_float32_is_that_of_the_cpu(pair: tuple[Path, Path]) -> None:
     requests = requests_of(6)
     assert texts(pair, "cuda", "float32", requests) == texts(pair, "cpu", "float32", requests)
+
+
+@pytest.mark.parametrize("family", FAMILY_SHAPES)
+@torch.inference_mode()
+def test_logits_in_float32_are_those_of_the_cpu(family: str, tmp_path: Path) -> None:
+    root, tokens = convert(make_model(tmp_path / "hf", family), tmp_path / "c"), torch.arange(60).view(2, 30)
+    decoders = [Decoder(root, 2, 30, torch.device(device), torch.float32) for device in ("cpu", "cuda")]
+    ours = [decoder.forward(tokens.to(decoder.device), decoder.window([0, 0], 30)).cpu() for decoder in decoders]
+    torch.testing.assert_close(ours[0], ours[1], rtol=1e-4, atol=1e-4)
 
 
 def test_sampled_text_depends_on_the_seed_alone(pair: tuple[Path, Path]) -> None:

@@ -6,6 +6,7 @@ A family says only where it differs. Nothing here knows which families there are
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Any
 
 from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
@@ -48,13 +49,20 @@ def read_decoder(reader: ConfigReader, dtype: str, **differences: Any) -> ModelC
         "hidden_act": act,
         "norm_epsilon": reader.get("rms_norm_eps", float),
         "max_positions": max_positions,
-        "rotary_base": (rope or reader).get("rope_theta", float, 10000.0),
+        "rotary_base": _rotary_base(rope or reader),
         "rope_scaling": read_rope_scaling(rope or reader.section("rope_scaling"), max_positions),
         "attn_bias": False,
         "mlp_bias": False,
         "tied_embeddings": reader.get("tie_word_embeddings", bool, False),
     }
     return ModelConfig(**fields | differences)
+
+
+def _rotary_base(reader: ConfigReader) -> float:
+    base = reader.get("rope_theta", float, 10000.0)
+    if not (isfinite(base) and base > 1):
+        raise reader.refuse(f"rope_theta is {base}, expected a number above 1")
+    return base
 
 
 def sliding_window(reader: ConfigReader) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from math import prod
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,11 +12,8 @@ from trtspec.checkpoint.rules import Rule
 from trtspec.checkpoint.safetensors import TensorInfo
 from trtspec.checkpoint.sharding import Place, Sharded, join_places, shard
 from trtspec.checkpoint.trtllm import Checkpoint
+from trtspec.engines.embedded.tensors import TORCH_DTYPES, map_tensor
 from trtspec.errors import CheckpointError
-
-TORCH_DTYPES = {
-    "BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F8_E4M3": torch.float8_e4m3fn,
-}  # fmt: skip
 
 
 def find(checkpoint: Checkpoint, rule: Rule) -> TensorInfo | None:
@@ -67,9 +63,4 @@ def _share(checkpoint: Checkpoint, sharded: Sharded, rank: int) -> Tensor:
     if tensor.dtype not in TORCH_DTYPES:
         can = f"the embedded engine reads {', '.join(TORCH_DTYPES)}"
         raise CheckpointError(f"tensor {sharded.name!r} is in {tensor.dtype}; {can}", where=file)
-    return _map(tensor)
-
-
-def _map(tensor: TensorInfo) -> Tensor:
-    raw = np.memmap(tensor.file, np.uint8, "c", tensor.offset, tensor.nbytes)
-    return torch.from_numpy(raw).view(TORCH_DTYPES[tensor.dtype]).view(tensor.shape)
+    return map_tensor(tensor)
