@@ -11,6 +11,7 @@ In one run, on files it makes itself (layers of Llama 3 8B's shape, random bfloa
 * the limit: the smaller of two measured rates, table lookups on all cores (every weight needs one) and the disk (every
   input byte that is cold is read, every output byte is written)
 * the peak memory of the converting process at 2 GB and at 32 GB of input (sparse files)
+* `check` and `plan`, each in a process of its own, on the headers of a 405B model in 190 shards
 
     python benchmarks/convert.py [--gigabytes 8] [--runs 3] [--out benchmarks/results/convert.json]
 """
@@ -38,6 +39,7 @@ import numpy as np
 
 from trtspec.checkpoint.safetensors import lay_out
 
+ROOT = Path(__file__).resolve().parents[1]
 RANKS = 4
 HIDDEN, INTERMEDIATE, KEYS, VOCABULARY = 4096, 14336, 1024, 128256
 CONFIG = {
@@ -68,6 +70,33 @@ BLOCK_BYTES = 64 << 20
 
 
 # ---- the source ----
+
+
+def make_headers(root: Path) -> None:
+    """Write the headers of Llama 3.1 405B in 190 sparse shards, with a tokenizer."""
+    hidden, inter, keys, layers, shards = 16384, 53248, 1024, 126, 190
+    shapes = dict(zip(LINEARS, ((hidden, hidden), (keys, hidden), (keys, hidden), (hidden, hidden), (inter, hidden),
+                                (inter, hidden), (hidden, inter)), strict=True))  # fmt: skip
+    tensors = [("model.embed_tokens.weight", (VOCABULARY, hidden)), ("lm_head.weight", (VOCABULARY, hidden))]
+    for layer in range(layers):
+        tensors += [(f"model.layers.{layer}.{name}.weight", shape) for name, shape in shapes.items()]
+        tensors += [(f"model.layers.{layer}.{name}.weight", (hidden,)) for name in NORMS]
+    tensors.append(("model.norm.weight", (hidden,)))
+    root.mkdir(parents=True)
+    sizes = {"hidden_size": hidden, "intermediate_size": inter, "num_attention_heads": 128, "num_hidden_layers": layers}
+    (root / "config.json").write_text(json.dumps(CONFIG | sizes))
+    weight_map = {}
+    for number in range(shards):
+        name = f"model-{number:05}.safetensors"
+        mine = tensors[number * len(tensors) // shards : (number + 1) * len(tensors) // shards]
+        layout = lay_out((tensor, "BF16", shape) for tensor, shape in mine)
+        with (root / name).open("wb") as file:
+            file.write(layout.header)
+            file.truncate(layout.nbytes)
+        weight_map |= {tensor: name for tensor, _ in mine}
+    (root / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    for path in (ROOT / "recipes" / "models" / "quickstart-target").glob("tokenizer*"):
+        shutil.copy(path, root)
 
 
 def make_source(root: Path, gigabytes: float, *, sparse: bool = False) -> int:
@@ -339,6 +368,7 @@ def measure(gigabytes: float, runs: int, root: Path) -> dict[str, Any]:
         "rank_loop": [{"seconds": seconds, "rate": nbytes / seconds, "peak_bytes": peak} for seconds, peak in loops],
         "modelopt": measure_modelopt(root),
         "memory": [measure_memory(root, size) for size in (2, 32)],
+        "planning": measure_planning(root),
     }
 
 
@@ -362,9 +392,35 @@ def measure_memory(root: Path, gigabytes: int) -> dict[str, Any]:
     return {"source_bytes": nbytes, "peak_bytes": peak, "seconds": seconds}
 
 
+RECIPE = """\
+schema: trtspec.recipe/1
+name: headers
+target:
+  model: ./headers
+  quantization: {weights: fp8, kv_cache: fp8}
+  parallel: {tensor: 8, pipeline: 2}
+"""
+
+
+def measure_planning(root: Path, runs: int = 7) -> dict[str, list[float]]:
+    """Return the seconds of `check` and `plan` on a 405B model's headers."""
+    make_headers(root / "headers")
+    (root / "headers.yaml").write_text(RECIPE)
+    environment = {**os.environ, "TRTSPEC_CACHE": str(root / "cache")}
+    found: dict[str, list[float]] = {"check": [], "plan": []}
+    for command, samples in [pair for _ in range(runs) for pair in found.items()]:
+        started = time.perf_counter()
+        line = [sys.executable, "-m", "trtspec", command, str(root / "headers.yaml"), "--json"]
+        subprocess.run(line, check=True, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        samples.append(time.perf_counter() - started)
+    shutil.rmtree(root / "headers")
+    print(", ".join(f"{name} {statistics.median(each):.2f} s" for name, each in found.items()), file=sys.stderr)
+    return found
+
+
 def say(sample: dict[str, Any]) -> None:
     """Show a sample while the others are made."""
-    where = f"{'cold' if sample['cold'] else 'cached'} source, {'new' if sample['fresh'] else 'touched'} blocks"
+    where = f"{'cold' if sample['cold'] else 'cached'} source, {'new' if sample['fresh'] else 'rewritten'} files"
     rate, limit, share = sample["rate"] / 1e9, sample["limit"] / 1e9, sample["of_limit"]
     print(
         f"{where}: {rate:.2f} of {limit:.2f} GB/s ({share:.0%}), peak {sample['peak_bytes'] / 1e6:.0f} MB",
@@ -377,16 +433,17 @@ def summarize(found: dict[str, Any]) -> dict[str, Any]:
     kinds = {}
     for name, cold, fresh in (
         ("cold_new", True, True),
-        ("cold_touched", True, False),
-        ("cached_touched", False, False),
+        ("cold_rewritten", True, False),
+        ("cached_rewritten", False, False),
     ):
         chosen = [sample for sample in found["samples"] if (sample["cold"], sample["fresh"]) == (cold, fresh)]
         kinds[name] = {key: statistics.median(each[key] for each in chosen) for key in ("rate", "limit", "of_limit")}
     ratio = found["rank_loop"][-1]["seconds"] / statistics.median(
         sample["seconds"] for sample in found["samples"] if not sample["cold"]
     )
-    exporter = kinds["cached_touched"]["rate"] / found["modelopt"]["rate"]
-    return {**kinds, "times_rank_loop": ratio, "times_modelopt": exporter}
+    exporter = kinds["cached_rewritten"]["rate"] / found["modelopt"]["rate"]
+    planning = {f"{name}_s": statistics.median(samples) for name, samples in found["planning"].items()}
+    return {**kinds, "times_rank_loop": ratio, "times_modelopt": exporter, **planning}
 
 
 def main() -> None:

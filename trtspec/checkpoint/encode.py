@@ -43,10 +43,10 @@ class Census:
         self._mask, self._infinity = SIGNLESS[source.dtype], INFINITY[source.dtype]
 
     def add(self, bits: Bits) -> None:
-        """Take in a chunk; patterns without their sign are in the order of the magnitudes."""
-        magnitudes = bits & bits.dtype.type(self._mask)
-        largest = int(magnitudes.max(initial=0))
+        """Take in a chunk."""
+        largest = largest_magnitude(bits)
         if largest >= self._infinity:
+            magnitudes = bits & bits.dtype.type(self._mask)
             self.nans += int(np.count_nonzero(magnitudes > self._infinity))
             self.infinities += int(np.count_nonzero(magnitudes == self._infinity))
             largest = int(magnitudes.max(initial=0, where=magnitudes < self._infinity))
@@ -54,8 +54,8 @@ class Census:
 
     def add_encoded(self, bits: Bits, dtype: str) -> None:
         """Take in what became of the same chunk, to see what has overflowed."""
-        magnitudes = bits & bits.dtype.type(SIGNLESS[dtype])
-        if int(magnitudes.max(initial=0)) >= INFINITY[dtype]:
+        if largest_magnitude(bits) >= INFINITY[dtype]:
+            magnitudes = bits & bits.dtype.type(SIGNLESS[dtype])
             self._overflows += int(np.count_nonzero(magnitudes == INFINITY[dtype]))
 
     @property
@@ -70,3 +70,16 @@ class Census:
         if (count := self._overflows - self.infinities) > 0:
             hint = "set dtype: bfloat16 in the recipe"
             flaws.add(self.source, f"{count:,} values are too large for {dtype}", hint)
+
+
+def largest_magnitude(bits: Bits) -> int:
+    """Return the largest pattern without its sign, which is that of the largest magnitude.
+
+    Read as unsigned, negative values are above all others; read as signed, below: two maxima need no copy without
+    signs.
+    """
+    if not bits.size:
+        return 0
+    sign = 1 << (8 * bits.itemsize - 1)
+    unsigned, signed = int(bits.max()), int(bits.view(f"i{bits.itemsize}").max())
+    return max(unsigned & (sign - 1) if unsigned & sign else 0, signed)

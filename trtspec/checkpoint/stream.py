@@ -29,6 +29,7 @@ from trtspec.checkpoint.safetensors import ITEM_BYTES, FileLayout, TensorInfo
 from trtspec.errors import CheckpointError
 
 CHUNK_BYTES = 1 << 20
+MOST_THREADS = 12  # each has some 7 MB of buffers
 MOST_ROW_BYTES = 16 << 20
 SHOWN_FLAWS = 12
 # What is moved is bit patterns, which numpy has for every dtype, as it has no bfloat16 and no float8.
@@ -114,10 +115,11 @@ class Lane:
         self._files, self._on_bytes = files, on_bytes
         self._buffer = bytearray(CHUNK_BYTES)
 
-    def chunks(self, source: TensorInfo, *, counted: bool = True) -> Iterator[tuple[int, Rows]]:
+    def chunks(self, source: TensorInfo, *, last: bool = True) -> Iterator[tuple[int, Rows]]:
         """Yield (number of the first row, bit patterns [rows, columns]) over a tensor, in a buffer used again.
 
-        A one-dimensional tensor has columns of one item. `counted` bytes are those of the progress.
+        A one-dimensional tensor has columns of one item. The `last` reading of a tensor is the one that counts as
+        progress, and after which its pages are no longer wanted.
         """
         item = ITEM_BYTES[source.dtype]
         rows, columns = _matrix(source.shape)
@@ -134,8 +136,10 @@ class Lane:
                 view = memoryview(self._buffer)[: count * row_bytes]
                 _read_exactly(file.fileno(), view, source, first * row_bytes)
                 yield first, np.frombuffer(view, BITS[item]).reshape(count, columns)
-                if counted:
+                if last:
                     self._on_bytes(len(view))
+            if last:  # its pages serve the next tensor: finding fresh ones took half of the time
+                os.posix_fadvise(file.fileno(), source.offset, source.nbytes, os.POSIX_FADV_DONTNEED)
 
     def write(self, destinations: Sequence[Destination], first: int, rows: Rows) -> None:
         """Write encoded rows [count, columns], the first of which is row `first` of the source, to every place."""
@@ -201,7 +205,9 @@ def run_tasks(
         notes = stack.enter_context(Journal(journal, files, stamp))
         todo = sorted((task for task in tasks if task.name not in notes.done), key=lambda task: -task.nbytes)
         advance(sum(task.nbytes for task in tasks) - sum(task.nbytes for task in todo))
-        _run_all(todo, threads or (os.cpu_count() or 1) + 1, lambda: Lane(files, flaws, advance), notes, flaws)
+        # more threads than cores, because most of them wait for the disk
+        threads = threads or min(2 * (os.cpu_count() or 1) + 1, MOST_THREADS)
+        _run_all(todo, threads, lambda: Lane(files, flaws, advance), notes, flaws)
     flaws.raise_if_any()
 
 

@@ -96,7 +96,7 @@ class QuantizeRows:
 def amax(lane: Lane, source: TensorInfo) -> np.float32:
     """Return the largest finite magnitude of a tensor; what is not finite is a flaw."""
     census = Census(source)
-    for _, bits in lane.chunks(source, counted=False):
+    for _, bits in lane.chunks(source, last=False):
         census.add(bits)
     census.report(lane.flaws)
     return np.float32(to_floats(np.array([census.largest_bits], bits.dtype), source.dtype)[0])
