@@ -10,7 +10,7 @@ from typing import Any
 
 from trtspec.artifacts.manifest import MANIFEST, load_manifest
 from trtspec.checkpoint.safetensors import TensorInfo
-from trtspec.checkpoint.sharding import Mapping, mapping_problems
+from trtspec.checkpoint.sharding import Mapping
 from trtspec.checkpoint.trtllm import Quantization, is_converted, load_checkpoint
 from trtspec.errors import CheckpointError
 from trtspec.quant.conversion import plan_conversion
@@ -36,9 +36,7 @@ def inspect_path(path: Path, mapping: Mapping = ONE_RANK, scheme: Scheme = UNQUA
 def _source(path: Path, mapping: Mapping, scheme: Scheme) -> dict[str, Any]:
     model = load_model(path, "auto")
     source, config = model.source, model.config
-    problems = mapping_problems(config, mapping) + [text for _, text in model.problems(scheme, mapping)]
-    if problems:
-        raise CheckpointError("; ".join(problems), where=str(path))
+    model.check(scheme, mapping)
     plan = plan_conversion(config, model.rules, mapping, model.scheme(scheme))
     return {
         "kind": "source checkpoint",

@@ -233,6 +233,7 @@ def _convert(role: str, asked: ResolvedModel, model: SourceModel, reader: FileRe
     return ConvertCheckpoint(
         role,
         weights,
+        model.family_version,
         asked.dtype,
         mapping=mapping_of(asked),
         scheme=model.scheme(wanted),

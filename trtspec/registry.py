@@ -51,6 +51,15 @@ def discover_all(package: str, attribute: str) -> dict[str, Any]:
     return found
 
 
+def version_of(package: str, name: str) -> str:
+    """Return which installed package brings an extension, with its version; "" for one of ours."""
+    from importlib.metadata import entry_points
+
+    for entry in entry_points(group=package, name=name):
+        return f"{entry.dist.name} {entry.dist.version}" if entry.dist else "unknown"
+    return ""
+
+
 def find(package: str, attribute: str, name: str, what: str) -> Any:
     """Return one extension by name; an unknown name is an error that lists the known ones and the nearest."""
     known = discover(package, attribute)

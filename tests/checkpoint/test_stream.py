@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -222,3 +223,22 @@ def test_all_zero_weights_convert(source: Path, tmp_path: Path, activations: Act
             if name.endswith(("scaling_factor", "scale")):
                 assert (tensor > 0).all()
                 assert tensor.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mapping": Mapping(3)}, "4 attention heads cannot be divided by 3 ranks"),
+        ({"scheme": Scheme("fp8", exclude=("lm_head", "*.fc"))}, "engines fuse mlp.fc and mlp.gate of a layer"),
+        (
+            {"mapping": Mapping(1, 2), "scheme": Scheme("fp8_rowwise", exclude=("lm_head", "*.0.*"))},
+            "stages number their layers from 0, so with several no pattern can name single layers",
+        ),
+    ],
+)
+def test_what_no_engine_could_load_is_not_written(
+    source: Path, tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        convert(source, tmp_path / "c", **options)
+    assert not list((tmp_path / "c").iterdir())

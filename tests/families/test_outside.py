@@ -108,3 +108,16 @@ def test_without_it_the_architecture_is_unknown(toy: Path) -> None:
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "architecture 'ToyForCausalLM' is not supported; supported: LlamaForCausalLM, " in done.stderr
+
+
+VERSION = """
+import sys
+from pathlib import Path
+from trtspec.steps.model import load_model
+print(load_model(Path(sys.argv[1]), "auto").family_version)
+"""
+
+
+def test_its_version_is_part_of_what_is_built(toy: Path, llama: Path, installed: dict[str, str]) -> None:
+    assert run(installed, "-c", VERSION, toy).strip() == "toy 1.0"
+    assert run(installed, "-c", VERSION, llama).strip() == ""

@@ -109,6 +109,7 @@ def conversion(files: Files, **changes: Any) -> ConvertCheckpoint:
     fields: dict[str, Any] = {
         "role": "target",
         "source": files,
+        "family_version": "",
         "dtype": "bfloat16",
         "mapping": Mapping(),
         "scheme": Scheme(),
@@ -139,6 +140,7 @@ def test_the_key_of_a_conversion(root: Path, digests: DigestCache) -> None:
     assert step.key == conversion(files, nbytes=7).key
     others: list[dict[str, Any]] = [
         {"role": "draft"},
+        {"family_version": "toy 1.0"},
         {"dtype": "float16"},
         {"mapping": Mapping(2)},
         {"mapping": Mapping(1, 2)},

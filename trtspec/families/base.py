@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
 from trtspec.checkpoint.rules import Rule, Skip
 from trtspec.checkpoint.source import Source
-from trtspec.registry import did_you_mean, discover, discover_all
+from trtspec.registry import did_you_mean, discover, discover_all, version_of
+
+PACKAGE, ATTRIBUTE = "trtspec.families", "FAMILY"
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,11 @@ class Family:
     skips: Callable[[ModelConfig], list[Skip]]
 
 
+def family_version(name: str) -> str:
+    """Return which installed package brings a family, with its version; "" for one of ours."""
+    return "" if name in discover(PACKAGE, ATTRIBUTE) else version_of(PACKAGE, name)
+
+
 def family_of(source: Source) -> tuple[str, Family]:
     """Return (name, family) for a source; raises CheckpointError that lists what is supported."""
     reader = source.reader
@@ -35,7 +42,7 @@ def family_of(source: Source) -> tuple[str, Family]:
         raise reader.refuse(f"architectures is {names!r}, expected a list with one name")
     families: dict[str, Family] = {}
     for look in (discover, discover_all):
-        families = look("trtspec.families", "FAMILY")
+        families = look(PACKAGE, ATTRIBUTE)
         for name, family in families.items():
             if names[0] in family.architectures:
                 return name, family

@@ -26,8 +26,9 @@ ONE_RANK, UNQUANTIZED = Mapping(), Scheme()
 class ConvertCheckpoint(Step):
     """Stream the source's tensors into `config.json` and one file a rank, a few chunks in memory at a time.
 
-    `role` is "target" or "draft", `source` the content of config.json and the shards, `dtype` what the weights become
-    where `scheme` does not quantize them; `calibration` is the one that measured the activations, or none.
+    `role` is "target" or "draft", `source` the content of config.json and the shards, `family_version` that of a family
+    from another package, `dtype` what the weights become where `scheme` does not quantize them; `calibration` is the
+    one that measured the activations, or none.
     """
 
     VERSION: ClassVar[int] = 2
@@ -35,6 +36,7 @@ class ConvertCheckpoint(Step):
 
     role: str
     source: Files
+    family_version: str
     dtype: str
     mapping: Mapping
     scheme: Scheme
@@ -91,6 +93,7 @@ def convert_checkpoint(
     from trtspec.quant.tasks import plan_tasks
 
     model = load_model(root, dtype)
+    model.check(scheme, mapping)
     plan = plan_conversion(model.config, model.rules, mapping, model.scheme(scheme))
     layouts = plan.layouts()
     tasks = plan_tasks(plan, layouts, model.matched, activations or Activations(), model.existing)

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from trtspec.checkpoint.model_config import ModelConfig
 from trtspec.checkpoint.rules import Matched, Rule, match
-from trtspec.checkpoint.sharding import Mapping
+from trtspec.checkpoint.sharding import Mapping, mapping_problems
 from trtspec.checkpoint.source import Source, load_source
-from trtspec.families.base import family_of
+from trtspec.errors import CheckpointError
+from trtspec.families.base import family_of, family_version
 from trtspec.quant.existing import Existing, existing_quantization, scheme_of
 from trtspec.quant.scheme import Scheme, scheme_problems, stage_problems
 from trtspec.recipe.schema import ModelSource
@@ -18,10 +19,14 @@ from trtspec.recipe.schema import ModelSource
 
 @dataclass(frozen=True)
 class SourceModel:
-    """A source that adds up: its description, what is made of which tensor, and how it is quantized already, if so."""
+    """A source that adds up: its description, what is made of which tensor, and how it is quantized already, if so.
+
+    `family_version` is that of the package that brings the family, "" for a family of ours.
+    """
 
     source: Source
     family: str
+    family_version: str
     config: ModelConfig
     rules: list[Rule]
     matched: Matched
@@ -36,6 +41,12 @@ class SourceModel:
         if mapping.pipeline > 1 and not found:
             found = stage_problems(self.scheme(wanted), self.rules)
         return found
+
+    def check(self, wanted: Scheme, mapping: Mapping) -> None:
+        """Raise CheckpointError where the model cannot be stored or divided so."""
+        problems = mapping_problems(self.config, mapping) + [text for _, text in self.problems(wanted, mapping)]
+        if problems:
+            raise CheckpointError("; ".join(problems), where=str(self.source.root))
 
     def needs_calibration(self, wanted: Scheme) -> bool:
         """Return whether activations have to be measured: what is quantized already has its scales."""
@@ -64,4 +75,4 @@ def load_model(root: Path, dtype: str) -> SourceModel:
     config = family.read(source.reader, dtype)
     rules = family.rules(config)
     matched = match(rules, family.skips(config), source, existing.tensors(rules) if existing else None)
-    return SourceModel(source, name, config, rules, matched, existing)
+    return SourceModel(source, name, family_version(name), config, rules, matched, existing)
