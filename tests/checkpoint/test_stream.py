@@ -115,6 +115,23 @@ def test_a_torn_last_line_of_the_journal_counts_for_nothing(source: Path, tmp_pa
     assert sorted(notes.read_text().splitlines()) == sorted(set(notes.read_text().splitlines()))
 
 
+def test_a_task_is_noted_only_once_its_bytes_are_on_the_disk(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes, seen = tmp_path / "notes", []
+    monkeypatch.setattr(journal, "COMMIT_EVERY_S", 0.0)
+    monkeypatch.setattr(os, "fdatasync", lambda _: seen.append(("data", len(notes.read_text().splitlines()))))
+    monkeypatch.setattr(os, "fsync", lambda _: seen.append(("notes", len(notes.read_text().splitlines()))))
+    convert(source, tmp_path / "c", journal=notes, mapping=Mapping(2))
+    assert len(seen) % 3 == 0
+    lines = 1  # the stamp
+    for first, second, noted in zip(seen[::3], seen[1::3], seen[2::3], strict=True):
+        assert (first, second) == (("data", lines), ("data", lines))  # both ranks, before the notes grow
+        assert noted[0] == "notes"
+        assert noted[1] > lines
+        lines = noted[1]
+
+
 def test_a_source_that_was_replaced_is_converted_from_the_start(source: Path, tmp_path: Path) -> None:
     out, notes, shard = tmp_path / "c", tmp_path / "notes", source / "model.safetensors"
     expected, content = digests(convert(source, out, journal=notes)), shard.read_bytes()
