@@ -182,6 +182,17 @@ def test_values_that_are_not_finite_are_named_and_counted(
         assert "hint: the checkpoint is damaged; allow_nonfinite: true in the recipe converts it as it is" in found
 
 
+def test_a_second_try_finds_the_same_values(source: Path, tmp_path: Path) -> None:
+    damage(source, model__norm__weight=float("nan"))
+    found = []
+    for _ in range(2):
+        with pytest.raises(CheckpointError) as error:
+            convert(source, tmp_path / "c", journal=tmp_path / "notes")
+        found.append(str(error.value))
+    assert found[0] == found[1]
+    assert "transformer.ln_f.weight" not in (tmp_path / "notes").read_text().splitlines()
+
+
 def test_values_that_are_not_finite_can_be_allowed(source: Path, tmp_path: Path, activations: Activations) -> None:
     clean = load_file(convert(source, tmp_path / "clean", scheme=Scheme("fp8"), activations=activations) / RANK)
     damage(source, model__layers__1__mlp__up_proj__weight=float("nan"))
