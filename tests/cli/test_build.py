@@ -124,6 +124,18 @@ def test_set_changes_what_is_built(recipe: Path, trtspec: Run) -> None:
     assert manifest.recipe["speculation"]["draft_len"] == 2
 
 
+@pytest.mark.parametrize(("name", "change"), [("config.json", {"rms_norm_eps": 1e-4}), ("hf_quant_config.json", {})])
+def test_a_document_beside_the_weights_is_part_of_the_source(
+    name: str, change: dict[str, Any], recipe: Path, trtspec: Run
+) -> None:
+    statuses(trtspec, recipe)
+    path = recipe.parent / "target" / name
+    document = json.loads(path.read_text()) if path.exists() else {"producer": {"name": "modelopt"}, "quantization": {}}
+    path.write_text(json.dumps(document | change))
+    again = statuses(trtspec, recipe)
+    assert [step for step, status in again.items() if status == "built"] == ["convert-target"]
+
+
 def test_a_source_that_changed_is_built_again(recipe: Path, trtspec: Run) -> None:
     trtspec("build", recipe)
     artifact = recipe.parent / "build" / "tiny"

@@ -17,6 +17,7 @@ from transformers import DynamicCache
 from tests.tiny import convert, make_model, reference_model
 from trtspec.checkpoint.sharding import Mapping
 from trtspec.engines.embedded.decoder import Decoder
+from trtspec.engines.embedded.engine import compute_dtype
 from trtspec.engines.embedded.fp8 import rows_through_e4m3, through_e4m3
 from trtspec.errors import CheckpointError
 from trtspec.quant.activations import Activations
@@ -279,3 +280,12 @@ def test_each_row_has_a_scale_of_its_own(dtype: torch.dtype) -> None:
     torch.testing.assert_close(rounded[:2], rows[:2], rtol=2**-4 + 2**-8, atol=1e-4)
     assert rounded[2, 0] == 1200.0
     assert rounded[3:].count_nonzero() == 0
+
+
+@pytest.mark.parametrize("scheme", [Scheme(), Scheme("fp8_rowwise"), Scheme(kv_cache="fp8")], ids=str)
+def test_what_rounding_would_blow_up_is_computed_in_float64(scheme: Scheme, tmp_path: Path) -> None:
+    source = make_model(tmp_path / "hf", "llama")
+    root = convert(source, tmp_path / "c", scheme=scheme, activations=measure(source, 1.0))
+    expected = torch.float32 if scheme == Scheme() else torch.float64
+    assert compute_dtype("auto", torch.device("cpu"), root) == expected
+    assert compute_dtype("float32", torch.device("cpu"), root) == torch.float32

@@ -76,7 +76,7 @@ class Engine:
         max_len = settings.max_seq_len + settings.draft_len + 2
 
         def load_models() -> tuple[Decoder, Drafter]:
-            dtype = _dtype(settings.dtype, device, target)
+            dtype = compute_dtype(settings.dtype, device, target)
             model = Decoder(target, settings.max_batch_size, max_len, device, dtype)
             drafter = drafter_class(draft, Room(settings.max_batch_size, max_len, device, dtype))
             _check_pair(model, drafter, settings)
@@ -287,7 +287,8 @@ class _Collector:
         return Result(tuple(self._ids), last.finish_reason, last.stats)
 
 
-def _dtype(wanted: str, device: torch.device, target: Path) -> torch.dtype:
+def compute_dtype(wanted: str, device: torch.device, target: Path) -> torch.dtype:
+    """Return what a checkpoint is computed in on a device: as wanted, or for "auto" as suits both."""
     if wanted != "auto":
         return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[wanted]
     from trtspec.checkpoint.trtllm import DTYPES, load_checkpoint
