@@ -26,7 +26,7 @@ SIGNLESS = {"BF16": 0x7FFF, "F16": 0x7FFF, "F32": 0x7FFFFFFF}
 def to_floats(bits: Bits, dtype: str) -> Floats:
     """Return the float32 values of BF16, F16, F32 or F8_E4M3 patterns; all are exact."""
     if dtype == "BF16":
-        return (bits.astype(np.uint32) << 16).view(np.float32)
+        return np.left_shift(bits, 16, dtype=np.uint32).view(np.float32)
     if dtype == "F16":
         return bits.view(np.float16).astype(np.float32)
     return bits.view(np.float32) if dtype == "F32" else np.take(e4m3_values(), bits)
@@ -48,9 +48,17 @@ def to_e4m3(values: Floats) -> npt.NDArray[np.uint8]:
     """Round float32 to float8_e4m3fn: 4 exponent bits with bias 7, 3 of mantissa, no infinity, the largest value 448.
 
     What is larger becomes 448 and what is no number stays none (0x7f), as in torch's cast; below 2^-6 the steps are
-    2^-9.
+    2^-9. The upper 16 bits are enough to look the pattern up, once their last bit says whether anything was cut off:
+    rounding to odd loses nothing that a later rounding to fewer bits would need.
     """
-    bits = values.view(np.uint32)
+    lower, upper = np.moveaxis(np.ascontiguousarray(values).view(np.uint16).reshape(*values.shape, 2), -1, 0)
+    return np.take(_e4m3_table(), upper | (lower != 0), mode="clip")
+
+
+@cache
+def _e4m3_table() -> npt.NDArray[np.uint8]:
+    """Return the e4m3 pattern of each value that float32's upper 16 bits can be, which are those of bfloat16."""
+    bits = np.arange(1 << 16, dtype=np.uint32) << 16
     magnitude = np.minimum(bits & 0x7FFFFFFF, np.uint32(LARGEST_E4M3))
     # adding 2^14, whose last bit is worth 2^-9, makes the addition round to e4m3's subnormals
     small = (magnitude.view(np.float32) + np.float32(2**14)).view(np.uint32)

@@ -109,7 +109,9 @@ def scale_of(largest: np.float32) -> np.float32:
 
 def row_scales(values: Floats) -> Floats:
     """Return the scale of each row, [rows, 1], of values [rows, columns]."""
-    largest = np.abs(values).max(axis=1, keepdims=True, initial=0, where=np.isfinite(values))
+    largest = np.maximum(values.max(1, keepdims=True, initial=0), -values.min(1, keepdims=True, initial=0))
+    if not np.isfinite(largest).all():
+        largest = np.abs(values).max(1, keepdims=True, initial=0, where=np.isfinite(values))
     return np.where(largest > 0, largest / np.float32(E4M3_MAX), SCALE_OF_ZEROS).astype(np.float32)
 
 
