@@ -51,8 +51,9 @@ def to_e4m3(values: Floats) -> npt.NDArray[np.uint8]:
     2^-9. The upper 16 bits are enough to look the pattern up, once their last bit says whether anything was cut off:
     rounding to odd loses nothing that a later rounding to fewer bits would need.
     """
-    lower, upper = np.moveaxis(np.ascontiguousarray(values).view(np.uint16).reshape(*values.shape, 2), -1, 0)
-    return np.take(_e4m3_table(), upper | (lower != 0), mode="clip")
+    halves = np.ascontiguousarray(values).view(np.uint16).reshape(*values.shape, 2)
+    rounded: npt.NDArray[np.uint8] = np.take(_e4m3_table(), halves[..., 1] | (halves[..., 0] != 0), mode="clip")
+    return rounded
 
 
 @cache
