@@ -11,9 +11,11 @@ from trtspec import pipeline
 from trtspec.artifacts.manifest import load_manifest
 from trtspec.graph.executor import Unobserved
 from trtspec.methods.speedup import expected_speedup
+from trtspec.paths import default_prompts
 from trtspec.pipeline import Build, open_store, plan_build, run_build
 from trtspec.recipe.diagnostics import RecipeError
 from trtspec.recipe.load import load_recipe
+from trtspec.steps.calibrate import Calibrate
 
 
 def plan(recipe: Path, *overrides: str) -> Build:
@@ -110,3 +112,23 @@ def test_the_manifest_says_what_was_built(recipe: Path) -> None:
     }
     assert set(manifest.tools) == {"trtspec", "python", "numpy"}
     assert manifest.backend.name == "embedded"
+
+
+def test_an_fp8_target_is_planned_in_float64(recipe: Path) -> None:
+    plain = plan_build(load_recipe(recipe)).memory()
+    for key in ("weights=fp8_rowwise", "kv_cache=fp8"):
+        quantized = plan_build(load_recipe(recipe, [f"target.quantization.{key}"])).memory()
+        assert quantized.weights_bytes == 2 * plain.weights_bytes
+        assert quantized.kv_cache_bytes == 2 * plain.kv_cache_bytes
+
+
+def test_a_calibration_comes_before_its_conversion(recipe: Path) -> None:
+    build = plan_build(load_recipe(recipe, ["target.quantization.weights=fp8"]))
+    names = [step.name for step in build.plan.steps]
+    assert names[:3] == ["calibrate-target", "convert-target", "convert-draft"]
+    (calibration,) = (step for step in build.plan.steps if isinstance(step, Calibrate))
+    assert calibration.prompts.paths == [default_prompts()]
+    (warning,) = build.findings.problems
+    assert (warning.severity, warning.code) == ("warning", "default-prompts")
+    rowwise = plan_build(load_recipe(recipe, ["target.quantization.weights=fp8_rowwise"]))
+    assert not any(isinstance(step, Calibrate) for step in rowwise.plan.steps)

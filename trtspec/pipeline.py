@@ -82,6 +82,7 @@ class Build:
             seq_len=engine.max_seq_len,
             num_tokens=engine.max_num_tokens,
             draft_len=self.recipe.speculation.draft_len,
+            quantized=target.scheme(scheme_wanted(self.recipe.target)).is_quantized,
         )
 
     def predicted(self) -> dict[str, object]:

@@ -27,14 +27,21 @@ class MemoryPlan:
 
 
 def plan_memory(
-    target: ModelConfig, draft: ModelConfig | None, *, rows: int, seq_len: int, num_tokens: int, draft_len: int
+    target: ModelConfig,
+    draft: ModelConfig | None,
+    *,
+    rows: int,
+    seq_len: int,
+    num_tokens: int,
+    draft_len: int,
+    quantized: bool = False,
 ) -> MemoryPlan:
-    """Return what the embedded engine takes on the CPU, where it computes in float32.
+    """Return what the embedded engine takes on the CPU, where it computes in float32, and FP8 models in float64.
 
     The KV cache holds `rows` texts of `seq_len` tokens. The widest activations are a prefill step's of `num_tokens`
     (hidden state, queries, keys and values, both MLP branches) and a verify step's logits.
     """
-    item = 4
+    item = 8 if quantized else 4
     heads = (target.num_heads + 2 * target.num_kv_heads) * target.head_size
     width = 3 * target.hidden_size + heads + 3 * target.intermediate_size
     logits = rows * (draft_len + 1) * target.vocab_size

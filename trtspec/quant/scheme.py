@@ -28,6 +28,11 @@ class Scheme:
     exclude: tuple[str, ...] = ("lm_head",)
 
     @property
+    def is_quantized(self) -> bool:
+        """Return whether anything becomes FP8."""
+        return self.weights != "none" or self.kv_cache != "none"
+
+    @property
     def needs_activations(self) -> bool:
         """Return whether something is scaled by what was measured on prompts; rows are scaled as they come."""
         return self.weights == "fp8" or self.kv_cache == "fp8"
