@@ -43,11 +43,11 @@ def inspect(
     show_table("", ("", ""), rows)
 
 
-def _words(value: object) -> str:
+def _words(value: object, between: str = "\n") -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_words(each)}" for key, each in value.items()) or "none"
+        return ", ".join(f"{key} {_words(each, ' + ')}" for key, each in value.items()) or "none"
     if isinstance(value, list):
-        return "\n".join(_words(each) for each in value) or "none"
+        return between.join(_words(each) for each in value) or "none"
     return f"{value:,}" if type(value) is int else str(value)
 
 
