@@ -162,3 +162,9 @@ def test_what_cannot_be_divided_is_said(fields: dict[str, int], expected: list[s
 
 def test_all_problems_are_said_at_once() -> None:
     assert len(problems(num_heads=6, intermediate_size=10, num_kv_heads=3, num_layers=2)) == 4
+
+
+def test_more_ranks_than_files_can_be_open_are_refused() -> None:
+    config = model_config(num_layers=64, num_heads=64, num_kv_heads=64, intermediate_size=64)
+    assert mapping_problems(config, Mapping(64, 8)) == []
+    assert mapping_problems(config, Mapping(64, 9)) == ["576 ranks; at most 512 are written, all of them at once"]

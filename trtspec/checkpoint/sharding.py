@@ -18,6 +18,9 @@ from trtspec.checkpoint.model_config import ModelConfig
 from trtspec.checkpoint.rules import Part, Rule, Stage, layer_tensor
 
 
+MOST_RANKS = 512  # each is an open file
+
+
 @dataclass(frozen=True)
 class Mapping:
     """The ranks of a model: rank = stage * tensor + position in the stage.
@@ -60,6 +63,8 @@ def mapping_problems(config: ModelConfig, mapping: Mapping) -> list[str]:
             problems.append(f"{count} {what} cannot be divided by {tensor} ranks")
     if config.num_kv_heads % tensor and tensor % config.num_kv_heads:
         problems.append(f"{config.num_kv_heads} key heads can neither be divided by nor shared among {tensor} ranks")
+    if mapping.ranks > MOST_RANKS:
+        problems.append(f"{mapping.ranks} ranks; at most {MOST_RANKS} are written, all of them at once")
     if mapping.pipeline > config.num_layers:
         problems.append(f"{config.num_layers} layers are fewer than {mapping.pipeline} pipeline stages")
     return problems
