@@ -17,7 +17,6 @@ from math import ceil, prod
 from trtspec.checkpoint.model_config import ModelConfig
 from trtspec.checkpoint.rules import Part, Rule, Stage, layer_tensor
 
-
 MOST_RANKS = 512  # each is an open file
 
 
