@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,3 +83,14 @@ def artifact(recipe: Path, trtspec: Run) -> Path:
     """The built artifact of the tiny pair."""
     assert trtspec("build", recipe).code == 0
     return recipe.parent / "build" / "tiny"
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Let torch compute on one thread, as calibration does, for an oracle that has to round where it does."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -7,7 +7,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from trtspec.errors import CheckpointError
 from trtspec.quant.activations import Activations
 from trtspec.steps.calibrate import calibrate_checkpoint
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("one_thread")]
 
 TEXTS = ("t", "the rest", "in here, where the north wind is", "naïve 北京 " * 20, "0123456789 " * 40)
 PROMPTS = [Prompt(text, str(number), "") for number, text in enumerate(TEXTS)]
@@ -77,15 +76,6 @@ class Listener(TorchFunctionMode):
         if func is F.linear and (module := self._modules.get(args[1].untyped_storage().data_ptr())):
             self.inputs[module] = max(self.inputs.get(module, 0.0), args[0].abs().max().item())
         return func(*args, **(kwargs or {}))
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Let transformers compute on one thread, as calibration does: more threads round elsewhere."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make_source(root: Path, family: str = "llama", dtype: str = "bfloat16", **shape: Any) -> Path:

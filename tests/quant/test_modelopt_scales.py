@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.quant.scheme import Scheme
 from trtspec.steps.calibrate import calibrate_checkpoint
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("one_thread")]
 
 TEXTS = ("the rest is in here", "naïve 北京", "{" * 50, "where the north wind is, there is rain " * 4)
 PROMPTS = [Prompt(text, str(number), "") for number, text in enumerate(TEXTS)]
@@ -48,15 +47,6 @@ def quantized(source: Path) -> Any:
     texts = [torch.tensor([tokenizer.encode(prompt.text)[:MAX_LEN]]) for prompt in PROMPTS]
     config = mtq.utils.update_quant_cfg_with_kv_cache_quant(mtq.FP8_DEFAULT_CFG, mtq.FP8_KV_CFG["quant_cfg"])
     return mtq.quantize(model, config, lambda model: [model(text) for text in texts])
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Let the oracle compute on one thread, as calibration does: more threads round elsewhere."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 # values beyond 448 give a cache a scale other than 1
