@@ -44,6 +44,7 @@ class SourceModel:
 
     def check(self, wanted: Scheme, mapping: Mapping) -> None:
         """Raise CheckpointError where the model cannot be stored or divided so."""
+        self.scheme(wanted)  # of a source that is quantized already it says more than the problems alone
         problems = mapping_problems(self.config, mapping) + [text for _, text in self.problems(wanted, mapping)]
         if problems:
             raise CheckpointError("; ".join(problems), where=str(self.source.root))
