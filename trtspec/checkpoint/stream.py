@@ -2,7 +2,7 @@
 """Move tensors from source files to rank files: chunk by chunk, on several threads, resumable, in flat memory.
 
 Every output file is laid out first. A task reads its source tensors once (twice where a scale has to be known first)
-and writes each chunk to all ranks that need of it, so memory is a few chunks a thread, whatever the model's size. Which
+and writes each chunk to all ranks that need it, so memory is a few chunks a thread, whatever the model's size. Which
 tensors make a task, and what becomes of their bits, is the caller's: an `Encoding` sees chunks of rows and hands back
 rows.
 

@@ -21,7 +21,7 @@ from trtspec.checkpoint.sharding import Mapping
 from trtspec.checkpoint.source import MAX_CONFIG_BYTES, read_json
 
 DTYPES = {"bfloat16": "BF16", "float16": "F16"}
-MOST_RANKS = 4096
+MOST_RANKS_READ = 4096
 MOST_LAYERS = 4096
 
 EMBEDDING = "transformer.vocab_embedding.weight"
@@ -138,8 +138,8 @@ def _read_mapping(reader: ConfigReader) -> Mapping:
     section = reader.section("mapping")
     if section is None:
         raise reader.refuse("has no mapping")
-    tensor, pipeline = (section.positive(f"{kind}_size", 1, most=MOST_RANKS) for kind in ("tp", "pp"))
-    if section.positive("world_size", most=MOST_RANKS) != tensor * pipeline:
+    tensor, pipeline = (section.positive(f"{kind}_size", 1, most=MOST_RANKS_READ) for kind in ("tp", "pp"))
+    if section.positive("world_size", most=MOST_RANKS_READ) != tensor * pipeline:
         raise section.refuse(f"world_size is not tp_size {tensor} times pp_size {pipeline}; other kinds cannot be read")
     return Mapping(tensor, pipeline, reader.get("use_parallel_embedding", bool, False))
 
