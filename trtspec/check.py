@@ -11,18 +11,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from pydantic import ValidationError
+
 from trtspec.artifacts.prompts import load_prompts
 from trtspec.checkpoint.prepare import locate_source
 from trtspec.checkpoint.sharding import mapping_problems
 from trtspec.checkpoint.tokenizer import Tokenizer, check_tokenizer, tokenizer_file
 from trtspec.engines.base import backends, choose_backend
 from trtspec.errors import TrtspecError
-from trtspec.methods.base import Method
+from trtspec.methods.base import LossyOptions, Method, Options, find_method
 from trtspec.recipe.diagnostics import Problem
 from trtspec.recipe.load import LoadedRecipe
 from trtspec.recipe.schema import ModelSource
-from trtspec.registry import did_you_mean, find
-from trtspec.steps.model import SourceModel, load_model, mapping_of, scheme_wanted
+from trtspec.recipe.validate import say_value
+from trtspec.registry import did_you_mean
+from trtspec.steps.model import SourceModel, SourcePart, load_model, load_part, mapping_of, scheme_wanted
 
 T = TypeVar("T")
 
@@ -35,12 +38,17 @@ PROBE = (
 
 @dataclass
 class Findings:
-    """What an examination found; `target` and `method` are None where they have problems of their own."""
+    """What an examination found, None where it has problems of its own or is not asked for.
+
+    What drafts is a model, `draft`, or a `part` of the target.
+    """
 
     problems: list[Problem] = field(default_factory=list)
     target: SourceModel | None = None
     draft: SourceModel | None = None
+    part: SourcePart | None = None
     method: Method | None = None
+    options: Options | None = None
     backend: tuple[str, str] | None = None
 
     @property
@@ -64,24 +72,30 @@ class _Examination:
         found.target = self._attempt("target.model", "checkpoint", lambda: _load(recipe.target))
         if target := found.target:
             self._attempt("target.model", "tokenizer", lambda: check_tokenizer(target.source.root))
+            self._check_storage("target", recipe.target, target)
+            self._check_sizes(target)
         has_tokenizer = not found.problems
-        if draft := recipe.speculation.draft:
-            found.draft = self._attempt("speculation.draft.model", "checkpoint", lambda: _load(draft))
-        for path, model, loaded in (("target", recipe.target, found.target), ("speculation.draft", draft, found.draft)):
-            if model and loaded:
-                self._check_storage(path, model, loaded)
-        found.method = self._attempt("speculation.method", "method", self._find_method)
         self._check_backend()
+        found.method = self._attempt("speculation.method", "method", lambda: find_method(recipe.speculation.method))
         if found.method:
             self._check_method(found.method)
-        if found.target:
-            self._check_sizes(found.target)
-        if found.target and found.draft:
-            self._check_pair(found.target, found.draft, has_tokenizer)
+        if draft := recipe.speculation.draft:
+            self._check_draft(draft, has_tokenizer)
         self._check_plugins()
         if prompts := recipe.gates.prompts:
             self._attempt("gates.prompts", "prompts", lambda: load_prompts(Path(prompts)))
         return found
+
+    def _check_draft(self, draft: ModelSource, has_tokenizer: bool) -> None:
+        found = self.found
+        if found.method and found.method.drafts_with == "part":
+            self._check_part(draft)
+        elif found.method is None or found.method.drafts_with == "model":
+            found.draft = self._attempt("speculation.draft.model", "checkpoint", lambda: _load(draft))
+            if found.draft:
+                self._check_storage("speculation.draft", draft, found.draft)
+            if found.target and found.draft:
+                self._check_pair(found.target, found.draft, has_tokenizer)
 
     def _error(self, path: str, code: str, message: str, hint: str | None = None) -> None:
         self.found.problems.append(self.loaded.problem("error", code, path, message, hint))
@@ -96,10 +110,6 @@ class _Examination:
             self._error(path, code, f"{error.where}: {error.message}" if error.where else error.message, error.hint)
             return None
 
-    def _find_method(self) -> Method:
-        method: Method = find("trtspec.methods", "METHOD", self.recipe.speculation.method, "speculation method")
-        return method
-
     def _check_backend(self) -> None:
         wanted = self.recipe.engine.backend
         if wanted != "auto" and wanted not in backends():
@@ -110,22 +120,60 @@ class _Examination:
 
     def _check_method(self, method: Method) -> None:
         speculation, name = self.recipe.speculation, self.recipe.speculation.method
-        if method.drafts_with == "model" and speculation.draft is None:
-            self._error("speculation", "no-draft", f"{name} drafts with a model", "name one under speculation.draft")
+        if method.drafts_with != "nothing" and speculation.draft is None:
+            what = "a model" if method.drafts_with == "model" else "a part that was trained for the target"
+            self._error("speculation", "no-draft", f"{name} drafts with {what}", "name one under speculation.draft")
         if method.drafts_with == "nothing" and speculation.draft is not None:
             self._error("speculation.draft", "unused-draft", f"{name} drafts with nothing of its own", "remove draft")
         if speculation.draft_len is not None and speculation.draft_len not in method.draft_lens:
-            span = f"{method.draft_lens[0]}..{method.draft_lens[-1]}" if method.draft_lens else "no"
-            self._error("speculation.draft_len", "out-of-range", f"{name} takes {span} draft tokens")
-        for option in speculation.options:
-            known = ", ".join(method.options) or "it has none"
-            if option not in method.options:
-                path = f"speculation.options.{option}"
-                message = f"{name} has no option {option!r} ({known})"
-                self._error(path, "unknown-key", message, did_you_mean(option, method.options))
+            lens = method.draft_lens
+            span = f"takes {lens[0]}..{lens[-1]} draft tokens" if lens else "has no draft_len: its options decide"
+            self._error("speculation.draft_len", "out-of-range", f"{name} {span}")
         if self.found.backend and self.found.backend[0] not in method.engines:
             engines = ", ".join(method.engines)
             self._error("speculation.method", "method", f"{name} runs on {engines}, not on {self.found.backend[0]}")
+        self._check_options(method)
+
+    def _check_options(self, method: Method) -> None:
+        name, given, path = self.recipe.speculation.method, self.recipe.speculation.options, "speculation.options"
+        try:
+            options = method.options.model_validate(given)
+        except ValidationError as error:
+            for finding in error.errors(include_url=False):
+                key = ".".join(map(str, finding["loc"]))
+                if finding["type"] == "extra_forbidden":
+                    known = list(method.options.model_fields)
+                    message = f"{name} has no option {key!r} ({', '.join(known) or 'it has none'})"
+                    self._error(f"{path}.{key}", "unknown-key", message, did_you_mean(key, known))
+                else:
+                    self._error(f"{path}.{key}", *say_value(finding, key))
+            return
+        self.found.options = options
+        if isinstance(options, LossyOptions) and options.lossy and self.recipe.gates.lossless:
+            hint = "set gates.lossless: false if another text than the target's will do, or remove lossy"
+            self._error(f"{path}.lossy", "lossy", "lossy acceptance changes the text, and gates.lossless holds", hint)
+        for misfit in method.misfits(options, self.found.target.config) if self.found.target else ():
+            self._error(f"{path}.{misfit.code}", "out-of-range", misfit.message, misfit.hint)
+
+    def _check_part(self, draft: ModelSource) -> None:
+        """Check a drafting part against its target, which it is stored with."""
+        recipe, found = self.recipe, self.found
+        for key in sorted(draft.model_fields_set & {"dtype", "quantization", "parallel"}):
+            message = f"{recipe.speculation.method} is stored with the target, in its dtype and divided as it is"
+            self._error(f"speculation.draft.{key}", "not-supported", message, f"remove {key}")
+        target, options, path = found.target, found.options, "speculation.draft.model"
+        if target is None or options is None:
+            return
+        method, given = recipe.speculation.method, recipe.speculation.options
+        found.part = self._attempt(
+            path, "checkpoint", lambda: load_part(locate_source(draft), method, given, target)
+        )
+        if found.part is None:
+            return
+        for misfit in found.part.part.misfits:
+            self._error(path, misfit.code, misfit.message, misfit.hint)
+        for message in found.part.mapping_problems(mapping_of(recipe.target)):
+            self._error("target.parallel", "parallel", message)
 
     def _check_sizes(self, target: SourceModel) -> None:
         engine = self.recipe.engine

@@ -6,6 +6,7 @@ prepare and read sources -> convert target, convert draft -> copy tokenizer, pro
 
 from __future__ import annotations
 
+import json
 import platform
 import time
 from collections.abc import Callable, Mapping
@@ -29,6 +30,7 @@ from trtspec.graph.executor import Observer, StepResult, execute
 from trtspec.graph.plan import Plan, StepStatus, plan_status
 from trtspec.graph.step import Step
 from trtspec.graph.store import Store
+from trtspec.methods.base import Extent, method_version
 from trtspec.methods.speedup import expected_speedup
 from trtspec.paths import cache_dir, default_prompts
 from trtspec.recipe.diagnostics import RecipeError
@@ -36,7 +38,7 @@ from trtspec.recipe.load import LoadedRecipe
 from trtspec.recipe.resolve import ResolvedModel, ResolvedRecipe, resolve_recipe
 from trtspec.recipe.schema import Recipe
 from trtspec.steps.calibrate import Calibrate
-from trtspec.steps.convert import ConvertCheckpoint
+from trtspec.steps.convert import ConvertCheckpoint, PartFiles
 from trtspec.steps.copy import CopyFiles
 from trtspec.steps.files import FileReader
 from trtspec.steps.model import SourceModel, mapping_of, scheme_wanted
@@ -54,6 +56,7 @@ class Build:
 
     recipe: ResolvedRecipe
     findings: Findings
+    extent: Extent
     layout: Mapping[str, Step]
 
     @cached_property
@@ -64,7 +67,12 @@ class Build:
     @property
     def is_read(self) -> bool:
         """Return whether all sources were read, so that the steps' keys are final."""
-        return all(step.source.is_read for step in self.plan.steps if isinstance(step, ConvertCheckpoint | CopyFiles))
+        return all(
+            files.is_read
+            for step in self.plan.steps
+            if isinstance(step, ConvertCheckpoint | CopyFiles)
+            for files in step.sources
+        )
 
     def status(self, store: Store) -> list[StepStatus]:
         """Return for each step whether it would run, and why."""
@@ -72,7 +80,7 @@ class Build:
 
     def memory(self) -> MemoryPlan:
         """Return what serving takes."""
-        engine, target, draft = self.recipe.engine, self.findings.target, self.findings.draft
+        engine, target, draft, part = self.recipe.engine, self.findings.target, self.findings.draft, self.findings.part
         if target is None:
             raise ValueError("a build has a target")
         return plan_memory(
@@ -81,7 +89,8 @@ class Build:
             rows=engine.max_batch_size,
             seq_len=engine.max_seq_len,
             num_tokens=engine.max_num_tokens,
-            draft_len=self.recipe.speculation.draft_len,
+            nodes=self.extent.nodes,
+            part_parameters=part.part.num_parameters if part else 0,
             quantized=target.scheme(scheme_wanted(self.recipe.target)).is_quantized,
         )
 
@@ -136,19 +145,24 @@ def plan_build(
     With `read_all` every source is read for its digest, however large; `on_read` gets the bytes done and their total.
     """
     findings = examine(loaded)
-    if findings.errors or findings.target is None or findings.method is None or findings.backend is None:
+    method, options = findings.method, findings.options
+    if findings.errors or findings.target is None or method is None or options is None or findings.backend is None:
         raise RecipeError(findings.problems)
     recipe = _fit(loaded.recipe, findings.target)
     draft_len = recipe.speculation.draft_len
+    extent = method.extent(options, method.default_draft_len if draft_len is None else draft_len)
     resolved = resolve_recipe(
         recipe,
         target_dtype=findings.target.config.dtype,
-        draft_dtype=findings.draft.config.dtype if findings.draft else None,
+        draft_dtype=(findings.draft or findings.target).config.dtype,
         backend=findings.backend[0],
         backend_why=findings.backend[1],
-        draft_len=findings.method.default_draft_len if draft_len is None else draft_len,
+        draft_len=extent.depth,
+        nodes=extent.nodes,
+        options=options.model_dump(mode="json"),
+        draft_apart=findings.part is None,
     )
-    models = [model for model in (findings.target, findings.draft) if model]
+    models = [model for model in (findings.target, findings.draft, findings.part) if model]
     total, done, lock = sum(model.source.nbytes for model in models), 0, Lock()
 
     def on_bytes(count: int) -> None:
@@ -159,7 +173,7 @@ def plan_build(
 
     digests = DigestCache(cache_dir() / "digests.json")
     reader = FileReader(digests, None if read_all else READ_WHILE_PLANNING, on_bytes)
-    return Build(resolved, findings, _layout(resolved, findings, reader))
+    return Build(resolved, findings, extent, _layout(resolved, findings, reader))
 
 
 def run_build(build: Build, out: Path, store: Store, observer: Observer) -> Built:
@@ -202,18 +216,31 @@ def _layout(recipe: ResolvedRecipe, findings: Findings, reader: FileReader) -> d
         ("draft", next(iter(recipe.speculation.drafts), None), findings.draft),
     ):
         if asked and model:
-            layout[f"checkpoints/{role}"] = _convert(role, asked, model, reader)
+            parts = _parts(recipe, findings, reader) if role == "target" else ()
+            layout[f"checkpoints/{role}"] = _convert(role, asked, model, parts, reader)
     if findings.target:
         source = findings.target.source
         layout["tokenizer"] = CopyFiles("tokenizer", reader.read(source.root, source.tokenizer_files))
     if recipe.gates.prompts:
         prompts = Path(recipe.gates.prompts)
         layout["prompts"] = CopyFiles("prompts", reader.read(prompts.parent, [prompts]))
-    layout["model_repository"] = EmitRepository(_settings(recipe), read_models())
+    layout["model_repository"] = EmitRepository(_settings(recipe, layout), read_models())
     return layout
 
 
-def _convert(role: str, asked: ResolvedModel, model: SourceModel, reader: FileReader) -> ConvertCheckpoint:
+def _parts(recipe: ResolvedRecipe, findings: Findings, reader: FileReader) -> tuple[PartFiles, ...]:
+    """Return what drafts from inside the target, if anything does."""
+    if findings.part is None:
+        return ()
+    source, method = findings.part.source, recipe.speculation.method
+    files = reader.read(source.root, [*source.documents, *source.weight_files])
+    options = json.dumps(recipe.speculation.options, sort_keys=True)
+    return (PartFiles(method, method_version(method), options, files, source.nbytes),)
+
+
+def _convert(
+    role: str, asked: ResolvedModel, model: SourceModel, parts: tuple[PartFiles, ...], reader: FileReader
+) -> ConvertCheckpoint:
     source, wanted = model.source, scheme_wanted(asked)
     weights = reader.read(source.root, [*source.documents, *source.weight_files])
     calibration: tuple[Calibrate, ...] = ()
@@ -239,17 +266,19 @@ def _convert(role: str, asked: ResolvedModel, model: SourceModel, reader: FileRe
         mapping=mapping_of(asked),
         scheme=model.scheme(wanted),
         calibration=calibration,
+        parts=parts,
         allow_nonfinite=asked.allow_nonfinite,
-        nbytes=source.nbytes,
+        nbytes=source.nbytes + sum(part.nbytes for part in parts),
     )
 
 
-def _settings(recipe: ResolvedRecipe) -> RepositorySettings:
+def _settings(recipe: ResolvedRecipe, layout: Mapping[str, Step]) -> RepositorySettings:
     engine, serving, speculation = recipe.engine, recipe.serving, recipe.speculation
     return RepositorySettings(
         method=speculation.method,
         draft_len=speculation.draft_len,
-        has_draft=bool(speculation.drafts),
+        options=json.dumps(speculation.options, sort_keys=True),
+        has_draft="checkpoints/draft" in layout,
         max_batch_size=engine.max_batch_size,
         max_input_len=engine.max_input_len,
         max_seq_len=engine.max_seq_len,

@@ -69,7 +69,7 @@ class Batches:
         return torch.tensor(block).view(BATCH, CONTEXT + 1)
 
 
-def optimise(model: LlamaForCausalLM, loss_of, steps: int, peak_lr: float, label: str) -> None:
+def optimise(model: torch.nn.Module, loss_of, steps: int, peak_lr: float, label: str) -> None:
     """Run AdamW with a linear warm-up and a cosine decay to a twentieth of `peak_lr`; bf16 autocast."""
     decay = [p for p in model.parameters() if p.dim() > 1]
     rest = [p for p in model.parameters() if p.dim() == 1]
@@ -89,7 +89,9 @@ def optimise(model: LlamaForCausalLM, loss_of, steps: int, peak_lr: float, label
         optimizer.step()
         schedule.step()
         if step % 50 == 0:
-            print(f"{label} {step}/{steps} loss {loss.item():.4f} {time.time() - started:.0f} s", flush=True)
+            spent = time.time() - started
+            left = spent * (steps - step) / step
+            print(f"{label} {step}/{steps} loss {loss.item():.4f} {spent:.0f} s, {left:.0f} s left", flush=True)
 
 
 def train_target(tokenizer: PreTrainedTokenizerFast, steps: int) -> LlamaForCausalLM:
@@ -125,6 +127,13 @@ def greedy_continuations(
     return blocks
 
 
+def distillation_loss(got: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """Return the divergence of `got` from the teacher's `wanted`, logits [..., vocab], and of its first choice."""
+    got, wanted = got.float().flatten(0, -2), wanted.float().flatten(0, -2)
+    soft = F.kl_div(F.log_softmax(got, -1), F.log_softmax(wanted, -1), log_target=True, reduction="batchmean")
+    return soft + 0.5 * F.cross_entropy(got, wanted.argmax(-1))
+
+
 def distil_draft(target: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: int) -> LlamaForCausalLM:
     """Match the target's next-token distribution, on corpus text and on the target's own greedy continuations."""
     draft, batches = new_model(DRAFT, tokenizer.eos_token_id), Batches(tokenizer, TRAIN_SEED + 100)
@@ -137,10 +146,8 @@ def distil_draft(target: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, s
         step += 1
         tokens = own[torch.randint(len(own), (rows,))] if step % 2 else batches.next()[:, :-1]
         with torch.no_grad():
-            wanted = teacher(input_ids=tokens).logits.float().flatten(0, 1)
-        got = draft(input_ids=tokens).logits.float().flatten(0, 1)
-        soft = F.kl_div(F.log_softmax(got, -1), F.log_softmax(wanted, -1), log_target=True, reduction="batchmean")
-        return soft + 0.5 * F.cross_entropy(got, wanted.argmax(-1))
+            wanted = teacher(input_ids=tokens).logits
+        return distillation_loss(draft(input_ids=tokens).logits, wanted)
 
     optimise(draft, loss_of, steps, 4e-3, "draft")
     return draft.to(torch.bfloat16)

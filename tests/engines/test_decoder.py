@@ -61,7 +61,7 @@ def logits_of(decoder: Decoder, tokens: Tensor, *widths: int) -> Tensor:
     """Return logits [rows, length, vocab] of tokens taken in by chunks of these widths, which add up to the length."""
     rows, start, chunks = len(tokens), 0, []
     for width in widths:
-        window = decoder.window([start] * rows, width)
+        window = decoder.windows.chain([start] * rows, width)
         chunks.append(decoder.forward(tokens[:, start : start + width], window).view(rows, width, -1))
         start += width
     return torch.cat(chunks, 1)
@@ -102,6 +102,6 @@ def test_rows_at_different_lengths_do_not_see_each_other(tmp_path: Path) -> None
         decoder = load(convert(make_model(tmp_path / family, family), tmp_path / f"{family}-converted"))
         tokens = tokens_of()
         alone = logits_of(decoder, tokens[:1], 50, 3)[0, -1]
-        decoder.forward(tokens[1:, :9], decoder.window([0], 9, first_row=1))
-        together = decoder.forward(torch.stack([tokens[0, 50:53], tokens[1, 9:12]]), decoder.window([50, 9], 3))
+        decoder.forward(tokens[1:, :9], decoder.windows.chain([0], 9, first_row=1))
+        together = decoder.forward(torch.stack([tokens[0, 50:53], tokens[1, 9:12]]), decoder.windows.chain([50, 9], 3))
         torch.testing.assert_close(together[2], alone, rtol=1e-5, atol=1e-5)

@@ -5,22 +5,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
-from tests.tiny import LLAMA3_ROPE, SHAPE, convert, greedy, make_llama, make_model, reference_model
+from tests.engines.lossless import LAW_SHAPE, assert_targets_law, random_prompts, without_residual
+from tests.tiny import LLAMA3_ROPE, convert, greedy, make_llama, make_model, reference_model
 from trtspec.engines.embedded import engine as engine_module
 from trtspec.engines.embedded.engine import Engine
 from trtspec.engines.embedded.request import EngineSettings, Request, Sampling, Update
-from trtspec.engines.embedded.running import Running
 from trtspec.errors import TrtspecError
-from trtspec.kernels.chain import pick
-from trtspec.kernels.reference import warp
 
 pytestmark = pytest.mark.integration
 
@@ -46,11 +41,6 @@ def make_engine(target: Path, draft: Path | None, draft_len: int = 4, **settings
     method = "draft_target" if draft else "none"
     chosen = {"max_seq_len": 128, "max_batch_size": 4, "device": "cpu"} | settings
     return Engine.load(target, draft, EngineSettings(method=method, draft_len=draft_len if draft else 0, **chosen))
-
-
-def random_prompts(count: int, vocab: int = SHAPE["vocab_size"]) -> list[tuple[int, ...]]:
-    rng = np.random.default_rng(7)
-    return [tuple(rng.integers(0, vocab, rng.integers(1, 30)).tolist()) for _ in range(count)]
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
@@ -236,106 +226,24 @@ def test_the_pair_has_to_fit(pair: tuple[Path, Path], tmp_path: Path) -> None:
 
 # -- the exact law of sampled text, through the whole engine --------------------------------------------------------
 
-VOCAB, DRAFT_LEN = 3, 2
 
-
-class ExactLaw:
-    """Enumerates what the engine says on a vocabulary of three, by handing it every uniform that makes a difference."""
-
-    def __init__(self, root: Path, sampling: Sampling, monkeypatch: pytest.MonkeyPatch) -> None:
-        shape = {"vocab_size": VOCAB, "hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
-        sources = [make_llama(root / f"hf{seed}", seed=seed, scale=0.5, **shape) for seed in (0, 1)]
-        self.models = [reference_model(source) for source in sources]
-        converted = [convert(source, root / f"c{seed}") for seed, source in enumerate(sources)]
-        self.sampling, self.prompt = sampling, (1, 2, 0)
-        self.engine = make_engine(*converted, draft_len=DRAFT_LEN)
-        self.uniforms: list[np.ndarray] = []
-        monkeypatch.setattr(Running, "uniforms", lambda running, draft_len: self.uniforms.pop(0))
-        self._rows: dict[tuple[int, tuple[int, ...]], np.ndarray] = {}
-
-    def row(self, model: int, text: tuple[int, ...]) -> np.ndarray:
-        """Return transformers' next-token probabilities after the prompt and `text`; model 0 is the target."""
-        if (model, text) not in self._rows:
-            with torch.inference_mode():
-                logits = self.models[model](torch.tensor([[*self.prompt, *text]])).logits[0, -1]
-            self._rows[model, text] = warp(logits.double().numpy(), self.sampling.temperature, self.sampling.top_k, 1.0)
-        return self._rows[model, text]
-
-    def target_law(self) -> np.ndarray:
-        law = np.zeros((VOCAB,) * (DRAFT_LEN + 2))
-        self._add(law, (), 1.0)
-        return law
-
-    def engine_law(self) -> np.ndarray:
-        """Sum what the engine answers over the first token, all drafts, all acceptances and all next tokens."""
-        law = np.zeros((VOCAB,) * (DRAFT_LEN + 2))
-        for first, *drafts in product(range(VOCAB), repeat=DRAFT_LEN + 1):
-            prefixes = [(first, *drafts[:i]) for i in range(DRAFT_LEN + 1)]
-            drawn = [self._interval(self.row(0, ()), first)]
-            drawn += [self._interval(self.row(1, text), token) for text, token in zip(prefixes, drafts, strict=False)]
-            if any(share == 0.0 for _, share in drawn):
-                continue
-            acceptances = [self._acceptances(text, token) for text, token in zip(prefixes, drafts, strict=False)]
-            for accept in product(*acceptances):
-                share = float(np.prod([share for _, share in (*drawn, *accept)]))
-                self._ask(law, [u for u, _ in drawn], [u for u, _ in accept], prefixes, share)
-        return law
-
-    def _ask(self, law: np.ndarray, drawn: list[float], accept: list[float], prefixes: list, share: float) -> None:
-        """Ask once between any two uniforms at which the next token may change, whichever row it is drawn from."""
-        targets = [self.row(0, text) for text in prefixes]
-        rows = targets + [np.maximum(p - self.row(1, x), 0) for p, x in zip(targets, prefixes[:-1], strict=False)]
-        edges = sorted({0.0, 1.0}.union(*[np.cumsum(row) / row.sum() for row in rows if row.sum() > 0]))
-        for low, high in pairwise(edges):
-            if high - low > 1e-6:
-                self._add(law, self._say(drawn, [*accept, (low + high) / 2]), share * (high - low))
-
-    def _say(self, drawn: list[float], rest: list[float]) -> tuple[int, ...]:
-        """Return the first token and the tokens of the first step."""
-        self.uniforms = [np.array(drawn[:1]), np.array([*drawn[1:], *rest]), *[np.full(5, 0.5)] * 4]
-        updates: list[Update] = []
-        done = threading.Event()
-
-        def on_update(update: Update) -> None:
-            updates.append(update)
-            if update.finish_reason:
-                done.set()
-
-        self.engine.submit(Request(self.prompt, DRAFT_LEN + 2, self.sampling), on_update)
-        assert done.wait(timeout=10)
-        return tuple(token for update in updates[:2] for token in update.new_ids)
-
-    def _interval(self, probs: np.ndarray, token: int) -> tuple[float, float]:
-        return probs[:token].sum() + probs[token] / 2, float(probs[token])
-
-    def _acceptances(self, text: tuple[int, ...], token: int) -> list[tuple[float, float]]:
-        edge = min(1.0, self.row(0, text)[token] / self.row(1, text)[token])
-        return [(u, share) for u, share in ((edge / 2, edge), ((1 + edge) / 2, 1 - edge)) if share > 1e-6]
-
-    def _add(self, law: np.ndarray, text: tuple[int, ...], share: float) -> None:
-        if len(text) == law.ndim:
-            law[text] += share
-            return
-        row = self.row(0, text)
-        for token in range(VOCAB):
-            self._add(law, (*text, token), share * row[token])
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[tuple[Engine, Any]]:
+    """Yield an engine with a draft on a vocabulary of three, and transformers' model of its target."""
+    sources = [make_model(tmp_path / f"hf{seed}", seed=seed, **LAW_SHAPE) for seed in (0, 1)]
+    engine = make_engine(*[convert(source, tmp_path / f"c{seed}") for seed, source in enumerate(sources)], draft_len=2)
+    yield engine, reference_model(sources[0])
+    engine.close()
 
 
 @pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(0.6), Sampling(1.0, top_k=2)], ids=str)
-def test_sampled_text_has_the_targets_law(sampling: Sampling, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    law = ExactLaw(tmp_path, sampling, monkeypatch)
-    np.testing.assert_allclose(law.engine_law(), law.target_law(), atol=1e-5)
-    law.engine.close()
+def test_sampled_text_has_the_targets_law(
+    sampling: Sampling, small: tuple[Engine, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert_targets_law(*small, monkeypatch, sampling)
 
 
-def test_a_wrong_acceptance_rule_has_another_law(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = engine_module.verify_sampled
-
-    def without_residual(target_probs, draft_probs, draft_tokens, draft_lens, uniforms):
-        accepted, _ = right(target_probs, draft_probs, draft_tokens, draft_lens, uniforms)
-        return accepted, pick(target_probs[torch.arange(len(accepted)), accepted], uniforms[:, -1])
-
-    law = ExactLaw(tmp_path, Sampling(1.0), monkeypatch)
-    monkeypatch.setattr(engine_module, "verify_sampled", without_residual)
-    assert np.abs(law.engine_law() - law.target_law()).max() > 1e-3
-    law.engine.close()
+def test_a_wrong_acceptance_rule_has_another_law(small: tuple[Engine, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "verify_chain", without_residual(engine_module.verify_chain))
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        assert_targets_law(*small, monkeypatch, Sampling(1.0))

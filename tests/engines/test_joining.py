@@ -39,7 +39,7 @@ def logits(root: Path) -> Tensor:
     tokens = torch.arange(0, 60, 3).view(2, 10)
     decoder = Decoder(root, 2, 16, torch.device("cpu"), torch.float32)
     with torch.inference_mode():
-        return decoder.forward(tokens, decoder.window([0, 0], 10))
+        return decoder.forward(tokens, decoder.windows.chain([0, 0], 10))
 
 
 @pytest.fixture(scope="module")

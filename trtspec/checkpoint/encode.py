@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plain encoding: weights as they are or cast, with every value looked at."""
+"""The plain encodings: weights as they are or cast, with every value looked at, and integers."""
 
 from __future__ import annotations
 
@@ -32,6 +32,19 @@ class Cast:
                     census.add_encoded(encoded, self.dtype)
                 lane.write(transfer.destinations, first, encoded)
             census.report(lane.flaws, self.dtype)
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Tensors of integers stay as they are."""
+
+    transfers: tuple[Transfer, ...]
+
+    def run(self, lane: Lane) -> None:
+        """Copy."""
+        for transfer in self.transfers:
+            for first, bits in lane.chunks(transfer.source):
+                lane.write(transfer.destinations, first, bits)
 
 
 class Census:

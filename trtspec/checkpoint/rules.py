@@ -18,6 +18,7 @@ from trtspec.errors import CheckpointError
 
 CONVERTIBLE = ("BF16", "F16", "F32")
 QUANTIZED = "F8_E4M3"
+INTEGERS = ("I64",)
 SHOWN_PROBLEMS = 12
 
 
@@ -30,7 +31,10 @@ class Stage(Enum):
 
 @dataclass(frozen=True)
 class Part:
-    """A source tensor that a target is made of; `heads` says that its rows are so many heads, which stay whole."""
+    """A source tensor that a target is made of; `heads` says that its rows are so many heads, which stay whole.
+
+    A part without a name is no tensor of a source: scales, which are computed, and what is zero.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -44,7 +48,8 @@ class Rule:
     A target of a layer is named without its prefix ("attention.qkv.weight") and `at` is the layer's number in the whole
     model; any other target is named whole and `at` is its stage. With `experts` the parts are those of the first
     expert, then of the second and so on, and the target has a leading dimension of that size. `copy` allows that
-    another rule uses the same parts.
+    another rule uses the same parts. `dtype` is what the target becomes where that is not the model's own; integers are
+    copied as they are.
     """
 
     target: str
@@ -52,6 +57,7 @@ class Rule:
     at: int | Stage
     experts: int = 0
     copy: bool = False
+    dtype: str = ""
 
     @property
     def name(self) -> str:
@@ -103,20 +109,21 @@ def match(rules: list[Rule], skips: list[Skip], source: Source, quantized: Quant
         problem
         for rule in rules
         for part in rule.parts
-        if (problem := _complaint(part, source.tensors, part.name in quantized.weights))
+        if part.name and (problem := _complaint(part, rule, source.tensors, part.name in quantized.weights))
     ]
     problems += [
         problem
         for name, shapes in quantized.scales.items()
         if (problem := _scale_complaint(name, shapes, source.tensors))
     ]
-    used = Counter(part.name for rule in rules for part in rule.parts if not rule.copy)
+    used = Counter(part.name for rule in rules for part in rule.parts if part.name and not rule.copy)
     problems += [f"{name}: used by {count} rules" for name, count in used.items() if count > 1]
     targets = Counter(rule.name for rule in rules)
     problems += [f"{target}: produced by {count} rules" for target, count in targets.items() if count > 1]
     skipped = {}
     compiled = [(re.compile(skip.pattern), skip.reason) for skip in skips]
-    for name in source.tensors.keys() - used.keys() - quantized.scales.keys():
+    mentioned = {part.name for rule in rules for part in rule.parts}
+    for name in source.tensors.keys() - mentioned - quantized.scales.keys():
         reason = next((reason for pattern, reason in compiled if pattern.fullmatch(name)), None)
         if reason:
             skipped[name] = reason
@@ -124,17 +131,25 @@ def match(rules: list[Rule], skips: list[Skip], source: Source, quantized: Quant
             problems.append(f"{name}: no rule uses it")
     if problems:
         raise _error(sorted(problems), source)
-    parts = {rule.name: tuple(source.tensors[part.name] for part in rule.parts) for rule in rules}
-    return Matched(parts, dict(sorted(skipped.items())))
+    return Matched(find_parts(rules, source), dict(sorted(skipped.items())))
 
 
-def _complaint(part: Part, tensors: dict[str, TensorInfo], quantized: bool) -> str | None:
+def find_parts(rules: list[Rule], source: Source) -> dict[str, tuple[TensorInfo, ...]]:
+    """Return the source tensors of each rule that has any, by its full name; KeyError for one that is not there."""
+    return {
+        rule.name: tuple(source.tensors[part.name] for part in rule.parts)
+        for rule in rules
+        if all(part.name for part in rule.parts)
+    }
+
+
+def _complaint(part: Part, rule: Rule, tensors: dict[str, TensorInfo], quantized: bool) -> str | None:
     tensor = tensors.get(part.name)
     if tensor is None:
         return f"{part.name}: missing"
     if tensor.shape != part.shape:
         return f"{part.name}: {list(tensor.shape)} in {tensor.file.name}, but config.json makes it {list(part.shape)}"
-    served = (QUANTIZED,) if quantized else CONVERTIBLE
+    served = (rule.dtype,) if rule.dtype in INTEGERS else (QUANTIZED,) if quantized else CONVERTIBLE
     if tensor.dtype not in served:
         can = f"only {', '.join(served)} can be converted"
         return f"{part.name}: dtype {tensor.dtype} in {tensor.file.name}, {can}"

@@ -9,7 +9,8 @@ of the ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from math import ceil, prod
@@ -78,7 +79,8 @@ class Split(Enum):
     VOCABULARY = "vocabulary"  # by rows, padded with zeros
 
 
-# Row-parallel layers add their bias after the sum over ranks, so it is whole everywhere, as are norms and the router.
+# By the ends of names, so that a layer inside a drafting part is divided like a layer of the model. Row-parallel layers
+# add their bias after the sum over ranks, so it is whole everywhere, as are norms and the router.
 _DIVIDED = {
     "attention.qkv.weight": Split.ROWS,
     "attention.qkv.bias": Split.ROWS,
@@ -91,16 +93,31 @@ _DIVIDED = {
     "mlp.gate.bias": Split.ROWS,
     "mlp.gate.per_channel_scale": Split.ROWS,
     "mlp.proj.weight": Split.COLUMNS,
+    "linear.weight": Split.ROWS,
+    "linear.bias": Split.ROWS,
     "lm_head.weight": Split.VOCABULARY,
-    "transformer.vocab_embedding.weight": Split.VOCABULARY,
+    "vocab_embedding.weight": Split.VOCABULARY,
 }
+_ENDS = re.compile(rf"(?:.*\.)?({'|'.join(map(re.escape, _DIVIDED))})")
 
 
 def split_of(target: str, mapping: Mapping) -> Split:
     """Return how a target (as a rule names it) is divided."""
-    if target == "transformer.vocab_embedding.weight" and not mapping.embedding:
+    found = _ENDS.fullmatch(target)
+    if not found or (found[1] == "vocab_embedding.weight" and not mapping.embedding):
         return Split.WHOLE
-    return _DIVIDED.get(target, Split.WHOLE)
+    return _DIVIDED[found[1]]
+
+
+def uneven(rules: Iterable[Rule], mapping: Mapping) -> list[str]:
+    """Return which targets cannot be divided by rows, in words; of a model's own tensors its config tells."""
+    problems = []
+    for rule in rules:
+        for part in rule.parts if split_of(rule.target, mapping) is Split.ROWS else ():
+            count, what = (part.heads, "heads") if part.heads else (part.shape[0], "rows")
+            if count % mapping.tensor and not (part.heads and mapping.tensor % part.heads == 0):
+                problems.append(f"{rule.name}: {count} {what} cannot be divided by {mapping.tensor} ranks")
+    return problems
 
 
 @dataclass(frozen=True)

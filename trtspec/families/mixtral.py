@@ -40,7 +40,7 @@ def _experts(config: ModelConfig, layer: int) -> list[Rule]:
         return tuple(Part(f"{source}.experts.{e}.{name}.weight", shape) for e in range(count) for name in names)
 
     return [
-        Rule("mlp.router.weight", (Part(f"{source}.gate.weight", (count, hidden)),), layer),
+        Rule("mlp.router.weight", (Part(f"{source}.gate.weight", (count, hidden)),), layer, dtype="F32"),
         Rule("mlp.fc.weight", stacked((inter, hidden), "w3", "w1"), layer, experts=count),
         Rule("mlp.proj.weight", stacked((hidden, inter), "w2"), layer, experts=count),
     ]

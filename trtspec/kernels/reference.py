@@ -1,17 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The acceptance rule of speculative sampling in numpy and float64: the oracle for every faster implementation.
+"""The acceptance rules of speculative sampling in numpy and float64: the oracle for every faster implementation.
 
-Rule (Leviathan et al. 2023, arXiv:2211.17192; Chen et al. 2023, arXiv:2302.01318): the drafted token x at a position
+Chain (Leviathan et al. 2023, arXiv:2211.17192; Chen et al. 2023, arXiv:2302.01318): the drafted token x at a position
 is accepted when u * draft_probs[x] < target_probs[x]; at the first rejection the next token is drawn from
 max(target_probs - draft_probs, 0), renormalised; when all are accepted, from the target's row after the last one.
-The text then has exactly the target's distribution, whatever drafted it. Uniforms are arguments, so that two
-implementations can be asked for identical tokens. Plain loops, because they can be read.
+
+Tree of tokens that were drawn (SpecInfer, arXiv:2305.09781; without replacement: Sequoia, arXiv:2402.12374): the same
+at every node for one child after the other. After a rejection what is left of the target takes the target's place,
+and the next child counts as drawn from the draft without the tokens of its elder siblings.
+
+Tree of tokens that were chosen: draw the target's token at a node; if a child has it, that child is accepted. That is
+the rule above with one-hot draft_probs for each child: the first is accepted with its probability a, the second, tested
+against the rest, with (1 - a) * b / (1 - a) = b, and so on.
+
+By these rules the text has exactly the target's distribution, whatever drafted it; `verify_typical` is another matter.
+Uniforms are arguments, so that two implementations can be asked for identical tokens. Plain loops, because they can be
+read. A tree is `parents` [nodes]: node 0 is the root, a node stands after its parent; root and unused nodes have -1.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+
+from trtspec.kernels.verdict import Verdict
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -49,18 +61,127 @@ def pick(weights: Floats, uniform: float) -> int:
     return int(beyond[0]) if len(beyond) else int(np.flatnonzero(weights)[-1])
 
 
-def verify_chain(target_probs: Floats, draft_probs: Floats, draft_tokens: Ints, uniforms: Floats) -> tuple[int, int]:
-    """Verify one request's chain; returns (number of accepted tokens, next token).
+def verify_chain(target_probs: Floats, draft_probs: Floats | None, tokens: Ints, uniforms: Floats) -> Verdict:
+    """Verify one request's chain.
 
     Args:
         target_probs: [draft_len + 1, vocab], the target's row at each drafted position and after the last.
-        draft_probs: [draft_len, vocab], what each drafted token was drawn from; one-hot for a token that was chosen.
-        draft_tokens: [draft_len].
+        draft_probs: [draft_len, vocab], what each drafted token was drawn from; None for tokens that were chosen.
+        tokens: [draft_len].
         uniforms: [draft_len + 1] in [0, 1): one per drafted token, then one for the next token.
     """
-    for position, token in enumerate(draft_tokens):
-        target, draft = target_probs[position], draft_probs[position]
-        if not (target[token] > 0.0 and uniforms[position] * draft[token] < target[token]):
-            residual = np.maximum(target - draft, 0.0)
-            return position, pick(residual if residual.sum() > 0.0 else target, uniforms[-1])
-    return len(draft_tokens), pick(target_probs[-1], uniforms[-1])
+    path: list[int] = []
+    for position, token in enumerate(tokens):
+        target = target_probs[position]
+        proposal = one_hot(token, target) if draft_probs is None else draft_probs[position]
+        if not accepts(target, proposal, token, uniforms[position]):
+            return Verdict(path, pick(residual(target, proposal), uniforms[-1]))
+        path.append(position + 1)
+    return Verdict(path, pick(target_probs[-1], uniforms[-1]))
+
+
+def verify_chosen(target_probs: Floats, tokens: Ints, parents: Ints, limit: int, uniforms: Floats) -> Verdict:
+    """Verify one request's tree, the tokens of which were chosen and not drawn.
+
+    Args:
+        target_probs: [nodes, vocab], the target's row after each node.
+        tokens: [nodes]; the root's is not looked at.
+        parents: [nodes].
+        limit: the most tokens that may be accepted.
+        uniforms: [nodes] in [0, 1): a node's draws the token after it.
+    """
+    node = 0
+    path: list[int] = []
+    while True:
+        token = pick(target_probs[node], uniforms[node])
+        agreeing = [child for child in children(parents, node) if tokens[child] == token]
+        if not agreeing or len(path) == limit:
+            return Verdict(path, token)
+        node = agreeing[0]
+        path.append(node)
+
+
+def verify_drawn(
+    target_probs: Floats, draft_probs: Floats, tokens: Ints, parents: Ints, limit: int, uniforms: Floats
+) -> Verdict:
+    """Verify one request's tree, the siblings of which were drawn without replacement.
+
+    Args:
+        target_probs: [nodes, vocab], the target's row after each node.
+        draft_probs: [nodes, vocab], what each node's children were drawn from in node order; children that find no
+            weight left in it count as chosen.
+        tokens: [nodes]; the root's is not looked at.
+        parents: [nodes].
+        limit: the most tokens that may be accepted.
+        uniforms: [nodes] in [0, 1): a node's accepts it, the root's draws the next token.
+    """
+    node = 0
+    path: list[int] = []
+    target, draft = target_probs[0], draft_probs[0]
+    untested = children(parents, 0)
+    while untested and len(path) < limit:
+        child = untested.pop(0)
+        token = tokens[child]
+        proposal = draft / draft.sum() if draft.sum() > 0.0 else one_hot(token, draft)
+        if accepts(target, proposal, token, uniforms[child]):
+            node = child
+            path.append(node)
+            target, draft = target_probs[node], draft_probs[node]
+            untested = children(parents, node)
+        else:
+            target, draft = residual(target, proposal), without(draft, token)
+    return Verdict(path, pick(target, uniforms[0]))
+
+
+def verify_typical(
+    target_probs: Floats, tokens: Ints, parents: Ints, limit: int, uniform: float, threshold: float, alpha: float
+) -> Verdict:
+    """Verify one request's tree by typical acceptance (Medusa, arXiv:2401.10774, section 2.3.1), which is lossy.
+
+    A child is accepted when the target gives its token more than min(threshold, alpha * exp(-entropy)). The longest
+    accepted path wins, the first in node order among equals; `uniform` draws the next token after it.
+    """
+    best: list[int] = []
+    paths: dict[int, list[int]] = {0: best}
+    for node, parent in enumerate(parents):
+        if parent not in paths or len(paths[parent]) == limit:
+            continue
+        target = target_probs[parent]
+        entropy = -sum(prob * np.log(prob) for prob in target if prob > 0.0)
+        if target[tokens[node]] > min(threshold, alpha * np.exp(-entropy)):
+            paths[node] = [*paths[parent], node]
+            best = max(best, paths[node], key=len)
+    return Verdict(best, pick(target_probs[best[-1] if best else 0], uniform))
+
+
+def children(parents: Ints, node: int) -> list[int]:
+    """Return a node's children in node order."""
+    return [child for child, parent in enumerate(parents) if parent == node]
+
+
+def accepts(target: Floats, proposal: Floats, token: int, uniform: float) -> bool:
+    """Return whether a token drawn from `proposal` [vocab] may stay.
+
+    The comparison is strict, so that uniform 0 does not accept what the target [vocab] never gives.
+    """
+    return bool(uniform * proposal[token] < target[token])
+
+
+def residual(target: Floats, proposal: Floats) -> Floats:
+    """Return the law [vocab] of the token instead of a rejected one; the target's where none is left."""
+    rest = np.maximum(target - proposal, 0.0)
+    return rest / rest.sum() if rest.sum() > 0.0 else target
+
+
+def without(draft: Floats, token: int) -> Floats:
+    """Return weights [vocab] from which a token can no longer be drawn."""
+    rest = draft.copy()
+    rest[token] = 0.0
+    return rest
+
+
+def one_hot(token: int, like: Floats) -> Floats:
+    """Return the law [vocab] that gives one token for sure."""
+    law = np.zeros_like(like)
+    law[token] = 1.0
+    return law

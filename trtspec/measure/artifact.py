@@ -72,6 +72,7 @@ def _settings(root: Path, recipe: dict[str, Any]) -> EngineSettings:
         return EngineSettings(
             method=speculation["method"],
             draft_len=speculation["draft_len"],
+            options=speculation["options"],
             max_batch_size=engine["max_batch_size"],
             max_seq_len=engine["max_seq_len"],
             max_input_len=engine["max_input_len"],

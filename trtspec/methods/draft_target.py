@@ -6,13 +6,26 @@ Leviathan et al. 2023, arXiv:2211.17192; Chen et al. 2023, arXiv:2302.01318.
 
 from __future__ import annotations
 
-from trtspec.methods.base import Method
+from pydantic import Field
+
+from trtspec.methods.base import Method, Options
+
+
+class DraftTargetOptions(Options):
+    """`use_draft_logits` off means that engines accept a draft only where it is the target's own choice."""
+
+    stop_below: float = Field(
+        default=0.0, ge=0, lt=1, description="Stop drafting where no token is more probable than this to the draft"
+    )
+    use_draft_logits: bool = Field(default=True, description="Verify with the draft's probabilities, not its tokens alone")
+
 
 METHOD = Method(
     summary="a smaller model drafts, the target verifies",
     drafts_with="model",
+    engines=("embedded",),
     draft_lens=range(1, 65),
     default_draft_len=5,
-    options=(),
-    engines=("embedded",),
+    options=DraftTargetOptions,
+    engine_mode="draft_tokens_external",
 )

@@ -5,11 +5,4 @@ from __future__ import annotations
 
 from trtspec.methods.base import Method
 
-METHOD = Method(
-    summary="the target alone",
-    drafts_with="nothing",
-    draft_lens=range(0),
-    default_draft_len=0,
-    options=(),
-    engines=("embedded",),
-)
+METHOD = Method(summary="the target alone", drafts_with="nothing", engines=("embedded",))

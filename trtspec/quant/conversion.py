@@ -77,7 +77,7 @@ def plan_conversion(config: ModelConfig, rules: list[Rule], mapping: Mapping, sc
     plan = Conversion(config, mapping, scheme)
     for rule in rules:
         quantized = scheme.quantizes(rule)
-        plan.add(rule, "F8_E4M3" if quantized else _plain_dtype(config, rule))
+        plan.add(rule, "F8_E4M3" if quantized else rule.dtype or DTYPES[config.dtype])
         if quantized:
             for scale in _scales(rule, scheme):
                 plan.add(scale, "F32")
@@ -85,10 +85,6 @@ def plan_conversion(config: ModelConfig, rules: list[Rule], mapping: Mapping, sc
             for kind in KV_SCALES:
                 plan.add(_scalar(rule, f"attention.{kind}_cache_scaling_factor"), "F32")
     return plan
-
-
-def _plain_dtype(config: ModelConfig, rule: Rule) -> str:
-    return "F32" if rule.target == "mlp.router.weight" else DTYPES[config.dtype]
 
 
 def _scales(rule: Rule, scheme: Scheme) -> list[Rule]:

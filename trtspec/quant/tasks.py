@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trtspec.checkpoint.encode import Cast
-from trtspec.checkpoint.rules import Matched, Rule
+from trtspec.checkpoint.encode import Cast, Copy
+from trtspec.checkpoint.rules import INTEGERS, Matched, Rule
 from trtspec.checkpoint.safetensors import ITEM_BYTES, FileLayout, TensorInfo
 from trtspec.checkpoint.stream import Destination, Encoding, Lane, Task, Transfer
 from trtspec.errors import CheckpointError
@@ -55,18 +55,20 @@ def plan_tasks(
 
 
 def _cast_tasks(plan: Conversion, layouts: list[FileLayout], matched: Matched) -> list[Task]:
-    found: dict[tuple[str, ...], tuple[str, Cast]] = {}
+    found: dict[tuple[TensorInfo, ...], tuple[str, str, tuple[Transfer, ...]]] = {}
     for name, parts in matched.parts.items():
         target = plan.targets[name]
         if target.dtype == "F8_E4M3":
             continue
-        sources = tuple(part.name for part in parts)
-        encoding = Cast(_transfers(target, parts, layouts), target.dtype)
-        if sources in found:  # a tied head: the embedding is read once for both
-            name, twin = found[sources]  # noqa: PLW2901
-            encoding = Cast(_joined(twin.transfers, encoding.transfers), target.dtype)
-        found[sources] = name, encoding
-    return [_task(name, encoding, _sources(encoding.transfers)) for name, encoding in found.values()]
+        transfers = _transfers(target, parts, layouts)
+        if parts in found:  # a tied head, the nets of several steps: what is wanted twice is read once
+            name, _, others = found[parts]  # noqa: PLW2901
+            transfers = _joined(others, transfers)
+        found[parts] = name, target.dtype, transfers
+    return [
+        _task(name, Copy(transfers) if dtype in INTEGERS else Cast(transfers, dtype), _sources(transfers))
+        for name, dtype, transfers in found.values()
+    ]
 
 
 def _joined(one: tuple[Transfer, ...], other: tuple[Transfer, ...]) -> tuple[Transfer, ...]:

@@ -47,7 +47,7 @@ class ResolvedModel(ModelSource):
 
 
 class ResolvedSpeculation(StrictModel):
-    """`draft_len` is 0 for a method that drafts nothing."""
+    """`draft_len` is how many tokens follow each other at most, 0 for a method that drafts nothing."""
 
     method: str
     draft_len: int
@@ -106,9 +106,22 @@ class ResolvedRecipe(StrictModel):
 
 
 def resolve_recipe(
-    recipe: Recipe, *, target_dtype: str, draft_dtype: str | None, backend: str, backend_why: str, draft_len: int
+    recipe: Recipe,
+    *,
+    target_dtype: str,
+    draft_dtype: str | None,
+    backend: str,
+    backend_why: str,
+    draft_len: int,
+    nodes: int,
+    options: dict[str, Any],
+    draft_apart: bool,
 ) -> ResolvedRecipe:
-    """Return the recipe with every default decided; the dtypes are those that the checkpoints are stored in."""
+    """Return the recipe with every default decided.
+
+    The dtypes are those that the checkpoints are stored in, `options` the method's with their defaults, and `nodes` the
+    tokens that a step drafts. `draft_apart` tells a draft model from a part that is stored with the target.
+    """
     draft = recipe.speculation.draft
     drafts = (_model(draft, draft_dtype),) if draft else ()
     engine = recipe.engine
@@ -117,16 +130,16 @@ def resolve_recipe(
         "backend_why": backend_why,
         "gpu": engine.gpu or "",
         "max_input_len": engine.max_input_len or min(MOST_MAX_INPUT_LEN, engine.max_seq_len),
-        "max_num_tokens": engine.max_num_tokens or max(LEAST_MAX_NUM_TOKENS, engine.max_batch_size * (draft_len + 1)),
+        "max_num_tokens": engine.max_num_tokens or max(LEAST_MAX_NUM_TOKENS, engine.max_batch_size * (nodes + 1)),
     }
     return ResolvedRecipe(
         name=recipe.name,
         target=_model(recipe.target, target_dtype),
         speculation=ResolvedSpeculation(
-            method=recipe.speculation.method, draft_len=draft_len, drafts=drafts, options=recipe.speculation.options
+            method=recipe.speculation.method, draft_len=draft_len, drafts=drafts, options=options
         ),
         engine=ResolvedEngine.model_validate(dict(engine) | decided),
-        serving=_serving(recipe),
+        serving=_serving(recipe, draft_apart),
         plugins=recipe.plugins,
         gates=_gates(recipe.gates),
     )
@@ -144,9 +157,9 @@ def _quantization(quantization: Quantization) -> ResolvedQuantization:
     return ResolvedQuantization.model_validate(dict(quantization) | {"calibration": calibration})
 
 
-def _serving(recipe: Recipe) -> ResolvedServing:
+def _serving(recipe: Recipe, draft_apart: bool) -> ResolvedServing:
     """Place each model on the first GPUs where the recipe does not say."""
-    draft, placement = recipe.speculation.draft, recipe.serving.placement
+    draft, placement = recipe.speculation.draft if draft_apart else None, recipe.serving.placement
     target_ids = placement.target if placement else list(range(recipe.target.parallel.ranks))
     draft_ids = (placement and placement.draft) or list(range(draft.parallel.ranks if draft else 0))
     placed = ResolvedPlacement(target=target_ids, draft=draft_ids)

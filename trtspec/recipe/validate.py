@@ -75,10 +75,11 @@ def _say(finding: Any, path: tuple[str, ...], node: Node) -> Said:
         return "missing-key", f"{path[-1]} is required", recipe_keys().get(".".join(path))
     if finding["loc"][-1] == "[key]":
         return "unknown-key", f"{shown(path[-1])} is not {SAYS[context['pattern']]}", None
-    return _say_value(finding, path[-1], node.raw)
+    return say_value(finding, path[-1], node.raw)
 
 
-def _say_value(finding: Any, key: str, raw: str) -> Said:
+def say_value(finding: Any, key: str, raw: str = "") -> Said:
+    """Return code, message and hint for a value, of a recipe or of options; `raw` is how it is written."""
     kind, value, context = finding["type"], finding["input"], finding.get("ctx", {})
     if kind in EXPECTED:
         return "wrong-type", f"expected {EXPECTED[kind]}, got {_described(value)}", _retyped(kind, value, raw)

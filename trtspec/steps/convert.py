@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import ClassVar
 
+from trtspec.checkpoint.rules import Matched
 from trtspec.checkpoint.sharding import Mapping
 from trtspec.graph.step import Inputs, Progress, Step, notes_of
 from trtspec.quant.activations import ACTIVATIONS, Activations, load_activations
@@ -17,9 +19,27 @@ from trtspec.quant.conversion import plan_conversion
 from trtspec.quant.scheme import Scheme
 from trtspec.steps.calibrate import Calibrate
 from trtspec.steps.files import Files
-from trtspec.steps.model import load_model
+from trtspec.steps.model import SourceModel, SourcePart, load_model, load_part
 
 ONE_RANK, UNQUANTIZED = Mapping(), Scheme()
+
+
+@dataclass(frozen=True)
+class PartFiles:
+    """A drafting part that goes into the target's checkpoint: its files, and how the method reads them.
+
+    `options` are the recipe's, as JSON; `method_version` is that of a method from another package.
+    """
+
+    method: str
+    method_version: str
+    options: str
+    source: Files
+    nbytes: int = field(metadata={"key": False})
+
+    def load(self, target: SourceModel) -> SourcePart:
+        """Read it for its target."""
+        return load_part(self.source.root, self.method, json.loads(self.options), target)
 
 
 @dataclass(frozen=True)
@@ -28,10 +48,10 @@ class ConvertCheckpoint(Step):
 
     `role` is "target" or "draft", `source` the content of config.json and the shards, `family_version` that of a family
     from another package, `dtype` what the weights become where `scheme` does not quantize them; `calibration` is the
-    one that measured the activations, or none.
+    one that measured the activations, or none, and `parts` is what drafts from inside the target, or none.
     """
 
-    VERSION: ClassVar[int] = 2
+    VERSION: ClassVar[int] = 3
     RESUMABLE: ClassVar[bool] = True
 
     role: str
@@ -41,6 +61,7 @@ class ConvertCheckpoint(Step):
     mapping: Mapping
     scheme: Scheme
     calibration: tuple[Calibrate, ...]
+    parts: tuple[PartFiles, ...]
     allow_nonfinite: bool
     nbytes: int = field(metadata={"key": False})
 
@@ -50,6 +71,11 @@ class ConvertCheckpoint(Step):
         return f"convert-{self.role}"
 
     @property
+    def sources(self) -> tuple[Files, ...]:
+        """Return all the files that are read."""
+        return (self.source, *(part.source for part in self.parts))
+
+    @property
     def total_bytes(self) -> int:
         """Return the bytes of the source's tensors."""
         return self.nbytes
@@ -57,7 +83,9 @@ class ConvertCheckpoint(Step):
     def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
         """Convert; raises CheckpointError where the source does not add up."""
         measured = [load_activations(inputs[step] / ACTIVATIONS) for step in self.calibration]
-        with self.source.unchanged():
+        with ExitStack() as unchanged:
+            for files in self.sources:
+                unchanged.enter_context(files.unchanged())
             convert_checkpoint(
                 self.source.root,
                 out,
@@ -65,6 +93,7 @@ class ConvertCheckpoint(Step):
                 mapping=self.mapping,
                 scheme=self.scheme,
                 activations=measured[0] if measured else Activations(),
+                load_part=self.parts[0].load if self.parts else None,
                 allow_nonfinite=self.allow_nonfinite,
                 on_bytes=progress.advance,
                 journal=notes_of(out) / "journal",
@@ -79,6 +108,7 @@ def convert_checkpoint(
     mapping: Mapping = ONE_RANK,
     scheme: Scheme = UNQUANTIZED,
     activations: Activations | None = None,
+    load_part: Callable[[SourceModel], SourcePart] | None = None,
     allow_nonfinite: bool = False,
     on_bytes: Callable[[int], None] = lambda count: None,
     journal: Path | None = None,
@@ -86,7 +116,7 @@ def convert_checkpoint(
 ) -> None:
     """Convert the checkpoint at `root` into `out`; with the `journal` of an interrupted conversion, go on there.
 
-    `on_bytes` is told the source bytes done since the last call. Raises CheckpointError where the source does not add
+    `load_part` reads what drafts from inside it and is stored with it. `on_bytes` is told the source bytes done since the last call. Raises CheckpointError where the source does not add
     up.
     """
     from trtspec.checkpoint.stream import Flaws, run_tasks  # numpy, which planning does without
@@ -94,13 +124,22 @@ def convert_checkpoint(
 
     model = load_model(root, dtype)
     model.check(scheme, mapping)
-    plan = plan_conversion(model.config, model.rules, mapping, model.scheme(scheme))
+    part = load_part(model) if load_part else None
+    rules, matched, config, files = model.rules, model.matched, {}, model.source.files
+    if part:
+        part.check(mapping)
+        rules, matched = [*rules, *part.rules], Matched(matched.parts | part.matched.parts, matched.skipped)
+        config, files = part.part.config, [*files, *part.source.files]
+    plan = plan_conversion(model.config, rules, mapping, model.scheme(scheme))
     layouts = plan.layouts()
-    tasks = plan_tasks(plan, layouts, model.matched, activations or Activations(), model.existing)
+    tasks = plan_tasks(plan, layouts, matched, activations or Activations(), model.existing)
     flaws = Flaws(allow_nonfinite)
-    stamp = _stamp(model.source.files) if journal else ""
+    stamp = _stamp(files) if journal else ""
     run_tasks(out, layouts, tasks, flaws=flaws, on_bytes=on_bytes, journal=journal, stamp=stamp, threads=threads)
-    (out / "config.json").write_text(json.dumps(plan.render_config(), indent=2) + "\n")
+    rendered = plan.render_config() | config
+    if part and "exclude_modules" in rendered["quantization"]:
+        rendered["quantization"]["exclude_modules"] += part.part.excluded
+    (out / "config.json").write_text(json.dumps(rendered, indent=2) + "\n")
 
 
 def _stamp(paths: list[Path]) -> str:

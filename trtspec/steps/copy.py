@@ -26,6 +26,11 @@ class CopyFiles(Step):
         """Return `copy-tokenizer` or the like."""
         return f"copy-{self.what}"
 
+    @property
+    def sources(self) -> tuple[Files, ...]:
+        """Return all the files that are read."""
+        return (self.source,)
+
     def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
         """Copy every file."""
         with self.source.unchanged():

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from trtspec.checkpoint.model_config import ModelConfig
-from trtspec.checkpoint.rules import Matched, Rule, match
-from trtspec.checkpoint.sharding import Mapping, mapping_problems
+from trtspec.checkpoint.rules import Matched, Rule, find_parts, match
+from trtspec.checkpoint.sharding import Mapping, mapping_problems, uneven
 from trtspec.checkpoint.source import Source, load_source
 from trtspec.errors import CheckpointError
 from trtspec.families.base import family_of, family_version
+from trtspec.methods.base import Base, DraftPart, find_method
 from trtspec.quant.existing import Existing, existing_quantization, scheme_of
 from trtspec.quant.scheme import Scheme, scheme_problems, stage_problems
 from trtspec.recipe.schema import ModelSource
@@ -58,6 +60,30 @@ class SourceModel:
         return scheme_of(self.existing, wanted, self.config, self.rules)
 
 
+@dataclass(frozen=True)
+class SourcePart:
+    """A drafting part that adds up, for the target it was read for; `matched` holds the borrowed tensors too."""
+
+    source: Source
+    part: DraftPart
+    matched: Matched
+
+    @property
+    def rules(self) -> list[Rule]:
+        """Return the rules of everything that it adds to the target's checkpoint."""
+        return [*self.part.rules, *self.part.borrowed]
+
+    def check(self, mapping: Mapping) -> None:
+        """Raise CheckpointError where the part does not fit its target, or cannot be divided so."""
+        problems = [misfit.message for misfit in self.part.misfits] + self.mapping_problems(mapping)
+        if problems:
+            raise CheckpointError("; ".join(problems), where=str(self.source.root))
+
+    def mapping_problems(self, mapping: Mapping) -> list[str]:
+        """Return what keeps the part from being divided as its target is, in words."""
+        return uneven(self.rules, mapping)
+
+
 def mapping_of(asked: ModelSource) -> Mapping:
     """Return how a recipe divides a model."""
     return Mapping(asked.parallel.tensor, asked.parallel.pipeline, asked.parallel.embedding)
@@ -77,3 +103,15 @@ def load_model(root: Path, dtype: str) -> SourceModel:
     rules = family.rules(config)
     matched = match(rules, family.skips(config), source, existing.tensors(rules) if existing else None)
     return SourceModel(source, name, family_version(name), config, rules, matched, existing)
+
+
+def load_part(root: Path, method: str, options: dict[str, Any], target: SourceModel) -> SourcePart:
+    """Read the drafting part at `root` for a target; raises CheckpointError for what does not add up."""
+    drafting = find_method(method)
+    if drafting.read_part is None:
+        raise CheckpointError(f"{method} drafts with no part of its own", where=str(root))
+    source = load_source(root)
+    part = drafting.read_part(source, Base(target.config, target.rules), drafting.parse(options))
+    matched = match(part.rules, part.skips, source)
+    borrowed = find_parts(part.borrowed, target.source)
+    return SourcePart(source, part, Matched(matched.parts | borrowed, matched.skipped))

@@ -59,6 +59,16 @@ class Settings:
         except KeyError:
             raise TrtspecError(f"parameter {key!r} is missing", where=str(self._root / "config.pbtxt")) from None
 
+    def json(self, key: str) -> dict[str, Any]:
+        """Return a parameter that is a JSON object."""
+        try:
+            value = json.loads(self.parameter(key))
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            raise TrtspecError(f"parameter {key!r} is not a JSON object", where=str(self._root / "config.pbtxt"))
+        return value
+
     def path(self, key: str) -> Path | None:
         """Return a parameter as a path, relative ones from the model's directory; an empty one is None."""
         value = self.parameter(key)

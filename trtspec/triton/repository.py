@@ -25,10 +25,11 @@ CONFIG = "config.pbtxt"
 
 @dataclass(frozen=True)
 class RepositorySettings:
-    """What differs from one repository to the next; lengths are in tokens."""
+    """What differs from one repository to the next; lengths are in tokens, the method's `options` are JSON."""
 
     method: str
     draft_len: int
+    options: str
     has_draft: bool
     max_batch_size: int
     max_input_len: int
@@ -79,6 +80,7 @@ def _parameters(settings: RepositorySettings) -> dict[str, str | int]:
         "draft_model_path": settings.draft_path if settings.has_draft else "",
         "speculation_method": settings.method,
         "draft_len": settings.draft_len,
+        "speculation_options": settings.options,
         "max_input_len": settings.max_input_len,
         "max_seq_len": settings.max_seq_len,
         "max_num_tokens": settings.max_num_tokens,

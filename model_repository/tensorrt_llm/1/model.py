@@ -40,6 +40,7 @@ class TritonPythonModel:
             settings.path("draft_model_path"),
             EngineSettings(
                 method=settings.parameter("speculation_method"),
+                options=settings.json("speculation_options"),
                 max_batch_size=settings.max_batch_size,
                 device=settings.parameter("device"),
                 dtype=settings.parameter("dtype"),

@@ -21,19 +21,22 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.engines.embedded.decoder import Decoder
 from trtspec.engines.embedded.device import choose_device
-from trtspec.engines.embedded.drafters.base import Drafter, Room
+from trtspec.engines.embedded.drafters.base import Draft, Drafter, Outcome, Room, Sampling, Setup
 from trtspec.engines.embedded.prefill import prefill
 from trtspec.engines.embedded.request import EngineSettings, Request, Result, Update
 from trtspec.engines.embedded.running import Running, Ticket, check_request
 from trtspec.engines.embedded.tensors import TORCH_DTYPES
 from trtspec.errors import TrtspecError
-from trtspec.kernels.chain import Warp, pick, verify_greedy, verify_sampled
+from trtspec.kernels.chain import verify_chain
+from trtspec.kernels.sampling import Warp, pick
+from trtspec.kernels.tree import Typical, verify_tree
+from trtspec.kernels.verdict import Verdict
+from trtspec.methods.base import Extent, LossyOptions, Options, find_method
 from trtspec.registry import find
 
 log = logging.getLogger(__name__)
@@ -43,10 +46,17 @@ class Engine:
     """Runs a converted checkpoint; made by `Engine.load`."""
 
     def __init__(
-        self, load: Callable[[], tuple[Decoder, Drafter]], settings: EngineSettings, tokenizer: Tokenizer | None
+        self,
+        load: Callable[[], tuple[Decoder, Drafter]],
+        settings: EngineSettings,
+        extent: Extent,
+        options: Options,
+        tokenizer: Tokenizer | None,
     ) -> None:
         self.settings = settings
+        self.extent = extent
         self.tokenizer = tokenizer
+        self._typical = _typical(options)
         self._waiting: deque[Running] = deque()
         self._running: list[Running] = []
         self._changed = threading.Condition()
@@ -70,19 +80,23 @@ class Engine:
         Raises:
             TrtspecError: for an unknown method, a missing device, or checkpoints that do not fit each other.
         """
+        method = find_method(settings.method)
         drafter_class = find("trtspec.engines.embedded.drafters", "DRAFTER", settings.method, "speculation method")
+        options = method.parse(dict(settings.options))
+        extent = method.extent(options, settings.draft_len)
         device = choose_device(settings.device)
         # A step may write this many positions beyond the longest text, which are then overwritten.
-        max_len = settings.max_seq_len + settings.draft_len + 2
+        max_len = settings.max_seq_len + extent.nodes + 2
 
         def load_models() -> tuple[Decoder, Drafter]:
             dtype = compute_dtype(settings.dtype, device, target)
             model = Decoder(target, settings.max_batch_size, max_len, device, dtype)
-            drafter = drafter_class(draft, Room(settings.max_batch_size, max_len, device, dtype))
+            room = Room(settings.max_batch_size, max_len, device, dtype)
+            drafter = drafter_class(Setup(model, draft, room, options, extent))
             _check_pair(model, drafter, settings)
             return model, drafter
 
-        return cls(load_models, settings, Tokenizer(tokenizer) if tokenizer else None)
+        return cls(load_models, settings, extent, options, Tokenizer(tokenizer) if tokenizer else None)
 
     def submit(self, request: Request, on_update: Callable[[Update], None]) -> Ticket:
         """Queue a request; `on_update` is called from the engine's thread until an update has a finish reason.
@@ -178,11 +192,11 @@ class Engine:
         first_row = len(self._running)
         self._running += new
         prompts = [running.text for running in new]
-        logits = prefill(self._target, prompts, first_row, self.settings.max_num_tokens)
-        self._drafter.prefill(prompts, first_row, self.settings.max_num_tokens)
+        target, drafter, max_tokens = self._target, self._drafter, self.settings.max_num_tokens
+        drafter.begin(prompts, first_row, max_tokens)
+        logits = prefill(target, prompts, first_row, max_tokens, drafter.taps, drafter.read)
         if warp := self._warp(new):
-            uniforms = torch.from_numpy(np.stack([running.uniforms(0) for running in new])).to(logits.device)
-            tokens = pick(warp.probs(logits), uniforms[:, 0])
+            tokens = pick(warp.probs(logits), self._uniforms(new, 1)[:, 0])
         else:
             tokens = logits.argmax(-1)
         reasons = [running.begin(token) for running, token in zip(new, tokens.tolist(), strict=True)]
@@ -190,36 +204,64 @@ class Engine:
 
     def _decode(self) -> None:
         """Draft for every running request, verify all drafts in one pass of the target, and hand out what is new."""
-        running = self._running
-        lens = [request.draft_len(self.settings.draft_len) for request in running]
-        draft_len = max(lens)
-        warp = self._warp(running)
-        uniforms = self._uniforms(lens, draft_len) if warp else None
+        running, target = self._running, self._target
+        limits = [request.draft_len(self.extent.depth) for request in running]
         texts = [request.text for request in running]
-        last = torch.tensor([text[-1:] for text in texts], device=self._target.device)
-        tokens, draft_probs = last, None
-        if draft_len:
-            draft = self._drafter.propose(texts, draft_len, warp, None if uniforms is None else uniforms[:, :draft_len])
-            tokens, draft_probs = torch.cat([last, draft.tokens], 1), draft.probs
-        window = self._target.window([len(text) - 1 for text in texts], draft_len + 1)
-        logits = self._target.forward(tokens, window).view(len(running), draft_len + 1, -1)
-        chain, lens_tensor = tokens[:, 1:], torch.tensor(lens, device=self._target.device)
-        if warp is None or uniforms is None:
-            accepted, following = verify_greedy(logits, chain, lens_tensor)
+        starts = [len(text) - 1 for text in texts]
+        warp, nodes = self._warp(running), self.extent.nodes
+        uniforms = self._uniforms(running, 2 * nodes + 1) if warp else None
+        sampling = Sampling(warp, uniforms[:, :nodes]) if warp and uniforms is not None else None
+        last = torch.tensor([text[-1:] for text in texts], device=target.device)
+        draft = self._drafter.propose(texts, max(limits), sampling) if any(limits) else Draft(last[:, :0])
+        tokens = torch.cat([last, draft.tokens], 1)
+        if draft.tree is None:
+            window = target.windows.chain(starts, tokens.shape[1])
         else:
-            if draft_probs is None:
-                draft_probs = F.one_hot(chain, logits.shape[-1]).float()
-            accepted, following = verify_sampled(
-                warp.probs(logits), draft_probs, chain, lens_tensor, uniforms[:, draft_len:]
-            )
-        # one transfer a step brings everything the host needs
-        rows = torch.cat([chain, accepted.unsqueeze(1), following.unsqueeze(1)], 1).tolist()
-        self._settle(
+            window = target.windows.tree(starts, draft.tree)
+        flat, features = target.tapped(tokens, window, self._drafter.taps)
+        logits = flat.view(*tokens.shape, -1)
+        verdicts, drafted = self._verify(logits, tokens, draft, limits, warp, uniforms)
+        target.cache.compact(
             [
-                request.advance(row[:length], row[-2], row[-1])
-                for request, row, length in zip(running, rows, lens, strict=True)
+                (row, starts[row] + node, starts[row] + depth)
+                for row, verdict in enumerate(verdicts)
+                for depth, node in enumerate(verdict.path, 1)
+                if node != depth
             ]
         )
+        if features is not None:
+            features = features.view(*tokens.shape, -1)
+        self._drafter.observe(Outcome(verdicts, logits, features))
+        self._settle(
+            [
+                request.advance(count, [row[node] for node in verdict.path], verdict.token)
+                for request, row, verdict, count in zip(running, tokens.tolist(), verdicts, drafted, strict=True)
+            ]
+        )
+
+    def _verify(
+        self,
+        logits: Tensor,
+        tokens: Tensor,
+        draft: Draft,
+        limits: list[int],
+        warp: Warp | None,
+        uniforms: Tensor | None,
+    ) -> tuple[list[Verdict], list[int]]:
+        """Return each row's verdict and how many tokens were drafted for it.
+
+        The first uniform behind those of the draft draws the next token, the others belong to the nodes in order.
+        """
+        nodes, width = self.extent.nodes, tokens.shape[1]
+        if draft.tree is not None:
+            ours = None if uniforms is None else uniforms[:, nodes : nodes + width]
+            verdicts = verify_tree(logits, tokens, draft.tree, limits, warp, draft.probs, ours, self._typical)
+            return verdicts, draft.tree.count(limits)
+        lens = [min(pair) for pair in zip(limits, draft.lens or [width - 1] * len(limits), strict=True)]
+        ours = None
+        if uniforms is not None:
+            ours = torch.cat([uniforms[:, nodes + 1 : nodes + width], uniforms[:, nodes : nodes + 1]], 1)
+        return verify_chain(logits, tokens[:, 1:], lens, warp, draft.probs, ours), lens
 
     def _settle(self, reasons: Sequence[str | None]) -> None:
         """Tell every running request its news, and free the rows of those that have a finish reason."""
@@ -254,15 +296,10 @@ class Engine:
             any(s.top_k or s.top_p < 1.0 for s in how),
         )
 
-    def _uniforms(self, lens: list[int], draft_len: int) -> Tensor:
-        """Return [rows, 2 * draft_len + 1]: to draft, to accept, and for the next token; each row draws its own."""
-        padded = np.zeros((len(lens), 2 * draft_len + 1))
-        for row, (running, length) in enumerate(zip(self._running, lens, strict=True)):
-            drawn = running.uniforms(length)
-            padded[row, :length] = drawn[:length]
-            padded[row, draft_len : draft_len + length] = drawn[length : 2 * length]
-            padded[row, -1] = drawn[-1]
-        return torch.from_numpy(padded).to(self._target.device)
+    def _uniforms(self, batch: list[Running], count: int) -> Tensor:
+        """Return [rows, count] in [0, 1); each request draws its own."""
+        drawn = np.stack([running.uniforms(count) for running in batch])
+        return torch.from_numpy(drawn).to(self._target.device)
 
 
 class _Collector:
@@ -308,6 +345,12 @@ def _check_pair(model: Decoder, drafter: Drafter, settings: EngineSettings) -> N
     if settings.max_seq_len > limit:
         what = "positions" if limit == model.config.max_positions else "positions of sliding-window attention"
         raise TrtspecError(f"max_seq_len {settings.max_seq_len} is more than the target's {limit} {what}")
-    vocab = getattr(drafter, "vocab_size", model.config.vocab_size)
-    if vocab != model.config.vocab_size:
+    vocab = drafter.vocab_size
+    if vocab not in (None, model.config.vocab_size):
         raise TrtspecError(f"the draft has {vocab} vocabulary entries, the target {model.config.vocab_size}")
+
+
+def _typical(options: Options) -> Typical | None:
+    if isinstance(options, LossyOptions) and options.lossy:
+        return Typical(options.posterior_threshold, options.posterior_alpha)
+    return None

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -11,10 +11,18 @@ from torch import Tensor
 from trtspec.engines.embedded.decoder import Decoder
 
 
-def prefill(model: Decoder, prompts: Sequence[Sequence[int]], first_row: int, max_tokens: int) -> Tensor:
+def prefill(
+    model: Decoder,
+    prompts: Sequence[Sequence[int]],
+    first_row: int,
+    max_tokens: int,
+    taps: Sequence[int] = (),
+    on_features: Callable[[Tensor, int], None] = lambda features, start: None,
+) -> Tensor:
     """Fill rows `first_row`, ... with the prompts; returns the logits [len(prompts), vocab] after each.
 
     Shorter prompts are padded on the right: what stands beyond a row's end is masked until it is written for real.
+    With `taps`, `on_features` gets the hidden states [rows, width, taps * hidden] of each chunk and where it starts.
     """
     longest, rows = max(map(len, prompts)), len(prompts)
     padded = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts], device=model.device)
@@ -23,9 +31,11 @@ def prefill(model: Decoder, prompts: Sequence[Sequence[int]], first_row: int, ma
     logits: Tensor | None = None
     for start in range(0, longest, width):
         chunk = padded[:, start : start + width]
-        window = model.window([start] * rows, chunk.shape[1], first_row)
+        window = model.windows.chain([start] * rows, chunk.shape[1], first_row)
         at = (last - start).clamp(0, chunk.shape[1] - 1) + torch.arange(rows, device=model.device) * chunk.shape[1]
-        here = model.forward(chunk, window, at)
+        here, features = model.tapped(chunk, window, taps, at)
+        if features is not None:
+            on_features(features.view(rows, chunk.shape[1], -1), start)
         ends_here = ((last >= start) & (last < start + chunk.shape[1])).unsqueeze(1)
         logits = here if logits is None else torch.where(ends_here, here, logits)
     if logits is None:

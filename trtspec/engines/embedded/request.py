@@ -3,21 +3,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
 class EngineSettings:
     """How an engine is set up.
 
-    `method` and `draft_len` say how to speculate; `max_seq_len` bounds prompt plus new tokens of a
-    request, `max_input_len` its prompt alone,
-    `max_num_tokens` the tokens of one prefill step, `max_queue_size` the requests that wait. `device` is "auto",
-    "cpu" or "cuda", `dtype` "auto", "float32", "bfloat16" or "float16".
+    `method`, `draft_len` and the method's own `options` say how to speculate; `max_seq_len` bounds prompt plus new
+    tokens of a request, `max_input_len` its prompt alone, `max_num_tokens` the tokens of one prefill step,
+    `max_queue_size` the requests that wait. `device` is "auto", "cpu" or "cuda", `dtype` "auto", "float32", "bfloat16"
+    or "float16".
     """
 
     method: str = "none"
     draft_len: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
     max_batch_size: int = 8
     max_seq_len: int = 2048
     max_input_len: int | None = None
@@ -55,7 +58,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Stats:
-    """What a request cost so far; `steps` counts the target's decode steps (the prefill is none)."""
+    """What a request cost so far; `steps` counts the target's decode steps (the prefill is none).
+
+    `drafted` counts every token that was verified, all nodes of a tree among them.
+    """
 
     prompt_tokens: int = 0
     new_tokens: int = 0

@@ -63,25 +63,25 @@ class Running:
         wanted = at_most if self.request.draft_len is None else min(at_most, self.request.draft_len)
         return max(0, min(wanted, self._remaining - 1))
 
-    def uniforms(self, draft_len: int) -> npt.NDArray[np.float64]:
-        """Return 2 * draft_len + 1 numbers in [0, 1) of 32 bits: to draft, to accept, and for the next token.
+    def uniforms(self, count: int) -> npt.NDArray[np.float64]:
+        """Return the next `count` numbers in [0, 1) of 32 bits.
 
         They depend on the seed and on this request's own history alone, so neighbours in a batch change nothing.
         """
         if self._random is None:
-            return np.zeros(2 * draft_len + 1)
-        return self._random.integers(0, 1 << 32, 2 * draft_len + 1) / float(1 << 32)
+            return np.zeros(count)
+        return self._random.integers(0, 1 << 32, count) / float(1 << 32)
 
     def begin(self, token: int) -> str | None:
         """Take the token after the prompt; returns the finish reason if it ends the request."""
         return self._extend([token])
 
-    def advance(self, chain: list[int], accepted: int, token: int) -> str | None:
-        """Take a step's accepted drafts and next token; returns the finish reason if they end the request."""
+    def advance(self, drafted: int, accepted: list[int], token: int) -> str | None:
+        """Take a step's accepted drafts, of so many drafted, and its next token; returns the finish reason, if any."""
         self._steps += 1
-        self._drafted += len(chain)
-        self._accepted += accepted
-        return self._extend([*chain[:accepted], token])
+        self._drafted += drafted
+        self._accepted += len(accepted)
+        return self._extend([*accepted, token])
 
     def update(self, finish_reason: str | None, error: str | None = None) -> None:
         """Hand over what can be shown since the last time; held back is only what may be half a character."""

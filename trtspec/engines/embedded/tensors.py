@@ -11,6 +11,7 @@ from trtspec.checkpoint.safetensors import TensorInfo
 
 TORCH_DTYPES = {
     "BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F8_E4M3": torch.float8_e4m3fn,
+    "I64": torch.int64,
 }  # fmt: skip
 
 

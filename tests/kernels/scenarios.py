@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the rules are held to: shapes of drafts, how their tokens come about, and the rule of the reference for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tests.kernels.law import (
+    Array,
+    Box,
+    Case,
+    Options,
+    Rule,
+    Table,
+    boxes,
+    chosen,
+    drafts,
+    drawn,
+    prefix_of,
+    random_table,
+)
+from trtspec.kernels import reference
+from trtspec.kernels.verdict import Verdict
+
+MARGIN = 1e-10
+CHAIN = (-1, 0, 1)
+TWO_LEVELS = (-1, 0, 0, 1, 1)
+THREE_SIBLINGS = (-1, 0, 0, 0)
+UNUSED = (-1, -1, 0, 0, -1, 2, -1)
+
+
+def verify_chain(case: Case, uniforms: Array) -> Verdict:
+    """The rule of chains, told of one."""
+    draft_probs = None if case.draft_probs is None else case.draft_probs[:-1]
+    return reference.verify_chain(case.target_probs, draft_probs, case.tokens[1:], uniforms)
+
+
+def verify_tree(case: Case, uniforms: Array) -> Verdict:
+    """The rule of trees for tokens that were chosen or drawn."""
+    tree = (case.tokens, case.parents, case.limit, uniforms)
+    if case.draft_probs is None:
+        return reference.verify_chosen(case.target_probs, *tree)
+    return reference.verify_drawn(case.target_probs, case.draft_probs, *tree)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Drafts of the shape `parents`, their tokens by `options`, verified by `rule`.
+
+    A rule is told what drawn tokens were drawn from, and nothing or (`zero_rows`) rows of zeros for chosen ones.
+    """
+
+    rule: Rule
+    parents: tuple[int, ...]
+    options: Options
+    zero_rows: bool = False
+    vocab: int = 3
+    limit: int = 2
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """The uniforms in the order in which the rule asks for them."""
+        nodes = tuple(range(len(self.parents)))
+        recursive = self.rule is verify_tree and (self.options is drawn or self.zero_rows)
+        return (*nodes[1:], 0) if recursive else nodes
+
+    def target(self, seed: int, zeros: bool) -> Table:
+        """Return what the target makes of every prefix."""
+        return random_table(seed, self.vocab, 2, zeros)
+
+    def cases(self, seed: int, zeros: bool) -> list[Case]:
+        """Return every draft."""
+        target, draft = self.target(seed, zeros), random_table(100 + seed, self.vocab, 2, zeros)
+        parents = np.array(self.parents)
+        found = []
+        for tokens, weight in drafts(self.parents, draft, self.options):
+            prefixes = [prefix_of(node, tokens, self.parents) for node in range(len(tokens))]
+            told = np.array([draft[prefix] for prefix in prefixes])
+            draft_probs = told if self.options is drawn else np.zeros_like(told) if self.zero_rows else None
+            target_probs = np.array([target[prefix] for prefix in prefixes])
+            found.append(Case(parents, np.array(tokens), target_probs, draft_probs, weight, self.limit))
+        return found
+
+
+@lru_cache
+def boxes_of(scenario: Scenario, seed: int, zeros: bool) -> list[Box]:
+    """Return what the scenario's own rule says, everywhere."""
+    return [box for case in scenario.cases(seed, zeros) for box in boxes(scenario.rule, case, scenario.columns)]
+
+
+CHAINS = {
+    "drawn": Scenario(verify_chain, CHAIN, drawn, vocab=4),
+    "chosen": Scenario(verify_chain, CHAIN, chosen, vocab=4),
+}
+TREES = {
+    "drawn": Scenario(verify_tree, TWO_LEVELS, drawn),
+    "drawn, three siblings": Scenario(verify_tree, THREE_SIBLINGS, drawn, vocab=4),
+    "drawn, limited": Scenario(verify_tree, TWO_LEVELS, drawn, limit=1),
+    "drawn, unused nodes": Scenario(verify_tree, UNUSED, drawn),
+    "drawn, a chain": Scenario(verify_tree, CHAIN, drawn, vocab=4),
+    "chosen": Scenario(verify_tree, TWO_LEVELS, chosen),
+    "chosen, limited": Scenario(verify_tree, TWO_LEVELS, chosen, limit=1),
+    "chosen, unused nodes": Scenario(verify_tree, UNUSED, chosen),
+    "chosen, a chain": Scenario(verify_tree, CHAIN, chosen, vocab=4),
+    "chosen, told by zero rows": Scenario(verify_tree, TWO_LEVELS, chosen, zero_rows=True),
+}
+
+
+class Identity:
+    """Takes the target's probabilities for its logits: a Warp that rounds nothing."""
+
+    @staticmethod
+    def probs(logits: Tensor) -> Tensor:
+        return logits
+
+
+@dataclass(frozen=True)
+class Corners:
+    """A batch [rows] of uniforms just within two opposite corners of each box, and what the reference says there."""
+
+    cases: list[Case]
+    uniforms: Tensor
+    verdicts: list[Verdict]
+
+    @classmethod
+    def of(cls, boxes: list[Box]) -> Corners:
+        """Leave out boxes too narrow for it, where rounding decides."""
+        wide = [box for box in boxes if min(np.subtract(box.highs, box.lows)) > 3 * MARGIN]
+        lows, highs = np.array([box.lows for box in wide]), np.array([box.highs for box in wide])
+        uniforms = torch.from_numpy(np.concatenate([lows + MARGIN, highs - MARGIN]))
+        return cls([box.case for box in wide] * 2, uniforms, [box.verdict for box in wide] * 2)
+
+    def stack(self, name: str) -> Tensor:
+        """Return a field of the cases [rows, nodes, ...]."""
+        return torch.from_numpy(np.array([getattr(case, name) for case in self.cases]))
+
+    @property
+    def draft_probs(self) -> Tensor | None:
+        """What the rule is told: rows [rows, nodes, vocab], or nothing."""
+        return None if self.cases[0].draft_probs is None else self.stack("draft_probs")

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the tokens of a step stand: cache slots, rotations and the mask, computed once for all layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from trtspec.checkpoint.model_config import ModelConfig
+from trtspec.engines.embedded.rope import rotations
+
+if TYPE_CHECKING:
+    from trtspec.kernels.tree import Tree
+
+
+@dataclass(frozen=True)
+class Window:
+    """Where `width` tokens of each of `rows` cache rows stand; shared by all layers of a step.
+
+    `slots` [rows * width] are their cache slots, `rotation` complex [rows * width, 1, head_size / 2], `mask`
+    [rows, 1, queries, key_len] is added to the scores, None where every query sees all `key_len` keys.
+    """
+
+    first_row: int
+    rows: int
+    width: int
+    slots: Tensor
+    rotation: Tensor
+    mask: Tensor | None
+    key_len: int
+
+
+class Windows:
+    """Makes the windows of a model whose cache has `max_len` positions a row."""
+
+    def __init__(self, config: ModelConfig, max_len: int, device: torch.device, dtype: torch.dtype) -> None:
+        self._group = config.num_heads // config.num_kv_heads
+        self._max_len, self._device, self._dtype = max_len, device, dtype
+        self._rotations = rotations(config, max_len).to(device)
+        self._positions = torch.arange(max_len, device=device)
+
+    def chain(self, starts: list[int], width: int, first_row: int = 0) -> Window:
+        """Return the window of `width` tokens, one after another, from `starts[i]` on in cache row `first_row + i`."""
+        begin = self._column(starts)
+        positions = (begin + self._positions[:width]).clamp_max(self._max_len - 1)
+        key_len = max(starts) + width
+        mask = None
+        if width > 1 or min(starts) != max(starts):
+            mask = self._mask(self._positions[:key_len] > positions.unsqueeze(-1))
+        rotation = self._rotations[positions.flatten()]
+        return Window(first_row, len(starts), width, self._slots(positions, first_row), rotation, mask, key_len)
+
+    def tree(self, starts: list[int], tree: Tree, offset: int = 0) -> Window:
+        """Return the window of the nodes of a tree from number `offset` on, whose root stands at `starts[i]` in row i.
+
+        The keys of all nodes lie behind each other whatever their depth, a node's own at `starts[i]` plus its number;
+        a node sees the text, its ancestors and itself.
+        """
+        begin, nodes = self._column(starts), tree.sees.shape[-1]
+        depths = torch.from_numpy(tree.depths[:, offset:]).to(self._device)
+        sees = torch.from_numpy(tree.sees[:, offset:]).to(self._device).expand(len(starts), -1, -1)
+        key_len, width = max(starts) + nodes, nodes - offset
+        number = self._positions[:key_len] - begin  # of the node that a key belongs to; below 0: of the text
+        among = sees.gather(2, number.clamp(0, nodes - 1).unsqueeze(1).expand(-1, width, -1))
+        visible = (number < 0).unsqueeze(1) | (among & (number < nodes).unsqueeze(1))
+        rotation = self._rotations[(begin + depths).flatten()]
+        slots = self._slots(begin + self._positions[offset:nodes], 0)
+        return Window(0, len(starts), width, slots, rotation, self._mask(~visible), key_len)
+
+    def singles(self, starts: list[int], count: int) -> list[Window]:
+        """Return `count` windows of one token, at `starts`, one further on, and so on, computed all at once."""
+        if not count:
+            return []
+        positions = (self._column(starts) + self._positions[:count]).clamp_max(self._max_len - 1)
+        slots = self._slots(positions, 0).view(positions.shape).t().contiguous().unbind(0)
+        turns = self._rotations[positions.t()].unbind(0)
+        ragged = min(starts) != max(starts)
+        windows = []
+        for step, (slot, turn) in enumerate(zip(slots, turns, strict=True)):
+            key_len = max(starts) + step + 1
+            hidden = self._positions[:key_len] > positions[:, step : step + 1].unsqueeze(-1) if ragged else None
+            mask = None if hidden is None else self._mask(hidden)
+            windows.append(Window(0, len(starts), 1, slot, turn, mask, key_len))
+        return windows
+
+    def _column(self, starts: list[int]) -> Tensor:
+        return torch.tensor(starts, device=self._device).unsqueeze(1)
+
+    def _slots(self, positions: Tensor, first_row: int) -> Tensor:
+        rows = torch.arange(first_row, first_row + len(positions), device=self._device).unsqueeze(1)
+        return (positions + rows * self._max_len).flatten()
+
+    def _mask(self, hidden: Tensor) -> Tensor:
+        """Return what is added to attention scores, [rows, 1, group * width, key_len], for keys `hidden` from queries."""
+        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device).masked_fill_(hidden, -torch.inf)
+        return mask.repeat(1, self._group, 1).unsqueeze(1)
