@@ -79,8 +79,8 @@ def test_all_problems_come_at_once(trtspec: Run, recipe: Path) -> None:
     replace(recipe, "method: draft_target", "method: draft_targe")
     assert [problem["path"] for problem in problems_of(trtspec, recipe)] == [
         "target.model",
-        "speculation.draft.model",
         "speculation.method",
+        "speculation.draft.model",
         "gates.prompts",
     ]
 
@@ -299,9 +299,16 @@ LINES: list[tuple[str, str, tuple[int, int, str], str, str | None]] = [
     ),
     (
         "  draft_len: 3",
-        "  options: {stop_below: 0.5}",
-        (7, 13, "speculation.options.stop_below"),
-        "draft_target has no option 'stop_below' (it has none)",
+        "  options: {stop_belov: 0.5}",
+        (7, 13, "speculation.options.stop_belov"),
+        "draft_target has no option 'stop_belov' (stop_below, use_draft_logits)",
+        "did you mean 'stop_below'?",
+    ),
+    (
+        "  draft_len: 3",
+        "  options: {stop_below: 1.5}",
+        (7, 25, "speculation.options.stop_below"),
+        "stop_below must be less than 1, got 1.5",
         None,
     ),
 ]

@@ -114,6 +114,7 @@ def conversion(files: Files, **changes: Any) -> ConvertCheckpoint:
         "mapping": Mapping(),
         "scheme": Scheme(),
         "calibration": (),
+        "parts": (),
         "allow_nonfinite": False,
         "nbytes": 6,
     }

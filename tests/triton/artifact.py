@@ -13,6 +13,7 @@ VOCAB = 257
 SETTINGS = RepositorySettings(
     method="draft_target",
     draft_len=4,
+    options="{}",
     has_draft=True,
     max_batch_size=16,
     max_input_len=64,

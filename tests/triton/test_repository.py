@@ -77,6 +77,7 @@ def test_the_values_of_the_recipe_are_in_their_fields(tmp_path: Path) -> None:
         "tokenizer_dir": "../../tokenizer",
         "speculation_method": "draft_target",
         "draft_len": "4",
+        "speculation_options": "{}",
         "max_input_len": "64",
         "max_seq_len": "128",
         "max_num_tokens": "512",

@@ -102,9 +102,13 @@ def _render_quantization(quantization: Quantization) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A converted checkpoint in a directory; `ranks` holds the headers of each rank's file."""
+    """A converted checkpoint in a directory; `ranks` holds the headers of each rank's file.
+
+    `document` is config.json itself, for the keys of what drafts from inside the model.
+    """
 
     root: Path
+    document: ConfigReader
     config: ModelConfig
     mapping: Mapping
     quantization: Quantization
@@ -131,7 +135,7 @@ def load_checkpoint(root: Path) -> Checkpoint:
     reader = ConfigReader(read_json(root / "config.json", MAX_CONFIG_BYTES), str(root / "config.json"))
     mapping, quantization = _read_mapping(reader), _read_quantization(reader)
     ranks = tuple(read_header(root / f"rank{rank}.safetensors") for rank in range(mapping.ranks))
-    return Checkpoint(root, _read_config(reader, ranks), mapping, quantization, ranks)
+    return Checkpoint(root, reader, _read_config(reader, ranks), mapping, quantization, ranks)
 
 
 def _read_mapping(reader: ConfigReader) -> Mapping:

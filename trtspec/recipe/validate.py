@@ -30,6 +30,7 @@ EXPECTED = {
 BOUNDS = {
     "greater_than": "more than {gt:g}",
     "greater_than_equal": "at least {ge:g}",
+    "less_than": "less than {lt:g}",
     "less_than_equal": "at most {le:g}",
 }
 BOOLEAN_WORDS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
