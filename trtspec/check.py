@@ -19,7 +19,7 @@ from trtspec.checkpoint.sharding import mapping_problems
 from trtspec.checkpoint.tokenizer import Tokenizer, check_tokenizer, tokenizer_file
 from trtspec.engines.base import backends, choose_backend
 from trtspec.errors import TrtspecError
-from trtspec.methods.base import LossyOptions, Method, Options, find_method
+from trtspec.methods.base import Method, Options, find_method
 from trtspec.recipe.diagnostics import Problem
 from trtspec.recipe.load import LoadedRecipe
 from trtspec.recipe.schema import ModelSource
@@ -149,7 +149,7 @@ class _Examination:
                     self._error(f"{path}.{key}", *say_value(finding, key))
             return
         self.found.options = options
-        if isinstance(options, LossyOptions) and options.lossy and self.recipe.gates.lossless:
+        if options.acceptance != "exact" and self.recipe.gates.lossless:
             hint = "set gates.lossless: false if another text than the target's will do, or remove lossy"
             self._error(f"{path}.lossy", "lossy", "lossy acceptance changes the text, and gates.lossless holds", hint)
         for misfit in method.misfits(options, self.found.target.config) if self.found.target else ():
@@ -165,11 +165,12 @@ class _Examination:
         if target is None or options is None:
             return
         method, given = recipe.speculation.method, recipe.speculation.options
-        found.part = self._attempt(
-            path, "checkpoint", lambda: load_part(locate_source(draft), method, given, target)
-        )
+        found.part = self._attempt(path, "checkpoint", lambda: load_part(locate_source(draft), method, given, target))
         if found.part is None:
             return
+        root = found.part.source.root
+        if tokenizer_file(root).is_file() and tokenizer_file(target.source.root).is_file():
+            self._attempt(path, "tokenizer", lambda: check_tokenizers(target.source.root, root))
         for misfit in found.part.part.misfits:
             self._error(path, misfit.code, misfit.message, misfit.hint)
         for message in found.part.mapping_problems(mapping_of(recipe.target)):

@@ -84,6 +84,7 @@ def _artifact(path: Path) -> dict[str, Any]:
         "backend": f"{manifest.backend.name} ({manifest.backend.why})",
         "method": speculation["method"],
         "draft_len": speculation["draft_len"],
+        "acceptance": speculation["acceptance"],
         "files": len(manifest.files),
         "bytes": sum(file.size for file in manifest.files),
         "tools": manifest.tools,

@@ -94,6 +94,17 @@ class Build:
             quantized=target.scheme(scheme_wanted(self.recipe.target)).is_quantized,
         )
 
+    def speculation(self) -> dict[str, object]:
+        """Return how much a step drafts, by which rule it is accepted, and what an engine build would be told."""
+        speculation, method = self.recipe.speculation, self.findings.method
+        return {
+            "method": speculation.method,
+            "draft_len": self.extent.depth,
+            "draft_tokens": self.extent.nodes,
+            "acceptance": speculation.acceptance,
+            "build_arguments": method.build_arguments(self.extent) if method else [],
+        }
+
     def predicted(self) -> dict[str, object]:
         """Return the speed-up to expect at batch 1 for some acceptance rates; empty without a draft model."""
         target, draft, draft_len = self.findings.target, self.findings.draft, self.recipe.speculation.draft_len
@@ -160,6 +171,7 @@ def plan_build(
         draft_len=extent.depth,
         nodes=extent.nodes,
         options=options.model_dump(mode="json"),
+        acceptance=options.acceptance,
         draft_apart=findings.part is None,
     )
     models = [model for model in (findings.target, findings.draft, findings.part) if model]

@@ -67,23 +67,23 @@ def test_wrong_usage(trtspec: Run) -> None:
 def documents(artifact: Path) -> dict[str, tuple[tuple[object, ...], set[str]]]:
     """Return {command: (arguments, the keys its document has)}."""
     recipe = artifact.parents[1] / "recipe.yaml"
-    statistics = "text token_ids prompt_tokens new_tokens drafted accepted acceptance_rate mean_accepted_len"
+    statistics = "text token_ids prompt_tokens new_tokens drafted accepted acceptance acceptance_rate mean_accepted_len"
     return {
         "check": ((recipe,), {"ok", "problems"}),
-        "plan": ((recipe,), {"name", "backend", "steps", "memory", "predicted"}),
+        "plan": ((recipe,), {"name", "backend", "speculation", "steps", "memory", "predicted"}),
         "build": ((recipe,), {"artifact", "status", "steps", "seconds"}),
-        "verify": ((artifact, "--max-tokens", 4), {"ok", "checks", "manifest"}),
+        "verify": ((artifact, "--max-tokens", 4), {"ok", "acceptance", "checks", "manifest"}),
         "generate": (
             (artifact, "-p", "the", "--max-tokens", 4),
             {*statistics.split(), "finish_reason", "seconds", "tokens_per_s"},
         ),
         "bench": (
             (artifact, "--runs", 1, "--max-tokens", 2),
-            {"prompts", "max_tokens", "baseline", "speculative", "speedup", "identical_texts"},
+            {"prompts", "max_tokens", "acceptance", "baseline", "speculative", "speedup", "identical_texts"},
         ),
         "inspect": (
             (artifact,),
-            {"kind", "name", "backend", "method", "draft_len", "files", "bytes", "tools", "steps"},
+            {"kind", "name", "backend", "method", "draft_len", "acceptance", "files", "bytes", "tools", "steps"},
         ),
         "cache": (("--verify",), {"ok", "root", "entries", "problems", "removed"}),
         "recipes": ((), {"recipes"}),

@@ -69,7 +69,7 @@ def test_what_a_comparison_comes_to() -> None:
         2.5,
     )
     assert Side([30.0, 10.0, 20.0], stats).median == 20.0
-    assert Comparison(1, 1, ratios=[2.0, 90.0, 2.5]).speedup == 2.5
+    assert Comparison(1, 1, "exact", ratios=[2.0, 90.0, 2.5]).speedup == 2.5
 
 
 def test_the_speed_up_is_how_many_times_as_fast_speculation_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ def resolve(recipe: Recipe, draft_len: int = 5, **facts: Any) -> ResolvedRecipe:
         "backend_why": "no GPU here",
         "nodes": draft_len,
         "options": recipe.speculation.options,
+        "acceptance": "exact",
         "draft_apart": True,
     }
     return resolve_recipe(recipe, draft_len=draft_len, **(known | facts))
@@ -69,7 +70,7 @@ def test_the_smallest_recipe_resolved(write: Write, tmp_path: Path) -> None:
             "parallel": {"tensor": 1, "pipeline": 1, "embedding": True},
             "allow_nonfinite": False,
         },
-        "speculation": {"method": "none", "draft_len": 0, "options": {}},
+        "speculation": {"method": "none", "draft_len": 0, "acceptance": "exact", "options": {}},
         "engine": {
             "backend": "embedded",
             "backend_why": "no GPU here",

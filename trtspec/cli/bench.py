@@ -59,12 +59,14 @@ def _find(what: str) -> tuple[str, Path | None]:
 def _measure_server(
     url: str, root: Path | None, prompts: Path | None, max_tokens: int, runs: int, on_progress: OnProgress
 ) -> Comparison:
-    from trtspec.measure.artifact import artifact_prompts
+    from trtspec.artifacts.manifest import load_manifest
+    from trtspec.measure.artifact import acceptance_of, artifact_prompts
     from trtspec.measure.bench import measure_server
     from trtspec.triton.client import Client
 
     texts = [prompt.text for prompt in artifact_prompts(root, prompts)]
-    return measure_server(Client.at(url), texts, max_tokens, runs, on_progress)
+    acceptance = acceptance_of(load_manifest(root)) if root else "unknown"
+    return measure_server(Client.at(url), texts, max_tokens, runs, on_progress, acceptance)
 
 
 def _measure_artifact(
@@ -97,6 +99,8 @@ def show(comparison: Comparison, what: str) -> None:
     show_table(
         f"{what}: {comparison.prompts} prompts, {comparison.max_tokens} tokens each", columns, rows, (1, 2, 3, 4)
     )
+    if comparison.acceptance == "typical":
+        say("typical acceptance is lossy: sampled text is not the target's", "yellow")
     same, total = comparison.identical_texts, comparison.prompts
     say(f"identical text: {'yes' if same == total else 'NO'} ({same} of {total})", "green" if same == total else "red")
     if what.startswith("http://"):

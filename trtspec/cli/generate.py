@@ -52,6 +52,7 @@ def generate(
         said = document(generated)
         rate, length = said["acceptance_rate"], said["mean_accepted_len"]
         drafts = f", acceptance rate {rate:.3f}, {length:.2f} tokens a step" if said["drafted"] else ""
+        drafts += "" if generated.acceptance == "exact" else f", {generated.acceptance} acceptance: lossy"
         say(
             f"{said['new_tokens']} tokens in {said['seconds']:.2f} s, {said['tokens_per_s']:.0f} tokens/s{drafts}",
             "dim",
@@ -69,6 +70,7 @@ def document(generated: Generated) -> dict[str, Any]:
         "new_tokens": stats.new_tokens,
         "drafted": stats.drafted,
         "accepted": stats.accepted,
+        "acceptance": generated.acceptance,
         "acceptance_rate": round(stats.acceptance_rate, 4),
         "mean_accepted_len": round(stats.mean_accepted_len, 4),
         "seconds": round(generated.seconds, 4),

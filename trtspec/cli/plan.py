@@ -63,6 +63,7 @@ def describe(build: Build, store: Store) -> dict[str, Any]:
         "format_version": 1,
         "name": build.recipe.name,
         "backend": {"name": build.recipe.engine.backend, "why": build.recipe.engine.backend_why},
+        "speculation": build.speculation(),
         "steps": steps,
         "memory": {"gpus": [{**asdict(memory), "total_bytes": memory.total_bytes}]},
         "predicted": build.predicted(),
@@ -76,6 +77,12 @@ def show(document: dict[str, Any], build: Build) -> None:
     show_problems(build.findings.problems)
     backend, memory = document["backend"], document["memory"]["gpus"][0]
     say(f"{document['name']}: {backend['name']} engine, because {backend['why']}")
+    drafting = document["speculation"]
+    if drafting["draft_tokens"]:
+        told = f"; trtllm-build {' '.join(drafting['build_arguments'])}" if drafting["build_arguments"] else ""
+        lossy = "" if drafting["acceptance"] == "exact" else f", {drafting['acceptance']} acceptance: lossy"
+        many = f"{drafting['draft_tokens']} draft tokens a step, {drafting['draft_len']} of them in a row at most"
+        say(f"{drafting['method']}: {many}{lossy}{told}")
     steps = document["steps"]
     show_table("", ("step", "", "why", "key"), [(s["name"], s["status"], s["why"], s["key"][:12]) for s in steps])
     parts = ("weights", "kv_cache", "draft", "activation")

@@ -36,10 +36,23 @@ class OpenArtifact:
         """Return the recipe as it was resolved."""
         return self.manifest.recipe
 
+    @property
+    def acceptance(self) -> str:
+        """Return the rule that drafts are accepted by: "exact", or one that changes the text."""
+        return acceptance_of(self.manifest)
+
     def request(self, prompt: str, max_tokens: int, sampling: Sampling | None = None, **options: Any) -> Request:
         """Return a request for the text of a prompt, ended by the model's own end tokens."""
         ids = tuple(self.tokenizer.encode(prompt))
         return Request(ids, max_tokens, sampling or Sampling(), end_ids=self.tokenizer.end_ids, **options)
+
+
+def acceptance_of(manifest: Manifest) -> str:
+    """Return the rule that an artifact accepts drafts by; TrtspecError where its manifest names none."""
+    try:
+        return str(manifest.recipe["speculation"]["acceptance"])
+    except (KeyError, TypeError):
+        raise TrtspecError("its manifest names no acceptance rule", hint="build the artifact again") from None
 
 
 def read_artifact(root: Path) -> Manifest:

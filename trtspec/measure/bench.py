@@ -49,10 +49,14 @@ class Side:
 
 @dataclass
 class Comparison:
-    """What was measured; `ratios` are the baseline's seconds over speculation's, a prompt and run each."""
+    """What was measured; `ratios` are the baseline's seconds over speculation's, a prompt and run each.
+
+    `acceptance` is the rule that drafts were accepted by, "unknown" of a server whose artifact is not at hand.
+    """
 
     prompts: int
     max_tokens: int
+    acceptance: str
     baseline: Side = field(default_factory=Side)
     speculative: Side = field(default_factory=Side)
     ratios: list[float] = field(default_factory=list)
@@ -69,6 +73,7 @@ class Comparison:
             "format_version": FORMAT_VERSION,
             "prompts": self.prompts,
             "max_tokens": self.max_tokens,
+            "acceptance": self.acceptance,
             "baseline": self.baseline.as_dict(),
             "speculative": self.speculative.as_dict(),
             "speedup": round(self.speedup, 3),
@@ -94,7 +99,8 @@ def measure_engine(
         return result.ids, result.stats
 
     artifact.engine.generate([artifact.request(prompts[0], max_tokens)])  # what is done only once is not measured
-    return _compare(ask, prompts, max_tokens, runs, on_progress), results
+    comparison = Comparison(len(prompts), max_tokens, artifact.acceptance)
+    return _compare(comparison, ask, prompts, runs, on_progress), results
 
 
 def measure_server(
@@ -103,6 +109,7 @@ def measure_server(
     max_tokens: int,
     runs: int,
     on_progress: OnProgress = lambda what, done, total: None,
+    acceptance: str = "unknown",
 ) -> Comparison:
     """Measure a running server over HTTP; the baseline is the same server asked to draft nothing."""
 
@@ -114,11 +121,12 @@ def measure_server(
         return answer["text_output"], _stats(answer)
 
     ask(prompts[0], True)
-    return _compare(ask, prompts, max_tokens, runs, on_progress)
+    return _compare(Comparison(len(prompts), max_tokens, acceptance), ask, prompts, runs, on_progress)
 
 
-def _compare(ask: Ask, prompts: Sequence[str], max_tokens: int, runs: int, on_progress: OnProgress) -> Comparison:
-    comparison = Comparison(len(prompts), max_tokens)
+def _compare(
+    comparison: Comparison, ask: Ask, prompts: Sequence[str], runs: int, on_progress: OnProgress
+) -> Comparison:
     sides = {False: comparison.baseline, True: comparison.speculative}
     for run in range(runs):
         spent, tokens = {False: 0.0, True: 0.0}, {False: 0, True: 0}

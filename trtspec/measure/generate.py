@@ -17,11 +17,12 @@ from trtspec.measure.artifact import open_artifact
 
 @dataclass(frozen=True)
 class Generated:
-    """A text, the result it came from, and the seconds from its submission to its end."""
+    """A text, the result it came from, the seconds from its submission to its end, and how drafts were accepted."""
 
     text: str
     result: Result
     seconds: float
+    acceptance: str
 
 
 def generate_one(
@@ -57,7 +58,7 @@ def generate_one(
         if update.finish_reason == "error":
             raise TrtspecError(update.error or "the engine failed")
         result = Result(tuple(ids), update.finish_reason, update.stats)
-        return Generated(text, result, seconds)
+        return Generated(text, result, seconds, artifact.acceptance)
 
 
 def generate_many(
@@ -73,5 +74,7 @@ def generate_many(
         started = time.perf_counter()
         results = artifact.engine.generate(requests)
         seconds = time.perf_counter() - started
-        texts = [Generated(artifact.tokenizer.decode(result.ids), result, seconds) for result in results]
+        texts = [
+            Generated(artifact.tokenizer.decode(result.ids), result, seconds, artifact.acceptance) for result in results
+        ]
     return [(prompt.name, text) for prompt, text in zip(loaded, texts, strict=True)]

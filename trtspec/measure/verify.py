@@ -24,7 +24,14 @@ from trtspec.checkpoint.trtllm import load_checkpoint
 from trtspec.engines.embedded.request import Result
 from trtspec.errors import CheckpointError, GateNotMet, TrtspecError, VerificationFailed
 from trtspec.files import replace_file
-from trtspec.measure.artifact import TARGET, OpenArtifact, artifact_prompts, open_artifact, read_artifact
+from trtspec.measure.artifact import (
+    TARGET,
+    OpenArtifact,
+    acceptance_of,
+    artifact_prompts,
+    open_artifact,
+    read_artifact,
+)
 from trtspec.measure.bench import measure_engine
 from trtspec.recipe.resolve import ResolvedModel
 
@@ -57,9 +64,10 @@ class Check:
 
 @dataclass(frozen=True)
 class Verification:
-    """All checks of an artifact, and the manifest they are about."""
+    """All checks of an artifact, the rule that it accepts drafts by, and the manifest they are about."""
 
     checks: tuple[Check, ...]
+    acceptance: str
     manifest_sha256: str
 
     @property
@@ -70,7 +78,13 @@ class Verification:
     def as_dict(self) -> dict[str, Any]:
         """Return the document of `verify --json`."""
         checks = [asdict(check) for check in self.checks]
-        return {"format_version": FORMAT_VERSION, "ok": self.ok, "checks": checks, "manifest": self.manifest_sha256}
+        return {
+            "format_version": FORMAT_VERSION,
+            "ok": self.ok,
+            "acceptance": self.acceptance,
+            "checks": checks,
+            "manifest": self.manifest_sha256,
+        }
 
     @property
     def failure(self) -> TrtspecError | None:
@@ -101,7 +115,7 @@ def verify_artifact(
         with open_artifact(root, manifest) as artifact:
             results, gates = _check_gates(artifact, prompts, max_tokens, on_progress)
             checks += [_check_parity(artifact, source, prompts, results, on_progress), *gates]
-    return _report(root, checks)
+    return _report(root, manifest, checks)
 
 
 def ensure_gates(root: Path, on_progress: OnProgress = lambda what, done, total: None) -> None:
@@ -115,7 +129,7 @@ def ensure_gates(root: Path, on_progress: OnProgress = lambda what, done, total:
         prompts = artifact_prompts(root, None)[:DEPLOY_PROMPTS]
         with open_artifact(root, manifest) as artifact:
             checks = _check_gates(artifact, prompts, DEPLOY_TOKENS, on_progress)[1]
-        verification = Verification(tuple(checks), _manifest_sha256(root))
+        verification = Verification(tuple(checks), acceptance_of(manifest), _manifest_sha256(root))
     if failure := verification.failure:
         raise failure
 
@@ -136,7 +150,10 @@ def _check_gates(
     if gates["lossless"]:
         same, total = measured.identical_texts, len(prompts)
         detail = f"{same} of {total} texts are the same with and without speculation"
-        checks.append(Check("lossless", same == total, same, total, detail))
+        exact = artifact.acceptance == "exact"
+        if not exact:
+            detail += f", but {artifact.acceptance} acceptance is lossy: sampled text is not the target's"
+        checks.append(Check("lossless", exact and same == total, same, total, detail))
     if speculates and gates["min_acceptance"]:
         rate, limit = measured.speculative.stats.acceptance_rate, gates["min_acceptance"]
         detail = f"acceptance rate {rate:.3f}, at least {limit} is wanted"
@@ -244,8 +261,8 @@ def _disagreements(artifact: OpenArtifact, model: Any, prompt: str, result: Resu
     ]
 
 
-def _report(root: Path, checks: list[Check]) -> Verification:
-    verification = Verification(tuple(checks), _manifest_sha256(root))
+def _report(root: Path, manifest: Manifest, checks: list[Check]) -> Verification:
+    verification = Verification(tuple(checks), acceptance_of(manifest), _manifest_sha256(root))
     path = root / REPORT
     try:
         path.parent.mkdir(exist_ok=True)
@@ -261,7 +278,7 @@ def _read_report(root: Path) -> Verification | None:
     try:
         document = json.loads((root / REPORT).read_bytes())
         checks = tuple(Check(**check) for check in document["checks"])
-        report = Verification(checks, document["manifest"])
+        report = Verification(checks, document["acceptance"], document["manifest"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return report if report.manifest_sha256 == _manifest_sha256(root) else None

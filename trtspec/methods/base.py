@@ -23,6 +23,11 @@ PACKAGE, ATTRIBUTE = "trtspec.methods", "METHOD"
 class Options(StrictModel):
     """A method's own keys below `speculation.options`; this is the method that has none."""
 
+    @property
+    def acceptance(self) -> Literal["exact", "typical"]:
+        """Return which rule accepts drafts: with "exact" the text is the target's own, with "typical" it is not."""
+        return "exact"
+
 
 class LossyOptions(Options):
     """The keys of a method that also knows typical acceptance, which changes the text (arXiv:2401.10774)."""
@@ -30,6 +35,11 @@ class LossyOptions(Options):
     lossy: bool = Field(default=False, description="Accept what is typical of the target instead of exactly its own")
     posterior_threshold: float = Field(default=0.09, gt=0, le=1, description="Probability from which all is typical")
     posterior_alpha: float = Field(default=0.3, gt=0, description="Weight of the entropy that lowers the threshold")
+
+    @property
+    def acceptance(self) -> Literal["exact", "typical"]:
+        """Return which rule accepts drafts."""
+        return "typical" if self.lossy else "exact"
 
 
 @dataclass(frozen=True)
@@ -110,6 +120,15 @@ class Method:
     misfits: Callable[[Any, ModelConfig], list[Misfit]] = _fits
     read_part: Callable[[Source, Base, Any], DraftPart] | None = None
     engine_mode: str = ""
+
+    def build_arguments(self, extent: Extent) -> list[str]:
+        """Return what trtllm-build has to be told for the target's engine; nothing where engines know no such method.
+
+        NVIDIA/TensorRT-LLM, tensorrt_llm/commands/build.py, 1.0 to 1.2: max_draft_len counts all drafted tokens.
+        """
+        if not self.engine_mode:
+            return []
+        return ["--speculative_decoding_mode", self.engine_mode, "--max_draft_len", str(extent.nodes)]
 
     def parse(self, options: dict[str, Any]) -> Options:
         """Return options that were checked before; TrtspecError where they were not."""

@@ -47,10 +47,14 @@ class ResolvedModel(ModelSource):
 
 
 class ResolvedSpeculation(StrictModel):
-    """`draft_len` is how many tokens follow each other at most, 0 for a method that drafts nothing."""
+    """`draft_len` is how many tokens follow each other at most, 0 for a method that drafts nothing.
+
+    `acceptance` is the rule that drafts are accepted by; with another than "exact" the text is not the target's.
+    """
 
     method: str
     draft_len: int
+    acceptance: Literal["exact", "typical"]
     drafts: tuple[ResolvedModel, ...]
     options: dict[str, Any]
 
@@ -115,6 +119,7 @@ def resolve_recipe(
     draft_len: int,
     nodes: int,
     options: dict[str, Any],
+    acceptance: str,
     draft_apart: bool,
 ) -> ResolvedRecipe:
     """Return the recipe with every default decided.
@@ -135,8 +140,14 @@ def resolve_recipe(
     return ResolvedRecipe(
         name=recipe.name,
         target=_model(recipe.target, target_dtype),
-        speculation=ResolvedSpeculation(
-            method=recipe.speculation.method, draft_len=draft_len, drafts=drafts, options=options
+        speculation=ResolvedSpeculation.model_validate(
+            {
+                "method": recipe.speculation.method,
+                "draft_len": draft_len,
+                "acceptance": acceptance,
+                "drafts": drafts,
+                "options": options,
+            }
         ),
         engine=ResolvedEngine.model_validate(dict(engine) | decided),
         serving=_serving(recipe, draft_apart),

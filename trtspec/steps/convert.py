@@ -116,8 +116,8 @@ def convert_checkpoint(
 ) -> None:
     """Convert the checkpoint at `root` into `out`; with the `journal` of an interrupted conversion, go on there.
 
-    `load_part` reads what drafts from inside it and is stored with it. `on_bytes` is told the source bytes done since the last call. Raises CheckpointError where the source does not add
-    up.
+    `load_part` reads what drafts from inside it and is stored with it; `on_bytes` is told the source bytes done since
+    the last call. Raises CheckpointError where the source does not add up.
     """
     from trtspec.checkpoint.stream import Flaws, run_tasks  # numpy, which planning does without
     from trtspec.quant.tasks import plan_tasks

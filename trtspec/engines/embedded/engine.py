@@ -351,6 +351,6 @@ def _check_pair(model: Decoder, drafter: Drafter, settings: EngineSettings) -> N
 
 
 def _typical(options: Options) -> Typical | None:
-    if isinstance(options, LossyOptions) and options.lossy:
+    if isinstance(options, LossyOptions) and options.acceptance == "typical":
         return Typical(options.posterior_threshold, options.posterior_alpha)
     return None

@@ -94,6 +94,6 @@ class Windows:
         return (positions + rows * self._max_len).flatten()
 
     def _mask(self, hidden: Tensor) -> Tensor:
-        """Return what is added to attention scores, [rows, 1, group * width, key_len], for keys `hidden` from queries."""
+        """Return what is added to attention scores, [rows, 1, group * width, key_len], for keys hidden or not."""
         mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device).masked_fill_(hidden, -torch.inf)
         return mask.repeat(1, self._group, 1).unsqueeze(1)
