@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from machine import cpu_name
 
 from trtspec.checkpoint.safetensors import lay_out
 
@@ -465,12 +466,6 @@ def main() -> None:
     print(json.dumps(document["summary"], indent=2))
     if arguments.out:
         arguments.out.write_text(json.dumps(document, indent=1) + "\n")
-
-
-def cpu_name() -> str:
-    """Return the processor's name."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import subprocess
 import sys
@@ -21,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from machine import environment
 
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = ROOT / "recipes" / "models"
@@ -130,22 +129,25 @@ def step_ms(artifact: Path) -> dict[str, float]:
     import torch
 
     from trtspec.engines.embedded.decoder import Decoder
-    from trtspec.engines.embedded.drafters.base import Room
+    from trtspec.engines.embedded.drafters.base import Room, Setup
     from trtspec.engines.embedded.drafters.draft_target import ModelDrafter
+    from trtspec.methods.base import Extent, find_method
 
     device, text = torch.device("cpu"), list(range(1, 101))
     samples: dict[str, list[float]] = {"draft": [], "verify": [], "target": []}
     with torch.inference_mode():
         target = Decoder(artifact / "checkpoints" / "target", 1, 256, device, torch.float32)
-        drafter = ModelDrafter(artifact / "checkpoints" / "draft", Room(1, 256, device, torch.float32))
+        room, options = Room(1, 256, device, torch.float32), find_method("draft_target").parse({})
+        extent = Extent(DRAFT_LEN, DRAFT_LEN)
+        drafter = ModelDrafter(Setup(target, artifact / "checkpoints" / "draft", room, options, extent))
         last = torch.tensor([text[-1:]])
         for _ in range(300):
             times = [time.perf_counter()]
-            tokens = torch.cat([last, drafter.propose([text], DRAFT_LEN, None, None).tokens], 1)
+            tokens = torch.cat([last, drafter.propose([text], DRAFT_LEN, None).tokens], 1)
             times.append(time.perf_counter())
-            target.forward(tokens, target.window([len(text) - 1], DRAFT_LEN + 1)).argmax(-1)
+            target.forward(tokens, target.windows.chain([len(text) - 1], DRAFT_LEN + 1)).argmax(-1)
             times.append(time.perf_counter())
-            target.forward(last, target.window([len(text) - 1], 1)).argmax(-1)
+            target.forward(last, target.windows.chain([len(text) - 1], 1)).argmax(-1)
             times.append(time.perf_counter())
             for values, begin, end in zip(samples.values(), times, times[1:], strict=False):
                 values.append(end - begin)
@@ -181,8 +183,6 @@ def measure(artifact: Path, runs: int, count: int) -> dict[str, Any]:
 
 
 def report(samples: dict[str, list[float]], last: dict[str, dict[str, Any]], steps: dict[str, float]) -> dict[str, Any]:
-    import torch
-
     sizes = {role: weight_bytes(role) for role in ("target", "draft")}
     rate = read_rate(sizes["target"])
     accepted = last["ours, speculative"]["mean_accepted_len"]
@@ -206,12 +206,8 @@ def report(samples: dict[str, list[float]], last: dict[str, dict[str, Any]], ste
         "identical_texts": {name: last[name]["ids"] == last["transformers"]["ids"] for name in SIDES},
         "limit_tokens_per_s": {name: round(limit, 1) for name, limit in limits.items()},
         "read_gb_per_s": round(rate / 1e9, 2),
-        "environment": {
-            "cpu": cpu_name(),
-            "cores": torch.get_num_threads(),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": np.__version__,
+        "environment": environment()
+        | {
             "dtype": "float32",
             "batch": 1,
             "draft_len": DRAFT_LEN,
@@ -230,11 +226,6 @@ def weight_bytes(role: str) -> int:
     config = family_of(source)[1].read(source.reader, "auto")
     looked_up = 0 if config.tied_embeddings else config.vocab_size * config.hidden_size
     return 4 * (config.num_parameters - looked_up)
-
-
-def cpu_name() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
 
 
 def main() -> None:

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a benchmark says of the machine that it ran on."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+def environment() -> dict[str, Any]:
+    """Return processor, threads and versions."""
+    import torch
+
+    return {
+        "cpu": cpu_name(),
+        "cores": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def cpu_name() -> str:
+    """Return the processor's name as Linux has it."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
