@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A method from outside the package: the one that docs/extending.md writes down, installed as its author would."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tiny import make_pair
+
+pytestmark = pytest.mark.integration
+
+EXTENDING = Path(__file__).parents[2] / "docs" / "extending.md"
+PROMPT = "thethethe        "
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a process that finds Echo among the installed packages."""
+    section = EXTENDING.read_text().split("## A method\n")[1]
+    code, entries = (
+        re.search(rf"^```{language}\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)[1]
+        for language in ("python", "toml")
+    )
+    site = tmp_path_factory.mktemp("site")
+    (site / "echo.py").write_text(code)
+    metadata = site / "echo-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: echo\nVersion: 1.0\n")
+    groups = re.sub(r'\[project\.entry-points\."(.*)"\]', r"[\1]", entries).replace('"', "")
+    (metadata / "entry_points.txt").write_text(groups)
+    return {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TRTSPEC_CACHE", str(tmp_path / "cache"))
+    path = make_pair(tmp_path)
+    text = (
+        path.read_text().replace("method: draft_target", "method: echo").replace("  draft:\n    model: ./draft\n", "")
+    )
+    path.write_text(text)
+    return path
+
+
+def run(environment: dict[str, str], *argv: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "trtspec", *map(str, argv)]
+    cache = {"TRTSPEC_CACHE": os.environ["TRTSPEC_CACHE"]}
+    done = subprocess.run(command, env=environment | cache, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def test_it_drafts_and_changes_nothing(recipe: Path, installed: dict[str, str], tmp_path: Path) -> None:
+    built = json.loads(run(installed, "build", recipe, "--out", tmp_path / "echo", "--json").stdout)
+    run(installed, "build", recipe, "--out", tmp_path / "alone", "--set", "speculation={method: none}")
+    said = {
+        name: json.loads(run(installed, "generate", tmp_path / name, "-p", PROMPT, "--json").stdout)
+        for name in ("echo", "alone")
+    }
+    assert built["artifact"] == str(tmp_path / "echo")
+    assert said["echo"]["token_ids"] == said["alone"]["token_ids"]
+    assert said["echo"]["drafted"] > 0
+
+
+def test_its_options_are_checked_where_they_are_written(recipe: Path, installed: dict[str, str]) -> None:
+    recipe.write_text(recipe.read_text().replace("  draft_len: 3\n", "  draft_len: 3\n  options: {after: 0}\n"))
+    document = json.loads(run(installed, "check", recipe, "--json", code=1).stdout)
+    (problem,) = document["problems"]
+    assert (problem["path"], problem["message"]) == ("speculation.options.after", "after must be at least 1, got 0")
+
+
+def test_the_plan_says_what_an_engine_build_would_be_told(recipe: Path, installed: dict[str, str]) -> None:
+    document = json.loads(run(installed, "plan", recipe, "--json").stdout)
+    assert document["speculation"] == {
+        "method": "echo",
+        "draft_len": 3,
+        "draft_tokens": 3,
+        "acceptance": "exact",
+        "build_arguments": ["--speculative_decoding_mode", "draft_tokens_external", "--max_draft_len", "3"],
+    }
+
+
+def test_without_it_the_method_is_unknown(recipe: Path) -> None:
+    done = run(dict(os.environ), "check", recipe, "--json", code=1)
+    (problem,) = json.loads(done.stdout)["problems"]
+    assert problem["message"].startswith("unknown speculation method 'echo'; known: draft_target, ")
