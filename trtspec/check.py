@@ -169,7 +169,7 @@ class _Examination:
         if found.part is None:
             return
         root = found.part.source.root
-        if tokenizer_file(root).is_file() and tokenizer_file(target.source.root).is_file():
+        if all((one / "tokenizer.json").is_file() for one in (root, target.source.root)):
             self._attempt(path, "tokenizer", lambda: check_tokenizers(target.source.root, root))
         for misfit in found.part.part.misfits:
             self._error(path, misfit.code, misfit.message, misfit.hint)

@@ -68,8 +68,6 @@ def _problem(root: Node, finding: Any) -> Problem:
 
 def _say(finding: Any, path: tuple[str, ...], node: Node) -> Said:
     kind, context = finding["type"], finding.get("ctx", {})
-    if kind == "recipe":
-        return context["code"], context["message"], context["hint"]
     if kind == "extra_forbidden":
         return "unknown-key", f"unknown key {shown(path[-1])}", _known_key(path)
     if kind == "missing":
@@ -82,6 +80,8 @@ def _say(finding: Any, path: tuple[str, ...], node: Node) -> Said:
 def say_value(finding: Any, key: str, raw: str = "") -> Said:
     """Return code, message and hint for a value, of a recipe or of options; `raw` is how it is written."""
     kind, value, context = finding["type"], finding["input"], finding.get("ctx", {})
+    if kind == "recipe":
+        return context["code"], context["message"], context["hint"]
     if kind in EXPECTED:
         return "wrong-type", f"expected {EXPECTED[kind]}, got {_described(value)}", _retyped(kind, value, raw)
     if kind in BOUNDS:

@@ -91,6 +91,8 @@ class Engine:
         def load_models() -> tuple[Decoder, Drafter]:
             dtype = compute_dtype(settings.dtype, device, target)
             model = Decoder(target, settings.max_batch_size, max_len, device, dtype)
+            if misfits := method.misfits(options, model.config):
+                raise TrtspecError(misfits[0].message, where=f"speculation.options.{misfits[0].code}")
             room = Room(settings.max_batch_size, max_len, device, dtype)
             drafter = drafter_class(Setup(model, draft, room, options, extent))
             _check_pair(model, drafter, settings)
