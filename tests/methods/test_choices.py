@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trees of drafted tokens, by name and written out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from pydantic_core import PydanticCustomError
+
+from tests.configs import model_config
+from trtspec.kernels.tree import Tree
+from trtspec.methods.choices import (
+    EAGLE_CHOICES,
+    MEDUSA_CHOICES,
+    MOST_NODES,
+    Choice,
+    find_choices,
+    most_ranks,
+    ranks_misfits,
+)
+
+# How many nodes the published trees have on each level, with the path that was chosen last.
+# FasterDecoding/Medusa, medusa/model/medusa_choices.py
+MEDUSA = {
+    "mc_sim_7b_63": ([10, 28, 23, 2], (0, 7, 0)),
+    "vicuna_7b_stage2": ([10, 23, 23, 7], (1, 4)),
+    "vicuna_7b_stage1_ablation": ([10, 21, 25, 7], (3, 1)),
+    "vicuna_7b_stage1": ([10, 32, 20, 1], (5, 1)),
+    "vicuna_13b_stage2": ([10, 19, 25, 9], (1, 0, 0, 0)),
+    "vicuna_13b_stage1": ([10, 29, 23, 1], (1, 6)),
+    "vicuna_33b_stage2": ([10, 24, 24, 5], (2, 2)),
+    "vicuna_33b_stage1": ([10, 34, 19], (0, 2, 1)),
+    "zephyr_stage2": ([10, 27, 23, 3], (2, 3)),
+}
+# SafeAILab/EAGLE, eagle/model/choices.py
+EAGLE = {"mc_sim_7b_63": ([4, 8, 8, 3, 2], (0, 0, 0, 0, 1))}
+
+
+def described(trees: dict[str, tuple[Choice, ...]]) -> dict[str, tuple[list[int], Choice]]:
+    counts = {name: Counter(map(len, choices)) for name, choices in trees.items()}
+    return {name: ([count[depth] for depth in sorted(count)], trees[name][-1]) for name, count in counts.items()}
+
+
+def test_the_published_trees() -> None:
+    assert described(MEDUSA_CHOICES) == MEDUSA
+    assert described(EAGLE_CHOICES) == EAGLE
+
+
+@pytest.mark.parametrize("trees", [MEDUSA_CHOICES, EAGLE_CHOICES], ids=["medusa", "eagle"])
+def test_a_name_is_its_list(trees: dict[str, tuple[Choice, ...]]) -> None:
+    for name, choices in trees.items():
+        assert find_choices(name, trees) == find_choices([list(choice) for choice in choices], {}) == choices
+        assert Tree.of_paths(choices).parents.shape == (1, len(choices) + 1)
+
+
+def test_a_tree_need_not_be_in_order() -> None:
+    assert find_choices([[0, 0], [0], [2]], {}) == ((0, 0), (0,), (2,))
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("mc_sim", "'mc_sim' is no known tree; known: mc_sim_7b_63"),
+        (63, "63 is neither a name nor a list of choices such as [[0], [1], [0, 0]]"),
+        (None, "None is neither a name nor a list of choices such as [[0], [1], [0, 0]]"),
+        ([], "0 choices, expected 1 to 256"),
+        ([[rank] for rank in range(MOST_NODES + 1)], "257 choices, expected 1 to 256"),
+        ([[0], []], "[] is no choice: expected ranks from 0 on, such as [0, 2]"),
+        ([[0], 1], "1 is no choice: expected ranks from 0 on, such as [0, 2]"),
+        ([[0], [-1]], "[-1] is no choice: expected ranks from 0 on, such as [0, 2]"),
+        ([[True]], "[True] is no choice: expected ranks from 0 on, such as [0, 2]"),
+        ([[0.0]], "[0.0] is no choice: expected ranks from 0 on, such as [0, 2]"),
+        ([["0"]], "['0'] is no choice: expected ranks from 0 on, such as [0, 2]"),
+        ([[0], [1], [0]], "[0] stands twice"),
+        ([[0], [0, 1], [1, 0]], "[1, 0] needs [1], which is missing"),
+        ([[0], [0, 1, 2]], "[0, 1, 2] needs [0, 1], which is missing"),
+    ],
+)
+def test_what_makes_no_tree(written: Any, message: str) -> None:
+    with pytest.raises(PydanticCustomError) as caught:
+        find_choices(written, EAGLE_CHOICES)
+    assert str(caught.value) == message
+
+
+def test_ranks_beyond_the_vocabulary() -> None:
+    assert most_ranks([(0,), (7,), (0, 2)]) == 8
+    assert ranks_misfits([(0,), (7,)], model_config(vocab_size=8)) == []
+    (misfit,) = ranks_misfits([(0,), (7,)], model_config(vocab_size=7))
+    assert (misfit.code, misfit.message) == ("choices", "rank 7 is beyond the target's 7 vocabulary entries")

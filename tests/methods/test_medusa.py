@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Medusa heads on their way into the target's checkpoint: read or refused with words, and stored as NVIDIA does."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.conftest import Run
+from tests.methods.heads import HIDDEN, VOCAB, Tensors, convert_with, random_heads, save_heads
+from tests.quant import modelopt
+from tests.test_check import problems_of
+from tests.tiny import PAIR_VOCAB, TARGET_SHAPE, make_llama
+from trtspec.checkpoint.sharding import Mapping
+from trtspec.errors import CheckpointError, TrtspecError
+from trtspec.methods.base import Extent, find_method
+from trtspec.methods.choices import MEDUSA_CHOICES
+from trtspec.quant.scheme import Scheme
+from trtspec.steps.model import SourcePart, load_model, load_part
+
+METHOD = find_method("medusa")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target of an odd vocabulary."""
+    return make_llama(tmp_path_factory.mktemp("hf"), vocab_size=VOCAB - 1)
+
+
+def heads_of(root: Path) -> list[Tensors]:
+    """Return what a converted checkpoint has of heads, rank by rank."""
+    files = sorted(root.glob("rank*.safetensors"))
+    return [{name: value for name, value in load_file(file).items() if "medusa" in name} for file in files]
+
+
+def stored_names(head: int, num_layers: int) -> dict[str, str]:
+    """Return {name in the source: name in the checkpoint} of a head's tensors (NVIDIA/TensorRT-LLM, models/medusa)."""
+    names = {f"{head}.{num_layers}.weight": f"medusa_heads.{head}.lm_head.weight"}
+    for layer in range(num_layers):
+        for kind in ("weight", "bias"):
+            name = f"medusa_heads.{head}.medusa_layers.{layer}.linear.{kind}"
+            names[f"{head}.{layer}.linear.{kind}"] = name
+    return names
+
+
+class TestConversion:
+    @pytest.mark.parametrize("prefix", ["", "medusa_head.", "medusa_heads."])
+    @pytest.mark.parametrize("num_layers", [0, 1, 2])
+    @pytest.mark.parametrize("tensor", [1, 2])
+    def test_ranks_put_together_are_the_source(
+        self, prefix: str, num_layers: int, tensor: int, source: Path, tmp_path: Path
+    ) -> None:
+        tensors = random_heads(4, num_layers, vocab=VOCAB - 1)
+        part = save_heads(tmp_path / "heads", tensors, prefix)
+        ranks = heads_of(convert_with(source, part, tmp_path / "out", mapping=Mapping(tensor)))
+        names = {ours: theirs for head in range(4) for theirs, ours in stored_names(head, num_layers).items()}
+        assert len(ranks) == tensor
+        for rank in ranks:
+            assert rank.keys() == names.keys()
+        for ours, theirs in names.items():
+            joined = torch.cat([rank[ours] for rank in ranks])
+            assert len(joined) == -(-len(tensors[theirs]) // tensor) * tensor  # the vocabulary is padded
+            assert torch.equal(joined[: len(tensors[theirs])], tensors[theirs])
+
+    def test_what_config_json_says(self, source: Path, tmp_path: Path) -> None:
+        """The source's own says 2 heads, as published ones do that hold 5."""
+        part = save_heads(tmp_path / "heads", random_heads(5, 2, vocab=VOCAB - 1), medusa_num_layers=2)
+        out = convert_with(source, part, tmp_path / "out", [[0], [0, 0], [1]])
+        config = json.loads((out / "config.json").read_text())
+        assert config["architecture"] == "MedusaForCausalLM"
+        assert config["base_architecture"] == "LlamaForCausalLM"
+        assert config["model_type"] == "llama"
+        assert (config["num_medusa_heads"], config["num_medusa_layers"], config["max_draft_len"]) == (5, 2, 3)
+
+    def test_heads_of_a_quantized_target_stay_as_they_are(self, source: Path, tmp_path: Path) -> None:
+        tensors = random_heads(4, vocab=VOCAB - 1)
+        part = save_heads(tmp_path / "heads", tensors)
+        out = convert_with(source, part, tmp_path / "out", scheme=Scheme("fp8_rowwise"))
+        (heads,) = heads_of(out)
+        assert torch.equal(heads["medusa_heads.3.lm_head.weight"], tensors["3.1.weight"])
+        assert {value.dtype for value in heads.values()} == {torch.bfloat16}
+        quantization = json.loads((out / "config.json").read_text())["quantization"]
+        assert quantization["exclude_modules"] == ["lm_head", "*medusa_heads*"]
+
+
+@pytest.mark.filterwarnings("ignore")  # ModelOpt warns that its exporters are on their way out
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM"])
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_it_is_what_nvidias_exporter_writes(architecture: str, tensor: int, tmp_path: Path) -> None:
+    """The heads come from the checkpoint that the same exporter writes for Hugging Face, the base model beside them."""
+    import modelopt.torch.speculative as mtsp
+    from modelopt.torch.export import export_hf_checkpoint
+
+    case = modelopt.random_case(architecture, tensor, 1)
+    model = modelopt.make_model(case)
+    source = modelopt.save_source(copy.deepcopy(model), tmp_path / "hf")
+    mtsp.convert(model, [("medusa", {"medusa_num_heads": 4, "medusa_num_layers": 2})])
+    for name, parameter in model.named_parameters():
+        if "medusa_heads" in name:
+            parameter.data.normal_()
+    export_hf_checkpoint(copy.deepcopy(model), export_dir=tmp_path / "heads")
+    modelopt.export(model, case, tmp_path / "theirs")
+    ours = convert_with(source, tmp_path / "heads", tmp_path / "ours", dtype=case.dtype, mapping=Mapping(tensor))
+    for our_rank, their_rank in zip(heads_of(ours), heads_of(tmp_path / "theirs"), strict=True):
+        assert our_rank.keys() == their_rank.keys()
+        for name, value in their_rank.items():
+            assert torch.equal(our_rank[name], value), name
+    found, expected = (json.loads((root / "config.json").read_text()) for root in (ours, tmp_path / "theirs"))
+    for key in ("architecture", "base_architecture", "max_draft_len", "num_medusa_heads", "num_medusa_layers"):
+        assert found[key] == expected[key], key
+    assert found["model_type"] == {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2"}[architecture]
+
+
+def read(part: Path, source: Path, **options: Any) -> SourcePart:
+    return load_part(part, "medusa", options, load_model(source, "auto"))
+
+
+def without(*names: str) -> Tensors:
+    return {name: value for name, value in random_heads(4, vocab=VOCAB - 1).items() if name not in names}
+
+
+WIDE = torch.zeros(4, 4, dtype=torch.bfloat16)
+BAD: dict[str, tuple[Callable[[], Tensors], dict[str, Any], str]] = {
+    "another model": (
+        lambda: {"model.norm.weight": WIDE},
+        {},
+        "/config.json: holds no Medusa heads: no tensor is named like 0.0.linear.weight",
+    ),
+    "two prefixes": (
+        lambda: random_heads() | {"medusa_head.0.0.linear.weight": WIDE},
+        {},
+        "/config.json: holds Medusa heads under two prefixes",
+    ),
+    "no first matrix": (
+        lambda: without("0.1.weight"),
+        {},
+        "/config.json: needs 0.1.weight, the first head's matrix to the vocabulary",
+    ),
+    "flat first matrix": (
+        lambda: without() | {"0.1.weight": torch.zeros(4)},
+        {},
+        "/config.json: needs 0.1.weight, the first head's matrix to the vocabulary",
+    ),
+    "another number of layers": (
+        without,
+        {"medusa_num_layers": 3},
+        "/config.json: says that heads have 3 layers, but their tensors are those of 1",
+    ),
+    "modelopt's number of layers": (
+        without,
+        {"medusa": {"num_medusa_heads": 4, "num_medusa_layers": 2}},
+        "/config.json: says that heads have 2 layers, but their tensors are those of 1",
+    ),
+    "a number that is a word": (
+        without,
+        {"medusa_num_layers": "one"},
+        "/config.json: medusa_num_layers is 'one', expected int",
+    ),
+    "a section that is a list": (without, {"medusa": [4]}, "/config.json: medusa is [4], expected a mapping"),
+    "a tensor is missing": (
+        lambda: without("2.0.linear.bias"),
+        {},
+        ": 1 tensor does not add up:\n  2.0.linear.bias: missing",
+    ),
+    "another shape": (
+        lambda: without() | {"3.0.linear.weight": WIDE},
+        {},
+        ": 1 tensor does not add up:\n"
+        "  3.0.linear.weight: [4, 4] in medusa_lm_head.safetensors, but config.json makes it [32, 32]",
+    ),
+    "a head is missing": (
+        lambda: without("1.0.linear.weight", "1.0.linear.bias", "1.1.weight"),
+        {},
+        ": 3 tensors do not add up:\n  1.0.linear.bias: missing\n  1.0.linear.weight: missing\n  1.1.weight: missing",
+    ),
+    "something else": (
+        lambda: without() | {"extra.weight": WIDE},
+        {},
+        ": 1 tensor does not add up:\n  extra.weight: no rule uses it",
+    ),
+}
+
+
+@pytest.mark.parametrize(("tensors", "config", "message"), BAD.values(), ids=BAD.keys())
+def test_what_is_no_medusa_heads(
+    tensors: Callable[[], Tensors], config: dict[str, Any], message: str, source: Path, tmp_path: Path
+) -> None:
+    part = save_heads(tmp_path / "heads", tensors(), **config)
+    with pytest.raises(CheckpointError) as caught:
+        read(part, source)
+    assert str(caught.value).startswith(f"{part}{message}")
+
+
+def test_heads_of_another_model_are_refused_with_all_reasons_at_once(source: Path, tmp_path: Path) -> None:
+    part = save_heads(tmp_path / "heads", random_heads(3, hidden=HIDDEN // 2, vocab=VOCAB))
+    misfits = read(part, source).part.misfits
+    assert [(misfit.code, misfit.message) for misfit in misfits] == [
+        ("hidden-size", "the heads read hidden states of 16, the target's have 32"),
+        ("vocabulary", "the heads have 64 vocabulary entries, the target 63"),
+        ("heads", "the choices are 4 tokens deep, the heads are 3"),
+    ]
+    with pytest.raises(
+        CheckpointError, match=r"hidden states of 16, .*; the heads have 64 .*; the choices are 4 tokens"
+    ):
+        convert_with(source, part, tmp_path / "out")
+
+
+def test_fewer_levels_need_fewer_heads(source: Path, tmp_path: Path) -> None:
+    part = save_heads(tmp_path / "heads", random_heads(1, vocab=VOCAB - 1))
+    assert not read(part, source, choices=[[0], [1]]).part.misfits
+    (misfit,) = read(part, source, choices=[[0], [0, 0]]).part.misfits
+    assert misfit.hint == "list choices of at most that length: 1"
+
+
+def test_its_parameters_are_counted(source: Path, tmp_path: Path) -> None:
+    part = read(save_heads(tmp_path / "heads", random_heads(4, 2, vocab=VOCAB - 1)), source)
+    assert part.part.num_parameters == 4 * (2 * (HIDDEN * HIDDEN + HIDDEN) + (VOCAB - 1) * HIDDEN)
+
+
+class TestOptions:
+    def test_the_choices_say_how_much_is_drafted(self) -> None:
+        assert METHOD.extent(METHOD.parse({}), 0) == Extent(4, 63)
+        assert METHOD.extent(METHOD.parse({"choices": [[0], [0, 0], [3]]}), 0) == Extent(2, 3)
+
+    @pytest.mark.parametrize("name", MEDUSA_CHOICES)
+    def test_every_published_tree_is_known(self, name: str) -> None:
+        assert METHOD.extent(METHOD.parse({"choices": name}), 0).nodes == 63
+
+    def test_bad_choices_are_said_with_their_place(self) -> None:
+        with pytest.raises(TrtspecError) as caught:
+            METHOD.parse({"choices": [[0], [1, 0]]})
+        assert str(caught.value) == "speculation.options.choices: [1, 0] needs [1], which is missing"
+
+
+@pytest.fixture
+def medusa(recipe: Path) -> Path:
+    """The pair's recipe with heads in place of the draft."""
+    save_heads(recipe.parent / "heads", random_heads(hidden=TARGET_SHAPE["hidden_size"], vocab=PAIR_VOCAB))
+    text = recipe.read_text().replace("draft_target\n  draft_len: 3", "medusa").replace("./draft", "./heads")
+    recipe.write_text(text)
+    return recipe
+
+
+class TestRecipes:
+    def test_heads_that_fit(self, medusa: Path, trtspec: Run) -> None:
+        assert trtspec("check", medusa, "--json").document["problems"] == []
+
+    @pytest.mark.parametrize(
+        ("option", "path", "message"),
+        [
+            ("choices=zephyr", "choices", "'zephyr' is no known tree; known: mc_sim_7b_63, vicuna_7b_stage2"),
+            ("choices=[[0],[0]]", "choices", "[0] stands twice"),
+            ("choices=[[262]]", "choices", "rank 262 is beyond the target's 262 vocabulary entries"),
+            ("choice=zephyr_stage2", "choice", "medusa has no option 'choice' (lossy, posterior_threshold,"),
+            ("lossy=true", "lossy", "lossy acceptance changes the text, and gates.lossless holds"),
+        ],
+    )
+    def test_bad_options(self, option: str, path: str, message: str, medusa: Path, trtspec: Run) -> None:
+        (problem,) = problems_of(trtspec, medusa, "--set", f"speculation.options.{option}")
+        assert problem["path"] == f"speculation.options.{path}"
+        assert problem["message"].startswith(message)
+
+    def test_heads_that_do_not_fit(self, medusa: Path, trtspec: Run) -> None:
+        chain = [[0] * depth for depth in range(1, 6)]
+        (problem,) = problems_of(trtspec, medusa, "--set", f"speculation.options.choices={json.dumps(chain)}")
+        assert (problem["path"], problem["code"]) == ("speculation.draft.model", "heads")
+        assert problem["message"] == "the choices are 5 tokens deep, the heads are 4"
+
+    def test_a_draft_len_is_refused(self, medusa: Path, trtspec: Run) -> None:
+        (problem,) = problems_of(trtspec, medusa, "--set", "speculation.draft_len=4")
+        assert problem["message"] == "medusa has no draft_len: its options decide"
+
+    def test_pinned_pickles_are_built_from(self, medusa: Path, trtspec: Run) -> None:
+        """As most heads are published: medusa_lm_head.pt beside config.json."""
+        root = medusa.parent / "heads"
+        tensors = load_file(root / "medusa_lm_head.safetensors")
+        (root / "medusa_lm_head.safetensors").unlink()
+        torch.save(tensors, root / "medusa_lm_head.pt")
+        assert "medusa_lm_head.pt is a pickle, which is not opened" in trtspec("build", medusa).err
+        digest = hashlib.sha256((root / "medusa_lm_head.pt").read_bytes()).hexdigest()
+        pin = f"allow_pickle: true\n    sha256: {{medusa_lm_head.pt: {digest}}}"
+        medusa.write_text(medusa.read_text().replace("./heads", f"./heads\n    {pin}"))
+        assert trtspec("build", medusa).code == 0
+        artifact = medusa.parent / "build" / "tiny"
+        (heads,) = heads_of(artifact / "checkpoints" / "target")
+        assert torch.equal(heads["medusa_heads.2.lm_head.weight"], tensors["2.1.weight"])
+        generated = trtspec("generate", artifact, "-p", "the", "--max-tokens", "12", "--json").document
+        assert generated["new_tokens"] == 12
+        assert generated["drafted"] > 63
