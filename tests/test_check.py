@@ -12,6 +12,7 @@ import pytest
 
 from tests.conftest import Run
 from tests.tiny import DRAFT_SHAPE, MERGES, PAIR_VOCAB, make_llama, make_tokenizer
+from trtspec.registry import discover
 
 TARGET = (4, 10, "target.model")
 DRAFT = (9, 12, "speculation.draft.model")
@@ -231,7 +232,7 @@ LINES: list[tuple[str, str, tuple[int, int, str], str, str | None]] = [
         "method: draft_target",
         "method: draft_targe",
         (6, 11, "speculation.method"),
-        "unknown speculation method 'draft_targe'; known: draft_target, none",
+        "unknown speculation method 'draft_targe'; known: " + ", ".join(discover("trtspec.methods", "METHOD")),
         "did you mean 'draft_target'?",
     ),
     (

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trtspec.errors import TrtspecError
+from trtspec.methods.base import Extent
+from trtspec.methods.lookahead import METHOD, LookaheadOptions
+
+OFF = {"max_window_size": 1, "max_ngram_size": 1, "max_verification_set_size": 0}
+
+
+def test_the_defaults_are_those_of_tensorrt_llm() -> None:
+    """Of its LookaheadDecodingConfig, which takes them from executor.h."""
+    assert METHOD.options().model_dump() == {
+        "max_window_size": 4, "max_verification_set_size": 4, "max_ngram_size": 3,
+    }  # fmt: skip
+    assert METHOD.engine_mode == "lookahead_decoding"
+
+
+@pytest.mark.parametrize(
+    ("window", "ngram", "guesses", "extent"),
+    [
+        (7, 7, 7, Extent(6, 83)),  # the example of TensorRT-LLM's examples/lookahead
+        (4, 3, 4, Extent(2, 15)),
+        (1, 1, 0, Extent(0, 0)),
+        (2, 2, 1, Extent(1, 2)),
+        (1, 5, 0, Extent(4, 3)),
+        (60, 8, 60, Extent(7, 839)),  # the defaults of the authors' implementation
+    ],
+)
+def test_the_extent_is_the_draft_length_that_tensorrt_llm_reserves(
+    window: int, ngram: int, guesses: int, extent: Extent
+) -> None:
+    options = {"max_window_size": window, "max_ngram_size": ngram, "max_verification_set_size": guesses}
+    assert METHOD.extent(METHOD.parse(options), 0) == extent
+
+
+TURNED_OFF = "max_ngram_size 1 is lookahead turned off: max_window_size has to be 1, max_verification_set_size 0"
+
+
+@pytest.mark.parametrize(
+    ("options", "where", "message"),
+    [
+        ({"max_window_size": 0}, "max_window_size", "Input should be greater than or equal to 1"),
+        ({"max_verification_set_size": -1}, "max_verification_set_size", "Input should be greater than or equal to 0"),
+        ({"max_ngram_size": 33}, "max_ngram_size", "Input should be less than or equal to 32"),
+        ({"max_ngram_size": 1}, "max_ngram_size", TURNED_OFF),
+        (OFF | {"max_window_size": 2}, "max_ngram_size", TURNED_OFF),
+        (OFF | {"max_verification_set_size": 1}, "max_ngram_size", TURNED_OFF),
+        ({"window": 4}, "window", "Extra inputs are not permitted"),
+    ],
+    ids=str,
+)
+def test_sizes_that_are_none_are_told(options: dict[str, Any], where: str, message: str) -> None:
+    with pytest.raises(TrtspecError) as error:
+        METHOD.parse(options)
+    assert error.value.where == f"speculation.options.{where}"
+    assert error.value.message == message
+
+
+def test_it_can_be_turned_off() -> None:
+    assert METHOD.parse(OFF) == LookaheadOptions(**OFF)
+
+
+def test_its_options_decide_the_draft_length() -> None:
+    assert not METHOD.draft_lens

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trtspec.errors import TrtspecError
+from trtspec.methods.base import Extent
+from trtspec.methods.ngram import METHOD, NgramOptions
+
+
+def test_the_defaults() -> None:
+    assert METHOD.options() == NgramOptions(min_match=2, max_match=16)
+    assert METHOD.default_draft_len == 8
+    assert METHOD.engine_mode == "draft_tokens_external"
+    assert METHOD.extent(METHOD.options(), 8) == Extent(depth=8, nodes=8)
+
+
+@pytest.mark.parametrize(
+    ("options", "where", "message"),
+    [
+        ({"min_match": 0}, "min_match", "Input should be greater than or equal to 1"),
+        ({"max_match": 65}, "max_match", "Input should be less than or equal to 64"),
+        ({"min_match": 5, "max_match": 4}, "max_match", "max_match 4 is less than min_match 5"),
+        ({"min_match": 17}, "max_match", "max_match 16 is less than min_match 17"),
+        ({"min_match": True}, "min_match", "Input should be a valid integer"),
+        ({"most": 4}, "most", "Extra inputs are not permitted"),
+    ],
+    ids=str,
+)
+def test_options_out_of_range_are_told(options: dict[str, Any], where: str, message: str) -> None:
+    with pytest.raises(TrtspecError) as error:
+        METHOD.parse(options)
+    assert error.value.where == f"speculation.options.{where}"
+    assert error.value.message == message
+
+
+def test_equal_bounds_are_fine() -> None:
+    assert METHOD.parse({"min_match": 4, "max_match": 4}) == NgramOptions(min_match=4, max_match=4)

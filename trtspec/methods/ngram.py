@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prompt lookup: what followed the text's last words when they stood there before is drafted again.
+
+Prompt lookup decoding (Saxena 2023), the NGram method of TensorRT-LLM, with the longest match that there is (Hu et al.
+2024, arXiv:2411.10666).
+"""
+
+from __future__ import annotations
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from trtspec.methods.base import Method, Options
+from trtspec.recipe.schema import refuse
+
+
+class NgramOptions(Options):
+    """How long a repetition has to be, and how much of it counts."""
+
+    min_match: int = Field(default=2, ge=1, le=64, description="Draft only where this many tokens stood there before")
+    max_match: int = Field(
+        default=16, ge=1, le=64, validate_default=True, description="Tokens that are looked up at most"
+    )
+
+    @field_validator("max_match")
+    @classmethod
+    def _reaches_the_least(cls, max_match: int, info: ValidationInfo) -> int:
+        least = info.data.get("min_match", 1)
+        if max_match < least:
+            raise refuse("out-of-range", f"max_match {max_match} is less than min_match {least}")
+        return max_match
+
+
+METHOD = Method(
+    summary="what followed the same words before is drafted again",
+    drafts_with="nothing",
+    engines=("embedded",),
+    draft_lens=range(1, 65),
+    default_draft_len=8,
+    options=NgramOptions,
+    engine_mode="draft_tokens_external",
+)
