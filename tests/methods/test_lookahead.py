@@ -9,13 +9,13 @@ from trtspec.errors import TrtspecError
 from trtspec.methods.base import Extent
 from trtspec.methods.lookahead import METHOD, LookaheadOptions
 
-OFF = {"max_window_size": 1, "max_ngram_size": 1, "max_verification_set_size": 0}
+OFF = {"window": 1, "ngram": 1, "verification": 0}
 
 
 def test_the_defaults_are_those_of_tensorrt_llm() -> None:
     """Of its LookaheadDecodingConfig, which takes them from executor.h."""
     assert METHOD.options().model_dump() == {
-        "max_window_size": 4, "max_verification_set_size": 4, "max_ngram_size": 3,
+        "window": 4, "verification": 4, "ngram": 3,
     }  # fmt: skip
     assert METHOD.engine_mode == "lookahead_decoding"
 
@@ -34,23 +34,23 @@ def test_the_defaults_are_those_of_tensorrt_llm() -> None:
 def test_the_extent_is_the_draft_length_that_tensorrt_llm_reserves(
     window: int, ngram: int, guesses: int, extent: Extent
 ) -> None:
-    options = {"max_window_size": window, "max_ngram_size": ngram, "max_verification_set_size": guesses}
+    options = {"window": window, "ngram": ngram, "verification": guesses}
     assert METHOD.extent(METHOD.parse(options), 0) == extent
 
 
-TURNED_OFF = "max_ngram_size 1 is lookahead turned off: max_window_size has to be 1, max_verification_set_size 0"
+TURNED_OFF = "ngram 1 is lookahead turned off: window has to be 1, verification 0"
 
 
 @pytest.mark.parametrize(
     ("options", "where", "message"),
     [
-        ({"max_window_size": 0}, "max_window_size", "Input should be greater than or equal to 1"),
-        ({"max_verification_set_size": -1}, "max_verification_set_size", "Input should be greater than or equal to 0"),
-        ({"max_ngram_size": 33}, "max_ngram_size", "Input should be less than or equal to 32"),
-        ({"max_ngram_size": 1}, "max_ngram_size", TURNED_OFF),
-        (OFF | {"max_window_size": 2}, "max_ngram_size", TURNED_OFF),
-        (OFF | {"max_verification_set_size": 1}, "max_ngram_size", TURNED_OFF),
-        ({"window": 4}, "window", "Extra inputs are not permitted"),
+        ({"window": 0}, "window", "Input should be greater than or equal to 1"),
+        ({"verification": -1}, "verification", "Input should be greater than or equal to 0"),
+        ({"ngram": 33}, "ngram", "Input should be less than or equal to 32"),
+        ({"ngram": 1}, "ngram", TURNED_OFF),
+        (OFF | {"window": 2}, "ngram", TURNED_OFF),
+        (OFF | {"verification": 1}, "ngram", TURNED_OFF),
+        ({"windows": 4}, "windows", "Extra inputs are not permitted"),
     ],
     ids=str,
 )

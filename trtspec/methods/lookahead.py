@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lookahead decoding: the target makes n-grams far ahead of its text and verifies those that begin with its last token.
 
-Fu et al. 2024, arXiv:2402.02057. Options and sizes are those of TensorRT-LLM's lookahead_decoding.
+Fu et al. 2024, arXiv:2402.02057. Options, bounds and sizes are those of TensorRT-LLM's lookahead_decoding, which calls
+them max_window_size, max_ngram_size and max_verification_set_size, or W, N and G.
 """
 
 from __future__ import annotations
@@ -15,27 +16,23 @@ from trtspec.recipe.schema import refuse
 class LookaheadOptions(Options):
     """Window, verification set and n-gram size; (1, 0, 1) turns lookahead off."""
 
-    max_window_size: int = Field(
-        default=4, ge=1, le=128, description="Places ahead at which n-grams are made each step"
-    )
-    max_verification_set_size: int = Field(default=4, ge=0, le=128, description="N-grams that are verified each step")
-    max_ngram_size: int = Field(default=3, ge=1, le=32, description="Tokens of an n-gram: a step gives at most so many")
+    window: int = Field(default=4, ge=1, le=128, description="Places ahead at which n-grams are made each step")
+    verification: int = Field(default=4, ge=0, le=128, description="N-grams that are verified each step")
+    ngram: int = Field(default=3, ge=1, le=32, description="Tokens of an n-gram: a step gives at most so many")
 
-    @field_validator("max_ngram_size")
+    @field_validator("ngram")
     @classmethod
     def _has_room_for_guesses(cls, ngram: int, info: ValidationInfo) -> int:
-        off = {"max_window_size": 1, "max_verification_set_size": 0}
+        off = {"window": 1, "verification": 0}
         if ngram == 1 and any(info.data.get(key, value) != value for key, value in off.items()):
-            message = (
-                "max_ngram_size 1 is lookahead turned off: max_window_size has to be 1, max_verification_set_size 0"
-            )
+            message = "ngram 1 is lookahead turned off: window has to be 1, verification 0"
             raise refuse("out-of-range", message)
         return ngram
 
 
 def _extent(options: LookaheadOptions, draft_len: int) -> Extent:
     """Return what TensorRT-LLM reserves: ngram - 1 levels of the window, less the text's own token, and the guesses."""
-    window, ngram, guesses = options.max_window_size, options.max_ngram_size, options.max_verification_set_size
+    window, ngram, guesses = options.window, options.ngram, options.verification
     return Extent(ngram - 1, max(0, ngram - 2) + (window - 1 + guesses) * (ngram - 1))
 
 

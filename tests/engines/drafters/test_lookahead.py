@@ -26,7 +26,7 @@ SIZES: list[Sizes] = [(4, 3, 4), (7, 7, 7), (5, 2, 3), (1, 5, 2), (3, 4, 0), (1,
 
 def make_engine(target: Path, sizes: Sizes, **settings: Any) -> Engine:
     window, ngram, guesses = sizes
-    options = {"max_window_size": window, "max_ngram_size": ngram, "max_verification_set_size": guesses}
+    options = {"window": window, "ngram": ngram, "verification": guesses}
     chosen = {"max_batch_size": 8, "max_seq_len": 128, "device": "cpu"} | settings
     return Engine.load(target, None, EngineSettings("lookahead", options=options, **chosen))
 

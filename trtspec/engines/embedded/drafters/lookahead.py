@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lookahead decoding: one tree a step holds a window, which makes n-grams, and guesses, which are n-grams made before.
 
-The window has `max_window_size` columns. The tops of the columns are a chain of tokens, the first of them the text's
+The window has `window` columns. The tops of the columns are a chain of tokens, the first of them the text's
 last; below each top the column hangs as a chain of its own. So a token of a column sees the text, the tops up to its
 own and its column, which is a path of a tree. Each step adds to every column what the target says (its argmax, sampled
-text or not) after the column's last token. A column of `max_ngram_size` tokens is an n-gram; it goes to the pool
+text or not) after the column's last token. A column of `ngram` tokens is an n-gram; it goes to the pool
 and loses its top, so that the window moves on by one place a step, however many tokens were accepted. The first
-max_ngram_size - 2 steps only fill the columns.
+ngram - 2 steps only fill the columns.
 
 Branches with a common beginning share its nodes, and verification walks all of them, the window's too.
 """
@@ -75,9 +75,9 @@ class Lookahead:
     """
 
     def __init__(self, options: LookaheadOptions, prompt: Sequence[int]) -> None:
-        columns, self._ngram = options.max_window_size, options.max_ngram_size
+        columns, self._ngram = options.window, options.ngram
         self._columns = [[prompt[len(prompt) * place // columns]] for place in range(columns)]
-        self._pool = NgramPool(options.max_verification_set_size)
+        self._pool = NgramPool(options.verification)
         self._pooled = 0
         self._pool_text(prompt)
 
