@@ -164,8 +164,10 @@ class _Examination:
         target, options, path = found.target, found.options, "speculation.draft.model"
         if target is None or options is None:
             return
-        method, given = recipe.speculation.method, recipe.speculation.options
-        found.part = self._attempt(path, "checkpoint", lambda: load_part(locate_source(draft), method, given, target))
+        method, given, draft_len = recipe.speculation.method, recipe.speculation.options, recipe.speculation.draft_len
+        found.part = self._attempt(
+            path, "checkpoint", lambda: load_part(locate_source(draft), method, given, target, draft_len)
+        )
         if found.part is None:
             return
         root = found.part.source.root

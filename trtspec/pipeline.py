@@ -247,7 +247,8 @@ def _parts(recipe: ResolvedRecipe, findings: Findings, reader: FileReader) -> tu
     source, method = findings.part.source, recipe.speculation.method
     files = reader.read(source.root, [*source.documents, *source.weight_files])
     options = json.dumps(recipe.speculation.options, sort_keys=True)
-    return (PartFiles(method, method_version(method), options, files, source.nbytes),)
+    draft_len = recipe.speculation.draft_len
+    return (PartFiles(method, method_version(method), options, draft_len, files, source.nbytes),)
 
 
 def _convert(

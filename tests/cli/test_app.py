@@ -27,7 +27,7 @@ HEAVY = ("torch", "transformers", "tritonclient", "tritonserver", "google.protob
 
 def test_the_commands() -> None:
     assert " ".join(COMMANDS) == (
-        "bench build cache check deploy doctor generate inspect plan recipes schema status stop verify"
+        "bench build cache check deploy doctor generate inspect plan recipes schema status stop swift verify"
     )
 
 
@@ -84,6 +84,10 @@ def documents(artifact: Path) -> dict[str, tuple[tuple[object, ...], set[str]]]:
         "inspect": (
             (artifact,),
             {"kind", "name", "backend", "method", "draft_len", "acceptance", "files", "bytes", "tools", "steps"},
+        ),
+        "swift": (
+            (recipe, "--samples", 2, "--max-tokens", 2, "--iterations", 2),
+            {"name", "candidates", "places", "tried", "seconds", "speculation", "export"},
         ),
         "cache": (("--verify",), {"ok", "root", "entries", "problems", "removed"}),
         "recipes": ((), {"recipes"}),

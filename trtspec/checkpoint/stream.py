@@ -33,7 +33,7 @@ MOST_THREADS = 12  # each has some 7 MB of buffers
 MOST_ROW_BYTES = 16 << 20
 SHOWN_FLAWS = 12
 # What is moved is bit patterns, which numpy has for every dtype, as it has no bfloat16 and no float8.
-BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 Rows = npt.NDArray[Any]
 

@@ -8,6 +8,7 @@ branch) and `mlp.gate` its up_proj; q, k and v are rows of one `attention.qkv`.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +16,6 @@ from typing import Any
 
 from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
 from trtspec.checkpoint.rope import read_rope_scaling, render_rope_scaling
-from trtspec.checkpoint.rules import layer_tensor
 from trtspec.checkpoint.safetensors import TensorInfo, read_header
 from trtspec.checkpoint.sharding import Mapping
 from trtspec.checkpoint.source import MAX_CONFIG_BYTES, read_json
@@ -135,7 +135,7 @@ def load_checkpoint(root: Path) -> Checkpoint:
     reader = ConfigReader(read_json(root / "config.json", MAX_CONFIG_BYTES), str(root / "config.json"))
     mapping, quantization = _read_mapping(reader), _read_quantization(reader)
     ranks = tuple(read_header(root / f"rank{rank}.safetensors") for rank in range(mapping.ranks))
-    return Checkpoint(root, reader, _read_config(reader, ranks), mapping, quantization, ranks)
+    return Checkpoint(root, reader, read_config(reader, ranks[0].keys()), mapping, quantization, ranks)
 
 
 def _read_mapping(reader: ConfigReader) -> Mapping:
@@ -161,14 +161,18 @@ def _read_quantization(reader: ConfigReader) -> Quantization:
     return Quantization(algo, kv_cache, tuple(section.get("exclude_modules", list, [])))
 
 
-def _read_config(reader: ConfigReader, ranks: tuple[dict[str, TensorInfo], ...]) -> ModelConfig:
-    """Map config.json; what only the tensors tell for every exporter, biases and norms, is read off the first layer."""
+def read_config(reader: ConfigReader, names: Collection[str], prefix: str = "transformer.layers.0.") -> ModelConfig:
+    """Map config.json, or what it says of a model inside the model.
+
+    What only the tensors tell for every exporter, biases and norms, is read off the names in the first layer, which
+    begin with `prefix`.
+    """
     heads = reader.positive("num_attention_heads")
     max_positions, moe = reader.positive("max_position_embeddings"), reader.section("moe")
     experts = moe.get("num_experts", int, 0) if moe else 0
 
     def has(name: str) -> bool:
-        return layer_tensor(0, name) in ranks[0]
+        return f"{prefix}{name}" in names
 
     return ModelConfig(
         architecture=reader.get("architecture", str),

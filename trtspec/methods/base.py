@@ -63,15 +63,17 @@ class Misfit:
 class DraftPart:
     """Tensors that draft from inside a target, stored in its checkpoint as TensorRT-LLM does.
 
-    `config` is what config.json says beside the target's own keys ("architecture" among them). `rules` are made of the
-    part's source, whose other tensors `skips` names; `borrowed` are made of the target's source once more. `excluded`
-    are the patterns of its modules, which are never quantized. `misfits` keep it from being used with the target.
+    `config` is what config.json says beside the target's own keys ("architecture" among them), and `models` what it
+    describes, by key, as it does a model that is divided like the target. `rules` are made of the part's source, whose
+    other tensors `skips` names; `borrowed` are made of the target's source once more. `excluded` are the patterns of
+    its modules, which are never quantized. `misfits` keep it from being used with the target.
     """
 
     config: dict[str, Any]
     rules: list[Rule]
     skips: list[Skip] = field(default_factory=list)
     borrowed: list[Rule] = field(default_factory=list)
+    models: dict[str, ModelConfig] = field(default_factory=dict)
     excluded: tuple[str, ...] = ()
     misfits: tuple[Misfit, ...] = ()
 
@@ -83,10 +85,14 @@ class DraftPart:
 
 @dataclass(frozen=True)
 class Base:
-    """The target that a drafting part is read for: its description, and the rules of its own checkpoint."""
+    """The target that a drafting part is read for: its description, and the rules of its own checkpoint.
+
+    `draft_len` is how many tokens the recipe wants to be drafted one after another.
+    """
 
     config: ModelConfig
     rules: Sequence[Rule]
+    draft_len: int
 
 
 def chain(options: Any, draft_len: int) -> Extent:

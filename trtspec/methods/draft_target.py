@@ -17,7 +17,9 @@ class DraftTargetOptions(Options):
     stop_below: float = Field(
         default=0.0, ge=0, lt=1, description="Stop drafting where no token is more probable than this to the draft"
     )
-    use_draft_logits: bool = Field(default=True, description="Verify with the draft's probabilities, not its tokens alone")
+    use_draft_logits: bool = Field(
+        default=True, description="Verify with the draft's probabilities, not its tokens alone"
+    )
 
 
 METHOD = Method(

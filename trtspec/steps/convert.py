@@ -9,13 +9,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from trtspec.checkpoint.rules import Matched
 from trtspec.checkpoint.sharding import Mapping
+from trtspec.checkpoint.trtllm import Quantization, render_config
 from trtspec.graph.step import Inputs, Progress, Step, notes_of
+from trtspec.methods.base import DraftPart
 from trtspec.quant.activations import ACTIVATIONS, Activations, load_activations
-from trtspec.quant.conversion import plan_conversion
+from trtspec.quant.conversion import Conversion, plan_conversion
 from trtspec.quant.scheme import Scheme
 from trtspec.steps.calibrate import Calibrate
 from trtspec.steps.files import Files
@@ -34,12 +36,13 @@ class PartFiles:
     method: str
     method_version: str
     options: str
+    draft_len: int
     source: Files
     nbytes: int = field(metadata={"key": False})
 
     def load(self, target: SourceModel) -> SourcePart:
         """Read it for its target."""
-        return load_part(self.source.root, self.method, json.loads(self.options), target)
+        return load_part(self.source.root, self.method, json.loads(self.options), target, self.draft_len)
 
 
 @dataclass(frozen=True)
@@ -125,21 +128,30 @@ def convert_checkpoint(
     model = load_model(root, dtype)
     model.check(scheme, mapping)
     part = load_part(model) if load_part else None
-    rules, matched, config, files = model.rules, model.matched, {}, model.source.files
+    rules, matched, files = model.rules, model.matched, model.source.files
     if part:
         part.check(mapping)
         rules, matched = [*rules, *part.rules], Matched(matched.parts | part.matched.parts, matched.skipped)
-        config, files = part.part.config, [*files, *part.source.files]
+        files = [*files, *part.source.files]
     plan = plan_conversion(model.config, rules, mapping, model.scheme(scheme))
     layouts = plan.layouts()
     tasks = plan_tasks(plan, layouts, matched, activations or Activations(), model.existing)
     flaws = Flaws(allow_nonfinite)
     stamp = _stamp(files) if journal else ""
     run_tasks(out, layouts, tasks, flaws=flaws, on_bytes=on_bytes, journal=journal, stamp=stamp, threads=threads)
-    rendered = plan.render_config() | config
-    if part and "exclude_modules" in rendered["quantization"]:
-        rendered["quantization"]["exclude_modules"] += part.part.excluded
+    rendered = _render_config(plan, part.part if part else None)
     (out / "config.json").write_text(json.dumps(rendered, indent=2) + "\n")
+
+
+def _render_config(plan: Conversion, part: DraftPart | None) -> dict[str, Any]:
+    """Return config.json of a model, and of what drafts from inside it."""
+    rendered = plan.render_config()
+    if part is None:
+        return rendered
+    if "exclude_modules" in rendered["quantization"]:
+        rendered["quantization"]["exclude_modules"] += part.excluded
+    models = {key: render_config(model, plan.mapping, Quantization()) for key, model in part.models.items()}
+    return rendered | models | part.config
 
 
 def _stamp(paths: list[Path]) -> str:

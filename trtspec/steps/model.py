@@ -105,13 +105,20 @@ def load_model(root: Path, dtype: str) -> SourceModel:
     return SourceModel(source, name, family_version(name), config, rules, matched, existing)
 
 
-def load_part(root: Path, method: str, options: dict[str, Any], target: SourceModel) -> SourcePart:
-    """Read the drafting part at `root` for a target; raises CheckpointError for what does not add up."""
+def load_part(
+    root: Path, method: str, options: dict[str, Any], target: SourceModel, draft_len: int | None = None
+) -> SourcePart:
+    """Read the drafting part at `root` for a target; raises CheckpointError for what does not add up.
+
+    `draft_len` is the recipe's; None is the method's own.
+    """
     drafting = find_method(method)
     if drafting.read_part is None:
         raise CheckpointError(f"{method} drafts with no part of its own", where=str(root))
     source = load_source(root)
-    part = drafting.read_part(source, Base(target.config, target.rules), drafting.parse(options))
+    parsed = drafting.parse(options)
+    depth = drafting.extent(parsed, drafting.default_draft_len if draft_len is None else draft_len).depth
+    part = drafting.read_part(source, Base(target.config, target.rules, depth), parsed)
     matched = match(part.rules, part.skips, source)
     borrowed = find_parts(part.borrowed, target.source)
     return SourcePart(source, part, Matched(matched.parts | borrowed, matched.skipped))

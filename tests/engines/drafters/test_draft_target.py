@@ -11,8 +11,10 @@ import torch
 
 from tests.engines.lossless import LAW_SHAPE, SHAPES, assert_greedy_text, assert_targets_law, random_prompts
 from tests.tiny import convert, make_llama, make_model, reference_model
+from trtspec.engines.embedded.drafters.base import Sampling as Draws
 from trtspec.engines.embedded.engine import Engine
-from trtspec.engines.embedded.request import EngineSettings, Request, Sampling
+from trtspec.engines.embedded.request import EngineSettings, Sampling
+from trtspec.kernels.sampling import Warp
 from trtspec.quant.activations import Activations
 from trtspec.quant.scheme import Scheme
 
@@ -85,10 +87,25 @@ def test_it_stops_where_no_token_is_probable_enough(pair: tuple[Path, Path, Path
     assert len(set(draft.lens)) > 2
 
 
-def test_stopping_keeps_the_law(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("options", [{"stop_below": 0.7}, {"use_draft_logits": False}], ids=str)
+def test_the_options_keep_the_law(options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sources = [make_model(tmp_path / f"hf{seed}", seed=seed, **LAW_SHAPE) for seed in (0, 1)]
-    engine = load(*[convert(source, tmp_path / f"c{seed}") for seed, source in enumerate(sources)], stop_below=0.7)
+    engine = load(*[convert(source, tmp_path / f"c{seed}") for seed, source in enumerate(sources)], **options)
     assert_targets_law(engine, reference_model(sources[0]), monkeypatch, Sampling(1.0))
-    drafted = engine.generate([Request((1, 2, 0), 60, Sampling(1.0, seed=seed)) for seed in range(4)])
     engine.close()
-    assert 0 < sum(one.stats.drafted for one in drafted) < sum(DRAFT_LEN * one.stats.steps for one in drafted)
+
+
+def test_without_its_logits_a_draft_is_the_same_whatever_the_seed(pair: tuple[Path, Path, Path]) -> None:
+    """It is the draft's own choice then, verified as such, which is what engines do with tokens alone."""
+    _, target, draft = pair
+    engine = load(target, draft, use_draft_logits=False)
+    proposed = []
+    for seed in (1, 2):
+        uniforms = torch.rand((1, DRAFT_LEN), generator=torch.Generator().manual_seed(seed))
+        draws = Draws(Warp(torch.tensor([1.0]), torch.tensor([0]), torch.tensor([1.0]), False), uniforms)
+        with torch.inference_mode():
+            engine._drafter.begin([[1, 2, 3]], 0, 512)
+            proposed.append(engine._drafter.propose([[1, 2, 3, 4]], DRAFT_LEN, draws))
+    engine.close()
+    assert proposed[0].tokens.tolist() == proposed[1].tokens.tolist()
+    assert proposed[0].probs is None

@@ -10,11 +10,11 @@ from torch import Tensor
 from trtspec.checkpoint.model_config import ModelConfig
 from trtspec.engines.embedded.cache import KVCache
 from trtspec.engines.embedded.fp8 import through_e4m3
-from trtspec.engines.embedded.layers import Layer
+from trtspec.engines.embedded.layers import Block
 from trtspec.engines.embedded.windows import Window
 
 
-def attend(qkv: Tensor, layer: Layer, number: int, window: Window, cache: KVCache, config: ModelConfig) -> Tensor:
+def attend(qkv: Tensor, layer: Block, number: int, window: Window, cache: KVCache, config: ModelConfig) -> Tensor:
     """Return what the heads say, [rows * width, heads * head_size], for qkv [rows * width, all heads * head_size].
 
     Keys and values of the window's tokens are written to layer `number` of the cache first.

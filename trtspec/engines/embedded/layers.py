@@ -73,17 +73,23 @@ class Mixture:
 
 
 @dataclass(frozen=True)
-class Layer:
-    """The weights of one layer; q and k are ordered so that a rotary pair is adjacent.
+class Block:
+    """The weights of one layer but the norm it begins with; q and k are ordered so that a rotary pair is adjacent.
 
     `qk_norm` [heads + kv_heads, head_size] multiplies the normed heads of q and k, `kv_scale` is the scale of an FP8
     KV cache; both None where the model has none.
     """
 
-    input_norm: Tensor
     qkv: Linear
     qk_norm: Tensor | None
     kv_scale: Tensor | None
     dense: Linear
     post_norm: Tensor
     mlp: GatedMlp | Mixture
+
+
+@dataclass(frozen=True)
+class Layer(Block):
+    """The weights of one layer of a model."""
+
+    input_norm: Tensor

@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from trtspec.checkpoint.model_config import ModelConfig
 from trtspec.checkpoint.rules import Rule, Stage
 from trtspec.checkpoint.trtllm import EMBEDDING, FINAL_NORM, FP8_ROWWISE, Checkpoint
 from trtspec.engines.embedded.fp8 import dequantize, rows_through_e4m3, through_e4m3
@@ -45,7 +46,7 @@ class Weights:
         config = self._config
         return Layer(
             input_norm=self._norm(number, "input_layernorm.weight"),
-            qkv=self._linear(number, "attention.qkv", bias=config.attn_bias, order=self._paired_qkv),
+            qkv=self._linear(number, "attention.qkv", bias=config.attn_bias, order=partial(paired_qkv, config=config)),
             qk_norm=self._qk_norm(number) if config.qk_norm else None,
             kv_scale=self._kv_scale(number) if self._checkpoint.quantization.kv_cache_algo else None,
             dense=self._linear(number, "attention.dense", bias=config.dense_bias),
@@ -79,8 +80,8 @@ class Weights:
     ) -> Linear:
         """Return the modules, one below the other, as one; experts have a leading dimension. `order` moves rows."""
         return Linear(
-            matrix=order(_stack([self._weight(at, module) for module in modules])).mT.contiguous(),
-            bias=order(_stack([self._bias(at, module) for module in modules])) if bias else None,
+            matrix=order(stack([self._weight(at, module) for module in modules])).mT.contiguous(),
+            bias=order(stack([self._bias(at, module) for module in modules])) if bias else None,
             quantize=self._quantize(at, *modules),
         )
 
@@ -123,30 +124,40 @@ class Weights:
         return torch.cat([self._take(kinds[kind], torch.float32) for kind in taken]).amax()
 
     def _norm(self, at: At, target: str) -> Tensor:
-        weight = self._take(vector(target, at, self._config.hidden_size))
-        return weight * self._config.hidden_size**0.5 if self._dtype == torch.float32 else weight
+        return norm_weight(self._take(vector(target, at, self._config.hidden_size)))
 
     def _qk_norm(self, layer: int) -> Tensor:
-        """Return the norms' weights, one row for each head of q and k."""
-        config = self._config
-        q, k = (
-            self._paired(self._take(vector(f"attention.{name}_layernorm.weight", layer, config.head_size)))
-            for name in "qk"
-        )
-        return torch.cat([q.expand(config.num_heads, -1), k.expand(config.num_kv_heads, -1)])
-
-    def _paired_qkv(self, rows: Tensor) -> Tensor:
-        rotated = (self._config.num_heads + self._config.num_kv_heads) * self._config.head_size
-        return torch.cat([self._paired(rows[:rotated]), rows[rotated:]])
-
-    def _paired(self, heads: Tensor) -> Tensor:
-        """Interleave the halves of each head: rotary pairs (i, i + size/2) become (2i, 2i + 1)."""
-        halves = heads.view(-1, 2, self._config.head_size // 2, *heads.shape[1:])
-        return halves.transpose(1, 2).reshape(heads.shape)
+        names = (f"attention.{kind}_layernorm.weight" for kind in "qk")
+        q, k = (self._take(vector(name, layer, self._config.head_size)) for name in names)
+        return qk_norm(q, k, self._config)
 
     def _take(self, rule: Rule, dtype: torch.dtype | None = None) -> Tensor:
         return join(self._checkpoint, rule).to(self._device, dtype or self._dtype)
 
 
-def _stack(tensors: list[Tensor]) -> Tensor:
+def stack(tensors: list[Tensor]) -> Tensor:
+    """Return tensors one below the other, without a copy where it is one."""
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+
+
+def norm_weight(weight: Tensor) -> Tensor:
+    """Return a norm's weight as `Norm` wants it."""
+    return weight * len(weight) ** 0.5 if weight.dtype == torch.float32 else weight
+
+
+def paired_qkv(rows: Tensor, config: ModelConfig) -> Tensor:
+    """Reorder the rows of q and k in those of q, k and v, as `Block` has them."""
+    rotated = (config.num_heads + config.num_kv_heads) * config.head_size
+    return torch.cat([_paired(rows[:rotated], config), rows[rotated:]])
+
+
+def qk_norm(q: Tensor, k: Tensor, config: ModelConfig) -> Tensor:
+    """Return the norms of the heads of q and k [head_size] as `Block` has them."""
+    heads = ((q, config.num_heads), (k, config.num_kv_heads))
+    return torch.cat([_paired(weight, config).expand(count, -1) for weight, count in heads])
+
+
+def _paired(heads: Tensor, config: ModelConfig) -> Tensor:
+    """Interleave the halves of each head: rotary pairs (i, i + size/2) become (2i, 2i + 1)."""
+    halves = heads.view(-1, 2, config.head_size // 2, *heads.shape[1:])
+    return halves.transpose(1, 2).reshape(heads.shape)

@@ -32,6 +32,16 @@ class Window:
     mask: Tensor | None
     key_len: int
 
+    def part(self, first: int, last: int) -> Window:
+        """Return the window of the tokens from number `first` up to `last`, without that, of each row."""
+        rows, width, taken = self.rows, self.width, slice(first, last)
+        slots = self.slots.view(rows, width)[:, taken].flatten()
+        rotation = self.rotation.view(rows, width, *self.rotation.shape[1:])[:, taken].flatten(0, 1)
+        mask = None
+        if self.mask is not None:
+            mask = self.mask.view(len(self.mask), -1, width, self.key_len)[:, :, taken].flatten(1, 2).unsqueeze(1)
+        return Window(self.first_row, rows, last - first, slots, rotation, mask, self.key_len)
+
 
 class Windows:
     """Makes the windows of a model whose cache has `max_len` positions a row."""
@@ -59,12 +69,20 @@ class Windows:
         The keys of all nodes lie behind each other whatever their depth, a node's own at `starts[i]` plus its number;
         a node sees the text, its ancestors and itself.
         """
-        begin, nodes = self._column(starts), tree.sees.shape[-1]
-        depths = torch.from_numpy(tree.depths[:, offset:]).to(self._device)
-        sees = torch.from_numpy(tree.sees[:, offset:]).to(self._device).expand(len(starts), -1, -1)
-        key_len, width = max(starts) + nodes, nodes - offset
+        depths, sees = (torch.from_numpy(part[:, offset:]).to(self._device) for part in (tree.depths, tree.sees))
+        return self.nodes(starts, depths, sees)
+
+    def nodes(self, starts: list[int], depths: Tensor, sees: Tensor) -> Window:
+        """Return the window that `tree` does, of the last nodes of trees whose shapes are on the device.
+
+        `depths` are [rows, width], `sees` [rows, width, nodes] tells which nodes each of them sees; one row may stand
+        for all.
+        """
+        begin, nodes, width = self._column(starts), sees.shape[-1], sees.shape[-2]
+        key_len, offset = max(starts) + nodes, nodes - width
         number = self._positions[:key_len] - begin  # of the node that a key belongs to; below 0: of the text
-        among = sees.gather(2, number.clamp(0, nodes - 1).unsqueeze(1).expand(-1, width, -1))
+        of_node = number.clamp(0, nodes - 1).unsqueeze(1).expand(-1, width, -1)
+        among = sees.expand(len(starts), -1, -1).gather(2, of_node)
         visible = (number < 0).unsqueeze(1) | (among & (number < nodes).unsqueeze(1))
         rotation = self._rotations[(begin + depths).flatten()]
         slots = self._slots(begin + self._positions[offset:nodes], 0)

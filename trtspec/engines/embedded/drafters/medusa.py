@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trtspec.checkpoint.rules import Rule
-from trtspec.engines.embedded.decoder import FINAL, Decoder
-from trtspec.engines.embedded.drafters.base import Draft, Drafter, Outcome, Sampling, Setup
+from trtspec.engines.embedded.decoder import Decoder
+from trtspec.engines.embedded.drafters.base import Draft, Sampling, Setup
+from trtspec.engines.embedded.drafters.last_hidden import LastHiddenDrafter
 from trtspec.engines.embedded.joining import join
 from trtspec.kernels.tree import Tree, in_node_order
 from trtspec.methods.choices import Choice, most_ranks
@@ -64,50 +65,23 @@ class Shape:
         return Draft(ranked.transpose(0, 1).flatten(1)[:, self._places], tree=self.tree)
 
 
-class MedusaDrafter(Drafter):
-    """Keeps for each row the hidden state that the heads read next: that of the last token but one of its text."""
-
-    taps = (FINAL,)
+class MedusaDrafter(LastHiddenDrafter):
+    """Drafts the tree of choices."""
 
     def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
         target, choices, depth = setup.target, setup.options.paths, setup.extent.depth
-        rows, hidden_size = setup.room.rows, target.config.hidden_size
         self._heads = HeadStack(target, depth)
         self._ranks = most_ranks(choices)
         self._shapes = [
             Shape([choice for choice in choices if len(choice) <= levels], self._ranks, target.device)
             for levels in range(1, depth + 1)
         ]
-        self._hidden = torch.zeros((rows, hidden_size), device=target.device, dtype=target.dtype)
-        self._rows = torch.arange(rows, device=target.device)
-        self._first_row, self._ends = 0, [0]
-
-    def begin(self, prompts: Sequence[Sequence[int]], first_row: int, max_tokens: int) -> None:
-        """Remember where the prompts end."""
-        self._first_row, self._ends = first_row, [len(prompt) - 1 for prompt in prompts]
-
-    def read(self, features: Tensor, start: int) -> None:
-        """Keep the hidden state at the end of each prompt that ends here."""
-        for row, end in enumerate(self._ends):
-            if start <= end < start + features.shape[1]:
-                self._hidden[self._first_row + row] = features[row, end - start]
 
     def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: Sampling | None) -> Draft:
         """Draft the first `depth` levels of the tree."""
         logits = self._heads.logits(self._hidden[: len(texts)], depth)
         return self._shapes[depth - 1].fill(logits.topk(self._ranks).indices)
-
-    def observe(self, outcome: Outcome) -> None:
-        """Keep the hidden state of each row's last accepted token."""
-        if outcome.features is None:
-            raise ValueError("Medusa heads read hidden states")
-        rows = len(outcome.verdicts)
-        ends = torch.tensor([verdict.path[-1] if verdict.path else 0 for verdict in outcome.verdicts])
-        self._hidden[:rows] = outcome.features[self._rows[:rows], ends.to(self._rows.device)]
-
-    def move_row(self, source: int, target: int, length: int) -> None:
-        """Move the row's hidden state."""
-        self._hidden[target] = self._hidden[source]
 
 
 def _stack(target: Decoder, rules: list[Rule]) -> Tensor:

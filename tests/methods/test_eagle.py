@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""EAGLE nets on their way into the target's checkpoint: read or refused with words, and stored as NVIDIA does."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.conftest import Run
+from tests.methods.eagle_nets import BLOCK, HIDDEN, VOCAB, Tensors, convert_with, random_net, save_net
+from tests.test_check import problems_of
+from tests.tiny import PAIR_VOCAB, TARGET_SHAPE, make_llama
+from trtspec.checkpoint.sharding import Mapping
+from trtspec.errors import CheckpointError, TrtspecError
+from trtspec.methods.base import Extent, find_method
+from trtspec.quant.scheme import Scheme
+from trtspec.steps.model import SourcePart, load_model, load_part
+
+METHOD = find_method("eagle")
+TREE: dict[str, Any] = {"choices": [[0], [1], [0, 0], [1, 0], [1, 1], [1, 0, 0]]}
+ODD = VOCAB - 1
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target of an odd vocabulary."""
+    return make_llama(tmp_path_factory.mktemp("hf"), vocab_size=ODD)
+
+
+def nets_of(root: Path) -> list[Tensors]:
+    """Return what a converted checkpoint has of nets, rank by rank."""
+    files = sorted(root.glob("rank*.safetensors"))
+    return [{name: value for name, value in load_file(file).items() if "eagle" in name} for file in files]
+
+
+# {name in the checkpoint: names in the source, one below the other, and the dimension that ranks divide}
+# (NVIDIA/TensorRT-LLM, tensorrt_llm/models/eagle/model.py and models/llama/model.py)
+STORED: dict[str, tuple[tuple[str, ...], int | None]] = {
+    "fc.weight": (("fc.weight",), 0),
+    "fc.bias": (("fc.bias",), 0),
+    "vocab_embedding.weight": (("embed_tokens.weight",), 0),
+    "layers.0.attention.dense.weight": ((f"{BLOCK}.self_attn.o_proj.weight",), 1),
+    "layers.0.post_layernorm.weight": ((f"{BLOCK}.post_attention_layernorm.weight",), None),
+    "layers.0.mlp.fc.weight": ((f"{BLOCK}.mlp.gate_proj.weight",), 0),
+    "layers.0.mlp.gate.weight": ((f"{BLOCK}.mlp.up_proj.weight",), 0),
+    "layers.0.mlp.proj.weight": ((f"{BLOCK}.mlp.down_proj.weight",), 1),
+}
+
+
+class TestConversion:
+    @pytest.mark.parametrize("tensor", [1, 2])
+    @pytest.mark.parametrize("own", [True, False], ids=["own embedding and bias", "without"])
+    def test_ranks_put_together_are_the_source(self, own: bool, tensor: int, source: Path, tmp_path: Path) -> None:
+        tensors = random_net(bias=own)
+        if own:
+            tensors["embed_tokens.weight"] = torch.randn(ODD, HIDDEN).bfloat16()
+        part = save_net(tmp_path / "net", tensors, vocab=ODD)
+        ranks = nets_of(convert_with(source, part, tmp_path / "out", TREE, mapping=Mapping(tensor)))
+        target = load_file(source / "model.safetensors")
+        absent = {"fc.bias": torch.zeros(HIDDEN).bfloat16(), "embed_tokens.weight": target["model.embed_tokens.weight"]}
+        assert len(ranks) == tensor
+        for level in range(3):
+            own_names = {f"drafter.{name}" for name in (*STORED, "layers.0.attention.qkv.weight")}
+            wanted = {f"eagle_nets.{level}.{name}" for name in {"lm_head.weight", *own_names}}
+            for rank in ranks:
+                assert {name for name in rank if name.startswith(f"eagle_nets.{level}.")} == wanted
+            for name, (sources, dimension) in STORED.items():
+                parts = [rank[f"eagle_nets.{level}.drafter.{name}"] for rank in ranks]
+                whole = parts[0] if dimension is None else torch.cat(parts, dimension)
+                expected = torch.cat([(absent | tensors)[each] for each in sources])
+                assert torch.equal(whole[: len(expected)], expected), name  # a divided vocabulary is padded
+            heads = torch.cat([rank[f"eagle_nets.{level}.lm_head.weight"] for rank in ranks])
+            assert torch.equal(heads[:ODD], target["lm_head.weight"])
+        assert all(name.startswith(("eagle_nets.0.", "eagle_nets.1.", "eagle_nets.2.")) for name in ranks[0])
+
+    def test_heads_are_divided_and_the_one_key_head_is_on_both_ranks(self, source: Path, tmp_path: Path) -> None:
+        tensors = random_net()
+        part = save_net(tmp_path / "net", tensors, vocab=ODD)
+        ranks = nets_of(convert_with(source, part, tmp_path / "out", TREE, mapping=Mapping(2)))
+        query, key, value = (tensors[f"{BLOCK}.self_attn.{name}_proj.weight"] for name in "qkv")
+        for rank, own in zip(ranks, query.chunk(2), strict=True):
+            assert torch.equal(rank["eagle_nets.1.drafter.layers.0.attention.qkv.weight"], torch.cat([own, key, value]))
+
+    def test_what_config_json_says(self, source: Path, tmp_path: Path) -> None:
+        part = save_net(tmp_path / "net", random_net(), vocab=ODD)
+        out = convert_with(source, part, tmp_path / "out", TREE, mapping=Mapping(2))
+        config = json.loads((out / "config.json").read_text())
+        assert config["architecture"] == "EagleForCausalLM"
+        assert (config["num_eagle_layers"], config["max_non_leaves_per_layer"], config["max_draft_len"]) == (3, 2, 6)
+        net = config["eagle_net_config"]
+        assert net["mapping"] == config["mapping"]
+        assert net["mapping"]["tp_size"] == 2
+        expected = {
+            "architecture": "LlamaForCausalLM", "dtype": "bfloat16", "logits_dtype": "float32", "vocab_size": ODD,
+            "hidden_size": HIDDEN, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+            "head_size": HIDDEN // 2, "intermediate_size": 24, "hidden_act": "silu", "norm_epsilon": 1e-5,
+            "max_position_embeddings": 64, "position_embedding_type": "rope_gpt_neox", "rotary_base": 5000.0,
+            "rotary_scaling": None, "quantization": {"quant_algo": None, "kv_cache_quant_algo": None},
+        }  # fmt: skip
+        assert {key: net[key] for key in expected} == expected
+
+    def test_a_growing_tree_has_a_net_for_each_level(self, source: Path, tmp_path: Path) -> None:
+        part = save_net(tmp_path / "net", random_net(), vocab=ODD)
+        out = convert_with(source, part, tmp_path / "out", {"dynamic": True, "top_k": 4, "depth": 2, "nodes": 99})
+        config = json.loads((out / "config.json").read_text())
+        assert (config["num_eagle_layers"], config["max_non_leaves_per_layer"], config["max_draft_len"]) == (2, 4, 20)
+
+    def test_nets_of_a_quantized_target_stay_as_they_are(self, source: Path, tmp_path: Path) -> None:
+        part = save_net(tmp_path / "net", random_net(), vocab=ODD)
+        out = convert_with(source, part, tmp_path / "out", TREE, scheme=Scheme("fp8_rowwise"))
+        (net,) = nets_of(out)
+        assert {value.dtype for value in net.values()} == {torch.bfloat16}
+        quantization = json.loads((out / "config.json").read_text())["quantization"]
+        assert quantization["exclude_modules"] == ["lm_head", "*eagle_nets*"]
+
+    def test_a_target_that_ties_its_head_lends_it(self, tmp_path: Path) -> None:
+        tied = make_llama(tmp_path / "hf", tie_word_embeddings=True)
+        part = save_net(tmp_path / "net", random_net())
+        (net,) = nets_of(convert_with(tied, part, tmp_path / "out", TREE))
+        embedding = load_file(tied / "model.safetensors")["model.embed_tokens.weight"]
+        assert torch.equal(net["eagle_nets.2.lm_head.weight"], embedding)
+
+    def test_biases_of_attention_are_found_by_their_names(self, source: Path, tmp_path: Path) -> None:
+        """As in the nets for Qwen2."""
+        biases = {f"{BLOCK}.self_attn.{name}_proj.bias": torch.randn(size).bfloat16()
+                  for name, size in (("q", HIDDEN), ("k", HIDDEN // 2), ("v", HIDDEN // 2))}  # fmt: skip
+        part = save_net(tmp_path / "net", random_net() | biases, vocab=ODD)
+        (net,) = nets_of(convert_with(source, part, tmp_path / "out", TREE))
+        stored = net["eagle_nets.0.drafter.layers.0.attention.qkv.bias"]
+        assert torch.equal(stored, torch.cat(list(biases.values())))
+
+
+def read(part: Path, source: Path, **options: Any) -> SourcePart:
+    return load_part(part, "eagle", options, load_model(source, "auto"))
+
+
+def without(*names: str) -> Tensors:
+    return {name: value for name, value in random_net().items() if name not in names}
+
+
+BAD: dict[str, tuple[Callable[[], Tensors], dict[str, Any], str]] = {
+    "another model": (
+        lambda: {"model.norm.weight": torch.zeros(4)},
+        {},
+        "/config.json: describes no EAGLE net: no tensor is named fc.weight",
+    ),
+    "an EAGLE-3 net": (
+        lambda: random_net() | {"midlayer.hidden_norm.weight": torch.zeros(4)},
+        {},
+        "/config.json: describes an EAGLE-3 net, which reads other hidden states\nhint: use method: eagle3",
+    ),
+    "several layers": (
+        without,
+        {"num_hidden_layers": 2},
+        "/config.json: num_hidden_layers is 2; EAGLE nets of one layer can be converted",
+    ),
+    "as many layers as nobody has": (without, {"num_hidden_layers": 10**9}, "/config.json: num_hidden_layers is 1000"),
+    "a size that is a word": (without, {"hidden_size": "x"}, "/config.json: hidden_size is 'x', expected int"),
+    "no size": (without, {"hidden_size": None}, "/config.json: lacks 'hidden_size'"),
+    "heads that do not divide": (without, {"num_attention_heads": 3}, "/config.json: hidden_size 32 is not a multiple"),
+    "another activation": (without, {"hidden_act": "gelu"}, "/config.json: hidden_act 'gelu' is not supported"),
+    "rotations of no kind": (
+        without,
+        {"rope_scaling": {"rope_type": "spiral"}},
+        "/config.json: rope_scaling: rope type 'spiral' is not supported",
+    ),
+    "a tensor is missing": (
+        lambda: without(f"{BLOCK}.mlp.up_proj.weight"),
+        {},
+        f": 3 tensors do not add up:\n  {BLOCK}.mlp.up_proj.weight: missing",
+    ),
+    "another shape": (
+        lambda: without() | {"fc.weight": torch.zeros(4, 4)},
+        {},
+        ": 3 tensors do not add up:\n  fc.weight: [4, 4] in model.safetensors, but config.json makes it [32, 64]",
+    ),
+    "something else": (
+        lambda: without() | {"layers.1.mlp.up_proj.weight": torch.zeros(4)},
+        {},
+        ": 1 tensor does not add up:\n  layers.1.mlp.up_proj.weight: no rule uses it",
+    ),
+}
+
+
+@pytest.mark.parametrize(("tensors", "config", "message"), BAD.values(), ids=BAD.keys())
+def test_what_is_no_eagle_net(
+    tensors: Callable[[], Tensors], config: dict[str, Any], message: str, source: Path, tmp_path: Path
+) -> None:
+    part = save_net(tmp_path / "net", tensors(), **{"vocab": ODD} | config)
+    with pytest.raises(CheckpointError) as caught:
+        read(part, source, **TREE)
+    assert str(caught.value).startswith(f"{part}{message}")
+
+
+@pytest.mark.parametrize("architectures", [None, [], ["EagleLlamaForCausalLM"], "Llama", [3]])
+def test_what_a_net_calls_itself_does_not_matter(architectures: Any, source: Path, tmp_path: Path) -> None:
+    part = save_net(tmp_path / "net", random_net(), vocab=ODD, architectures=architectures)
+    assert not read(part, source).part.misfits
+
+
+def test_a_norm_that_the_layer_has_no_use_for_is_skipped(source: Path, tmp_path: Path) -> None:
+    name = f"{BLOCK}.input_layernorm.weight"
+    part = save_net(tmp_path / "net", random_net() | {name: torch.ones(HIDDEN)}, vocab=ODD)
+    assert read(part, source).matched.skipped == {name: "the layer begins with no norm"}
+
+
+def test_a_net_of_another_model_is_refused_with_all_reasons_at_once(source: Path, tmp_path: Path) -> None:
+    part = save_net(tmp_path / "net", random_net(HIDDEN // 2), hidden=HIDDEN // 2)
+    assert [(misfit.code, misfit.message) for misfit in read(part, source).part.misfits] == [
+        ("hidden-size", "the net continues hidden states of 16, the target's have 32"),
+        ("vocabulary", "the net has 64 vocabulary entries, the target 63"),
+    ]
+    with pytest.raises(CheckpointError, match=r"hidden states of 16, .*; the net has 64 vocabulary entries"):
+        convert_with(source, part, tmp_path / "out", TREE)
+
+
+def test_its_parameters_are_counted_once(source: Path, tmp_path: Path) -> None:
+    tensors = random_net(bias=True)
+    part = read(save_net(tmp_path / "net", tensors, vocab=ODD), source)
+    assert part.part.num_parameters == sum(tensor.numel() for tensor in tensors.values())
+
+
+class TestOptions:
+    def test_the_default_is_the_tree_of_the_reference(self) -> None:
+        """Called mc_sim_7b_63 there, and of 25 nodes (SafeAILab/EAGLE, eagle/model/choices.py)."""
+        options = METHOD.parse({})
+        assert METHOD.extent(options, 0) == Extent(5, 25)
+        assert METHOD.parse({"choices": "mc_sim_7b_63"}) == options
+
+    def test_a_growing_tree_is_by_default_that_of_the_reference(self) -> None:
+        """SafeAILab/EAGLE, eagle/model/ea_model.py: total_token 60 with the root, depth 7 below the first level."""
+        assert METHOD.extent(METHOD.parse({"dynamic": True}), 0) == Extent(8, 59)
+
+    def test_a_growing_tree_has_no_more_nodes_than_are_ranked(self) -> None:
+        options = METHOD.parse({"dynamic": True, "top_k": 2, "depth": 3, "nodes": 200})
+        assert METHOD.extent(options, 0) == Extent(3, 2 + 4 + 4)
+
+    @pytest.mark.parametrize("written", [{}, {"choices": [[0]]}, {"dynamic": True}, {"dynamic": True, "nodes": 7}])
+    def test_what_is_recorded_of_options_says_the_same_again(self, written: dict[str, Any]) -> None:
+        options = METHOD.parse(written)
+        assert METHOD.parse(json.loads(options.model_dump_json())) == options
+
+    @pytest.mark.parametrize(
+        ("written", "message"),
+        [
+            ({"choices": [[0], [1, 0]]}, "choices: [1, 0] needs [1], which is missing"),
+            ({"choices": "vicuna_7b_stage2"}, "choices: 'vicuna_7b_stage2' is no known tree; known: mc_sim_7b_63"),
+            ({"dynamic": True, "choices": "mc_sim_7b_63"}, "choices: choices are those of a static tree"),
+            ({"top_k": 4}, "top_k: top_k is that of a dynamic tree"),
+            ({"dynamic": False, "depth": 4}, "depth: depth is that of a dynamic tree"),
+            ({"dynamic": True, "nodes": 0}, "nodes: Input should be greater than or equal to 1"),
+            ({"dynamic": "yes", "top_k": 4}, "dynamic: Input should be a valid boolean"),
+        ],
+    )
+    def test_bad_options_are_said_with_their_place(self, written: dict[str, Any], message: str) -> None:
+        with pytest.raises(TrtspecError) as caught:
+            METHOD.parse(written)
+        assert str(caught.value) == f"speculation.options.{message}"
+
+
+@pytest.fixture
+def eagle(recipe: Path) -> Path:
+    """The pair's recipe with a net in place of the draft."""
+    hidden = TARGET_SHAPE["hidden_size"]
+    save_net(recipe.parent / "net", random_net(hidden), hidden=hidden, vocab=PAIR_VOCAB)
+    text = recipe.read_text().replace("draft_target\n  draft_len: 3", "eagle").replace("./draft", "./net")
+    recipe.write_text(text)
+    return recipe
+
+
+class TestRecipes:
+    def test_a_net_that_fits(self, eagle: Path, trtspec: Run) -> None:
+        assert trtspec("check", eagle, "--json").document["problems"] == []
+
+    @pytest.mark.parametrize(
+        ("option", "path", "message"),
+        [
+            ("choices=[[262]]", "choices", "rank 262 is beyond the target's 262 vocabulary entries"),
+            ("nodes=7", "nodes", "nodes is that of a dynamic tree"),
+            ("choice=mc_sim_7b_63", "choice", "eagle has no option 'choice' (lossy, posterior_threshold,"),
+            ("lossy=true", "lossy", "lossy acceptance changes the text, and gates.lossless holds"),
+        ],
+    )
+    def test_bad_options(self, option: str, path: str, message: str, eagle: Path, trtspec: Run) -> None:
+        (problem,) = problems_of(trtspec, eagle, "--set", f"speculation.options.{option}")
+        assert problem["path"] == f"speculation.options.{path}"
+        assert problem["message"].startswith(message)
+
+    def test_more_tokens_than_the_vocabulary_has(self, recipe: Path, trtspec: Run) -> None:
+        root = recipe.parent
+        make_llama(root / "target", vocab_size=40, **TARGET_SHAPE)
+        hidden = TARGET_SHAPE["hidden_size"]
+        save_net(root / "net", random_net(hidden), hidden=hidden, vocab=40)
+        asked = {"dynamic": True, "top_k": 41}
+        target = load_model(root / "target", "auto")
+        (misfit,) = METHOD.misfits(METHOD.parse(asked), target.config)
+        assert (misfit.code, misfit.message) == ("top_k", "41 is more than the target's 40 vocabulary entries")
+
+    def test_a_net_that_does_not_fit(self, eagle: Path, trtspec: Run) -> None:
+        config = eagle.parent / "net" / "config.json"
+        config.write_text(config.read_text().replace(f'"vocab_size": {PAIR_VOCAB}', '"vocab_size": 40'))
+        (problem,) = problems_of(trtspec, eagle)
+        assert (problem["path"], problem["code"]) == ("speculation.draft.model", "vocabulary")
+        assert problem["message"] == f"the net has 40 vocabulary entries, the target {PAIR_VOCAB}"
+
+    def test_pinned_pickles_are_built_from(self, eagle: Path, trtspec: Run) -> None:
+        """As most nets are published: pytorch_model.bin beside config.json."""
+        root = eagle.parent / "net"
+        torch.save(load_file(root / "model.safetensors"), root / "pytorch_model.bin")
+        (root / "model.safetensors").unlink()
+        digest = hashlib.sha256((root / "pytorch_model.bin").read_bytes()).hexdigest()
+        pin = f"allow_pickle: true\n    sha256: {{pytorch_model.bin: {digest}}}"
+        eagle.write_text(eagle.read_text().replace("./net", f"./net\n    {pin}"))
+        grown = ("--set", "speculation.options={dynamic: true, nodes: 12}")
+        assert trtspec("build", eagle, *grown).code == 0
+        artifact = eagle.parent / "build" / "tiny"
+        generated = trtspec("generate", artifact, "-p", "the", "--max-tokens", "12", "--json").document
+        assert generated["new_tokens"] == 12
+        assert generated["drafted"] > 12 * 5

@@ -1,0 +1,411 @@
+# SPDX-License-Identifier: Apache-2.0
+"""EAGLE-3 nets on their way into the target's checkpoint: four layouts read as one, or refused with words."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tests.conftest import Run
+from tests.methods.eagle3_nets import AUX, Net, convert_with, random_net, save_net
+from tests.test_check import problems_of
+from tests.tiny import PAIR_VOCAB, SHAPE, TARGET_SHAPE, make_llama, reference_model
+from trtspec.checkpoint.sharding import Mapping
+from trtspec.errors import CheckpointError, TrtspecError
+from trtspec.methods.base import Extent, find_method
+from trtspec.quant.scheme import Scheme
+from trtspec.steps.model import SourcePart, load_model, load_part
+
+METHOD = find_method("eagle3")
+LAYERS = 7
+# What the paper reads of 7 layers: what comes out of the second, the third and the fourth.
+AUX_OF_PAPER = (1, 2, 3)
+LAYER = "eagle3.layers.0"
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target."""
+    return make_llama(tmp_path_factory.mktemp("hf"), num_hidden_layers=LAYERS)
+
+
+def parts_of(root: Path) -> list[dict[str, Tensor]]:
+    """Return what a converted checkpoint has of nets, rank by rank."""
+    files = sorted(root.glob("rank*.safetensors"))
+    return [{name: value for name, value in load_file(file).items() if "eagle3" in name} for file in files]
+
+
+def config_of(root: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((root / "config.json").read_text())
+    return config
+
+
+def stored(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return a net's tensors as they are stored, by TensorRT-LLM's names."""
+    layer = {name.removeprefix("layers.0."): value for name, value in tensors.items() if name.startswith("layers.0.")}
+    renamed = {
+        "self_attn.o_proj": "attention.dense", "mlp.gate_proj": "mlp.fc", "mlp.up_proj": "mlp.gate",
+        "mlp.down_proj": "mlp.proj", "post_attention_layernorm": "post_layernorm", "hidden_norm": "hidden_norm",
+        "input_layernorm": "input_layernorm", "self_attn.q_norm": "attention.q_layernorm",
+        "self_attn.k_norm": "attention.k_layernorm",
+    }  # fmt: skip
+    found = {
+        f"{LAYER}.{ours}.weight": layer[f"{theirs}.weight"]
+        for theirs, ours in renamed.items()
+        if f"{theirs}.weight" in layer
+    }
+    for kind in ("weight", "bias"):
+        if f"self_attn.q_proj.{kind}" in layer:
+            qkv = [layer[f"self_attn.{name}_proj.{kind}"] for name in "qkv"]
+            found[f"{LAYER}.attention.qkv.{kind}"] = torch.cat(qkv)
+    for name, value in tensors.items():
+        if not name.startswith("layers.0.") and name != "t2d":
+            found[f"eagle3.{name.replace('embed_tokens', 'vocab_embedding')}"] = value
+    return found
+
+
+NETS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "whole vocabulary": {"drafted": SHAPE["vocab_size"]},
+    "all there can be": {"bias": True, "qk_norm": True, "own_embedding": True, "fc_norm": True},
+    "one norm before fc": {"norm_before_fc": True, "norm_output": True, "norm_before_residual": True},
+}
+
+
+class TestConversion:
+    @pytest.mark.parametrize("kind", NETS.values(), ids=NETS.keys())
+    def test_the_tensors_are_the_sources(self, kind: dict[str, Any], source: Path, tmp_path: Path) -> None:
+        net = random_net((0, 4, 6), **kind)
+        (found,) = parts_of(convert_with(source, save_net(net, tmp_path / "net"), tmp_path / "out"))
+        expected = stored(net.tensors)
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            assert found[name].dtype == value.dtype
+            assert torch.equal(found[name], value), name
+
+    def test_ranks_put_together_are_one_rank(self, source: Path, tmp_path: Path) -> None:
+        part = save_net(random_net((0, 4, 6), drafted=41, bias=True), tmp_path / "net")
+        (whole,) = parts_of(convert_with(source, part, tmp_path / "one"))
+        first, second = parts_of(convert_with(source, part, tmp_path / "two", mapping=Mapping(2)))
+        assert first.keys() == second.keys() == whole.keys()
+        by_rows = {f"{LAYER}.mlp.fc.weight", f"{LAYER}.mlp.gate.weight", "eagle3.lm_head.weight"}
+        by_columns = {f"{LAYER}.attention.dense.weight", f"{LAYER}.mlp.proj.weight"}
+        for name, value in whole.items():
+            if name in by_rows:
+                joined = torch.cat([first[name], second[name]])[: len(value)]  # the vocabulary is padded
+            elif name in by_columns:
+                joined = torch.cat([first[name], second[name]], 1)
+            elif ".qkv." in name:  # 4, 2 and 2 heads of 8 numbers each
+                parts = zip(first[name].split([16, 8, 8]), second[name].split([16, 8, 8]), strict=True)
+                joined = torch.cat([part for pair in parts for part in pair])
+            else:
+                assert torch.equal(first[name], second[name])
+                joined = first[name]
+            assert torch.equal(joined, value), name
+
+    def test_what_config_json_says(self, source: Path, tmp_path: Path) -> None:
+        rope = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64}  # fmt: skip
+        part = save_net(random_net((0, 4, 6), fc_norm=True), tmp_path / "net", rope_scaling=rope)
+        config = config_of(convert_with(source, part, tmp_path / "out", mapping=Mapping(2)))
+        assert config["architecture"] == "LlamaForCausalLM"
+        assert config["eagle3"] == {
+            "taps": [1, 5, 7], "norm_before_fc": False, "fc_norm": True, "norm_before_residual": False,
+            "norm_output": False, "fc_bias": False, "own_embedding": False, "own_head": True, "maps_ids": True,
+        }  # fmt: skip
+        layer = config["eagle3_net_config"]
+        assert (layer["vocab_size"], layer["num_hidden_layers"], layer["head_size"]) == (40, 1, 8)
+        assert (layer["rotary_base"], layer["rotary_scaling"]["factor"]) == (5000.0, 4.0)
+        assert layer["mapping"]["tp_size"] == 2
+
+    def test_the_net_of_a_quantized_target_stays_as_it_is(self, source: Path, tmp_path: Path) -> None:
+        net = random_net((0, 4, 6))
+        out = convert_with(source, save_net(net, tmp_path / "net"), tmp_path / "out", scheme=Scheme("fp8_rowwise"))
+        (found,) = parts_of(out)
+        assert torch.equal(found["eagle3.lm_head.weight"], net.tensors["lm_head.weight"])
+        assert {value.dtype for value in found.values()} == {torch.bfloat16, torch.int64}
+        assert config_of(out)["quantization"]["exclude_modules"] == ["lm_head", "eagle3.*"]
+
+    def test_a_head_tied_to_the_nets_own_embedding(self, source: Path, tmp_path: Path) -> None:
+        net = random_net((0, 4, 6), drafted=SHAPE["vocab_size"], own_embedding=True).changed(lm_head__weight=None)
+        out = convert_with(source, save_net(net, tmp_path / "net", tie_word_embeddings=True), tmp_path / "out")
+        (found,) = parts_of(out)
+        assert torch.equal(found["eagle3.lm_head.weight"], net.tensors["embed_tokens.weight"])
+        assert torch.equal(found["eagle3.vocab_embedding.weight"], net.tensors["embed_tokens.weight"])
+
+    def test_a_net_narrower_than_its_target(self, source: Path, tmp_path: Path) -> None:
+        """It brings embedding and head, and reads hidden states of another width than its own."""
+        net = random_net((0, 4, 6), target={"hidden_size": 16}, own_embedding=True)
+        net = net.changed(fc__weight=torch.ones((16, 3 * SHAPE["hidden_size"]), dtype=torch.bfloat16))
+        part = save_net(net, tmp_path / "net", target_hidden_size=SHAPE["hidden_size"])
+        assert not read(part, source).part.misfits
+        bare = save_net(net.changed(embed_tokens__weight=None), tmp_path / "bare", target_hidden_size=32)
+        with pytest.raises(CheckpointError, match=r"1 tensor does not add up:\n  embed_tokens.weight: missing"):
+            read(bare, source)
+
+
+class TestLayouts:
+    LAYOUTS = ("original", "specforge", "modelopt", "module", "speculators")
+
+    def test_all_layouts_become_the_same_files(self, source: Path, tmp_path: Path) -> None:
+        net = random_net(AUX_OF_PAPER)
+        outs = [
+            convert_with(source, save_net(net, tmp_path / layout, layout), tmp_path / f"{layout}-out")
+            for layout in self.LAYOUTS
+        ]
+        assert config_of(outs[0])["eagle3"]["taps"] == [2, 3, 4]
+        for out in outs[1:]:
+            for name in ("config.json", "rank0.safetensors"):
+                assert (out / name).read_bytes() == (outs[0] / name).read_bytes(), out
+
+    @pytest.mark.parametrize(
+        ("layers", "taps"), [(6, None), (7, [2, 3, 4]), (32, [2, 16, 29]), (61, [2, 30, 58])], ids=str
+    )
+    def test_layers_where_none_are_named(self, layers: int, taps: list[int] | None, tmp_path: Path) -> None:
+        """What goes into 2, n // 2 and n - 3 (SafeAILab/EAGLE, modeling_llama_kv.py); 6 layers are too few."""
+        source = make_llama(tmp_path / "hf", num_hidden_layers=layers)
+        part = read(save_net(random_net(AUX_OF_PAPER), tmp_path / "net", "original"), source).part
+        if taps:
+            assert part.config["eagle3"]["taps"] == taps
+        else:
+            (misfit,) = part.misfits
+            assert misfit.code == "aux-layers"
+            assert misfit.message == "the net reads what goes into the layers 2, 3, 3 of a target that has 6"
+
+    @pytest.mark.filterwarnings("ignore")  # ModelOpt warns of what is on its way out
+    def test_what_nvidias_exporter_writes(self, source: Path, tmp_path: Path) -> None:
+        """It names the layers that it chose, and stretches rotary positions by YaRN."""
+        import modelopt.torch.speculative as mtsp
+        from modelopt.torch.export import export_speculative_decoding
+        from modelopt.torch.speculative.config import EAGLE3_DEFAULT_CFG
+
+        shape = random_net(AUX_OF_PAPER).layer
+        settings = copy.deepcopy(EAGLE3_DEFAULT_CFG["config"])
+        settings["eagle_architecture_config"] |= shape | {"draft_vocab_size": shape["vocab_size"]}
+        model = reference_model(source, "bfloat16")
+        mtsp.convert(model, [("eagle", settings)])
+        export_speculative_decoding(model, export_dir=tmp_path / "net")
+        written = config_of(tmp_path / "net")
+        out = convert_with(source, tmp_path / "net", tmp_path / "out")
+        (found,) = parts_of(out)
+        expected = stored(load_file(tmp_path / "net" / "model.safetensors"))
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            assert torch.equal(found[name], value), name
+        config = config_of(out)
+        assert config["eagle3"]["taps"] == [number + 1 for number in written["eagle_config"][AUX]] == [2, 3, 4]
+        assert config["eagle3_net_config"]["rotary_scaling"]["factor"] == written["rope_scaling"]["factor"] == 32.0
+
+    def test_modelopts_names_of_the_switches(self, source: Path, tmp_path: Path) -> None:
+        net = random_net((0, 4, 6), norm_before_fc=True)
+        eagle = {AUX: [0, 4, 6], "norm_before_fc": True, "return_hidden_post_norm": True}
+        part = save_net(net, tmp_path / "net", eagle_config=eagle, norm_before_fc=None)
+        written = read(part, source).part.config["eagle3"]
+        assert (written["norm_before_fc"], written["norm_output"]) == (True, True)
+
+
+def read(part: Path, source: Path, **options: Any) -> SourcePart:
+    return load_part(part, "eagle3", options, load_model(source, "auto"))
+
+
+def without(*names: str) -> Callable[[], Net]:
+    return lambda: random_net((0, 4, 6)).changed(**{name.replace(".", "__"): None for name in names})
+
+
+def with_others(**tensors: Tensor) -> Callable[[], Net]:
+    return lambda: random_net((0, 4, 6)).changed(**tensors)
+
+
+WIDE = torch.zeros((4, 4), dtype=torch.bfloat16)
+BAD: dict[str, tuple[Callable[[], Net], dict[str, Any], str]] = {
+    "eagle-1": (
+        without("layers.0.hidden_norm.weight"),
+        {},
+        "/config.json: a net of EAGLE-1 or EAGLE-2: its layer has no hidden_norm\nhint: use method: eagle",
+    ),
+    "another model": (
+        without("layers.0.hidden_norm.weight", "fc.weight"),
+        {},
+        "/config.json: no EAGLE-3 net: it has no midlayer.hidden_norm.weight",
+    ),
+    "another speculators": (
+        without(),
+        {"speculators_model_type": "peagle"},
+        "/config.json: speculators_model_type is 'peagle', expected 'eagle3'",
+    ),
+    "two layers": (
+        without(),
+        {"num_hidden_layers": 2},
+        "/config.json: an EAGLE-3 net of 2 layers; drafting from one is what is supported",
+    ),
+    "no number of layers": (
+        without(),
+        {"num_hidden_layers": 10**30},
+        f"/config.json: num_hidden_layers is {10**30}, expected a positive number",
+    ),
+    "more drafted tokens than there are": (
+        without(),
+        {"draft_vocab_size": 65},
+        "/config.json: draft_vocab_size is 65, expected a positive number of at most 64",
+    ),
+    "layers that are words": (
+        without(),
+        {"eagle_config": {AUX: ["low", "high"]}},
+        f"/config.json: {AUX} is ['low', 'high'], expected numbers of layers",
+    ),
+    "a section that is a list": (without(), {"eagle_config": [1]}, "/config.json: eagle_config is [1], expected"),
+    "norms twice": (
+        without(),
+        {"norm_before_fc": True, "fc_norm": True},
+        "/config.json: norm_before_fc and fc_norm are true, of which a net has one",
+    ),
+    "norms that are not there": (
+        without(),
+        {"norm_before_fc": True},
+        ": 1 tensor does not add up:\n  input_norm.weight: missing",
+    ),
+    "a tensor is missing": (
+        without("layers.0.self_attn.k_proj.weight", "d2t"),
+        {},
+        ": 2 tensors do not add up:\n  d2t: missing\n  midlayer.self_attn.k_proj.weight: missing",
+    ),
+    "no head for fewer tokens": (without("lm_head.weight"), {}, ": 1 tensor does not add up:\n  lm_head.weight: miss"),
+    "something else": (with_others(eh_proj__weight=WIDE), {}, ": 1 tensor does not add up:\n  eh_proj.weight: no rule"),
+    "another number of hidden states": (
+        without(),
+        {"eagle_config": {AUX: [0, 6]}},
+        ": 1 tensor does not add up:\n  fc.weight: [32, 96] in model.safetensors, but config.json makes it [32, 64]",
+    ),
+    "ids that are no integers": (
+        with_others(d2t=torch.zeros(40)),
+        {},
+        ": 1 tensor does not add up:\n  d2t: dtype F32 in model.safetensors, only I64 can be converted",
+    ),
+}
+
+
+@pytest.mark.parametrize(("net", "config", "message"), BAD.values(), ids=BAD.keys())
+def test_what_is_no_net(
+    net: Callable[[], Net], config: dict[str, Any], message: str, source: Path, tmp_path: Path
+) -> None:
+    part = save_net(net(), tmp_path / "net", **config)
+    with pytest.raises(CheckpointError) as caught:
+        read(part, source)
+    assert str(caught.value).startswith(f"{part}{message}")
+
+
+def ids(*, step: int = 1, first: int = 0) -> Tensor:
+    """Return the d2t of 40 ids, `step` apart from `first` on."""
+    return torch.arange(40) * (step - 1) + first
+
+
+MISFITS: dict[str, tuple[Callable[[], Net], dict[str, Any], list[tuple[str, str]]]] = {
+    "another model altogether": (
+        lambda: random_net((0, 4, 9), target={"hidden_size": 16, "vocab_size": 80}),
+        {},
+        [
+            ("vocabulary", "the net is for 80 vocabulary entries, the target has 64"),
+            ("hidden-size", "the net reads hidden states of 16, the target's have 32"),
+            ("aux-layers", "the net reads what goes into the layers 1, 5, 10 of a target that has 7"),
+        ],
+    ),
+    "layers in disorder": (
+        without(),
+        {"eagle_config": {AUX: [4, 0, 6]}},
+        [("aux-layers", "the net reads what goes into the layers 5, 1, 7 of a target that has 7")],
+    ),
+    "ids beyond the vocabulary": (with_others(d2t=ids(step=2)), {}, [("d2t", "d2t leads to the id 64, outside 0..63")]),
+    "ids below 0": (with_others(d2t=ids(first=-1)), {}, [("d2t", "d2t leads to the id -1, outside 0..63")]),
+    "ids that repeat": (with_others(d2t=-torch.arange(40)), {}, [("d2t", "d2t leads to ids that do not ascend")]),
+    "t2d of another vocabulary": (
+        with_others(t2d=torch.ones(80, dtype=torch.bool)),
+        {},
+        [("d2t", "t2d is BOOL [80], expected BOOL [64]")],
+    ),
+    "t2d of other ids": (
+        with_others(d2t=ids(first=3), t2d=torch.arange(64) < 40),
+        {},
+        [("d2t", "t2d marks other ids than those that d2t leads to")],
+    ),
+}
+
+
+@pytest.mark.parametrize(("net", "config", "expected"), MISFITS.values(), ids=MISFITS.keys())
+def test_all_that_does_not_fit_is_said(
+    net: Callable[[], Net], config: dict[str, Any], expected: list[tuple[str, str]], source: Path, tmp_path: Path
+) -> None:
+    found = read(save_net(net(), tmp_path / "net", **config), source)
+    assert [(misfit.code, misfit.message) for misfit in found.part.misfits] == expected
+    with pytest.raises(CheckpointError, match="; ".join(message for _, message in expected).replace("[", r"\[")):
+        found.check(Mapping())
+
+
+class TestOptions:
+    def test_they_say_how_much_is_drafted(self) -> None:
+        def extent(draft_len: int, **options: int) -> Extent:
+            return METHOD.extent(METHOD.parse(options), draft_len)
+
+        assert extent(5) == Extent(5, 5)
+        assert extent(5, top_k=4, nodes=20) == Extent(5, 20)
+        assert extent(2, top_k=2, nodes=20) == Extent(2, 6)  # 2 tokens, and 2 after each
+        assert extent(5, top_k=2, nodes=3) == Extent(3, 3)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"top_k": 4}, "top_k and nodes make a tree together; give both of them, or none for a chain"),
+            ({"nodes": 4}, "top_k and nodes make a tree together; give both of them, or none for a chain"),
+            ({"lossy": True}, "lossy acceptance is a rule for trees; give top_k and nodes"),
+        ],
+        ids=str,
+    )
+    def test_a_tree_needs_both(self, options: dict[str, Any], message: str) -> None:
+        with pytest.raises(TrtspecError) as caught:
+            METHOD.parse(options)
+        assert str(caught.value) == f"speculation.options.nodes: {message}"
+
+    def test_a_tree_is_no_wider_than_what_is_drafted_from(self, source: Path, tmp_path: Path) -> None:
+        part = save_net(random_net((0, 4, 6), drafted=3), tmp_path / "net")
+        assert not read(part, source, top_k=3, nodes=9).part.misfits
+        (misfit,) = read(part, source, top_k=4, nodes=9).part.misfits
+        assert misfit.message == "top_k is 4, and the net drafts 3 different tokens"
+
+
+@pytest.fixture
+def eagle3(recipe: Path) -> Path:
+    """The pair's recipe with a net in place of the draft."""
+    save_net(random_net((0, 2), target=TARGET_SHAPE | {"vocab_size": PAIR_VOCAB}), recipe.parent / "net")
+    recipe.write_text(recipe.read_text().replace("draft_target", "eagle3").replace("./draft", "./net"))
+    return recipe
+
+
+class TestRecipes:
+    def test_a_net_that_fits(self, eagle3: Path, trtspec: Run) -> None:
+        assert trtspec("check", eagle3, "--json").document["problems"] == []
+
+    @pytest.mark.parametrize(
+        ("change", "path", "message"),
+        [
+            ("options.top_k=4", "options.nodes", "top_k and nodes make a tree together; give both of them, or none"),
+            ("options.depth=4", "options.depth", "eagle3 has no option 'depth' (lossy, posterior_threshold,"),
+            ("draft_len=17", "draft_len", "eagle3 takes 1..16 draft tokens"),
+        ],
+    )
+    def test_bad_options(self, change: str, path: str, message: str, eagle3: Path, trtspec: Run) -> None:
+        (problem,) = problems_of(trtspec, eagle3, "--set", f"speculation.{change}")
+        assert problem["path"] == f"speculation.{path}"
+        assert problem["message"].startswith(message)
+
+    def test_a_net_that_does_not_fit(self, eagle3: Path, trtspec: Run) -> None:
+        save_net(random_net((0, 1)), eagle3.parent / "other")
+        problems = problems_of(trtspec, eagle3, "--set", "speculation.draft.model=./other")
+        assert [problem["code"] for problem in problems] == ["vocabulary", "hidden-size"]
+        assert {problem["path"] for problem in problems} == {"speculation.draft.model"}

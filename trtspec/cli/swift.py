@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trtspec swift`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trtspec.cli.options import Json, Recipe, Set
+
+if TYPE_CHECKING:
+    from trtspec.measure.skips import Limits
+    from trtspec.measure.swift import Found
+    from trtspec.pipeline import Build
+
+
+def swift(
+    recipe: Recipe,
+    set_: Set = None,
+    samples: Annotated[int, typer.Option(help="Prompts that the target answers for the search.", min=2)] = 16,
+    max_tokens: Annotated[int, typer.Option(help="New tokens a prompt.", min=1)] = 64,
+    max_skip: Annotated[float, typer.Option(help="Share of the sublayers left out at most.", min=0, max=1)] = 0.75,
+    iterations: Annotated[int, typer.Option(help="Sets that are tried at most.", min=1)] = 300,
+    minutes: Annotated[float, typer.Option(help="Minutes that sets are tried for at most.", min=0)] = 10.0,
+    seed: Annotated[int, typer.Option(help="Equal seeds try equal sets.")] = 0,
+    layers: Annotated[bool, typer.Option("--layers", help="Leave out whole layers only, as an engine can.")] = False,
+    export: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write what the best set leaves as a draft checkpoint.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Find out what a recipe's target can leave out while it drafts for itself.
+
+    Example: trtspec swift recipes/quickstart.yaml
+    """
+    from trtspec.cli.render import print_json
+    from trtspec.measure.skips import Limits
+
+    limits = Limits(max_skip, iterations, 60 * minutes, layers)
+    build, found = _search(recipe, set_ or [], samples, max_tokens, limits, seed)
+    if export:
+        _export(build, found, export)
+    if json:
+        print_json({**found.as_dict(), "name": build.recipe.name, "export": str(export) if export else None})
+    else:
+        _show(found)
+
+
+def _search(
+    recipe: Path, overrides: list[str], samples: int, max_tokens: int, limits: Limits, seed: int
+) -> tuple[Build, Found]:
+    """Build the recipe's target alone, for as long as it is searched."""
+    from dataclasses import replace
+    from tempfile import TemporaryDirectory
+
+    from trtspec.cli.render import build_bars, counter, show_problems
+    from trtspec.measure.swift import search_artifact
+    from trtspec.paths import cache_dir
+    from trtspec.pipeline import open_store, plan_build, prepare_sources, run_build
+    from trtspec.recipe.load import load_recipe
+    from trtspec.recipe.schema import Speculation
+
+    loaded = load_recipe(recipe, overrides)
+    loaded = replace(loaded, recipe=loaded.recipe.model_copy(update={"speculation": Speculation()}))
+    cache_dir().mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix="swift-", dir=cache_dir()) as folder:  # beside the store, which it links to
+        with build_bars() as bars:
+            prepare_sources(loaded, bars.preparing)
+            build = plan_build(loaded, read_all=True, on_read=bars.reading)
+            show_problems(build.findings.problems)
+            root = run_build(build, Path(folder) / "artifact", open_store(), bars).artifact
+        with counter() as on_progress:
+            found = search_artifact(
+                root, samples=samples, max_tokens=max_tokens, limits=limits, seed=seed, on_progress=on_progress
+            )
+    return build, found
+
+
+def _export(build: Build, found: Found, out: Path) -> None:
+    from trtspec.cli.render import counter, say
+    from trtspec.measure.skips import draft_cost
+    from trtspec.methods.swift import Skip
+    from trtspec.steps.prune import prune_checkpoint
+
+    model, skip = build.findings.target, found.best.skip
+    if model is None:
+        raise ValueError("a build has a target")
+    done = 0
+    with counter() as on_progress:
+
+        def on_bytes(count: int) -> None:
+            nonlocal done
+            done += count
+            on_progress("export", done, model.source.nbytes)
+
+        prune_checkpoint(model, skip, out, on_bytes)
+    cost = draft_cost(Skip(attention=skip.layers, mlp=skip.layers), model.config)
+    kept, of = model.config.num_layers - len(skip.layers), model.config.num_layers
+    say(f"{out}: {kept} of {of} layers, {cost:.0%} of the weights, for speculation.draft.model of draft_target")
+
+
+def _show(found: Found) -> None:
+    import sys
+
+    from trtspec.cli.render import say, show_table
+
+    rows = [
+        (
+            ", ".join(
+                f"{kind} {' '.join(map(str, layers))}" for kind, layers in each.skip.model_dump().items() if layers
+            ),
+            f"{each.matchness:.3f}",
+            f"{each.cost:.0%}",
+            str(each.draft_len),
+            f"{each.speedup:.2f}x",
+        )
+        for each in found.candidates
+    ]
+    show_table("", ("left out", "matchness", "weights read", "draft_len", "expected"), rows, right=(1, 2, 3, 4))
+    say(
+        f"{found.tried} sets tried in {found.seconds:.1f} s; matchness at {found.places} places of text that the search"
+        " had not seen, expected speed-up where a step takes as long as its weights take to read",
+        "dim",
+    )
+    if found.best.speedup <= 1:
+        say("no set is expected to be faster than the target alone", "yellow")
+    skip = found.best.skip
+    sys.stdout.write(
+        "speculation:\n  method: swift\n"
+        f"  draft_len: {found.best.draft_len}\n  options:\n    skip:\n"
+        f"      attention: {skip.attention}\n      mlp: {skip.mlp}\n"
+    )
+
+
+command = swift

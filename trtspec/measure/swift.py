@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds what an artifact's target can leave out while it drafts for itself, on text that it generated.
+
+One pass of what is left of the target over such a text tells at how many places it says the same. Sets are searched on
+half of the texts; what is reported of them was measured on the other half.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from trtspec.artifacts.manifest import load_manifest
+from trtspec.errors import TrtspecError
+from trtspec.measure.artifact import TARGET, artifact_prompts, open_artifact
+from trtspec.measure.skips import Candidate, Limits, OnProgress, ranked, rate, search
+from trtspec.methods.swift import Skip
+
+if TYPE_CHECKING:
+    from trtspec.engines.embedded.decoder import Decoder
+
+FORMAT_VERSION = 1
+REPORTED = 5
+PREFILL_TOKENS = 8192
+
+Tokens = Sequence[int]
+Text = tuple[Tokens, Tokens]  # a prompt, and what the target says to it
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best sets, the best first, as measured at `places` of text that the search had not seen."""
+
+    candidates: tuple[Candidate, ...]
+    places: int
+    tried: int
+    seconds: float
+
+    @property
+    def best(self) -> Candidate:
+        """Return the set to use."""
+        return self.candidates[0]
+
+    @property
+    def speculation(self) -> dict[str, Any]:
+        """Return the recipe's section that uses the best set."""
+        options = {"skip": self.best.skip.model_dump()}
+        return {"method": "swift", "draft_len": self.best.draft_len, "options": options}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the document of `swift --json`."""
+        return {
+            "format_version": FORMAT_VERSION,
+            "candidates": [candidate.as_dict() for candidate in self.candidates],
+            "places": self.places,
+            "tried": self.tried,
+            "seconds": round(self.seconds, 2),
+            "speculation": self.speculation,
+        }
+
+
+def search_artifact(
+    root: Path,
+    *,
+    samples: int,
+    max_tokens: int,
+    limits: Limits,
+    seed: int,
+    on_progress: OnProgress = lambda what, done, total: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Found:
+    """Search on what the target of an artifact just built says to `samples` of its prompts, drawn by `seed`.
+
+    Raises TrtspecError where there is nothing to leave out, or too little text to search on.
+    """
+    import torch
+
+    started = clock()
+    texts = _generate(root, samples, max_tokens, seed, on_progress)
+    if len(texts) < 2:
+        message = f"the target has something to say to {len(texts)} prompts; the search needs two or more"
+        raise TrtspecError(message, hint="name more prompts under gates.prompts, or raise --samples")
+    with torch.inference_mode():
+        model, half = _load(root, texts), len(texts) // 2
+        seen, unseen = Matcher(model, texts[:half], 0), Matcher(model, texts[half:], half)
+        tried = search(model.config, seen.matchness, limits, Random(seed), on_progress, clock)
+        best = [candidate.skip for candidate in ranked(tried)[:REPORTED]]
+        measured = ranked([rate(skip, unseen.matchness(skip), model.config) for skip in best])
+    return Found(tuple(measured), unseen.places, len(tried), clock() - started)
+
+
+def _generate(root: Path, samples: int, max_tokens: int, seed: int, on_progress: OnProgress) -> list[Text]:
+    """Return what the target says greedily to some of the artifact's prompts, unless it has nothing to say."""
+    prompts = artifact_prompts(root, None)
+    prompts = Random(seed).sample(prompts, min(samples, len(prompts)))
+    texts: list[Text] = []
+    with open_artifact(root, load_manifest(root)) as artifact:
+        rows = artifact.engine.settings.max_batch_size
+        for start in range(0, len(prompts), rows):
+            requests = [artifact.request(prompt.text, max_tokens) for prompt in prompts[start : start + rows]]
+            results = artifact.engine.generate(requests)
+            texts += [(request.prompt_ids, result.ids) for request, result in zip(requests, results, strict=True)]
+            on_progress("generate", min(start + rows, len(prompts)), len(prompts))
+    return [(prompt, said) for prompt, said in texts if said]
+
+
+def _load(root: Path, texts: Sequence[Text]) -> Decoder:
+    """Load the target with room for the texts; the engine that generated them is gone, its memory with it."""
+    from trtspec.engines.embedded.decoder import Decoder
+    from trtspec.engines.embedded.device import choose_device
+    from trtspec.engines.embedded.engine import compute_dtype
+
+    device, target = choose_device("auto"), root / TARGET
+    longest = max(len(prompt) for prompt, _ in texts) + max(len(said) for _, said in texts)
+    return Decoder(target, len(texts), longest, device, compute_dtype("auto", device, target))
+
+
+class Matcher:
+    """Texts of a target; tells at which share of their places a part of the target says the same.
+
+    The prompts stand in the target's cache, from `first_row` on, as the whole target sees them. What was said is taken
+    in by the part, as a draft takes in what it drafted itself.
+    """
+
+    def __init__(self, model: Decoder, texts: Sequence[Text], first_row: int) -> None:
+        import torch
+
+        from trtspec.engines.embedded.prefill import prefill
+
+        self._model = model
+        prefill(model, [prompt for prompt, _ in texts], first_row, PREFILL_TOKENS)
+        width = max(len(said) for _, said in texts)
+        self._window = model.windows.chain([len(prompt) - 1 for prompt, _ in texts], width, first_row)
+        inputs = [[prompt[-1], *said[:-1], *[0] * (width - len(said))] for prompt, said in texts]
+        self._inputs = torch.tensor(inputs, device=model.device)
+        at = [row * width + place for row, (_, said) in enumerate(texts) for place in range(len(said))]
+        self._at = torch.tensor(at, device=model.device)
+        self._said = torch.tensor([token for _, said in texts for token in said], device=model.device)
+        self.places = len(at)
+
+    def matchness(self, skip: Skip) -> float:
+        """Return the share of places where the target without these sublayers says what the whole one said."""
+        from trtspec.engines.embedded.drafters.swift import sublayers
+
+        logits, _ = self._model.tapped(self._inputs, self._window, (), self._at, sublayers(skip))
+        return float((logits.argmax(-1) == self._said).float().mean())

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A net of one layer drafts a tree: it continues the hidden state that the target's head reads.
+
+Li et al. 2024, arXiv:2401.15077 (EAGLE, one tree for all steps) and arXiv:2406.16858 (EAGLE-2, which lets the tree
+follow the net's confidence). Both draft with the same nets: a matrix that joins a token's embedding with the hidden
+state before it, and a layer of Llama's kind without the norm that it begins with. Embedding and head are the target's.
+
+Neither rotary base nor positions of a net are held against the target's: it may well have been trained on shorter texts
+than the target, and the published ones say so (SafeAILab/EAGLE, eagle/train/EAGLE-LLaMA3-Instruct-8B.json).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
+from trtspec.checkpoint.rules import Part, Rule, Skip, Stage
+from trtspec.checkpoint.source import Source
+from trtspec.checkpoint.trtllm import EMBEDDING, LM_HEAD
+from trtspec.families.decoder import attention, mlp, read_decoder
+from trtspec.methods.base import Base, DraftPart, Extent, LossyOptions, Method, Misfit
+from trtspec.methods.choices import EAGLE_CHOICES, MOST_NODES, Choice, find_choices, ranks_misfits
+from trtspec.recipe.schema import refuse
+
+NETS, NET_CONFIG = "eagle_nets", "eagle_net_config"
+
+_EMBEDDING, _FC_BIAS = "embed_tokens.weight", "fc.bias"  # what a source may lack
+_DEFAULT_CHOICES = "mc_sim_7b_63"
+# SafeAILab/EAGLE's: its depth 7 does not count the first level, its total_token 60 counts the root
+_DEFAULTS = {"top_k": 10, "depth": 8, "nodes": 59}
+_SKIPS = [
+    Skip(r"layers\.0\.input_layernorm\.weight", "the layer begins with no norm"),
+    Skip(r"layers\.0\.self_attn\.rotary_emb\.inv_freq", "computed from rope_theta"),
+]
+
+
+class Growth(NamedTuple):
+    """How a tree that follows the net's confidence grows; `nodes` are the tokens drafted, without the root."""
+
+    top_k: int
+    depth: int
+    nodes: int
+
+
+class EagleOptions(LossyOptions):
+    """Either the choices of a static tree, or with `dynamic` how a tree grows; those of the other kind are None."""
+
+    dynamic: bool = Field(default=False, description="Let the tree follow the net's confidence (EAGLE-2)")
+    choices: str | list[list[int]] | None = Field(
+        default=None,
+        validate_default=True,
+        description=f"A published tree's name, or paths: [0, 2] is the third best after the best ({_DEFAULT_CHOICES})",
+    )
+    top_k: int | None = Field(
+        default=None,
+        validate_default=True,
+        ge=1,
+        le=64,
+        description=f"Dynamic: tokens ranked after a node, and nodes that a level goes on from ({_DEFAULTS['top_k']})",
+    )
+    depth: int | None = Field(
+        default=None,
+        validate_default=True,
+        ge=1,
+        le=32,
+        description=f"Dynamic: levels of tokens, one more than EAGLE-2's own depth ({_DEFAULTS['depth']})",
+    )
+    nodes: int | None = Field(
+        default=None,
+        validate_default=True,
+        ge=1,
+        le=MOST_NODES,
+        description=f"Dynamic: drafted tokens in all ({_DEFAULTS['nodes']})",
+    )
+
+    @field_validator("choices", mode="before")
+    @classmethod
+    def _make_a_tree(cls, written: Any, info: ValidationInfo) -> Any:
+        if info.data.get("dynamic"):
+            if written is not None:
+                raise refuse("not-allowed", "choices are those of a static tree", "remove them, or dynamic")
+            return None
+        written = _DEFAULT_CHOICES if written is None else written
+        find_choices(written, EAGLE_CHOICES)
+        return written
+
+    @field_validator("top_k", "depth", "nodes")
+    @classmethod
+    def _grows(cls, written: int | None, info: ValidationInfo) -> int | None:
+        if info.data.get("dynamic"):
+            return _DEFAULTS[str(info.field_name)] if written is None else written
+        if written is not None and "dynamic" in info.data:
+            raise refuse("not-allowed", f"{info.field_name} is that of a dynamic tree", "add dynamic: true")
+        return None
+
+    @property
+    def paths(self) -> tuple[Choice, ...]:
+        """Return the paths of the static tree, none where it is dynamic."""
+        return () if self.dynamic else find_choices(self.choices, EAGLE_CHOICES)
+
+    @property
+    def growth(self) -> Growth | None:
+        """Return how the dynamic tree grows, None where it is static."""
+        if self.top_k is None or self.depth is None or self.nodes is None:
+            return None
+        return Growth(self.top_k, self.depth, self.nodes)
+
+
+def net_rules(config: ModelConfig, prefix: str) -> list[Rule]:
+    """List the tensors of a net, all but the head; they are the same for each of the nets of an engine."""
+    hidden, vocab = config.hidden_size, config.vocab_size
+    matrices = {
+        "fc.weight": Part("fc.weight", (hidden, 2 * hidden)),
+        "fc.bias": Part(_FC_BIAS, (hidden,)),
+        "vocab_embedding.weight": Part(_EMBEDDING, (vocab, hidden)),
+    }
+    found = [Rule(f"{prefix}.{name}", (part,), Stage.LAST, copy=True) for name, part in matrices.items()]
+    for rule in attention(config, 0) + mlp(config, 0):
+        if rule.target != "input_layernorm.weight":
+            parts = tuple(replace(part, name=part.name.removeprefix("model.")) for part in rule.parts)
+            found.append(Rule(f"{prefix}.layers.0.{rule.target}", parts, Stage.LAST, copy=True))
+    return found
+
+
+def read_part(source: Source, base: Base, options: EagleOptions) -> DraftPart:
+    """Describe the net of a source for a target."""
+    net, extent = _read_net(source, base.config), _extent(options, 0)
+    rules: list[Rule] = []
+    borrowed: list[Rule] = []
+    # an engine has one net for each level of the tree
+    for level in range(extent.depth):
+        for rule in net_rules(net, f"{NETS}.{level}.drafter"):
+            (part, *_), absent = rule.parts, rule.parts[0].name not in source.tensors
+            if absent and part.name == _EMBEDDING:
+                borrowed.append(replace(rule, parts=_parts_of(base, EMBEDDING)))
+            elif absent and part.name == _FC_BIAS:
+                rules.append(replace(rule, parts=(replace(part, name=""),)))
+            else:
+                rules.append(rule)
+        borrowed.append(Rule(f"{NETS}.{level}.lm_head.weight", _parts_of(base, LM_HEAD), Stage.LAST, copy=True))
+    return DraftPart(
+        config={
+            "architecture": "EagleForCausalLM",
+            "num_eagle_layers": extent.depth,
+            "max_non_leaves_per_layer": _most_inner(options),
+            "max_draft_len": extent.nodes,
+        },
+        rules=rules,
+        skips=_SKIPS,
+        borrowed=borrowed,
+        models={NET_CONFIG: net},
+        excluded=(f"*{NETS}*",),
+        misfits=tuple(_misfits(net, base.config)),
+    )
+
+
+def _read_net(source: Source, target: ModelConfig) -> ModelConfig:
+    reader = source.reader
+    if any("hidden_norm." in name for name in source.tensors):
+        raise reader.refuse("describes an EAGLE-3 net, which reads other hidden states", "use method: eagle3")
+    if "fc.weight" not in source.tensors:
+        raise reader.refuse("describes no EAGLE net: no tensor is named fc.weight")
+    # configs name the class of the target, of the net, or none
+    of_a_llama = ConfigReader(reader.values | {"architectures": ["LlamaForCausalLM"]}, reader.where)
+    attn_bias = "layers.0.self_attn.q_proj.bias" in source.tensors
+    net = read_decoder(of_a_llama, target.dtype, attn_bias=attn_bias, tied_embeddings=False)
+    if net.num_layers != 1:
+        raise reader.refuse(f"num_hidden_layers is {net.num_layers}; EAGLE nets of one layer can be converted")
+    return net
+
+
+def _parts_of(base: Base, target: str) -> tuple[Part, ...]:
+    return next(rule.parts for rule in base.rules if rule.name == target)
+
+
+def _misfits(net: ModelConfig, target: ModelConfig) -> Iterator[Misfit]:
+    trained = "a net drafts for the model that it was trained with alone"
+    if net.hidden_size != target.hidden_size:
+        what = f"the net continues hidden states of {net.hidden_size}, the target's have {target.hidden_size}"
+        yield Misfit("hidden-size", what, trained)
+    if net.vocab_size != target.vocab_size:
+        what = f"the net has {net.vocab_size} vocabulary entries, the target {target.vocab_size}"
+        yield Misfit("vocabulary", what, trained)
+
+
+def _most_inner(options: EagleOptions) -> int:
+    """Return how many nodes with children a level has at most."""
+    if options.growth:
+        return options.growth.top_k
+    parents = {choice[:-1] for choice in options.paths}
+    return max(Counter(map(len, parents)).values())
+
+
+def _extent(options: EagleOptions, draft_len: int) -> Extent:
+    if options.growth:
+        top_k, depth, nodes = options.growth
+        return Extent(depth, min(nodes, top_k + (depth - 1) * top_k**2))
+    return Extent(max(map(len, options.paths)), len(options.paths))
+
+
+def _options_misfits(options: EagleOptions, config: ModelConfig) -> list[Misfit]:
+    if options.growth is None:
+        return ranks_misfits(options.paths, config)
+    if options.growth.top_k <= config.vocab_size:
+        return []
+    return [Misfit("top_k", f"{options.growth.top_k} is more than the target's {config.vocab_size} vocabulary entries")]
+
+
+METHOD = Method(
+    summary="a net that continues the target's hidden states drafts a tree",
+    drafts_with="part",
+    engines=("embedded",),
+    options=EagleOptions,
+    extent=_extent,
+    misfits=_options_misfits,
+    read_part=read_part,
+    engine_mode="eagle",
+)

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A layer trained for the target drafts from three of its hidden states, then from its own: a chain, or a tree.
+
+EAGLE-3, Li et al. 2025, arXiv:2503.01840. Nets are read as SafeAILab/EAGLE, SpecForge, ModelOpt and speculators write
+them. Names of tensors mean the same everywhere; the layouts differ in prefixes, in what may be missing because the
+target has it, and in how they count the target's layers.
+
+Neither rotary base nor positions of a net are held against the target's: it may well have been trained on shorter
+texts, and was where its config.json says so.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
+from trtspec.checkpoint.rules import Skip
+from trtspec.checkpoint.safetensors import TensorInfo
+from trtspec.checkpoint.source import Source
+from trtspec.checkpoint.trtllm import MOST_LAYERS
+from trtspec.checkpoint.untrusted import open_regular
+from trtspec.families.decoder import read_decoder
+from trtspec.methods.base import Base, DraftPart, Extent, LossyOptions, Method, Misfit
+from trtspec.methods.eagle3_net import EMBEDDING, LAYER_CONFIG, NAME, Names, NetConfig, net_rules
+from trtspec.recipe.schema import refuse
+
+AUX_LAYERS = "eagle_aux_hidden_state_layer_ids"
+MOST_IDS = 1 << 20  # of a draft vocabulary; published ones have 32,000
+
+
+class Eagle3Options(LossyOptions):
+    """Without `top_k` and `nodes` a chain is drafted; with them a tree of draft_len levels."""
+
+    top_k: int | None = Field(
+        default=None, ge=1, le=64, description="Width of the tree: tokens that are drafted on, children of each"
+    )
+    nodes: int | None = Field(
+        default=None, ge=1, le=255, validate_default=True, description="How many of the tree's tokens are verified"
+    )
+
+    @field_validator("nodes")
+    @classmethod
+    def _go_together(cls, nodes: int | None, info: ValidationInfo) -> int | None:
+        given = info.data
+        if "top_k" in given and (given["top_k"] is None) != (nodes is None):
+            raise refuse("bad-value", "top_k and nodes make a tree together; give both of them, or none for a chain")
+        if given.get("lossy") and nodes is None:
+            raise refuse("bad-value", "lossy acceptance is a rule for trees; give top_k and nodes")
+        return nodes
+
+
+def _extent(options: Eagle3Options, draft_len: int) -> Extent:
+    if options.top_k is None or options.nodes is None:
+        return Extent(draft_len, draft_len)
+    nodes = min(options.nodes, options.top_k + (draft_len - 1) * options.top_k**2)  # what is ranked in all
+    return Extent(min(draft_len, nodes), nodes)
+
+
+def read_part(source: Source, base: Base, options: Eagle3Options) -> DraftPart:
+    """Describe the net in `source`; raises CheckpointError for what is no EAGLE-3 net of one layer."""
+    names = _find_names(source)
+    net = _read_net(source, names, base.config)
+    prefix = re.escape(names.prefix)
+    return DraftPart(
+        config={NAME: net.render()},
+        rules=net_rules(net, names),
+        skips=[
+            Skip(f"{prefix}t2d", "needed in training only"),
+            Skip(rf"{prefix}{re.escape(names.layer)}\.self_attn\.rotary_emb\.inv_freq", "computed from rope_theta"),
+            Skip(r"verifier_.*", "the target's, kept for training"),
+        ],
+        models={LAYER_CONFIG: net.layer},
+        excluded=(f"{NAME}.*",),
+        misfits=(*_misfits(net, base.config, options), *_misfits_of_ids(net, source, names.prefix)),
+    )
+
+
+def _find_names(source: Source) -> Names:
+    reader, present = source.reader, source.tensors.keys()
+    prefix = "eagle_module." if any(name.startswith("eagle_module.") for name in present) else ""
+    layer = "midlayer" if any(name.startswith(f"{prefix}midlayer.") for name in present) else "layers.0"
+    if f"{prefix}{layer}.hidden_norm.weight" not in present:
+        if f"{prefix}fc.weight" in present:
+            raise reader.refuse("a net of EAGLE-1 or EAGLE-2: its layer has no hidden_norm", "use method: eagle")
+        raise reader.refuse(f"no EAGLE-3 net: it has no {prefix}{layer}.hidden_norm.weight")
+    if f"{prefix}lm_head.weight" not in present and _decoder_reader(reader).get("tie_word_embeddings", bool, False):
+        return Names(prefix, layer, EMBEDDING)
+    return Names(prefix, layer)
+
+
+def _decoder_reader(reader: ConfigReader) -> ConfigReader:
+    """Return what describes the layer: config.json, or where speculators writes it."""
+    kind = reader.get("speculators_model_type", str, NAME)
+    if kind != NAME:
+        raise reader.refuse(f"speculators_model_type is {kind!r}, expected {NAME!r}")
+    return reader.section("transformer_layer_config") or reader
+
+
+def _read_net(source: Source, names: Names, target: ModelConfig) -> NetConfig:
+    """Return what config.json says, and which of the optional tensors are there."""
+    reader = source.reader
+    eagle = reader.section("eagle_config") or ConfigReader({}, reader.where)
+
+    def has(name: str) -> bool:
+        return f"{names.prefix}{name}" in source.tensors
+
+    layer = _read_layer(_decoder_reader(reader), lambda name: has(f"{names.layer}.{name}"), target.dtype)
+    vocab, hidden = layer.vocab_size, reader.positive("target_hidden_size", layer.hidden_size)
+    drafted = reader.positive("draft_vocab_size", vocab, most=min(vocab, MOST_IDS))
+    net = NetConfig(
+        layer=replace(layer, vocab_size=drafted),
+        taps=_read_taps(reader, eagle, target.num_layers),
+        target_hidden_size=hidden,
+        target_vocab_size=vocab,
+        norm_before_fc=reader.get("norm_before_fc", bool, eagle.get("norm_before_fc", bool, False)),
+        fc_norm=reader.get("fc_norm", bool, False),
+        norm_before_residual=reader.get("norm_before_residual", bool, False),
+        # as servers read it: what is fed back is normed, whatever SpecForge's trainer did
+        norm_output=reader.get("norm_output", bool, eagle.get("return_hidden_post_norm", bool, False)),
+        fc_bias=has("fc.bias"),
+        own_embedding=has(EMBEDDING) or layer.hidden_size != hidden,
+        own_head=has(names.head) or layer.hidden_size != hidden or drafted < vocab,
+        maps_ids=has("d2t") or drafted < vocab,
+    )
+    if net.norm_before_fc and net.fc_norm:
+        raise reader.refuse("norm_before_fc and fc_norm are true, of which a net has one")
+    return net
+
+
+def _read_layer(reader: ConfigReader, has: Callable[[str], bool], dtype: str) -> ModelConfig:
+    """Return the layer's description, with the vocabulary of the target; biases and norms are where tensors are."""
+    layers = reader.positive("num_hidden_layers", 1)
+    if layers > 1:
+        raise reader.refuse(f"an EAGLE-3 net of {layers} layers; drafting from one is what is supported")
+    flat = ConfigReader(
+        {**reader.values, "num_hidden_layers": 1, "architectures": ["LlamaForCausalLMEagle3"]}, reader.where
+    )
+    return read_decoder(
+        flat,
+        dtype,
+        attn_bias=has("self_attn.q_proj.bias"),
+        dense_bias=has("self_attn.o_proj.bias"),
+        mlp_bias=has("mlp.gate_proj.bias"),
+        qk_norm=has("self_attn.q_norm.weight"),
+    )
+
+
+def _read_taps(reader: ConfigReader, eagle: ConfigReader, layers: int) -> tuple[int, ...]:
+    """Return which hidden states are read.
+
+    Within eagle_config a number means what comes out of a layer, elsewhere what goes into it; none are EAGLE-3's own.
+    """
+    inner, outer = (section.get(AUX_LAYERS, list, []) for section in (eagle, reader))
+    named = inner or outer
+    if len(named) > MOST_LAYERS or not all(type(number) is int for number in named):
+        raise reader.refuse(f"{AUX_LAYERS} is {named!r}, expected numbers of layers")
+    return tuple(number + bool(inner) for number in named) or (2, layers // 2, layers - 3)
+
+
+def _misfits(net: NetConfig, target: ModelConfig, options: Eagle3Options) -> Iterator[Misfit]:
+    hint = "an EAGLE-3 net drafts for the model that it was trained with, and for its fine-tunes"
+    if net.target_vocab_size != target.vocab_size:
+        message = f"the net is for {net.target_vocab_size} vocabulary entries, the target has {target.vocab_size}"
+        yield Misfit("vocabulary", message, hint)
+    if net.target_hidden_size != target.hidden_size:
+        message = f"the net reads hidden states of {net.target_hidden_size}, the target's have {target.hidden_size}"
+        yield Misfit("hidden-size", message, hint)
+    in_range = all(0 <= tap <= target.num_layers for tap in net.taps)
+    if not in_range or any(tap >= after for tap, after in pairwise(net.taps)):
+        taps = ", ".join(map(str, net.taps[:8]))
+        message = f"the net reads what goes into the layers {taps} of a target that has {target.num_layers}"
+        yield Misfit("aux-layers", message, f"{AUX_LAYERS} of its config.json names different ones in order")
+    if options.top_k and options.top_k > net.layer.vocab_size:
+        yield Misfit(
+            "vocabulary", f"top_k is {options.top_k}, and the net drafts {net.layer.vocab_size} different tokens"
+        )
+
+
+def _misfits_of_ids(net: NetConfig, source: Source, prefix: str) -> Iterator[Misfit]:
+    """Hold the table of drafted ids against both vocabularies; of headers that do not fit other checks tell."""
+    d2t, t2d = (source.tensors.get(f"{prefix}{name}") for name in ("d2t", "t2d"))
+    if d2t is None or (d2t.dtype, d2t.shape) != ("I64", (net.layer.vocab_size,)):
+        return
+    offsets = array("q", _read(d2t))
+    if sys.byteorder == "big":
+        offsets.byteswap()
+    ids = [number + offset for number, offset in enumerate(offsets)]
+    last = net.target_vocab_size - 1
+    hint = "the files of the net do not belong together"
+    if (odd := next((number for number in ids if not 0 <= number <= last), None)) is not None:
+        yield Misfit("d2t", f"d2t leads to the id {odd}, outside 0..{last}", hint)
+    elif any(number >= after for number, after in pairwise(ids)):
+        yield Misfit("d2t", "d2t leads to ids that do not ascend", hint)
+    elif t2d and (t2d.dtype, t2d.shape) != ("BOOL", (last + 1,)):
+        yield Misfit("d2t", f"t2d is {t2d.dtype} {list(t2d.shape)}, expected BOOL {[last + 1]}", hint)
+    elif t2d and ids != [number for number, drafted in enumerate(_read(t2d)) if drafted]:
+        yield Misfit("d2t", "t2d marks other ids than those that d2t leads to", hint)
+
+
+def _read(tensor: TensorInfo) -> bytes:
+    """Return a small tensor's bytes."""
+    with open_regular(tensor.file) as file:
+        file.seek(tensor.offset)
+        return file.read(tensor.nbytes)
+
+
+METHOD = Method(
+    summary="a layer trained for the target drafts from its hidden states, a chain or a tree",
+    drafts_with="part",
+    engines=("embedded",),
+    draft_lens=range(1, 17),
+    default_draft_len=4,
+    options=Eagle3Options,
+    extent=_extent,
+    read_part=read_part,
+)

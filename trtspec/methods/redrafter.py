@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small recurrent net on the target's last hidden state drafts by beam search.
+
+Recurrent Drafter (Zhang et al. 2024, arXiv:2403.09919). The net reads the hidden state of the last token that the
+target has taken in and the target's own embeddings of what it drafts itself. Its beams share their beginnings, so they
+are verified as one tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pydantic import Field
+
+from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
+from trtspec.checkpoint.rules import Part, Rule, Stage
+from trtspec.checkpoint.source import Source
+from trtspec.methods.base import Base, DraftPart, Extent, Method, Misfit, Options
+
+# So many tokens after each beam are weighed, as in the reference; no more beams than that can be told apart.
+CANDIDATES = 50
+MOST_LAYERS = 64
+# apple/ml-recurrent-drafter has changed the names twice.
+STACKS, PROJECTIONS = ("lm_head", "lm_heads", "0"), ("input_proj", "input_projs")
+
+
+class RedrafterOptions(Options):
+    """How wide is searched; `greedy` is for engines, where the choice is made when they are built."""
+
+    beams: int = Field(default=5, ge=1, le=CANDIDATES, description="Drafts that are followed at once")
+    greedy: bool = Field(
+        default=True, description="Engines take the most probable tokens; the embedded engine does as a request says"
+    )
+
+
+@dataclass(frozen=True)
+class Net:
+    """The net's sizes; `stack` and `projection` are what a source calls its head and its first layer.
+
+    The first layer is there where it is needed: `exit_dim` is what the head's blocks work on, and what goes in is twice
+    `hidden_size` wide. Without `is_rnn` the state is the sum of what was embedded.
+    """
+
+    hidden_size: int
+    vocab_size: int
+    exit_dim: int
+    num_layers: int
+    is_rnn: bool
+    stack: str = STACKS[0]
+    projection: str = PROJECTIONS[0]
+
+    @property
+    def projects(self) -> bool:
+        """Return whether there is a first layer."""
+        return 2 * self.hidden_size != self.exit_dim
+
+    def rules(self) -> Iterator[Rule]:
+        """Yield the rules of all its tensors."""
+        exit_dim, hidden = self.exit_dim, self.hidden_size
+        if self.projects:
+            yield _rule("input_proj.weight", f"{self.projection}.weight", exit_dim, 2 * hidden)
+            yield _rule("input_proj.bias", f"{self.projection}.bias", exit_dim)
+        for layer in range(self.num_layers):
+            yield _rule(f"layers.{layer}.linear.weight", f"{self.stack}.{layer}.linear.weight", exit_dim, exit_dim)
+            yield _rule(f"layers.{layer}.linear.bias", f"{self.stack}.{layer}.linear.bias", exit_dim)
+        yield _rule("lm_head.weight", f"{self.stack}.{self.num_layers}.weight", self.vocab_size, exit_dim)
+        if self.is_rnn:
+            yield _rule("rnn_u.weight", "rnn_u.weight", hidden, hidden)
+            yield _rule("rnn_u.bias", "rnn_u.bias", hidden)
+            yield _rule("rnn_w.weight", "rnn_w.weight", hidden, hidden)
+
+
+def _rule(target: str, source: str, *shape: int) -> Rule:
+    return Rule(f"drafter.{target}", (Part(source, shape),), Stage.LAST)
+
+
+def stored_net(document: ConfigReader) -> Net:
+    """Return the net that a converted checkpoint's config.json describes."""
+    return Net(
+        hidden_size=document.positive("redrafter_hidden_size"),
+        vocab_size=document.positive("vocab_size"),
+        exit_dim=document.positive("redrafter_exit_dim"),
+        num_layers=_num_layers(document, "redrafter_num_layers"),
+        is_rnn=document.get("redrafter_is_rnn", bool),
+    )
+
+
+def read_part(source: Source, base: Base, options: RedrafterOptions) -> DraftPart:
+    """Describe the net of a source for a target."""
+    net, config = _find_net(source), base.config
+    return DraftPart(
+        config={
+            "architecture": "ReDrafterForQWenLM" if "qwen_type" in dict(config.extra) else "ReDrafterForLLaMALM",
+            "base_model_architecture": config.architecture,
+            "redrafter_num_layers": net.num_layers,
+            "redrafter_hidden_size": net.hidden_size,
+            "redrafter_exit_dim": net.exit_dim,
+            "redrafter_is_rnn": net.is_rnn,
+            "redrafter_num_beams": options.beams,
+            "redrafter_draft_len_per_beam": base.draft_len,
+            "redrafter_greedy_search": options.greedy,
+        },
+        rules=list(net.rules()),
+        excluded=("*drafter*",),
+        misfits=tuple(_misfits(net, config)),
+    )
+
+
+def _find_net(source: Source) -> Net:
+    """Read the sizes from config.json, and the names off the tensors."""
+    reader, tensors = source.reader, source.tensors
+    layers = _num_layers(reader, "num_draft_layers")
+    stack = next((name for name in STACKS if f"{name}.{layers}.weight" in tensors), None)
+    if stack is None:
+        named = ", ".join(f"{name}.{layers}.weight" for name in STACKS)
+        raise reader.refuse(f"holds no recurrent drafter of {layers} layers: no tensor is named any of {named}")
+    return Net(
+        hidden_size=reader.positive("hidden_size"),
+        vocab_size=reader.positive("vocab_size"),
+        exit_dim=reader.positive("exit_dim"),
+        num_layers=layers,
+        is_rnn=reader.get("rnn", bool, False),
+        stack=stack,
+        projection=next((name for name in PROJECTIONS if f"{name}.weight" in tensors), PROJECTIONS[0]),
+    )
+
+
+def _num_layers(reader: ConfigReader, key: str) -> int:
+    layers = reader.get(key, int)
+    if not 0 <= layers <= MOST_LAYERS:
+        raise reader.refuse(f"{key} is {layers}, expected a number of at most {MOST_LAYERS}")
+    return layers
+
+
+def _misfits(net: Net, config: ModelConfig) -> Iterator[Misfit]:
+    trained = "a drafter drafts for the model that it was trained with alone"
+    if net.hidden_size != config.hidden_size:
+        what = f"the drafter reads hidden states of {net.hidden_size}, the target's have {config.hidden_size}"
+        yield Misfit("hidden-size", what, trained)
+    if net.vocab_size != config.vocab_size:
+        what = f"the drafter has {net.vocab_size} vocabulary entries, the target {config.vocab_size}"
+        yield Misfit("vocabulary", what, trained)
+
+
+def _extent(options: RedrafterOptions, draft_len: int) -> Extent:
+    return Extent(draft_len, draft_len * options.beams)
+
+
+METHOD = Method(
+    summary="a recurrent net on the target's last hidden state drafts by beam search",
+    drafts_with="part",
+    engines=("embedded",),
+    draft_lens=range(1, 33),
+    default_draft_len=5,
+    options=RedrafterOptions,
+    extent=_extent,
+    read_part=read_part,
+    engine_mode="explicit_draft_tokens",
+)

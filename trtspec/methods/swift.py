@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The target drafts for itself, with some of its attention blocks and MLPs left out.
+
+SWIFT (Xia et al. 2024, arXiv:2410.06916). A sublayer that is left out is the identity. Nothing is trained and nothing
+is loaded beside the target; which sublayers a target can do without is searched by `trtspec swift`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pydantic import Field
+
+from trtspec.checkpoint.model_config import ModelConfig
+from trtspec.methods.base import Method, Misfit, Options
+from trtspec.recipe.schema import StrictModel
+
+KINDS = ("attention", "mlp")
+SEARCH = "trtspec swift RECIPE finds a set and prints it"
+
+
+class Skip(StrictModel):
+    """Numbers of the layers, counted from 0, whose attention or MLP is left out."""
+
+    attention: list[int] = Field(default=[], description="Layers whose attention is left out while drafting")
+    mlp: list[int] = Field(default=[], description="Layers whose MLP is left out while drafting")
+
+    @property
+    def layers(self) -> list[int]:
+        """Return the layers of which nothing remains."""
+        return sorted(set(self.attention) & set(self.mlp))
+
+    @property
+    def sublayers(self) -> frozenset[tuple[str, int]]:
+        """Return what is left out, as (kind, layer)."""
+        return frozenset((kind, layer) for kind in KINDS for layer in self.of(kind))
+
+    def of(self, kind: str) -> list[int]:
+        """Return the layers of one kind."""
+        return self.attention if kind == "attention" else self.mlp
+
+
+class SwiftOptions(Options):
+    """What is left out, and when to stop."""
+
+    skip: Skip = Field(default=Skip(), description="The sublayers left out, as found by `trtspec swift`")
+    stop_below: float = Field(
+        default=0.0, ge=0, lt=1, description="Stop drafting where no token is more probable than this to the draft"
+    )
+
+
+def _misfits(options: SwiftOptions, config: ModelConfig) -> list[Misfit]:
+    return list(skip_misfits(options.skip, config.num_layers))
+
+
+def skip_misfits(skip: Skip, num_layers: int) -> Iterator[Misfit]:
+    """Yield what keeps a target of so many layers from drafting with these left out."""
+    for kind in KINDS:
+        layers = skip.of(kind)
+        if outside := sorted({layer for layer in layers if not 0 <= layer < num_layers}):
+            shown = ", ".join(map(str, outside))
+            yield Misfit(f"skip.{kind}", f"the target's layers are 0..{num_layers - 1}, not {shown}")
+        if repeated := sorted({layer for layer in layers if layers.count(layer) > 1}):
+            yield Misfit(f"skip.{kind}", f"named more than once: {', '.join(map(str, repeated))}")
+    if not skip.sublayers:
+        yield Misfit("skip", "nothing is left out: drafting would cost what the target costs", SEARCH)
+    elif len(skip.sublayers) == 2 * num_layers:
+        yield Misfit("skip", "everything is left out: no layer remains to draft with", SEARCH)
+
+
+METHOD = Method(
+    summary="the target drafts for itself, with sublayers left out",
+    drafts_with="nothing",
+    engines=("embedded",),
+    draft_lens=range(1, 26),
+    default_draft_len=8,
+    options=SwiftOptions,
+    misfits=_misfits,
+)
