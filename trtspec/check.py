@@ -174,7 +174,8 @@ class _Examination:
         if all((one / "tokenizer.json").is_file() for one in (root, target.source.root)):
             self._attempt(path, "tokenizer", lambda: check_tokenizers(target.source.root, root))
         for misfit in found.part.part.misfits:
-            self._error(path, misfit.code, misfit.message, misfit.hint)
+            say = self._error if misfit.severity == "error" else self._warn
+            say(path, misfit.code, misfit.message, misfit.hint)
         for message in found.part.mapping_problems(mapping_of(recipe.target)):
             self._error("target.parallel", "parallel", message)
 

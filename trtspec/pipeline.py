@@ -170,7 +170,7 @@ def plan_build(
         backend_why=findings.backend[1],
         draft_len=extent.depth,
         nodes=extent.nodes,
-        options=options.model_dump(mode="json"),
+        options=options.model_dump(mode="json", exclude_none=True),
         acceptance=options.acceptance,
         draft_apart=findings.part is None,
     )

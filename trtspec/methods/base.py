@@ -52,11 +52,15 @@ class Extent:
 
 @dataclass(frozen=True)
 class Misfit:
-    """Why a drafting part does not fit its target: a problem's code, what is wrong, and what to do."""
+    """Where a drafting part or an option does not fit the target: a problem's code, what is wrong, and what to do.
+
+    A "warning" is about drafts that may be worse, an "error" about what cannot be done.
+    """
 
     code: str
     message: str
     hint: str | None = None
+    severity: Literal["error", "warning"] = "error"
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,6 @@
 Li et al. 2024, arXiv:2401.15077 (EAGLE, one tree for all steps) and arXiv:2406.16858 (EAGLE-2, which lets the tree
 follow the net's confidence). Both draft with the same nets: a matrix that joins a token's embedding with the hidden
 state before it, and a layer of Llama's kind without the norm that it begins with. Embedding and head are the target's.
-
-Neither rotary base nor positions of a net are held against the target's: it may well have been trained on shorter texts
-than the target, and the published ones say so (SafeAILab/EAGLE, eagle/train/EAGLE-LLaMA3-Instruct-8B.json).
 """
 
 from __future__ import annotations
@@ -25,6 +22,7 @@ from trtspec.checkpoint.trtllm import EMBEDDING, LM_HEAD
 from trtspec.families.decoder import attention, mlp, read_decoder
 from trtspec.methods.base import Base, DraftPart, Extent, LossyOptions, Method, Misfit
 from trtspec.methods.choices import EAGLE_CHOICES, MOST_NODES, Choice, find_choices, ranks_misfits
+from trtspec.methods.training import differences
 from trtspec.recipe.schema import refuse
 
 NETS, NET_CONFIG = "eagle_nets", "eagle_net_config"
@@ -155,7 +153,7 @@ def read_part(source: Source, base: Base, options: EagleOptions) -> DraftPart:
         borrowed=borrowed,
         models={NET_CONFIG: net},
         excluded=(f"*{NETS}*",),
-        misfits=tuple(_misfits(net, base.config)),
+        misfits=(*_misfits(net, base.config), *differences(net, base.config)),
     )
 
 

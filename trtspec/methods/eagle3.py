@@ -4,9 +4,6 @@
 EAGLE-3, Li et al. 2025, arXiv:2503.01840. Nets are read as SafeAILab/EAGLE, SpecForge, ModelOpt and speculators write
 them. Names of tensors mean the same everywhere; the layouts differ in prefixes, in what may be missing because the
 target has it, and in how they count the target's layers.
-
-Neither rotary base nor positions of a net are held against the target's: it may well have been trained on shorter
-texts, and was where its config.json says so.
 """
 
 from __future__ import annotations
@@ -29,6 +26,7 @@ from trtspec.checkpoint.untrusted import open_regular
 from trtspec.families.decoder import read_decoder
 from trtspec.methods.base import Base, DraftPart, Extent, LossyOptions, Method, Misfit
 from trtspec.methods.eagle3_net import EMBEDDING, LAYER_CONFIG, NAME, Names, NetConfig, net_rules
+from trtspec.methods.training import differences
 from trtspec.recipe.schema import refuse
 
 AUX_LAYERS = "eagle_aux_hidden_state_layer_ids"
@@ -78,7 +76,11 @@ def read_part(source: Source, base: Base, options: Eagle3Options) -> DraftPart:
         ],
         models={LAYER_CONFIG: net.layer},
         excluded=(f"{NAME}.*",),
-        misfits=(*_misfits(net, base.config, options), *_misfits_of_ids(net, source, names.prefix)),
+        misfits=(
+            *_misfits(net, base.config, options),
+            *_misfits_of_ids(net, source, names.prefix),
+            *differences(net.layer, base.config),
+        ),
     )
 
 

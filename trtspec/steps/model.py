@@ -75,7 +75,8 @@ class SourcePart:
 
     def check(self, mapping: Mapping) -> None:
         """Raise CheckpointError where the part does not fit its target, or cannot be divided so."""
-        problems = [misfit.message for misfit in self.part.misfits] + self.mapping_problems(mapping)
+        errors = [misfit.message for misfit in self.part.misfits if misfit.severity == "error"]
+        problems = errors + self.mapping_problems(mapping)
         if problems:
             raise CheckpointError("; ".join(problems), where=str(self.source.root))
 
