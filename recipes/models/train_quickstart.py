@@ -128,10 +128,11 @@ def greedy_continuations(
 
 
 def distillation_loss(got: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """Return the divergence of `got` from the teacher's `wanted`, logits [..., vocab], and of its first choice."""
-    got, wanted = got.float().flatten(0, -2), wanted.float().flatten(0, -2)
-    soft = F.kl_div(F.log_softmax(got, -1), F.log_softmax(wanted, -1), log_target=True, reduction="batchmean")
-    return soft + 0.5 * F.cross_entropy(got, wanted.argmax(-1))
+    """Return how far the logits `got` [..., vocab] are from the teacher's log-probabilities `wanted`: the divergence,
+    and half the cross-entropy of the teacher's first choice."""
+    got, wanted = F.log_softmax(got.float().flatten(0, -2), -1), wanted.flatten(0, -2)
+    soft = F.kl_div(got, wanted, log_target=True, reduction="batchmean")
+    return soft + 0.5 * F.nll_loss(got, wanted.argmax(-1))
 
 
 def distil_draft(target: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: int) -> LlamaForCausalLM:
@@ -146,7 +147,7 @@ def distil_draft(target: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, s
         step += 1
         tokens = own[torch.randint(len(own), (rows,))] if step % 2 else batches.next()[:, :-1]
         with torch.no_grad():
-            wanted = teacher(input_ids=tokens).logits
+            wanted = F.log_softmax(teacher(input_ids=tokens).logits.float(), -1)
         return distillation_loss(draft(input_ids=tokens).logits, wanted)
 
     optimise(draft, loss_of, steps, 4e-3, "draft")
