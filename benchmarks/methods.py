@@ -73,7 +73,7 @@ def measure(root: Path, prompts: dict[str, list[str]], runs: int, max_tokens: in
     from trtspec.measure.bench import measure_engine
 
     with open_artifact(root) as artifact:
-        extent = artifact.engine.extent
+        extent = artifact.engine.speculator.extent
         kinds = {}
         for kind, texts in prompts.items():
             compared, _ = measure_engine(artifact, texts, max_tokens, runs)

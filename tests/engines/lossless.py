@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from tests.tiny import SHAPE, greedy
-from trtspec.engines.embedded import engine as engine_module
+from trtspec.engines.embedded import speculator as speculator_module
 from trtspec.engines.embedded.drafters.base import Sampling as Draws
 from trtspec.engines.embedded.engine import Engine
 from trtspec.engines.embedded.request import Request, Sampling, Stats
@@ -102,7 +102,7 @@ def engine_law(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, prompt: tuple[int, ...], sampling: Sampling, new_tokens: int
 ) -> np.ndarray:
     """Return the law [vocab] * new_tokens of what the engine says after a prompt."""
-    fork, vocab = Fork(), engine._target.config.vocab_size
+    fork, vocab = Fork(), engine.speculator.target.config.vocab_size
     used: list[float] = []
 
     def drawn(probs: Tensor) -> Tensor:
@@ -143,13 +143,13 @@ def engine_law(
 
         return verdict(rule, logits, tokens, tree, warp, draft_probs=draft_probs, uniforms=uniforms)
 
-    verify_chain, verify_tree = engine_module.verify_chain, engine_module.verify_tree
+    verify_chain, verify_tree = speculator_module.verify_chain, speculator_module.verify_tree
     law = np.zeros((vocab,) * new_tokens)
     with monkeypatch.context() as patch:
         patch.setattr(Draws, "draw", draw)
-        patch.setattr(engine_module, "pick", lambda weights, uniforms: drawn(weights))
-        patch.setattr(engine_module, "verify_chain", of_chain)
-        patch.setattr(engine_module, "verify_tree", of_tree)
+        patch.setattr(speculator_module, "pick", lambda weights, uniforms: drawn(weights))
+        patch.setattr(speculator_module, "verify_chain", of_chain)
+        patch.setattr(speculator_module, "verify_tree", of_tree)
         for _ in fork.runs():
             (result,) = engine.generate([Request(prompt, new_tokens, replace(sampling, seed=1))])
             law[result.ids] += fork.weight
@@ -242,6 +242,14 @@ def assert_targets_law(
     prompt = (1, 2, 0)
     ours = engine_law(engine, monkeypatch, prompt, sampling, new_tokens)
     np.testing.assert_allclose(ours, target_law(model, prompt, sampling, new_tokens), atol=2e-5)
+
+
+def assert_wrong_rule_is_seen(engine: Engine, model: Any, monkeypatch: pytest.MonkeyPatch, new_tokens: int = 4) -> None:
+    """Let the acceptance rules go wrong, and see that the same comparison tells."""
+    for name in ("verify_chain", "verify_tree"):
+        monkeypatch.setattr(speculator_module, name, without_residual(getattr(speculator_module, name)))
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        assert_targets_law(engine, model, monkeypatch, Sampling(1.0), new_tokens)
 
 
 def without_residual(verify: Callable[..., list[Verdict]]) -> Callable[..., list[Verdict]]:

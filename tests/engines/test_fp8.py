@@ -17,7 +17,7 @@ from transformers import DynamicCache
 from tests.tiny import convert, make_model, reference_model
 from trtspec.checkpoint.sharding import Mapping
 from trtspec.engines.embedded.decoder import Decoder
-from trtspec.engines.embedded.engine import compute_dtype
+from trtspec.engines.embedded.device import compute_dtype
 from trtspec.engines.embedded.fp8 import rows_through_e4m3, through_e4m3
 from trtspec.errors import CheckpointError
 from trtspec.quant.activations import Activations

@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
+
+_BELOW_ONE = 1.0 - 2.0**-53
 
 
 @dataclass(frozen=True)
@@ -17,17 +20,27 @@ class Warp:
     top_k: Tensor
     top_p: Tensor
     truncates: bool  # whether any row uses top_k or top_p, which cost a sort
+    mixed: bool = True  # whether greedy rows may be among them, which cost an argmax and a one-hot
 
     def probs(self, logits: Tensor) -> Tensor:
         """Return float32 probabilities for logits [batch, ..., vocab]; a row with temperature 0 becomes one-hot."""
         shape = (-1,) + (1,) * (logits.dim() - 1)
-        temperature = self.temperature.view(shape)
-        greedy = temperature == 0.0
-        probs = torch.softmax(logits.float() / torch.where(greedy, 1.0, temperature), -1)
+        probs = torch.softmax(logits.float() / self._divisor.view(shape), -1)
         if self.truncates:
             probs = _truncate(probs, self.top_k.view(shape), self.top_p.view(shape))
+        if not self.mixed:
+            return probs
         one_hot = torch.zeros_like(probs).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
-        return torch.where(greedy, one_hot, probs)
+        return torch.where(self.greedy.view(shape), one_hot, probs)
+
+    @cached_property
+    def greedy(self) -> Tensor:
+        """Whether a row is greedy [batch]."""
+        return self.temperature == 0.0
+
+    @cached_property
+    def _divisor(self) -> Tensor:
+        return torch.where(self.greedy, 1.0, self.temperature) if self.mixed else self.temperature
 
 
 def _truncate(probs: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
@@ -41,8 +54,11 @@ def _truncate(probs: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
 
 
 def pick(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """Return tokens [batch] at `uniforms` [batch] of the cumulated weights [batch, vocab]; never one of weight zero."""
-    cumulated = weights.double().cumsum(-1)
-    tokens = torch.searchsorted(cumulated, uniforms.double().unsqueeze(-1) * cumulated[:, -1:], right=True).squeeze(-1)
-    last = weights.shape[-1] - 1 - (weights > 0).flip(-1).byte().argmax(-1)
-    return torch.minimum(tokens, last)
+    """Return tokens [batch] at `uniforms` [batch] of the cumulated weights [batch, vocab]; never one of weight zero.
+
+    Where all weights are zero, the last token.
+    """
+    cumulated = weights.cumsum(-1, dtype=torch.float64)
+    # what is below the whole mass is found at a token that adds to it
+    below = uniforms.double().clamp_max(_BELOW_ONE).unsqueeze(-1) * cumulated[:, -1:]
+    return torch.searchsorted(cumulated, below, right=True).squeeze(-1).clamp_max(weights.shape[-1] - 1)

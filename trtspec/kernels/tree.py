@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verification of drafted trees: the rules of `reference`, batched in torch on any device.
 
-A row's result depends on that row alone. Where every node's token can be known before the walk (greedy rows, siblings
-that were chosen), all are found at once on the device and the walk is plain Python on the host.
+A row's result depends on that row alone. What every node would say if the walk came to it is found for all at once on
+the device; the walk is plain Python on the host.
 """
 
 from __future__ import annotations
@@ -79,6 +79,12 @@ class Tree:
         depths: Ints = self.sees.sum(-1) - 1
         return depths
 
+    def within(self, limits: Sequence[int]) -> Tree:
+        """Return the tree with each row cut off at its limit of depth."""
+        if self.depths.max() <= min(limits):
+            return self
+        return Tree(np.where(self.depths <= np.array(limits)[:, None], self.parents, -1))
+
     def count(self, limits: Sequence[int]) -> list[int]:
         """Return how many nodes of each row's tree, the root not among them, lie within its limit of depth."""
         within = (self.depths > 0) & (self.depths <= np.array(limits)[:, None])
@@ -96,6 +102,20 @@ class Tree:
                     family[parent].append(node)
             families.append(family)
         return families
+
+    @cached_property
+    def rounds(self) -> list[tuple[Ints, Ints]]:
+        """The nodes [n] that have a first child, and these children [rows, n]; the same of second ones, and so on.
+
+        Where a node has such a child in other rows only, it stands with the root's number, 0.
+        """
+        rounds = []
+        for turn in range(max(len(family) for families in self.children for family in families)):
+            by_row = [[family[turn] if len(family) > turn else 0 for family in families] for families in self.children]
+            children = np.array(by_row, dtype=np.int64)
+            nodes = np.flatnonzero(children.any(0))
+            rounds.append((nodes, children[:, nodes]))
+        return rounds
 
 
 @dataclass(frozen=True)
@@ -131,16 +151,16 @@ def verify_tree(
         typical: accept by this lossy rule, whatever the children were drawn from; the root's uniform draws the next
             token. Greedy rows stay exact.
     """
-    rows = len(tokens)
+    tree = tree.within(limits)
     if warp is None or uniforms is None:
-        return _walk(tree, limits, logits.argmax(-1), tokens)
+        return _agree(tree, logits.argmax(-1), tokens)
     target_probs = warp.probs(logits)
     if typical is not None:
-        drawn = _draw(target_probs, uniforms[:, :1].expand(rows, tokens.shape[1]))
-        return _longest(tree, limits, drawn, _is_typical(target_probs, tokens, tree, typical))
+        drawn = _draw(target_probs, uniforms[:, :1].expand_as(tokens))
+        return _longest(tree, drawn, _is_typical(target_probs, tokens, tree, typical))
     if draft_probs is None:
-        return _walk(tree, limits, _draw(target_probs, uniforms), tokens)
-    return _reject_recursively(target_probs, draft_probs, tokens, tree, limits, uniforms)
+        return _agree(tree, _draw(target_probs, uniforms), tokens)
+    return _reject_recursively(target_probs, draft_probs, tokens, tree, uniforms)
 
 
 def _draw(probs: Tensor, uniforms: Tensor) -> Tensor:
@@ -148,20 +168,24 @@ def _draw(probs: Tensor, uniforms: Tensor) -> Tensor:
     return pick(probs.flatten(0, 1), uniforms.flatten()).view(uniforms.shape)
 
 
-def _walk(tree: Tree, limits: Sequence[int], drawn: Tensor, tokens: Tensor) -> list[Verdict]:
-    """Go down from each root as long as a child has the token that was drawn [rows, nodes] after its parent."""
+def _agree(tree: Tree, drawn: Tensor, tokens: Tensor) -> list[Verdict]:
+    """Go down as long as a child has the token that was drawn [rows, nodes] after its parent."""
+    following, drafted = torch.stack([drawn, tokens]).tolist()
+    rows = zip(following, drafted, _of_rows(tree.parents.tolist(), len(tokens)), strict=True)
+    fits = [[own[parent] == token for token, parent in zip(row, parents, strict=True)] for own, row, parents in rows]
+    return _walk(tree, following, fits)
+
+
+def _walk(tree: Tree, following: list[list[int]], fits: list[list[bool]]) -> list[Verdict]:
+    """Go down from each root to the first child that fits, as long as there is one; `following` are tokens by node."""
     verdicts = []
-    on_host = torch.stack([drawn, tokens], 1).tolist()
-    for (following, drafted), family, limit in zip(on_host, _of_rows(tree.children, len(limits)), limits, strict=True):
+    for tokens, fit, family in zip(following, fits, _of_rows(tree.children, len(fits)), strict=True):
         node = 0
         path: list[int] = []
-        while len(path) < limit:
-            agreeing = (child for child in family[node] if drafted[child] == following[node])
-            if (child := next(agreeing, None)) is None:
-                break
+        while (child := next((child for child in family[node] if fit[child]), None)) is not None:
             node = child
             path.append(node)
-        verdicts.append(Verdict(path, following[node]))
+        verdicts.append(Verdict(path, tokens[node]))
     return verdicts
 
 
@@ -177,16 +201,14 @@ def _is_typical(target_probs: Tensor, tokens: Tensor, tree: Tree, typical: Typic
     return target_probs[row, parents, tokens] > bounds[row, parents]
 
 
-def _longest(tree: Tree, limits: Sequence[int], drawn: Tensor, fits: Tensor) -> list[Verdict]:
+def _longest(tree: Tree, drawn: Tensor, fits: Tensor) -> list[Verdict]:
     """Take the longest path of nodes that fit [rows, nodes], the first in node order among equals."""
     verdicts = []
     on_host = torch.stack([drawn, fits.long()], 1).tolist()
-    for (following, fit), parents, limit in zip(
-        on_host, _of_rows(tree.parents.tolist(), len(limits)), limits, strict=True
-    ):
+    for (following, fit), parents in zip(on_host, _of_rows(tree.parents.tolist(), len(drawn)), strict=True):
         paths: dict[int, list[int]] = {0: []}
         for node, parent in enumerate(parents):
-            if fit[node] and parent in paths and len(paths[parent]) < limit:
+            if fit[node] and parent in paths:
                 paths[node] = [*paths[parent], node]
         end = max(paths, key=lambda node: len(paths[node]))
         verdicts.append(Verdict(paths[end], following[end]))
@@ -194,39 +216,35 @@ def _longest(tree: Tree, limits: Sequence[int], drawn: Tensor, fits: Tensor) -> 
 
 
 def _reject_recursively(
-    target_probs: Tensor, draft_probs: Tensor, tokens: Tensor, tree: Tree, limits: Sequence[int], uniforms: Tensor
+    target_probs: Tensor, draft_probs: Tensor, tokens: Tensor, tree: Tree, uniforms: Tensor
 ) -> list[Verdict]:
-    """Test the nodes in order, all rows at once and without asking the host where a row stands.
+    """Test every node as if the walk came to its parent: all first children, then the second ones, and so on.
 
-    A node stands after its parent, so one pass meets every child of the node a row has come to, and the siblings of
-    an accepted node no longer hang on it.
+    A child is tested after the rejection of its elder siblings; where one of them is accepted, nobody asks for it.
     """
-    within = np.where(tree.depths <= np.array(limits)[:, None], tree.parents, -1)
-    parents = torch.from_numpy(within).to(tokens.device)
-    target, draft = target_probs[:, 0], draft_probs[:, 0]
-    position = torch.zeros_like(tokens[:, 0])
-    taken = torch.zeros_like(tokens)
-    for node in range(1, tokens.shape[1]):
-        token = tokens[:, node, None]
+    left, drafts, accepted = target_probs.clone(), draft_probs.clone(), torch.zeros_like(tokens)
+    for turn in tree.rounds:
+        nodes, children = (torch.from_numpy(numbers).to(tokens.device) for numbers in turn)
+        children = children.expand(len(tokens), -1)
+        token = tokens.gather(1, children).unsqueeze(2)
+        target, draft = left[:, nodes], drafts[:, nodes]
         proposal = _proposal(draft, token)
-        tested = (parents[:, node] == position).unsqueeze(1)
-        accepted = tested & (uniforms[:, node, None] * proposal.gather(1, token) < target.gather(1, token))
-        target = torch.where(accepted, target_probs[:, node], torch.where(tested, _rest(target, proposal), target))
-        draft = torch.where(accepted, draft_probs[:, node], torch.where(tested, draft.scatter(1, token, 0.0), draft))
-        taken[:, node] = accepted.squeeze(1)
-        position = torch.where(accepted.squeeze(1), node, position)
-    verdicts = torch.cat([taken, pick(target, uniforms[:, 0]).unsqueeze(1)], 1).tolist()
-    return [Verdict([node for node, took in enumerate(row) if took], token) for *row, token in verdicts]
+        asked = uniforms.gather(1, children).unsqueeze(2) * proposal.gather(2, token)
+        accepted.scatter_(1, children, (asked < target.gather(2, token)).squeeze(2).long())
+        left[:, nodes] = torch.where((children > 0).unsqueeze(2), _rest(target, proposal), target)
+        drafts[:, nodes] = draft.scatter_(2, token, 0.0)
+    following, fits = torch.stack([_draw(left, uniforms[:, :1].expand_as(tokens)), accepted]).tolist()
+    return _walk(tree, following, fits)
 
 
 def _proposal(draft: Tensor, token: Tensor) -> Tensor:
-    """Return what token [rows, 1] was drawn from: the weights [rows, vocab] left, or where none is, itself."""
+    """Return what token [rows, n, 1] was drawn from: the weights [rows, n, vocab] left, or where none is, itself."""
     mass = draft.sum(-1, keepdim=True)
-    return torch.where(mass > 0, draft / mass, torch.zeros_like(draft).scatter_(1, token, 1.0))
+    return torch.where(mass > 0, draft / mass, torch.zeros_like(draft).scatter_(2, token, 1.0))
 
 
 def _rest(target: Tensor, proposal: Tensor) -> Tensor:
-    """Return what the target still has to give after a rejection [rows, vocab]."""
+    """Return what the target still has to give after a rejection [rows, n, vocab]."""
     residual = (target - proposal).clamp_min(0.0)
     mass = residual.sum(-1, keepdim=True)
     return torch.where(mass > 0, residual / mass, target)

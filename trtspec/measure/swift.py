@@ -111,8 +111,7 @@ def _generate(root: Path, samples: int, max_tokens: int, seed: int, on_progress:
 def _load(root: Path, texts: Sequence[Text]) -> Decoder:
     """Load the target with room for the texts; the engine that generated them is gone, its memory with it."""
     from trtspec.engines.embedded.decoder import Decoder
-    from trtspec.engines.embedded.device import choose_device
-    from trtspec.engines.embedded.engine import compute_dtype
+    from trtspec.engines.embedded.device import choose_device, compute_dtype
 
     device, target = choose_device("auto"), root / TARGET
     longest = max(len(prompt) for prompt, _ in texts) + max(len(said) for _, said in texts)

@@ -17,7 +17,7 @@ def differences(net: ModelConfig, target: ModelConfig) -> Iterator[Misfit]:
     if (net.rotary_base, net.rope_scaling) != (target.rotary_base, target.rope_scaling):
         ours, theirs = _describe(net), _describe(target)
         message = f"the net turns its positions by {ours}, the target by {theirs}"
-        yield Misfit("rope", message, "right where the net was trained so; compare with its trainer's config", "warning")
+        yield Misfit("rope", message, "right where the net was trained so: compare its trainer's config", "warning")
 
 
 def _describe(config: ModelConfig) -> str:

@@ -72,8 +72,8 @@ def test_it_stops_where_no_token_is_probable_enough(pair: tuple[Path, Path, Path
     engine = load(pair[1], convert(source, tmp_path / "draft"), stop_below=0.2)
     texts = [[*prompt, 5] for prompt in prompts]
     with torch.inference_mode():
-        engine._drafter.begin(prompts, 0, 512)
-        draft = engine._drafter.propose(texts, DRAFT_LEN, None)
+        engine.speculator.drafter.begin(prompts, 0, 512)
+        draft = engine.speculator.drafter.propose(texts, DRAFT_LEN, None)
     engine.close()
     for text, row, length in zip(texts, draft.tokens.tolist(), draft.lens, strict=True):
         sure = []
@@ -104,8 +104,8 @@ def test_without_its_logits_a_draft_is_the_same_whatever_the_seed(pair: tuple[Pa
         uniforms = torch.rand((1, DRAFT_LEN), generator=torch.Generator().manual_seed(seed))
         draws = Draws(Warp(torch.tensor([1.0]), torch.tensor([0]), torch.tensor([1.0]), False), uniforms)
         with torch.inference_mode():
-            engine._drafter.begin([[1, 2, 3]], 0, 512)
-            proposed.append(engine._drafter.propose([[1, 2, 3, 4]], DRAFT_LEN, draws))
+            engine.speculator.drafter.begin([[1, 2, 3]], 0, 512)
+            proposed.append(engine.speculator.drafter.propose([[1, 2, 3, 4]], DRAFT_LEN, draws))
     engine.close()
     assert proposed[0].tokens.tolist() == proposed[1].tokens.tolist()
     assert proposed[0].probs is None

@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -88,7 +87,7 @@ class Outcome:
     features: Tensor | None
 
 
-class Drafter(ABC):
+class Drafter(Protocol):
     """Proposes tokens for the rows of a batch. Rows are the engine's: row i is request i of the running batch.
 
     A module of this folder joins by defining its class as `DRAFTER`. `taps` are the hidden states of the target that
@@ -98,7 +97,6 @@ class Drafter(ABC):
     taps: tuple[int, ...] = ()
     vocab_size: int | None = None
 
-    @abstractmethod
     def __init__(self, setup: Setup) -> None: ...
 
     def begin(self, prompts: Sequence[Sequence[int]], first_row: int, max_tokens: int) -> None:
@@ -110,7 +108,6 @@ class Drafter(ABC):
         Called for one chunk of positions after the other; what stands beyond a row's end is to be ignored.
         """
 
-    @abstractmethod
     def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: Sampling | None) -> Draft:
         """Draft at most `depth` tokens, one after another, behind each text (prompt and output so far).
 

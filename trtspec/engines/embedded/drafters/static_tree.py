@@ -100,14 +100,18 @@ def _drawn(logits: Tensor, level: Level, sampling: Sampling, column: int) -> tup
     Returns also what the children of each node above were drawn from [rows, above, vocab]: in a greedy row from zeros,
     which says that they were chosen.
     """
-    greedy = (sampling.warp.temperature == 0.0).unsqueeze(1)
-    law = sampling.warp.probs(logits).masked_fill_(greedy.unsqueeze(2), 0.0)
+    law = sampling.warp.probs(logits)
     left, found = law, [draw_each(sampling, law, column)]
     for drawing in level.rounds:
         column += found[-1].shape[1]
-        left = left.scatter(2, found[-1].unsqueeze(2), 0.0).index_select(1, drawing)
+        taken = found[-1].index_select(1, drawing).unsqueeze(2)
+        left = left.index_select(1, drawing).scatter_(2, taken, 0.0)
         found.append(draw_each(sampling, left, column))
-    return torch.where(greedy, _ranked(logits, level), torch.cat(found, 1)[:, level.drawn]), law
+    drawn = torch.cat(found, 1)[:, level.drawn]
+    if not sampling.warp.mixed:
+        return drawn, law
+    greedy = sampling.warp.greedy.unsqueeze(1)
+    return torch.where(greedy, _ranked(logits, level), drawn), law.masked_fill(greedy.unsqueeze(2), 0.0)
 
 
 def draw_each(sampling: Sampling, weights: Tensor, column: int) -> Tensor:
