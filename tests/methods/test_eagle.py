@@ -214,10 +214,10 @@ def test_a_norm_that_the_layer_has_no_use_for_is_skipped(source: Path, tmp_path:
 def test_a_net_of_another_model_is_refused_with_all_reasons_at_once(source: Path, tmp_path: Path) -> None:
     part = save_net(tmp_path / "net", random_net(HIDDEN // 2), hidden=HIDDEN // 2)
     assert [(misfit.code, misfit.message) for misfit in read(part, source).part.misfits] == [
-        ("hidden-size", "the net continues hidden states of 16, the target's have 32"),
-        ("vocabulary", "the net has 64 vocabulary entries, the target 63"),
+        ("hidden-size", "the net is for hidden states of 16, the target's have 32"),
+        ("vocabulary", "the net is for 64 vocabulary entries, the target has 63"),
     ]
-    with pytest.raises(CheckpointError, match=r"hidden states of 16, .*; the net has 64 vocabulary entries"):
+    with pytest.raises(CheckpointError, match=r"hidden states of 16, .*; the net is for 64 vocabulary entries"):
         convert_with(source, part, tmp_path / "out", TREE)
 
 
@@ -308,7 +308,7 @@ class TestRecipes:
         config.write_text(config.read_text().replace(f'"vocab_size": {PAIR_VOCAB}', '"vocab_size": 40'))
         (problem,) = problems_of(trtspec, eagle)
         assert (problem["path"], problem["code"]) == ("speculation.draft.model", "vocabulary")
-        assert problem["message"] == f"the net has 40 vocabulary entries, the target {PAIR_VOCAB}"
+        assert problem["message"] == f"the net is for 40 vocabulary entries, the target has {PAIR_VOCAB}"
 
     def test_pinned_pickles_are_built_from(self, eagle: Path, trtspec: Run) -> None:
         """As most nets are published: pytorch_model.bin beside config.json."""

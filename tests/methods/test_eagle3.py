@@ -312,8 +312,8 @@ MISFITS: dict[str, tuple[Callable[[], Net], dict[str, Any], list[tuple[str, str]
         lambda: random_net((0, 4, 9), target={"hidden_size": 16, "vocab_size": 80}),
         {},
         [
+            ("hidden-size", "the net is for hidden states of 16, the target's have 32"),
             ("vocabulary", "the net is for 80 vocabulary entries, the target has 64"),
-            ("hidden-size", "the net reads hidden states of 16, the target's have 32"),
             ("aux-layers", "the net reads what goes into the layers 1, 5, 10 of a target that has 7"),
         ],
     ),

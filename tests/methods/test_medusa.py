@@ -203,12 +203,12 @@ def test_heads_of_another_model_are_refused_with_all_reasons_at_once(source: Pat
     part = save_heads(tmp_path / "heads", random_heads(3, hidden=HIDDEN // 2, vocab=VOCAB))
     misfits = read(part, source).part.misfits
     assert [(misfit.code, misfit.message) for misfit in misfits] == [
-        ("hidden-size", "the heads read hidden states of 16, the target's have 32"),
-        ("vocabulary", "the heads have 64 vocabulary entries, the target 63"),
+        ("hidden-size", "the heads are for hidden states of 16, the target's have 32"),
+        ("vocabulary", "the heads are for 64 vocabulary entries, the target has 63"),
         ("heads", "the choices are 4 tokens deep, the heads are 3"),
     ]
     with pytest.raises(
-        CheckpointError, match=r"hidden states of 16, .*; the heads have 64 .*; the choices are 4 tokens"
+        CheckpointError, match=r"hidden states of 16, .*; the heads are for 64 .*; the choices are 4 tokens"
     ):
         convert_with(source, part, tmp_path / "out")
 

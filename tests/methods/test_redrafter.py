@@ -198,10 +198,10 @@ def test_what_is_no_drafter(
 def test_a_drafter_of_another_model_is_refused_with_all_reasons_at_once(source: Path, tmp_path: Path) -> None:
     part = random_drafter(hidden=HIDDEN // 2).save(tmp_path / "drafter")
     assert [(misfit.code, misfit.message) for misfit in read(part, source).part.misfits] == [
-        ("hidden-size", "the drafter reads hidden states of 16, the target's have 32"),
-        ("vocabulary", "the drafter has 64 vocabulary entries, the target 63"),
+        ("hidden-size", "the drafter is for hidden states of 16, the target's have 32"),
+        ("vocabulary", "the drafter is for 64 vocabulary entries, the target has 63"),
     ]
-    with pytest.raises(CheckpointError, match=r"hidden states of 16, .*; the drafter has 64 vocabulary entries"):
+    with pytest.raises(CheckpointError, match=r"hidden states of 16, .*; the drafter is for 64 vocabulary entries"):
         convert_with(source, part, tmp_path / "out")
 
 

@@ -9,7 +9,6 @@ state before it, and a layer of Llama's kind without the norm that it begins wit
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -22,7 +21,7 @@ from trtspec.checkpoint.trtllm import EMBEDDING, LM_HEAD
 from trtspec.families.decoder import attention, mlp, read_decoder
 from trtspec.methods.base import Base, DraftPart, Extent, LossyOptions, Method, Misfit
 from trtspec.methods.choices import EAGLE_CHOICES, MOST_NODES, Choice, find_choices, ranks_misfits
-from trtspec.methods.training import differences
+from trtspec.methods.fit import differences, size_misfits
 from trtspec.recipe.schema import refuse
 
 NETS, NET_CONFIG = "eagle_nets", "eagle_net_config"
@@ -153,7 +152,10 @@ def read_part(source: Source, base: Base, options: EagleOptions) -> DraftPart:
         borrowed=borrowed,
         models={NET_CONFIG: net},
         excluded=(f"*{NETS}*",),
-        misfits=(*_misfits(net, base.config), *differences(net, base.config)),
+        misfits=(
+            *size_misfits("the net is", net.hidden_size, net.vocab_size, base.config),
+            *differences(net, base.config),
+        ),
     )
 
 
@@ -174,16 +176,6 @@ def _read_net(source: Source, target: ModelConfig) -> ModelConfig:
 
 def _parts_of(base: Base, target: str) -> tuple[Part, ...]:
     return next(rule.parts for rule in base.rules if rule.name == target)
-
-
-def _misfits(net: ModelConfig, target: ModelConfig) -> Iterator[Misfit]:
-    trained = "a net drafts for the model that it was trained with alone"
-    if net.hidden_size != target.hidden_size:
-        what = f"the net continues hidden states of {net.hidden_size}, the target's have {target.hidden_size}"
-        yield Misfit("hidden-size", what, trained)
-    if net.vocab_size != target.vocab_size:
-        what = f"the net has {net.vocab_size} vocabulary entries, the target {target.vocab_size}"
-        yield Misfit("vocabulary", what, trained)
 
 
 def _most_inner(options: EagleOptions) -> int:

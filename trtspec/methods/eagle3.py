@@ -26,7 +26,7 @@ from trtspec.checkpoint.untrusted import open_regular
 from trtspec.families.decoder import read_decoder
 from trtspec.methods.base import Base, DraftPart, Extent, LossyOptions, Method, Misfit
 from trtspec.methods.eagle3_net import EMBEDDING, LAYER_CONFIG, NAME, Names, NetConfig, net_rules
-from trtspec.methods.training import differences
+from trtspec.methods.fit import differences, size_misfits
 from trtspec.recipe.schema import refuse
 
 AUX_LAYERS = "eagle_aux_hidden_state_layer_ids"
@@ -167,13 +167,7 @@ def _read_taps(reader: ConfigReader, eagle: ConfigReader, layers: int) -> tuple[
 
 
 def _misfits(net: NetConfig, target: ModelConfig, options: Eagle3Options) -> Iterator[Misfit]:
-    hint = "an EAGLE-3 net drafts for the model that it was trained with, and for its fine-tunes"
-    if net.target_vocab_size != target.vocab_size:
-        message = f"the net is for {net.target_vocab_size} vocabulary entries, the target has {target.vocab_size}"
-        yield Misfit("vocabulary", message, hint)
-    if net.target_hidden_size != target.hidden_size:
-        message = f"the net reads hidden states of {net.target_hidden_size}, the target's have {target.hidden_size}"
-        yield Misfit("hidden-size", message, hint)
+    yield from size_misfits("the net is", net.target_hidden_size, net.target_vocab_size, target)
     in_range = all(0 <= tap <= target.num_layers for tap in net.taps)
     if not in_range or any(tap >= after for tap, after in pairwise(net.taps)):
         taps = ", ".join(map(str, net.taps[:8]))

@@ -19,6 +19,7 @@ from trtspec.checkpoint.rules import Part, Rule, Skip, Stage
 from trtspec.checkpoint.source import Source
 from trtspec.methods.base import Base, DraftPart, Extent, LossyOptions, Method, Misfit
 from trtspec.methods.choices import MEDUSA_CHOICES, Choice, find_choices, ranks_misfits
+from trtspec.methods.fit import size_misfits
 
 # Medusa 1.0 saves a whole model with its heads, and so does ModelOpt, each by a name of its own.
 _NAME = re.compile(r"(medusa_heads?\.)?(\d{1,2})\.(\d{1,2})\.(linear\.)?(weight|bias)")
@@ -119,13 +120,7 @@ def _find_heads(source: Source) -> Heads:
 
 
 def _misfits(heads: Heads, config: ModelConfig, depth: int) -> Iterator[Misfit]:
-    trained = "heads draft for the model that they were trained with alone"
-    if heads.hidden_size != config.hidden_size:
-        what = f"the heads read hidden states of {heads.hidden_size}, the target's have {config.hidden_size}"
-        yield Misfit("hidden-size", what, trained)
-    if heads.vocab_size != config.vocab_size:
-        what = f"the heads have {heads.vocab_size} vocabulary entries, the target {config.vocab_size}"
-        yield Misfit("vocabulary", what, trained)
+    yield from size_misfits("the heads are", heads.hidden_size, heads.vocab_size, config)
     if heads.num_heads < depth:
         what = f"the choices are {depth} tokens deep, the heads are {heads.num_heads}"
         yield Misfit("heads", what, f"list choices of at most that length: {heads.num_heads}")

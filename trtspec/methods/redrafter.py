@@ -17,6 +17,7 @@ from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
 from trtspec.checkpoint.rules import Part, Rule, Stage
 from trtspec.checkpoint.source import Source
 from trtspec.methods.base import Base, DraftPart, Extent, Method, Misfit, Options
+from trtspec.methods.fit import size_misfits
 
 # So many tokens after each beam are weighed, as in the reference; no more beams than that can be told apart.
 CANDIDATES = 50
@@ -134,13 +135,7 @@ def _num_layers(reader: ConfigReader, key: str) -> int:
 
 
 def _misfits(net: Net, config: ModelConfig) -> Iterator[Misfit]:
-    trained = "a drafter drafts for the model that it was trained with alone"
-    if net.hidden_size != config.hidden_size:
-        what = f"the drafter reads hidden states of {net.hidden_size}, the target's have {config.hidden_size}"
-        yield Misfit("hidden-size", what, trained)
-    if net.vocab_size != config.vocab_size:
-        what = f"the drafter has {net.vocab_size} vocabulary entries, the target {config.vocab_size}"
-        yield Misfit("vocabulary", what, trained)
+    yield from size_misfits("the drafter is", net.hidden_size, net.vocab_size, config)
 
 
 def _extent(options: RedrafterOptions, draft_len: int) -> Extent:

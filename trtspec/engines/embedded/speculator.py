@@ -144,7 +144,8 @@ class Speculator:
             torch.tensor(temperature, device=device),
             torch.tensor([s.top_k for s in how], device=device),
             torch.tensor([s.top_p for s in how], device=device),
-            any(s.top_k or s.top_p < 1.0 for s in how),
+            truncates=any(s.top_k or s.top_p < 1.0 for s in how),
+            mixed=not all(running.samples for running in batch),
         )
 
     def _uniforms(self, batch: Sequence[Running], count: int) -> Tensor:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a net of layers was trained on, against what its target does: differences that cost acceptance, not the text."""
+"""What was trained for a target, held against the one that is there."""
 
 from __future__ import annotations
 
@@ -9,8 +9,22 @@ from trtspec.checkpoint.model_config import ModelConfig
 from trtspec.methods.base import Misfit
 
 
+def size_misfits(what: str, hidden_size: int, vocab_size: int, target: ModelConfig) -> Iterator[Misfit]:
+    """Yield where the sizes that a part was trained for are not the target's; `what` is it, as "the net is"."""
+    hint = "it drafts for the model that it was trained with, and for its fine-tunes"
+    if hidden_size != target.hidden_size:
+        message = f"{what} for hidden states of {hidden_size}, the target's have {target.hidden_size}"
+        yield Misfit("hidden-size", message, hint)
+    if vocab_size != target.vocab_size:
+        message = f"{what} for {vocab_size} vocabulary entries, the target has {target.vocab_size}"
+        yield Misfit("vocabulary", message, hint)
+
+
 def differences(net: ModelConfig, target: ModelConfig) -> Iterator[Misfit]:
-    """Yield warnings about the layers of a net; published nets have shorter positions than their targets."""
+    """Yield warnings about a net's layers, which cost acceptance and not the text.
+
+    Published nets have fewer positions than their targets.
+    """
     if net.max_positions < target.max_positions:
         message = f"the net has {net.max_positions} positions, the target {target.max_positions}"
         yield Misfit("positions", message, "drafts may be accepted less beyond them; measure on long texts", "warning")
