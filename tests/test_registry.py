@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,17 +68,16 @@ def test_an_entry_point_that_cannot_be_loaded_is_named(entry: str, reason: str, 
     refused(f"entry point 'extra' of extra 2.0 in the group trtspec.methods: {reason}", "repair or uninstall")
 
 
-def test_installed_packages_are_not_asked_for_what_is_our_own() -> None:
-    code = f"""
-import sys
-before = set(sys.modules)
-from trtspec.registry import find
-find({PACKAGE!r}, {ATTRIBUTE!r}, "none", "speculation method")
-print(*set(sys.modules) - before)
-"""
-    imported = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert "trtspec.methods.none" in imported
-    assert "importlib.metadata" not in imported
+def test_installed_packages_are_not_asked_for_what_is_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: asked.append(group) or ())
+    assert find(PACKAGE, ATTRIBUTE, "none", "speculation method").summary == "the target alone"
+    assert asked == []
+    discover_all.cache_clear()
+    with pytest.raises(TrtspecError, match="unknown speculation method 'nine'"):
+        find(PACKAGE, ATTRIBUTE, "nine", "speculation method")
+    assert asked == [PACKAGE]
+    discover_all.cache_clear()
 
 
 def test_a_near_spelling_is_offered_and_a_far_one_not() -> None:
