@@ -295,3 +295,33 @@ class TestRecipes:
         generated = trtspec("generate", artifact, "-p", "the", "--max-tokens", "12", "--json").document
         assert generated["new_tokens"] == 12
         assert generated["drafted"] > 63
+
+    def test_lossy_acceptance_is_named_wherever_it_counts(self, medusa: Path, trtspec: Run) -> None:
+        """In the plan, the manifest and every report; the gate for losslessness never holds for it."""
+        lossy = ("--set", "speculation.options.lossy=true", "--set", "gates={lossless: false, min_speedup: 0.01}")
+        assert trtspec("plan", medusa, *lossy, "--json").document["speculation"]["acceptance"] == "typical"
+        assert "typical acceptance: lossy" in trtspec("plan", medusa, *lossy).err
+        assert trtspec("build", medusa, *lossy).code == 0
+        artifact = medusa.parent / "build" / "tiny"
+        manifest = json.loads((artifact / "manifest.json").read_text())
+        assert manifest["recipe"]["speculation"]["acceptance"] == "typical"
+        for command in (("inspect", artifact), ("generate", artifact, "-p", "the", "--max-tokens", 4),
+                        ("bench", artifact, "--runs", 1, "--max-tokens", 2),
+                        ("verify", artifact, "--max-tokens", 4)):  # fmt: skip
+            done = trtspec(*command, "--json")
+            assert done.code == 0, done.err
+            assert done.document["acceptance"] == "typical", command
+
+    def test_a_lossy_artifact_never_passes_the_gate(self, medusa: Path, trtspec: Run) -> None:
+        """Whoever edits the manifest so that the gate is asked for is told."""
+        lossy = ("--set", "speculation.options.lossy=true", "--set", "gates={lossless: false}")
+        assert trtspec("build", medusa, *lossy).code == 0
+        path = medusa.parent / "build" / "tiny" / "manifest.json"
+        text = path.read_text().replace('"lossless": false', '"lossless": true')
+        path.unlink()  # it is a read-only link into the store
+        path.write_text(text)
+        verified = trtspec("verify", path.parent, "--max-tokens", 4, "--json")
+        assert verified.code == 110
+        (check,) = [check for check in verified.document["checks"] if check["name"] == "lossless"]
+        assert not check["ok"]
+        assert check["detail"].endswith("typical acceptance is lossy: sampled text is not the target's")
