@@ -38,8 +38,9 @@ test: setup ## Run all tests that need no GPU.
 test-gpu: setup ## Run the tests that need a CUDA device.
 	$(BIN)/pytest -m gpu
 
-bench: setup ## Measure the claims again: the quickstart, and a conversion of 8 GB (25 GB of disk).
+bench: setup ## Measure the claims again: the quickstart, all methods, and a conversion of 8 GB (25 GB of disk).
 	$(BIN)/python benchmarks/quickstart.py --out benchmarks/results/quickstart.json
+	$(BIN)/python benchmarks/methods.py --out benchmarks/results/methods.json
 	$(BIN)/python benchmarks/convert.py --out benchmarks/results/convert.json
 
 clean: ## Remove the environment, artifacts and caches in this directory.

@@ -3,11 +3,10 @@
 themselves, ngram are each faster than the target alone on the same engine; every method says the target's text; and
 outside the models' forward passes a step spends at most 15 % of its time.
 
-    python benchmarks/methods.py [--runs 3] [--max-tokens 64] [--out FILE.json] [--part eagle=DIR --part redrafter=DIR]
+    python benchmarks/methods.py [--runs 3] [--max-tokens 64] [--methods ngram medusa] [--out FILE.json]
 
-Each prompt is answered without and with speculation in turn, on the engine of one artifact after the other; the
-speed-up is the median over these pairs. Methods that draft with a part nobody trained here for the quickstart target
-(eagle, redrafter) are measured where one is named, and are listed as not measured otherwise.
+Each method's recipe (recipes/quickstart-*.yaml) is built, and each prompt answered without and with speculation in
+turn, on that one engine; the speed-up is the median over these pairs.
 """
 
 from __future__ import annotations
@@ -29,21 +28,7 @@ from machine import environment
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = ROOT / "recipes"
 PROMPTS = {"": RECIPES / "prompts" / "quickstart.jsonl", "repetitive": RECIPES / "prompts" / "repetitive.jsonl"}
-# Method to recipe and what else to set, DIR being the part that was named.
-EAGLE = "speculation={method: eagle, draft: {model: DIR}, options: {dynamic: true, top_k: 3, depth: 4, nodes: 8}}"
-REDRAFTER = "speculation={method: redrafter, draft_len: 4, draft: {model: DIR}, options: {beams: 2}}"
-NO_LIMITS = "gates={lossless: true}"
-METHODS = {
-    "draft_target": ("quickstart.yaml", []),
-    "ngram": ("quickstart-ngram.yaml", []),
-    "lookahead": ("quickstart-ngram.yaml", ["speculation={method: lookahead}", NO_LIMITS]),
-    "medusa": ("quickstart-medusa.yaml", []),
-    "eagle": ("quickstart-ngram.yaml", [EAGLE, NO_LIMITS]),
-    "eagle3": ("quickstart-eagle3.yaml", []),
-    "redrafter": ("quickstart-ngram.yaml", [REDRAFTER, NO_LIMITS]),
-    "swift": ("quickstart-swift.yaml", []),
-}
-NEEDS_PART = ("eagle", "redrafter")
+METHODS = ("draft_target", "ngram", "lookahead", "medusa", "eagle", "eagle3", "redrafter", "swift")
 WHY = {
     "lookahead": "a step verifies {draft_tokens} tokens, which costs a CPU nearly as many times as much as one",
     "swift": "the skipped model still costs most of the target's step",
@@ -59,16 +44,17 @@ def prompts_by_kind() -> dict[str, list[str]]:
     return found
 
 
-def build(recipe: str, changes: list[str], out: Path) -> None:
-    """Build an artifact as a user does."""
-    sets = [argument for change in changes for argument in ("--set", change)]
-    command = [sys.executable, "-m", "trtspec", "build", str(RECIPES / recipe), "--out", str(out), *sets]
+def build(method: str, out: Path) -> None:
+    """Build a method's recipe as a user does."""
+    recipe = RECIPES / ("quickstart.yaml" if method == "draft_target" else f"quickstart-{method}.yaml")
+    command = [sys.executable, "-m", "trtspec", "build", str(recipe), "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{' '.join(command)}\n{done.stderr}")
 
 
 def measure(root: Path, prompts: dict[str, list[str]], runs: int, max_tokens: int) -> dict[str, Any]:
+    from trtspec.engines.embedded.request import Sampling
     from trtspec.measure.artifact import open_artifact
     from trtspec.measure.bench import measure_engine
 
@@ -83,11 +69,14 @@ def measure(root: Path, prompts: dict[str, list[str]], runs: int, max_tokens: in
             "draft_len": extent.depth,
             "options": artifact.recipe["speculation"]["options"],
             "kinds": kinds,
-            "overhead": overhead(artifact, [text for texts in prompts.values() for text in texts[:3]], max_tokens),
+            "overhead": {
+                name: overhead(artifact, [text for texts in prompts.values() for text in texts[:4]], max_tokens, how)
+                for name, how in (("greedy", Sampling()), ("sampled", Sampling(1.0, seed=1)))
+            },
         }
 
 
-def overhead(artifact: Any, texts: list[str], max_tokens: int) -> dict[str, float]:
+def overhead(artifact: Any, texts: list[str], max_tokens: int, sampling: Any) -> dict[str, float]:
     """Return the median milliseconds of a step, and the share of the steps' time outside the models' forward passes.
 
     A step is everything between two of the target's: drafting, verification, bookkeeping. Forward passes are those of
@@ -97,7 +86,7 @@ def overhead(artifact: Any, texts: list[str], max_tokens: int) -> dict[str, floa
     inside: list[float] = []
     with timed_forwards() as spent, timed_steps(steps, inside, spent):
         for text in texts:
-            artifact.engine.generate([artifact.request(text, max_tokens)])
+            artifact.engine.generate([artifact.request(text, max_tokens, sampling)])
     return {
         "step_ms": round(1000 * statistics.median(steps), 3),
         "forward_ms": round(1000 * statistics.median(inside), 3),
@@ -130,6 +119,7 @@ def timed_forwards() -> Iterator[Callable[[], float]]:
     from trtspec.engines.embedded.decoder import Decoder
     from trtspec.engines.embedded.drafters.medusa import HeadStack
     from trtspec.engines.embedded.drafters.net import Net
+    from trtspec.engines.embedded.drafters.redrafter import RecurrentNet
 
     total, depth = 0.0, 0
 
@@ -146,7 +136,7 @@ def timed_forwards() -> Iterator[Callable[[], float]]:
 
         return timed
 
-    places = [(Decoder, ("tapped",)), (HeadStack, ("logits",))]
+    places = [(Decoder, ("tapped",)), (HeadStack, ("logits",)), (RecurrentNet, ("advance", "logits"))]
     places += [(kind, ("fuse", "forward", "logits")) for kind in Net.__subclasses__()]
     kept = [(owner, name, getattr(owner, name)) for owner, names in places for name in names]
     for owner, name, function in kept:
@@ -161,7 +151,7 @@ def timed_forwards() -> Iterator[Callable[[], float]]:
 def table(results: dict[str, Any]) -> list[str]:
     lines = [
         f"{'method':<13}{'prompts':<12}{'acceptance':>11}{'mean len':>10}{'tokens/s':>10}{'alone':>8}{'speed-up':>10}"
-        f"{'same text':>11}{'outside':>9}"
+        f"{'same text':>11}{'outside':>9}{'sampled':>9}"
     ]
     for method, result in results.items():
         for kind, found in result.get("kinds", {}).items():
@@ -170,7 +160,7 @@ def table(results: dict[str, Any]) -> list[str]:
                 f"{method:<13}{kind:<12}{ours['acceptance_rate']:>11.3f}{ours['mean_accepted_len']:>10.2f}"
                 f"{ours['median_tokens_per_s']:>10.0f}{found['baseline']['median_tokens_per_s']:>8.0f}"
                 f"{found['speedup']:>9.2f}x{found['identical_texts']:>6}/{found['prompts']:<4}"
-                f"{result['overhead']['outside_share']:>8.1%}"
+                + "".join(f"{share['outside_share']:>9.1%}" for share in result["overhead"].values())
             )
         if "why" in result:
             lines.append(f"{method:<13}{result['why']}")
@@ -181,23 +171,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
-    parser.add_argument("--part", action="append", default=[], metavar="METHOD=DIR")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    parts = dict(part.split("=", 1) for part in arguments.part)
     prompts, results = prompts_by_kind(), {}
     with TemporaryDirectory() as work:
         for method in arguments.methods:
-            if method in NEEDS_PART and method not in parts:
-                results[method] = {"why": "not measured: no part was named"}
-                continue
-            recipe, changes = METHODS[method]
-            part = str(Path(parts[method]).resolve()) if method in parts else ""
             root = Path(work) / method
-            build(recipe, [change.replace("DIR", part) for change in changes], root)
+            build(method, root)
             results[method] = found = measure(root, prompts, arguments.runs, arguments.max_tokens)
-            if all(kind["speedup"] < 1 for kind in found["kinds"].values()) and method in WHY:
+            if any(kind["speedup"] < 1 for kind in found["kinds"].values()) and method in WHY:
                 found["why"] = WHY[method].format(**found)
             print("\n".join(table({method: found})), file=sys.stderr, flush=True)
     print("\n".join(table(results)))

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +28,13 @@ def test_the_pair_is_small_and_shares_its_tokenizer() -> None:
     assert (TARGET / "tokenizer.json").read_bytes() == (DRAFT / "tokenizer.json").read_bytes()
 
 
-def test_it_is_in_the_catalogue(trtspec: Run, workplace: Path) -> None:
+def method_of(recipe: Path) -> str:
+    return next(line.split()[1] for line in recipe.read_text().splitlines() if line.startswith("  method: "))
+
+
+def test_all_recipes_are_in_the_catalogue(trtspec: Run, workplace: Path) -> None:
     assert trtspec("recipes", "--json").document["recipes"] == [
-        {"name": path.stem, "path": str(path), "target": str(TARGET), "method": "draft_target"}
+        {"name": path.stem, "path": str(path), "target": str(TARGET), "method": method_of(path)}
         for path in sorted(recipes_dir().glob("*.yaml"))
     ]
 
@@ -79,3 +85,26 @@ def test_in_fp8_on_two_ranks_it_says_nearly_the_same_and_loses_nothing(trtspec: 
     assert checks["lossless"]["value"] == 8
     inspected = trtspec("inspect", "build/quickstart-fp8/checkpoints/target", "--json").document
     assert (inspected["tensor_parallel"], inspected["quantization"]) == (2, "FP8, FP8 KV cache")
+
+
+@pytest.mark.parametrize("name", ["quickstart-medusa", "quickstart-eagle3"])
+def test_the_trained_drafts_are_accepted_and_change_nothing(name: str, trtspec: Run, workplace: Path) -> None:
+    """Both were trained on the target's texts, and gave more than 3.5 tokens a step when they were committed."""
+    from trtspec.checkpoint.tokenizer import Tokenizer
+    from trtspec.engines.embedded.engine import Engine
+    from trtspec.engines.embedded.request import EngineSettings, Request
+
+    assert trtspec("build", RECIPE.with_name(f"{name}.yaml")).code == 0
+    lines = (RECIPE.parent / "prompts" / "quickstart.jsonl").read_text().splitlines()[:6]
+    some = workplace / "some.jsonl"
+    some.write_text("\n".join(lines))
+    results = trtspec("generate", f"build/{name}", "--prompts", some, "--max-tokens", "48").document["results"]
+    tokenizer = Tokenizer(TARGET)
+    prompts = [tuple(tokenizer.encode(json.loads(line)["prompt"])) for line in lines]
+    engine = Engine.load(
+        workplace / "build" / name / "checkpoints" / "target", None, EngineSettings(device="cpu", max_seq_len=1024)
+    )
+    alone = engine.generate([Request(prompt, 48, end_ids=tokenizer.end_ids) for prompt in prompts])
+    engine.close()
+    assert [result["token_ids"] for result in results] == [list(each.ids) for each in alone]
+    assert statistics.mean(result["mean_accepted_len"] for result in results) > 3

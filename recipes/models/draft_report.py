@@ -63,6 +63,12 @@ def mean_accepted_len(ranks: list[torch.Tensor], tree: list[Path]) -> float:
     return tokens / verifications
 
 
+def print_coverage(net: nn.Module, vocab_size: int, tokens: torch.Tensor) -> None:
+    """Print how much of `tokens`, which the target wrote, the net can draft at all."""
+    drafted = torch.isin(tokens, torch.arange(vocab_size)[net.vocab])
+    print(f"  the draft vocabulary holds {drafted.float().mean():.4%} of the held-out tokens")
+
+
 def print_ranks(ranks: list[torch.Tensor]) -> None:
     """Print, for each step, how often the target's token was the first, second, ... of the net's; and how often the
     first one was right where all before it were."""

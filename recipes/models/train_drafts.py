@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train what drafts for the quickstart target on its own hidden states: Medusa heads, or an EAGLE-3 net.
+"""Train what drafts for the quickstart target on its own hidden states: one of the nets of draft_kinds.py.
 
-    python recipes/models/train_drafts.py medusa --models recipes/models \\
+    python recipes/models/train_drafts.py eagle3 --models recipes/models \\
         --prompts recipes/prompts/quickstart.jsonl --cache /tmp/continuations.pt --steps 500
 
-Reads `quickstart-target/`; writes `quickstart-medusa/` or `quickstart-eagle3/` in the layout of the published
-checkpoints, loads it back and reports how far its drafts are accepted on the answers to the prompts, for Medusa also
-by trees of several sizes, grown on continuations that were kept from the training.
+Reads `quickstart-target/`; writes `quickstart-eagle3/` and so on in the layout of the published checkpoints, loads it
+back and reports how far its drafts are accepted on the answers to the prompts: chains, and trees of several sizes that
+were grown on continuations kept from the training.
 The teacher is the target, the text mostly its own greedy continuations; `--cache` keeps those for the next run.
-On one busy core each, the heads took 11 minutes and the net 18; writing the continuations took 8 on two.
+On one busy core each, 500 steps took 11 minutes for Medusa's heads and 18 for EAGLE-3's net, 450 steps 8 minutes for
+the recurrent drafter and 14 for EAGLE's net; writing the continuations took 8 on two cores.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from draft_nets import Eagle3Net, MedusaHeads
-from draft_report import print_chains, print_ranks, print_trees, ranks_of
+from draft_kinds import FILES, KINDS
+from draft_report import print_chains, print_coverage, print_ranks, print_trees, ranks_of
 from safetensors.torch import load_file, save_file
 from torch import nn
 from train_quickstart import (
@@ -33,13 +34,11 @@ from train_quickstart import (
     greedy_continuations,
     optimise,
 )
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 TRAIN_BLOCKS, HELD_OUT_BLOCKS, NEW_TOKENS = 40, 2, 128
 CORPUS_EVERY = 4
 STEP_WEIGHT = 0.8  # of a step's loss, relative to the one before: a draft counts only where those before it are right
-MEDUSA_HEADS, EAGLE_STEPS = 4, 5
-AUX_LAYERS, DRAFT_VOCAB, EAGLE_MLP = [1, 3, 4], 256, 512
 
 Text = tuple[torch.Tensor, int]  # the tokens of a prompt and its answer, and how many of them are the prompt's
 
@@ -60,14 +59,6 @@ def answers(target: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, prompt
         tokens = target.generate(ids, max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0)
         texts.append((tokens[0], ids.shape[1]))
     return texts
-
-
-def frequent_tokens(own: torch.Tensor, held_out: torch.Tensor) -> torch.Tensor:
-    """Return the DRAFT_VOCAB most frequent tokens, ascending; print how much of the target's writing they are."""
-    kept = own.flatten().bincount().topk(DRAFT_VOCAB).indices.sort().values
-    share = torch.isin(held_out[:, PROMPT_LEN:], kept).float().mean()
-    print(f"the draft vocabulary holds {share:.4%} of the held-out tokens", flush=True)
-    return kept
 
 
 class Rows:
@@ -100,36 +91,6 @@ def distil(net: nn.Module, target: LlamaForCausalLM, rows: Rows, steps: int) -> 
     optimise(net, loss_of, steps, 2e-3, type(net).__name__)
 
 
-def medusa_config(target: LlamaConfig, name: str) -> dict[str, object]:
-    return {
-        "model_type": "medusa",
-        "architectures": ["MedusaModel"],
-        "base_model_name_or_path": name,
-        "medusa_num_heads": MEDUSA_HEADS,
-        "medusa_num_layers": 1,
-        "hidden_size": target.hidden_size,
-        "vocab_size": target.vocab_size,
-        "torch_dtype": "bfloat16",
-    }
-
-
-def eagle3_config(target: LlamaConfig) -> dict[str, object]:
-    same = ("model_type", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act",
-            "rms_norm_eps", "vocab_size", "max_position_embeddings", "bos_token_id", "eos_token_id")  # fmt: skip
-    return {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        **{key: getattr(target, key) for key in same},
-        "num_hidden_layers": 1,
-        "intermediate_size": EAGLE_MLP,
-        "draft_vocab_size": DRAFT_VOCAB,
-        "rope_theta": target.rope_parameters["rope_theta"],
-        "attention_bias": False,
-        "tie_word_embeddings": False,
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": AUX_LAYERS, "use_aux_hidden_state": True},
-        "torch_dtype": "bfloat16",
-    }
-
-
 def save(net: nn.Module, config: dict[str, object], file: Path) -> None:
     """Write the tensors of `net` to `file`, in bf16 where they are not ids, and `config` beside it."""
     file.parent.mkdir(exist_ok=True)
@@ -138,15 +99,9 @@ def save(net: nn.Module, config: dict[str, object], file: Path) -> None:
     (file.parent / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
-def eagle3_net(target: LlamaForCausalLM, target_ids: torch.Tensor) -> Eagle3Net:
-    """Return a new net over the target's AUX_LAYERS, of the target's shape but for the width of its MLP."""
-    shape = LlamaConfig(**target.config.to_diff_dict() | {"intermediate_size": EAGLE_MLP})
-    return Eagle3Net(shape, AUX_LAYERS, target, target_ids, EAGLE_STEPS)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("net", choices=("medusa", "eagle3"))
+    parser.add_argument("net", choices=KINDS)
     parser.add_argument("--models", type=Path, required=True)
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--cache", type=Path, required=True)
@@ -158,22 +113,17 @@ def main() -> None:
     target = LlamaForCausalLM.from_pretrained(place, dtype=torch.float32).eval().requires_grad_(False)
     blocks = continuations(target, tokenizer, arguments.cache)
     own, held_out = torch.cat(blocks[:-HELD_OUT_BLOCKS]), torch.cat(blocks[-HELD_OUT_BLOCKS:])
-    net: MedusaHeads | Eagle3Net
-    if arguments.net == "medusa":
-        net, config = MedusaHeads(target.lm_head.weight, MEDUSA_HEADS), medusa_config(target.config, place.name)
-        file = arguments.models / "quickstart-medusa" / "medusa_lm_head.safetensors"
-    else:
-        net, config = eagle3_net(target, frequent_tokens(own, held_out)), eagle3_config(target.config)
-        file = arguments.models / "quickstart-eagle3" / "model.safetensors"
+    net, config = KINDS[arguments.net](target, own)
+    file = arguments.models / f"quickstart-{arguments.net}" / FILES[arguments.net]
     if arguments.steps:
         distil(net, target, Rows(own, Batches(tokenizer, TRAIN_SEED + 300)), arguments.steps)
         save(net, config, file)
     net.load_state_dict(load_file(file))
     ranks = [ranks_of(net, target, *text) for text in answers(target, tokenizer, arguments.prompts)]
+    print_coverage(net, target.config.vocab_size, held_out[:, PROMPT_LEN:])
     print_ranks(ranks)
     print_chains(ranks)
-    if arguments.net == "medusa":
-        print_trees(ranks, grown_on=[ranks_of(net, target, row, PROMPT_LEN) for row in held_out])
+    print_trees(ranks, grown_on=[ranks_of(net, target, row, PROMPT_LEN) for row in held_out])
 
 
 if __name__ == "__main__":

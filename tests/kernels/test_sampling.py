@@ -35,6 +35,16 @@ def test_probabilities_are_those_of_transformers(temperature: float, top_k: int,
     np.testing.assert_allclose(ours, probs, atol=1e-6)
 
 
+def test_without_greedy_rows_the_one_hot_is_left_out_and_nothing_changes() -> None:
+    torch.manual_seed(0)
+    logits, how = torch.randn(3, 2, 40), (torch.tensor([0.7, 1.0, 1.3]), torch.tensor([0, 5, 0]), torch.ones(3))
+    assert torch.equal(Warp(*how, truncates=True, mixed=False).probs(logits), Warp(*how, truncates=True).probs(logits))
+
+
+def test_the_last_token_stands_for_no_weight_at_all() -> None:
+    assert pick(torch.zeros(2, 5), torch.tensor([0.0, 0.9])).tolist() == [4, 4]
+
+
 def test_the_last_positive_token_is_taken_at_the_end_of_the_mass() -> None:
     weights = np.array([0.1, 0.2, 0.0])
     assert reference.pick(weights, 1.0) == 1

@@ -47,6 +47,19 @@ class TestTree:
         assert tree.children == [[[1], [2, 4], [], [], []], [[2, 3], [], [], [4], []]]
         seen = [[np.flatnonzero(row).tolist() for row in sees] for sees in tree.sees]
         assert seen == [[[0], [0, 1], [0, 1, 2], [3], [0, 1, 4]], [[0], [1], [0, 2], [0, 3], [0, 3, 4]]]
+        rounds = [(nodes.tolist(), children.tolist()) for nodes, children in tree.rounds]
+        assert rounds == [([0, 1, 3], [[1, 2, 0], [2, 0, 4]]), ([0, 1], [[0, 4], [3, 0]])]
+
+    def test_what_an_ancestor_far_above_is_to_a_chain(self) -> None:
+        tree = Tree(np.arange(-1, 20)[None])
+        assert np.array_equal(tree.sees[0], np.tri(21, dtype=np.bool_))
+        assert tree.depths.tolist() == [list(range(21))]
+
+    def test_rows_are_cut_off_at_their_limits(self) -> None:
+        tree = Tree.of_paths([(0,), (1,), (0, 0), (0, 0, 0)])
+        assert tree.within([3, 5]) is tree
+        assert tree.within([2, 0, 3]).parents.tolist() == [[-1, 0, 0, 1, -1], [-1] * 5, [-1, 0, 0, 1, 3]]
+        assert not tree.within([0]).rounds
 
 
 @pytest.mark.parametrize("name", TREES)

@@ -22,6 +22,8 @@ from trtspec.steps.model import load_part
 
 Tensors = dict[str, Tensor]
 AUX = "eagle_aux_hidden_state_layer_ids"
+# not what a config.json without it means
+ROPE = {"rope_type": "default", "rope_theta": 5000.0}
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,11 @@ def random_net(
         tensors["t2d"] = torch.zeros(vocab, dtype=torch.bool).index_fill(0, ids, True)
     keys = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
             "vocab_size", "max_position_embeddings")  # fmt: skip
-    layer = {key: shape[key] for key in keys} | {"rms_norm_eps": 1e-5, "rope_theta": 5000.0, "num_hidden_layers": 1}
+    layer = {key: shape[key] for key in keys} | {
+        "rms_norm_eps": 1e-5,
+        "rope_theta": ROPE["rope_theta"],
+        "num_hidden_layers": 1,
+    }
     return Net(tensors, layer, tuple(aux), drafted, flags)
 
 

@@ -21,6 +21,8 @@ HIDDEN, VOCAB = SHAPE["hidden_size"], SHAPE["vocab_size"]
 # a layer of other sizes than the target's
 LAYER = {"num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 24, "num_hidden_layers": 1}
 BLOCK = "layers.0"
+# not what a config.json without it means
+ROPE = {"rope_type": "default", "rope_theta": 5000.0}
 
 
 def random_net(
@@ -56,7 +58,7 @@ def config_of(hidden: int = HIDDEN, vocab: int = VOCAB, **differences: Any) -> d
     """Return a net's config.json."""
     return {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5,
-        "rope_theta": 5000.0, "max_position_embeddings": 64, "bias": False,
+        "rope_theta": ROPE["rope_theta"], "max_position_embeddings": 256, "bias": False,
         "hidden_size": hidden, "vocab_size": vocab, **LAYER,
     } | differences  # fmt: skip
 
@@ -81,8 +83,8 @@ class Oracle:
         from transformers import LlamaConfig, LlamaModel
 
         config = config_of(target.config.hidden_size, target.config.vocab_size)
-        theta = config.pop("rope_theta")
-        self._net = LlamaModel(LlamaConfig(**config, rope_parameters={"rope_type": "default", "rope_theta": theta}))
+        del config["rope_theta"]
+        self._net = LlamaModel(LlamaConfig(**config, rope_parameters=ROPE))
         wide = {name: tensor.float() for name, tensor in tensors.items()}
         missing = self._net.load_state_dict(wide, strict=False).missing_keys
         assert missing == ["embed_tokens.weight", f"{BLOCK}.input_layernorm.weight", "norm.weight"]

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.conftest import Run
-from tests.methods.eagle_nets import BLOCK, HIDDEN, VOCAB, Tensors, convert_with, random_net, save_net
+from tests.methods.eagle_nets import BLOCK, HIDDEN, ROPE, VOCAB, Tensors, convert_with, random_net, save_net
 from tests.test_check import problems_of
 from tests.tiny import PAIR_VOCAB, TARGET_SHAPE, make_llama
 from trtspec.checkpoint.sharding import Mapping
@@ -31,7 +31,7 @@ ODD = VOCAB - 1
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target of an odd vocabulary."""
-    return make_llama(tmp_path_factory.mktemp("hf"), vocab_size=ODD)
+    return make_llama(tmp_path_factory.mktemp("hf"), vocab_size=ODD, rope_parameters=ROPE)
 
 
 def nets_of(root: Path) -> list[Tensors]:
@@ -89,7 +89,7 @@ class TestConversion:
             assert torch.equal(rank["eagle_nets.1.drafter.layers.0.attention.qkv.weight"], torch.cat([own, key, value]))
 
     def test_what_config_json_says(self, source: Path, tmp_path: Path) -> None:
-        part = save_net(tmp_path / "net", random_net(), vocab=ODD)
+        part = save_net(tmp_path / "net", random_net(), vocab=ODD, max_position_embeddings=64)
         out = convert_with(source, part, tmp_path / "out", TREE, mapping=Mapping(2))
         config = json.loads((out / "config.json").read_text())
         assert config["architecture"] == "EagleForCausalLM"
@@ -269,7 +269,7 @@ class TestOptions:
 def eagle(recipe: Path) -> Path:
     """The pair's recipe with a net in place of the draft."""
     hidden = TARGET_SHAPE["hidden_size"]
-    save_net(recipe.parent / "net", random_net(hidden), hidden=hidden, vocab=PAIR_VOCAB)
+    save_net(recipe.parent / "net", random_net(hidden), hidden=hidden, vocab=PAIR_VOCAB, rope_theta=10000.0)
     text = recipe.read_text().replace("draft_target\n  draft_len: 3", "eagle").replace("./draft", "./net")
     recipe.write_text(text)
     return recipe
@@ -309,6 +309,25 @@ class TestRecipes:
         (problem,) = problems_of(trtspec, eagle)
         assert (problem["path"], problem["code"]) == ("speculation.draft.model", "vocabulary")
         assert problem["message"] == f"the net is for 40 vocabulary entries, the target has {PAIR_VOCAB}"
+
+    def test_a_net_of_other_positions_is_warned_of_and_built_with(self, eagle: Path, trtspec: Run) -> None:
+        config = eagle.parent / "net" / "config.json"
+        written = json.loads(config.read_text()) | {"rope_theta": 5000.0, "max_position_embeddings": 64}
+        config.write_text(json.dumps(written))
+        checked = trtspec("check", eagle, "--json")
+        assert (checked.code, checked.document["ok"]) == (0, True)
+        assert [
+            (each["severity"], each["code"], each["path"], each["message"]) for each in checked.document["problems"]
+        ] == [
+            ("warning", "positions", "speculation.draft.model", "the net has 64 positions, the target 256"),
+            (
+                "warning",
+                "rope",
+                "speculation.draft.model",
+                "the net turns its positions by base 5000, the target by base 10000",
+            ),
+        ]
+        assert trtspec("build", eagle).code == 0
 
     def test_pinned_pickles_are_built_from(self, eagle: Path, trtspec: Run) -> None:
         """As most nets are published: pytorch_model.bin beside config.json."""

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.conftest import Run
-from tests.methods.eagle3_nets import AUX, Net, convert_with, random_net, save_net
+from tests.methods.eagle3_nets import AUX, ROPE, Net, convert_with, random_net, save_net
 from tests.test_check import problems_of
 from tests.tiny import PAIR_VOCAB, SHAPE, TARGET_SHAPE, make_llama, reference_model
 from trtspec.checkpoint.sharding import Mapping
@@ -34,7 +34,7 @@ LAYER = "eagle3.layers.0"
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target."""
-    return make_llama(tmp_path_factory.mktemp("hf"), num_hidden_layers=LAYERS)
+    return make_llama(tmp_path_factory.mktemp("hf"), num_hidden_layers=LAYERS, rope_parameters=ROPE)
 
 
 def parts_of(root: Path) -> list[dict[str, Tensor]]:
@@ -171,7 +171,7 @@ class TestLayouts:
     )
     def test_layers_where_none_are_named(self, layers: int, taps: list[int] | None, tmp_path: Path) -> None:
         """What goes into 2, n // 2 and n - 3 (SafeAILab/EAGLE, modeling_llama_kv.py); 6 layers are too few."""
-        source = make_llama(tmp_path / "hf", num_hidden_layers=layers)
+        source = make_llama(tmp_path / "hf", num_hidden_layers=layers, rope_parameters=ROPE)
         part = read(save_net(random_net(AUX_OF_PAPER), tmp_path / "net", "original"), source).part
         if taps:
             assert part.config["eagle3"]["taps"] == taps
@@ -382,7 +382,8 @@ class TestOptions:
 @pytest.fixture
 def eagle3(recipe: Path) -> Path:
     """The pair's recipe with a net in place of the draft."""
-    save_net(random_net((0, 2), target=TARGET_SHAPE | {"vocab_size": PAIR_VOCAB}), recipe.parent / "net")
+    net = random_net((0, 2), target=TARGET_SHAPE | {"vocab_size": PAIR_VOCAB})
+    save_net(net, recipe.parent / "net", rope_theta=10000.0)
     recipe.write_text(recipe.read_text().replace("draft_target", "eagle3").replace("./draft", "./net"))
     return recipe
 
@@ -405,7 +406,7 @@ class TestRecipes:
         assert problem["message"].startswith(message)
 
     def test_a_net_that_does_not_fit(self, eagle3: Path, trtspec: Run) -> None:
-        save_net(random_net((0, 1)), eagle3.parent / "other")
+        save_net(random_net((0, 1)), eagle3.parent / "other", rope_theta=10000.0)
         problems = problems_of(trtspec, eagle3, "--set", "speculation.draft.model=./other")
-        assert [problem["code"] for problem in problems] == ["vocabulary", "hidden-size"]
+        assert [problem["code"] for problem in problems] == ["hidden-size", "vocabulary"]
         assert {problem["path"] for problem in problems} == {"speculation.draft.model"}

@@ -62,16 +62,16 @@ class Tree:
     def sees(self) -> Bools:
         """[rows, nodes, nodes]: whether a node sees another: itself and its ancestors; an unused node only itself."""
         rows, nodes = self.parents.shape
-        sees = np.zeros((rows, nodes, nodes), dtype=np.bool_)
-        sees[:, range(nodes), range(nodes)] = True
-        row, node = np.nonzero(self.parents >= 0)
-        above = self.parents[row, node]
-        while len(node):
-            sees[row, node, above] = True
-            above = self.parents[row, above]
-            lower = above >= 0
-            row, node, above = row[lower], node[lower], above[lower]
-        return sees
+        row = np.arange(rows)[:, None]
+        sees = np.tile(np.eye(nodes, dtype=np.bool_), (rows, 1, 1))
+        # each turn goes twice as far up as the one before; who has nobody above stands for that himself
+        above = np.where(self.parents < 0, np.arange(nodes), self.parents)
+        while True:
+            sees |= sees[row, above]
+            further = above[row, above]
+            if np.array_equal(further, above):
+                return sees
+            above = further
 
     @cached_property
     def depths(self) -> Ints:
@@ -222,7 +222,8 @@ def _reject_recursively(
 
     A child is tested after the rejection of its elder siblings; where one of them is accepted, nobody asks for it.
     """
-    left, drafts, accepted = target_probs.clone(), draft_probs.clone(), torch.zeros_like(tokens)
+    left, drafts = target_probs.to(draft_probs.dtype, copy=True), draft_probs.clone()
+    accepted = torch.zeros_like(tokens)
     for turn in tree.rounds:
         nodes, children = (torch.from_numpy(numbers).to(tokens.device) for numbers in turn)
         children = children.expand(len(tokens), -1)

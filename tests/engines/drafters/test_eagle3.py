@@ -56,16 +56,23 @@ def last_of(shape: dict[str, Any]) -> tuple[int, int]:
     return 0, shape.get("num_hidden_layers", SHAPE["num_hidden_layers"]) - 1
 
 
+@pytest.fixture(scope="module", params=SHAPES.values(), ids=SHAPES.keys())
+def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A target of some shape with a random net, and transformers' model of it."""
+    root = tmp_path_factory.mktemp("converted")
+    source = make_target(root, request.param)
+    part = save_net(random_net(last_of(request.param)), root / "net")
+    return convert_with(source, part, root / "target"), reference_model(source)
+
+
 @pytest.mark.parametrize("options", [CHAIN, TREE], ids=["chain", "tree"])
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-def test_greedy_text_is_that_of_transformers(shape: dict[str, Any], options: dict[str, int], tmp_path: Path) -> None:
-    """With a random net, which is hardly ever right."""
-    source = make_target(tmp_path, shape)
-    part = save_net(random_net(last_of(shape)), tmp_path / "net")
-    engine = make_engine(convert_with(source, part, tmp_path / "target"), options)
-    stats = assert_greedy_text(engine, reference_model(source))
+def test_greedy_text_is_that_of_transformers(options: dict[str, int], converted: tuple[Path, Any]) -> None:
+    """With a net that is hardly ever right."""
+    target, model = converted
+    engine = make_engine(target, options)
+    stats = assert_greedy_text(engine, model, 12)
     engine.close()
-    assert stats[0].drafted > 80
+    assert stats[0].drafted > 30
 
 
 class Knowing:
@@ -228,7 +235,7 @@ class TestLaw:
     ) -> None:
         options = CHAIN if name == "verify_chain" else {"top_k": 2, "nodes": 4}
         engine = self.engine(source, tmp_path, 3, options, 2)
-        assert_wrong_rule_is_seen(engine, reference_model(source), monkeypatch, new_tokens=3)
+        assert_wrong_rule_is_seen(engine, reference_model(source), monkeypatch)
         engine.close()
 
     def test_what_a_chain_is_drawn_from_is_the_formulas(self, source: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -59,7 +60,7 @@ class Windows:
         key_len = max(starts) + width
         mask = None
         if width > 1 or min(starts) != max(starts):
-            mask = self._mask(self._positions[:key_len] > positions.unsqueeze(-1))
+            mask = self._grouped(self._hiding(self._positions[:key_len] > positions.unsqueeze(-1)))
         rotation = self._rotations[positions.flatten()]
         return Window(first_row, len(starts), width, self._slots(positions, first_row), rotation, mask, key_len)
 
@@ -69,24 +70,28 @@ class Windows:
         The keys of all nodes lie behind each other whatever their depth, a node's own at `starts[i]` plus its number;
         a node sees the text, its ancestors and itself.
         """
+        rows, nodes = len(starts), tree.parents.shape[1]
         depths, sees = (torch.from_numpy(part[:, offset:]).to(self._device) for part in (tree.depths, tree.sees))
-        return self.nodes(starts, depths, sees)
-
-    def nodes(self, starts: list[int], depths: Tensor, sees: Tensor) -> Window:
-        """Return the window that `tree` does, of the last nodes of trees whose shapes are on the device.
-
-        `depths` are [rows, width], `sees` [rows, width, nodes] tells which nodes each of them sees; one row may stand
-        for all.
-        """
-        begin, nodes, width = self._column(starts), sees.shape[-1], sees.shape[-2]
-        key_len, offset = max(starts) + nodes, nodes - width
-        number = self._positions[:key_len] - begin  # of the node that a key belongs to; below 0: of the text
-        of_node = number.clamp(0, nodes - 1).unsqueeze(1).expand(-1, width, -1)
-        among = sees.expand(len(starts), -1, -1).gather(2, of_node)
-        visible = (number < 0).unsqueeze(1) | (among & (number < nodes).unsqueeze(1))
+        begin, key_len, width = self._column(starts), max(starts) + nodes, nodes - offset
+        places = begin + self._positions[:nodes]
+        text = self._hiding(self._positions[:key_len] >= begin).unsqueeze(1).expand(-1, width, -1)
+        among = self._hiding(~sees).expand(rows, -1, -1)
+        mask = text.scatter(2, places.unsqueeze(1).expand(-1, width, -1), among)
         rotation = self._rotations[(begin + depths).flatten()]
-        slots = self._slots(begin + self._positions[offset:nodes], 0)
-        return Window(0, len(starts), width, slots, rotation, self._mask(~visible), key_len)
+        return Window(0, rows, width, self._slots(places[:, offset:], 0), rotation, self._grouped(mask), key_len)
+
+    def growing(self, starts: list[int], width: int, levels: int) -> GrowingTree:
+        """Return what makes the windows of trees that grow level by level, `levels` of `width` nodes below the root.
+
+        The root stands at `starts[i]` in row i, and keys lie as those of `tree` do.
+        """
+        begin, nodes = self._column(starts), width * levels
+        places = begin + self._positions[1 : 1 + nodes]
+        slots = self._slots(places, 0).view(places.shape)
+        rotation = self._rotations[begin + self._positions[1 : 1 + levels]].repeat_interleave(width, 1)
+        hidden = self._positions[: max(starts) + 1 + nodes] > begin
+        by_level = (torch.split(part, width, 1) for part in (places, slots, rotation))
+        return GrowingTree(list(zip(*by_level, strict=True)), self._hiding(hidden).unsqueeze(1), self._grouped)
 
     def singles(self, starts: list[int], count: int) -> list[Window]:
         """Return `count` windows of one token, at `starts`, one further on, and so on, computed all at once."""
@@ -100,7 +105,7 @@ class Windows:
         for step, (slot, turn) in enumerate(zip(slots, turns, strict=True)):
             key_len = max(starts) + step + 1
             hidden = self._positions[:key_len] > positions[:, step : step + 1].unsqueeze(-1) if ragged else None
-            mask = None if hidden is None else self._mask(hidden)
+            mask = None if hidden is None else self._grouped(self._hiding(hidden))
             windows.append(Window(0, len(starts), 1, slot, turn, mask, key_len))
         return windows
 
@@ -111,7 +116,33 @@ class Windows:
         rows = torch.arange(first_row, first_row + len(positions), device=self._device).unsqueeze(1)
         return (positions + rows * self._max_len).flatten()
 
-    def _mask(self, hidden: Tensor) -> Tensor:
-        """Return what is added to attention scores, [rows, 1, group * width, key_len], for keys hidden or not."""
-        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device).masked_fill_(hidden, -torch.inf)
-        return mask.repeat(1, self._group, 1).unsqueeze(1)
+    def _hiding(self, hidden: Tensor) -> Tensor:
+        """Return what is added to attention scores for keys hidden or not."""
+        return torch.zeros(hidden.shape, dtype=self._dtype, device=self._device).masked_fill_(hidden, -torch.inf)
+
+    def _grouped(self, mask: Tensor) -> Tensor:
+        """Return the mask [rows, 1, group * width, key_len] of a window, given that of its tokens without `group`."""
+        return mask.unsqueeze(1).expand(-1, self._group, -1, -1).flatten(1, 2).unsqueeze(1)
+
+
+class GrowingTree:
+    """Makes the window of one level of a tree after the other; made by `Windows.growing`.
+
+    `levels` are the positions of each level's keys, their slots [rows, width] and their rotations [rows, width, 1,
+    head_size / 2]. `mask` [rows, 1, key_len] is what the root sees, `grouped` makes a window's mask of one.
+    """
+
+    def __init__(
+        self, levels: list[tuple[Tensor, Tensor, Tensor]], mask: Tensor, grouped: Callable[[Tensor], Tensor]
+    ) -> None:
+        self._levels = iter(levels)
+        self._mask, self._grouped = mask, grouped
+
+    def below(self, parents: Tensor) -> Window:
+        """Return the window of the next level, whose nodes hang on `parents` [rows, width], numbers in the last one."""
+        places, slots, rotation = next(self._levels)
+        rows, width = places.shape
+        key_len = self._mask.shape[2]
+        seen = self._mask.gather(1, parents.unsqueeze(2).expand(-1, -1, key_len))
+        self._mask = seen.scatter_(2, places.unsqueeze(2), 0.0)
+        return Window(0, rows, width, slots.flatten(), rotation.flatten(0, 1), self._grouped(self._mask), key_len)

@@ -19,6 +19,7 @@ from torch import Tensor
 from trtspec.engines.embedded.drafters.base import Draft, Sampling
 from trtspec.engines.embedded.drafters.growing import Grower
 from trtspec.engines.embedded.drafters.net import Net
+from trtspec.engines.embedded.windows import GrowingTree
 from trtspec.kernels.tree import Tree
 
 
@@ -26,14 +27,12 @@ from trtspec.kernels.tree import Tree
 class Frontier:
     """The nodes of a level that are gone on from, all [rows, n, ...].
 
-    `features` follow on them, `scores` are the logarithms of their paths' probabilities, `sees` [rows, n, nodes so far]
-    tells which of the frontiers' nodes each of them sees, the root first; `ranked` is their place among all tokens
-    ranked, -1 for the root.
+    `features` follow on them, `scores` are the logarithms of their paths' probabilities; `ranked` is their place among
+    all tokens ranked, -1 for the root.
     """
 
     features: Tensor
     scores: Tensor
-    sees: Tensor
     ranked: Tensor
 
 
@@ -59,13 +58,15 @@ class DynamicTree(Grower):
         frontier = Frontier(
             features.unsqueeze(1),
             torch.zeros((rows, 1), device=net.device),
-            torch.ones((rows, 1, 1), dtype=torch.bool, device=net.device),
             torch.full((rows, 1), -1, device=net.device),
         )
         levels = [self._rank(net, frontier)]
-        for level in range(1, self._levels):
-            before = sum(ranked.tokens.shape[1] for ranked in levels[:-1])
-            frontier = self._advance(net, frontier, levels[-1], before, ends, level)
+        # the root is the token of the last pair
+        windows = net.windows.growing(ends, self._top_k, self._levels - 1)
+        before = 0
+        for _ in range(1, self._levels):
+            frontier = self._advance(net, frontier, levels[-1], before, windows)
+            before += levels[-1].tokens.shape[1]
             levels.append(self._rank(net, frontier))
         return self._best(levels)
 
@@ -79,19 +80,13 @@ class DynamicTree(Grower):
             parents=frontier.ranked.unsqueeze(2).expand_as(best.indices).flatten(1),
         )
 
-    def _advance(
-        self, net: Net, frontier: Frontier, ranked: Ranked, before: int, ends: list[int], depth: int
-    ) -> Frontier:
-        """Return the frontier of the best of the tokens ranked last, at `depth`, after `before` others."""
+    def _advance(self, net: Net, frontier: Frontier, ranked: Ranked, before: int, windows: GrowingTree) -> Frontier:
+        """Return the frontier of the best of the tokens ranked last, which were ranked after `before` others."""
         chosen = _best_of(ranked.scores, self._top_k)
-        parents = (chosen // self._top_k).unsqueeze(2)
-        features = frontier.features.gather(1, parents.expand(-1, -1, frontier.features.shape[2]))
-        own = torch.eye(self._top_k, dtype=torch.bool, device=net.device).expand(len(ends), -1, -1)
-        sees = torch.cat([frontier.sees.gather(1, parents.expand(-1, -1, frontier.sees.shape[2])), own], 2)
-        # the root is the token of the last pair
-        window = net.windows.nodes(ends, torch.full((1, self._top_k), depth, device=net.device), sees)
-        passed = net.forward(ranked.tokens.gather(1, chosen), features.flatten(0, 1), window)
-        return Frontier(passed.view_as(features), ranked.scores.gather(1, chosen), sees, before + chosen)
+        parents = chosen // self._top_k
+        features = frontier.features.gather(1, parents.unsqueeze(2).expand(-1, -1, frontier.features.shape[2]))
+        passed = net.forward(ranked.tokens.gather(1, chosen), features.flatten(0, 1), windows.below(parents))
+        return Frontier(passed.view_as(features), ranked.scores.gather(1, chosen), before + chosen)
 
     def _best(self, levels: list[Ranked]) -> Draft:
         """Return the draft of the best tokens of all levels, in the order in which they were ranked."""

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a part was trained for against the target that is there: what cannot be, and what may cost acceptance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.configs import model_config
+from trtspec.checkpoint.model_config import RopeScaling
+from trtspec.methods.fit import differences, size_misfits
+
+STRETCHED = RopeScaling("linear", 4.0)
+
+
+def test_sizes_that_are_the_targets() -> None:
+    assert not list(size_misfits("the net is", 12, 50, model_config()))
+
+
+def test_other_sizes_are_errors_and_all_of_them_are_said() -> None:
+    found = list(size_misfits("heads are", 16, 40, model_config()))
+    assert [(misfit.code, misfit.message, misfit.severity) for misfit in found] == [
+        ("hidden-size", "heads are for hidden states of 16, the target's have 12", "error"),
+        ("vocabulary", "heads are for 40 vocabulary entries, the target has 50", "error"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"max_positions": 256}, {"rope_scaling": STRETCHED}], ids=["", "more positions", "stretched"]
+)
+def test_a_net_that_turns_and_reaches_as_its_target_does(fields: dict[str, Any]) -> None:
+    target = model_config(rope_scaling=fields.get("rope_scaling"))
+    assert not list(differences(model_config(**fields), target))
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "message"),
+    [
+        ({"max_positions": 64}, "positions", "the net has 64 positions, the target 128"),
+        ({"rotary_base": 5e5}, "rope", "the net turns its positions by base 500000, the target by base 10000"),
+        (
+            {"rope_scaling": STRETCHED},
+            "rope",
+            "the net turns its positions by base 10000 and linear scaling by 4, the target by base 10000",
+        ),
+    ],
+)
+def test_differences_that_may_cost_acceptance_are_warnings(fields: dict[str, Any], code: str, message: str) -> None:
+    (misfit,) = differences(model_config(**fields), model_config())
+    assert (misfit.code, misfit.message, misfit.severity) == (code, message, "warning")
+    assert misfit.hint
