@@ -87,9 +87,9 @@ def test_in_fp8_on_two_ranks_it_says_nearly_the_same_and_loses_nothing(trtspec: 
     assert (inspected["tensor_parallel"], inspected["quantization"]) == (2, "FP8, FP8 KV cache")
 
 
-@pytest.mark.parametrize("name", ["quickstart-medusa", "quickstart-eagle3"])
+@pytest.mark.parametrize("name", [f"quickstart-{kind}" for kind in ("medusa", "eagle", "eagle3", "redrafter")])
 def test_the_trained_drafts_are_accepted_and_change_nothing(name: str, trtspec: Run, workplace: Path) -> None:
-    """Both were trained on the target's texts, and gave more than 3.5 tokens a step when they were committed."""
+    """They were trained on the target's texts, and gave more than 3.5 tokens a step when they were committed."""
     from trtspec.checkpoint.tokenizer import Tokenizer
     from trtspec.engines.embedded.engine import Engine
     from trtspec.engines.embedded.request import EngineSettings, Request
