@@ -136,7 +136,7 @@ def verify_tree(
     uniforms: Tensor | None = None,
     typical: Typical | None = None,
 ) -> list[Verdict]:
-    """Return the path of each row's tree that the target takes, and its next token; one transfer to the host.
+    """Return the path of each row's tree that the target takes, and its next token; at most two transfers to the host.
 
     Args:
         logits: [rows, nodes, vocab], the target's after each node.
@@ -156,16 +156,14 @@ def verify_tree(
         return _agree(tree, logits.argmax(-1), tokens)
     target_probs = warp.probs(logits)
     if typical is not None:
-        drawn = _draw(target_probs, uniforms[:, :1].expand_as(tokens))
-        return _longest(tree, drawn, _is_typical(target_probs, tokens, tree, typical))
-    if draft_probs is None:
-        return _agree(tree, _draw(target_probs, uniforms), tokens)
-    return _reject_recursively(target_probs, draft_probs, tokens, tree, uniforms)
-
-
-def _draw(probs: Tensor, uniforms: Tensor) -> Tensor:
-    """Return a token for every node [rows, nodes]."""
-    return pick(probs.flatten(0, 1), uniforms.flatten()).view(uniforms.shape)
+        paths = _longest(tree, _is_typical(target_probs, tokens, tree, typical))
+    elif draft_probs is not None:
+        target_probs, accepted = _reject_recursively(target_probs, draft_probs, tokens, tree, uniforms)
+        paths = _walk(tree, accepted.tolist())
+    else:
+        drawn = pick(target_probs.flatten(0, 1), uniforms.flatten()).view(uniforms.shape)
+        return _agree(tree, drawn, tokens)
+    return _draw_after(paths, target_probs, uniforms[:, 0])
 
 
 def _agree(tree: Tree, drawn: Tensor, tokens: Tensor) -> list[Verdict]:
@@ -173,20 +171,31 @@ def _agree(tree: Tree, drawn: Tensor, tokens: Tensor) -> list[Verdict]:
     following, drafted = torch.stack([drawn, tokens]).tolist()
     rows = zip(following, drafted, _of_rows(tree.parents.tolist(), len(tokens)), strict=True)
     fits = [[own[parent] == token for token, parent in zip(row, parents, strict=True)] for own, row, parents in rows]
-    return _walk(tree, following, fits)
+    paths = _walk(tree, fits)
+    return [Verdict(path, own[_end(path)]) for path, own in zip(paths, following, strict=True)]
 
 
-def _walk(tree: Tree, following: list[list[int]], fits: list[list[bool]]) -> list[Verdict]:
-    """Go down from each root to the first child that fits, as long as there is one; `following` are tokens by node."""
-    verdicts = []
-    for tokens, fit, family in zip(following, fits, _of_rows(tree.children, len(fits)), strict=True):
-        node = 0
+def _walk(tree: Tree, fits: list[list[bool]]) -> list[list[int]]:
+    """Return the paths that go down from each root to the first child that fits, as long as there is one."""
+    paths = []
+    for fit, family in zip(fits, _of_rows(tree.children, len(fits)), strict=True):
         path: list[int] = []
-        while (child := next((child for child in family[node] if fit[child]), None)) is not None:
-            node = child
-            path.append(node)
-        verdicts.append(Verdict(path, tokens[node]))
-    return verdicts
+        while (child := next((child for child in family[_end(path)] if fit[child]), None)) is not None:
+            path.append(child)
+        paths.append(path)
+    return paths
+
+
+def _end(path: list[int]) -> int:
+    """Return the node that a path comes to, which is the root where it is empty."""
+    return path[-1] if path else 0
+
+
+def _draw_after(paths: list[list[int]], probs: Tensor, uniforms: Tensor) -> list[Verdict]:
+    """Draw the token after each path from what its end has in probs [rows, nodes, vocab] by uniforms [rows]."""
+    ends = torch.tensor([_end(path) for path in paths], device=probs.device)
+    tokens = pick(probs[torch.arange(len(paths), device=probs.device), ends], uniforms).tolist()
+    return [Verdict(path, token) for path, token in zip(paths, tokens, strict=True)]
 
 
 def _is_typical(target_probs: Tensor, tokens: Tensor, tree: Tree, typical: Typical) -> Tensor:
@@ -201,54 +210,55 @@ def _is_typical(target_probs: Tensor, tokens: Tensor, tree: Tree, typical: Typic
     return target_probs[row, parents, tokens] > bounds[row, parents]
 
 
-def _longest(tree: Tree, drawn: Tensor, fits: Tensor) -> list[Verdict]:
-    """Take the longest path of nodes that fit [rows, nodes], the first in node order among equals."""
-    verdicts = []
-    on_host = torch.stack([drawn, fits.long()], 1).tolist()
-    for (following, fit), parents in zip(on_host, _of_rows(tree.parents.tolist(), len(drawn)), strict=True):
+def _longest(tree: Tree, fits: Tensor) -> list[list[int]]:
+    """Return each row's longest path of nodes that fit [rows, nodes], the first in node order among equals."""
+    longest = []
+    for fit, parents in zip(fits.tolist(), _of_rows(tree.parents.tolist(), len(fits)), strict=True):
         paths: dict[int, list[int]] = {0: []}
         for node, parent in enumerate(parents):
             if fit[node] and parent in paths:
                 paths[node] = [*paths[parent], node]
-        end = max(paths, key=lambda node: len(paths[node]))
-        verdicts.append(Verdict(paths[end], following[end]))
-    return verdicts
+        longest.append(max(paths.values(), key=len))
+    return longest
 
 
 def _reject_recursively(
     target_probs: Tensor, draft_probs: Tensor, tokens: Tensor, tree: Tree, uniforms: Tensor
-) -> list[Verdict]:
+) -> tuple[Tensor, Tensor]:
     """Test every node as if the walk came to its parent: all first children, then the second ones, and so on.
 
     A child is tested after the rejection of its elder siblings; where one of them is accepted, nobody asks for it.
+    Returns what is left of the target's row after each node when all of its children are rejected, [rows, nodes,
+    vocab], and which nodes are accepted, bool [rows, nodes].
     """
     left, drafts = target_probs.to(draft_probs.dtype, copy=True), draft_probs.clone()
-    accepted = torch.zeros_like(tokens)
+    accepted = torch.zeros_like(tokens, dtype=torch.bool)
     for turn in tree.rounds:
         nodes, children = (torch.from_numpy(numbers).to(tokens.device) for numbers in turn)
         children = children.expand(len(tokens), -1)
         token = tokens.gather(1, children).unsqueeze(2)
-        target, draft = left[:, nodes], drafts[:, nodes]
+        target, draft = left.index_select(1, nodes), drafts.index_select(1, nodes)
         proposal = _proposal(draft, token)
         asked = uniforms.gather(1, children).unsqueeze(2) * proposal.gather(2, token)
-        accepted.scatter_(1, children, (asked < target.gather(2, token)).squeeze(2).long())
-        left[:, nodes] = torch.where((children > 0).unsqueeze(2), _rest(target, proposal), target)
-        drafts[:, nodes] = draft.scatter_(2, token, 0.0)
-    following, fits = torch.stack([_draw(left, uniforms[:, :1].expand_as(tokens)), accepted]).tolist()
-    return _walk(tree, following, fits)
+        accepted.scatter_(1, children, (asked < target.gather(2, token)).squeeze(2))
+        left.index_copy_(1, nodes, _rest(target, proposal, tested=(children > 0).unsqueeze(2)))
+        drafts.index_copy_(1, nodes, draft.scatter_(2, token, 0.0))
+    return left, accepted
 
 
 def _proposal(draft: Tensor, token: Tensor) -> Tensor:
     """Return what token [rows, n, 1] was drawn from: the weights [rows, n, vocab] left, or where none is, itself."""
     mass = draft.sum(-1, keepdim=True)
-    return torch.where(mass > 0, draft / mass, torch.zeros_like(draft).scatter_(2, token, 1.0))
+    nothing = mass == 0.0
+    proposal = draft / mass.masked_fill_(nothing, 1.0)
+    return proposal.scatter_(2, token, proposal.gather(2, token).masked_fill_(nothing, 1.0))
 
 
-def _rest(target: Tensor, proposal: Tensor) -> Tensor:
-    """Return what the target still has to give after a rejection [rows, n, vocab]."""
-    residual = (target - proposal).clamp_min(0.0)
+def _rest(target: Tensor, proposal: Tensor, tested: Tensor) -> Tensor:
+    """Return what the target [rows, n, vocab] still has to give after a rejection, where one was `tested` at all."""
+    residual = (target - proposal).clamp_min_(0.0)
     mass = residual.sum(-1, keepdim=True)
-    return torch.where(mass > 0, residual / mass, target)
+    return torch.where(tested & (mass > 0.0), residual.div_(mass), target)
 
 
 def _of_rows(items: list[T], rows: int) -> list[T]:

@@ -87,11 +87,13 @@ class Windows:
         """
         begin, nodes = self._column(starts), width * levels
         places = begin + self._positions[1 : 1 + nodes]
-        slots = self._slots(places, 0).view(places.shape)
-        rotation = self._rotations[begin + self._positions[1 : 1 + levels]].repeat_interleave(width, 1)
+        rotation = self._rotations[begin + self._positions[1 : 1 + levels]]
         hidden = self._positions[: max(starts) + 1 + nodes] > begin
-        by_level = (torch.split(part, width, 1) for part in (places, slots, rotation))
-        return GrowingTree(list(zip(*by_level, strict=True)), self._hiding(hidden).unsqueeze(1), self._grouped)
+        rotation = rotation.unsqueeze(2).expand(-1, -1, width, -1, -1)
+        shape = len(starts), levels, width
+        parts = places.view(shape), self._slots(places, 0).view(shape), rotation
+        by_level = list(zip(*(part.unbind(1) for part in parts), strict=True))
+        return GrowingTree(by_level, self._hiding(hidden).unsqueeze(1), self._grouped)
 
     def singles(self, starts: list[int], count: int) -> list[Window]:
         """Return `count` windows of one token, at `starts`, one further on, and so on, computed all at once."""
