@@ -22,6 +22,7 @@ LEVELS = [
     {"quant", "engines", "triton"},
     {"steps"},
     {"check", "inspection", "doctor"},
+    {"layouts"},
     {"pipeline", "deploy", "measure"},
     {"cli"},
     {"__main__"},

@@ -24,14 +24,15 @@ def plan(recipe: Path, *overrides: str) -> Build:
 
 def test_the_layout_of_an_artifact(recipe: Path) -> None:
     build = plan(recipe)
-    assert {directory: step.name for directory, step in build.layout.items()} == {
+    assert {directory: step.name for directory, step in build.layout.steps.items()} == {
         "checkpoints/target": "convert-target",
         "checkpoints/draft": "convert-draft",
         "tokenizer": "copy-tokenizer",
         "prompts": "copy-prompts",
         "model_repository": "emit-repository",
     }
-    assert list(plan(recipe, "gates.prompts=null").layout) == [each for each in build.layout if each != "prompts"]
+    without = plan(recipe, "gates.prompts=null").layout.steps
+    assert list(without) == [each for each in build.layout.steps if each != "prompts"]
 
 
 def test_a_plan_is_the_same_wherever_the_files_lie(recipe: Path, pair_master: Path, tmp_path: Path) -> None:
@@ -90,7 +91,7 @@ def test_without_a_draft_nothing_is_predicted(recipe: Path) -> None:
     recipe.write_text(text[: text.index("speculation:")] + text[text.index("engine:") :])
     build = plan(recipe)
     assert build.predicted() == {}
-    assert build.memory().draft_bytes == 0
+    assert build.memory()[0].draft_bytes == 0
     assert build.recipe.speculation.method == "none"
 
 
@@ -115,9 +116,9 @@ def test_the_manifest_says_what_was_built(recipe: Path) -> None:
 
 
 def test_an_fp8_target_is_planned_in_float64(recipe: Path) -> None:
-    plain = plan_build(load_recipe(recipe)).memory()
+    plain = plan_build(load_recipe(recipe)).memory()[0]
     for key in ("weights=fp8_rowwise", "kv_cache=fp8"):
-        quantized = plan_build(load_recipe(recipe, [f"target.quantization.{key}"])).memory()
+        quantized = plan_build(load_recipe(recipe, [f"target.quantization.{key}"])).memory()[0]
         assert quantized.weights_bytes == 2 * plain.weights_bytes
         assert quantized.kv_cache_bytes == 2 * plain.kv_cache_bytes
 

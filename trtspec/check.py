@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everything that can be known of a recipe without loading a tensor: all problems at once, at their places.
 
-Owns the rules between recipe, checkpoints, method and engine. Reads configs and headers; imports no torch.
+Owns the rules between recipe, checkpoints and method, and asks the engine for its own. Reads configs and headers;
+imports no torch.
 """
 
 from __future__ import annotations
@@ -16,40 +17,51 @@ from pydantic import ValidationError
 from trtspec.artifacts.prompts import load_prompts
 from trtspec.checkpoint.prepare import locate_source
 from trtspec.checkpoint.sharding import mapping_problems
-from trtspec.checkpoint.tokenizer import Tokenizer, check_tokenizer, tokenizer_file
-from trtspec.engines.base import backends, choose_backend
-from trtspec.errors import TrtspecError
+from trtspec.checkpoint.source import Source, load_source
+from trtspec.checkpoint.tokenizer import check_tokenizer, check_tokenizers
+from trtspec.engines.base import Backend, Case, Storage, backends, choose_backend, choose_version
+from trtspec.errors import CheckpointError, TrtspecError
 from trtspec.methods.base import Method, Options, find_method
-from trtspec.recipe.diagnostics import Problem
+from trtspec.recipe.diagnostics import Problem, position
 from trtspec.recipe.load import LoadedRecipe
-from trtspec.recipe.schema import ModelSource
+from trtspec.recipe.schema import ModelSource, Recipe
 from trtspec.recipe.validate import say_value
 from trtspec.registry import did_you_mean
-from trtspec.steps.model import SourceModel, SourcePart, load_model, load_part, mapping_of, scheme_wanted
+from trtspec.steps.model import SourceModel, SourcePart, load_model, load_part, mapping_of, padded, scheme_wanted
 
 T = TypeVar("T")
 
 # Smaller drafts are rarely right, larger ones rarely cheap: what published pairs use.
 USUAL_SIZES = (10, 50)
-PROBE = (
-    'The 2nd "quick" fox — naïve café, 北京, Привет 🙂\n\tdef f(x: int) -> str: return f"{x:>08.3f}"  # 12345 != 54321'
-)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The engine that a recipe gets, why, and which version of it."""
+
+    name: str
+    why: str
+    engine: Backend
+    version: str
 
 
 @dataclass
 class Findings:
     """What an examination found, None where it has problems of its own or is not asked for.
 
-    What drafts is a model, `draft`, or a `part` of the target.
+    What drafts is a model, `draft`, or a `part` of the target. `sources` are the checkpoints as they lie, by role; for
+    an engine that converts nothing they may be all that is known of a model. `case` is there when all the rest is.
     """
 
     problems: list[Problem] = field(default_factory=list)
+    chosen: Chosen | None = None
+    method: Method | None = None
+    options: Options | None = None
+    sources: dict[str, Source] = field(default_factory=dict)
     target: SourceModel | None = None
     draft: SourceModel | None = None
     part: SourcePart | None = None
-    method: Method | None = None
-    options: Options | None = None
-    backend: tuple[str, str] | None = None
+    case: Case | None = None
 
     @property
     def errors(self) -> list[Problem]:
@@ -69,33 +81,21 @@ class _Examination:
 
     def run(self) -> Findings:
         recipe, found = self.recipe, self.found
-        found.target = self._attempt("target.model", "checkpoint", lambda: _load(recipe.target))
-        if target := found.target:
-            self._attempt("target.model", "tokenizer", lambda: check_tokenizer(target.source.root))
-            self._check_storage("target", recipe.target, target)
-            self._check_sizes(target)
-        has_tokenizer = not found.problems
-        self._check_backend()
         found.method = self._attempt("speculation.method", "method", lambda: find_method(recipe.speculation.method))
+        found.chosen = self._choose_engine()
+        found.target = self._read_model("target", recipe.target)
+        has_tokenizer = self._check_target()
         if found.method:
             self._check_method(found.method)
         if draft := recipe.speculation.draft:
             self._check_draft(draft, has_tokenizer)
-        self._check_plugins()
+        self._ask_engine()
+        for plugin in recipe.plugins:
+            self._error("plugins", "not-supported", f"this version has no plugin {plugin!r}")
         if prompts := recipe.gates.prompts:
             self._attempt("gates.prompts", "prompts", lambda: load_prompts(Path(prompts)))
+        found.problems.sort(key=position)
         return found
-
-    def _check_draft(self, draft: ModelSource, has_tokenizer: bool) -> None:
-        found = self.found
-        if found.method and found.method.drafts_with == "part":
-            self._check_part(draft)
-        elif found.method is None or found.method.drafts_with == "model":
-            found.draft = self._attempt("speculation.draft.model", "checkpoint", lambda: _load(draft))
-            if found.draft:
-                self._check_storage("speculation.draft", draft, found.draft)
-            if found.target and found.draft:
-                self._check_pair(found.target, found.draft, has_tokenizer)
 
     def _error(self, path: str, code: str, message: str, hint: str | None = None) -> None:
         self.found.problems.append(self.loaded.problem("error", code, path, message, hint))
@@ -110,13 +110,47 @@ class _Examination:
             self._error(path, code, f"{error.where}: {error.message}" if error.where else error.message, error.hint)
             return None
 
-    def _check_backend(self) -> None:
-        wanted = self.recipe.engine.backend
-        if wanted != "auto" and wanted not in backends():
-            known = ", ".join(["auto", *backends()])
-            self._error("engine.backend", "backend", f"this version has no backend {wanted!r}; it has: {known}")
-            return
-        self.found.backend = choose_backend(wanted)
+    @property
+    def _converts(self) -> bool:
+        return self.found.chosen is None or self.found.chosen.engine.converts
+
+    def _choose_engine(self) -> Chosen | None:
+        wanted, known = self.recipe.engine, backends()
+        if wanted.backend != "auto" and wanted.backend not in known:
+            names = ", ".join(["auto", *known])
+            self._error("engine.backend", "backend", f"this version has no backend {wanted.backend!r}; it has: {names}")
+            return None
+        name, why = choose_backend(wanted.backend, self.found.method, wanted.gpu)
+        version = self._attempt("engine.version", "version", lambda: choose_version(known[name], wanted.version))
+        return None if version is None else Chosen(name, why, known[name], version)
+
+    def _read_model(self, role: str, asked: ModelSource) -> SourceModel | None:
+        """Read a checkpoint; what no family describes will do for an engine that converts nothing."""
+        path = "target.model" if role == "target" else "speculation.draft.model"
+        source = self._attempt(path, "checkpoint", lambda: load_source(locate_source(asked)))
+        if source is None:
+            return None
+        self.found.sources[role] = source
+        if self._converts:
+            return self._attempt(path, "checkpoint", lambda: load_model(source.root, asked.dtype))
+        try:
+            return load_model(source.root, asked.dtype)
+        except CheckpointError as error:
+            self._warn(path, "not-read", f"{error.message}; its sizes and its memory are not checked")
+            return None
+
+    def _check_target(self) -> bool:
+        """Check the target alone; return whether its tokenizer may be compared with a draft's."""
+        found = self.found
+        if "target" not in found.sources:
+            return False
+        root = found.sources["target"].root
+        before = len(found.errors)
+        self._attempt("target.model", "tokenizer", lambda: check_tokenizer(root))
+        if found.target:
+            self._check_storage("target", self.recipe.target, found.target)
+            self._check_sizes(found.target)
+        return len(found.errors) == before
 
     def _check_method(self, method: Method) -> None:
         speculation, name = self.recipe.speculation, self.recipe.speculation.method
@@ -129,9 +163,9 @@ class _Examination:
             lens = method.draft_lens
             span = f"takes {lens[0]}..{lens[-1]} draft tokens" if lens else "has no draft_len: its options decide"
             self._error("speculation.draft_len", "out-of-range", f"{name} {span}")
-        if self.found.backend and self.found.backend[0] not in method.engines:
+        if self.found.chosen and self.found.chosen.name not in method.engines:
             engines = ", ".join(method.engines)
-            self._error("speculation.method", "method", f"{name} runs on {engines}, not on {self.found.backend[0]}")
+            self._error("speculation.method", "method", f"{name} runs on {engines}, not on {self.found.chosen.name}")
         self._check_options(method)
 
     def _check_options(self, method: Method) -> None:
@@ -155,6 +189,17 @@ class _Examination:
         for misfit in method.misfits(options, self.found.target.config) if self.found.target else ():
             self._error(f"{path}.{misfit.code}", "out-of-range", misfit.message, misfit.hint)
 
+    def _check_draft(self, draft: ModelSource, has_tokenizer: bool) -> None:
+        found = self.found
+        if found.method and found.method.drafts_with == "part":
+            self._check_part(draft)
+        elif found.method is None or found.method.drafts_with == "model":
+            found.draft = self._read_model("draft", draft)
+            if found.draft:
+                self._check_storage("speculation.draft", draft, found.draft)
+            if found.target and found.draft:
+                self._check_pair(found.target, found.draft, has_tokenizer)
+
     def _check_part(self, draft: ModelSource) -> None:
         """Check a drafting part against its target, which it is stored with."""
         recipe, found = self.recipe, self.found
@@ -170,6 +215,7 @@ class _Examination:
         )
         if found.part is None:
             return
+        found.sources["draft"] = found.part.source
         root = found.part.source.root
         if all((one / "tokenizer.json").is_file() for one in (root, target.source.root)):
             self._attempt(path, "tokenizer", lambda: check_tokenizers(target.source.root, root))
@@ -191,11 +237,13 @@ class _Examination:
     def _check_pair(self, target: SourceModel, draft: SourceModel, has_tokenizer: bool) -> None:
         path = "speculation.draft.model"
         ours, theirs = target.config, draft.config
-        if ours.vocab_size != theirs.vocab_size:
+        if theirs.vocab_size > ours.vocab_size or (theirs.vocab_size < ours.vocab_size and not self._converts):
             message = f"the draft has {theirs.vocab_size} vocabulary entries, the target {ours.vocab_size}"
             self._error(path, "vocabulary", message, "a draft has to share the target's vocabulary")
         elif has_tokenizer:
             self._attempt(path, "tokenizer", lambda: check_tokenizers(target.source.root, draft.source.root))
+        if theirs.vocab_size < ours.vocab_size:  # published with fewer unused rows: converted with as many
+            self.found.draft = padded(draft, ours.vocab_size)
         if theirs.exact_positions < min(self.recipe.engine.max_seq_len, ours.exact_positions):
             message = f"the draft has {theirs.exact_positions} positions, fewer than engine.max_seq_len"
             self._error(path, "positions", message, f"set engine.max_seq_len to at most {theirs.exact_positions}")
@@ -206,10 +254,12 @@ class _Examination:
             self._warn(path, "size-ratio", message)
 
     def _check_storage(self, path: str, model: ModelSource, loaded: SourceModel) -> None:
-        """Check how a model is quantized and divided."""
+        """Check how a model is divided, and where it is converted how it is quantized."""
         mapping, wanted = mapping_of(model), scheme_wanted(model)
         for message in mapping_problems(loaded.config, mapping):
             self._error(f"{path}.parallel", "parallel", message)
+        if not self._converts:
+            return
         for key, message in loaded.problems(wanted, mapping):
             self._error(f"{path}.quantization.{key}", "quantization", message)
         if not loaded.needs_calibration(wanted):
@@ -222,36 +272,54 @@ class _Examination:
             hint = "name some of your own kind of text: calibration: {prompts: FILE.jsonl}"
             self._warn(f"{path}.quantization", "default-prompts", message, hint)
 
-    def _check_plugins(self) -> None:
-        """Refuse what the recipe can say and this version cannot do, rather than leaving it out in silence."""
-        for plugin in self.recipe.plugins:
-            self._error("plugins", "not-supported", f"this version has no plugin {plugin!r}")
-        for option in self.recipe.engine.extra:
-            self._warn(
-                f"engine.extra.{option}", "unused", "an option of trtllm-build; the embedded engine has no use for it"
-            )
+    def _ask_engine(self) -> None:
+        """Ask the engine what it has against all of this, once all of it is known."""
+        self.found.case = case = self._case()
+        if case is None or self.found.chosen is None:
+            return
+        for objection in self.found.chosen.engine.objections(case):
+            say = self._error if objection.severity == "error" else self._warn
+            say(objection.path, objection.code, objection.message, objection.hint)
 
-
-def _load(asked: ModelSource) -> SourceModel:
-    return load_model(locate_source(asked), asked.dtype)
-
-
-def check_tokenizers(target: Path, draft: Path) -> None:
-    """Raise TrtspecError where a draft's tokenizer does not give the target's ids.
-
-    Equal files are equal tokenizers; otherwise vocabularies, merges and the encodings of a text full of edges decide.
-    """
-    if tokenizer_file(target).read_bytes() == tokenizer_file(draft).read_bytes():
-        return
-    ours, theirs = Tokenizer(target), Tokenizer(draft)
-    if ours.vocabulary != theirs.vocabulary:
-        odd = sorted(set(ours.vocabulary.items()) ^ set(theirs.vocabulary.items()))[0]
-        raise TrtspecError(
-            f"draft and target have different tokenizers: their vocabularies differ, as at {odd[0]!r} (id {odd[1]})",
-            hint="draft tokens would mean other texts; choose a draft of the target's family",
+    def _case(self) -> Case | None:
+        found, recipe = self.found, self.recipe
+        method, options, target = found.method, found.options, found.target
+        wants_draft = recipe.speculation.draft is not None and "draft" not in found.sources
+        if method is None or options is None or found.chosen is None or "target" not in found.sources or wants_draft:
+            return None
+        if self._converts and target is None:
+            return None
+        draft_len = recipe.speculation.draft_len
+        return Case(
+            recipe=_fitted(recipe, target),
+            version=found.chosen.version,
+            method=method,
+            options=options,
+            extent=method.extent(options, method.default_draft_len if draft_len is None else draft_len),
+            target=target.config if target else None,
+            target_storage=_storage(recipe.target, target),
+            draft=found.draft.config if found.draft else None,
+            draft_storage=_storage(recipe.speculation.draft, found.draft),
+            part=found.part.part if found.part else None,
+            sources={role: source.facts for role, source in found.sources.items()},
         )
-    if ours.merges != theirs.merges or ours.encode(PROBE) != theirs.encode(PROBE):
-        raise TrtspecError(
-            "draft and target have different tokenizers: equal vocabularies, but they split a text differently",
-            hint="choose a draft of the target's family",
-        )
+
+
+def _fitted(recipe: Recipe, target: SourceModel | None) -> Recipe:
+    """Lower the default length to what the target has positions for; what the recipe says itself was checked."""
+    engine = recipe.engine
+    length = min(engine.max_seq_len, target.config.exact_positions) if target else engine.max_seq_len
+    return recipe.model_copy(update={"engine": engine.model_copy(update={"max_seq_len": length})})
+
+
+def _storage(asked: ModelSource | None, model: SourceModel | None) -> Storage:
+    """Return how a model will be stored: as it is already, else as the recipe wants."""
+    if asked is None:
+        return Storage()
+    scheme = scheme_wanted(asked)
+    if model and model.existing:
+        try:
+            scheme = model.scheme(scheme)
+        except CheckpointError:  # it is told as a problem of its own
+            return Storage()
+    return Storage(scheme.weights, scheme.kv_cache)

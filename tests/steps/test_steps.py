@@ -116,6 +116,7 @@ def conversion(files: Files, **changes: Any) -> ConvertCheckpoint:
         "calibration": (),
         "parts": (),
         "allow_nonfinite": False,
+        "vocab_size": 0,
         "nbytes": 6,
     }
     return ConvertCheckpoint(**fields | changes)

@@ -33,12 +33,19 @@ class Stage(Enum):
 class Part:
     """A source tensor that a target is made of; `heads` says that its rows are so many heads, which stay whole.
 
-    A part without a name is no tensor of a source: scales, which are computed, and what is zero.
+    A part without a name is no tensor of a source: scales, which are computed, and what is zero. A target has
+    `least_rows` rows at least for it; those that the source lacks are zero.
     """
 
     name: str
     shape: tuple[int, ...]
     heads: int = 0
+    least_rows: int = 0
+
+    @property
+    def target_rows(self) -> int:
+        """Return how many rows of the undivided target it makes."""
+        return max(self.shape[0], self.least_rows)
 
 
 @dataclass(frozen=True)

@@ -174,9 +174,9 @@ def _rectangle(part: Part, split: Split, position: int, tensor: int) -> tuple[ra
     if split is Split.COLUMNS:
         return range(rows), _share(columns, position, tensor), rows
     if split is Split.VOCABULARY:
-        height = ceil(rows / tensor)
+        height = ceil(part.target_rows / tensor)
         return range(min(position * height, rows), min((position + 1) * height, rows)), range(columns), height
-    return range(rows), range(columns), rows
+    return range(rows), range(columns), part.target_rows
 
 
 def _share(count: int, position: int, tensor: int) -> range:

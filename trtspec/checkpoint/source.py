@@ -33,6 +33,15 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model",
 
 
 @dataclass(frozen=True)
+class SourceFacts:
+    """What a checkpoint says of itself: config.json, what ModelOpt recorded beside it, the bytes of its tensors."""
+
+    config: dict[str, Any]
+    quantization: dict[str, Any]
+    nbytes: int
+
+
+@dataclass(frozen=True)
 class Source:
     """One checkpoint directory; `tensors` maps names to headers over all shards."""
 
@@ -70,6 +79,13 @@ class Source:
     def nbytes(self) -> int:
         """Return the bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    @property
+    def facts(self) -> SourceFacts:
+        """Return what it says of itself; `quantization` is empty where there is no hf_quant_config.json."""
+        path = self.root / QUANTIZATION
+        quantization = read_json(inside(self.root, QUANTIZATION), MAX_CONFIG_BYTES) if path.is_file() else {}
+        return SourceFacts(self.config, quantization, self.nbytes)
 
 
 def locate_model(model: str, revision: str | None) -> Path:

@@ -21,6 +21,10 @@ MODEL = re.compile(rb'"model"\s*:\s*\{')
 BROKEN = "�"  # what decoders put in place of bytes that are no character yet
 LONGEST_CHARACTER = 4  # bytes of one UTF-8 character, and so tokens that may share one
 
+PROBE = (
+    'The 2nd "quick" fox — naïve café, 北京, Привет 🙂\n\tdef f(x: int) -> str: return f"{x:>08.3f}"  # 12345 != 54321'
+)
+
 
 def tokenizer_file(root: Path) -> Path:
     """Return where tokenizer.json lies; raises CheckpointError where there is none, or one too large to read."""
@@ -126,3 +130,24 @@ class Tokenizer:
         # bytes that are no characters: only the last of them can still begin one
         begun = (held for held in range(1, LONGEST_CHARACTER) if self.decode(window[-held:]) == BROKEN)
         return len(ids) - max(begun, default=0)
+
+
+def check_tokenizers(target: Path, draft: Path) -> None:
+    """Raise TrtspecError where a draft's tokenizer does not give the target's ids.
+
+    Equal files are equal tokenizers; otherwise vocabularies, merges and the encodings of a text full of edges decide.
+    """
+    if tokenizer_file(target).read_bytes() == tokenizer_file(draft).read_bytes():
+        return
+    ours, theirs = Tokenizer(target), Tokenizer(draft)
+    if ours.vocabulary != theirs.vocabulary:
+        odd = sorted(set(ours.vocabulary.items()) ^ set(theirs.vocabulary.items()))[0]
+        raise TrtspecError(
+            f"draft and target have different tokenizers: their vocabularies differ, as at {odd[0]!r} (id {odd[1]})",
+            hint="draft tokens would mean other texts; choose a draft of the target's family",
+        )
+    if ours.merges != theirs.merges or ours.encode(PROBE) != theirs.encode(PROBE):
+        raise TrtspecError(
+            "draft and target have different tokenizers: equal vocabularies, but they split a text differently",
+            hint="choose a draft of the target's family",
+        )

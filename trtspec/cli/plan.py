@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -58,15 +59,16 @@ def describe(build: Build, store: Store) -> dict[str, Any]:
         }
         for status in build.status(store)
     ]
-    memory = build.memory()
     return {
         "format_version": 1,
         "name": build.recipe.name,
         "backend": {"name": build.recipe.engine.backend, "why": build.recipe.engine.backend_why},
         "speculation": build.speculation(),
         "steps": steps,
-        "memory": {"gpus": [{**asdict(memory), "total_bytes": memory.total_bytes}]},
+        "memory": {"gpus": [{**asdict(device), "total_bytes": device.total_bytes} for device in build.memory()]},
         "predicted": build.predicted(),
+        "notes": list(build.layout.notes),
+        **build.layout.facts,
     }
 
 
@@ -75,19 +77,26 @@ def show(document: dict[str, Any], build: Build) -> None:
     from trtspec.cli.render import amount, say, show_problems, show_table
 
     show_problems(build.findings.problems)
-    backend, memory = document["backend"], document["memory"]["gpus"][0]
-    say(f"{document['name']}: {backend['name']} engine, because {backend['why']}")
+    backend = document["backend"]
+    version = f" {build.recipe.engine.version}" if build.recipe.engine.version else ""
+    say(f"{document['name']}: {backend['name']} engine{version}, because {backend['why']}")
     drafting = document["speculation"]
     if drafting["draft_tokens"]:
         told = f"; trtllm-build {' '.join(drafting['build_arguments'])}" if drafting["build_arguments"] else ""
         lossy = "" if drafting["acceptance"] == "exact" else f", {drafting['acceptance']} acceptance: lossy"
         many = f"{drafting['draft_tokens']} draft tokens a step, {drafting['draft_len']} of them in a row at most"
         say(f"{drafting['method']}: {many}{lossy}{told}")
+    for note in document["notes"]:
+        say(note)
     steps = document["steps"]
     show_table("", ("step", "", "why", "key"), [(s["name"], s["status"], s["why"], s["key"][:12]) for s in steps])
+    for step in steps:
+        if step["command"]:
+            say(f"{step['name']}: {shlex.join(step['command'])}")
     parts = ("weights", "kv_cache", "draft", "activation")
-    sizes = ", ".join(f"{part.replace('_', ' ')} {amount(memory[f'{part}_bytes'])}" for part in parts)
-    say(f"memory on {memory['id']}: {amount(memory['total_bytes'])} of {amount(memory['limit_bytes'])} ({sizes})")
+    for memory in document["memory"]["gpus"]:
+        sizes = ", ".join(f"{part.replace('_', ' ')} {amount(memory[f'{part}_bytes'])}" for part in parts)
+        say(f"memory on {memory['id']}: {amount(memory['total_bytes'])} of {amount(memory['limit_bytes'])} ({sizes})")
     if predicted := document["predicted"]:
         rates = ", ".join(f"{value}x at {rate}" for rate, value in predicted["speedup_by_acceptance_rate"].items())
         say(f"expected at batch 1, by acceptance rate: {rates}")

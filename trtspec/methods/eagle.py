@@ -204,7 +204,7 @@ def _options_misfits(options: EagleOptions, config: ModelConfig) -> list[Misfit]
 METHOD = Method(
     summary="a net that continues the target's hidden states drafts a tree",
     drafts_with="part",
-    engines=("embedded",),
+    engines=("embedded", "tensorrt_llm", "vllm"),
     options=EagleOptions,
     extent=_extent,
     misfits=_options_misfits,

@@ -210,7 +210,7 @@ def _read(tensor: TensorInfo) -> bytes:
 METHOD = Method(
     summary="a layer trained for the target drafts from its hidden states, a chain or a tree",
     drafts_with="part",
-    engines=("embedded",),
+    engines=("embedded", "llmapi", "vllm"),
     draft_lens=range(1, 17),
     default_draft_len=4,
     options=Eagle3Options,

@@ -39,7 +39,7 @@ def _extent(options: LookaheadOptions, draft_len: int) -> Extent:
 METHOD = Method(
     summary="the target makes and verifies n-grams ahead of its text",
     drafts_with="nothing",
-    engines=("embedded",),
+    engines=("embedded", "tensorrt_llm"),
     options=LookaheadOptions,
     extent=_extent,
     engine_mode="lookahead_decoding",

@@ -137,7 +137,7 @@ def _options_misfits(options: MedusaOptions, config: ModelConfig) -> list[Misfit
 METHOD = Method(
     summary="heads on the target's last hidden state draft a tree",
     drafts_with="part",
-    engines=("embedded",),
+    engines=("embedded", "tensorrt_llm"),
     options=MedusaOptions,
     extent=_extent,
     misfits=_options_misfits,

@@ -5,4 +5,8 @@ from __future__ import annotations
 
 from trtspec.methods.base import Method
 
-METHOD = Method(summary="the target alone", drafts_with="nothing", engines=("embedded",))
+METHOD = Method(
+    summary="the target alone",
+    drafts_with="nothing",
+    engines=("embedded", "tensorrt_llm", "llmapi", "vllm"),
+)

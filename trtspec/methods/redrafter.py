@@ -145,7 +145,7 @@ def _extent(options: RedrafterOptions, draft_len: int) -> Extent:
 METHOD = Method(
     summary="a recurrent net on the target's last hidden state drafts by beam search",
     drafts_with="part",
-    engines=("embedded",),
+    engines=("embedded", "tensorrt_llm"),
     draft_lens=range(1, 33),
     default_draft_len=5,
     options=RedrafterOptions,

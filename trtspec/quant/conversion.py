@@ -91,7 +91,7 @@ def _scales(rule: Rule, scheme: Scheme) -> list[Rule]:
     """Return rules for the scales beside a quantized weight; their parts are in the order of the weight's."""
     base = rule.target.removesuffix("weight")
     if scheme.weights == "fp8_rowwise":
-        parts = tuple(Part("", part.shape[:1], part.heads) for part in rule.parts)
+        parts = tuple(replace(part, name="", shape=part.shape[:1]) for part in rule.parts)
         return [replace(rule, target=f"{base}per_channel_scale", parts=parts)]
     weights = Rule(f"{base}weights_scaling_factor", (Part("", (max(1, rule.experts), 1)),), rule.at)
     if not rule.experts:

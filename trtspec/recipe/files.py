@@ -23,6 +23,7 @@ FILE_KEYS = (
     "target.quantization.calibration.prompts",
     "speculation.draft.quantization.calibration.prompts",
     "gates.prompts",
+    "engine.build.timing_cache",
 )
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from trtspec.recipe.schema import (
     Calibration,
     Engine,
+    EngineBuild,
     Gates,
     ModelSource,
     Placement,
@@ -39,10 +40,13 @@ class ResolvedQuantization(Quantization):
 
 
 class ResolvedModel(ModelSource):
-    """`revision` is "" for a directory: its files are recorded instead."""
+    """`revision` is "" for a directory: its files are recorded instead.
+
+    `dtype` is "source" where an engine reads a checkpoint that no family describes, in whatever it is stored in.
+    """
 
     revision: str
-    dtype: Literal["float16", "bfloat16"]
+    dtype: Literal["float16", "bfloat16", "source"]  # type: ignore[assignment]  # a recipe cannot ask for the last
     quantization: ResolvedQuantization
 
 
@@ -59,12 +63,21 @@ class ResolvedSpeculation(StrictModel):
     options: dict[str, Any]
 
 
+class ResolvedEngineBuild(EngineBuild):
+    """`image` and `timing_cache` (an absolute path) are "" where there is none."""
+
+    image: str
+    timing_cache: str
+
+
 class ResolvedEngine(Engine):
-    """`gpu` is "" where the recipe is tied to none."""
+    """`gpu` is "" where the recipe is tied to none, `version` where the engine comes with trtspec."""
 
     backend: Literal["tensorrt_llm", "llmapi", "vllm", "embedded"]
     backend_why: str
+    version: str
     gpu: str
+    build: ResolvedEngineBuild
     max_input_len: int
     max_num_tokens: int
 
@@ -109,6 +122,16 @@ class ResolvedRecipe(StrictModel):
         return ordered
 
 
+def input_len_of(engine: Engine) -> int:
+    """Return the longest prompt in tokens, the default where the recipe does not say."""
+    return engine.max_input_len or min(MOST_MAX_INPUT_LEN, engine.max_seq_len)
+
+
+def num_tokens_of(engine: Engine, nodes: int) -> int:
+    """Return the tokens a step over all requests, at least those of a full batch that verifies `nodes` drafts each."""
+    return engine.max_num_tokens or max(LEAST_MAX_NUM_TOKENS, engine.max_batch_size * (nodes + 1))
+
+
 def resolve_recipe(
     recipe: Recipe,
     *,
@@ -116,6 +139,7 @@ def resolve_recipe(
     draft_dtype: str | None,
     backend: str,
     backend_why: str,
+    version: str,
     draft_len: int,
     nodes: int,
     options: dict[str, Any],
@@ -125,7 +149,7 @@ def resolve_recipe(
     """Return the recipe with every default decided.
 
     The dtypes are those that the checkpoints are stored in, `options` the method's with their defaults, and `nodes` the
-    tokens that a step drafts. `draft_apart` tells a draft model from a part that is stored with the target.
+    tokens that a step drafts; `version` is the engine's. `draft_apart` tells a draft model from a part that is stored with the target.
     """
     draft = recipe.speculation.draft
     drafts = (_model(draft, draft_dtype),) if draft else ()
@@ -133,9 +157,15 @@ def resolve_recipe(
     decided = {
         "backend": backend,
         "backend_why": backend_why,
+        "version": version,
         "gpu": engine.gpu or "",
-        "max_input_len": engine.max_input_len or min(MOST_MAX_INPUT_LEN, engine.max_seq_len),
-        "max_num_tokens": engine.max_num_tokens or max(LEAST_MAX_NUM_TOKENS, engine.max_batch_size * (nodes + 1)),
+        "build": ResolvedEngineBuild(
+            image=engine.build.image or "",
+            timeout_s=engine.build.timeout_s,
+            timing_cache=engine.build.timing_cache or "",
+        ),
+        "max_input_len": input_len_of(engine),
+        "max_num_tokens": num_tokens_of(engine, nodes),
     }
     return ResolvedRecipe(
         name=recipe.name,

@@ -21,6 +21,8 @@ COMMIT = r"^[0-9a-f]{40}$"
 JSON_LINES = r"\.jsonl$"
 PICKLE = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.(bin|pt|pth)$"
 SHA256 = r"^[0-9a-f]{64}$"
+VERSION = r"^[0-9]{1,4}(\.[0-9]{1,4}){1,2}((rc|\.post)[0-9]{1,4})?$"
+IMAGE = r"^[A-Za-z0-9][A-Za-z0-9._/:-]{0,254}@sha256:[0-9a-f]{64}$"
 HUB_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?$"
 
 SAYS = {
@@ -31,6 +33,8 @@ SAYS = {
     JSON_LINES: "a .jsonl file",
     PICKLE: "the name of a .bin, .pt or .pth file",
     SHA256: "a SHA-256: 64 hexadecimal digits, as sha256sum prints it",
+    VERSION: "a version, as 1.2.1",
+    IMAGE: "a container image by digest: NAME@sha256:<64 hexadecimal digits>",
 }
 
 T = TypeVar("T")
@@ -179,11 +183,26 @@ class Speculation(StrictModel):
         return draft
 
 
+class EngineBuild(StrictModel):
+    """Where and how trtllm-build runs."""
+
+    image: Annotated[str, Field(pattern=IMAGE)] | None = Field(
+        default=None, description="The container image it runs in, by digest; without one, the trtllm-build on PATH"
+    )
+    timeout_s: int = Field(default=14400, ge=1, description="Seconds that one engine may take")
+    timing_cache: str | None = Field(
+        default=None, min_length=1, description="A timing cache that the build starts from, relative to the recipe"
+    )
+
+
 class Engine(StrictModel):
     """What runs the model, and for which sizes it is built."""
 
     backend: Literal["auto", "tensorrt_llm", "llmapi", "vllm", "embedded"] = Field(
         default="auto", description="The engine; auto is decided and recorded by the plan"
+    )
+    version: Annotated[str, Field(pattern=VERSION)] | None = Field(
+        default=None, description="The engine's version (TensorRT-LLM's, or vLLM's), by default the newest that it has"
     )
     gpu: Annotated[str, Field(pattern=GPU)] | None = Field(default=None, description="The GPU it will run on, as h200")
     max_batch_size: int = Field(default=8, ge=1, description="Requests a step")
@@ -199,6 +218,7 @@ class Engine(StrictModel):
     extra: dict[Identifier, Argument] = Field(
         default={}, description="Further options of trtllm-build, as gemm_plugin: auto"
     )
+    build: EngineBuild = Field(default=EngineBuild(), description="Where and how trtllm-build runs")
 
     @field_validator("max_seq_len")
     @classmethod
@@ -225,6 +245,9 @@ class Serving(StrictModel):
         default=0.9, gt=0, le=1, description="Part of the free GPU memory the KV cache takes"
     )
     placement: Placement | None = Field(default=None, description="GPU ids; by default the first ones")
+    fast_logits: bool = Field(
+        default=False, description="Hand draft logits from GPU to GPU (draft_target with use_draft_logits)"
+    )
     max_queue_size: int = Field(default=128, ge=1, description="Requests that may wait")
     max_queue_delay_us: int = Field(default=100, ge=0, description="Microseconds a request may wait for company")
 

@@ -21,7 +21,7 @@ from trtspec.quant.conversion import Conversion, plan_conversion
 from trtspec.quant.scheme import Scheme
 from trtspec.steps.calibrate import Calibrate
 from trtspec.steps.files import Files
-from trtspec.steps.model import SourceModel, SourcePart, load_model, load_part
+from trtspec.steps.model import SourceModel, SourcePart, load_model, load_part, padded
 
 ONE_RANK, UNQUANTIZED = Mapping(), Scheme()
 
@@ -51,7 +51,8 @@ class ConvertCheckpoint(Step):
 
     `role` is "target" or "draft", `source` the content of config.json and the shards, `family_version` that of a family
     from another package, `dtype` what the weights become where `scheme` does not quantize them; `calibration` is the
-    one that measured the activations, or none, and `parts` is what drafts from inside the target, or none.
+    one that measured the activations, or none, and `parts` is what drafts from inside the target, or none. A vocabulary
+    is padded to `vocab_size` entries; 0 leaves it as it is.
     """
 
     VERSION: ClassVar[int] = 3
@@ -66,6 +67,7 @@ class ConvertCheckpoint(Step):
     calibration: tuple[Calibrate, ...]
     parts: tuple[PartFiles, ...]
     allow_nonfinite: bool
+    vocab_size: int
     nbytes: int = field(metadata={"key": False})
 
     @property
@@ -98,6 +100,7 @@ class ConvertCheckpoint(Step):
                 activations=measured[0] if measured else Activations(),
                 load_part=self.parts[0].load if self.parts else None,
                 allow_nonfinite=self.allow_nonfinite,
+                vocab_size=self.vocab_size,
                 on_bytes=progress.advance,
                 journal=notes_of(out) / "journal",
             )
@@ -113,6 +116,7 @@ def convert_checkpoint(
     activations: Activations | None = None,
     load_part: Callable[[SourceModel], SourcePart] | None = None,
     allow_nonfinite: bool = False,
+    vocab_size: int = 0,
     on_bytes: Callable[[int], None] = lambda count: None,
     journal: Path | None = None,
     threads: int | None = None,
@@ -126,6 +130,8 @@ def convert_checkpoint(
     from trtspec.quant.tasks import plan_tasks
 
     model = load_model(root, dtype)
+    if vocab_size:
+        model = padded(model, vocab_size)
     model.check(scheme, mapping)
     part = load_part(model) if load_part else None
     rules, matched, files = model.rules, model.matched, model.source.files

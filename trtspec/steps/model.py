@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from trtspec.checkpoint.model_config import ModelConfig
 from trtspec.checkpoint.rules import Matched, Rule, find_parts, match
 from trtspec.checkpoint.sharding import Mapping, mapping_problems, uneven
 from trtspec.checkpoint.source import Source, load_source
+from trtspec.checkpoint.trtllm import EMBEDDING, LM_HEAD
 from trtspec.errors import CheckpointError
 from trtspec.families.base import family_of, family_version
 from trtspec.methods.base import Base, DraftPart, find_method
@@ -23,7 +24,8 @@ from trtspec.recipe.schema import ModelSource
 class SourceModel:
     """A source that adds up: its description, what is made of which tensor, and how it is quantized already, if so.
 
-    `family_version` is that of the package that brings the family, "" for a family of ours.
+    `family_version` is that of the package that brings the family, "" for a family of ours. `padded_to` is how many
+    entries its vocabulary is padded to, 0 where it stays as it is.
     """
 
     source: Source
@@ -33,6 +35,7 @@ class SourceModel:
     rules: list[Rule]
     matched: Matched
     existing: Existing | None
+    padded_to: int = 0
 
     def problems(self, wanted: Scheme, mapping: Mapping) -> list[tuple[str, str]]:
         """Return what keeps the model from being stored as wanted, each as (key below `quantization`, words)."""
@@ -83,6 +86,21 @@ class SourcePart:
     def mapping_problems(self, mapping: Mapping) -> list[str]:
         """Return what keeps the part from being divided as its target is, in words."""
         return uneven(self.rules, mapping)
+
+
+def padded(model: SourceModel, vocab_size: int) -> SourceModel:
+    """Return a model whose vocabulary has so many entries: its embedding and its head get rows of zeros.
+
+    Models of one tokenizer are published with different numbers of unused rows (Qwen2.5: 151,936 up to 3B, 152,064
+    from 7B on), and engines want those of a pair to be equal (NVIDIA/TensorRT-LLM issue 2789).
+    """
+    wider = [
+        replace(rule, parts=tuple(replace(part, least_rows=vocab_size) for part in rule.parts))
+        if rule.target in (EMBEDDING, LM_HEAD)
+        else rule
+        for rule in model.rules
+    ]
+    return replace(model, config=replace(model.config, vocab_size=vocab_size), rules=wider, padded_to=vocab_size)
 
 
 def mapping_of(asked: ModelSource) -> Mapping:

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each TensorRT-LLM version takes: trtllm-build's options, speculation modes, the LLM API's spelling, its company.
+
+The facts are data, one file a minor version (versions/1.2.yaml), each with its public source; what is inferred and was
+not read in that version itself says so. This module reads them and knows none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from trtspec.errors import TrtspecError
+
+VERSIONS = Path(__file__).with_name("versions")
+
+OptionType = Literal["int", "str", "path", "flag", "switch", "strings"]
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of trtllm-build.
+
+    A "flag" takes no value, a "switch" takes enable or disable, "strings" several values; `choices` is empty where any
+    value of the type will do, and `default` None where the option is left out.
+    """
+
+    name: str
+    type: OptionType
+    default: Any
+    choices: tuple[str, ...]
+    inferred: bool
+    note: str
+
+
+@dataclass(frozen=True)
+class Release:
+    """A release and what it is used with: `triton` are the container tags (26.07) that ship it."""
+
+    version: str
+    tensorrt: str
+    cuda: str
+    driver: str
+    triton: tuple[str, ...]
+    inferred: bool
+
+
+@dataclass(frozen=True)
+class DecodingType:
+    """One `decoding_type` of the LLM API's speculative_config: how it is spelled and which fields it takes."""
+
+    name: str
+    fields: tuple[str, ...]
+    required: tuple[str, ...]
+    inferred: bool
+
+
+@dataclass(frozen=True)
+class LlmApi:
+    """The LLM API's speculative_config: the key of the draft's path, and the decoding types by our method's name."""
+
+    draft_key: str
+    methods: dict[str, DecodingType]
+
+
+@dataclass(frozen=True)
+class Contract:
+    """Everything known of a minor version; `options` is empty where it has no trtllm-build.
+
+    `modes` are the values of --speculative_decoding_mode and the integers that an engine's config.json stores.
+    """
+
+    minor: str
+    sources: tuple[str, ...]
+    releases: tuple[Release, ...]
+    options: dict[str, Option]
+    modes: dict[str, int]
+    llmapi: LlmApi
+
+    def release(self, version: str) -> Release:
+        """Return the release of this version."""
+        return next(release for release in self.releases if release.version == version)
+
+
+@cache
+def contracts() -> dict[str, Contract]:
+    """Return the contracts by minor version, oldest first."""
+    minors = sorted((path.stem for path in VERSIONS.glob("*.yaml")), key=_numbers)
+    return {minor: _load(minor) for minor in minors}
+
+
+def contract_of(version: str) -> Contract:
+    """Return the contract that a version stands in; TrtspecError where nothing is known of it."""
+    for contract in contracts().values():
+        if any(release.version == version for release in contract.releases):
+            return contract
+    known = ", ".join(release.version for contract in contracts().values() for release in contract.releases)
+    raise TrtspecError(f"nothing is known of TensorRT-LLM {version}", hint=f"known: {known}")
+
+
+def minors_with(option: str) -> list[str]:
+    """Return the minor versions whose trtllm-build has an option."""
+    return [minor for minor, contract in contracts().items() if option in contract.options]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
+def _load(minor: str) -> Contract:
+    text = (VERSIONS / f"{minor}.yaml").read_text(encoding="utf-8")
+    data = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+    return Contract(
+        minor=minor,
+        sources=tuple(data["sources"]),
+        releases=tuple(_release(each) for each in data["releases"]),
+        options={name: _option(name, each) for name, each in data.get("options", {}).items()},
+        modes=data.get("modes", {}),
+        llmapi=_llmapi(data["llmapi"]),
+    )
+
+
+def _release(data: dict[str, Any]) -> Release:
+    return Release(**{"inferred": False, **data, "triton": tuple(data["triton"])})
+
+
+def _option(name: str, data: dict[str, Any]) -> Option:
+    filled = {"default": None, "inferred": False, "note": "", **data, "choices": tuple(data.get("choices", ()))}
+    return Option(name=name, **filled)
+
+
+def _llmapi(data: dict[str, Any]) -> LlmApi:
+    methods = {
+        method: DecodingType(
+            name=each["name"],
+            fields=tuple(each["fields"]),
+            required=tuple(each.get("required", ())),
+            inferred=each.get("inferred", False),
+        )
+        for method, each in data["methods"].items()
+    }
+    return LlmApi(data["draft_key"], methods)
