@@ -21,7 +21,7 @@ LEVELS = [
     {"methods"},
     {"quant", "engines", "triton"},
     {"steps"},
-    {"check", "inspection", "doctor"},
+    {"check", "inspection", "doctor", "migration"},
     {"layouts"},
     {"pipeline", "deploy", "measure"},
     {"cli"},

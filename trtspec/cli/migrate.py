@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trtspec migrate`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trtspec.cli.options import Json, Recipe
+
+if TYPE_CHECKING:
+    from trtspec.migration import Migration
+
+PATHS = (
+    ("target", "model"),
+    ("speculation", "draft", "model"),
+    ("gates", "prompts"),
+    ("engine", "build", "timing_cache"),
+)
+PROMPTS = ("quantization", "calibration", "prompts")
+
+
+def migrate(
+    recipe: Recipe,
+    to: Annotated[str, typer.Option("--to", metavar="VERSION", help="A TensorRT-LLM version, as 1.3.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where the new recipe goes, instead of beside the old one.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    json: Json = False,
+) -> None:
+    """Write the recipe for another TensorRT-LLM version, and say what carries over and what does not.
+
+    Exits with 1 where something has to be filled in by hand.
+
+    Example: trtspec migrate recipes/quickstart.yaml --to 1.3 -o /tmp/quickstart-1.3.yaml
+    """
+    from dataclasses import asdict
+
+    from trtspec.cli.render import FORMAT_VERSION, print_json, say, show_table
+    from trtspec.errors import TrtspecError
+    from trtspec.migration import migrate as migrated
+    from trtspec.recipe.load import load_recipe
+
+    found = migrated(load_recipe(recipe).recipe, to)
+    out = output or recipe.with_name(f"{recipe.stem}-{to}.yaml")
+    if out.exists() and not force:
+        raise TrtspecError(
+            "a file lies here already", where=str(out), hint="name another with --output, or add --force"
+        )
+    _write(out, render(found, recipe, out.parent))
+    changes = [asdict(change) for change in found.changes]
+    if json:
+        print_json(
+            {
+                "format_version": FORMAT_VERSION,
+                "recipe": str(recipe),
+                "output": str(out),
+                "version": found.version,
+                "complete": found.is_complete,
+                "changes": changes,
+            }
+        )
+    show_table("", ("", "key", "why"), [(each["kind"], each["path"], each["why"]) for each in changes])
+    say(f"{out}: written" if found.is_complete else f"{out}: written; fill in what is open, then trtspec check")
+    raise typer.Exit(0 if found.is_complete else 1)
+
+
+def render(found: Migration, recipe: Path, directory: Path) -> str:
+    """Return the text of the new recipe: what changed as its head, and paths relative to its directory."""
+    import yaml
+
+    head = [f"# {recipe.name} for TensorRT-LLM {found.version}, made by trtspec migrate."]
+    head += [f"# {change.kind}: {change.path}: {change.why}" for change in found.changes]
+    for path in (*PATHS, ("target", *PROMPTS), ("speculation", "draft", *PROMPTS)):
+        _make_relative(found.document, path, directory)
+    return "\n".join(head) + "\n" + yaml.safe_dump(found.document, sort_keys=False, allow_unicode=True, width=120)
+
+
+def _make_relative(document: dict[str, Any], path: tuple[str, ...], directory: Path) -> None:
+    *sections, key = path
+    section: Any = document
+    for name in sections:
+        section = section.get(name) or {}
+    value = section.get(key)
+    if isinstance(value, str) and os.path.isabs(value):
+        relative = os.path.relpath(value, directory)
+        section[key] = relative if relative.startswith("..") else f"./{relative}"
+
+
+def _write(out: Path, text: str) -> None:
+    from trtspec.errors import TrtspecError
+
+    try:
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise TrtspecError(f"cannot be written: {error.strerror}", where=str(out)) from None
+
+
+command = migrate
