@@ -17,6 +17,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, te
 from trtspec.errors import TrtspecError
 
 PACKAGE = "inference"
+LINE_LEN = 120
 ModelConfig: TypeAlias = Any  # a message class made at run time; its fields are in MESSAGES
 
 # message: field -> (number, type); `type*` is repeated, `map:type` maps a string to `type`.
@@ -163,8 +164,21 @@ def parse_config(text: str, *, where: str = "config.pbtxt") -> ModelConfig:
 
 
 def render_config(config: ModelConfig) -> str:
-    """Return the pbtxt text of a message: fields by number, maps by key, the same text every time."""
-    return str(text_format.MessageToString(config))
+    """Return the pbtxt text of a message: fields by number, maps by key, each block on one line where it fits."""
+    lines: list[str] = []
+    for line in text_format.MessageToString(config).split("\n")[:-1]:  # texts may hold what splitlines splits at
+        lines.append(line)
+        if line.endswith("}"):
+            begin = line.removesuffix("}")
+            first = max(at for at, each in enumerate(lines) if each.endswith("{") and _indent(each) == begin)
+            block = " ".join([lines[first], *(each.strip() for each in lines[first + 1 :])])
+            if len(block) <= LINE_LEN:
+                lines[first:] = [block]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _indent(line: str) -> str:
+    return line[: len(line) - len(line.lstrip())]
 
 
 def set_parameter(config: ModelConfig, key: str, value: str | int | float | bool) -> None:

@@ -9,9 +9,10 @@ Paths inside are relative to each model's directory, so that an artifact can be 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from trtspec.errors import TrtspecError
 from trtspec.paths import model_repository_dir
@@ -19,25 +20,33 @@ from trtspec.paths import model_repository_dir
 if TYPE_CHECKING:
     from trtspec.triton.config import ModelConfig
 
+Parameters: TypeAlias = Mapping[str, str | int | float | bool | None]
+
 MODELS = ("ensemble", "preprocessing", "tensorrt_llm", "postprocessing")
 CONFIG = "config.pbtxt"
 
 
-@dataclass(frozen=True)
-class RepositorySettings:
+@dataclass(frozen=True, kw_only=True)
+class ServingSettings:
+    """What all models of a repository are told alike, where they have the field."""
+
+    max_batch_size: int
+    max_queue_size: int = 128
+    max_queue_delay_us: int = 100
+    streaming: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepositorySettings(ServingSettings):
     """What differs from one repository to the next; lengths are in tokens, the method's `options` are JSON."""
 
     method: str
     draft_len: int
     options: str
     has_draft: bool
-    max_batch_size: int
     max_input_len: int
     max_seq_len: int
     max_num_tokens: int
-    max_queue_size: int = 128
-    max_queue_delay_us: int = 100
-    streaming: bool = True
     device: str = "auto"
     dtype: str = "auto"
     target_path: str = "../../checkpoints/target"
@@ -47,22 +56,47 @@ class RepositorySettings:
 
 def emit_repository(out: Path, settings: RepositorySettings) -> None:
     """Write the models below `out`, a directory that is ours to fill."""
-    from trtspec.triton.config import load_config, render_config, set_parameter  # protobuf: a plan does without
-
     for model in MODELS:
-        source = model_repository_dir() / model
-        if not source.is_dir():
-            raise TrtspecError("the installation lacks this model", where=str(source), hint="install trtspec again")
-        shutil.copytree(source / "1", out / model / "1", ignore=shutil.ignore_patterns("__pycache__"))
-        config = load_config(source / CONFIG)
-        _set_fields(config, settings)
-        for key, value in _parameters(settings).items():
-            if key in config.parameters:
-                set_parameter(config, key, value)
-        (out / model / CONFIG).write_text(render_config(config), encoding="utf-8")
+        emit_model(out, model, settings, _parameters(settings))
 
 
-def _set_fields(config: ModelConfig, settings: RepositorySettings) -> None:
+def emit_model(
+    out: Path,
+    model: str,
+    settings: ServingSettings,
+    parameters: Parameters,
+    *,
+    template: str = "",
+) -> None:
+    """Write one model below `out`, made of the hand-written `template`, by default the one of the model's own name.
+
+    Of `parameters` it gets those that the template has; one that is None is left out.
+    """
+    from trtspec.triton.config import load_config, set_parameter  # protobuf: a plan does without
+
+    source = model_repository_dir() / (template or model)
+    if not source.is_dir():
+        raise TrtspecError("the installation lacks this model", where=str(source), hint="install trtspec again")
+    config = load_config(source / CONFIG)
+    config.name = model
+    _set_fields(config, settings)
+    for key in [*config.parameters]:
+        if (value := parameters.get(key, config.parameters[key].string_value)) is None:
+            del config.parameters[key]
+        else:
+            set_parameter(config, key, value)
+    write_model(out / model, source, config)
+
+
+def write_model(model: Path, source: Path, config: ModelConfig) -> None:
+    """Write a model's directory: this configuration, and the version that `source` has."""
+    from trtspec.triton.config import render_config
+
+    shutil.copytree(source / "1", model / "1", ignore=shutil.ignore_patterns("__pycache__"))
+    (model / CONFIG).write_text(render_config(config), encoding="utf-8")
+
+
+def _set_fields(config: ModelConfig, settings: ServingSettings) -> None:
     """Set the fields that the model of this name has."""
     config.max_batch_size = settings.max_batch_size
     if config.HasField("model_transaction_policy"):
@@ -72,7 +106,7 @@ def _set_fields(config: ModelConfig, settings: RepositorySettings) -> None:
         config.dynamic_batching.default_queue_policy.max_queue_size = settings.max_queue_size
 
 
-def _parameters(settings: RepositorySettings) -> dict[str, str | int]:
+def _parameters(settings: RepositorySettings) -> Parameters:
     """Return all parameters; each model sets those that it has."""
     return {
         "tokenizer_dir": settings.tokenizer_path,

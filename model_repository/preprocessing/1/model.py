@@ -18,8 +18,10 @@ class TritonPythonModel:
     """Triton calls these by name."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        self.tokenizer = Settings(args).tokenizer()
+        settings = Settings(args)
+        self.tokenizer = settings.tokenizer()
         self.pieces = Pieces(self.tokenizer)
+        self.stops_at_all = settings.parameter("stop_at_all_end_ids") == "true"
 
     def execute(self, requests: list[Any]) -> list[Any]:
         return [
@@ -30,16 +32,19 @@ class TritonPythonModel:
         prompt = self.tokenizer.encode("".join(inputs.texts("QUERY")))
         if not prompt:
             raise TrtspecError("text_input is empty")
-        end_id = inputs.scalar("END_ID", next(iter(self.tokenizer.end_ids), NO_ID))
+        given_end_id = inputs.scalar("END_ID")
+        end_ids = self.tokenizer.end_ids if given_end_id is None else (given_end_id,)
+        end_id = next(iter(end_ids), NO_ID)
+        more_ends = [[token] for token in end_ids[1:]] if self.stops_at_all else []
         return [
             ("INPUT_ID", np.array([prompt], np.int32)),
             ("REQUEST_INPUT_LEN", np.array([[len(prompt)]], np.int32)),
             ("REQUEST_OUTPUT_LEN", np.array([[inputs.scalar("REQUEST_OUTPUT_LEN")]], np.int32)),
-            ("STOP_WORDS_IDS", self.words(inputs, "STOP_WORDS_DICT")),
-            ("BAD_WORDS_IDS", self.words(inputs, "BAD_WORDS_DICT")),
+            ("STOP_WORDS_IDS", tensor_of_words(self.words(inputs, "STOP_WORDS_DICT") + more_ends)[None]),
+            ("BAD_WORDS_IDS", tensor_of_words(self.words(inputs, "BAD_WORDS_DICT"))[None]),
             ("OUT_END_ID", np.array([[end_id]], np.int32)),
             ("OUT_PAD_ID", np.array([[inputs.scalar("PAD_ID", max(end_id, 0))]], np.int32)),
         ]
 
-    def words(self, inputs: Inputs, name: str) -> np.ndarray:
-        return tensor_of_words([self.pieces.encode(text) for text in inputs.texts(name)])[None]
+    def words(self, inputs: Inputs, name: str) -> list[list[int]]:
+        return [self.pieces.encode(text) for text in inputs.texts(name)]

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A double of Triton's backend `tensorrtllm`: reads a model's configuration as that one does, and plays a script.
+
+What it refuses is what the real one refuses (NVIDIA/TensorRT-LLM:triton_backend/inflight_batcher_llm/src/
+{model_state.cc@5cdd6921,model_instance_state.cc@c8c6df08,utils.cc@19290813}), and more: what the real one takes for
+unset with a warning is an error here, because nothing is emitted by accident. It has no engine: in an engine's place
+lies script.json, a list of token ids, and the token at place n of any text is the n-th of the list, which begins anew
+when it is over. Proves nothing about TensorRT-LLM.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+NEEDED = ("tokenizer_dir", "guided_decoding_backend", "xgrammar_tokenizer_info_path", "gpt_model_type")
+LOOKAHEAD = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
+FLAGS = (
+    *("enable_kv_cache_reuse", "enable_chunked_context", "exclude_input_in_output", "normalize_log_probs"),
+    "speculative_decoding_fast_logits",
+)
+INTEGERS = ("max_beam_width", "kv_cache_host_memory_bytes", "cancellation_check_period_ms", "stats_check_period_ms")
+WORDS = {
+    "gpt_model_type": {"inflight_fused_batching"},
+    "batch_scheduler_policy": {"guaranteed_no_evict", "max_utilization"},
+    "decoding_mode": {"medusa", "redrafter", "lookahead", "eagle"},
+    "FORCE_CPU_ONLY_INPUT_TENSORS": {"yes", "no"},
+}
+PATTERNS = {
+    "gpu_device_ids": r"\d+(,\d+)*",
+    "participant_ids": r"\d+(,\d+)*",
+    "medusa_choices": r"\{\d+(,\d+)*\}(,\{\d+(,\d+)*\})*",
+    "eagle_choices": r"\{\d+(,\d+)*\}(,\{\d+(,\d+)*\})*",
+    "kv_cache_free_gpu_mem_fraction": r"0\.\d+|1\.0",
+    "executor_worker_path": r"/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker",
+    "gpt_model_path": r".+",
+    **dict.fromkeys((*INTEGERS, *LOOKAHEAD), r"\d+"),
+    **dict.fromkeys(FLAGS, "true|false"),
+    **{key: "|".join(words) for key, words in WORDS.items()},
+    **dict.fromkeys(NEEDED[:3], ""),
+}
+
+
+class TritonPythonModel:
+    """Triton calls these by name."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        config = json.loads(args["model_config"])
+        parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
+        check(parameters)
+        self.decoupled = config["model_transaction_policy"]["decoupled"]
+        self.excludes = parameters["exclude_input_in_output"] == "true"
+        self.script = json.loads((Path(parameters["gpt_model_path"]) / "script.json").read_text())
+
+    def execute(self, requests: list[Any]) -> list[Any] | None:
+        answers = [self.responses(Inputs(request)) for request in requests]
+        if not self.decoupled:
+            return [next(responses) for responses in answers]
+        for request, responses in zip(requests, answers, strict=True):
+            sender, held = request.get_response_sender(), None
+            for response in responses:
+                if held:
+                    sender.send(held)
+                held = response
+            sender.send(held, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        return None
+
+    def responses(self, inputs: Inputs) -> Any:
+        """Yield one response a token to a stream, else one of all."""
+        prompt, streaming = inputs.ids("input_ids"), inputs.scalar("streaming", False)
+        if streaming and not self.decoupled:
+            raise pb_utils.TritonModelException(
+                "Streaming is only supported if model is deployed using decoupled mode."
+            )
+        tokens = self.generate(prompt, inputs)
+        shown = [] if streaming or inputs.scalar("exclude_input_in_output", self.excludes) else prompt
+        pieces = [[token] for token in tokens] or [[]] if streaming else [shown + tokens]
+        for piece in pieces:
+            yield pb_utils.InferenceResponse(self.tensors(inputs, piece, len(prompt)))
+
+    def generate(self, prompt: list[int], inputs: Inputs) -> list[int]:
+        """Return the script from the end of the prompt on, up to an end id or through a stop word.
+
+        Drafts change nothing: the real one ends behind the first token that is not the draft's, and so does this.
+        """
+        length, end_id = inputs.scalar("request_output_len"), inputs.scalar("end_id", -1)
+        stop_words, draft = inputs.words("stop_words_list"), inputs.ids("draft_input_ids")
+        tokens: list[int] = []
+        while len(tokens) < (len(draft) + 1 if draft else length):
+            token = self.script[(len(prompt) + len(tokens)) % len(self.script)]
+            if token == end_id:
+                break
+            tokens.append(token)
+            if any(tokens[-len(word) :] == word for word in stop_words):
+                break
+            if draft and tokens != draft[: len(tokens)]:
+                break
+        return tokens
+
+    def tensors(self, inputs: Inputs, ids: list[int], prompt_len: int) -> list[Any]:
+        """Return the outputs that the request asks for, in the shapes of one beam."""
+        outputs = {"output_ids": np.array([[ids]], np.int32), "sequence_length": np.array([[len(ids)]], np.int32)}
+        if inputs.scalar("return_num_input_tokens", False):
+            outputs["num_input_tokens"] = np.array([[prompt_len]], np.int32)
+        if inputs.scalar("return_perf_metrics", False):
+            outputs["acceptance_rate"] = np.array([[0.5]], np.float32)
+        return [pb_utils.Tensor(name, array) for name, array in outputs.items()]
+
+
+class Inputs:
+    """The tensors of one request, in the shapes that `reshape` gives them."""
+
+    def __init__(self, request: Any) -> None:
+        self.request = request
+
+    def array(self, name: str) -> np.ndarray | None:
+        tensor = pb_utils.get_input_tensor_by_name(self.request, name)
+        return None if tensor is None else tensor.as_numpy()
+
+    def scalar(self, name: str, default: Any = None) -> Any:
+        array = self.array(name)
+        if array is None:
+            return default
+        assert array.shape == (1,), (name, array.shape)
+        return array.item()
+
+    def ids(self, name: str) -> list[int]:
+        array = self.array(name)
+        return [] if array is None else array[0].tolist()
+
+    def words(self, name: str) -> list[list[int]]:
+        array = self.array(name)
+        if array is None:
+            return []
+        ids, ends = array[0].tolist()
+        bounds = [0, *(end for end in ends if end > 0)]
+        return [ids[start:end] for start, end in pairwise(bounds)]
+
+
+def check(parameters: dict[str, str]) -> None:
+    """Raise for what the real backend refuses, and for what it would take for unset."""
+    for key in NEEDED:
+        if key not in parameters:
+            raise pb_utils.TritonModelException(f"Cannot find parameter with name: {key}")
+    for key, value in parameters.items():
+        if key not in PATTERNS or not re.fullmatch(PATTERNS[key], value):
+            raise pb_utils.TritonModelException(f"parameter {key} is {value!r}")
+    if not Path(parameters["gpt_model_path"]).exists():
+        raise pb_utils.TritonModelException("Both encoder and decoder model paths are empty")
+    if parameters.get("decoding_mode") == "lookahead" and not parameters.keys() >= {*LOOKAHEAD}:
+        raise pb_utils.TritonModelException(
+            "Decoding mode is set to lookahead but lookahead parameters are not specified."
+        )
