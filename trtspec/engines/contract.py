@@ -26,7 +26,8 @@ class Option:
     """One option of trtllm-build.
 
     A "flag" takes no value, a "switch" takes enable or disable, "strings" several values; `choices` is empty where any
-    value of the type will do, and `default` None where the option is left out.
+    value of the type will do, and `default` None where the option has none. `inferred` tells that it was not read in
+    this version itself.
     """
 
     name: str
@@ -39,19 +40,24 @@ class Option:
 
 @dataclass(frozen=True)
 class Release:
-    """A release and what it is used with: `triton` are the container tags (26.07) that ship it."""
+    """A release and what it is used with: `triton` are the container tags (26.07) that ship it, oldest first.
+
+    `tensorrt`, `cuda` and `driver` are those of the containers, "" where no container ships the release.
+    """
 
     version: str
-    tensorrt: str
-    cuda: str
-    driver: str
-    triton: tuple[str, ...]
-    inferred: bool
+    triton: tuple[str, ...] = ()
+    tensorrt: str = ""
+    cuda: str = ""
+    driver: str = ""
 
 
 @dataclass(frozen=True)
 class DecodingType:
-    """One `decoding_type` of the LLM API's speculative_config: how it is spelled and which fields it takes."""
+    """One `decoding_type` of the LLM API's speculative_config: how it is spelled and which fields it takes.
+
+    `required` are the fields without which it does not draft as asked; the one that holds the draft length comes first.
+    """
 
     name: str
     fields: tuple[str, ...]
@@ -61,7 +67,10 @@ class DecodingType:
 
 @dataclass(frozen=True)
 class LlmApi:
-    """The LLM API's speculative_config: the key of the draft's path, and the decoding types by our method's name."""
+    """The LLM API's speculative_config: the key of the draft's path, and the decoding types by our method's name.
+
+    Only what the PyTorch backend takes is there.
+    """
 
     draft_key: str
     methods: dict[str, DecodingType]
@@ -113,7 +122,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def _load(minor: str) -> Contract:
     text = (VERSIONS / f"{minor}.yaml").read_text(encoding="utf-8")
-    data = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+    data = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     return Contract(
         minor=minor,
         sources=tuple(data["sources"]),
@@ -125,22 +134,23 @@ def _load(minor: str) -> Contract:
 
 
 def _release(data: dict[str, Any]) -> Release:
-    return Release(**{"inferred": False, **data, "triton": tuple(data["triton"])})
+    return Release(**{**data, "triton": tuple(data.get("triton", ()))})
 
 
 def _option(name: str, data: dict[str, Any]) -> Option:
-    filled = {"default": None, "inferred": False, "note": "", **data, "choices": tuple(data.get("choices", ()))}
-    return Option(name=name, **filled)
+    choices = ("enable", "disable") if data["type"] == "switch" else tuple(data.get("choices", ()))
+    return Option(name, **{"default": None, "inferred": False, "note": "", **data, "choices": choices})
 
 
 def _llmapi(data: dict[str, Any]) -> LlmApi:
-    methods = {
-        method: DecodingType(
-            name=each["name"],
-            fields=tuple(each["fields"]),
-            required=tuple(each.get("required", ())),
-            inferred=each.get("inferred", False),
-        )
-        for method, each in data["methods"].items()
-    }
+    methods = {method: _decoding_type(each, data["common"]) for method, each in data["methods"].items()}
     return LlmApi(data["draft_key"], methods)
+
+
+def _decoding_type(data: dict[str, Any], common: list[str]) -> DecodingType:
+    return DecodingType(
+        name=data["name"],
+        fields=(*common, *data.get("fields", ())),
+        required=tuple(data["required"]),
+        inferred=data.get("inferred", False),
+    )
