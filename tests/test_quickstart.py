@@ -28,17 +28,6 @@ def test_the_pair_is_small_and_shares_its_tokenizer() -> None:
     assert (TARGET / "tokenizer.json").read_bytes() == (DRAFT / "tokenizer.json").read_bytes()
 
 
-def method_of(recipe: Path) -> str:
-    return next(line.split()[1] for line in recipe.read_text().splitlines() if line.startswith("  method: "))
-
-
-def test_all_recipes_are_in_the_catalogue(trtspec: Run, workplace: Path) -> None:
-    assert trtspec("recipes", "--json").document["recipes"] == [
-        {"name": path.stem, "path": str(path), "target": str(TARGET), "method": method_of(path)}
-        for path in sorted(recipes_dir().glob("*.yaml"))
-    ]
-
-
 def lead_of(model: Any, prompt: list[int], ours: list[int], theirs: list[int]) -> float:
     """Return by how much the model prefers its own token where two texts part, after printing both logits."""
     import torch

@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The catalogue: each recipe for published models fits its checkpoints, its engine and its GPUs.
+
+Checkpoints are headers of the published shapes (tests/shapes), so plans are those of the real ones.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Run
+from tests.shapes import Shape, make_checkpoints, shapes
+from trtspec.paths import recipes_dir
+from trtspec.recipe.load import load_recipe
+from trtspec.recipe.schema import is_directory
+
+NAMES = [path.stem for path in sorted(recipes_dir().glob("*.yaml")) if not path.stem.startswith("quickstart")]
+DECODERS = [shape for shape in shapes() if shape.layout == "decoder"]
+
+# What `check` warns of, where it does.
+WARNINGS = {
+    "llama-3.1-8b-draft-1b": ["size-ratio"],
+    "llama-3.3-70b-fp8-tp1": ["size-ratio"],
+    "llama-3.3-70b-fp8-tp2": ["size-ratio"],
+    "llama-3.3-70b-fp8-tp4": ["size-ratio"],
+    "llama-3.1-405b-fp8-tp8": ["size-ratio"],
+    "qwen2.5-72b-fp8-draft-0.5b": ["size-ratio"],
+    "vicuna-7b-medusa": ["greedy"],
+    "llama-3-8b-eagle2": ["positions"],
+    "llama-3.1-8b-eagle3": ["greedy-only", "positions", "rope"],
+    "llama-3.3-70b-eagle3": ["greedy-only", "positions", "rope"],
+    "qwen3-8b-eagle3": ["greedy-only"],
+}
+
+# Parameters as the hub counts them from the headers of the real files.
+PARAMETERS = {
+    "llama-3.1-8b-instruct": 8_030_261_248,
+    "llama-3.2-1b-instruct": 1_235_814_400,
+    "llama-3.2-3b-instruct": 3_212_749_824,
+    "llama-3.3-70b-instruct": 70_553_706_496,
+    "llama-3.1-405b-instruct": 405_853_388_800,
+    "llama-3-8b-instruct": 8_030_261_248,
+    "llama-2-7b-chat": 6_738_415_616,
+    "llama-2-13b": 13_015_864_320,
+    "codellama-7b-instruct": 6_738_546_688,
+    "mistral-7b-instruct-v0.3": 7_248_023_552,
+    "mixtral-8x7b-instruct-v0.1": 46_702_792_704,
+    "qwen2.5-72b-instruct": 72_706_203_648,
+    "qwen2.5-0.5b-instruct": 494_032_768,
+    "qwen2.5-1.5b-instruct": 1_543_714_304,
+    "qwen3-8b": 8_190_735_360,
+}
+
+# What engines are built with, word for word: a pair, a pair in FP8 on two GPUs, and each way to draft inside of one.
+COMMANDS = {
+    "llama-3.1-8b-draft-1b": {
+        "build-target": """
+            trtllm-build --checkpoint_dir checkpoints/target --output_dir engines/target --max_batch_size 8
+            --max_input_len 4096 --max_seq_len 8192 --max_num_tokens 8192 --opt_num_tokens 40 --max_beam_width 1
+            --kv_cache_type paged --tokens_per_block 32 --remove_input_padding enable --context_fmha enable
+            --use_paged_context_fmha enable --use_fp8_context_fmha disable --gpt_attention_plugin auto
+            --gemm_plugin auto --logits_dtype float32 --workers 1 --speculative_decoding_mode draft_tokens_external
+            --max_draft_len 4 --gather_generation_logits
+        """,
+        "build-draft": """
+            trtllm-build --checkpoint_dir checkpoints/draft --output_dir engines/draft --max_batch_size 8
+            --max_input_len 4096 --max_seq_len 8192 --max_num_tokens 8192 --opt_num_tokens 8 --max_beam_width 1
+            --kv_cache_type paged --tokens_per_block 32 --remove_input_padding enable --context_fmha enable
+            --use_paged_context_fmha enable --use_fp8_context_fmha disable --gpt_attention_plugin auto
+            --gemm_plugin auto --logits_dtype float32 --workers 1 --gather_generation_logits
+        """,
+    },
+    "llama-3.3-70b-fp8-tp2": {
+        "build-target": """
+            trtllm-build --checkpoint_dir checkpoints/target --output_dir engines/target --max_batch_size 8
+            --max_input_len 4096 --max_seq_len 8192 --max_num_tokens 8192 --opt_num_tokens 88 --max_beam_width 1
+            --kv_cache_type paged --tokens_per_block 32 --remove_input_padding enable --context_fmha enable
+            --use_paged_context_fmha enable --use_fp8_context_fmha enable --gpt_attention_plugin auto
+            --gemm_plugin disable --logits_dtype float32 --workers 2
+            --speculative_decoding_mode draft_tokens_external --max_draft_len 10 --gather_generation_logits
+        """,
+        "build-draft": """
+            trtllm-build --checkpoint_dir checkpoints/draft --output_dir engines/draft --max_batch_size 8
+            --max_input_len 4096 --max_seq_len 8192 --max_num_tokens 8192 --opt_num_tokens 8 --max_beam_width 1
+            --kv_cache_type paged --tokens_per_block 32 --remove_input_padding enable --context_fmha enable
+            --use_paged_context_fmha enable --use_fp8_context_fmha enable --gpt_attention_plugin auto
+            --gemm_plugin disable --logits_dtype float32 --workers 1 --gather_generation_logits
+        """,
+    },
+    "vicuna-7b-medusa": {
+        "build-target": """
+            trtllm-build --checkpoint_dir checkpoints/target --output_dir engines/target --max_batch_size 4
+            --max_input_len 1024 --max_seq_len 1536 --max_num_tokens 6144 --opt_num_tokens 256 --max_beam_width 1
+            --kv_cache_type paged --tokens_per_block 32 --remove_input_padding enable --context_fmha enable
+            --use_paged_context_fmha enable --use_fp8_context_fmha disable --gpt_attention_plugin auto
+            --gemm_plugin auto --logits_dtype float32 --workers 1 --speculative_decoding_mode medusa
+            --max_draft_len 63
+        """,
+    },
+    "llama-2-7b-eagle": {
+        "build-target": """
+            trtllm-build --checkpoint_dir checkpoints/target --output_dir engines/target --max_batch_size 4
+            --max_input_len 2048 --max_seq_len 3072 --max_num_tokens 8192 --opt_num_tokens 104 --max_beam_width 1
+            --kv_cache_type paged --tokens_per_block 32 --remove_input_padding enable --context_fmha enable
+            --use_paged_context_fmha enable --use_fp8_context_fmha disable --gpt_attention_plugin auto
+            --gemm_plugin auto --logits_dtype float32 --workers 1 --speculative_decoding_mode eagle
+            --max_draft_len 25
+        """,
+    },
+    "codellama-7b-lookahead": {
+        "build-target": """
+            trtllm-build --checkpoint_dir checkpoints/target --output_dir engines/target --max_batch_size 4
+            --max_input_len 4096 --max_seq_len 8192 --max_num_tokens 8192 --opt_num_tokens 336 --max_beam_width 1
+            --kv_cache_type paged --tokens_per_block 32 --remove_input_padding enable --context_fmha enable
+            --use_paged_context_fmha enable --use_fp8_context_fmha disable --gpt_attention_plugin auto
+            --gemm_plugin auto --logits_dtype float32 --workers 1 --speculative_decoding_mode lookahead_decoding
+            --max_draft_len 83
+        """,
+    },
+    "mixtral-8x7b-ngram": {
+        "build-target": """
+            trtllm-build --checkpoint_dir checkpoints/target --output_dir engines/target --max_batch_size 8
+            --max_input_len 6144 --max_seq_len 8192 --max_num_tokens 8192 --opt_num_tokens 40 --max_beam_width 1
+            --kv_cache_type paged --tokens_per_block 32 --remove_input_padding enable --context_fmha enable
+            --use_paged_context_fmha enable --use_fp8_context_fmha disable --gpt_attention_plugin auto
+            --gemm_plugin auto --logits_dtype float32 --workers 2 --speculative_decoding_mode draft_tokens_external
+            --max_draft_len 4
+        """,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Return a copy of the recipes beside the checkpoints that they look for; `hub` beside it is the hub cache."""
+    root = tmp_path_factory.mktemp("catalogue")
+    recipes = root / "recipes"
+    recipes.mkdir()
+    for path in recipes_dir().glob("*.yaml"):
+        shutil.copy(path, recipes)
+    for folder in ("prompts", "models"):
+        (recipes / folder).symlink_to(recipes_dir() / folder)
+    make_checkpoints(recipes, root / "hub")
+    yield recipes
+    shutil.rmtree(root)  # sparse, but what counts the sizes of files would count terabytes
+
+
+@pytest.fixture
+def place(catalogue: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the directory of the recipes, with their hub cache, and a cache of ours that knows the files' digests."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(catalogue.parent / "hub"))
+    monkeypatch.setenv("TRTSPEC_CACHE", str(catalogue.parent / "cache"))
+    return catalogue
+
+
+def plan_of(trtspec: Run, recipe: Path) -> dict[str, Any]:
+    planned = trtspec("plan", recipe, "--json")
+    assert planned.code == 0, planned.err
+    return planned.document
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_fits_together(name: str, place: Path, trtspec: Run) -> None:
+    checked = trtspec("check", place / f"{name}.yaml", "--json")
+    problems = checked.document["problems"]
+    assert (checked.code, checked.document["ok"]) == (0, True), problems
+    assert sorted(problem["code"] for problem in problems) == WARNINGS.get(name, [])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_is_planned_for_the_engine_it_names_and_fits_its_gpus(name: str, place: Path, trtspec: Run) -> None:
+    recipe = load_recipe(place / f"{name}.yaml").recipe
+    plan = plan_of(trtspec, place / f"{name}.yaml")
+    assert plan["name"] == name
+    assert plan["backend"] == {"name": recipe.engine.backend, "why": "the recipe asks for it"}
+    gpus = plan["memory"]["gpus"]
+    if recipe.engine.backend == "embedded":
+        assert [gpu["id"] for gpu in gpus] == ["cpu"]
+        return
+    assert recipe.engine.gpu
+    assert [gpu["id"] for gpu in gpus] == [str(number) for number in range(recipe.target.parallel.ranks)]
+    assert all(0 < gpu["weights_bytes"] < gpu["total_bytes"] <= gpu["limit_bytes"] for gpu in gpus), gpus
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_head_says_what_to_expect_and_what_it_takes(name: str, place: Path, trtspec: Run) -> None:
+    head = re.match(r"(?:#.*\n)+", (place / f"{name}.yaml").read_text())
+    assert head
+    assert "# Expect: " in head[0]
+    told = re.search(r"^# Memory: (?:on a CPU )?([\d.]+) GiB(?: of ([\d.]+))?", head[0], re.MULTILINE)
+    assert told
+    gpus = plan_of(trtspec, place / f"{name}.yaml")["memory"]["gpus"]
+    fullest = max(gpus, key=lambda gpu: gpu["total_bytes"] / gpu["limit_bytes"])
+    assert told[1] == f"{fullest['total_bytes'] / 2**30:.1f}"
+    assert told[2] in (None, f"{fullest['limit_bytes'] / 2**30:.1f}")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_its_engines_are_built_with_these_words(name: str, place: Path, trtspec: Run) -> None:
+    steps = plan_of(trtspec, place / f"{name}.yaml")["steps"]
+    commands = {step["name"]: step["command"] for step in steps if step["command"]}
+    assert commands == {step: words.split() for step, words in COMMANDS[name].items()}
+
+
+def test_every_checkpoint_has_a_shape_and_every_shape_a_recipe(catalogue: Path) -> None:
+    wanted = set()
+    for name in NAMES:
+        recipe = load_recipe(catalogue / f"{name}.yaml").recipe
+        for source in (recipe.target, recipe.speculation.draft):
+            if source:
+                local = is_directory(source.model)
+                wanted.add((str(Path(source.model).relative_to(catalogue)) if local else source.model, source.revision))
+    assert {(shape.model.removeprefix("./"), shape.revision) for shape in shapes()} == wanted
+
+
+def test_all_recipes_are_listed_under_their_files_names(trtspec: Run, workplace: Path) -> None:
+    paths = sorted(recipes_dir().glob("*.yaml"))
+    recipes = [load_recipe(path).recipe for path in paths]
+    assert [recipe.name for recipe in recipes] == [path.stem for path in paths]
+    assert trtspec("recipes", "--json").document["recipes"] == [
+        {
+            "name": recipe.name,
+            "path": str(path),
+            "target": recipe.target.model,
+            "method": recipe.speculation.method,
+        }
+        for recipe, path in zip(recipes, paths, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("shape", DECODERS, ids=lambda shape: shape.name)
+def test_decoders_have_as_many_parameters_as_published(shape: Shape) -> None:
+    if shape.revision is None:
+        pytest.skip("the published files are pickles, whose parameters the hub does not count")
+    assert sum(prod(tensor.shape) for tensor in shape.tensors()) == PARAMETERS[shape.name]
+
+
+@pytest.mark.parametrize("shape", DECODERS, ids=lambda shape: shape.name)
+def test_decoders_have_the_tensors_of_transformers(shape: Shape) -> None:
+    """Two layers of each: names repeat. transformers 5 stacks Mixtral's experts, which published files do not."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    small = shape.config | {"num_hidden_layers": 2}
+    if "num_local_experts" in small:
+        pytest.skip("transformers has other names for experts than published files")
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(small["model_type"], **without_type(small)))
+    theirs = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    if small["tie_word_embeddings"]:
+        del theirs["lm_head.weight"]
+    ours = Shape(shape.name, shape.model, shape.revision, shape.layout, None, small, {}).tensors()
+    assert {tensor.name: tensor.shape for tensor in ours} == theirs
+
+
+def without_type(config: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key != "model_type"}
+
+
+def test_the_shell_function_of_the_readme_makes_safetensors_of_a_pickle(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    block = re.search(r"```sh\n(to_safetensors.*?)```", (recipes_dir() / "README.md").read_text(), re.DOTALL)
+    assert block
+    tensors = {"0.0.linear.weight": torch.arange(6.0).reshape(2, 3).t(), "0.0.linear.bias": torch.ones(2)}
+    torch.save(tensors, tmp_path / "heads.pt")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    command = f"{block[1]}\nto_safetensors {tmp_path}/heads.pt"
+    subprocess.run(["bash", "-euc", command], env={**os.environ, "PATH": path}, check=True)
+    made = load_file(tmp_path / "heads.safetensors")
+    assert made.keys() == tensors.keys()
+    assert all(torch.equal(made[name], tensors[name]) for name in tensors)

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the rules were read."""
+
+TRT = "NVIDIA/TensorRT-LLM"
+
+BUILD = f"{TRT}:tensorrt_llm/commands/build.py@65f1d153"
+BUILDER = f"{TRT}:tensorrt_llm/builder.py@008b2b8d"
+PLUGINS = f"{TRT}:tensorrt_llm/plugin/plugin.py@c20322ff"
+NUM_TOKENS = f"{TRT}:tensorrt_llm/_common.py (check_max_num_tokens)"
+QUANT_MODE = f"{TRT}:tensorrt_llm/quantization/mode.py (set_fp8_rowwise)"
+MODELS = f"{TRT}:tensorrt_llm/models/__init__.py@02267d3d"
+HARDWARE = f"{TRT}:docs/source/legacy/reference/support-matrix.md@17552a44"
+
+EXECUTOR = f"{TRT}:cpp/tensorrt_llm/executor/executorImpl.cpp@b35ac1b6"
+BATCHING = f"{TRT}:cpp/tensorrt_llm/batch_manager/trtGptModelInflightBatching.cpp@00825c4e"
+MODEL_LIMITS = f"{TRT}:cpp/tensorrt_llm/batch_manager/trtGptModel.h (mMaxInputLen)"
+SCHEDULER = f"{TRT}:cpp/tensorrt_llm/batch_manager/microBatchScheduler.cpp (fitDraftTokens)"
+WORLD = f"{TRT}:cpp/tensorrt_llm/runtime/worldConfig.cpp@06c0e9b1"
+TRITON = f"{TRT}:triton_backend/inflight_batcher_llm/src/model_instance_state.cc@c8c6df08"
+
+EAGLE_README = f"{TRT}:examples/eagle/README.md@585c7565"
+MEDUSA_README = f"{TRT}:examples/medusa/README.md@0f041b7b"
+LOOKAHEAD_README = f"{TRT}:examples/lookahead/README.md@7ed07f06"
+REDRAFTER_README = f"{TRT}:examples/redrafter/README.md@2d234357"
+DRAFT_README = f"{TRT}:examples/draft_target_model/README.md@11925f62"
+
+
+def issue(number: int) -> str:
+    """Return the name of an issue of TensorRT-LLM."""
+    return f"{TRT}#{number}"
