@@ -244,10 +244,10 @@ LINES: list[tuple[str, str, tuple[int, int, str], str, str | None]] = [
     ),
     (
         "max_batch_size: 4",
-        "backend: vllm",
-        (11, 12, "engine.backend"),
-        "this version has no backend 'vllm'; it has: auto, embedded",
-        None,
+        "version: '1.2'",
+        (11, 12, "engine.version"),
+        "this engine comes with trtspec and has no version",
+        "remove it",
     ),
     (
         "max_seq_len: 256",

@@ -116,10 +116,6 @@ class _Examination:
 
     def _choose_engine(self) -> Chosen | None:
         wanted, known = self.recipe.engine, backends()
-        if wanted.backend != "auto" and wanted.backend not in known:
-            names = ", ".join(["auto", *known])
-            self._error("engine.backend", "backend", f"this version has no backend {wanted.backend!r}; it has: {names}")
-            return None
         name, why = choose_backend(wanted.backend, self.found.method, wanted.gpu)
         version = self._attempt("engine.version", "version", lambda: choose_version(known[name], wanted.version))
         return None if version is None else Chosen(name, why, known[name], version)

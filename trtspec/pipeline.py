@@ -23,7 +23,7 @@ from trtspec.check import Findings, examine
 from trtspec.checkpoint.prepare import OnProgress, prepare_source
 from trtspec.engines.base import Case, backends
 from trtspec.engines.memory import MemoryPlan
-from trtspec.errors import CheckpointError
+from trtspec.errors import CheckpointError, StepError
 from trtspec.files import FileRecord
 from trtspec.graph.digest import DigestCache
 from trtspec.graph.executor import Observer, StepResult, execute
@@ -41,7 +41,7 @@ from trtspec.steps.files import FileReader
 from trtspec.steps.model import SourceModel
 
 # A plan may read this much of sources it has never seen; a build reads all of it.
-READ_WHILE_PLANNING = 1 << 30
+READ_WHILE_PLANNING = 1 << 27
 SUPPOSED_ACCEPTANCE = (0.5, 0.6, 0.7, 0.8, 0.9)
 
 
@@ -171,7 +171,9 @@ def plan_build(
 def run_build(build: Build, out: Path, store: Store, observer: Observer) -> Built:
     """Bring every step into the store and publish the artifact at `out`."""
     started = time.perf_counter()
-    results = execute(build.plan, store, observer)
+    if problems := build.layout.problems():
+        raise StepError("; ".join(problems), hint="what is installed here is not what engine.version says")
+    results = execute(build.plan, store, observer, build.layout.devices)
     entries = {result.key: result.entry for result in results}
     records, files = [], {}
     for directory, step in build.layout.steps.items():

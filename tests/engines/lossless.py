@@ -9,7 +9,6 @@ probable each is, the rule itself is asked, with one uniform out of every interv
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from itertools import pairwise, product
 from typing import Any, TypeVar
 
@@ -65,15 +64,20 @@ def assert_greedy_text(engine: Engine, model: Any, new_tokens: int = NEW_TOKENS)
     return [result.stats for result in alone]
 
 
-@torch.inference_mode()
 def choices_along(model: Any, prompt: Sequence[int], text: Sequence[int]) -> list[int]:
-    """Return what transformers' model would say in the place of each token of a text; its own text says just that.
+    """Return what transformers' model would say in the place of each token of a text; its own text says just that."""
+    chosen: list[int] = logits_along(model, prompt, text).argmax(-1).tolist()
+    return chosen
+
+
+@torch.inference_mode()
+def logits_along(model: Any, prompt: Sequence[int], text: Sequence[int]) -> np.ndarray:
+    """Return the logits [len(text), vocab] by which transformers' model would choose each token of a text.
 
     All in one pass, while letting the model write the text would take one for each token.
     """
-    logits = model(torch.tensor([[*prompt, *text]])).logits[0, len(prompt) - 1 : -1]
-    chosen: list[int] = logits.argmax(-1).tolist()
-    return chosen
+    logits: np.ndarray = model(torch.tensor([[*prompt, *text]])).logits[0, len(prompt) - 1 : -1].numpy()
+    return logits
 
 
 class Fork:
@@ -109,19 +113,14 @@ class Fork:
             self._taken[-1] += 1
 
 
-def engine_law(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, prompt: tuple[int, ...], sampling: Sampling, new_tokens: int
-) -> np.ndarray:
-    """Return the law [vocab] * new_tokens of what the engine says after a prompt."""
-    fork, vocab = Fork(), engine.speculator.target.config.vocab_size
+def engine_law(engine: Engine, monkeypatch: pytest.MonkeyPatch, request: Request) -> np.ndarray:
+    """Return the law [vocab] * max_new_tokens of what the engine says to a request, whatever its seed is."""
+    fork = Fork()
     used: list[float] = []
-
-    def drawn(probs: Tensor) -> Tensor:
-        return torch.tensor([fork.choose(list(enumerate(probs[0].tolist())))])
 
     def draw(draws: Draws, probs: Tensor, column: int) -> Tensor:
         used.append(float(draws.uniforms[0, column]))
-        return drawn(probs)
+        return torch.tensor([fork.choose(list(enumerate(probs[0].tolist())))])
 
     def verdict(
         rule: Callable[..., list[Verdict]], logits: Tensor, tokens: Tensor, tree: Tree, warp: Warp, **rest: Any
@@ -155,14 +154,13 @@ def engine_law(
         return verdict(rule, logits, tokens, tree, warp, draft_probs=draft_probs, uniforms=uniforms)
 
     verify_chain, verify_tree = speculator_module.verify_chain, speculator_module.verify_tree
-    law = np.zeros((vocab,) * new_tokens)
+    law = np.zeros((engine.vocab_size,) * request.max_new_tokens)
     with monkeypatch.context() as patch:
         patch.setattr(Draws, "draw", draw)
-        patch.setattr(speculator_module, "pick", lambda weights, uniforms: drawn(weights))
         patch.setattr(speculator_module, "verify_chain", of_chain)
         patch.setattr(speculator_module, "verify_tree", of_tree)
         for _ in fork.runs():
-            (result,) = engine.generate([Request(prompt, new_tokens, replace(sampling, seed=1))])
+            (result,) = engine.generate([request])
             law[result.ids] += fork.weight
     return law
 
@@ -251,7 +249,7 @@ def assert_targets_law(
 ) -> None:
     """Hold the engine's law after a prompt against transformers'."""
     prompt = (1, 2, 0)
-    ours = engine_law(engine, monkeypatch, prompt, sampling, new_tokens)
+    ours = engine_law(engine, monkeypatch, Request(prompt, new_tokens, sampling))
     np.testing.assert_allclose(ours, target_law(model, prompt, sampling, new_tokens), atol=2e-5)
 
 

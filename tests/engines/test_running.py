@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from tests.tiny import make_tokenizer
 from trtspec.checkpoint.tokenizer import Tokenizer
-from trtspec.engines.embedded.request import EngineSettings, Request, Sampling, Stats, Update
-from trtspec.engines.embedded.running import Running, check_request
-from trtspec.errors import TrtspecError
+from trtspec.engines.embedded.request import Request, Sampling, Stats, Update
+from trtspec.engines.embedded.running import Progress, Running
 
 
 @cache
@@ -35,10 +34,10 @@ def running(max_new: int = 10, **options: object) -> tuple[Running, list[Update]
 
 def test_it_ends_at_its_length() -> None:
     request, _ = running(4)
-    assert request.begin(1) is None
-    assert request.advance(2, [2], 4) is None
+    assert request.begin(Progress(0, [], 1)) is None
+    assert request.advance(Progress(2, [2], 4)) is None
     assert request.text == [7, 8, 1, 2, 4]
-    assert request.advance(2, [5, 6], 9) == "length"
+    assert request.advance(Progress(2, [5, 6], 9)) == "length"
     assert request.text == [7, 8, 1, 2, 4, 5]
     assert request.stats == Stats(prompt_tokens=2, new_tokens=4, drafted=4, accepted=3, steps=2)
     assert (request.stats.acceptance_rate, request.stats.mean_accepted_len) == (0.75, 2.5)
@@ -46,19 +45,21 @@ def test_it_ends_at_its_length() -> None:
 
 def test_it_ends_before_an_end_id() -> None:
     request, _ = running(end_ids=(0, 3))
-    request.begin(1)
-    assert request.advance(3, [2, 3, 4], 5) == "end_id"
+    request.begin(Progress(0, [], 1))
+    assert request.advance(Progress(3, [2, 3, 4], 5)) == "end_id"
     assert request.text == [7, 8, 1, 2]
-    assert running(end_ids=(1,))[0].begin(1) == "end_id"
-    assert running(2, end_ids=(3,))[0].advance(2, [4, 5], 3) == "length"  # what lies beyond the length never was
+    assert running(end_ids=(1,))[0].begin(Progress(0, [], 1)) == "end_id"
+    assert (
+        running(2, end_ids=(3,))[0].advance(Progress(2, [4, 5], 3)) == "length"
+    )  # what lies beyond the length never was
 
 
 def test_the_end_id_wins_over_a_stop_text_behind_it() -> None:
     ids = tokenizer().encode("ab")
     request, _ = running(end_ids=(0,), stop=("b",))
-    assert request.advance(2, [ids[0], 0], ids[1]) == "end_id"
+    assert request.advance(Progress(2, [ids[0], 0], ids[1])) == "end_id"
     request, _ = running(end_ids=(0,), stop=("b",))
-    assert request.advance(2, [*ids], 0) == "stop"
+    assert request.advance(Progress(2, [*ids], 0)) == "stop"
 
 
 @given(st.text(min_size=1, max_size=12), st.text("ab京", min_size=1, max_size=3), st.integers(1, 5))
@@ -70,7 +71,7 @@ def test_a_stop_text_ends_it_with_the_token_that_completes_it(before: str, stop:
     reason = None
     for start in range(0, len(ids), step):
         *chain, last = ids[start : start + step]
-        if reason := request.advance(len(chain), chain, last):
+        if reason := request.advance(Progress(len(chain), chain, last)):
             break
     assert reason == "stop"
     assert request.text[2:] == ids[:expected]
@@ -80,13 +81,13 @@ def test_updates_hold_back_half_characters() -> None:
     request, updates = running()
     first, second, third = tokenizer().encode("京")
     for token in (first, second):
-        request.begin(token)
+        request.begin(Progress(0, [], token))
         request.update(None)
     assert updates == []
-    request.begin(third)
+    request.begin(Progress(0, [], third))
     request.update(None)
     assert [update.new_ids for update in updates] == [(first, second, third)]
-    request.begin(first)
+    request.begin(Progress(0, [], first))
     request.update("length")
     assert (updates[-1].new_ids, updates[-1].finish_reason) == ((first,), "length")
 
@@ -122,32 +123,45 @@ def test_greedy_requests_draw_nothing() -> None:
         assert request.uniforms(5).tolist() == [0.0] * 5
 
 
-def test_a_request_that_fits() -> None:
-    settings = EngineSettings(max_seq_len=6, max_input_len=4)
-    check_request(Request((1, 2, 3, 4), 2, stop=("a",)), settings, vocab_size=5, has_tokenizer=True)
+def test_a_given_draft_leaves_room_for_a_token_of_the_targets() -> None:
+    assert running(3, draft_ids=(1, 2, 3, 4))[0].given == (1, 2)
+    assert running(9, draft_ids=(1, 2))[0].given == (1, 2)
+    assert running(1, draft_ids=(1, 2))[0].given == ()
 
 
-@pytest.mark.parametrize(
-    ("request_", "message"),
-    [
-        (Request((), 1), "the prompt is empty"),
-        (Request((5,), 1), "the prompt has a token id outside 0..4"),
-        (Request((-1,), 1), "the prompt has a token id outside 0..4"),
-        (Request((1,) * 5, 1), "the prompt has 5 tokens, at most 4 are taken (engine.max_input_len)"),
-        (Request((1,), 6), "prompt and max_tokens are 7 tokens together, at most 6 fit (engine.max_seq_len)"),
-        (Request((1,), 0), "max_tokens is 0, expected at least 1"),
-        (Request((1,), 1, draft_len=-1), "the draft length is -1, expected 0 or more"),
-        (Request((1,), 1, Sampling(float("inf"))), "temperature is inf, expected 0 or more"),
-        (Request((1,), 1, Sampling(top_p=1.5)), "top_p is 1.5, expected more than 0 and at most 1"),
-        (Request((1,), 1, Sampling(seed=1 << 64)), "seed is 18446744073709551616, expected 0 to 2^64 - 1"),
-        (Request((1,), 1, stop=("a",)), "stop texts need the engine to have a tokenizer"),
-    ],
-)
-def test_a_request_that_does_not(request_: Request, message: str) -> None:
-    settings = EngineSettings(max_seq_len=6, max_input_len=4)
-    with pytest.raises(TrtspecError) as refused:
-        check_request(request_, settings, vocab_size=5, has_tokenizer=False)
-    assert str(refused.value) == message
+def test_a_prefill_that_verified_a_draft_is_a_step() -> None:
+    request, _ = running(draft_ids=(1, 2))
+    assert request.begin(Progress(2, [1], 5)) is None
+    assert request.text == [7, 8, 1, 5]
+    assert request.stats == Stats(prompt_tokens=2, new_tokens=2, drafted=2, accepted=1, steps=1)
+
+
+def logits_of(*tokens: int) -> np.ndarray:
+    """Return rows that are told apart by the token they stand for."""
+    return np.array([[token, 0.5] for token in tokens], np.float32)
+
+
+def test_logits_go_with_their_tokens() -> None:
+    """Held back with half characters, and cut off with what lies behind an end."""
+    request, updates = running(max_new=5, end_ids=(0,), return_logits=True)
+    first, second, third = tokenizer().encode("京")
+    request.begin(Progress(0, [], first, logits_of(first)))
+    request.update(None)
+    request.advance(Progress(1, [second], third, logits_of(second, third)))
+    request.update(None)
+    assert request.advance(Progress(2, [9, 0], 8, logits_of(9, 0, 8))) == "end_id"
+    request.update("end_id")
+    assert [update.new_ids for update in updates] == [(first, second, third), (9,)]
+    assert [update.logits.tolist() for update in updates] == [
+        logits_of(first, second, third).tolist(),
+        logits_of(9).tolist(),
+    ]
+
+
+def test_logits_of_nothing_are_no_rows() -> None:
+    request, updates = running(end_ids=(0,), return_logits=True)
+    request.update(request.begin(Progress(0, [], 0, logits_of(0))))
+    assert updates[0].logits.shape == (0, 2)
 
 
 def test_openmp_workers_spin_briefly_unless_the_user_says_otherwise() -> None:

@@ -88,9 +88,13 @@ def make_pb_utils() -> Any:
 
 def load_model(name: str, pb_utils: Any) -> ModuleType:
     """Import the model.py of a hand-written model."""
+    return load_file(model_repository_dir() / name / "1" / "model.py", pb_utils)
+
+
+def load_file(path: Path, pb_utils: Any) -> ModuleType:
+    """Import a model.py."""
     sys.modules["triton_python_backend_utils"] = pb_utils
-    path = model_repository_dir() / name / "1" / "model.py"
-    spec = importlib.util.spec_from_file_location(f"model_of_{name}", path)
+    spec = importlib.util.spec_from_file_location(f"model_of_{path.parts[-3]}", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

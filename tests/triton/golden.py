@@ -13,7 +13,7 @@ from typing import Any
 
 from trtspec.methods.choices import EAGLE_CHOICES, MEDUSA_CHOICES
 from trtspec.triton.engine_repository import (
-    EnginePlacement,
+    EngineServing,
     EngineRepositorySettings,
     LookaheadSizes,
     emit_engine_repository,
@@ -26,17 +26,17 @@ NAME = "mc_sim_7b_63"
 def settings(method: str, **values: Any) -> EngineRepositorySettings:
     """Return the settings of a method, whose own `values` go over those of a plain repository."""
     plain = {"draft_len": 0, "options": "{}", "max_batch_size": 8, "max_seq_len": 2048, "vocab_size": 32000}
-    return EngineRepositorySettings(method=method, **{**plain, "target": EnginePlacement((0,), 0.9), **values})
+    return EngineRepositorySettings(method=method, **{**plain, "target": EngineServing((0,), 0.9), **values})
 
 
 REPOSITORIES = {
-    "none": settings("none", target=EnginePlacement((0, 1), 0.85), chunked_context=True),
+    "none": settings("none", target=EngineServing((0, 1), 0.85, chunked_context=True)),
     "draft_target": settings(
         "draft_target",
         draft_len=5,
         options='{"stop_below": 0.0, "use_draft_logits": true}',
-        target=EnginePlacement((0, 1), 0.5, (2, 3), 40960),
-        draft=EnginePlacement((0,), 0.4, (1,), 40960),
+        target=EngineServing((0, 1), 0.5, (2, 3), 40960),
+        draft=EngineServing((0,), 0.4, (1,), 40960),
         fast_logits=True,
     ),
     "ngram": settings("ngram", draft_len=8, options='{"max_match": 4, "min_match": 1}'),

@@ -19,7 +19,9 @@ from trtspec.triton.backend import (
     Inputs,
     Pieces,
     Settings,
+    TextStream,
     failure,
+    read_sampling,
     refuse_unsupported,
     tensor_of_words,
     words_of_tensor,
@@ -77,17 +79,33 @@ def test_a_bad_word_list_is_refused(tensor, message: str) -> None:
 @pytest.mark.parametrize("text", ["Hello World, a b  c", " leading", "naïve 東京 😀 end", "a\n\nb"])
 @pytest.mark.parametrize("cut", [1, 2, 3, 5])
 def test_pieces_of_a_text_add_up_to_it(tokenizer: Tokenizer, text: str, cut: int) -> None:
-    """Cut wherever the text is whole characters, as the engine does."""
-    pieces, ids, shown = Pieces(tokenizer), tokenizer.encode(text), []
-    rest: list[int] = []
-    for start in range(0, len(ids), cut):
-        rest += ids[start : start + cut]
-        until = tokenizer.complete_len(rest)
-        decode = pieces.decode if shown else tokenizer.decode
-        if until:
-            shown.append(decode(rest[:until]))
-        rest = rest[until:]
-    assert "".join(shown) == tokenizer.decode(ids)
+    stream, ids = TextStream(tokenizer), tokenizer.encode(text)
+    shown = [stream.add(ids[start : start + cut], last=start + cut >= len(ids)) for start in range(0, len(ids), cut)]
+    assert "".join(piece for piece, _ in shown) == tokenizer.decode(ids)
+    assert sum(count for _, count in shown) == len(ids)
+
+
+def test_half_a_character_waits_for_the_other_half_or_the_end(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(make_tokenizer(tmp_path / "t"))
+    first, second = tokenizer.encode("é")
+    stream = TextStream(tokenizer)
+    assert stream.add([first], last=False) == ("", 0)
+    assert stream.add([second, first], last=False) == ("é", 2)
+    assert stream.add([], last=True) == ("\N{REPLACEMENT CHARACTER}", 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, (0.0, 0, 1.0, 0)),
+        ({"x_top_k": 1, "seed": 7}, (0.0, 1, 1.0, 7)),
+        ({"x_top_k": 40}, (1.0, 40, 1.0, 0)),
+        ({"x_top_p": 0.5}, (1.0, 0, 0.5, 0)),
+        ({"x_top_p": 0.0, "temperature": 0.25}, (0.25, 0, 1.0, 0)),
+    ],
+)
+def test_text_is_greedy_unless_something_asks_for_more(given, expected) -> None:
+    assert tuple(read_sampling(inputs(**given), "x_").values()) == expected
 
 
 @pytest.mark.parametrize("word", ["a", " World", "World", "\n", "\n\n", ". a", "東", "!"])

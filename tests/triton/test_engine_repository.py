@@ -20,7 +20,7 @@ from tests.triton.upstream import Tensor
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.triton.backend import words_of_tensor
 from trtspec.triton.config import load_config
-from trtspec.triton.engine_repository import EnginePlacement, emit_engine_repository, relocate
+from trtspec.triton.engine_repository import EngineServing, emit_engine_repository, relocate
 
 DOUBLE = Path(__file__).parents[1] / "doubles" / "tensorrtllm" / "model.py"
 OUTSIDE = ("draft_target", "ngram")
@@ -215,7 +215,7 @@ def test_two_engines_share_the_gpus_as_they_are_told(emitted) -> None:
 
 
 def test_what_was_not_placed_is_left_to_the_backend(tmp_path: Path) -> None:
-    emit_engine_repository(tmp_path, replace(REPOSITORIES["none"], target=EnginePlacement((), 0.9)))
+    emit_engine_repository(tmp_path, replace(REPOSITORIES["none"], target=EngineServing((), 0.9)))
     told = parameters(configs(tmp_path)["tensorrt_llm"])
     assert not {"gpu_device_ids", "participant_ids"} & told.keys()
 

@@ -157,6 +157,57 @@ def test_stop_words_draft_length_and_end_ids_reach_the_engine(artifact, pb_utils
     assert [asked.end_ids for asked in model.engine.asked] == [(), tokenizer.end_ids, tokenizer.end_ids, (9,)]
 
 
+def test_the_draft_of_a_request_reaches_the_engine(artifact, pb_utils, monkeypatch) -> None:
+    model, request, plain = start(artifact, pb_utils, monkeypatch), ask(1), ask(1)
+    logits = np.arange(6, dtype=np.float32).reshape(1, 2, 3)
+    request.inputs |= {"draft_input_ids": np.array([[4, 5]], np.int32), "draft_logits": logits}
+    model.execute([request, plain])
+    logits += 1.0  # the server uses the memory again
+    asked, other = model.engine.asked
+    assert asked.draft_ids == (4, 5)
+    assert asked.draft_logits.tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+    assert (other.draft_ids, other.draft_logits, other.return_logits) == ((), None, False)
+
+
+def test_logits_leave_with_their_ids(artifact, pb_utils, monkeypatch) -> None:
+    model = start(artifact, pb_utils, monkeypatch)
+    whole, stream = ask(1, return_generation_logits=True), ask(1, return_generation_logits=True, streaming=True)
+    model.execute([whole, stream])
+    assert all(asked.return_logits for asked in model.engine.asked)
+    rows = np.arange(6, dtype=np.float32).reshape(3, 2)
+    for tell in model.engine.tell:
+        tell(Update((3, 4), None, STATS, logits=rows[:2]))
+        tell(Update((5,), None, STATS, logits=rows[2:]))
+        tell(Update((), "length", STATS, logits=rows[:0]))
+    sent = [[response.outputs["generation_logits"].tolist() for response, _ in r.sender.sent] for r in (whole, stream)]
+    assert sent[0] == [[[rows.tolist()]]]
+    assert sent[1] == [[[rows[:2].tolist()]], [[rows[2:].tolist()]], [[[]]]]
+
+
+def test_lookahead_is_lowered_in_all_of_its_sizes(artifact, pb_utils, monkeypatch) -> None:
+    model = start(artifact, pb_utils, monkeypatch)
+    sizes = {"lookahead_window_size": 3, "lookahead_ngram_size": 2, "lookahead_verification_set_size": 1}
+    one = ask(1, lookahead_ngram_size=2)
+    model.execute([ask(1, **sizes), one])
+    assert model.engine.asked[0].options == {"window": 3, "ngram": 2, "verification": 1}
+    assert one.sender.sent[0][0].error.message == (
+        "lookahead_window_size, lookahead_ngram_size, lookahead_verification_set_size come together or not at all"
+    )
+
+
+def test_a_threshold_of_acceptance_is_refused_where_it_would_count(artifact, pb_utils, monkeypatch) -> None:
+    model = start(artifact, pb_utils, monkeypatch)
+    idle, lossy = ask(1, draft_acceptance_threshold=0.5), ask(1, draft_acceptance_threshold=0.5)
+    for request in (idle, lossy):
+        request.inputs["draft_input_ids"] = np.array([[4]], np.int32)
+    lossy.inputs["draft_logits"] = np.zeros((1, 1, 3), np.float32)
+    model.execute([idle, lossy])
+    assert len(model.engine.asked) == 1
+    assert lossy.sender.sent[0][0].error.message.startswith(
+        "draft_acceptance_threshold 0.5 with draft_logits would change the text's law"
+    )
+
+
 def test_a_bad_request_is_answered_and_its_neighbour_served(artifact, pb_utils, monkeypatch) -> None:
     model = start(artifact, pb_utils, monkeypatch)
     broken, good = ask(1), ask(1)

@@ -121,6 +121,10 @@ class BuildBars:
         """Move the bar."""
         self._progress.advance(self._bars[step.key], n)
 
+    def step_said(self, step: Step, text: str) -> None:
+        """Show beside the bar what the step's tool is at."""
+        self._progress.update(self._bars[step.key], description=f"{step.name}: {text}")
+
     def step_finished(self, step: Step, status: Status, seconds: float) -> None:
         """Replace the bar by a line."""
         if step.key in self._bars:

@@ -10,7 +10,6 @@ A server that says it is ready may be none (a dead Python stub leaves it so): on
 from __future__ import annotations
 
 import secrets
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -21,13 +20,13 @@ from typing import Any
 
 from trtspec.artifacts.manifest import load_manifest
 from trtspec.deploy.base import OnEvent, Target
+from trtspec.deploy.engines import check_machine, read_launch, stage_repository
 from trtspec.deploy.journal import FORMAT_VERSION, STARTING, Journal, Record
 from trtspec.errors import DeployError, SmokeTestFailed, StepTimeout, TrtspecError
 from trtspec.system import free_ports, port_in_use, sigterm_as_interrupt, start_time, stop_session, tail, wait_until
 from trtspec.triton.client import Client
-from trtspec.triton.server import EXIT_TIMEOUT_S, Ports, find_server, remove_shared_memory, server_command, start_server
+from trtspec.triton.server import EXIT_TIMEOUT_S, Ports, find_server, remove_shared_memory, start_server
 
-REPOSITORY = "model_repository"
 SMOKE_REQUEST = {"text_input": "Hello", "max_tokens": 1}
 PROBE_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = EXIT_TIMEOUT_S + 10.0
@@ -155,11 +154,13 @@ def stop(name: str, timeout_s: float = STOP_TIMEOUT_S) -> dict[str, Any]:
 
 
 def _start(journal: Journal, artifact: Path, ports: Ports, detach: bool) -> LocalDeployment:
-    repository = _stage(artifact.absolute(), journal.root / "artifact")
     shm_prefix = f"trtspec_{secrets.token_hex(8)}_"
-    server = find_server()
-    command = server_command(server, repository, ports, model="ensemble", shm_prefix=shm_prefix)
-    process = start_server(server, command, journal.log, detach=detach)
+    server, manifest = find_server(), load_manifest(artifact)
+    check_machine(artifact, manifest, server)
+    launch = read_launch(artifact, manifest)
+    repository = stage_repository(artifact.absolute(), manifest, journal.root / "artifact")
+    command = launch.command(server, repository, ports, shm_prefix)
+    process = start_server(server, command, journal.log, detach=detach, environment=launch.environment)
     record = Record(
         name=journal.name,
         state="staged",
@@ -173,22 +174,6 @@ def _start(journal: Journal, artifact: Path, ports: Ports, detach: bool) -> Loca
         detached=detach,
     )
     return LocalDeployment(journal, record, process)
-
-
-def _stage(artifact: Path, stage: Path) -> Path:
-    """Return a repository to serve that is a copy, the rest of the artifact linked beside it.
-
-    Python writes its caches next to the models, whatever the environment says: the artifact stays as it was built.
-    """
-    if not (artifact / REPOSITORY).is_dir():
-        raise DeployError(f"the artifact holds no {REPOSITORY}", where=str(artifact), hint="build it again")
-    if stage.exists():
-        shutil.rmtree(stage)
-    shutil.copytree(artifact / REPOSITORY, stage / REPOSITORY)
-    for path in artifact.iterdir():
-        if path.name != REPOSITORY:
-            (stage / path.name).symlink_to(path)
-    return stage / REPOSITORY
 
 
 def _check_not_running(journal: Journal) -> None:

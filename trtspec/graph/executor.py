@@ -1,28 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a plan: takes from the store what is there, builds what is not, and tells an observer."""
+"""Runs a plan: takes from the store what is there, builds what is not, and tells an observer.
+
+Steps run one after another, in the order of the plan. Those that ask for devices run beside the others, each on devices
+of its own, as far as there are enough.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Lock
 from typing import Literal, Protocol
 
 from trtspec.graph.entry import Entry
 from trtspec.graph.plan import Plan
-from trtspec.graph.step import Inputs, Step
+from trtspec.graph.step import Inputs, Step, Stopped
 from trtspec.graph.store import Store
+from trtspec.system import sigterm_as_interrupt
 
 Status = Literal["hit", "built"]
 
 
 class Observer(Protocol):
-    """Who wants to know how the work goes; drawn as bars by the command line."""
+    """Who wants to know how the work goes, one call at a time; drawn as bars by the command line."""
 
     def step_started(self, step: Step, total_bytes: int) -> None:
         """A step that is not in the store begins; `total_bytes` is 0 where its size is unknown."""
 
     def step_advanced(self, step: Step, n: int) -> None:
         """A begun step has moved `n` more bytes."""
+
+    def step_said(self, step: Step, text: str) -> None:
+        """A begun step says in words what it does now."""
 
     def step_finished(self, step: Step, status: Status, seconds: float) -> None:
         """A step's output is in the store; steps that were there to begin with come without a start."""
@@ -43,34 +55,109 @@ class StepResult:
     entry: Entry
 
 
-def execute(plan: Plan, store: Store, observer: Observer) -> list[StepResult]:
-    """Bring every step of a plan into the store, in order; whatever a step raises ends the run and is passed on.
+def execute(plan: Plan, store: Store, observer: Observer, devices: Sequence[str] = ()) -> list[StepResult]:
+    """Bring every step of a plan into the store; whatever a step raises ends the run and is passed on.
 
-    What finished before stays in the store, so the next run resumes there.
+    What finished before stays in the store, so the next run resumes there. `devices` are lent to the steps that ask
+    for some; without any, such steps run like the others.
     """
-    results: dict[str, StepResult] = {}
-    for step in plan.steps:
+    run = _Run(store, observer)
+    with sigterm_as_interrupt():
+        if devices and any(step.num_devices for step in plan.steps):
+            _run_beside(plan.steps, run, list(devices))
+        else:
+            for step in plan.steps:
+                run.bring(step)
+    return [run.results[step.key] for step in plan.steps]
+
+
+class _Run:
+    """One run: what is done already, and what ended it, if anything did; several threads may bring steps."""
+
+    def __init__(self, store: Store, observer: Observer) -> None:
+        self.results: dict[str, StepResult] = {}
+        self.failure: BaseException | None = None
+        self._store = store
+        self._observer = observer
+        self._lock = Lock()
+
+    def is_ready(self, step: Step) -> bool:
+        """Return whether all that the step needs is there."""
+        return all(each.key in self.results for each in step.dependencies)
+
+    def bring(self, step: Step, devices: tuple[str, ...] = ()) -> None:
+        """Take a step's output from the store, or build it."""
         started = time.perf_counter()
-        entry, built = _obtain(step, store, results, observer)
-        result = StepResult(step.name, step.key, "built" if built else "hit", time.perf_counter() - started, entry)
-        observer.step_finished(step, result.status, result.seconds)
-        results[step.key] = result
-    return list(results.values())
+        entry, built = self._store.get(step.key).entry, False
+        if entry is None:
+            with self.observing() as observer:
+                observer.step_started(step, step.total_bytes)
+            inputs = {each.key: self.results[each.key].entry.files_dir for each in step.dependencies}
+            entry, built = self._store.build(step, Inputs(inputs, devices), _Meter(step, self))
+        status: Status = "built" if built else "hit"
+        result = StepResult(step.name, step.key, status, time.perf_counter() - started, entry)
+        with self.observing() as observer:
+            observer.step_finished(step, status, result.seconds)
+        self.results[step.key] = result
 
+    def fail(self, error: BaseException) -> BaseException:
+        """Return what ended the run: this error, or the one that came before it."""
+        with self._lock:
+            self.failure = self.failure or error
+        return self.failure
 
-def _obtain(step: Step, store: Store, results: dict[str, StepResult], observer: Observer) -> tuple[Entry, bool]:
-    entry = store.get(step.key).entry
-    if entry:
-        return entry, False
-    observer.step_started(step, step.total_bytes)
-    inputs = Inputs({each.key: results[each.key].entry.files_dir for each in step.dependencies})
-    return store.build(step, inputs, _Meter(step, observer))
+    @contextmanager
+    def observing(self) -> Iterator[Observer]:
+        """Lend the observer to one thread at a time."""
+        with self._lock:
+            yield self._observer
 
 
 class _Meter:
-    def __init__(self, step: Step, observer: Observer) -> None:
+    def __init__(self, step: Step, run: _Run) -> None:
         self._step = step
-        self._observer = observer
+        self._run = run
 
     def advance(self, n_bytes: int) -> None:
-        self._observer.step_advanced(self._step, n_bytes)
+        if self._run.failure:
+            raise Stopped
+        if n_bytes:
+            with self._run.observing() as observer:
+                observer.step_advanced(self._step, n_bytes)
+
+    def say(self, text: str) -> None:
+        with self._run.observing() as observer:
+            observer.step_said(self._step, text)
+
+
+def _run_beside(steps: Sequence[Step], run: _Run, free: list[str]) -> None:
+    """Run steps on devices in threads of their own, the others here; the first that fails stops those that run."""
+    waiting, most = list(steps), len(free)
+    lent: dict[Future[None], tuple[str, ...]] = {}
+    with ThreadPoolExecutor(most) as pool:
+        try:
+            while waiting or lent:
+                for step in [each for each in waiting if each.num_devices and run.is_ready(each)]:
+                    if (wanted := min(step.num_devices, most)) <= len(free):
+                        devices, free = tuple(free[:wanted]), free[wanted:]
+                        lent[pool.submit(_bring, run, step, devices)] = devices
+                        waiting.remove(step)
+                here = next((each for each in waiting if not each.num_devices and run.is_ready(each)), None)
+                if here:
+                    waiting.remove(here)
+                    run.bring(here)
+                # as long as there is something to do here, whoever has ended is looked for without waiting
+                for future in wait(lent, timeout=0 if here else None, return_when=FIRST_COMPLETED).done:
+                    future.result()
+                    free += lent.pop(future)
+        except BaseException as error:
+            # the pool waits for the steps that run, and they end when they next tell how far they are
+            raise run.fail(error) from None
+
+
+def _bring(run: _Run, step: Step, devices: tuple[str, ...]) -> None:
+    try:
+        run.bring(step, devices)
+    except BaseException as error:
+        run.fail(error)
+        raise

@@ -13,18 +13,29 @@ from typing import ClassVar, Protocol
 from trtspec.graph.digest import digest_of, key_fields
 
 
+class Stopped(Exception):
+    """The run that a step belongs to has failed elsewhere, so nobody waits for its output; no user sees it raised."""
+
+
 class Progress(Protocol):
-    """Where a running step says how far it is."""
+    """Where a running step says how far it is, and learns that it is no longer wanted."""
 
     def advance(self, n_bytes: int) -> None:
-        """Count `n_bytes` more of the step's `total_bytes` as done."""
+        """Count `n_bytes` more of the step's `total_bytes` as done; raises Stopped where the step is to end."""
+
+    def say(self, text: str) -> None:
+        """Tell people in words what is being done."""
 
 
 class Inputs:
-    """The directories with the files of a step's dependencies: `inputs[self.source]`."""
+    """What a step is given: the directories with the files of its dependencies, `inputs[self.source]`, and devices.
 
-    def __init__(self, directories: Mapping[str, Path]) -> None:
+    `devices` are the step's alone while it runs: as many as it has asked for, or all where there are fewer.
+    """
+
+    def __init__(self, directories: Mapping[str, Path], devices: tuple[str, ...] = ()) -> None:
         self._directories = directories
+        self.devices = devices
 
     def __getitem__(self, step: Step) -> Path:
         if step.key not in self._directories:
@@ -68,6 +79,11 @@ class Step(ABC):
     @property
     def total_bytes(self) -> int:
         """How many bytes `run` will report to its progress; 0 where that is unknown or nothing is moved."""
+        return 0
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices `run` works on; a step that has some of its own may run beside others."""
         return 0
 
     @property

@@ -30,7 +30,8 @@ class Layout:
     """The steps whose files make an artifact, by their directory in it ("" is its root).
 
     `tools` and `gpu` are what the manifest records of who builds and for which device; `notes` is what people should
-    know of the plan, and `facts` the same for programs, by key of `plan --json`.
+    know of the plan, and `facts` the same for programs, by key of `plan --json`. `problems` asks what is installed
+    here, which takes long, what it has against it all; a build does. `devices` are what steps may be given.
     """
 
     steps: Mapping[str, Step]
@@ -38,6 +39,8 @@ class Layout:
     gpu: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
+    problems: Callable[[], list[str]] = list
+    devices: tuple[str, ...] = ()
 
 
 def lay_out(backend: str, ground: Ground) -> Layout:

@@ -16,7 +16,7 @@ def layout(ground: Ground) -> Layout:
     """Return the steps."""
     checkpoints = {f"checkpoints/{role}": step for role, step in converted(ground).items()}
     steps: dict[str, Step] = {**checkpoints, **companions(ground)}
-    steps["model_repository"] = EmitRepository(_settings(ground), read_models())
+    steps["model_repository"] = EmitRepository(read_models(), _settings(ground))
     return Layout(steps, notes=padding_notes(ground))
 
 

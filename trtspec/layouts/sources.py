@@ -28,6 +28,19 @@ def converted(ground: Ground) -> dict[str, ConvertCheckpoint]:
     return found
 
 
+def copied(ground: Ground) -> dict[str, CopyFiles]:
+    """Return the steps that bring the checkpoints along as they are, by directory: what no engine converts."""
+    return {
+        f"checkpoints/{role}": CopyFiles(role, ground.reader.read(source.root, source.files))
+        for role, source in ground.findings.sources.items()
+    }
+
+
+def served_path(role: str) -> str:
+    """Return where a model of the repository finds a checkpoint, from its own directory."""
+    return f"../../checkpoints/{role}"
+
+
 def padding_notes(ground: Ground) -> tuple[str, ...]:
     """Say where a draft's vocabulary is padded."""
     draft = ground.findings.draft

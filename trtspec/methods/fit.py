@@ -36,4 +36,8 @@ def differences(net: ModelConfig, target: ModelConfig) -> Iterator[Misfit]:
 
 def _describe(config: ModelConfig) -> str:
     scaling = config.rope_scaling
-    return f"base {config.rotary_base:g}" + (f" and {scaling.kind} scaling by {scaling.factor:g}" if scaling else "")
+    words = f"base {config.rotary_base:g}"
+    if scaling:
+        words += f" and {scaling.kind} scaling by {scaling.factor:g}"
+        words += f" of {scaling.original_max_position} positions" if scaling.original_max_position else ""
+    return words

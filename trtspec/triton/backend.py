@@ -21,18 +21,18 @@ from trtspec.errors import TrtspecError
 Array = npt.NDArray[Any]
 ANCHORS = ("", "a", "!", "\n")
 
-# Tensors that clients send with every request and the embedded engine does not act on: the values that ask for nothing.
+# Tensors that clients send with every request and no engine here acts on: the values that ask for nothing.
 NEUTRAL: dict[str, tuple[float, ...]] = {
     "beam_width": (0, 1),
     "num_return_sequences": (0, 1),
     "len_penalty": (0, 1),
+    "length_penalty": (0, 1),
     "repetition_penalty": (1,),
     "min_tokens": (0, 1),
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
     "return_log_probs": (False,),
     "return_context_logits": (False,),
-    "return_generation_logits": (False,),
 }
 
 
@@ -118,15 +118,15 @@ class Inputs:
             raise TrtspecError(f"{name} is not UTF-8 text") from None
 
 
-def refuse_unsupported(inputs: Inputs) -> None:
-    """Raise for the first input that asks for what the embedded engine does not do."""
+def refuse_unsupported(inputs: Inputs, engine: str = "the embedded engine") -> None:
+    """Raise for the first input that asks for what an engine does not do."""
     for name, accepted in NEUTRAL.items():
         value = inputs.scalar(name)
         if value is not None and value not in accepted:
-            raise TrtspecError(f"{name} {value:.6g} is not supported by the embedded engine")
+            raise TrtspecError(f"{name} {value:.6g} is not supported by {engine}")
     words = inputs.array("bad_words_list")
-    if words is not None and words_of_tensor(words):
-        raise TrtspecError("bad_words is not supported by the embedded engine")
+    if (words is not None and words_of_tensor(words)) or inputs.texts("bad_words"):
+        raise TrtspecError(f"bad_words is not supported by {engine}")
 
 
 def tensor_of_words(words: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
@@ -172,6 +172,34 @@ class Pieces:
             if self.decode(ids) == text:
                 return ids
         raise TrtspecError(f"the stop word {text!r} cannot be written in the tokens of this model")
+
+
+class TextStream:
+    """The text of tokens as they come, in pieces that add up to it and break no character."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._pieces = Pieces(tokenizer)
+        self._held: list[int] = []
+        self._begun = False
+
+    def add(self, ids: Sequence[int], *, last: bool) -> tuple[str, int]:
+        """Return what can be shown now, and how many tokens that is; everything at the last call."""
+        self._held += ids
+        until = len(self._held) if last else self._tokenizer.complete_len(self._held)
+        shown, self._held = self._held[:until], self._held[until:]
+        if not shown:
+            return "", 0
+        decode = self._pieces.decode if self._begun else self._tokenizer.decode
+        self._begun = True
+        return decode(shown), until
+
+
+def read_sampling(inputs: Inputs, prefix: str = "") -> dict[str, Any]:
+    """Return how to sample: greedy without a temperature, unless top_k or top_p ask for more (then it is 1)."""
+    top_k, top_p = inputs.scalar(f"{prefix}top_k", 0), inputs.scalar(f"{prefix}top_p", 0.0) or 1.0
+    temperature = inputs.scalar("temperature", 1.0 if top_k > 1 or top_p < 1.0 else 0.0)
+    return {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": inputs.scalar("seed", 0)}
 
 
 def respond(pb_utils: Any, make: Callable[[], list[tuple[str, Array]]]) -> Any:

@@ -37,18 +37,20 @@ class LookaheadSizes:
 
 
 @dataclass(frozen=True)
-class EnginePlacement:
-    """Where one engine runs.
+class EngineServing:
+    """Where and how one engine runs.
 
     `gpu_ids` are those of its ranks, in order. `participant_ids` are its ranks among all MPI processes, which only
     fast logits needs. `kv_cache_fraction` is of the memory that is free when the engine is loaded;
-    `max_cache_tokens` limits the cache further where engines share a GPU, 0 where they do not.
+    `max_cache_tokens` limits the cache further where engines share a GPU, 0 where they do not. With `chunked_context` a
+    prompt may be longer than a step.
     """
 
     gpu_ids: tuple[int, ...]
     kv_cache_fraction: float
     participant_ids: tuple[int, ...] = ()
     max_cache_tokens: int = 0
+    chunked_context: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +59,7 @@ class EngineRepositorySettings(ServingSettings):
 
     `vocab_size` counts the target's logits, padding included. `draft` is None where no model drafts, `choices` is the
     tree of medusa or eagle, `lookahead` None for other methods.
-    `chunked_context` lets prompts be longer than a step; `fast_logits` sends draft logits from GPU to GPU.
+    `fast_logits` sends draft logits from GPU to GPU.
     """
 
     method: str
@@ -65,11 +67,10 @@ class EngineRepositorySettings(ServingSettings):
     options: str
     max_seq_len: int
     vocab_size: int
-    target: EnginePlacement
-    draft: EnginePlacement | None = None
+    target: EngineServing
+    draft: EngineServing | None = None
     choices: Choices = ()
     lookahead: LookaheadSizes | None = None
-    chunked_context: bool = False
     fast_logits: bool = False
     target_path: str = "../../engines/target"
     draft_path: str = "../../engines/draft"
@@ -109,7 +110,7 @@ def relocate(repository: Path, out: Path, artifact: str) -> None:
         write_model(out / source.name, source, config)
 
 
-def _engine(settings: EngineRepositorySettings, placement: EnginePlacement, path: str) -> Parameters:
+def _engine(settings: EngineRepositorySettings, serving: EngineServing, path: str) -> Parameters:
     """Return an engine's parameters, None for those that the backend must not find.
 
     Only a target drafts by itself: where a model drafts, neither of the two engines has a mode or a tree.
@@ -117,11 +118,11 @@ def _engine(settings: EngineRepositorySettings, placement: EnginePlacement, path
     method, sizes = settings.method, settings.lookahead
     return {
         "gpt_model_path": path,
-        "gpu_device_ids": _joined(placement.gpu_ids) or None,
-        "participant_ids": _joined(placement.participant_ids) or None,
-        "kv_cache_free_gpu_mem_fraction": placement.kv_cache_fraction,
-        "max_tokens_in_paged_kv_cache": placement.max_cache_tokens or None,
-        "enable_chunked_context": settings.chunked_context,
+        "gpu_device_ids": _joined(serving.gpu_ids) or None,
+        "participant_ids": _joined(serving.participant_ids) or None,
+        "kv_cache_free_gpu_mem_fraction": serving.kv_cache_fraction,
+        "max_tokens_in_paged_kv_cache": serving.max_cache_tokens or None,
+        "enable_chunked_context": serving.chunked_context,
         "speculative_decoding_fast_logits": settings.fast_logits,
         "decoding_mode": method if method in DRAFTED_INSIDE else None,
         "medusa_choices": _tree(settings.choices) if method == "medusa" else None,

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -93,7 +93,9 @@ def server_command(server: Server, repository: Path, ports: Ports, *, model: str
     return [*command, f"--backend-directory={server.backends}"] if server.backends else command
 
 
-def start_server(server: Server, command: list[str], log: Path, *, detach: bool) -> subprocess.Popen[bytes]:
+def start_server(
+    server: Server, command: list[str], log: Path, *, detach: bool, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
     """Start a server as leader of its own session, all it says going to `log`; unless detached it dies with us."""
     with log.open("wb") as output, _clear_os_error(server):
         return subprocess.Popen(
@@ -101,7 +103,7 @@ def start_server(server: Server, command: list[str], log: Path, *, detach: bool)
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **server.environment},
+            env={**os.environ, **server.environment, **(environment or {})},
             start_new_session=True,
             preexec_fn=None if detach else die_with_parent(),  # noqa: PLW1509  two system calls, no lock
         )

@@ -23,6 +23,11 @@ from trtspec.errors import TrtspecError
 from trtspec.triton.backend import Inputs, Pieces, Settings, failure, refuse_unsupported, respond, words_of_tensor
 
 POLL_S = 0.1  # how often a waiting `execute` looks for cancellations
+LOOKAHEAD_SIZES = {
+    "window": "lookahead_window_size",
+    "ngram": "lookahead_ngram_size",
+    "verification": "lookahead_verification_set_size",
+}
 
 
 class TritonPythonModel:
@@ -63,6 +68,7 @@ class TritonPythonModel:
         try:
             inputs = Inputs(pb_utils, request)
             refuse_unsupported(inputs)
+            refuse_lossy(inputs)
             asked = self.read(inputs)
             generation.streaming = bool(inputs.scalar("streaming", False))
             if generation.streaming and not self.decoupled:
@@ -80,6 +86,7 @@ class TritonPythonModel:
     def read(self, inputs: Inputs) -> Request:
         """Return what the tensors of a request ask for."""
         ids = inputs.array("input_ids")[: inputs.scalar("input_lengths")]
+        draft_ids, draft_logits = inputs.array("draft_input_ids"), inputs.array("draft_logits")
         return Request(
             prompt_ids=tuple(ids.tolist()),
             max_new_tokens=inputs.scalar("request_output_len"),
@@ -87,6 +94,11 @@ class TritonPythonModel:
             end_ids=self.end_ids(inputs.scalar("end_id")),
             stop=self.stop_words(inputs.array("stop_words_list")),
             draft_len=inputs.scalar("num_draft_tokens"),
+            options=read_lookahead(inputs),
+            draft_ids=() if draft_ids is None else tuple(draft_ids.tolist()),
+            # the server's memory, which ends with `execute`
+            draft_logits=None if draft_logits is None else draft_logits.copy(),
+            return_logits=inputs.scalar("return_generation_logits", False),
         )
 
     def end_ids(self, asked: int | None) -> tuple[int, ...]:
@@ -107,7 +119,8 @@ class Generation:
         self.is_cancelled = is_cancelled
         self.streaming = False
         self.pad_id = 0
-        self.ids: list[int] = []  # not sent yet
+        self.ids: list[int] = []  # not sent yet, like their logits
+        self.logits: list[np.ndarray] = []
         self.sent = False
         self.ticket: Ticket | None = None
         self.done = threading.Event()
@@ -117,6 +130,8 @@ class Generation:
         """Take news from the engine's thread, which no mistake made here may end."""
         try:
             self.ids += update.new_ids
+            if update.logits is not None:
+                self.logits.append(update.logits)
             if update.finish_reason in ("error", "cancelled"):
                 self.send(refused(update), final=True)
             elif update.finish_reason or self.streaming:
@@ -152,10 +167,12 @@ class Generation:
     def tensors(self, stats: Stats) -> list[tuple[str, np.ndarray]]:
         """Return the output tensors for the ids not sent yet; an empty rest is one pad id of length 0."""
         ids, self.ids = self.ids, []
+        logits, self.logits = self.logits, []
         continuation, self.sent = self.sent, True
         return [
             ("output_ids", np.array([[ids or [self.pad_id]]], np.int32)),
             ("sequence_length", np.array([[len(ids)]], np.int32)),
+            *([("generation_logits", np.concatenate(logits)[None, None])] if logits else []),
             ("continuation", np.array([[continuation]])),
             ("sequence_index", np.array([[0]], np.int32)),
             ("acceptance_rate", np.array([[stats.acceptance_rate]], np.float32)),
@@ -171,6 +188,26 @@ def read_sampling(inputs: Inputs) -> Sampling:
     top_k, top_p = inputs.scalar("runtime_top_k", 0), inputs.scalar("runtime_top_p", 0.0) or 1.0
     temperature = inputs.scalar("temperature", 1.0 if top_k > 1 or top_p < 1.0 else 0.0)
     return Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=inputs.scalar("seed", 0))
+
+
+def read_lookahead(inputs: Inputs) -> dict[str, int]:
+    """Return the sizes of lookahead that a request lowers: all three or, for most requests, none."""
+    sizes = {option: inputs.scalar(name) for option, name in LOOKAHEAD_SIZES.items()}
+    given = {option: size for option, size in sizes.items() if size is not None}
+    if given and given != sizes:
+        raise TrtspecError(f"{', '.join(LOOKAHEAD_SIZES.values())} come together or not at all")
+    return given
+
+
+def refuse_lossy(inputs: Inputs) -> None:
+    """Raise for a constant threshold of acceptance by draft logits, in the place of a random number for each token."""
+    threshold = inputs.scalar("draft_acceptance_threshold")
+    if threshold is not None and inputs.array("draft_logits") is not None:
+        raise TrtspecError(
+            f"draft_acceptance_threshold {threshold:.6g} with draft_logits would change the text's law; "
+            "the embedded engine accepts exactly",
+            hint="leave it out",
+        )
 
 
 def refused(update: Update) -> Any:

@@ -17,10 +17,12 @@ from tests.tiny import convert, make_model, reference_model
 from trtspec.engines.embedded.drafters.lookahead import Branches, NgramPool
 from trtspec.engines.embedded.engine import Engine
 from trtspec.engines.embedded.request import EngineSettings, Request, Sampling, Stats
+from trtspec.errors import TrtspecError
 
 Sizes = tuple[int, int, int]  # window, n-gram, verification set
 
-SIZES: list[Sizes] = [(4, 3, 4), (7, 7, 7), (5, 2, 3), (1, 5, 2), (3, 4, 0), (1, 2, 0), (1, 1, 0)]
+OFF = (1, 1, 0)
+SIZES: list[Sizes] = [(4, 3, 4), (7, 7, 7), (5, 2, 3), (1, 5, 2), (3, 4, 0), (1, 2, 0), OFF]
 
 
 def make_engine(target: Path, sizes: Sizes, **settings: Any) -> Engine:
@@ -33,9 +35,11 @@ def make_engine(target: Path, sizes: Sizes, **settings: Any) -> Engine:
 class Telling:
     """Lookahead decoding as its paper draws it: a window of levels beside a pool of guesses."""
 
-    def __init__(self, following: Callable[[tuple[int, ...]], int], sizes: Sizes) -> None:
+    def __init__(self, following: Callable[[tuple[int, ...]], int], sizes: Sizes, depth: int | None = None) -> None:
+        """Verify `depth` tokens of a branch; as many as follow on an n-gram's first where it is not given."""
         self.following = following
         self.window, self.ngram, self.guesses = sizes
+        self.depth = self.ngram - 1 if depth is None else depth
 
     def stats(self, prompt: tuple[int, ...], new_tokens: int) -> tuple[tuple[int, ...], Stats]:
         """Return the text and what it cost."""
@@ -47,7 +51,7 @@ class Telling:
         while (remaining := len(prompt) + new_tokens - len(text)) > 0:
             pool += [text[end - self.ngram : end] for end in range(max(pooled + 1, self.ngram), len(text) + 1)]
             pooled = len(text)
-            limit = min(self.ngram - 1, remaining - 1)
+            limit = min(self.depth, remaining - 1)
             columns = [(*top[:place], *(level[place] for level in below)) for place in range(self.window)]
             branches = [*columns, *self.newest(pool, text[-1])] if limit else []
             heads = {branch[:length] for branch in branches for length in range(1, min(limit, len(branch)) + 1)}
@@ -135,6 +139,38 @@ class TestTheEngine:
         lens = [result.stats.mean_accepted_len for result in results]
         assert lens[0] > lens[1] > lens[2] > lens[3] == 1.0
         assert (results[3].stats.drafted, results[3].stats.steps) == (0, 39)
+
+    def test_a_request_may_ask_for_smaller_sizes(self, looping: tuple[Path, Any]) -> None:
+        """Each row of a batch then goes as in an engine of its sizes, but for the depth, which stays the engine's."""
+        target, choice = looping
+        engine = make_engine(target, (7, 7, 7))
+        smaller = [sizes for sizes in SIZES if max(sizes) <= 7]
+        requests = [
+            Request((3, 9, 3, 9, 3), 40, options=dict(zip(("window", "ngram", "verification"), sizes, strict=True)))
+            for sizes in smaller
+        ]
+        results = engine.generate([*requests, Request((3, 9, 3, 9, 3), 40)])
+        engine.close()
+        for sizes, result in zip([*smaller, (7, 7, 7)], results, strict=True):
+            telling = Telling(choice, sizes, depth=0 if sizes == OFF else 6)
+            assert (result.ids, result.stats) == telling.stats((3, 9, 3, 9, 3), 40)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"window": 5}, r"window is 5, at most 4 is taken \(speculation.options.window\)"),
+            ({"ngram": 0}, "Input should be greater than or equal to 1"),
+            ({"ngram": 1}, "ngram 1 is lookahead turned off: window has to be 1, verification 0"),
+            ({"nodes": 1}, "nodes is 1, but the engine's method has no nodes that a request may lower"),
+        ],
+    )
+    def test_sizes_that_cannot_be_had_are_refused(
+        self, looping: tuple[Path, Any], options: dict[str, int], message: str
+    ) -> None:
+        engine = make_engine(looping[0], (4, 3, 4))
+        with pytest.raises(TrtspecError, match=message):
+            engine.generate([Request((3, 9), 4, options=options)])
+        engine.close()
 
     def test_sampled_text_has_the_targets_law(
         self, law_engine: Engine, law_model: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch

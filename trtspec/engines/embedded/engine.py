@@ -19,11 +19,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from trtspec.checkpoint.tokenizer import Tokenizer
+from trtspec.engines.embedded.checks import check_request
 from trtspec.engines.embedded.request import EngineSettings, Request, Result, Update
-from trtspec.engines.embedded.running import Running, Ticket, check_request
+from trtspec.engines.embedded.running import Running, Ticket
 from trtspec.engines.embedded.speculator import Speculator
 from trtspec.errors import TrtspecError
 
@@ -63,12 +66,17 @@ class Engine:
             lambda: Speculator.load(target, draft, settings), settings, Tokenizer(tokenizer) if tokenizer else None
         )
 
+    @property
+    def vocab_size(self) -> int:
+        """Return how many token ids the target knows."""
+        return self.speculator.target.config.vocab_size
+
     def submit(self, request: Request, on_update: Callable[[Update], None]) -> Ticket:
         """Queue a request; `on_update` is called from the engine's thread until an update has a finish reason.
 
         Raises TrtspecError for a request that cannot be served, a full queue, or a closed engine.
         """
-        check_request(request, self.settings, self.speculator.target.config.vocab_size, self.tokenizer is not None)
+        self._check(request)
         running = Running(request, on_update, self.tokenizer)
         with self._changed:
             if len(self._waiting) >= self.settings.max_queue_size:
@@ -82,7 +90,7 @@ class Engine:
         Raises TrtspecError for a request that cannot be served, or if the engine failed.
         """
         for request in requests:
-            check_request(request, self.settings, self.speculator.target.config.vocab_size, self.tokenizer is not None)
+            self._check(request)
         collectors = [_Collector() for _ in requests]
         with self._changed:
             for request, collector in zip(requests, collectors, strict=True):
@@ -96,6 +104,10 @@ class Engine:
             self._changed.notify()
         self._thread.join()
         atexit.unregister(self.close)
+
+    def _check(self, request: Request) -> None:
+        check_request(request, self.settings, self.vocab_size, self.tokenizer is not None)
+        self.speculator.options_of(request)
 
     def _enqueue(self, running: Running) -> None:
         if self._closed:
@@ -148,7 +160,7 @@ class Engine:
         with self._changed:
             longest = 0
             while self._waiting and len(self._running) + len(new) < self.settings.max_batch_size:
-                longest = max(longest, len(self._waiting[0].text))
+                longest = max(longest, len(self._waiting[0].text) + len(self._waiting[0].given))
                 if new and longest * (len(new) + 1) > self.settings.max_num_tokens:
                     break
                 new.append(self._waiting.popleft())
@@ -156,18 +168,14 @@ class Engine:
             return
         first_row = len(self._running)
         self._running += new
-        tokens = self.speculator.prefill(new, first_row, self.settings.max_num_tokens)
-        reasons = [running.begin(token) for running, token in zip(new, tokens, strict=True)]
+        made = self.speculator.prefill(new, first_row, self.settings.max_num_tokens)
+        reasons = [running.begin(one) for running, one in zip(new, made, strict=True)]
         self._settle([*[None] * first_row, *reasons])
 
     def _decode(self) -> None:
         """Make a step for every running request."""
-        progress = self.speculator.step(self._running)
-        reasons = [
-            running.advance(made.drafted, made.accepted, made.token)
-            for running, made in zip(self._running, progress, strict=True)
-        ]
-        self._settle(reasons)
+        made = self.speculator.step(self._running)
+        self._settle([running.advance(one) for running, one in zip(self._running, made, strict=True)])
 
     def _settle(self, reasons: Sequence[str | None]) -> None:
         """Tell every running request its news, and free the rows of those that have a finish reason."""
@@ -193,11 +201,14 @@ class _Collector:
 
     def __init__(self) -> None:
         self._ids: list[int] = []
+        self._logits: list[npt.NDArray[np.float32]] = []
         self._last: Update | None = None
         self._done = threading.Event()
 
     def __call__(self, update: Update) -> None:
         self._ids += update.new_ids
+        if update.logits is not None:
+            self._logits.append(update.logits)
         if update.finish_reason:
             self._last = update
             self._done.set()
@@ -207,4 +218,5 @@ class _Collector:
         last = self._last
         if last is None or last.finish_reason is None or last.finish_reason == "error":
             raise TrtspecError(last.error if last and last.error else "the engine gave no result")
-        return Result(tuple(self._ids), last.finish_reason, last.stats)
+        logits = np.concatenate(self._logits) if self._logits else None
+        return Result(tuple(self._ids), last.finish_reason, last.stats, logits)

@@ -5,7 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Logits = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -32,7 +38,13 @@ class EngineSettings:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen; temperature 0 is greedy, top_k 0 and top_p 1 leave the distribution whole."""
+    """How the next token is chosen; temperature 0 is greedy, top_k 0 and top_p 1 leave the distribution whole.
+
+    All numbers that a request draws by are one stream, which depends on `seed` alone and which every request reads from
+    its beginning (see `Running.uniforms`). Whoever makes one text by several requests has to give each of them another
+    seed, and what drafts another than what verifies, or the text loses the target's law. Seeds are hashed, so
+    neighbouring ones have nothing in common.
+    """
 
     temperature: float = 0.0
     top_k: int = 0
@@ -45,7 +57,16 @@ class Request:
     """One text to go on with.
 
     Generation ends after `max_new_tokens`, before one of `end_ids`, or with the token that completes a `stop` text.
-    `draft_len` lowers the engine's draft length for this request; 0 is the target alone.
+    `draft_len` lowers the engine's draft length for this request; 0 is the target alone. `options` lower sizes of the
+    engine's method, as far as its drafter lets requests do so.
+
+    `draft_ids` are guesses at the first new tokens. They are verified together with the prompt, whatever the engine's
+    own method is, which goes on behind the first that is wrong; what `max_new_tokens` leaves no place for is cut off.
+    `draft_logits` [len(draft_ids), vocab] are what each was drawn from, by this request's own temperature, top_k and
+    top_p: then the text has the target's law and more of the draft is accepted. Without them a guess has to be what the
+    target itself draws.
+
+    `return_logits` asks for the target's logits of every new token, as they are before temperature, top_k and top_p.
     """
 
     prompt_ids: tuple[int, ...]
@@ -54,12 +75,17 @@ class Request:
     end_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     draft_len: int | None = None
+    options: Mapping[str, int] = field(default_factory=dict)
+    draft_ids: tuple[int, ...] = ()
+    draft_logits: Logits | None = field(default=None, compare=False)
+    return_logits: bool = False
 
 
 @dataclass(frozen=True)
 class Stats:
-    """What a request cost so far; `steps` counts the target's decode steps (the prefill is none).
+    """What a request cost so far.
 
+    `steps` counts the target's decode steps; the prefill is one where it verified a draft that came with the request.
     `drafted` counts every token that was verified, all nodes of a tree among them.
     """
 
@@ -89,18 +115,21 @@ class Update:
     """News of a request: the ids since the last update, and at its end the reason.
 
     `finish_reason` is None while it runs, then "length", "end_id", "stop", "cancelled" or "error" (with `error`).
+    `logits` [len(new_ids), vocab] are there where the request asked for them and came to run.
     """
 
     new_ids: tuple[int, ...]
     finish_reason: str | None
     stats: Stats
     error: str | None = None
+    logits: Logits | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
 class Result:
-    """A finished request."""
+    """A finished request; `logits` [len(ids), vocab] where it asked for them."""
 
     ids: tuple[int, ...]
     finish_reason: str
     stats: Stats
+    logits: Logits | None = field(default=None, compare=False)

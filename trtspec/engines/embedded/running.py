@@ -3,18 +3,30 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from trtspec.checkpoint.tokenizer import Tokenizer
-from trtspec.engines.embedded.request import EngineSettings, Request, Stats, Update
-from trtspec.errors import TrtspecError
+from trtspec.engines.embedded.request import Request, Stats, Update
 
 STOP_MARGIN = 8  # tokens before a stop text that the decoder may need to get its beginning right
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a pass of the target came to for a row: how many tokens were drafted, which it took, and the one after them.
+
+    `logits` [len(accepted) + 1, vocab] are the target's that each of them was chosen by, where the request wants them.
+    """
+
+    drafted: int
+    accepted: list[int]
+    token: int
+    logits: npt.NDArray[np.float32] | None = None
 
 
 class Ticket:
@@ -43,6 +55,7 @@ class Running:
         self.text = list(request.prompt_ids)
         self._tokenizer = tokenizer
         self._shown = len(self.text)
+        self._logits: npt.NDArray[np.float32] | None = None  # of the tokens that are not shown yet
         self._drafted = self._accepted = self._steps = 0
         self._random = np.random.Generator(np.random.Philox(request.sampling.seed)) if self.samples else None
         self._end_ids = frozenset(request.end_ids)
@@ -58,6 +71,11 @@ class Running:
         prompt = len(self.request.prompt_ids)
         return Stats(prompt, len(self.text) - prompt, self._drafted, self._accepted, self._steps)
 
+    @property
+    def given(self) -> tuple[int, ...]:
+        """Return the draft that came with the request, as far as there is a place for it and a token after it."""
+        return self.request.draft_ids[: self.request.max_new_tokens - 1]
+
     def draft_len(self, at_most: int) -> int:
         """Return how many tokens to draft now: the last token of a request is never worth drafting past."""
         wanted = at_most if self.request.draft_len is None else min(at_most, self.request.draft_len)
@@ -66,22 +84,22 @@ class Running:
     def uniforms(self, count: int) -> npt.NDArray[np.float64]:
         """Return the next `count` numbers in [0, 1) of 32 bits.
 
-        They depend on the seed and on this request's own history alone, so neighbours in a batch change nothing.
+        They depend on the seed and on this request's own history alone, so neighbours in a batch change nothing: it is
+        the stream of numpy's Philox(seed), which hashes the seed, read from the begin. The prefill takes one number for
+        each draft token that came with the request and one for the token after them; every step then takes one for each
+        token the engine could draft, one for each that it could verify and one for the token after them.
         """
         if self._random is None:
             return np.zeros(count)
         return self._random.integers(0, 1 << 32, count) / float(1 << 32)
 
-    def begin(self, token: int) -> str | None:
-        """Take the token after the prompt; returns the finish reason if it ends the request."""
-        return self._extend([token])
+    def begin(self, made: Progress) -> str | None:
+        """Take what the prefill came to, a step where it verified a draft; returns the finish reason, if any."""
+        return self._take(made, steps=min(1, made.drafted))
 
-    def advance(self, drafted: int, accepted: list[int], token: int) -> str | None:
-        """Take a step's accepted drafts, of so many drafted, and its next token; returns the finish reason, if any."""
-        self._steps += 1
-        self._drafted += drafted
-        self._accepted += len(accepted)
-        return self._extend([*accepted, token])
+    def advance(self, made: Progress) -> str | None:
+        """Take what a step came to; returns the finish reason, if any."""
+        return self._take(made, steps=1)
 
     def update(self, finish_reason: str | None, error: str | None = None) -> None:
         """Hand over what can be shown since the last time; held back is only what may be half a character."""
@@ -91,11 +109,24 @@ class Running:
         if until > self._shown or finish_reason is not None:
             new = tuple(self.text[self._shown : until])
             self._shown = until
-            self.on_update(Update(new, finish_reason, self.stats, error))
+            logits = self._logits
+            if logits is not None:
+                logits, self._logits = np.split(logits, [len(new)])
+            self.on_update(Update(new, finish_reason, self.stats, error, logits))
 
     @property
     def _remaining(self) -> int:
         return self.request.max_new_tokens - (len(self.text) - len(self.request.prompt_ids))
+
+    def _take(self, made: Progress, steps: int) -> str | None:
+        self._steps += steps
+        self._drafted += made.drafted
+        self._accepted += len(made.accepted)
+        reason = self._extend([*made.accepted, made.token])
+        if made.logits is not None:
+            waiting = made.logits if self._logits is None else np.concatenate([self._logits, made.logits])
+            self._logits = waiting[: len(self.text) - self._shown]
+        return reason
 
     def _extend(self, new: list[int]) -> str | None:
         reason = None
@@ -124,32 +155,3 @@ class Running:
             if any(stop in shown for stop in self.request.stop):
                 return end
         return None
-
-
-def check_request(request: Request, settings: EngineSettings, vocab_size: int, has_tokenizer: bool) -> None:
-    """Raise TrtspecError for a request the engine cannot serve, with the number that is wrong."""
-    sampling, prompt = request.sampling, request.prompt_ids
-    total = len(prompt) + request.max_new_tokens
-    complaints = {
-        "the prompt is empty": not prompt,
-        f"max_tokens is {request.max_new_tokens}, expected at least 1": request.max_new_tokens < 1,
-        f"the prompt has a token id outside 0..{vocab_size - 1}": any(not 0 <= token < vocab_size for token in prompt),
-        f"the prompt has {len(prompt)} tokens, at most {settings.max_input_len} are taken (engine.max_input_len)": (
-            settings.max_input_len is not None and len(prompt) > settings.max_input_len
-        ),
-        f"prompt and max_tokens are {total} tokens together, at most {settings.max_seq_len} fit (engine.max_seq_len)": (
-            total > settings.max_seq_len
-        ),
-        f"temperature is {sampling.temperature}, expected 0 or more": (
-            not math.isfinite(sampling.temperature) or sampling.temperature < 0
-        ),
-        f"top_k is {sampling.top_k}, expected 0 (all) or more": sampling.top_k < 0,
-        f"top_p is {sampling.top_p}, expected more than 0 and at most 1": not 0 < sampling.top_p <= 1,
-        f"seed is {sampling.seed}, expected 0 to 2^64 - 1": not 0 <= sampling.seed < 1 << 64,
-        f"the draft length is {request.draft_len}, expected 0 or more": (request.draft_len or 0) < 0,
-        "a stop text is empty": any(not stop for stop in request.stop),
-        "stop texts need the engine to have a tokenizer": bool(request.stop) and not has_tokenizer,
-    }
-    for complaint, holds in complaints.items():
-        if holds:
-            raise TrtspecError(complaint)

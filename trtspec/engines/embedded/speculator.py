@@ -8,7 +8,6 @@ queue, no thread, and not who is waiting for the text.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,33 +17,26 @@ from torch import Tensor
 from trtspec.engines.embedded.decoder import Decoder
 from trtspec.engines.embedded.device import choose_device, compute_dtype
 from trtspec.engines.embedded.drafters.base import Draft, Drafter, Outcome, Room, Sampling, Setup
+from trtspec.engines.embedded.given import Given
 from trtspec.engines.embedded.prefill import prefill
-from trtspec.engines.embedded.request import EngineSettings
-from trtspec.engines.embedded.running import Running
+from trtspec.engines.embedded.request import EngineSettings, Request
+from trtspec.engines.embedded.running import Progress, Running
 from trtspec.errors import TrtspecError
 from trtspec.kernels.chain import verify_chain
-from trtspec.kernels.sampling import Warp, pick
+from trtspec.kernels.sampling import Warp
 from trtspec.kernels.tree import Typical, verify_tree
 from trtspec.kernels.verdict import Verdict
-from trtspec.methods.base import Extent, LossyOptions, Options, find_method
+from trtspec.methods.base import Extent, LossyOptions, Method, Options, find_method
 from trtspec.registry import find
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What a step came to for a row: how many tokens were drafted, which were accepted, and the token after them."""
-
-    drafted: int
-    accepted: list[int]
-    token: int
 
 
 class Speculator:
     """Made by `Speculator.load`; the rows of a batch are rows 0, 1, ... of the target's cache and of the drafter."""
 
-    def __init__(self, target: Decoder, drafter: Drafter, extent: Extent, typical: Typical | None) -> None:
+    def __init__(self, target: Decoder, drafter: Drafter, extent: Extent, method: Method, options: Options) -> None:
         self.target, self.drafter, self.extent = target, drafter, extent
-        self._typical = typical
+        self._method, self._options = method, options
+        self._typical = _typical(options)
 
     @classmethod
     def load(cls, target: Path, draft: Path | None, settings: EngineSettings) -> Speculator:
@@ -63,19 +55,42 @@ class Speculator:
         room = Room(settings.max_batch_size, max_len, device, dtype)
         drafter = drafter_class(Setup(model, draft, room, options, extent))
         _check_pair(model, drafter, settings)
-        return cls(model, drafter, extent, _typical(options))
+        return cls(model, drafter, extent, method, options)
 
-    def prefill(self, batch: Sequence[Running], first_row: int, max_tokens: int) -> list[int]:
-        """Take in the prompts of new requests, at most `max_tokens` at once; returns the token after each."""
-        prompts = [running.text for running in batch]
-        self.drafter.begin(prompts, first_row, max_tokens)
-        logits = prefill(self.target, prompts, first_row, max_tokens, self.drafter.taps, self.drafter.read)
-        if warp := self._warp(batch):
-            tokens = pick(warp.probs(logits), self._uniforms(batch, 1)[:, 0])
-        else:
-            tokens = logits.argmax(-1)
-        found: list[int] = tokens.tolist()
-        return found
+    def options_of(self, request: Request) -> Options:
+        """Return the method's options as a request lowers them; raises TrtspecError for what it may not ask for."""
+        if not request.options:
+            return self._options
+        options = self._options.model_dump()
+        for name, value in request.options.items():
+            if name not in self.drafter.lowerable:
+                raise TrtspecError(f"{name} is {value}, but the engine's method has no {name} that a request may lower")
+            if value > options[name]:
+                raise TrtspecError(f"{name} is {value}, at most {options[name]} is taken (speculation.options.{name})")
+        return self._method.parse({**options, **request.options})
+
+    def prefill(self, batch: Sequence[Running], first_row: int, max_tokens: int) -> list[Progress]:
+        """Take in the prompts of new requests, at most `max_tokens` at once, and verify the drafts they came with.
+
+        These are accepted by the exact rule of chains, whatever the method's own rule is.
+        """
+        given = Given.of(batch, self.target.device)
+        texts = [[*running.text, *running.given] for running in batch]
+        found = prefill(self.target, texts, first_row, max_tokens, self.drafter.taps, given.lens)
+        warp = self._warp(batch)
+        probs, uniforms = (given.probs(warp), given.uniforms()) if warp else (None, None)
+        verdicts = verify_chain(found.logits, given.tokens, given.lens, warp, probs, uniforms)
+        tokens = [[running.text[-1], *running.given] for running in batch]
+        made = _progress(batch, tokens, given.lens, verdicts, found.logits)
+        # to the drafter, what was accepted is a part of the prompt
+        taken = [[*running.text, *one.accepted] for running, one in zip(batch, made, strict=True)]
+        self.drafter.begin(taken, first_row, max_tokens)
+        for features, start in found.features:
+            self.drafter.read(features, start)
+        for row, (running, text) in enumerate(zip(batch, taken, strict=True), first_row):
+            if running.request.options:
+                self.drafter.lower(row, text, self.options_of(running.request))
+        return made
 
     def step(self, batch: Sequence[Running]) -> list[Progress]:
         """Draft for every row, and verify all drafts in one pass of the target."""
@@ -99,10 +114,7 @@ class Speculator:
         if features is not None:
             features = features.view(*tokens.shape, -1)
         self.drafter.observe(Outcome(verdicts, logits, features))
-        return [
-            Progress(count, [row[node] for node in verdict.path], verdict.token)
-            for row, verdict, count in zip(tokens.tolist(), verdicts, drafted, strict=True)
-        ]
+        return _progress(batch, tokens.tolist(), drafted, verdicts, logits)
 
     def move_row(self, source: int, target: int, length: int) -> None:
         """Let row `source`, `length` tokens long, become row `target`."""
@@ -152,6 +164,21 @@ class Speculator:
         """Return [rows, count] in [0, 1); each request draws its own."""
         drawn = np.stack([running.uniforms(count) for running in batch])
         return torch.from_numpy(drawn).to(self.target.device)
+
+
+def _progress(
+    batch: Sequence[Running],
+    tokens: Sequence[Sequence[int]],
+    drafted: Sequence[int],
+    verdicts: Sequence[Verdict],
+    logits: Tensor,
+) -> list[Progress]:
+    """Return what verdicts came to: on tokens and logits [rows, nodes, vocab] by node, so many of them drafted."""
+    made = []
+    for row, (running, verdict) in enumerate(zip(batch, verdicts, strict=True)):
+        wanted = logits[row, [0, *verdict.path]].float().cpu().numpy() if running.request.return_logits else None
+        made.append(Progress(drafted[row], [tokens[row][node] for node in verdict.path], verdict.token, wanted))
+    return made
 
 
 def _moves(starts: list[int], verdicts: list[Verdict]) -> list[tuple[int, int, int]]:

@@ -10,6 +10,7 @@ NVIDIA/TensorRT-LLM:examples/draft_target_model/README.md@11925f62
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -17,7 +18,11 @@ from trtspec.engines.base import Case
 from trtspec.engines.tensorrt_llm.memory import gpu_loads
 from trtspec.engines.tensorrt_llm.specs import EngineSpec, engine_specs
 
+LAUNCH = "launch.json"
 MODEL_NAMES = {"target": "tensorrt_llm", "draft": "tensorrt_llm_draft"}
+
+# The first makes an orchestrator of the server, the second lets it start its workers itself.
+ENVIRONMENT = ("TRTLLM_ORCHESTRATOR", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES")
 
 # An orchestrator keeps no memory of the GPUs for itself: its workers need it.
 NO_POOLS = ("--pinned-memory-pool-byte-size=0", "--enable-peer-access=false")
@@ -28,6 +33,7 @@ class PlacedModel:
     """A model of the repository: its `gpu_device_ids`, and `participant_ids` where MPI's ranks are assigned.
 
     Its KV cache takes `kv_cache_fraction` of the memory that it finds free, at most `max_cache_tokens`; 0 is no limit.
+    With `chunked_context` it takes prompts that are longer than a step.
     """
 
     name: str
@@ -35,6 +41,7 @@ class PlacedModel:
     participant_ids: tuple[int, ...]
     kv_cache_fraction: float
     max_cache_tokens: int
+    chunked_context: bool
 
 
 @dataclass(frozen=True)
@@ -70,6 +77,7 @@ def plan_placement(case: Case) -> Placement:
             participant_ids=ranks.get(spec.role, ()),
             kv_cache_fraction=case.recipe.serving.kv_cache_fraction,
             max_cache_tokens=limit,
+            chunked_context=spec.chunks_prompts,
         )
         for spec in specs
     )
@@ -77,8 +85,8 @@ def plan_placement(case: Case) -> Placement:
     world_size = 1 + sum(map(len, ranks.values())) if fast_logits else 1 if spawns else specs[0].mapping.ranks
     environment = {}
     if len(specs) > 1:
-        environment = {"TRTLLM_ORCHESTRATOR": "1", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": "1" if spawns else "0"}
-    pools = _no_pools(specs) if spawns else ()
+        environment = dict(zip(ENVIRONMENT, ("1", "1" if spawns else "0"), strict=True))
+    pools = no_pools(gpu_id for spec in specs for gpu_id in spec.gpu_ids) if spawns else ()
     return Placement(
         mode="orchestrator" if len(specs) > 1 else "leader",
         models=models,
@@ -108,9 +116,9 @@ def _shared_cache_tokens(case: Case) -> int:
     return min((load.cache_tokens for load in gpu_loads(case) if len(load.ranks) > 1 and load.memory), default=0)
 
 
-def _no_pools(specs: list[EngineSpec]) -> tuple[str, ...]:
-    last = max(gpu_id for spec in specs for gpu_id in spec.gpu_ids)
-    return (*NO_POOLS, *(f"--cuda-memory-pool-byte-size={gpu_id}:0" for gpu_id in range(last + 1)))
+def no_pools(gpu_ids: Iterable[int]) -> tuple[str, ...]:
+    """Return what keeps a server from taking memory of the GPUs up to the last of these."""
+    return (*NO_POOLS, *(f"--cuda-memory-pool-byte-size={gpu_id}:0" for gpu_id in range(max(gpu_ids) + 1)))
 
 
 def _command(world_size: int, names: list[str], pools: tuple[str, ...]) -> tuple[str, ...]:

@@ -91,22 +91,30 @@ class Drafter(Protocol):
     """Proposes tokens for the rows of a batch. Rows are the engine's: row i is request i of the running batch.
 
     A module of this folder joins by defining its class as `DRAFTER`. `taps` are the hidden states of the target that
-    it reads (see `Decoder.tapped`), `vocab_size` is what it drafts from where that is not the target's.
+    it reads (see `Decoder.tapped`), `vocab_size` is what it drafts from where that is not the target's, `lowerable` are
+    the method's options that a request may lower for itself.
     """
 
     taps: tuple[int, ...] = ()
     vocab_size: int | None = None
+    lowerable: tuple[str, ...] = ()
 
     def __init__(self, setup: Setup) -> None: ...
 
     def begin(self, prompts: Sequence[Sequence[int]], first_row: int, max_tokens: int) -> None:
-        """Take in the prompts of new requests, which become rows `first_row`, `first_row` + 1, ..."""
+        """Take in the prompts of new requests, which become rows `first_row`, `first_row` + 1, ...
+
+        Drafts that came with a request and were accepted are a part of its prompt here.
+        """
 
     def read(self, features: Tensor, start: int) -> None:
         """Take in the target's features [rows, width, taps * hidden] of the prompts just begun, from `start` on.
 
         Called for one chunk of positions after the other; what stands beyond a row's end is to be ignored.
         """
+
+    def lower(self, row: int, prompt: Sequence[int], options: Any) -> None:
+        """Let a row just begun be drafted for with options of its own, none of `lowerable` larger than the engine's."""
 
     def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: Sampling | None) -> Draft:
         """Draft at most `depth` tokens, one after another, behind each text (prompt and output so far).

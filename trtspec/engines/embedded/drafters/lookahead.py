@@ -98,7 +98,7 @@ class Lookahead:
         """Take in the target's token after each column."""
         for column, token in zip(self._columns, following, strict=True):
             column.append(token)
-            if len(column) == self._ngram:
+            if len(column) >= self._ngram:
                 self._pool.add(column)
                 del column[0]
 
@@ -112,6 +112,8 @@ class Lookahead:
 class LookaheadDrafter(Drafter):
     """Drafts a tree of a shape that differs from row to row and step to step."""
 
+    lowerable = ("window", "ngram", "verification")
+
     def __init__(self, setup: Setup) -> None:
         self._device = setup.room.device
         self._options: LookaheadOptions = setup.options
@@ -122,6 +124,10 @@ class LookaheadDrafter(Drafter):
         """Start a window and a pool for each prompt."""
         for row, prompt in enumerate(prompts, first_row):
             self._rows[row] = Lookahead(self._options, prompt)
+
+    def lower(self, row: int, prompt: Sequence[int], options: LookaheadOptions) -> None:
+        """Start the row's window and pool in smaller sizes; branches are verified as deep as the engine's may be."""
+        self._rows[row] = Lookahead(options, prompt)
 
     def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: Sampling | None) -> Draft:
         """Return each row's tree, whole whatever `depth` is: the window is no draft alone, it makes the next ones."""
@@ -135,10 +141,11 @@ class LookaheadDrafter(Drafter):
         """Add the target's choice after each column to it."""
         if not self._ends:
             return
-        ends = torch.tensor(self._ends, device=self._device)
+        most = max(map(len, self._ends))
+        ends = torch.tensor([[*row, *[0] * (most - len(row))] for row in self._ends], device=self._device)
         rows = torch.arange(len(ends), device=self._device).unsqueeze(1)
         for row, following in enumerate(outcome.logits[rows, ends].argmax(-1).tolist()):
-            self._rows[row].learn(following)
+            self._rows[row].learn(following[: len(self._ends[row])])
         self._ends = []
 
     def move_row(self, source: int, target: int, length: int) -> None:

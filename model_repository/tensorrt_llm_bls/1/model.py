@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text to text: one model drafts, or the text so far does, and another verifies.
+
+Each request has a thread of its own, which waits for the two models; these batch what all threads ask for. Responses
+leave under one lock, and the final flag rides on the last of a request: many senders with separate final flags crash
+tritonserver 2.51.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from trtspec.checkpoint.endings import Endings
+from trtspec.engines.embedded.drafters.suffixes import SuffixIndex
+from trtspec.errors import TrtspecError
+from trtspec.methods.base import find_method
+from trtspec.triton.backend import Inputs, Settings, TextStream, failure, read_sampling, refuse_unsupported, respond
+from trtspec.triton.bls import NO_ID, Drafter, Job, LookupDrafter, ModelDrafter, Sampling, Step, generate
+from trtspec.triton.server_model import ServerModel
+
+NAME = "tensorrt_llm_bls"
+REQUESTS_PER_PLACE = 2  # while some are verified, others are drafted
+
+
+class TritonPythonModel:
+    """Triton calls initialize, execute and finalize by name."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        settings = Settings(args)
+        self.decoupled = settings.decoupled
+        self.tokenizer = settings.tokenizer()
+        self.target = ServerModel(pb_utils, settings.parameter("tensorrt_llm_model_name"))
+        self.draft_model = ServerModel(pb_utils, settings.parameter("tensorrt_llm_draft_model_name"))
+        self.method = settings.parameter("draft_method")
+        self.options = find_method(self.method).parse(settings.json("speculation_options"))
+        self.fast_logits = settings.parameter("speculative_decoding_fast_logits") == "true"
+        self.draft_len = int(settings.parameter("draft_len"))
+        if self.fast_logits and getattr(self.options, "stop_below", 0.0):
+            raise TrtspecError("stop_below needs the draft's logits, which fast logits leave on the device")
+        self.vocab_size = int(settings.parameter("vocab_size"))
+        self.max_seq_len = int(settings.parameter("max_seq_len"))
+        self.accumulates = settings.parameter("accumulate_tokens") == "true"
+        self.lock = threading.Lock()
+        self.threads = ThreadPoolExecutor(REQUESTS_PER_PLACE * settings.max_batch_size)
+
+    def execute(self, requests: list[Any]) -> list[Any] | None:
+        replies = [self.start(request) for request in requests]
+        return None if self.decoupled else [reply.result() for reply in replies]
+
+    def finalize(self) -> None:
+        self.threads.shutdown()
+
+    def start(self, request: Any) -> Reply:
+        """Give one request a thread; what its tensors hold is read here, where the server's memory is still its own."""
+        reply = Reply(self.lock, request.get_response_sender() if self.decoupled else None, request)
+        try:
+            inputs = Inputs(pb_utils, request)
+            refuse(inputs)
+            job = self.read(inputs)
+            if job.streams and not self.decoupled:
+                raise TrtspecError(
+                    "stream is not served by this repository", hint="build it with serving.streaming: true"
+                )
+            drafter = self.drafter(job.sampling, inputs.scalar("use_draft_logits"))
+            transcript = Transcript(
+                TextStream(self.tokenizer),
+                job.prompt,
+                shows_prompt=not inputs.scalar("exclude_input_in_output", True),
+                accumulates=self.accumulates,
+            )
+            steps = generate(job, self.target, drafter, self.vocab_size)
+            self.threads.submit(reply.follow, steps, transcript, streams=job.streams)
+        except Exception as error:
+            reply.send(failure(pb_utils, error), final=True)
+        return reply
+
+    def read(self, inputs: Inputs) -> Job:
+        """Return what the tensors of a request ask for."""
+        prompt = self.tokenizer.encode("".join(inputs.texts("text_input")))
+        max_tokens, wanted = inputs.scalar("max_tokens"), inputs.scalar("num_draft_tokens", self.draft_len)
+        total = len(prompt) + max_tokens
+        complaints = {
+            "text_input is empty": not prompt,
+            f"max_tokens is {max_tokens}, expected at least 1": max_tokens < 1,
+            f"num_draft_tokens is {wanted}, expected 0 or more": wanted < 0,
+            f"prompt and max_tokens are {total} tokens together, at most {self.max_seq_len} fit (engine.max_seq_len)": (
+                total > self.max_seq_len
+            ),
+        }
+        for complaint in (said for said, holds in complaints.items() if holds):
+            raise TrtspecError(complaint)
+        end_ids = self.tokenizer.end_ids
+        if (asked := inputs.scalar("end_id")) is not None and asked not in end_ids:
+            end_ids = () if asked < 0 else (asked,)
+        return Job(
+            prompt=prompt,
+            max_tokens=max_tokens,
+            draft_len=min(wanted, self.draft_len),
+            sampling=Sampling(**read_sampling(inputs)),
+            endings=Endings(frozenset(end_ids), tuple(inputs.texts("stop_words")), self.tokenizer),
+            end_id=end_ids[0] if end_ids else NO_ID,
+            streams=bool(inputs.scalar("stream", False)),
+        )
+
+    def drafter(self, sampling: Sampling, use_draft_logits: bool | None) -> Drafter:
+        """Return what drafts for one request."""
+        options = self.options
+        if self.method == "ngram":
+            return LookupDrafter(SuffixIndex(options.max_match), options.min_match)
+        return ModelDrafter(
+            self.draft_model,
+            sampling,
+            draws=options.use_draft_logits if use_draft_logits is None else use_draft_logits,
+            stop_below=options.stop_below,
+            fast_logits=self.fast_logits,
+        )
+
+
+class Transcript:
+    """A text as its client sees it, and what it took."""
+
+    def __init__(self, stream: TextStream, prompt: Sequence[int], *, shows_prompt: bool, accumulates: bool) -> None:
+        self.stream = stream
+        self.accumulates = accumulates
+        self.prompt_tokens = len(prompt)
+        self.unshown = list(prompt) if shows_prompt else []
+        self.new_tokens = self.drafted = self.accepted = 0
+        self.text, self.shown = "", 0  # not sent yet, and the number of its tokens
+
+    def add(self, step: Step) -> bool:
+        """Take what is new; returns whether there is anything to show."""
+        self.new_tokens += len(step.ids)
+        self.drafted += step.drafted
+        self.accepted += step.accepted
+        text, shown = self.stream.add([*self.unshown, *step.ids], last=step.finish_reason is not None)
+        self.unshown = []
+        self.text += text
+        self.shown += shown
+        return shown > 0
+
+    def tensors(self) -> list[tuple[str, np.ndarray]]:
+        """Return the output tensors of the text not sent yet."""
+        text, shown = self.text, self.shown
+        if not self.accumulates:
+            self.text, self.shown = "", 0
+        rate = self.accepted / self.drafted if self.drafted else 0.0
+        return [
+            ("text_output", np.array([[text.encode()]], dtype=object)),
+            ("sequence_length", np.array([[shown]], np.int32)),
+            ("sequence_index", np.array([[0]], np.int32)),
+            ("acceptance_rate", np.array([[rate]], np.float32)),
+            ("total_accepted_draft_tokens", np.array([[self.accepted]], np.int32)),
+            ("total_draft_tokens", np.array([[self.drafted]], np.int32)),
+            ("num_input_tokens", np.array([[self.prompt_tokens]], np.int32)),
+            ("num_output_tokens", np.array([[self.new_tokens]], np.int32)),
+        ]
+
+
+class Reply:
+    """One client, who gets a response or several."""
+
+    def __init__(self, lock: threading.Lock, sender: Any | None, request: Any) -> None:
+        self.lock = lock
+        self.sender = sender
+        self.is_cancelled = (sender or request).is_cancelled
+        self.done = threading.Event()
+        self.response: Any = None
+
+    def follow(self, steps: Generator[Step], transcript: Transcript, *, streams: bool) -> None:
+        """Send what the steps bring, until the text ends, they fail, or the client is gone."""
+        try:
+            with closing(steps):
+                for step in steps:
+                    if self.is_cancelled():
+                        self.send(cancelled(), final=True)
+                        return
+                    news = transcript.add(step)
+                    last = step.finish_reason is not None
+                    if last or (streams and news):
+                        self.send(respond(pb_utils, transcript.tensors), final=last)
+        except Exception as error:
+            self.send(failure(pb_utils, error), final=True)
+
+    def send(self, response: Any, final: bool) -> None:
+        """Send one response; where only one may be sent, keep it for `result`."""
+        flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
+        self.response = response
+        try:
+            if self.sender is not None:
+                with self.lock:
+                    self.sender.send(response, flags=flags)
+        finally:
+            if final:
+                self.done.set()
+
+    def result(self) -> Any:
+        """Return the response once there is one."""
+        self.done.wait()
+        return self.response
+
+
+def cancelled() -> Any:
+    return pb_utils.InferenceResponse(
+        error=pb_utils.TritonError("the request was cancelled", pb_utils.TritonError.CANCELLED)
+    )
+
+
+def refuse(inputs: Inputs) -> None:
+    """Raise for the first input that asks for what is not done here."""
+    refuse_unsupported(inputs, NAME)
+    if inputs.scalar("return_generation_logits", False):
+        raise TrtspecError(f"return_generation_logits is not supported by {NAME}")

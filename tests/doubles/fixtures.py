@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stand-ins as they would be installed: on PATH, with the metadata of packages, and GPUs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from trtspec.engines.contract import contract_of
+
+DOUBLES = Path(__file__).parent
+H200 = "NVIDIA H200, 9.0, 590.44.01, 143771"
+
+
+@dataclass(frozen=True)
+class Installation:
+    """A directory of programs on PATH, and packages beside it; the programs are started with `variables`."""
+
+    root: Path
+
+    def install(self, version: str = "1.2.1", tensorrt: str | None = None, **variables: str) -> None:
+        """Put TensorRT-LLM of a version there, in place of what was there before."""
+        self.add_package("tensorrt_llm", version)
+        self.add_package("tensorrt", tensorrt or contract_of(version).release(version).tensorrt)
+        self.add_program("trtllm-build", TRTLLM_DOUBLE_VERSION=version, **variables)
+
+    def show_gpus(self, *lines: str) -> None:
+        """Put GPUs into the machine, each as nvidia-smi tells of it."""
+        self.add_program("nvidia-smi", NVIDIA_SMI_DOUBLE="\n".join(lines))
+
+    def trouble(self, what: str, version: str = "1.2.1", **variables: str) -> None:
+        """Let builds go wrong (trouble.py)."""
+        self.install(version, TRTLLM_DOUBLE_TROUBLE=what, **variables)
+
+    def add_program(self, name: str, **variables: str) -> None:
+        """Add a stand-in; tools get few variables of ours, so it brings its own."""
+        lines = (
+            f"#!{sys.executable}",
+            "import os, runpy",
+            f"os.environ.update({variables!r})",
+            f"runpy.run_path({str(DOUBLES / name)!r}, run_name='__main__')",
+        )
+        program = self.root / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text("\n".join(lines) + "\n")
+        program.chmod(0o755)
+
+    def add_package(self, name: str, version: str) -> None:
+        """Add a package's metadata, in place of another version's."""
+        info = self.root / "packages" / f"{name}.dist-info"
+        info.mkdir(parents=True, exist_ok=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+@pytest.fixture
+def trtllm(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Installation:
+    """TensorRT-LLM's stand-in of the newest version with trtllm-build, on a machine with two H200."""
+    installation = Installation(tmp_path_factory.mktemp("trtllm"))
+    installation.install()
+    installation.show_gpus(H200, H200)
+    bin_, packages = installation.root / "bin", installation.root / "packages"
+    monkeypatch.setenv("PATH", f"{bin_}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(packages))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return installation

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A stand-in for Triton's backend `vllm`: reads tensors and model.json as that one does, answers from a table.
+
+What it refuses is what the real one refuses, and more (triton-inference-server/vllm_backend:src/{model.py,utils/
+request.py,utils/vllm_backend_utils.py}@8de0c14; vllm-project/vllm:vllm/{engine/arg_utils.py,config/speculative.py}
+@v0.24.0). The table is answers.json beside the model: by text, the tokens' texts. Proves nothing about vLLM.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+ARGUMENTS = {
+    *("model", "tokenizer", "revision", "dtype", "quantization", "kv_cache_dtype", "max_model_len", "max_num_seqs"),
+    *("max_num_batched_tokens", "gpu_memory_utilization", "tensor_parallel_size", "pipeline_parallel_size"),
+    *("speculative_config", "enable_prefix_caching"),
+}
+SPECULATION = {
+    *("method", "num_speculative_tokens", "model", "revision", "quantization", "draft_tensor_parallel_size"),
+    *("prompt_lookup_min", "prompt_lookup_max"),
+}
+SAMPLING = {
+    "max_tokens": int,
+    "temperature": float,
+    "top_k": int,
+    "top_p": float,
+    "seed": int,
+    "stop": list,
+    "ignore_eos": bool,
+    "stop_token_ids": list,
+}
+
+
+class TritonPythonModel:
+    """Triton calls these by name."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        config = json.loads(args["model_config"])
+        if not config["model_transaction_policy"]["decoupled"] or config["max_batch_size"]:
+            raise ValueError("the backend serves decoupled models without batching")
+        if args["model_instance_kind"] != "MODEL":
+            raise ValueError(f"KIND_{args['model_instance_kind']} is for models on one GPU")
+        version = Path(args["model_repository"]) / args["model_version"]
+        document = json.loads((version / "model.json").read_text())
+        check_arguments(document)
+        self.answers = json.loads((Path(document["model"]) / "answers.json").read_text())
+        self.requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.thread = threading.Thread(target=self.work, daemon=True)
+        self.thread.start()
+
+    def execute(self, requests: list[Any]) -> None:
+        for request in requests:
+            self.requests.put(request)
+
+    def finalize(self) -> None:
+        self.requests.put(None)
+        self.thread.join()
+
+    def work(self) -> None:
+        while (request := self.requests.get()) is not None:
+            sender = request.get_response_sender()
+            try:
+                self.generate(request, sender)
+            except Exception as error:
+                failed = pb_utils.TritonError(f"Error generating stream: {error}")
+                sender.send(
+                    pb_utils.InferenceResponse(error=failed), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+                )
+
+    def generate(self, request: Any, sender: Any) -> None:
+        prompt, stream, prepend, asked, counts = read(request)
+        tokens = self.answers[prompt][: asked["max_tokens"]]
+        text, steps = "", []
+        for number, token in enumerate(tokens):
+            text += token
+            ends = [text.index(stop) for stop in asked["stop"] if stop in text]
+            steps.append((text if not ends else text[: min(ends)], number + 1))
+            if ends:
+                break
+        if not stream:
+            said, count = steps[-1]
+            sender.send(
+                answer((prompt if prepend else "") + said, prompt, count, counts),
+                flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL,
+            )
+            return
+        shown = 0
+        for said, count in steps:
+            if sender.is_cancelled():
+                break
+            time.sleep(0.002)
+            last = count == len(steps)
+            flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if last else 0
+            sender.send(answer(said[shown:], prompt, 1, counts), flags=flags)
+            shown = max(shown, len(said))
+
+
+def check_arguments(document: dict[str, Any]) -> None:
+    """Raise for what AsyncEngineArgs or SpeculativeConfig would not take."""
+    if unknown := document.keys() - ARGUMENTS:
+        raise TypeError(f"AsyncEngineArgs got unexpected keywords {sorted(unknown)}")
+    if not Path(document["model"]).is_absolute():
+        raise ValueError(f"{document['model']} is read from the server's working directory")
+    speculation = document.get("speculative_config")
+    if speculation is None:
+        return
+    if unknown := speculation.keys() - SPECULATION:
+        raise TypeError(f"SpeculativeConfig got unexpected keywords {sorted(unknown)}")
+    if speculation["num_speculative_tokens"] < 1:
+        raise ValueError("num_speculative_tokens must be greater than zero")
+    if speculation["method"] in ("draft_model", "eagle", "eagle3") and not Path(speculation["model"]).is_dir():
+        raise FileNotFoundError(speculation["model"])
+    if speculation.get("prompt_lookup_min", 1) > speculation.get("prompt_lookup_max", 1):
+        raise ValueError("prompt_lookup_min must be <= prompt_lookup_max")
+
+
+def tensor(request: Any, name: str) -> np.ndarray | None:
+    found = pb_utils.get_input_tensor_by_name(request, name)
+    if found is None:
+        return None
+    array = found.as_numpy()
+    if array.shape != (1,):
+        raise ValueError(f"{name} has the shape {array.shape}: the backend takes its first element")
+    return array
+
+
+def read(request: Any) -> tuple[str, bool, bool, dict[str, Any], bool]:
+    """Return prompt, stream, whether the prompt comes back, how to sample, and whether tokens are counted."""
+    stream_tensor, exclude = tensor(request, "stream"), tensor(request, "exclude_input_in_output")
+    stream = bool(stream_tensor[0]) if stream_tensor is not None else False
+    prepend = not exclude[0] if exclude is not None else not stream
+    if prepend and stream:
+        raise ValueError("When streaming, `exclude_input_in_output` = False is not allowed.")
+    asked = json.loads(tensor(request, "sampling_parameters")[0])
+    for key, value in asked.items():
+        if not isinstance(value, SAMPLING[key]):
+            raise TypeError(f"{key} is {value!r}")
+    wants = [tensor(request, f"return_num_{what}_tokens") for what in ("input", "output")]
+    return tensor(request, "text_input")[0].decode(), stream, prepend, asked, all(want is not None for want in wants)
+
+
+def answer(text: str, prompt: str, count: int, counts: bool) -> Any:
+    tensors = [pb_utils.Tensor("text_output", np.asarray([text.encode()], object))]
+    if counts:  # the first one is a scalar without dimensions, as the backend makes it
+        tensors.append(pb_utils.Tensor("num_input_tokens", np.asarray(len(prompt), np.uint32)))
+        tensors.append(pb_utils.Tensor("num_output_tokens", np.asarray([count], np.uint32)))
+    return pb_utils.InferenceResponse(output_tensors=tensors)

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Multi-token prediction: where a source says how many of its layers predict further tokens."""
+
+from __future__ import annotations
+
+import pytest
+
+from trtspec.methods.base import Extent, find_method
+from trtspec.methods.mtp import count_layers
+
+
+@pytest.mark.parametrize(
+    ("config", "layers"),
+    [
+        ({"num_nextn_predict_layers": 1}, 1),  # DeepSeek-V3, MiMo, GLM-4.5
+        ({"num_nextn_predict_layers": 3}, 3),
+        ({"text_config": {"mtp_num_hidden_layers": 1}}, 1),  # Qwen3.5
+        ({"num_mtp_modules": 7}, 7),  # MiniMax-M3
+        ({"num_nextn_predict_layers": 0}, 0),
+        ({"num_nextn_predict_layers": None, "text_config": None}, 0),
+        ({"num_hidden_layers": 32}, 0),
+    ],
+)
+def test_layers_are_counted_where_the_config_names_them(config, layers: int) -> None:
+    assert count_layers(config) == layers
+
+
+def test_it_drafts_a_chain_with_nothing_of_the_recipes_own_and_no_build_of_engines() -> None:
+    method = find_method("mtp")
+    assert method.extent(method.options(), 3) == Extent(3, 3)
+    assert method.drafts_with == "nothing"
+    assert method.engines == ("llmapi", "vllm")
+    assert method.build_arguments(Extent(3, 3)) == []

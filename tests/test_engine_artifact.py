@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a recipe to an artifact with engines, by the commands people use.
+
+What builds here is a stand-in for trtllm-build (tests/doubles): it holds our words and checkpoints against what
+upstream takes, and says nothing about engines.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Run
+from tests.doubles.fixtures import H200, Installation, trtllm  # noqa: F401  a fixture
+from trtspec.artifacts.manifest import load_manifest
+from trtspec.checkpoint.tokenizer import Tokenizer
+from trtspec.deploy.engines import check_machine, read_launch, stage_repository
+from trtspec.errors import DeployError
+from trtspec.triton.config import load_config
+from trtspec.triton.server import Ports, Server
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def engine_recipe(recipe: Path) -> Path:
+    recipe.write_text(recipe.read_text().replace("engine:\n", "engine:\n  backend: tensorrt_llm\n  gpu: h200\n"))
+    return recipe
+
+
+@pytest.fixture
+def built(trtllm: Installation, engine_recipe: Path, trtspec: Run) -> Path:  # noqa: F811
+    done = trtspec("build", engine_recipe, "--json")
+    assert done.code == 0, done.err
+    return engine_recipe.parent / "build" / "tiny"
+
+
+def test_the_artifact(built: Path, engine_recipe: Path, trtspec: Run) -> None:
+    manifest = load_manifest(built)
+    assert manifest.backend.name == "tensorrt_llm"
+    assert manifest.tools["tensorrt_llm"] == "1.2.1"
+    assert manifest.tools["tensorrt"] == "10.14.1.48"
+    assert manifest.gpu == {"name": "h200", "sm": 90, "driver": "590.44.01"}
+    assert {path.name for path in built.iterdir()} == {
+        *("manifest.json", "reproduce.sh", "launch.json", "checkpoints", "engines", "tokenizer", "prompts"),
+        "model_repository",
+    }
+    config = json.loads((built / "engines/target/config.json").read_text())
+    assert config["build_config"]["max_draft_len"] == 3
+    assert config["build_config"]["speculative_decoding_mode"] == 2
+    assert json.loads((built / "engines/draft/config.json").read_text())["build_config"]["max_draft_len"] == 0
+    models = {path.name for path in (built / "model_repository").iterdir()}
+    assert models == {
+        *("ensemble", "preprocessing", "postprocessing", "tensorrt_llm", "tensorrt_llm_draft", "tensorrt_llm_bls")
+    }
+    again = trtspec("build", engine_recipe, "--json").document
+    assert again["status"] == "unchanged"
+    assert {step["status"] for step in again["steps"]} == {"hit"}
+
+
+def test_plan_and_build_and_script_say_the_same_words(built: Path, engine_recipe: Path, trtspec: Run) -> None:
+    plan = trtspec("plan", engine_recipe, "--json").document
+    commands = {step["name"]: step["command"] for step in plan["steps"] if step["command"]}
+    assert commands["build-target"][:5] == [
+        *("trtllm-build", "--checkpoint_dir", "checkpoints/target", "--output_dir", "engines/target")
+    ]
+    script = (built / "reproduce.sh").read_text()
+    for command in commands.values():
+        assert " ".join(command) in script
+    assert plan["toolchain"]["kind"] == "local"
+    assert plan["placement"]["mode"] == "orchestrator"
+    engines = built.parent / "again"
+    subprocess.run(["sh", built / "reproduce.sh", engines], check=True, capture_output=True)
+    for role in ("target", "draft"):
+        theirs, ours = (root / "engines" / role / "config.json" for root in (engines, built))
+        assert json.loads(theirs.read_text()) == json.loads(ours.read_text())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"driver": "580.95.05"},
+        {"tensorrt": "10.14.2.1"},
+    ],
+)
+def test_another_machine_builds_its_own_engines_of_the_same_checkpoints(
+    built: Path,
+    engine_recipe: Path,
+    trtspec: Run,
+    trtllm: Installation,  # noqa: F811
+    changes: dict[str, str],
+) -> None:
+    trtllm.install(tensorrt=changes.get("tensorrt"))
+    trtllm.show_gpus(H200.replace("590.44.01", changes.get("driver", "590.44.01")))
+    statuses = {step["name"]: step["status"] for step in trtspec("plan", engine_recipe, "--json").document["steps"]}
+    assert {name for name, status in statuses.items() if status == "miss"} == {
+        *("build-target", "build-draft", "describe-engines")
+    }
+
+
+def test_where_nothing_can_build_the_plan_says_so_and_the_checkpoints_are_kept(
+    engine_recipe: Path, trtspec: Run
+) -> None:
+    plan = trtspec("plan", engine_recipe, "--json").document
+    assert plan["toolchain"]["kind"] == "absent"
+    assert plan["toolchain"]["missing"] == "trtllm-build is not on PATH"
+    (note,) = plan["notes"]
+    assert note.startswith("the engines cannot be built here (trtllm-build is not on PATH)")
+    failed = trtspec("build", engine_recipe, "--json")
+    assert failed.code == 100
+    assert "no engine can be built here: trtllm-build is not on PATH" in failed.err
+    assert "pip install tensorrt-llm==1.2.1" in failed.err
+    assert not (engine_recipe.parent / "build").exists()
+    statuses = {step["name"]: step["status"] for step in trtspec("plan", engine_recipe, "--json").document["steps"]}
+    assert statuses["convert-target"] == "hit"
+
+
+def test_a_build_that_fails_shows_its_last_words_and_publishes_nothing(
+    engine_recipe: Path,
+    trtspec: Run,
+    trtllm: Installation,  # noqa: F811
+) -> None:
+    trtllm.trouble("exit 3")
+    failed = trtspec("build", engine_recipe, "--json")
+    assert failed.code == 100
+    assert "Error Code 2: OutOfMemory" in failed.err
+    assert "status 3" in failed.err
+    assert not (engine_recipe.parent / "build").exists()
+
+
+def server(tmp_path: Path, *backends: str) -> Server:
+    for name in backends:
+        (tmp_path / "backends" / name).mkdir(parents=True)
+    (tmp_path / "bin").mkdir(parents=True, exist_ok=True)
+    return Server(tmp_path / "bin" / "tritonserver", "PATH")
+
+
+def refusal(built: Path, server: Server) -> str:
+    with pytest.raises(DeployError) as caught:
+        check_machine(built, load_manifest(built), server)
+    return caught.value.message
+
+
+def test_deploy_takes_the_machine_that_built(built: Path, tmp_path: Path) -> None:
+    check_machine(built, load_manifest(built), server(tmp_path / "triton", "tensorrtllm"))
+
+
+def test_deploy_refuses_a_server_without_the_backend(built: Path, tmp_path: Path) -> None:
+    assert refusal(built, server(tmp_path / "triton")) == "this tritonserver has no tensorrtllm backend"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "tensorrt", "said"),
+    [
+        (H200.replace("590.44.01", "580.95.05"), None, "driver 590.44.01 when built, 580.95.05 here"),
+        ("NVIDIA H100 80GB HBM3, 9.0, 590.44.01, 81559", None, "name h200 when built, NVIDIA H100 80GB HBM3 here"),
+        ("NVIDIA L40S, 8.9, 590.44.01, 46068", None, "sm 90 when built, 89 here"),
+        (H200, "10.14.2.1", "tensorrt 10.14.1.48 when built, 10.14.2.1 here"),
+    ],
+)
+def test_deploy_refuses_another_machine(
+    built: Path,
+    tmp_path: Path,
+    trtllm: Installation,  # noqa: F811
+    gpu: str,
+    tensorrt: str | None,
+    said: str,
+) -> None:
+    trtllm.install(tensorrt=tensorrt)
+    trtllm.show_gpus(gpu)
+    refused = refusal(built, server(tmp_path / "triton", "tensorrtllm"))
+    assert refused.startswith("the engines were built for another machine: ")
+    assert said in refused
+
+
+def test_deploy_refuses_another_tensorrt_llm(
+    built: Path,
+    tmp_path: Path,
+    trtllm: Installation,  # noqa: F811
+) -> None:
+    trtllm.install("1.1.0")
+    assert "tensorrt_llm 1.2.1 when built, 1.1.0 here" in refusal(built, server(tmp_path / "triton", "tensorrtllm"))
+
+
+PORTS = Ports(8000, 8001, 8002)
+
+
+def test_the_launch_is_an_orchestrator_for_two_engines(built: Path, tmp_path: Path) -> None:
+    launch = read_launch(built, load_manifest(built))
+    assert launch.environment == {"TRTLLM_ORCHESTRATOR": "1", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": "1"}
+    command = launch.command(server(tmp_path), Path("/repository"), PORTS, "prefix_")
+    assert command[0].endswith("tritonserver")
+    assert "--load-model=*" in command
+    assert "--cuda-memory-pool-byte-size=0:0" in command
+
+
+def test_a_launch_of_several_ranks_is_mpi_s(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rewrite_launch(built, world_size=2, environment={}, models=[{"name": "tensorrt_llm", "gpu_device_ids": [0, 1]}])
+    launch = read_launch(built, load_manifest(built))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(DeployError, match="the engines run in 2 processes, and mpirun is not on PATH"):
+        launch.command(server(tmp_path), Path("/repository"), PORTS, "p_")
+    (tmp_path / "mpirun").touch(mode=0o755)
+    command = launch.command(server(tmp_path), Path("/repository"), PORTS, "p_")
+    assert command[:4] == ["mpirun", "--allow-run-as-root", "-n", "1"]
+    second = command[command.index(":") :]
+    assert "--load-model=tensorrt_llm" in second
+    assert "--backend-config=python,shm-region-prefix-name=p_1_" in second
+    assert all("address=127.0.0.1" in word for word in command if "-address=" in word)
+
+
+def rewrite_launch(built: Path, **changes: Any) -> None:
+    path = built / "launch.json"
+    document = json.loads(path.read_text()) | changes
+    path.unlink()
+    path.write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"world_size": 10**6},
+        {"world_size": "2; rm -rf /"},
+        {"models": [{"name": "../../etc", "gpu_device_ids": [0]}]},
+        {"models": []},
+        {"environment": {"TRTLLM_ORCHESTRATOR": "$(id)"}},
+        {"models": [{"name": "tensorrt_llm", "gpu_device_ids": [10**9]}]},
+    ],
+)
+def test_a_launch_that_was_tampered_with_is_refused(built: Path, changes: dict[str, Any]) -> None:
+    rewrite_launch(built, **changes)
+    with pytest.raises(DeployError, match="cannot be read"):
+        read_launch(built, load_manifest(built))
+
+
+def test_a_staged_repository_has_absolute_paths_and_leaves_the_artifact_alone(built: Path, tmp_path: Path) -> None:
+    repository = stage_repository(built, load_manifest(built), tmp_path / "stage")
+    path = load_config(repository / "tensorrt_llm/config.pbtxt").parameters["gpt_model_path"].string_value
+    assert path == str(built / "engines/target")
+    bls = load_config(repository / "tensorrt_llm_bls/config.pbtxt").parameters
+    assert Tokenizer(Path(bls["tokenizer_dir"].string_value)).end_ids
+    own = load_config(built / "model_repository/tensorrt_llm/config.pbtxt").parameters["gpt_model_path"].string_value
+    assert own == "../../engines/target"

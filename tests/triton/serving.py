@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real tritonserver for the tests of one module, with doubles in the places of what no CI machine has."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from trtspec.errors import DeployError
+from trtspec.system import free_ports
+from trtspec.triton.client import Client
+from trtspec.triton.server import Ports, find_server, remove_shared_memory, server_command, start_server
+
+DOUBLES = Path(__file__).parents[1] / "doubles"
+LOADING_S = 120.0
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running server; `log` is all it said."""
+
+    client: Client
+    grpc: int
+    log: Path
+
+
+@contextmanager
+def serving(
+    root: Path, models: Path, *, backend: str = "", environment: dict[str, str] | None = None
+) -> Iterator[Served]:
+    """Serve every model below `models`, with the double of a `backend`; a server that is not there skips the test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRTSPEC_CACHE", str(root / "cache"))
+        try:
+            server = find_server()
+        except DeployError as error:
+            pytest.skip(str(error))
+    server = replace(server, environment={**server.environment, **(environment or {})})
+    if backend:
+        if server.backends is None:
+            pytest.skip("a server whose backends lie elsewhere")
+        shutil.copytree(server.backends, root / "backends")
+        shutil.copytree(DOUBLES / backend, root / "backends" / backend, ignore=shutil.ignore_patterns("__pycache__"))
+        server = replace(server, backends=root / "backends")
+    ports, prefix = Ports(*free_ports(3)), f"trtspec-test-{root.name}"
+    command = server_command(server, models, ports, model="*", shm_prefix=prefix)
+    process = start_server(server, command, root / "log", detach=False)
+    client = Client(ports.http, timeout_s=60)
+    try:
+        deadline = time.monotonic() + LOADING_S
+        while not client.is_ready() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        errors = [line for line in (root / "log").read_text().splitlines() if line.startswith(("E", "error"))]
+        assert client.is_ready(), "\n".join(errors)
+        yield Served(client, ports.grpc, root / "log")
+    finally:
+        process.terminate()
+        process.wait()
+        remove_shared_memory(prefix)

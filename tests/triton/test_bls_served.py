@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tensorrt_llm_bls on a real tritonserver.
+
+Its two models are the embedded engine with the quickstart pair, behind the tensors that TensorRT-LLM's models have. The
+text is held against transformers.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from http.client import HTTPConnection
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tiny import convert, greedy, reference_model
+from tests.triton.serving import serving
+from trtspec.checkpoint.tokenizer import Tokenizer
+from trtspec.errors import DeployError
+from trtspec.paths import recipes_dir
+from trtspec.triton.client import Client
+from trtspec.triton.repository import Parameters, RepositorySettings, emit_model
+
+pytestmark = pytest.mark.triton
+
+MODELS = recipes_dir() / "models"
+TARGET, DRAFT = MODELS / "quickstart-target", MODELS / "quickstart-draft"
+PLACES, TOKENS, DRAFT_LEN = 8, 40, 5
+DRAFTED, ACCEPTED = "draft_tokens", "accepted_draft_tokens"
+SHORT = 60  # tokens of the longest text that the model short_draft takes
+SETTINGS = RepositorySettings(
+    method="none", draft_len=0, options="{}", has_draft=False, max_batch_size=PLACES, max_input_len=512,
+    max_seq_len=512, max_num_tokens=2048, device="cpu", dtype="float32",
+)  # fmt: skip
+
+
+def lines(count: int) -> list[str]:
+    text = (recipes_dir() / "prompts" / "quickstart.jsonl").read_text()
+    return [json.loads(line)["prompt"] for line in text.splitlines()[:count]]
+
+
+PROMPTS = lines(16)
+
+
+def engine(**changes: str | int) -> Parameters:
+    """Return the parameters of an engine that does not speculate by itself."""
+    return {
+        "draft_model_path": "", "max_input_len": SETTINGS.max_input_len, "max_seq_len": SETTINGS.max_seq_len,
+        "max_num_tokens": SETTINGS.max_num_tokens, "device": SETTINGS.device, "dtype": SETTINGS.dtype, **changes,
+    }  # fmt: skip
+
+
+def emit_pair(out: Path, settings: RepositorySettings = SETTINGS) -> None:
+    """Write a repository of two engines, and of models that make texts with them in different ways."""
+    draft = engine(gpt_model_path="../../checkpoints/draft")
+    emit_model(out, "tensorrt_llm", settings, engine())
+    emit_model(out, "tensorrt_llm_draft", settings, draft, template="tensorrt_llm")
+    emit_model(out, "short_draft", settings, {**draft, "max_input_len": SHORT}, template="tensorrt_llm")
+    emit_model(out, "ensemble", settings, {}, template="ensemble_bls")
+    vocab = json.loads((TARGET / "config.json").read_text())["vocab_size"]
+    same: Parameters = {"draft_len": DRAFT_LEN, "max_seq_len": settings.max_seq_len, "vocab_size": vocab}
+    lookup = {"draft_method": "ngram", "tensorrt_llm_draft_model_name": ""}
+    for name, changes in {
+        "tensorrt_llm_bls": {},
+        "lookup_bls": lookup,
+        "short_bls": {"tensorrt_llm_draft_model_name": "short_draft"},
+        "gathering_bls": {"accumulate_tokens": "true"},
+    }.items():
+        emit_model(out, name, settings, {**same, **changes}, template="tensorrt_llm_bls")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory) -> Path:
+    """Return an artifact of the pair without a repository."""
+    root = tmp_path_factory.mktemp("pair")
+    for role, source in (("target", TARGET), ("draft", DRAFT)):
+        convert(source, root / "checkpoints" / role)
+    (root / "tokenizer").symlink_to(TARGET)
+    return root
+
+
+@pytest.fixture(scope="module")
+def client(pair: Path) -> Iterator[Client]:
+    emit_pair(pair / "models")
+    with serving(pair, pair / "models") as served:
+        yield replace(served.client, timeout_s=120)
+        assert "internal error" not in served.log.read_text()
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer(TARGET)
+
+
+@pytest.fixture(scope="module")
+def expected(tokenizer: Tokenizer) -> dict[str, str]:
+    """Return the text of each prompt by transformers."""
+    model = reference_model(TARGET)
+    return {prompt: tokenizer.decode(greedy(model, tokenizer.encode(prompt), TOKENS)) for prompt in PROMPTS}
+
+
+def streamed(client: Client, prompt: str, model: str = "ensemble", **request: Any) -> list[dict[str, Any]]:
+    asked = {"text_input": prompt, "max_tokens": TOKENS, **request}
+    return list(client.generate_stream(asked, model))
+
+
+def text_of(events: Sequence[dict[str, Any]]) -> str:
+    return "".join(event["text_output"] for event in events)
+
+
+def ask_all(client: Client, model: str = "ensemble", prompts: Sequence[str] = PROMPTS) -> list[dict[str, Any]]:
+    """Return the answers to all prompts, asked at once."""
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        asked = [{"text_input": prompt, "max_tokens": TOKENS} for prompt in prompts]
+        return list(pool.map(lambda one: client.generate(one, model), asked))
+
+
+@pytest.mark.parametrize(("model", "least"), [("ensemble", 0.7), ("lookup_bls", 0.2)])
+def test_many_requests_at_once_say_what_transformers_says(model: str, least: float, client: Client, expected) -> None:
+    answers = ask_all(client, model)
+    assert [answer["text_output"] for answer in answers] == list(expected.values())
+    drafted, accepted = (sum(answer[f"total_{kind}"] for answer in answers) for kind in (DRAFTED, ACCEPTED))
+    assert least < accepted / drafted < 1.0
+
+
+def test_many_streams_at_once_add_up_to_it(client: Client, expected) -> None:
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        streams = list(pool.map(lambda prompt: streamed(client, prompt), PROMPTS))
+    assert [text_of(events) for events in streams] == list(expected.values())
+    for events in streams:
+        whole = events[-1]
+        assert sum(event["sequence_length"] for event in events) == whole["num_output_tokens"]
+        assert len(events) <= 1 + whole["num_output_tokens"] - whole[f"total_{ACCEPTED}"], "a response for each step"
+
+
+@pytest.mark.parametrize("number", range(DRAFT_LEN + 2))
+def test_the_draft_length_is_the_clients_choice(number: int, client: Client, expected) -> None:
+    prompt = PROMPTS[2]
+    events = streamed(client, prompt, num_draft_tokens=number)
+    assert text_of(events) == expected[prompt]
+    drafted, steps = events[-1][f"total_{DRAFTED}"], len(events)
+    assert drafted <= min(number, DRAFT_LEN) * steps
+    assert (drafted == 0) == (number == 0)
+    if number == 0:
+        assert steps > TOKENS / 2, "tokens come one by one where the target goes on alone"
+
+
+def test_acceptance_counts_tokens(client: Client, expected) -> None:
+    answer = client.generate({"text_input": PROMPTS[0], "max_tokens": TOKENS})
+    drafted, accepted = answer[f"total_{DRAFTED}"], answer[f"total_{ACCEPTED}"]
+    assert 0 < accepted <= drafted
+    assert answer["acceptance_rate"] == pytest.approx(accepted / drafted)
+    assert answer["num_output_tokens"] == answer["sequence_length"] <= TOKENS
+
+
+def test_a_stop_word_ends_the_text_with_itself(client: Client, expected) -> None:
+    prompt = PROMPTS[0]
+    word = expected[prompt][20:23]
+    want = expected[prompt][: expected[prompt].index(word) + len(word)]
+    request = {"text_input": prompt, "max_tokens": TOKENS, "stop_words": [word, "never this"]}
+    for drafts in (0, DRAFT_LEN):
+        text = client.generate({**request, "num_draft_tokens": drafts})["text_output"]
+        assert text.startswith(want)
+        assert len(text) < len(want) + 8, "no more than the token that completes it"
+
+
+def test_the_prompt_is_given_back_where_it_is_asked_for(client: Client, expected) -> None:
+    prompt = PROMPTS[1]
+    assert text_of(streamed(client, prompt, exclude_input_in_output=False)) == prompt + expected[prompt]
+
+
+def test_pieces_gather_where_the_repository_says_so(client: Client, expected) -> None:
+    events = streamed(client, PROMPTS[3], "gathering_bls")
+    assert events[-1]["text_output"] == expected[PROMPTS[3]]
+    assert all(b["text_output"].startswith(a["text_output"]) for a, b in pairwise(events))
+    assert len(events) > 2
+
+
+@pytest.mark.parametrize("model", ["ensemble", "lookup_bls"])
+@pytest.mark.parametrize("use_draft_logits", [True, False])
+def test_a_seed_repeats_a_sampled_text(model: str, use_draft_logits: bool, client: Client) -> None:
+    request = {"text_input": PROMPTS[4], "max_tokens": TOKENS, "temperature": 1.3, "top_p": 0.95}
+    texts = [
+        client.generate({**request, "seed": seed, "use_draft_logits": use_draft_logits}, model)["text_output"]
+        for seed in (1, 1, 2)
+    ]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_one_requests_error_stays_its_own(client: Client, expected) -> None:
+    """The draft model of `short_bls` refuses longer texts, those that grow so long too, while others are served."""
+    long = PROMPTS[0] * 4
+
+    def ask(prompt: str) -> str:
+        return client.generate({"text_input": prompt, "max_tokens": 4}, "short_bls")["text_output"]
+
+    with ThreadPoolExecutor(8) as pool:
+        bad = [pool.submit(ask, long) for _ in range(4)]
+        good = [pool.submit(ask, "a = 1\n") for _ in range(4)]
+        assert len({future.result() for future in good}) == 1
+        for future in bad:
+            with pytest.raises(DeployError, match=f"short_draft: the prompt has .* at most {SHORT} are taken"):
+                future.result()
+    with pytest.raises(DeployError, match=f"at most {SHORT} are taken"):
+        streamed(client, "a = 1\n", "short_bls", max_tokens=200, end_id=-1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"text_input": ""}, "text_input is empty"),
+        ({"max_tokens": 1000}, "tokens together, at most 512 fit"),
+        ({"max_tokens": 0}, "max_tokens is 0, expected at least 1"),
+        ({"num_draft_tokens": -1}, "num_draft_tokens is -1, expected 0 or more"),
+        ({"temperature": -1.0}, "temperature is -1.0, expected 0 or more"),
+        ({"bad_words": ["x"]}, "bad_words is not supported by tensorrt_llm_bls"),
+        ({"repetition_penalty": 1.2}, "repetition_penalty 1.2 is not supported by tensorrt_llm_bls"),
+        ({"length_penalty": 2.0}, "length_penalty 2 is not supported by tensorrt_llm_bls"),
+        ({"return_generation_logits": True}, "return_generation_logits is not supported by tensorrt_llm_bls"),
+    ],
+)
+def test_a_bad_request_is_told_so(change: dict[str, Any], message: str, client: Client) -> None:
+    request = {"text_input": "a", "max_tokens": 2, **change}
+    with pytest.raises(DeployError, match=message):
+        client.generate(request)
+    with pytest.raises(DeployError, match=message):
+        list(client.generate_stream(request))
+
+
+def test_clients_that_hang_up_free_their_places(client: Client) -> None:
+    """More leave at once than there are places, and each had asked for a minute of work."""
+    for number in range(3 * PLACES):
+        connection = HTTPConnection(client.host, client.port, timeout=30)
+        drafts = (0, DRAFT_LEN)[number % 2]
+        asked = {"text_input": "a", "max_tokens": 500, "stream": True, "end_id": -1, "num_draft_tokens": drafts}
+        connection.request("POST", "/v2/models/tensorrt_llm_bls/generate_stream", json.dumps(asked))
+        connection.getresponse().read1(1)
+        connection.close()
+    start = time.monotonic()
+    assert client.generate({"text_input": "a", "max_tokens": 2})["num_output_tokens"] == 2
+    assert time.monotonic() - start < 10
+
+
+def test_a_repository_without_streaming_gives_whole_answers(pair: Path, expected) -> None:
+    emit_pair(pair / "whole", replace(SETTINGS, streaming=False))
+    with serving(pair, pair / "whole") as served:
+        client = replace(served.client, timeout_s=120)
+        some = PROMPTS[: PLACES // 2]
+        texts = [answer["text_output"] for answer in ask_all(client, prompts=some)]
+        assert texts == [expected[prompt] for prompt in some]
+        with pytest.raises(DeployError, match="stream is not served by this repository"):
+            client.generate({"text_input": "a", "max_tokens": 2, "stream": True})
+        assert "internal error" not in served.log.read_text()

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What trtllm-build is doing, told from what it says.
+
+The words are those of NVIDIA/TensorRT-LLM:tensorrt_llm/builder.py@008b2b8d, tensorrt_llm/_common.py and __init__.py.
+"""
+
+from __future__ import annotations
+
+import re
+
+_VERSION = re.compile(r"TensorRT[- ]LLM version: (\S+)")
+_PHASES = (
+    (re.compile(r"Total time of constructing network"), "network constructed"),
+    (re.compile(r"Build TensorRT engine "), "TensorRT is building"),
+    (re.compile(r"Serializing engine to "), "writing the engine"),
+)
+
+
+class Phases:
+    """Follows the build of so many ranks, line by line; each has its phases."""
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._begun = [0] * len(_PHASES)
+
+    def read(self, line: str) -> str | None:
+        """Return what a line says has begun, for people; None for a line that does not say."""
+        for number, (pattern, words) in enumerate(_PHASES):
+            if pattern.search(line):
+                self._begun[number] += 1
+                return f"rank {self._begun[number]} of {self._ranks}: {words}"
+        return None
+
+
+def version_said(line: str) -> str | None:
+    """Return TensorRT-LLM's version where a line names it: the first one does."""
+    found = _VERSION.search(line)
+    return found[1] if found else None

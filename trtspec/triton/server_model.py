@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Another model of the same server, asked from inside a Python model: calls as tensors, and tensors as answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from trtspec.errors import TrtspecError
+from trtspec.triton.bls import Answer, Array, Call, Sampling
+
+
+class ServerModel:
+    """A model with the tensors of NVIDIA's tensorrt_llm; its calls may be made by many threads at once.
+
+    They wait: the server's own way to await, `async_exec`, reads freed memory before Triton 26.07 when the answering
+    model is decoupled (triton-inference-server/python_backend#439), and which model is, only its configuration knows.
+    """
+
+    def __init__(self, pb_utils: Any, name: str) -> None:
+        self._pb_utils = pb_utils
+        self._name = name
+
+    def __call__(self, call: Call) -> Iterator[Answer]:
+        """Yield what the model answers; raises TrtspecError with its words if it refuses."""
+        outputs = ["output_ids", "sequence_length", *(["generation_logits"] if call.wants_logits else [])]
+        inputs = [self._pb_utils.Tensor(name, array) for name, array in tensors(call)]
+        request = self._pb_utils.InferenceRequest(model_name=self._name, inputs=inputs, requested_output_names=outputs)
+        responses = request.exec(decoupled=True)
+        try:
+            for response in responses:
+                if response.has_error():
+                    raise TrtspecError(response.error().message(), where=self._name)
+                if response.output_tensors():
+                    yield self._answer(response)
+        finally:
+            for _ in responses:  # whoever stops early leaves nothing behind that the server waits to hand over
+                pass
+
+    def _answer(self, response: Any) -> Answer:
+        outputs = {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
+        length = int(outputs["sequence_length"].reshape(-1)[0])
+        logits = outputs.get("generation_logits")
+        return Answer(outputs["output_ids"][0, 0, :length].tolist(), None if logits is None else logits[0, 0])
+
+
+def tensors(call: Call) -> list[tuple[str, Array]]:
+    """Return the tensors of a call, with the batch dimension of one request."""
+    named = [
+        ("input_ids", np.array([call.text], np.int32)),
+        ("input_lengths", np.array([[len(call.text)]], np.int32)),
+        ("request_output_len", np.array([[call.new_tokens]], np.int32)),
+        ("end_id", np.array([[call.end_id]], np.int32)),
+        ("exclude_input_in_output", np.array([[True]])),
+        ("streaming", np.array([[call.streams]])),
+        ("return_generation_logits", np.array([[call.wants_logits]])),
+        *_sampling(call.sampling),
+    ]
+    if call.draft.ids:
+        named.append(("draft_input_ids", np.array([call.draft.ids], np.int32)))
+        if call.draft.logits is not None:
+            named.append(("draft_logits", call.draft.logits[None]))
+    return named
+
+
+def _sampling(sampling: Sampling) -> list[tuple[str, Array]]:
+    """Return all of them always: what the executor takes for those that are missing is not what our clients mean."""
+    greedy = sampling.greedy
+    return [
+        ("temperature", np.array([[1.0 if greedy else sampling.temperature]], np.float32)),
+        ("runtime_top_k", np.array([[1 if greedy else sampling.top_k]], np.int32)),
+        ("runtime_top_p", np.array([[1.0 if greedy else sampling.top_p]], np.float32)),
+        ("seed", np.array([[sampling.seed]], np.uint64)),
+    ]
