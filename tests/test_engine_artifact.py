@@ -20,6 +20,7 @@ from trtspec.artifacts.manifest import load_manifest
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.deploy.engines import check_machine, read_launch, stage_repository
 from trtspec.errors import DeployError
+from trtspec.measure.verify import ensure_gates
 from trtspec.triton.config import load_config
 from trtspec.triton.server import Ports, Server
 
@@ -245,3 +246,45 @@ def test_a_staged_repository_has_absolute_paths_and_leaves_the_artifact_alone(bu
     assert Tokenizer(Path(bls["tokenizer_dir"].string_value)).end_ids
     own = load_config(built / "model_repository/tensorrt_llm/config.pbtxt").parameters["gpt_model_path"].string_value
     assert own == "../../engines/target"
+
+
+def test_the_artifacts_checkpoints_are_verified_by_the_embedded_engine(built: Path, trtspec: Run) -> None:
+    verified = trtspec("verify", built, "--max-tokens", 8, "--json")
+    assert verified.code == 0, verified.err
+    assert [check["name"] for check in verified.document["checks"]] == ["files", "parity", "lossless"]
+
+
+def test_gates_of_engines_wait_for_the_server(built: Path) -> None:
+    assert ensure_gates(built) is False
+
+
+@pytest.mark.parametrize("backend", ["llmapi", "vllm"])
+def test_an_artifact_of_an_engine_that_converts_nothing(recipe: Path, trtspec: Run, backend: str) -> None:
+    recipe.write_text(recipe.read_text().replace("engine:\n", f"engine:\n  backend: {backend}\n  gpu: h100\n"))
+    done = trtspec("build", recipe, "--json")
+    assert done.code == 0, done.err
+    artifact = recipe.parent / "build" / "tiny"
+    for role in ("target", "draft"):
+        theirs = (recipe.parent / role / "model.safetensors").read_bytes()
+        assert (artifact / "checkpoints" / role / "model.safetensors").read_bytes() == theirs
+    manifest = load_manifest(artifact)
+    assert manifest.backend.name == backend
+    assert manifest.gpu == {"name": "h100"}
+    refused = trtspec("generate", artifact, "-p", "x")
+    assert refused.code == 1
+    assert f"{backend} runs this artifact, and not in this process" in refused.err
+    assert ensure_gates(artifact) is False
+    assert trtspec("plan", recipe, "--json").document["steps"][0]["status"] == "hit"
+
+
+def test_deploy_refuses_a_server_without_vllm(recipe: Path, trtspec: Run, tmp_path: Path) -> None:
+    recipe.write_text(recipe.read_text().replace("engine:\n", "engine:\n  backend: vllm\n  gpu: h100\n"))
+    assert trtspec("build", recipe).code == 0
+    artifact = recipe.parent / "build" / "tiny"
+    assert refusal(artifact, server(tmp_path / "triton")) == "this tritonserver has no vllm backend"
+    document = json.loads((artifact / "model_repository/vllm_model/1/model.json").read_text())
+    assert document["model"] == "../../checkpoints/target"
+    staged = stage_repository(artifact, load_manifest(artifact), tmp_path / "stage")
+    document = json.loads((staged / "vllm_model/1/model.json").read_text())
+    assert document["model"] == str(artifact / "checkpoints/target")
+    assert document["speculative_config"]["model"] == str(artifact / "checkpoints/draft")

@@ -210,6 +210,11 @@ REFUSED = [
         "the target has 2 layers for further tokens, one for each token that can be drafted",
     ),
     (
+        {"method": "eagle3", "draft_facts": facts({"speculators_model_type": "eagle3"})},
+        "speculation.draft.model layout",
+        "the net is written as speculators does; the LLM API looks for its sizes on top of config.json",
+    ),
+    (
         {"target__quantization": {"weights": "fp8"}},
         "target.quantization.weights quantization",
         "fp8 weights are wanted, the target is not quantized",
@@ -259,6 +264,11 @@ def test_what_cannot_be_done_is_an_error(changes: dict[str, Any], key: str, mess
 
 
 WARNED = [
+    (
+        {"method": "eagle3", "draft_facts": facts({"norm_before_fc": True, "fc_norm": False})},
+        "speculation.draft.model layout-norm_before_fc",
+        "the net has norm_before_fc, which the LLM API's class is not known to have",
+    ),
     (
         {"method": "ngram", "speculation__options": {"min_match": 3}},
         "speculation.options.min_match unused",

@@ -88,6 +88,32 @@ def test_the_speed_up_is_how_many_times_as_fast_speculation_is(monkeypatch: pyte
     assert comparison.speculative.tokens_per_s == [6.0, 6.0]
 
 
+def test_the_baseline_may_be_another_server_and_counts_of_drafts_are_not_every_servers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+
+    class Fake:
+        def __init__(self, seconds: float) -> None:
+            self.seconds = seconds
+
+        def generate(self, request: dict[str, Any]) -> dict[str, Any]:
+            assert "num_draft_tokens" not in request
+            clock[0] += self.seconds
+            return {"text_output": "x", "num_output_tokens": 12}
+
+    comparison = measure_server(Fake(2.0), ["one", "two"], 12, 1, baseline=Fake(5.0))  # type: ignore[arg-type]
+    assert comparison.speedup == 2.5
+    assert comparison.speculative.stats.drafted == 0
+
+
+def test_a_baseline_is_a_server_s(trtspec: Run, workplace: Path) -> None:
+    refused = trtspec("bench", "http://127.0.0.1:1", "--baseline", "./artifact")
+    assert refused.code == 1
+    assert "--baseline compares two servers" in refused.err
+
+
 @pytest.mark.integration
 def test_an_artifact(artifact: Path, trtspec: Run) -> None:
     done = trtspec("bench", "build/tiny", *RUNS, "--json")

@@ -25,6 +25,12 @@ def bench(
     prompts: Annotated[Path | None, typer.Option(help="A .jsonl of prompts, instead of the artifact's own.")] = None,
     max_tokens: Annotated[int, typer.Option(help="New tokens a prompt.", min=1)] = 64,
     runs: Annotated[int, typer.Option(help="Runs of each side; the median counts.", min=1)] = 3,
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL-or-NAME", help="A server without speculation, for an engine that drafts whatever is asked."
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Measure speculation against the target alone, on the same engine in the same run, one request at a time.
@@ -32,11 +38,15 @@ def bench(
     Example: trtspec bench build/quickstart
     """
     from trtspec.cli.render import counter, print_json
+    from trtspec.errors import TrtspecError
 
     url, root = _find(what)
+    other = _find(baseline)[0] if baseline else None
+    if baseline and not (url and other):
+        raise TrtspecError("--baseline compares two servers", hint="deploy both, and give their names or addresses")
     with counter() as on_progress:
         if url:
-            comparison = _measure_server(url, root, prompts, max_tokens, runs, on_progress)
+            comparison = _measure_server(url, root, other, prompts, max_tokens, runs, on_progress)
         else:
             comparison = _measure_artifact(Path(what), prompts, max_tokens, runs, on_progress)
     if json:
@@ -57,7 +67,13 @@ def _find(what: str) -> tuple[str, Path | None]:
 
 
 def _measure_server(
-    url: str, root: Path | None, prompts: Path | None, max_tokens: int, runs: int, on_progress: OnProgress
+    url: str,
+    root: Path | None,
+    baseline: str | None,
+    prompts: Path | None,
+    max_tokens: int,
+    runs: int,
+    on_progress: OnProgress,
 ) -> Comparison:
     from trtspec.artifacts.manifest import load_manifest
     from trtspec.measure.artifact import acceptance_of, artifact_prompts
@@ -66,7 +82,8 @@ def _measure_server(
 
     texts = [prompt.text for prompt in artifact_prompts(root, prompts)]
     acceptance = acceptance_of(load_manifest(root)) if root else "unknown"
-    return measure_server(Client.at(url), texts, max_tokens, runs, on_progress, acceptance)
+    other = Client.at(baseline) if baseline else None
+    return measure_server(Client.at(url), texts, max_tokens, runs, on_progress, acceptance, other)
 
 
 def _measure_artifact(
@@ -91,7 +108,7 @@ def show(comparison: Comparison, what: str) -> None:
             f"{side.median:.0f}",
             f"{speedup:.2f}x",
             f"{side.stats.acceptance_rate:.3f}" if side.stats.drafted else "-",
-            f"{side.stats.mean_accepted_len:.2f}",
+            f"{side.stats.mean_accepted_len:.2f}" if side.stats.drafted or name == "target alone" else "-",
         )
         for name, speedup, side in sides
     ]

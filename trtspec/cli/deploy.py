@@ -32,7 +32,9 @@ def deploy(
 
     where = find_target(target)
     with counter() as on_progress:
-        ensure_gates(artifact, on_progress)
+        measured = ensure_gates(artifact, on_progress)
+    if not measured:
+        say("its gates can only be measured on the server: trtspec bench NAME", "yellow")
     deployment = where.deploy(
         artifact,
         http_port=http_port,

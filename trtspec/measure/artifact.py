@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from trtspec.engines.embedded.engine import Engine
 
 TARGET, DRAFT = "checkpoints/target", "checkpoints/draft"
+# Engines that run a source as it is: their artifacts hold nothing that the embedded engine reads.
+ELSEWHERE = ("llmapi", "vllm")
 DEFAULT_PROMPTS = Path(__file__).with_name("default_prompts.jsonl")
 
 
@@ -66,10 +68,18 @@ def read_artifact(root: Path) -> Manifest:
 
 @contextmanager
 def open_artifact(root: Path, manifest: Manifest | None = None) -> Iterator[OpenArtifact]:
-    """Load an artifact's engine, after `read_artifact` unless its `manifest` is handed in."""
+    """Load what an artifact was converted to into the embedded engine, whichever engine it is for.
+
+    `read_artifact` comes first unless its `manifest` is handed in. Raises TrtspecError where nothing was converted.
+    """
     from trtspec.engines.embedded.engine import Engine
 
     manifest = manifest or read_artifact(root)
+    if manifest.backend.name in ELSEWHERE:
+        hint = "trtspec deploy it, then trtspec bench its name"
+        raise TrtspecError(
+            f"{manifest.backend.name} runs this artifact, and not in this process", where=str(root), hint=hint
+        )
     draft = root / DRAFT
     tokenizer = root / "tokenizer"
     opened = Engine.load(root / TARGET, draft if draft.is_dir() else None, _settings(root, manifest.recipe), tokenizer)

@@ -20,7 +20,8 @@ from trtspec.measure.artifact import OpenArtifact
 from trtspec.triton.client import Client
 
 FORMAT_VERSION = 1
-COUNTED = ("text_output", "num_output_tokens", "total_draft_tokens", "total_accepted_draft_tokens")
+ANSWERED = ("text_output", "num_output_tokens")
+COUNTED = ("total_draft_tokens", "total_accepted_draft_tokens")  # not by every engine
 OnProgress = Callable[[str, int, int], None]
 Ask = Callable[[str, bool], tuple[Hashable, Stats]]  # (prompt, whether to speculate) to (text, what it took)
 
@@ -110,17 +111,26 @@ def measure_server(
     runs: int,
     on_progress: OnProgress = lambda what, done, total: None,
     acceptance: str = "unknown",
+    baseline: Client | None = None,
 ) -> Comparison:
-    """Measure a running server over HTTP; the baseline is the same server asked to draft nothing."""
+    """Measure a running server over HTTP.
+
+    The baseline is the same server asked to draft nothing; of an engine that drafts whatever is asked, another server.
+    """
+    needed = ANSWERED if baseline else ANSWERED + COUNTED
 
     def ask(prompt: str, speculate: bool) -> tuple[Hashable, Stats]:
-        extra = {} if speculate else {"num_draft_tokens": 0}
-        answer = client.generate({"text_input": prompt, "max_tokens": max_tokens, **extra})
-        if missing := [key for key in COUNTED if key not in answer]:
+        asked = {"text_input": prompt, "max_tokens": max_tokens}
+        if not speculate and baseline:
+            answer = baseline.generate(asked)
+        else:
+            answer = client.generate(asked if speculate else {**asked, "num_draft_tokens": 0})
+        if missing := [key for key in needed if key not in answer]:
             raise DeployError(f"the server's answers lack {', '.join(missing)}", hint="serve an artifact of trtspec")
         return answer["text_output"], _stats(answer)
 
-    ask(prompts[0], True)
+    for speculate in (True, False) if baseline else (True,):  # what a server does only once is not measured
+        ask(prompts[0], speculate)
     return _compare(Comparison(len(prompts), max_tokens, acceptance), ask, prompts, runs, on_progress)
 
 
@@ -149,5 +159,6 @@ def _compare(
 
 def _stats(answer: dict[str, Any]) -> Stats:
     """Return a server's counts; the first token is the prefill's, each step gives one and what it accepted."""
-    new, drafted, accepted = (int(answer[key]) for key in COUNTED[1:])
+    new = int(answer["num_output_tokens"])
+    drafted, accepted = (int(answer.get(key, 0)) for key in COUNTED)
     return Stats(new_tokens=new, drafted=drafted, accepted=accepted, steps=max(0, new - 1 - accepted))

@@ -118,13 +118,16 @@ def verify_artifact(
     return _report(root, manifest, checks)
 
 
-def ensure_gates(root: Path, on_progress: OnProgress = lambda what, done, total: None) -> None:
+def ensure_gates(root: Path, on_progress: OnProgress = lambda what, done, total: None) -> bool:
     """Raise unless the gates of an artifact hold: by its report, or where it has none by measuring them now.
 
+    Returns whether they were measured: an engine that does not run in this process can only be measured on its server.
     Raises DigestMismatch, VerificationFailed or GateNotMet. Needs no source model.
     """
     manifest = read_artifact(root)
     verification = _read_report(root)
+    if verification is None and manifest.backend.name != "embedded":
+        return False
     if verification is None:
         prompts = artifact_prompts(root, None)[:DEPLOY_PROMPTS]
         with open_artifact(root, manifest) as artifact:
@@ -132,6 +135,7 @@ def ensure_gates(root: Path, on_progress: OnProgress = lambda what, done, total:
         verification = Verification(tuple(checks), acceptance_of(manifest), _manifest_sha256(root))
     if failure := verification.failure:
         raise failure
+    return True
 
 
 def _check_files(root: Path, manifest: Manifest) -> Check:

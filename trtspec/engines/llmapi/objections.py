@@ -24,6 +24,9 @@ MTP_MODELS = {
     (1, 2): ("deepseek_v32", "glm4_moe", "exaone_moe", "nemotron_h"),
     (1, 3): ("glm_moe_dsa", "nemotron_h_puzzle", "qwen3_next"),
 }
+# What some EAGLE-3 nets norm beside what the first ones did.
+NORMS = ("fc_norm", "norm_before_fc", "norm_before_residual")
+EAGLE3_SOURCE = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/models/modeling_speculative.py, Eagle3DraftModel"
 MTP_SOURCE = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/models/modeling_speculative.py, MTPForCausalLM"
 
 
@@ -38,6 +41,7 @@ def objections(case: Case) -> Iterable[Objection]:
     yield from _about_options(case)
     yield from _about_sampling(case)
     yield from _about_mtp(case)
+    yield from _about_net(case)
     yield from _about_storage(case)
     yield from _about_parallel(case)
     yield from placement_objections(case)
@@ -98,6 +102,22 @@ def _about_mtp(case: Case) -> Iterable[Objection]:
     if model_type not in [name for since, names in MTP_MODELS.items() if since <= minor for name in names]:
         message = f"TensorRT-LLM {case.version} is not known to have layers for further tokens of {model_type}"
         yield Objection(METHOD, "version", message, severity="warning", source=MTP_SOURCE)
+
+
+def _about_net(case: Case) -> Iterable[Objection]:
+    """Yield where an EAGLE-3 net is written otherwise than the PyTorch backend's class reads it."""
+    if case.recipe.speculation.method != "eagle3":
+        return
+    config, path = case.sources["draft"].config, "speculation.draft.model"
+    if "speculators_model_type" in config:
+        message = "the net is written as speculators does; the LLM API looks for its sizes on top of config.json"
+        yield Objection(
+            path, "layout", message, "take it as SafeAILab/EAGLE or ModelOpt write it", source=EAGLE3_SOURCE
+        )
+    for key in NORMS:
+        if config.get(key):
+            message = f"the net has {key}, which the LLM API's class is not known to have"
+            yield Objection(path, f"layout-{key}", message, severity="warning", source=EAGLE3_SOURCE)
 
 
 def _about_storage(case: Case) -> Iterable[Objection]:

@@ -20,8 +20,8 @@ DRAFTS_TREES = SAMPLES_WITH_DRAFTS = (1, 3)
 # TensorRT-LLM:tensorrt_llm/_torch/pyexecutor/sampler.py@a451bf93, which merges 1.1.0rc6).
 SAMPLES = (1, 1)
 # What samples then: eagle3 and mtp take the argmax (NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/speculative/eagle3.py
-# @001e6700), and draft_target's drafts are the argmax's but can be accepted as if they were drawn (model_drafter.py there,
-# process_static_draft_outputs), which is not the target's law.
+# @001e6700), and draft_target's drafts are the argmax's but can be accepted as if they were drawn, which is not the
+# target's law (model_drafter.py there, process_static_draft_outputs).
 SAMPLING_METHODS = ("none", "ngram")
 
 
