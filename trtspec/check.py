@@ -64,6 +64,11 @@ class Findings:
     case: Case | None = None
 
     @property
+    def converts(self) -> bool:
+        """Return whether the checkpoints are converted; until an engine is chosen they are taken to be."""
+        return self.chosen is None or self.chosen.engine.converts
+
+    @property
     def errors(self) -> list[Problem]:
         """Return the problems that keep the recipe from being built."""
         return [problem for problem in self.problems if problem.severity == "error"]
@@ -110,10 +115,6 @@ class _Examination:
             self._error(path, code, f"{error.where}: {error.message}" if error.where else error.message, error.hint)
             return None
 
-    @property
-    def _converts(self) -> bool:
-        return self.found.chosen is None or self.found.chosen.engine.converts
-
     def _choose_engine(self) -> Chosen | None:
         wanted, known = self.recipe.engine, backends()
         name, why = choose_backend(wanted.backend, self.found.method, wanted.gpu)
@@ -127,7 +128,7 @@ class _Examination:
         if source is None:
             return None
         self.found.sources[role] = source
-        if self._converts:
+        if self.found.converts:
             return self._attempt(path, "checkpoint", lambda: load_model(source.root, asked.dtype))
         try:
             return load_model(source.root, asked.dtype)
@@ -233,7 +234,7 @@ class _Examination:
     def _check_pair(self, target: SourceModel, draft: SourceModel, has_tokenizer: bool) -> None:
         path = "speculation.draft.model"
         ours, theirs = target.config, draft.config
-        if theirs.vocab_size > ours.vocab_size or (theirs.vocab_size < ours.vocab_size and not self._converts):
+        if theirs.vocab_size > ours.vocab_size or (theirs.vocab_size < ours.vocab_size and not self.found.converts):
             message = f"the draft has {theirs.vocab_size} vocabulary entries, the target {ours.vocab_size}"
             self._error(path, "vocabulary", message, "a draft has to share the target's vocabulary")
         elif has_tokenizer:
@@ -254,7 +255,7 @@ class _Examination:
         mapping, wanted = mapping_of(model), scheme_wanted(model)
         for message in mapping_problems(loaded.config, mapping):
             self._error(f"{path}.parallel", "parallel", message)
-        if not self._converts:
+        if not self.found.converts:
             return
         for key, message in loaded.problems(wanted, mapping):
             self._error(f"{path}.quantization.{key}", "quantization", message)
@@ -283,7 +284,7 @@ class _Examination:
         wants_draft = recipe.speculation.draft is not None and "draft" not in found.sources
         if method is None or options is None or found.chosen is None or "target" not in found.sources or wants_draft:
             return None
-        if self._converts and target is None:
+        if self.found.converts and target is None:
             return None
         draft_len = recipe.speculation.draft_len
         return Case(

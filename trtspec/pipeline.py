@@ -78,14 +78,14 @@ class Build:
         return backends()[self.recipe.engine.backend].memory(self.case)
 
     def speculation(self) -> dict[str, object]:
-        """Return how much a step drafts, by which rule it is accepted, and what an engine build would be told."""
+        """Return how much a step drafts, by which rule it is accepted, and what an engine build is told of it."""
         speculation, extent = self.recipe.speculation, self.case.extent
         return {
             "method": speculation.method,
             "draft_len": extent.depth,
             "draft_tokens": extent.nodes,
             "acceptance": speculation.acceptance,
-            "build_arguments": self.case.method.build_arguments(extent),
+            "build_arguments": self.case.method.build_arguments(extent) if self.findings.converts else [],
         }
 
     def predicted(self) -> dict[str, object]:

@@ -13,8 +13,8 @@ from typing import Any
 
 from trtspec.methods.choices import EAGLE_CHOICES, MEDUSA_CHOICES
 from trtspec.triton.engine_repository import (
-    EngineServing,
     EngineRepositorySettings,
+    EngineServing,
     LookaheadSizes,
     emit_engine_repository,
 )

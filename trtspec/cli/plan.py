@@ -72,6 +72,16 @@ def describe(build: Build, store: Store) -> dict[str, Any]:
     }
 
 
+def _told(document: dict[str, Any]) -> str:
+    """Return in which words the engine is told how to speculate; a build's are among its command."""
+    for name in ("model_yaml", "model_json"):
+        if config := document.get(name, {}).get("speculative_config"):
+            return f"; speculative_config {config}"
+    arguments = document["speculation"]["build_arguments"]
+    is_built = any(step["command"] for step in document["steps"])
+    return f"; an engine: trtllm-build {' '.join(arguments)}" if arguments and not is_built else ""
+
+
 def show(document: dict[str, Any], build: Build) -> None:
     """Show the plan to people."""
     from trtspec.cli.render import amount, say, show_problems, show_table
@@ -82,7 +92,7 @@ def show(document: dict[str, Any], build: Build) -> None:
     say(f"{document['name']}: {backend['name']} engine{version}, because {backend['why']}")
     drafting = document["speculation"]
     if drafting["draft_tokens"]:
-        told = f"; trtllm-build {' '.join(drafting['build_arguments'])}" if drafting["build_arguments"] else ""
+        told = _told(document)
         lossy = "" if drafting["acceptance"] == "exact" else f", {drafting['acceptance']} acceptance: lossy"
         many = f"{drafting['draft_tokens']} draft tokens a step, {drafting['draft_len']} of them in a row at most"
         say(f"{drafting['method']}: {many}{lossy}{told}")

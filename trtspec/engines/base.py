@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import Literal
 
 from trtspec.checkpoint.model_config import ModelConfig
@@ -31,7 +30,8 @@ class Case:
 
     `target` is None for an architecture that no family describes, which only engines that convert nothing take;
     `draft` is a draft model, `part` what drafts from inside the target. `version` is the engine's, "" where it comes
-    with trtspec. `sources` are the checkpoints as they lie, by role ("target", "draft"), for engines that convert nothing.
+    with trtspec. `sources` are the checkpoints as they lie, by role ("target", "draft"): what engines that convert
+    nothing run.
     """
 
     recipe: Recipe
@@ -96,14 +96,12 @@ def choose_backend(wanted: str, method: Method | None, gpu: str | None) -> tuple
     """
     if wanted != "auto":
         return wanted, "the recipe asks for it"
-    if not find_spec("tensorrt_llm"):
+    installed = _installed("tensorrt_llm")
+    if not installed:
         return "embedded", "TensorRT-LLM is not installed here"
     if gpu is None:
         return "embedded", "TensorRT-LLM is installed, but the recipe names no engine.gpu to build for"
-    from importlib.metadata import version
-
     # The last release with trtllm-build is 1.2.1 (NVIDIA/TensorRT-LLM pull 15918).
-    installed = version("tensorrt_llm")
     has_builder = tuple(int(part) for part in installed.split(".")[:2]) < (1, 3)
     name = "tensorrt_llm" if has_builder and (method is None or "tensorrt_llm" in method.engines) else "llmapi"
     if method and name not in method.engines:
@@ -114,11 +112,13 @@ def choose_backend(wanted: str, method: Method | None, gpu: str | None) -> tuple
 def choose_version(backend: Backend, wanted: str | None) -> str:
     """Return the engine's version for a recipe's `engine.version`; TrtspecError where the backend has no such one.
 
-    A version without a patch number, as 1.2, is the newest of its kind.
+    Unless the recipe says, it is the one that is installed here, else the newest. A version without a patch number, as
+    1.2, is the newest of its kind.
     """
     versions = backend.versions()
     if wanted is None:
-        return versions[-1]
+        installed = _installed(backend.package)
+        return installed if installed in versions else versions[-1]
     found = [each for each in versions if each == wanted or each.startswith(f"{wanted}.")]
     if not found:
         known = ", ".join(filter(None, versions))
@@ -127,3 +127,13 @@ def choose_version(backend: Backend, wanted: str | None) -> str:
             hint=f"known: {known}" if known else "remove it",
         )
     return found[-1]
+
+
+def _installed(package: str | None) -> str:
+    """Return the version of a package that is installed here, "" where none is."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package) if package else ""
+    except PackageNotFoundError:
+        return ""

@@ -149,7 +149,8 @@ def resolve_recipe(
     """Return the recipe with every default decided.
 
     The dtypes are those that the checkpoints are stored in, `options` the method's with their defaults, and `nodes` the
-    tokens that a step drafts; `version` is the engine's. `draft_apart` tells a draft model from a part that is stored with the target.
+    tokens that a step drafts; `version` is the engine's. `draft_apart` tells a draft model from a part that is stored
+    with the target.
     """
     draft = recipe.speculation.draft
     drafts = (_model(draft, draft_dtype),) if draft else ()
