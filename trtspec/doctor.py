@@ -9,6 +9,7 @@ import shutil
 from importlib import metadata
 from pathlib import Path
 
+from trtspec.engines.tensorrt_llm.toolchain import BUILDER
 from trtspec.paths import cache_dir, state_dir
 from trtspec.triton.server import Finding, probe_server
 
@@ -26,7 +27,7 @@ def probe_machine() -> list[Finding]:
     findings += [_package(package, extra) for extra, packages in EXTRAS.items() for package in packages]
     findings += probe_server()
     findings += [_folder("cache", cache_dir()), _folder("state", state_dir())]
-    return [*findings, _gpu(), _tensorrt_llm()]
+    return [*findings, _gpu(), _tensorrt_llm(), _builder()]
 
 
 def _package(package: str, extra: str) -> Finding:
@@ -57,3 +58,9 @@ def _tensorrt_llm() -> Finding:
         return Finding("tensorrt-llm", True, metadata.version("tensorrt-llm"))
     except metadata.PackageNotFoundError:
         return Finding("tensorrt-llm", True, "not installed; the embedded engine runs the converted checkpoint")
+
+
+def _builder() -> Finding:
+    """Tell whether engines can be built here; a machine that builds none lacks nothing that must be there."""
+    found = shutil.which(BUILDER)
+    return Finding(BUILDER, True, found or "not on PATH; engines are built where it is, or in engine.build.image")

@@ -202,7 +202,7 @@ class Engine(StrictModel):
         default="auto", description="The engine; auto is decided and recorded by the plan"
     )
     version: Annotated[str, Field(pattern=VERSION)] | None = Field(
-        default=None, description="The engine's version (TensorRT-LLM's, or vLLM's), by default the installed one, else the newest known"
+        default=None, description="TensorRT-LLM's or vLLM's version; by default the one here, else the newest known"
     )
     gpu: Annotated[str, Field(pattern=GPU)] | None = Field(default=None, description="The GPU it will run on, as h200")
     max_batch_size: int = Field(default=8, ge=1, description="Requests a step")
