@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -82,11 +83,35 @@ def test_activations_are_needed_for_scales_of_whole_tensors(scheme: Scheme, need
 
 
 def test_config_says_it_in_tensorrt_llms_words() -> None:
-    dense, experts = one_layer()[0], mixture()[0]
+    dense, experts = one_layer()[1], mixture()[1]
     assert Scheme("fp8", "fp8").describe(dense) == Quantization("FP8", "FP8", ("lm_head",))
     assert Scheme("fp8_rowwise").describe(dense) == Quantization("FP8_PER_CHANNEL_PER_TOKEN", "", ("lm_head",))
     assert Scheme("fp8").describe(experts).exclude == ("lm_head", "*router")
-    assert Scheme().describe(dense).algo == ""
+    assert Scheme("none", "fp8").describe(dense) == Quantization("", "FP8")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "model", "expected"),
+    [
+        (Scheme("fp8", exclude=("*.mlp.*",)), one_layer, [f"{LAYER}.mlp.{name}" for name in ("fc", "gate", "proj")]),
+        (Scheme("fp8", exclude=("*dense", "*head")), one_layer, [f"{LAYER}.attention.dense", "lm_head"]),
+        (
+            Scheme("fp8_rowwise", exclude=("*attention*", "lm_head")),
+            one_layer,
+            [f"{LAYER}.attention", f"{LAYER}.input_layernorm", "lm_head"],
+        ),
+        (
+            Scheme("fp8_rowwise", exclude=("*.mlp.*", "lm_head")),
+            one_layer,
+            [f"{LAYER}.mlp", f"{LAYER}.post_layernorm", "lm_head"],
+        ),
+        (Scheme("fp8", exclude=("*.mlp.*",)), mixture, [f"{LAYER}.mlp", "*router"]),
+    ],
+)
+def test_config_names_the_modules_that_engines_have_to_leave(
+    scheme: Scheme, model: Callable[[], tuple[ModelConfig, list[Rule]]], expected: list[str]
+) -> None:
+    assert list(scheme.describe(model()[1]).exclude) == expected
 
 
 @pytest.mark.parametrize("exclude", [("lm_head",), ("lm_head", "*.mlp.fc", "*.mlp.gate"), ("*",), ()])
@@ -101,6 +126,11 @@ def test_without_quantization_patterns_do_not_matter() -> None:
 FUSED = "engines fuse mlp.fc and mlp.gate of a layer; exclude both or none (layer 0)"
 TIED = "lm_head is the embedding of this model, which is not quantized; exclude lm_head"
 ROWWISE_HEAD = "fp8_rowwise engines need lm_head in the model's dtype; exclude lm_head"
+ROWWISE_ATTENTION = (
+    "fp8_rowwise engines have one format for a layer's attention; exclude '*.attention.*' or none (layer 0)"
+)
+ROWWISE_MLP = "fp8_rowwise engines have one format for a layer's MLP; exclude '*.mlp.*' or none (layer 0)"
+EXPERTS = "engines have one format for a layer's experts; exclude '*.mlp.*' or none (layer 0)"
 UNKNOWN = "no module matches '*.attn.*'; one is transformer.layers.0.attention.qkv"
 
 
@@ -111,6 +141,8 @@ UNKNOWN = "no module matches '*.attn.*'; one is transformer.layers.0.attention.q
         (Scheme("fp8", exclude=("lm_head", "*.mlp.fc")), ("exclude", FUSED)),
         (Scheme("fp8", exclude=("lm_head", "*.mlp.gate")), ("exclude", FUSED)),
         (Scheme("fp8_rowwise", exclude=("*.attention.*",)), ("exclude", ROWWISE_HEAD)),
+        (Scheme("fp8_rowwise", exclude=("lm_head", "*.attention.qkv")), ("exclude", ROWWISE_ATTENTION)),
+        (Scheme("fp8_rowwise", exclude=("lm_head", "*.mlp.proj")), ("exclude", ROWWISE_MLP)),
     ],
 )
 def test_what_cannot_be_done_is_said_where_the_recipe_asks_for_it(scheme: Scheme, problem: tuple[str, str]) -> None:
@@ -121,6 +153,11 @@ def test_a_tied_head_cannot_be_quantized() -> None:
     tied = one_layer(tied_embeddings=True)
     assert scheme_problems(Scheme("fp8", exclude=()), *tied) == [("exclude", TIED)]
     assert scheme_problems(Scheme("fp8"), *tied) == []
+
+
+def test_experts_are_left_out_whole() -> None:
+    assert scheme_problems(Scheme("fp8", exclude=("lm_head", "*.mlp.proj")), *mixture()) == [("exclude", EXPERTS)]
+    assert scheme_problems(Scheme("fp8", exclude=("lm_head", "*.mlp.*")), *mixture()) == []
 
 
 def test_experts_cannot_be_quantized_by_rows() -> None:

@@ -97,6 +97,15 @@ def eagle(config: Config) -> Iterator[Tensor]:
         yield Tensor("fc.bias", (hidden,))
 
 
+def redrafter(config: Config) -> Iterator[Tensor]:
+    """Yield the drafter of apple/ml-recurrent-drafter, without recurrence and as wide as to need no first layer."""
+    exit_dim, layers = config["exit_dim"], config["num_draft_layers"]
+    for layer in range(layers):
+        yield Tensor(f"lm_head.{layer}.linear.weight", (exit_dim, exit_dim))
+        yield Tensor(f"lm_head.{layer}.linear.bias", (exit_dim,))
+    yield Tensor(f"lm_head.{layers}.weight", (config["vocab_size"], exit_dim))
+
+
 def eagle3(config: Config) -> Iterator[Tensor]:
     """Yield an EAGLE-3 net as SafeAILab and SpecForge save it: the embedding is the target's."""
     yield from _eagle3_net(config, "midlayer.")
@@ -133,6 +142,7 @@ LAYOUTS: dict[str, Callable[[Config], Iterator[Tensor]]] = {
     "decoder": decoder,
     "medusa": medusa,
     "eagle": eagle,
+    "redrafter": redrafter,
     "eagle3": eagle3,
     "speculators_eagle3": speculators_eagle3,
 }

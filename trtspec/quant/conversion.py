@@ -65,7 +65,7 @@ class Conversion:
     @property
     def quantization(self) -> Quantization:
         """Return what config.json says of how the weights and the cache are stored."""
-        return self.scheme.describe(self.config)
+        return self.scheme.describe([target.rule for target in self.targets.values()])
 
     def render_config(self) -> dict[str, Any]:
         """Return config.json."""

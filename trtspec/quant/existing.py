@@ -8,11 +8,10 @@ is refused, because the weights that the source was made from are not there any 
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
 from trtspec.checkpoint.model_config import ModelConfig
-from trtspec.checkpoint.rules import QUANTIZED, Quantized, Rule, Stage
+from trtspec.checkpoint.rules import QUANTIZED, Quantized, Rule
 from trtspec.checkpoint.safetensors import TensorInfo
 from trtspec.checkpoint.source import Source
 from trtspec.errors import CheckpointError
@@ -72,9 +71,8 @@ class Existing:
         """Return the scheme by which a conversion leaves everything in the format it is in."""
         if self.declared.weights == "none":
             return Scheme(kv_cache=self.declared.kv_cache)
-        linear = [rule for rule in rules if is_linear(rule)]
-        left_out = [rule for rule in linear if not self._holds(rule)]
-        return Scheme(self.declared.weights, self.declared.kv_cache, tuple(_patterns(left_out, linear)))
+        left_out = tuple(rule.module for rule in rules if is_linear(rule) and not self._holds(rule))
+        return Scheme(self.declared.weights, self.declared.kv_cache, left_out)
 
     def describe(self) -> str:
         """Return the source's quantization in words."""
@@ -165,13 +163,3 @@ def _weight_scale(weight: str) -> str:
 
 def _input_scale(weight: str) -> str:
     return f"{weight.removesuffix('weight')}input_scale"
-
-
-def _patterns(left_out: list[Rule], linear: list[Rule]) -> list[str]:
-    """Return patterns for the modules that are left out: one for a kind that is left out in every layer."""
-    all_of, out_of = (Counter(rule.target for rule in rules) for rules in (linear, left_out))
-    patterns = []
-    for rule in left_out:
-        everywhere = out_of[rule.target] == all_of[rule.target] and not isinstance(rule.at, Stage)
-        patterns.append(f"transformer.layers.*.{rule.target.removesuffix('.weight')}" if everywhere else rule.module)
-    return list(dict.fromkeys(patterns))

@@ -16,7 +16,18 @@ ALGORITHMS = {"none": "", "fp8": FP8, "fp8_rowwise": FP8_ROWWISE}
 LINEAR = ("attention.qkv.weight", "attention.dense.weight", "mlp.fc.weight", "mlp.gate.weight", "mlp.proj.weight")
 # The engine picks experts in float32, whatever the experts are stored in.
 ROUTERS = "*router"
+# TensorRT-LLM changes these norms together with what they feed, where FP8 has a scale for each row.
+NORM_OF = {"attention": "input_layernorm", "mlp": "post_layernorm"}
 FUSED = {"mlp.fc.weight": "mlp.gate.weight", "mlp.gate.weight": "mlp.fc.weight"}
+# Linear layers of which engines quantize all or none, and why.
+UNITS: dict[str, list[tuple[tuple[str, ...], str]]] = {
+    "fp8": [(LINEAR[2:4], "engines fuse mlp.fc and mlp.gate of a layer; exclude both or none")],
+    "fp8_rowwise": [
+        (LINEAR[:2], "fp8_rowwise engines have one format for a layer's attention; exclude '*.attention.*' or none"),
+        (LINEAR[2:], "fp8_rowwise engines have one format for a layer's MLP; exclude '*.mlp.*' or none"),
+    ],
+    "experts": [(LINEAR[2:], "engines have one format for a layer's experts; exclude '*.mlp.*' or none")],
+}
 
 
 @dataclass(frozen=True)
@@ -41,10 +52,29 @@ class Scheme:
         """Return whether a rule's target becomes FP8."""
         return self.weights != "none" and is_linear(rule) and not _any_of(self.exclude).fullmatch(rule.module)
 
-    def describe(self, config: ModelConfig) -> Quantization:
-        """Return what config.json says of it."""
-        routers = (ROUTERS,) if config.num_experts else ()
-        return Quantization(ALGORITHMS[self.weights], ALGORITHMS[self.kv_cache], (*self.exclude, *routers))
+    def describe(self, rules: list[Rule]) -> Quantization:
+        """Return what config.json says of it.
+
+        Modules are named and not matched: TensorRT-LLM's passes do not all read a `*` alike (fnmatch in
+        quantization/quantize.py, a prefix in QuantConfig._get_quant_cfg, by which MLPs are fused).
+        """
+        if self.weights == "none":
+            return Quantization(kv_cache_algo=ALGORITHMS[self.kv_cache])
+        left_out = (rule for rule in rules if is_linear(rule) and not self.quantizes(rule))
+        names = [name for rule in left_out for name in self._names_of(rule)]
+        if any(rule.experts for rule in rules):
+            names.append(ROUTERS)
+        return Quantization(ALGORITHMS[self.weights], ALGORITHMS[self.kv_cache], tuple(dict.fromkeys(names)))
+
+    def _names_of(self, rule: Rule) -> list[str]:
+        """Return the modules of TensorRT-LLM that have to stay as they are for a linear layer to stay in 16 bits."""
+        block = rule.module.rpartition(".")[0]
+        if rule.experts:
+            return [block]
+        if self.weights == "fp8" or isinstance(rule.at, Stage):
+            return [rule.module]
+        layer, _, kind = block.rpartition(".")
+        return [block, f"{layer}.{NORM_OF[kind]}"]
 
 
 def is_linear(rule: Rule) -> bool:
@@ -85,12 +115,22 @@ def scheme_problems(scheme: Scheme, config: ModelConfig, rules: list[Rule]) -> l
             found.append(("exclude", "fp8_rowwise engines need lm_head in the model's dtype; exclude lm_head"))
         elif config.tied_embeddings:
             found.append(("exclude", "lm_head is the embedding of this model, which is not quantized; exclude lm_head"))
-    present = {(rule.at, rule.target) for rule in rules}
-    for at, target in sorted(quantized, key=str):
-        other = (at, FUSED.get(target, ""))
-        if other in present and other not in quantized:
-            found.append(("exclude", f"engines fuse mlp.fc and mlp.gate of a layer; exclude both or none (layer {at})"))
-            break
+    if problem := _torn(scheme, rules):
+        found.append(("exclude", problem))
     if config.num_experts and scheme.weights == "fp8_rowwise":
         found.append(("weights", "TensorRT-LLM has no fp8_rowwise mixture of experts; use fp8"))
     return found
+
+
+def _torn(scheme: Scheme, rules: list[Rule]) -> str | None:
+    """Return what is wrong where linear layers that engines have in one format are not left out together."""
+    is_mixture = any(rule.experts for rule in rules)
+    for targets, words in UNITS["experts" if is_mixture else scheme.weights]:
+        kinds: dict[int | Stage, set[bool]] = {}
+        for rule in rules:
+            if rule.target in targets:
+                kinds.setdefault(rule.at, set()).add(scheme.quantizes(rule))
+        for layer, kind in kinds.items():
+            if len(kind) > 1:
+                return f"{words} (layer {layer})"
+    return None

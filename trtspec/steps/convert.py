@@ -55,7 +55,7 @@ class ConvertCheckpoint(Step):
     is padded to `vocab_size` entries; 0 leaves it as it is.
     """
 
-    VERSION: ClassVar[int] = 3
+    VERSION: ClassVar[int] = 4
     RESUMABLE: ClassVar[bool] = True
 
     role: str

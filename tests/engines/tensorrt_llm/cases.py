@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from tests.configs import model_config
@@ -56,15 +57,19 @@ def shape(name: str, **changes: Any) -> ModelConfig:
     return model_config(**SHAPES[name] | changes)
 
 
-def make_case(
-    target: ModelConfig | str = "llama-3.1-8b",
-    draft: ModelConfig | str | None = None,
-    version: str = "1.2.1",
-    **changes: Any,
-) -> Case:
-    """Return a case; `changes` are the recipe's dotted keys, with __ for the dots: engine__max_batch_size=8.
+@dataclass(frozen=True)
+class Asked:
+    """A recipe as it is written, and the models that lie where it looks for them; the draft's if it is one."""
 
-    Methods that draft from inside get a part of one small matrix.
+    document: dict[str, Any]
+    target: ModelConfig
+    draft: ModelConfig | None = None
+
+
+def ask(target: ModelConfig | str = "llama-3.1-8b", draft: ModelConfig | str | None = None, **changes: Any) -> Asked:
+    """Return a recipe; `changes` are its dotted keys, with __ for the dots: engine__max_batch_size=8.
+
+    Methods that need something to draft with get it, from ./draft.
     """
     document: dict[str, Any] = {
         "schema": "trtspec.recipe/1",
@@ -72,9 +77,7 @@ def make_case(
         "target": {"model": "./target"},
         "engine": dict(PLAIN),
     }
-    method_name = changes.get("speculation__method", "none")
-    method = find_method(method_name)
-    if method.drafts_with != "nothing":
+    if find_method(changes.get("speculation__method", "none")).drafts_with != "nothing":
         changes.setdefault("speculation__draft__model", "./draft")
     for dotted, value in changes.items():
         *sections, key = dotted.split("__")
@@ -82,27 +85,42 @@ def make_case(
         for name in sections:
             section = section.setdefault(name, {})
         section[key] = value
-    recipe = Recipe.model_validate(document)
-    options = method.parse(recipe.speculation.options)
-    draft_len = recipe.speculation.draft_len
-    draft_config = shape(draft) if isinstance(draft, str) else draft
+    return Asked(document, *(shape(model) if isinstance(model, str) else model for model in (target, draft)))
+
+
+def ask_pair(**changes: Any) -> Asked:
+    """Return Llama 3.1 8B with a draft model of 1B."""
+    return ask(**{"draft": "llama-3.2-1b", "speculation__method": "draft_target", **changes})
+
+
+def case_of(asked: Asked, version: str = "1.2.1") -> Case:
+    """Return what an engine is asked; methods that draft from inside get a part of one small matrix."""
+    recipe = Recipe.model_validate(asked.document)
+    speculation, method = recipe.speculation, find_method(recipe.speculation.method)
+    options = method.parse(speculation.options)
+    draft_len = speculation.draft_len
     return Case(
         recipe=recipe,
         version=version,
         method=method,
         options=options,
         extent=method.extent(options, method.default_draft_len if draft_len is None else draft_len),
-        target=shape(target) if isinstance(target, str) else target,
+        target=asked.target,
         target_storage=_storage(recipe.target),
-        draft=draft_config,
-        draft_storage=_storage(recipe.speculation.draft) if draft_config and recipe.speculation.draft else Storage(),
-        part=_part(method_name) if method.drafts_with == "part" else None,
+        draft=asked.draft,
+        draft_storage=_storage(speculation.draft) if asked.draft and speculation.draft else Storage(),
+        part=_part(speculation.method) if method.drafts_with == "part" else None,
     )
 
 
+def make_case(*models: ModelConfig | str, version: str = "1.2.1", **changes: Any) -> Case:
+    """Return a case of `ask`'s recipe."""
+    return case_of(ask(*models, **changes), version)
+
+
 def make_pair(**changes: Any) -> Case:
-    """Return Llama 3.1 8B with a draft model of 1B."""
-    return make_case(**{"draft": "llama-3.2-1b", "speculation__method": "draft_target", **changes})
+    """Return a case of `ask_pair`'s recipe."""
+    return case_of(ask_pair(**changes))
 
 
 def _storage(model: ModelSource) -> Storage:

@@ -9,11 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from trtspec.engines.base import Case, Objection
-from trtspec.engines.tensorrt_llm.rules import hardware, methods, options, serving, sizes
+from trtspec.engines.tensorrt_llm.rules import formats, hardware, methods, options, serving, sizes
 
 Rule = Callable[[Case], Iterator[Objection]]
 
-RULES: tuple[Rule, ...] = (*hardware.RULES, *options.RULES, *sizes.RULES, *methods.RULES, *serving.RULES)
+RULES: tuple[Rule, ...] = (
+    *hardware.RULES,
+    *options.RULES,
+    *sizes.RULES,
+    *formats.RULES,
+    *methods.RULES,
+    *serving.RULES,
+)
 
 
 def objections(case: Case) -> Iterator[Objection]:

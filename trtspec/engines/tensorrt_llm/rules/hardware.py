@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from trtspec.engines.base import Case, Objection
 from trtspec.engines.gpus import Gpu, find_gpu
-from trtspec.engines.tensorrt_llm.rules.sources import BUILDER, HARDWARE, MODELS, PLUGINS, QUANT_MODE
+from trtspec.engines.tensorrt_llm.rules.sources import BUILDER, HARDWARE, MODELS, PLUGINS
 from trtspec.engines.tensorrt_llm.specs import engine_specs, gpu_of
 from trtspec.errors import TrtspecError
 
@@ -80,7 +80,7 @@ def rows_have_no_scales_on_blackwell(case: Case) -> Iterator[Objection]:
                 f"fp8_rowwise engines cannot be built for {_describe(gpu)}: the builder refuses scales by row there"
             )
             path = f"{spec.path}.quantization.weights"
-            yield Objection(path, "fp8", message, "weights: fp8", source=f"{BUILDER}, {QUANT_MODE}")
+            yield Objection(path, "fp8", message, "weights: fp8", source=BUILDER)
 
 
 def plugins_on_blackwell(case: Case) -> Iterator[Objection]:

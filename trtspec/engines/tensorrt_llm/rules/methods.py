@@ -8,12 +8,14 @@ from math import ceil
 
 from trtspec.engines.base import Case, Objection
 from trtspec.engines.tensorrt_llm.rules.sources import (
-    BATCHING,
     BUILDER,
+    DECODER,
     DRAFT_README,
     EAGLE_README,
     LOOKAHEAD_README,
+    MEDUSA_MODEL,
     MEDUSA_README,
+    REDRAFTER_MODEL,
     REDRAFTER_README,
     TRITON,
     issue,
@@ -42,11 +44,13 @@ EXAMPLES = {
     REDRAFTER: (("LlamaForCausalLM", "Qwen2ForCausalLM"), REDRAFTER_README),
 }
 
-READMES = {
-    EXTERNAL: DRAFT_README,
-    MEDUSA: MEDUSA_README,
-    LOOKAHEAD: LOOKAHEAD_README,
-    REDRAFTER: REDRAFTER_README,
+READMES = {EXTERNAL: DRAFT_README, LOOKAHEAD: LOOKAHEAD_README}
+
+# The modes whose engines cannot be divided into stages.
+ONE_STAGE = {
+    EAGLE: EAGLE_README,
+    MEDUSA: f"{MEDUSA_MODEL}, {DECODER}",
+    REDRAFTER: f"{REDRAFTER_MODEL}, {DECODER}",
 }
 
 
@@ -76,12 +80,13 @@ def eagle_is_not_quantized(case: Case) -> Iterator[Objection]:
             yield Objection(f"target.quantization.{key}", "fp8", message, f"{key}: none", source=source)
 
 
-def eagle_has_one_stage(case: Case) -> Iterator[Objection]:
-    """EAGLE's nets read the hidden states of one rank."""
-    target = _target(case, EAGLE)
-    if target and target.mapping.pipeline > 1:
-        message = "EAGLE engines have no pipeline stages"
-        yield Objection("target.parallel.pipeline", "parallel", message, "use parallel.tensor", source=EAGLE_README)
+def drafts_inside_have_one_stage(case: Case) -> Iterator[Objection]:
+    """What drafts reads the last stage's outputs, and upstream makes it and asks for them on every stage."""
+    target = engine_specs(case)[0]
+    if target.mode in ONE_STAGE and target.mapping.pipeline > 1:
+        message = f"{case.recipe.speculation.method} engines have no pipeline stages"
+        hint, source = "use parallel.tensor", ONE_STAGE[target.mode]
+        yield Objection("target.parallel.pipeline", "parallel", message, hint, source=source)
 
 
 def eagle_has_few_rows(case: Case) -> Iterator[Objection]:
@@ -150,35 +155,6 @@ def lookahead_drafts(case: Case) -> Iterator[Objection]:
         yield Objection("speculation.options", "out-of-range", message, None, "warning", LOOKAHEAD_README)
 
 
-def lookahead_has_no_rows(case: Case) -> Iterator[Objection]:
-    """Engines with scales by row fail to build in this mode."""
-    target = _target(case, LOOKAHEAD)
-    if target and target.storage.weights == "fp8_rowwise":
-        message = "lookahead engines cannot be built of fp8_rowwise weights"
-        yield Objection("target.quantization.weights", "fp8", message, "weights: fp8", source=issue(2641))
-
-
-def a_cache_can_be_reused(case: Case) -> Iterator[Objection]:
-    """An FP8 cache without FP8 weights has no paged context attention, and so no reuse.
-
-    Drafts from outside come with the whole text again each step, and the runtime refuses the target without reuse.
-    """
-    is_needed = case.method.engine_mode == EXTERNAL
-    for spec in engine_specs(case):
-        if not spec.has_paged_context_fmha and spec.mode != EAGLE:
-            message = (
-                f"an FP8 KV cache with {_FORMATS[spec.storage.weights]} weights turns paged context attention off,"
-            )
-            message += " and with it KV cache reuse and chunked prompts"
-            message += f"; {case.recipe.speculation.method} needs reuse" if is_needed else ""
-            path, hint = f"{spec.path}.quantization.kv_cache", "weights: fp8 beside it, or kv_cache: none"
-            source = f"{BUILDER}, {BATCHING}"
-            yield Objection(path, "kv-reuse", message, hint, "error" if is_needed else "warning", source)
-
-
-_FORMATS = {"none": "16-bit", "fp8_rowwise": "fp8_rowwise"}
-
-
 def logits_have_one_shape(case: Case) -> Iterator[Objection]:
     """Logits are as wide as the vocabulary padded to the ranks, and the target takes those of its own width."""
     specs = engine_specs(case)
@@ -199,7 +175,7 @@ RULES = (
     acceptance_is_exact,
     eagle_is_for_llama,
     eagle_is_not_quantized,
-    eagle_has_one_stage,
+    drafts_inside_have_one_stage,
     eagle_has_few_rows,
     eagle_has_a_static_tree,
     medusa_is_greedy,
@@ -207,7 +183,5 @@ RULES = (
     examples_exist,
     stages_are_not_documented,
     lookahead_drafts,
-    lookahead_has_no_rows,
-    a_cache_can_be_reused,
     logits_have_one_shape,
 )
