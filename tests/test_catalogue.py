@@ -36,6 +36,8 @@ WARNINGS = {
     "llama-3.1-405b-fp8-tp8": ["size-ratio"],
     "qwen2.5-72b-fp8-draft-0.5b": ["size-ratio"],
     "vicuna-7b-medusa": ["greedy"],
+    "llama-2-7b-eagle": ["greedy"],
+    "codellama-7b-lookahead": ["greedy"],
     "llama-3-8b-eagle2": ["positions"],
     "llama-3.1-8b-eagle3": ["greedy-only", "positions", "rope"],
     "llama-3.3-70b-eagle3": ["greedy-only", "positions", "rope"],

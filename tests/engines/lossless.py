@@ -115,6 +115,15 @@ class Fork:
 
 def engine_law(engine: Engine, monkeypatch: pytest.MonkeyPatch, request: Request) -> np.ndarray:
     """Return the law [vocab] * max_new_tokens of what the engine says to a request, whatever its seed is."""
+    law = np.zeros((engine.vocab_size,) * request.max_new_tokens)
+    for ids, weight in engine_texts(engine, monkeypatch, request).items():
+        assert len(ids) == request.max_new_tokens
+        law[ids] = weight
+    return law
+
+
+def engine_texts(engine: Engine, monkeypatch: pytest.MonkeyPatch, request: Request) -> dict[tuple[int, ...], float]:
+    """Return the probability of everything that the engine may say to a request, whatever its seed is."""
     fork = Fork()
     used: list[float] = []
 
@@ -154,14 +163,14 @@ def engine_law(engine: Engine, monkeypatch: pytest.MonkeyPatch, request: Request
         return verdict(rule, logits, tokens, tree, warp, draft_probs=draft_probs, uniforms=uniforms)
 
     verify_chain, verify_tree = speculator_module.verify_chain, speculator_module.verify_tree
-    law = np.zeros((engine.vocab_size,) * request.max_new_tokens)
+    law: dict[tuple[int, ...], float] = {}
     with monkeypatch.context() as patch:
         patch.setattr(Draws, "draw", draw)
         patch.setattr(speculator_module, "verify_chain", of_chain)
         patch.setattr(speculator_module, "verify_tree", of_tree)
         for _ in fork.runs():
             (result,) = engine.generate([request])
-            law[result.ids] += fork.weight
+            law[result.ids] = law.get(result.ids, 0.0) + fork.weight
     return law
 
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafts that come with requests: the text and its law stay the target's, and what drafts next notices nothing."""
+"""Drafts that come with requests: text and law are the target's, the request ends there, and neighbours see nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,24 +14,25 @@ import pytest
 import torch
 
 from tests.engines import lossless
-from tests.engines.lossless import LAW_SHAPE, engine_law, random_prompts, target_law, without_residual
+from tests.engines.lossless import LAW_SHAPE, engine_texts, random_prompts, target_law, without_residual
 from tests.methods import eagle3_nets, heads, recurrent
 from tests.tiny import convert, make_llama, make_model, reference_model
 from trtspec.engines.embedded import speculator as speculator_module
 from trtspec.engines.embedded.drafters.base import Draft
 from trtspec.engines.embedded.engine import Engine
 from trtspec.engines.embedded.given import Given
-from trtspec.engines.embedded.request import EngineSettings, Request, Result, Sampling
+from trtspec.engines.embedded.request import EngineSettings, Request, Sampling
 from trtspec.engines.embedded.running import Running
 from trtspec.errors import TrtspecError
 from trtspec.kernels import reference
-from trtspec.kernels.sampling import Warp
 
 pytestmark = pytest.mark.integration
 
 PROMPTS = random_prompts(6)
 LEN = 24
-Drafting = Callable[[Sequence[int], Sequence[int]], list[int]]  # from the text and what will follow it
+MAX_LEN = 56  # of the engine that does not draft by itself
+Tokens = tuple[int, ...]
+Drafting = Callable[[Tokens], Tokens]  # from what will follow
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +46,7 @@ def model(source: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def texts(source: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, ...]]:
+def texts(source: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Tokens]:
     """Return the target's own continuations of the prompts, longer than the tests go."""
     settings = EngineSettings(max_seq_len=128, device="cpu")
     engine = Engine.load(convert(source, tmp_path_factory.mktemp("texts")), None, settings)
@@ -91,94 +93,75 @@ def engine(request: pytest.FixtureRequest, source: Path, tmp_path_factory: pytes
 
 
 def right(length: int) -> Drafting:
-    return lambda text, following: list(following[:length])
+    return lambda following: following[:length]
 
 
 def wrong_from(place: int) -> Drafting:
     """Return a drafting of 5 tokens that is right up to a place."""
-
-    def draft(text: Sequence[int], following: Sequence[int]) -> list[int]:
-        return [token if at < place else (token + 1) % 64 for at, token in enumerate(following[:5])]
-
-    return draft
+    return lambda following: (*following[:place], *((token + 1) % 64 for token in following[place:5]))
 
 
 DRAFTINGS = {"right": right(4), "wrong": wrong_from(0), "partly-right": wrong_from(2), "nothing": right(0)}
 
 
-def called(engine: Engine, prompt: Sequence[int], expected: Sequence[int], drafting: Drafting) -> list[Result]:
+def called(engine: Engine, prompt: Tokens, expected: Tokens, drafting: Drafting) -> Tokens:
     """Let a text be made by one request after another, each with a draft, as a model in front of the engine does."""
-    results: list[Result] = []
-    text = list(prompt)
-    while (made := len(text) - len(prompt)) < LEN:
-        draft = drafting(text, expected[made:])[: LEN - made - 1]
-        (result,) = engine.generate([Request(tuple(text), len(draft) + 1, draft_ids=tuple(draft))])
-        text += result.ids
-        results.append(result)
-    return results
+    made: Tokens = ()
+    while len(made) < LEN:
+        draft = drafting(expected[len(made) :])
+        (result,) = engine.generate([Request(prompt + made, LEN - len(made), draft_ids=draft)])
+        made += result.ids
+    return made
 
 
 class TestGreedyText:
     @pytest.mark.parametrize("drafting", DRAFTINGS.values(), ids=DRAFTINGS)
-    def test_of_many_calls_is_the_targets(
-        self, engine: Engine, texts: list[tuple[int, ...]], drafting: Drafting
-    ) -> None:
+    def test_of_many_calls_is_the_targets(self, engine: Engine, texts: list[Tokens], drafting: Drafting) -> None:
         for prompt, expected in zip(PROMPTS[:2], texts, strict=False):
-            results = called(engine, prompt, expected, drafting)
-            assert tuple(token for result in results for token in result.ids) == expected[:LEN]
+            assert called(engine, prompt, expected, drafting) == expected[:LEN]
 
-    def test_goes_on_after_the_draft_in_any_batch(self, engine: Engine, texts: list[tuple[int, ...]]) -> None:
-        """Right, wrong and no drafts of different lengths, more requests than rows."""
-        drafts = [
-            drafting(prompt, text)
-            for prompt, text, drafting in zip(
-                PROMPTS, texts, [right(5), wrong_from(0), right(0), wrong_from(3), right(1), right(9)], strict=True
-            )
+    def test_of_one_call_ends_behind_what_is_wrong_in_any_batch(self, engine: Engine, texts: list[Tokens]) -> None:
+        """Right, wrong and no drafts of different lengths, more requests than rows; only those without one go on."""
+        draftings = [right(5), wrong_from(0), right(0), wrong_from(3), right(1), right(9)]
+        lens = [6, 1, LEN, 4, 2, 10]
+        requests = [
+            Request(prompt, LEN, draft_ids=drafting(text))
+            for prompt, text, drafting in zip(PROMPTS, texts, draftings, strict=True)
         ]
-        requests = [Request(prompt, LEN, draft_ids=tuple(draft)) for prompt, draft in zip(PROMPTS, drafts, strict=True)]
         together = engine.generate(requests)
-        assert [result.ids for result in together] == [text[:LEN] for text in texts]
+        assert [result.ids for result in together] == [text[:n] for text, n in zip(texts, lens, strict=True)]
+        assert {result.finish_reason for result in together} == {"length"}
         assert together == [engine.generate([request])[0] for request in requests]
 
-    def test_what_drafts_next_sees_accepted_tokens_as_text(
-        self, engine: Engine, texts: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+    def test_what_drafts_for_a_neighbour_sees_its_own_prompt_alone(
+        self, engine: Engine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The first drafts for a batch are those after prompts which end in the accepted tokens."""
-        counts = [3, 0, 5, 2]  # accepted of each request's five
-        given = [
-            Request(prompt, LEN, draft_ids=tuple(wrong_from(count)(prompt, text)))
-            for prompt, text, count in zip(PROMPTS[:4], texts, counts, strict=False)
-        ]
-        longer = [
-            Request((*prompt, *text[:count]), LEN - count)
-            for prompt, text, count in zip(PROMPTS[:4], texts, counts, strict=False)
-        ]
-        assert first_drafts(engine, given, monkeypatch) == first_drafts(engine, longer, monkeypatch)
+        alone = Request(PROMPTS[1], LEN)
+        guided = [Request(prompt, LEN, draft_ids=(1,) * 9) for prompt in PROMPTS[2:4]]
+        assert drafts(engine, [guided[0], alone, guided[1]], monkeypatch) == drafts(engine, [alone], monkeypatch)
 
 
-def first_drafts(engine: Engine, requests: list[Request], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return what is drafted in the first step of each request, behind its text."""
-    drafts: dict[int, tuple[list[int], list[int]]] = {}
-    propose, prompts = engine.speculator.drafter.propose, [request.prompt_ids for request in requests]
+def drafts(engine: Engine, requests: list[Request], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return all texts that are drafted for, and what is drafted for each."""
+    noted: list[Any] = []
+    propose = engine.speculator.drafter.propose
 
-    def noted(texts: Sequence[Sequence[int]], *how: Any) -> Draft:
+    def noting(texts: Sequence[Sequence[int]], *how: Any) -> Draft:
         draft = propose(texts, *how)
-        for text, tokens in zip(texts, draft.tokens.tolist(), strict=True):
-            row = next(row for row, prompt in enumerate(prompts) if tuple(text[: len(prompt)]) == prompt)
-            drafts.setdefault(row, (list(text), tokens))
+        noted.append(([list(text) for text in texts], draft.tokens.tolist()))
         return draft
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine.speculator.drafter, "propose", noted)
+        patch.setattr(engine.speculator.drafter, "propose", noting)
         engine.generate(requests)
-    assert len(drafts) == (0 if engine.settings.method == "none" else len(requests))
-    return [drafts[row] for row in sorted(drafts)]
+    assert bool(noted) == (engine.settings.method != "none")
+    return noted
 
 
 @pytest.fixture(scope="module")
 def plain(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """Yield an engine that does not draft by itself."""
-    settings = EngineSettings(max_batch_size=4, max_seq_len=64, device="cpu")
+    settings = EngineSettings(max_batch_size=4, max_seq_len=MAX_LEN, device="cpu")
     engine = Engine.load(convert(source, tmp_path_factory.mktemp("plain")), None, settings)
     yield engine
     engine.close()
@@ -187,30 +170,29 @@ def plain(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[En
 class TestStats:
     @pytest.mark.parametrize(("place", "counts"), [(5, (5, 5)), (2, (5, 2)), (0, (5, 0))])
     def test_count_the_draft_as_a_step(
-        self, plain: Engine, texts: list[tuple[int, ...]], place: int, counts: tuple[int, int]
+        self, plain: Engine, texts: list[Tokens], place: int, counts: tuple[int, int]
     ) -> None:
-        draft = wrong_from(place)(PROMPTS[0], texts[0])
-        (result,) = plain.generate([Request(PROMPTS[0], LEN, draft_ids=tuple(draft))])
+        (result,) = plain.generate([Request(PROMPTS[0], LEN, draft_ids=wrong_from(place)(texts[0]))])
         stats = result.stats
         assert (stats.drafted, stats.accepted) == counts
-        assert stats.steps + stats.accepted == stats.new_tokens == LEN
+        assert (stats.steps, stats.new_tokens) == (1, counts[1] + 1)
 
-    def test_count_only_what_there_was_room_for(self, plain: Engine, texts: list[tuple[int, ...]]) -> None:
+    def test_count_only_what_there_was_room_for(self, plain: Engine, texts: list[Tokens]) -> None:
         (result,) = plain.generate([Request(PROMPTS[0], 3, draft_ids=texts[0][:9])])
         assert (result.ids, result.finish_reason) == (texts[0][:3], "length")
         assert (result.stats.drafted, result.stats.accepted, result.stats.steps) == (2, 2, 1)
         (result,) = plain.generate([Request(PROMPTS[0], 1, draft_ids=texts[0][:9])])
         assert (result.ids, result.stats.drafted, result.stats.steps) == (texts[0][:1], 0, 0)
 
-    def test_a_draft_up_to_the_last_position_fits(self, plain: Engine, texts: list[tuple[int, ...]]) -> None:
-        room = 64 - len(PROMPTS[0])
+    def test_a_draft_up_to_the_last_position_fits(self, plain: Engine, texts: list[Tokens]) -> None:
+        room = MAX_LEN - len(PROMPTS[0])
         (result,) = plain.generate([Request(PROMPTS[0], room, draft_ids=texts[0][: room - 1])])
-        assert len(result.ids) == room
-        assert result.ids[:LEN] == texts[0][:LEN]
+        assert result.ids == texts[0][:room]
+        assert result.stats.accepted == room - 1
 
 
 class TestTheEnd:
-    def test_an_end_id_in_the_draft_ends_the_text(self, plain: Engine, texts: list[tuple[int, ...]]) -> None:
+    def test_an_end_id_in_the_draft_ends_the_text(self, plain: Engine, texts: list[Tokens]) -> None:
         end = texts[0][3]
         until = texts[0].index(end)
         (result,) = plain.generate([Request(PROMPTS[0], LEN, end_ids=(end,), draft_ids=texts[0][:8])])
@@ -239,13 +221,12 @@ class TestNeighbours:
         assert given.uniforms().tolist() == [[a, b, 0.0, c], [0.0, 0.0, 0.0, a], [a, b, c, d]]
         assert batch[0].uniforms(1).tolist() == [d]
 
-    def test_what_does_not_say_where_it_is_from_was_chosen(self) -> None:
+    def test_what_tokens_are_from_is_said_by_their_logits_whatever_the_sampling(self) -> None:
+        """And what does not say where it is from was chosen."""
         logits = np.log(np.array([[0.5, 0.25, 0.25], [0.1, 0.1, 0.8]], np.float32))
-        asked = [Request((1,), 9, Sampling(1.0), draft_ids=(0, 2), draft_logits=logits),
+        asked = [Request((1,), 9, Sampling(0.5, top_k=1), draft_ids=(0, 2), draft_logits=logits),
                  Request((1,), 9, Sampling(1.0), draft_ids=(1,))]  # fmt: skip
-        given = Given.of([Running(request, print, None) for request in asked], torch.device("cpu"))
-        warp = Warp(torch.ones(2), torch.zeros(2, dtype=torch.int64), torch.ones(2), truncates=False)
-        probs = given.probs(warp)
+        probs = Given.of([Running(request, print, None) for request in asked], torch.device("cpu")).probs()
         assert probs is not None
         np.testing.assert_allclose(probs[0], [[0.5, 0.25, 0.25], [0.1, 0.1, 0.8]], rtol=1e-6)
         assert probs[1, 0].tolist() == [0.0, 1.0, 0.0]
@@ -258,16 +239,13 @@ NEW = 3
 SAMPLINGS = [Sampling(1.0), Sampling(0.6, top_k=2), Sampling(1.3, top_p=0.8)]
 
 
-@pytest.fixture(scope="module", params=["none", "draft_target"])
-def small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, Any]]:
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, Any]]:
     """Yield an engine on a vocabulary of three, and transformers' model of its target."""
     root = tmp_path_factory.mktemp("small")
-    sources = [make_model(root / f"hf{seed}", seed=seed, **LAW_SHAPE) for seed in (0, 1)]
-    target, draft = (convert(source, root / f"c{seed}") for seed, source in enumerate(sources))
-    settings = {"draft_len": 2} if request.param == "draft_target" else {}
-    chosen = EngineSettings(request.param, max_batch_size=2, max_seq_len=32, device="cpu", **settings)
-    engine = Engine.load(target, draft if settings else None, chosen)
-    yield engine, reference_model(sources[0])
+    source = make_model(root / "hf", **LAW_SHAPE)
+    engine = Engine.load(convert(source, root / "c"), None, EngineSettings(max_seq_len=32, device="cpu"))
+    yield engine, reference_model(source)
     engine.close()
 
 
@@ -276,58 +254,69 @@ def draft_logits(prefix: tuple[int, ...]) -> np.ndarray:
     return np.random.default_rng(prefix).normal(size=3).astype(np.float32) * 1.5
 
 
-def law_of_calls(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, sampling: Sampling, drawn: Callable[[np.ndarray], np.ndarray]
-) -> np.ndarray:
-    """Return the law of requests with two tokens of the draft and its logits, each token `drawn` by a law of these."""
-    law = np.zeros((3,) * NEW)
-    for tokens in product(range(3), repeat=2):
-        rows = np.stack([draft_logits((9, *tokens[:place])) for place in range(2)])
-        weight = float(np.prod([drawn(row)[token] for row, token in zip(rows, tokens, strict=True)]))
-        if weight > 0:
-            asked = Request(PROMPT, NEW, sampling, draft_ids=tokens, draft_logits=rows)
-            law += weight * engine_law(engine, monkeypatch, asked)
-    return law
+@dataclass
+class Laws:
+    """The laws of texts of `NEW` tokens after the prompt."""
+
+    engine: Engine
+    monkeypatch: pytest.MonkeyPatch
+    wanted: np.ndarray
+
+    def with_draft(self, asked: Request) -> np.ndarray:
+        """Return the law of what the engine says to a request, which the target itself goes on with."""
+        law = np.zeros_like(self.wanted)
+        for ids, weight in engine_texts(self.engine, self.monkeypatch, asked).items():
+            law[ids] += weight * self.wanted[ids] / self.wanted[ids].sum()
+        return law
+
+    def with_drawn_draft(self, sampling: Sampling, drawn_by: Sampling) -> np.ndarray:
+        """Return it for two tokens with the draft's logits, drawn from these by a sampling of their own."""
+        law = np.zeros_like(self.wanted)
+        for tokens in product(range(3), repeat=2):
+            rows = np.stack([draft_logits((9, *tokens[:place])) for place in range(2)])
+            weight = np.prod([warped(row, drawn_by)[token] for row, token in zip(rows, tokens, strict=True)])
+            if weight > 0:
+                asked = Request(PROMPT, NEW, sampling, draft_ids=tokens, draft_logits=rows)
+                law += float(weight) * self.with_draft(asked)
+        return law
 
 
-def warped(sampling: Sampling) -> Callable[[np.ndarray], np.ndarray]:
-    return lambda row: reference.warp(row.astype(np.float64), sampling.temperature, sampling.top_k, sampling.top_p)
+def warped(row: np.ndarray, sampling: Sampling) -> np.ndarray:
+    return reference.warp(row.astype(np.float64), sampling.temperature, sampling.top_k, sampling.top_p)
 
 
 class TestTheLaw:
+    @pytest.fixture(params=SAMPLINGS, ids=str)
+    def sampling(self, request: pytest.FixtureRequest) -> Sampling:
+        return request.param
+
+    @pytest.fixture
+    def laws(self, small: tuple[Engine, Any], sampling: Sampling, monkeypatch: pytest.MonkeyPatch) -> Laws:
+        engine, model = small
+        return Laws(engine, monkeypatch, target_law(model, PROMPT, sampling, NEW))
+
     @pytest.mark.parametrize("tokens", [(0,), (2, 1), (1, 1), (0, 2, 2, 1)], ids=str)
-    def test_stays_whatever_was_chosen(
-        self, small: tuple[Engine, Any], monkeypatch: pytest.MonkeyPatch, tokens: tuple[int, ...]
-    ) -> None:
-        engine, model = small
-        for sampling in SAMPLINGS:
-            ours = engine_law(engine, monkeypatch, Request(PROMPT, NEW, sampling, draft_ids=tokens))
-            np.testing.assert_allclose(ours, target_law(model, PROMPT, sampling, NEW), atol=2e-5)
+    def test_stays_whatever_was_chosen(self, laws: Laws, sampling: Sampling, tokens: tuple[int, ...]) -> None:
+        law = laws.with_draft(Request(PROMPT, NEW, sampling, draft_ids=tokens))
+        np.testing.assert_allclose(law, laws.wanted, atol=2e-5)
 
-    @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-    def test_stays_with_tokens_drawn_from_their_logits(
-        self, small: tuple[Engine, Any], monkeypatch: pytest.MonkeyPatch, sampling: Sampling
-    ) -> None:
-        engine, model = small
-        ours = law_of_calls(engine, monkeypatch, sampling, warped(sampling))
-        np.testing.assert_allclose(ours, target_law(model, PROMPT, sampling, NEW), atol=2e-5)
+    def test_stays_with_tokens_drawn_from_their_logits(self, laws: Laws, sampling: Sampling) -> None:
+        law = laws.with_drawn_draft(sampling, drawn_by=Sampling(1.0))
+        np.testing.assert_allclose(law, laws.wanted, atol=2e-5)
 
-    def test_is_lost_with_tokens_drawn_otherwise(
-        self, small: tuple[Engine, Any], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """So the logits do count."""
-        engine, model = small
-        ours = law_of_calls(engine, monkeypatch, Sampling(1.0), warped(Sampling(0.5)))
-        assert np.abs(ours - target_law(model, PROMPT, Sampling(1.0), NEW)).max() > 0.01
+    @pytest.mark.parametrize("sampling", SAMPLINGS[1:], ids=str)
+    def test_is_lost_with_tokens_drawn_by_the_requests_sampling(self, laws: Laws, sampling: Sampling) -> None:
+        """So the logits count, and count as they are."""
+        law = laws.with_drawn_draft(sampling, drawn_by=sampling)
+        assert np.abs(law - laws.wanted).sum() > 0.01
 
-    def test_is_lost_with_a_wrong_rule(self, small: tuple[Engine, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-        engine, model = small
+    @pytest.mark.parametrize("sampling", SAMPLINGS[:1], ids=str)
+    def test_is_lost_with_a_wrong_rule(self, laws: Laws, sampling: Sampling, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(speculator_module, "verify_chain", without_residual(speculator_module.verify_chain))
-        wanted = target_law(model, PROMPT, Sampling(1.0), NEW)
-        chosen = engine_law(engine, monkeypatch, Request(PROMPT, NEW, Sampling(1.0), draft_ids=(2, 1)))
-        drawn = law_of_calls(engine, monkeypatch, Sampling(1.0), warped(Sampling(1.0)))
-        assert np.abs(chosen - wanted).max() > 0.01
-        assert np.abs(drawn - wanted).max() > 0.01
+        chosen = laws.with_draft(Request(PROMPT, NEW, sampling, draft_ids=(2, 1)))
+        drawn = laws.with_drawn_draft(sampling, drawn_by=sampling)
+        assert np.abs(chosen - laws.wanted).sum() > 0.01
+        assert np.abs(drawn - laws.wanted).sum() > 0.01
 
     def test_logits_make_more_of_a_sampled_draft_accepted(self, plain: Engine, model: Any) -> None:
         """Drafts drawn from the target's own law are all taken with their logits, and far from all without."""
@@ -364,11 +353,11 @@ class TestGenerationLogits:
             expected = lossless.logits_along(model, request.prompt_ids, result.ids)
             np.testing.assert_allclose(result.logits, expected, atol=1e-4)
 
-    def test_of_accepted_drafts_are_theirs(self, plain: Engine, model: Any, texts: list[tuple[int, ...]]) -> None:
+    def test_of_accepted_drafts_are_theirs(self, plain: Engine, model: Any, texts: list[Tokens]) -> None:
         asked = Request(PROMPTS[0], LEN, return_logits=True, draft_ids=texts[0][:5])
         (result,) = plain.generate([asked])
         assert result.stats.accepted == 5
-        np.testing.assert_allclose(result.logits, lossless.logits_along(model, PROMPTS[0], texts[0][:LEN]), atol=1e-4)
+        np.testing.assert_allclose(result.logits, lossless.logits_along(model, PROMPTS[0], texts[0][:6]), atol=1e-4)
 
 
 # -- what is refused -------------------------------------------------------------------------------------------------

@@ -129,11 +129,12 @@ def test_a_given_draft_leaves_room_for_a_token_of_the_targets() -> None:
     assert running(1, draft_ids=(1, 2))[0].given == ()
 
 
-def test_a_prefill_that_verified_a_draft_is_a_step() -> None:
-    request, _ = running(draft_ids=(1, 2))
-    assert request.begin(Progress(2, [1], 5)) is None
+def test_a_prefill_that_verified_a_draft_is_the_only_step() -> None:
+    request, _ = running(draft_ids=(1, 2), end_ids=(9,))
+    assert request.begin(Progress(2, [1], 5)) == "length"
     assert request.text == [7, 8, 1, 5]
     assert request.stats == Stats(prompt_tokens=2, new_tokens=2, drafted=2, accepted=1, steps=1)
+    assert running(draft_ids=(1, 2), end_ids=(9,))[0].begin(Progress(2, [1], 9)) == "end_id"
 
 
 def logits_of(*tokens: int) -> np.ndarray:

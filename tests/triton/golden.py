@@ -40,10 +40,21 @@ REPOSITORIES = {
         fast_logits=True,
     ),
     "ngram": settings("ngram", draft_len=8, options='{"max_match": 4, "min_match": 1}'),
-    "medusa": settings("medusa", options=f'{{"choices": "{NAME}"}}', choices=MEDUSA_CHOICES[NAME]),
-    "eagle": settings("eagle", options=f'{{"choices": "{NAME}"}}', choices=EAGLE_CHOICES[NAME], streaming=False),
-    "lookahead": settings("lookahead", lookahead=LookaheadSizes(window=7, ngram=7, verification=7)),
-    "redrafter": settings("redrafter", draft_len=5, options='{"beams": 5, "greedy": true}', max_queue_delay_us=0),
+    "medusa": settings("medusa", options=f'{{"choices": "{NAME}"}}', choices=MEDUSA_CHOICES[NAME], greedy_only=True),
+    "eagle": settings(
+        "eagle",
+        options=f'{{"choices": "{NAME}"}}',
+        choices=EAGLE_CHOICES[NAME],
+        streaming=False,
+        greedy_only=True,
+    ),
+    "lookahead": settings(
+        "lookahead",
+        options='{"ngram": 6, "verification": 5, "window": 7}',
+        lookahead=LookaheadSizes(window=7, ngram=6, verification=5),
+        greedy_only=True,
+    ),
+    "redrafter": settings("redrafter", draft_len=5, options='{"beams": 5, "greedy": false}', max_queue_delay_us=0),
 }
 
 

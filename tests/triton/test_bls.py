@@ -22,7 +22,6 @@ from trtspec.engines.embedded.drafters.suffixes import SuffixIndex
 from trtspec.errors import TrtspecError
 from trtspec.kernels.reference import residual, warp
 from trtspec.triton.bls import (
-    ALONE_LEN,
     NO_ID,
     Answer,
     Call,
@@ -273,24 +272,54 @@ def test_drafts_count_as_drafted_and_accepted() -> None:
     assert accepted + len(other) == 40, "each step gives one token more than it accepts"
 
 
-def test_without_drafts_the_target_goes_on_alone_and_is_told_where_the_text_ends() -> None:
+def test_without_drafts_the_target_is_asked_once_for_all_and_told_where_the_text_ends() -> None:
     class Streaming(TableTarget):
         def __call__(self, call: Call) -> Iterator[Answer]:
             self.calls.append(call)
             yield from (Answer([token]) for token in self.alone(call).ids)
 
-    asked = job(Sampling(), 0, max_tokens=ALONE_LEN + 3, end_id=77, endings=ENDLESS, streams=True)
-    target, draft = Streaming(1), TableModel(2)
-    steps = list(generate(asked, target, model_drafter(draft, asked.sampling)))
-    assert [len(step.ids) for step in steps] == [1] * (ALONE_LEN + 3)
-    assert [(call.new_tokens, call.end_id, call.streams) for call in target.calls] == [(64, 77, True), (3, 77, True)]
-    assert draft.calls == []
+    told = {"end_id": 77, "stop_words": [[1, 0, 2]], "lookahead": (3, 2, 1), "streams": True}
+    asked = job(Sampling(0.5, seed=9), 0, max_tokens=99, endings=ENDLESS, **told)
+    target = Streaming(1)
+    steps = list(generate(asked, target, None))
+    assert [len(step.ids) for step in steps] == [1] * 99
+    assert [step.finish_reason for step in steps] == [None] * 98 + ["length"]
+    [call] = target.calls
+    assert (call.new_tokens, call.draft, call.wants_counts) == (99, Draft(), True)
+    assert {name: getattr(call, name) for name in told} == told
+    assert call.sampling == asked.sampling, "the text is the one that the target itself gives by this seed"
+
+
+def test_what_a_target_drafts_by_itself_is_counted() -> None:
+    answers = [Answer([0, 1], None, 3, 1), Answer([], None, 2, 0), Answer([1, 1, 0], None, 4, 2)]
+
+    def target(call: Call) -> list[Answer]:
+        return answers
+
+    steps = list(generate(job(Sampling(), 0, max_tokens=9), target, None))
+    assert [(step.ids, step.drafted, step.accepted) for step in steps] == [
+        ([0, 1], 3, 1),
+        ([], 2, 0),
+        ([1, 1, 0], 4, 2),
+        ([], 0, 0),
+    ]
+    assert steps[-1].finish_reason == "end_id"
 
 
 def test_a_call_that_brings_drafts_knows_no_end_and_gives_its_tokens_at_once() -> None:
     asked, target = job(Sampling(), streams=True), TableTarget(1)
     said(asked, target, model_drafter(TableModel(2), asked.sampling))
     assert all((call.end_id, call.streams) == (NO_ID, False) for call in target.calls if call.draft.ids)
+
+
+def test_an_answer_without_tokens_is_no_verdict_on_a_draft() -> None:
+    asked, draft = job(Sampling(), 5, max_tokens=3, endings=ENDLESS), Scripted(Answer([0, 1]))
+
+    def target(call: Call) -> list[Answer]:
+        return [Answer([]), Answer([0, 1, 1])]
+
+    [step] = generate(asked, target, ModelDrafter(draft, asked.sampling, draws=True))
+    assert (step.ids, step.drafted, step.accepted) == ([0, 1, 1], 2, 2)
 
 
 class Scripted:

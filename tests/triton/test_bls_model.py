@@ -15,9 +15,10 @@ from tests.triton.fakes import FINAL, Request, Tensor, load_model, make_pb_utils
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.errors import TrtspecError
 from trtspec.paths import model_repository_dir
+from trtspec.triton.backend import words_of_tensor
 from trtspec.triton.bls import Answer, Call, Draft, Sampling
 from trtspec.triton.config import load_config
-from trtspec.triton.server_model import ServerModel
+from trtspec.triton.server_model import LOOKAHEAD_SIZES, ServerModel
 
 SCRIPT = "The target says né, whatever it is asked."
 
@@ -52,26 +53,45 @@ def tokens(*ids: int, padding: int = 0, **outputs: Any) -> Response:
 Serve = Callable[[str, dict[str, np.ndarray]], list[Response]]
 
 
-def with_models(pb_utils: Any, serve: Serve) -> list[Any]:
+class Responses:
+    """What a server before 25.04 gives: nobody can end it."""
+
+    def __init__(self, responses: list[Response]) -> None:
+        self.left = responses[::-1]
+
+    def __iter__(self) -> Iterator[Response]:
+        return self
+
+    def __next__(self) -> Response:
+        if not self.left:
+            raise StopIteration
+        return self.left.pop()
+
+
+class Cancellable(Responses):
+    """What a server gives since: once it is ended, an error comes and nothing more."""
+
+    cancelled = False
+
+    def cancel(self) -> None:
+        if self.left:
+            self.cancelled, self.left = True, [Response(error="cancelled")]
+
+
+def with_models(pb_utils: Any, serve: Serve, responses_class: type[Responses] = Responses) -> list[Any]:
     """Give `pb_utils` requests to other models, which `serve` answers; returns those that were made."""
     made: list[Any] = []
 
     class InferenceRequest:
         def __init__(self, model_name: str, inputs: list[Tensor], requested_output_names: list[str]) -> None:
             self.model, self.inputs = model_name, {tensor.name: tensor.array for tensor in inputs}
-            self.outputs, self.left = requested_output_names, 0
+            self.outputs = requested_output_names
             made.append(self)
 
-        def exec(self, decoupled: bool) -> Iterator[Response]:
+        def exec(self, decoupled: bool) -> Responses:
             assert decoupled
-            responses = serve(self.model, self.inputs)
-            self.left = len(responses)
-            return self.each(responses)
-
-        def each(self, responses: list[Response]) -> Iterator[Response]:
-            for response in responses:
-                self.left -= 1
-                yield response
+            self.responses = responses_class(serve(self.model, self.inputs))
+            return self.responses
 
     pb_utils.InferenceRequest = InferenceRequest
     return made
@@ -104,6 +124,7 @@ def test_a_call_is_tensors_of_one_request() -> None:
         "exclude_input_in_output": [[True]],
         "streaming": [[False]],
         "return_generation_logits": [[True]],
+        "return_perf_metrics": [[False]],
         "temperature": [[pytest.approx(0.7)]],
         "runtime_top_k": [[4]],
         "runtime_top_p": [[pytest.approx(0.9)]],
@@ -123,9 +144,39 @@ def test_a_call_is_tensors_of_one_request() -> None:
 def test_a_call_says_no_more_than_it_means() -> None:
     request, _ = asked(Call([5], 1, Sampling(0.9, top_k=1)), tokens(1))
     assert request.outputs == ["output_ids", "sequence_length"]
-    assert not {"draft_input_ids", "draft_logits"} & set(request.inputs)
+    left_out = {"draft_input_ids", "draft_logits", "stop_words_list", "lookahead_window_size"}
+    assert not left_out & set(request.inputs)
     greedy = [request.inputs[name].item() for name in ("temperature", "runtime_top_k", "runtime_top_p")]
     assert greedy == [1.0, 1, 1.0]
+
+
+def test_a_call_for_a_whole_text_says_where_it_ends_and_how_the_model_drafts() -> None:
+    request, _ = asked(Call([5], 9, Sampling(), stop_words=[[7], [3, 4]], lookahead=(4, 3, 2), streams=True), tokens(1))
+    said = {name: request.inputs[name].tolist() for name in ("stop_words_list", "streaming")}
+    assert said == {"stop_words_list": [[[7, 3, 4], [1, 3, -1]]], "streaming": [[True]]}
+    sizes = [request.inputs[f"lookahead_{name}_size"] for name in ("window", "ngram", "verification_set")]
+    assert [(size.tolist(), size.dtype) for size in sizes] == [([[4]], "int32"), ([[3]], "int32"), ([[2]], "int32")]
+
+
+def counts(drafted: int, accepted: int) -> dict[str, Any]:
+    return {"total_draft_tokens": [[drafted]], "total_accepted_draft_tokens": [[accepted]]}
+
+
+def test_an_answer_counts_from_the_one_before() -> None:
+    call = Call([5], 9, Sampling(), wants_counts=True)
+    request, answers = asked(call, tokens(1, **counts(0, 0)), tokens(2, 3, **counts(5, 1)), tokens(**counts(9, 1)))
+    assert request.inputs["return_perf_metrics"].tolist() == [[True]]
+    assert request.outputs[2:] == ["total_draft_tokens", "total_accepted_draft_tokens"]
+    assert [(answer.ids, answer.drafted, answer.accepted) for answer in answers] == [
+        ([1], 0, 0),
+        ([2, 3], 5, 1),
+        ([], 4, 0),
+    ]
+
+
+def test_a_model_that_counts_nothing_is_taken_for_one_that_drafts_nothing() -> None:
+    _, [answer] = asked(Call([5], 9, Sampling(), wants_counts=True), tokens(1))
+    assert (answer.drafted, answer.accepted) == (0, 0)
 
 
 def test_padding_and_empty_responses_are_no_tokens() -> None:
@@ -138,16 +189,25 @@ def test_what_a_model_refuses_is_said_in_its_words_and_nothing_is_left_waiting()
     made = with_models(pb_utils, lambda *_: [Response(error="too long"), tokens(1)])
     with pytest.raises(TrtspecError, match="m: too long"):
         list(ServerModel(pb_utils, "m")(CALL))
-    assert made[0].left == 0
+    assert not made[0].responses.left
 
 
-def test_whoever_stops_early_leaves_nothing_waiting() -> None:
+@pytest.mark.parametrize("responses_class", [Responses, Cancellable])
+def test_whoever_stops_early_ends_the_request_and_leaves_nothing_waiting(responses_class: type[Responses]) -> None:
     pb_utils = make_pb_utils()
-    made = with_models(pb_utils, lambda *_: [tokens(1), tokens(2), tokens(3)])
+    made = with_models(pb_utils, lambda *_: [tokens(1), tokens(2), tokens(3)], responses_class)
     answers = ServerModel(pb_utils, "m")(CALL)
     next(iter(answers))
     answers.close()
-    assert made[0].left == 0
+    assert not made[0].responses.left
+    assert getattr(made[0].responses, "cancelled", True)
+
+
+def test_a_request_that_is_over_is_not_ended() -> None:
+    pb_utils = make_pb_utils()
+    made = with_models(pb_utils, lambda *_: [tokens(1)], Cancellable)
+    assert len(list(ServerModel(pb_utils, "m")(CALL))) == 1
+    assert not made[0].responses.cancelled
 
 
 @pytest.fixture(scope="module")
@@ -236,6 +296,102 @@ def test_a_client_that_left_gets_no_more_steps(root, pb_utils) -> None:
     assert len(calls) == 4
 
 
+ALONE = {"draft_method": "none", "draft_len": "0", "tensorrt_llm_draft_model_name": ""}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_target_that_drafts_by_itself_is_asked_once_and_its_counts_are_told(root, pb_utils, stream: bool) -> None:
+    asked: list[dict[str, np.ndarray]] = []
+    script = Tokenizer(root / "tokenizer").encode(SCRIPT)
+
+    def serve(model: str, inputs: dict[str, np.ndarray]) -> list[Response]:
+        assert model == "tensorrt_llm"
+        asked.append(inputs)
+        wanted = script[: inputs["request_output_len"].item()]
+        return [tokens(*wanted[n : n + 2], **counts(3 * (n // 2 + 1), n // 2 + 1)) for n in range(0, len(wanted), 2)]
+
+    [sent] = run(start(root, pb_utils, serve, **ALONE), ask(stream=stream, stop_words=texts("no such text")))
+    pieces = [response.outputs["text_output"].item().decode() for response, _ in sent]
+    assert "".join(pieces) == SCRIPT[:19]
+    assert (len(pieces) > 5) is stream
+    assert all("\ufffd" not in piece for piece in pieces)
+    last = {name: array.item() for name, array in sent[-1][0].outputs.items()}
+    assert (last["total_draft_tokens"], last["total_accepted_draft_tokens"]) == (30, 10)
+    assert (last["acceptance_rate"], last["num_output_tokens"]) == (pytest.approx(1 / 3), 20)
+    [inputs] = asked
+    assert (inputs["streaming"].item(), inputs["request_output_len"].item()) == (True, 20)
+    words = words_of_tensor(inputs["stop_words_list"][0])
+    assert words == [Tokenizer(root / "tokenizer").encode("no such text")]
+
+
+def test_the_end_ids_that_an_engine_is_not_told_as_such_are_stop_words(tmp_path: Path, pb_utils) -> None:
+    make_tokenizer(tmp_path / "tokenizer")
+    (tmp_path / "tokenizer" / "generation_config.json").write_text('{"eos_token_id": [0, 5, 7]}')
+    asked: list[dict[str, np.ndarray]] = []
+
+    def serve(model: str, inputs: dict[str, np.ndarray]) -> list[Response]:
+        asked.append(inputs)
+        return [tokens(40, 7)]
+
+    [[(response, _)], _] = run(start(tmp_path, pb_utils, serve, **ALONE), ask(), ask(end_id=9))
+    assert response.outputs["num_output_tokens"].item() == 1
+    assert asked[0]["end_id"].item() == 0
+    assert words_of_tensor(asked[0]["stop_words_list"][0]) == [[5], [7]]
+    assert (asked[1]["end_id"].item(), "stop_words_list" in asked[1]) == (9, False)
+
+
+def sizes(*numbers: int) -> dict[str, int]:
+    return dict(zip(LOOKAHEAD_SIZES, numbers, strict=False))
+
+
+LOOKAHEAD = {name: str(size) for name, size in sizes(5, 4, 3).items()}
+
+
+def test_a_request_may_look_less_far_ahead(root, pb_utils) -> None:
+    asked: list[dict[str, np.ndarray]] = []
+
+    def serve(model: str, inputs: dict[str, np.ndarray]) -> list[Response]:
+        asked.append(inputs)
+        return [tokens(40)]
+
+    run(start(root, pb_utils, serve, **ALONE, **LOOKAHEAD), ask(**sizes(5, 3, 1)), ask())
+    assert [[inputs[name].item() for name in LOOKAHEAD_SIZES if name in inputs] for inputs in asked] == [[5, 3, 1], []]
+
+
+@pytest.mark.parametrize(
+    ("settings", "inputs", "message"),
+    [
+        (ALONE, {"num_draft_tokens": 0}, "num_draft_tokens is not served by this repository: the engine decides"),
+        (ALONE, sizes(1, 1, 0), "lookahead_window_size is not served by this repository: its method is not lookahead"),
+        (ALONE | LOOKAHEAD, sizes(2), "lookahead_verification_set_size come together or not at all"),
+        (ALONE | LOOKAHEAD, sizes(5, 5, 3), "lookahead sizes (5, 5, 3) are above those of the engine, (5, 4, 3)"),
+        (ALONE | {"greedy_only": "true"}, {"temperature": 0.7}, "takes the most probable token and cannot sample"),
+        (ALONE | {"greedy_only": "true"}, {"top_p": 0.9}, "takes the most probable token and cannot sample"),
+    ],
+)
+def test_what_an_engine_cannot_do_is_refused(root, pb_utils, settings, inputs, message: str) -> None:
+    [[(response, final)]] = run(start(root, pb_utils, lambda *_: [tokens(40)], **settings), ask(**inputs))
+    assert message in response.error.message
+    assert final
+
+
+@pytest.mark.parametrize("inputs", [{}, {"temperature": 0.0}, {"top_k": 1, "temperature": 0.7}])
+def test_a_greedy_engine_takes_greedy_requests(root, pb_utils, inputs: dict[str, Any]) -> None:
+    settings = ALONE | {"greedy_only": "true"}
+    [[(response, _)]] = run(start(root, pb_utils, lambda *_: [tokens(40)], **settings), ask(**inputs))
+    assert response.outputs["num_output_tokens"].item() == 1
+
+
+def test_a_stop_text_ends_the_engines_request(root, pb_utils) -> None:
+    """The engine looks for the words' own tokens, and the text may have been written in others."""
+    script = Tokenizer(root / "tokenizer").encode(SCRIPT)
+    model = start(root, pb_utils, **ALONE)
+    made = with_models(pb_utils, lambda *_: [tokens(token) for token in script], Cancellable)
+    [[(response, _)]] = run(model, ask(stop_words=texts("get")))
+    assert response.outputs["text_output"].item().decode() == "The target"
+    assert made[0].responses.cancelled
+
+
 def test_a_bug_in_one_request_is_logged_and_the_next_is_served(root, pb_utils) -> None:
     tokenizer = Tokenizer(root / "tokenizer")
     good, broken = scripted(tokenizer, "Hé"), tokenizer.encode("b")[0]
@@ -268,7 +424,7 @@ def test_its_ensemble_has_the_tensors_of_the_other_ensemble() -> None:
 
     (inputs, outputs), (bls_inputs, bls_outputs) = tensors("ensemble"), tensors("ensemble_bls")
     added = {name: kind for name, kind in bls_inputs.items() if name not in inputs}
-    assert list(added) == ["use_draft_logits"]
+    assert list(added) == ["use_draft_logits", *LOOKAHEAD_SIZES]
     assert bls_inputs == inputs | added
-    assert bls_outputs == outputs
+    assert bls_outputs == {name: kind for name, kind in outputs.items() if name != "generation_logits"}
     assert tensors("tensorrt_llm_bls") == (bls_inputs, bls_outputs)

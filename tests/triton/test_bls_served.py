@@ -19,7 +19,8 @@ from typing import Any
 
 import pytest
 
-from tests.tiny import convert, greedy, reference_model
+from tests.tiny import convert, greedy, make_llama, reference_model
+from tests.triton.artifact import VOCAB, make_tokenizer
 from tests.triton.serving import serving
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.errors import DeployError
@@ -34,6 +35,8 @@ TARGET, DRAFT = MODELS / "quickstart-target", MODELS / "quickstart-draft"
 PLACES, TOKENS, DRAFT_LEN = 8, 40, 5
 DRAFTED, ACCEPTED = "draft_tokens", "accepted_draft_tokens"
 SHORT = 60  # tokens of the longest text that the model short_draft takes
+ALONE: Parameters = {"draft_method": "none", "draft_len": 0, "tensorrt_llm_draft_model_name": ""}
+BYTES_TOKENIZER = "../../byte-tokenizer"
 SETTINGS = RepositorySettings(
     method="none", draft_len=0, options="{}", has_draft=False, max_batch_size=PLACES, max_input_len=512,
     max_seq_len=512, max_num_tokens=2048, device="cpu", dtype="float32",
@@ -62,6 +65,9 @@ def emit_pair(out: Path, settings: RepositorySettings = SETTINGS) -> None:
     emit_model(out, "tensorrt_llm", settings, engine())
     emit_model(out, "tensorrt_llm_draft", settings, draft, template="tensorrt_llm")
     emit_model(out, "short_draft", settings, {**draft, "max_input_len": SHORT}, template="tensorrt_llm")
+    positions = {"max_input_len": 256, "max_seq_len": 256}
+    random = engine(gpt_model_path="../../checkpoints/bytes", tokenizer_dir=BYTES_TOKENIZER, **positions)
+    emit_model(out, "bytes", settings, random, template="tensorrt_llm")
     emit_model(out, "ensemble", settings, {}, template="ensemble_bls")
     vocab = json.loads((TARGET / "config.json").read_text())["vocab_size"]
     same: Parameters = {"draft_len": DRAFT_LEN, "max_seq_len": settings.max_seq_len, "vocab_size": vocab}
@@ -71,6 +77,8 @@ def emit_pair(out: Path, settings: RepositorySettings = SETTINGS) -> None:
         "lookup_bls": lookup,
         "short_bls": {"tensorrt_llm_draft_model_name": "short_draft"},
         "gathering_bls": {"accumulate_tokens": "true"},
+        "alone_bls": ALONE,
+        "bytes_bls": {**ALONE, "tensorrt_llm_model_name": "bytes", "tokenizer_dir": BYTES_TOKENIZER},
     }.items():
         emit_model(out, name, settings, {**same, **changes}, template="tensorrt_llm_bls")
 
@@ -82,6 +90,8 @@ def pair(tmp_path_factory) -> Path:
     for role, source in (("target", TARGET), ("draft", DRAFT)):
         convert(source, root / "checkpoints" / role)
     (root / "tokenizer").symlink_to(TARGET)
+    make_tokenizer(root / "byte-tokenizer")
+    convert(make_llama(root / "bytes", seed=1, vocab_size=VOCAB), root / "checkpoints" / "bytes")
     return root
 
 
@@ -119,6 +129,35 @@ def ask_all(client: Client, model: str = "ensemble", prompts: Sequence[str] = PR
     with ThreadPoolExecutor(len(prompts)) as pool:
         asked = [{"text_input": prompt, "max_tokens": TOKENS} for prompt in prompts]
         return list(pool.map(lambda one: client.generate(one, model), asked))
+
+
+def test_a_target_alone_says_what_transformers_says(client: Client, expected) -> None:
+    answers = ask_all(client, "alone_bls")
+    assert [answer["text_output"] for answer in answers] == list(expected.values())
+    assert {answer[f"total_{DRAFTED}"] for answer in answers} == {0}
+    events = streamed(client, PROMPTS[2], "alone_bls")
+    assert text_of(events) == expected[PROMPTS[2]]
+    assert len(events) > TOKENS / 2, "tokens come one by one"
+
+
+def test_a_stream_of_half_characters_adds_up_to_whole_ones(client: Client, pair: Path) -> None:
+    """The target is random and its tokens are bytes, of which few are characters."""
+    tokenizer, prompt = Tokenizer(pair / "byte-tokenizer"), "né ✓"
+    ids = greedy(reference_model(pair / "bytes"), tokenizer.encode(prompt), TOKENS)
+    request = {"text_input": prompt, "max_tokens": TOKENS, "end_id": -1, "exclude_input_in_output": False}
+    events = list(client.generate_stream(request, "bytes_bls"))
+    assert text_of(events) == tokenizer.decode([*tokenizer.encode(prompt), *ids])
+    assert len(events) > 5
+    assert client.generate(request, "bytes_bls")["text_output"] == text_of(events)
+
+
+def test_a_target_alone_samples_what_it_samples_without_this_model(client: Client, tokenizer: Tokenizer) -> None:
+    sampling = {"temperature": 1.3, "seed": 11}
+    prompt = tokenizer.encode(PROMPTS[4])
+    engine = {"input_ids": prompt, "input_lengths": len(prompt), "request_output_len": TOKENS}
+    own = client.generate({**engine, **sampling, "runtime_top_p": 0.95}, "tensorrt_llm")
+    asked = {"text_input": PROMPTS[4], "max_tokens": TOKENS, **sampling, "top_p": 0.95}
+    assert client.generate(asked, "alone_bls")["text_output"] == tokenizer.decode(own["output_ids"])
 
 
 @pytest.mark.parametrize(("model", "least"), [("ensemble", 0.7), ("lookup_bls", 0.2)])
@@ -197,13 +236,13 @@ def test_one_requests_error_stays_its_own(client: Client, expected) -> None:
     """The draft model of `short_bls` refuses longer texts, those that grow so long too, while others are served."""
     long = PROMPTS[0] * 4
 
-    def ask(prompt: str) -> str:
-        return client.generate({"text_input": prompt, "max_tokens": 4}, "short_bls")["text_output"]
+    def ask(prompt: str) -> int:
+        return client.generate({"text_input": prompt, "max_tokens": 4}, "short_bls")["num_output_tokens"]
 
     with ThreadPoolExecutor(8) as pool:
         bad = [pool.submit(ask, long) for _ in range(4)]
         good = [pool.submit(ask, "a = 1\n") for _ in range(4)]
-        assert len({future.result() for future in good}) == 1
+        assert [future.result() for future in good] == [4] * 4
         for future in bad:
             with pytest.raises(DeployError, match=f"short_draft: the prompt has .* at most {SHORT} are taken"):
                 future.result()
@@ -235,10 +274,9 @@ def test_a_bad_request_is_told_so(change: dict[str, Any], message: str, client: 
 
 def test_clients_that_hang_up_free_their_places(client: Client) -> None:
     """More leave at once than there are places, and each had asked for a minute of work."""
-    for number in range(3 * PLACES):
+    for _ in range(3 * PLACES):
         connection = HTTPConnection(client.host, client.port, timeout=30)
-        drafts = (0, DRAFT_LEN)[number % 2]
-        asked = {"text_input": "a", "max_tokens": 500, "stream": True, "end_id": -1, "num_draft_tokens": drafts}
+        asked = {"text_input": "a", "max_tokens": 500, "stream": True, "end_id": -1}
         connection.request("POST", "/v2/models/tensorrt_llm_bls/generate_stream", json.dumps(asked))
         connection.getresponse().read1(1)
         connection.close()

@@ -24,6 +24,7 @@ from trtspec.triton.engine_repository import EngineServing, emit_engine_reposito
 
 DOUBLE = Path(__file__).parents[1] / "doubles" / "tensorrtllm" / "model.py"
 OUTSIDE = ("draft_target", "ngram")
+LOOKAHEAD_SIZES = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
 TYPES = ("", "BOOL", "UINT8", "", "", "UINT64", "", "", "INT32", "INT64", "FP16", "FP32", "", "STRING")
 
 # Parameters that no repository has, and what the backend does without them.
@@ -89,8 +90,7 @@ def test_nothing_else_is_kept() -> None:
 
 @pytest.mark.parametrize("method", REPOSITORIES)
 def test_each_method_has_its_models(emitted, method: str) -> None:
-    models = {"ensemble", "preprocessing", "tensorrt_llm", "postprocessing"}
-    models |= {"tensorrt_llm_bls"} if method in OUTSIDE else set()
+    models = {"ensemble", "tensorrt_llm_bls", "preprocessing", "tensorrt_llm", "postprocessing"}
     models |= {"tensorrt_llm_draft"} if method == "draft_target" else set()
     assert {name: config.name for name, config in emitted[method].items()} == {name: name for name in models}
 
@@ -115,19 +115,32 @@ def test_every_parameter_of_nvidias_is_set_or_left_out_on_purpose(emitted) -> No
     assert not known & LEFT_OUT.keys()
 
 
-@pytest.mark.parametrize("method", [method for method in REPOSITORIES if method not in OUTSIDE])
-def test_the_ensemble_has_nvidias_tensors_once(emitted, method: str) -> None:
+@pytest.mark.parametrize("method", REPOSITORIES)
+@pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
+def test_texts_are_asked_for_by_nvidias_tensors(emitted, method: str, model: str) -> None:
     """Encoders, prompt tables, biases, LoRA and guided decoding are for engines that are not built here."""
-    config = emitted[method]["ensemble"]
-    known = {*upstream.ENSEMBLE_INPUTS}
-    assert {*map(facts, config.input)} <= known
-    assert {tensor.name for tensor in known - {*map(facts, config.input)}} == {
+    config = emitted[method][model]
+    known, ours = {*upstream.ENSEMBLE_INPUTS}, {*map(facts, config.input)}
+    added = ("num_draft_tokens", "use_draft_logits", *LOOKAHEAD_SIZES)  # the first two are those of NVIDIA's BLS model
+    assert {tensor.name for tensor in ours - known} == {*added}
+    assert {tensor.name for tensor in known - ours} == {
         *("decoder_text_input", "prompt_embedding_table", "prompt_table_extra_id", "prompt_vocab_size"),
         *("embedding_bias_words", "embedding_bias_weights", "lora_task_id", "lora_weights", "lora_config"),
         *("guided_decoding_guide_type", "guided_decoding_guide"),
     }
-    ours = Tensor("sequence_length", "INT32", (-1,), "")
-    assert by_name(config.output) == sorted([*upstream.ENSEMBLE_OUTPUTS, ours])
+
+
+@pytest.mark.parametrize("method", REPOSITORIES)
+@pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
+def test_texts_come_in_nvidias_tensors(emitted, method: str, model: str) -> None:
+    """What an engine says of its logits, its cache and its clock, tensorrt_llm itself gives."""
+    known, ours = {*upstream.ENSEMBLE_OUTPUTS}, {*map(facts, emitted[method][model].output)}
+    assert ours - known == {Tensor("sequence_length", "INT32", (-1,), "")}
+    assert {tensor.name for tensor in known - ours} == {
+        *("cum_log_probs", "output_log_probs", "context_logits", "generation_logits", "batch_index"),
+        *("kv_cache_alloc_new_blocks", "kv_cache_reused_blocks", "kv_cache_alloc_total_blocks"),
+        *("arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns", "last_token_time_ns"),
+    }
 
 
 @pytest.mark.parametrize("method", REPOSITORIES)
@@ -136,7 +149,7 @@ def test_the_steps_of_an_ensemble_fit_the_models(emitted, method: str) -> None:
     repository = emitted[method]
     ensemble = repository["ensemble"]
     types = {tensor.name: tensor.data_type for tensor in [*ensemble.input, *ensemble.output]}
-    assert len(ensemble.ensemble_scheduling.step) == (1 if method in OUTSIDE else 3)
+    assert [step.model_name for step in ensemble.ensemble_scheduling.step] == ["tensorrt_llm_bls"]
     for step in ensemble.ensemble_scheduling.step:
         model = repository[step.model_name]
         assert {tensor.name for tensor in model.input if not tensor.optional} <= {*step.input_map}
@@ -161,10 +174,7 @@ def test_all_models_of_a_repository_take_as_many_and_stream_or_not(emitted) -> N
         assert batching.max_queue_delay_microseconds == REPOSITORIES[method].max_queue_delay_us
 
 
-DRAFTING = {
-    *("decoding_mode", "medusa_choices", "eagle_choices"),
-    *("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size"),
-}
+DRAFTING = {"decoding_mode", "medusa_choices", "eagle_choices", *LOOKAHEAD_SIZES}
 
 
 @pytest.mark.parametrize(
@@ -179,8 +189,8 @@ DRAFTING = {
             {
                 "decoding_mode": "lookahead",
                 "lookahead_window_size": "7",
-                "lookahead_ngram_size": "7",
-                "lookahead_verification_set_size": "7",
+                "lookahead_ngram_size": "6",
+                "lookahead_verification_set_size": "5",
             },
         ),
     ],
@@ -230,6 +240,15 @@ def test_drafts_from_outside_are_verified_step_by_step(emitted, method: str, dra
     assert (told["speculation_options"], told["max_seq_len"], told["vocab_size"]) == (wanted.options, "2048", "32000")
     assert told["speculative_decoding_fast_logits"] == ("true" if method == "draft_target" else "false")
     assert told["tokenizer_dir"] == "../../tokenizer"
+
+
+@pytest.mark.parametrize("method", [method for method in REPOSITORIES if method not in OUTSIDE])
+def test_an_engine_that_drafts_by_itself_is_asked_for_whole_texts(emitted, method: str) -> None:
+    told = parameters(emitted[method]["tensorrt_llm_bls"])
+    names = ("tensorrt_llm_draft_model_name", "draft_method", "draft_len", "speculation_options", "tokenizer_dir")
+    assert [told[name] for name in names] == ["", "none", "0", "{}", "../../tokenizer"]
+    assert told["greedy_only"] == ("true" if method in ("medusa", "eagle", "lookahead") else "false")
+    assert [told[name] for name in LOOKAHEAD_SIZES] == (["7", "6", "5"] if method == "lookahead" else ["", "", ""])
 
 
 def test_relocated_paths_are_absolute_and_nothing_else_changes(tmp_path: Path) -> None:

@@ -39,10 +39,10 @@ pytestmark = pytest.mark.triton
 
 DOUBLE = Path(__file__).parents[1] / "doubles" / "tensorrtllm"
 SHARED = ("preprocessing", "postprocessing")
-SCRIPT = "The target says this, whatever it is asked. "
-OTHER_SCRIPT = "The draft says that, whatever it is asked. "
+SCRIPT = "The target says this, and that is né ✓, whatever it is asked. "
+OTHER_SCRIPT = "The draft says that, and that is né ✓, whatever it is asked. "
 PROMPT = "Hello"
-TOKENS = 2 * len(SCRIPT)
+TOKENS = 2 * len(SCRIPT.encode())  # which are bytes
 LOADING_S = 120.0
 
 
@@ -132,7 +132,7 @@ def served(tmp_path_factory) -> Iterator[Served]:
 
 def script(length: int = TOKENS, text: str = SCRIPT) -> str:
     """Return what follows the prompt."""
-    return (text * 4)[len(PROMPT) :][:length]
+    return (text.encode() * 4)[len(PROMPT) :][:length].decode()
 
 
 def test_the_server_takes_every_model(served: Served) -> None:
@@ -142,9 +142,8 @@ def test_the_server_takes_every_model(served: Served) -> None:
 
 
 def models_of(method: str) -> list[str]:
-    outside = ["tensorrt_llm_bls"] if method in ("draft_target", "ngram") else []
     draft = ["tensorrt_llm_draft"] if method == "draft_target" else []
-    return ["ensemble", "preprocessing", "tensorrt_llm", "postprocessing", *outside, *draft]
+    return ["ensemble", "tensorrt_llm_bls", "preprocessing", "tensorrt_llm", "postprocessing", *draft]
 
 
 @pytest.mark.parametrize("method", REPOSITORIES)
@@ -153,32 +152,57 @@ def test_an_ensemble_says_what_the_target_says(served: Served, method: str) -> N
 
 
 @pytest.mark.parametrize("method", [method for method in REPOSITORIES if REPOSITORIES[method].streaming])
-def test_a_stream_says_it_piece_by_piece(served: Served, method: str) -> None:
-    request = {"text_input": PROMPT, "max_tokens": 20}
+def test_a_stream_says_it_in_whole_characters(served: Served, method: str) -> None:
+    request = {"text_input": PROMPT, "max_tokens": TOKENS}
     pieces = [event["text_output"] for event in served.client.generate_stream(request, f"{method}-ensemble")]
-    assert len(pieces) > 3
-    assert "".join(pieces) == script(20)
+    assert len(pieces) > 20
+    assert "".join(pieces) == script()
+    assert not any("\ufffd" in piece for piece in pieces)
 
 
 def test_a_repository_without_streaming_refuses_a_stream(served: Served) -> None:
-    with pytest.raises(DeployError, match="decoupled"):
+    with pytest.raises(DeployError, match="stream is not served by this repository"):
         served.ask("eagle", stream=True)
 
 
-def test_outputs_come_where_they_are_asked_for(served: Served) -> None:
-    plain = served.ask("medusa")
-    assert not {"acceptance_rate", "num_input_tokens"} & plain.keys()
-    asked = served.ask("medusa", return_perf_metrics=True, return_num_input_tokens=True)
-    assert (asked["acceptance_rate"], asked["num_input_tokens"]) == (0.5, len(PROMPT))
-    assert asked["text_output"] == plain["text_output"]
+@pytest.mark.parametrize("method", ["medusa", "eagle"])
+def test_an_engine_that_drafts_by_itself_counts(served: Served, method: str) -> None:
+    answer = served.ask(method)
+    names = ("total_draft_tokens", "total_accepted_draft_tokens", "num_input_tokens", "num_output_tokens")
+    assert [answer[name] for name in names] == [2 * TOKENS, TOKENS, len(PROMPT), TOKENS]
+    assert answer["acceptance_rate"] == 0.5
 
 
-def test_a_stop_word_ends_the_text(served: Served) -> None:
-    assert served.ask("none", stop_words=["says"])["text_output"] == script()[: script().index("says") + len("says")]
+def test_a_request_may_look_less_far_ahead(served: Served) -> None:
+    sizes = {"lookahead_window_size": 3, "lookahead_ngram_size": 2, "lookahead_verification_set_size": 2}
+    assert served.ask("lookahead")["total_draft_tokens"] == 7 * TOKENS
+    assert served.ask("lookahead", **sizes)["total_draft_tokens"] == 3 * TOKENS
+    with pytest.raises(DeployError, match="its method is not lookahead"):
+        served.ask("none", **sizes)
+
+
+def test_requests_that_sample_are_refused_where_the_engine_cannot(served: Served) -> None:
+    with pytest.raises(DeployError, match="always takes the most probable token and cannot sample"):
+        served.ask("medusa", temperature=0.7)
+    assert served.ask("redrafter", temperature=0.7)["text_output"] == script()
+
+
+@pytest.mark.parametrize("method", REPOSITORIES)
+def test_a_stop_word_ends_the_text(served: Served, method: str) -> None:
+    answer = served.ask(method, stop_words=["né ✓"])
+    assert answer["text_output"] == script()[: script().index("✓") + 1]
 
 
 def test_the_prompt_comes_back_where_it_is_asked_for(served: Served) -> None:
     assert served.ask("lookahead", exclude_input_in_output=False)["text_output"] == PROMPT + script()
+
+
+def test_clients_may_ask_the_engine_themselves(served: Served) -> None:
+    encoded = served.client.generate({"QUERY": PROMPT, "REQUEST_OUTPUT_LEN": 8}, "preprocessing")
+    names = {"input_ids": "INPUT_ID", "input_lengths": "REQUEST_INPUT_LEN", "request_output_len": "REQUEST_OUTPUT_LEN"}
+    request = {inner: encoded[outer] for inner, outer in names.items()}
+    answer = served.client.generate(request, "none-tensorrt_llm")
+    assert Tokenizer(served.artifact / "tokenizer").decode(answer["output_ids"]) == script(8)
 
 
 def test_many_requests_at_once_are_each_their_own(served: Served) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from trtspec.engines.tensorrt_llm.arguments import build_arguments
 from trtspec.engines.tensorrt_llm.placement import MODEL_NAMES, Placement, plan_placement
+from trtspec.engines.tensorrt_llm.sampling import is_greedy_only
 from trtspec.engines.tensorrt_llm.specs import engine_specs
 from trtspec.engines.tensorrt_llm.toolchain import Toolchain, probe_toolchain
 from trtspec.graph.step import Step
@@ -99,6 +100,7 @@ def _settings(ground: Ground, placement: Placement) -> EngineRepositorySettings:
         choices=tuple(getattr(options, "paths", ())),
         lookahead=sizes,
         fast_logits=placement.fast_logits,
+        greedy_only=is_greedy_only(ground.case),
     )
 
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -99,6 +99,13 @@ class Inputs:
         row: Array = array[0]
         return row
 
+    def required(self, name: str) -> Array:
+        """Return a tensor that the server lets no request in without."""
+        array = self.array(name)
+        if array is None:
+            raise ValueError(f"the server let a request in without {name}")
+        return array
+
     def scalar(self, name: str, default: Any = None) -> Any:
         """Return the one value of a tensor as a Python value."""
         array = self.array(name)
@@ -127,6 +134,20 @@ def refuse_unsupported(inputs: Inputs, engine: str = "the embedded engine") -> N
     words = inputs.array("bad_words_list")
     if (words is not None and words_of_tensor(words)) or inputs.texts("bad_words"):
         raise TrtspecError(f"bad_words is not supported by {engine}")
+
+
+def wants_stream(inputs: Inputs, name: str, *, decoupled: bool) -> bool:
+    """Return whether the answer is to come in pieces; raises TrtspecError where the repository gives whole ones."""
+    wanted = bool(inputs.scalar(name, False))
+    if wanted and not decoupled:
+        raise TrtspecError("stream is not served by this repository", hint="build it with serving.streaming: true")
+    return wanted
+
+
+def end_ids_of(tokenizer: Tokenizer, asked: int | None) -> tuple[int, ...]:
+    """Return the ids that end a text: one of the tokenizer's own stands for all of them, a negative one for none."""
+    own = tokenizer.end_ids
+    return own if asked is None or asked in own else (() if asked < 0 else (asked,))
 
 
 def tensor_of_words(words: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
@@ -202,12 +223,46 @@ def read_sampling(inputs: Inputs, prefix: str = "") -> dict[str, Any]:
     return {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": inputs.scalar("seed", 0)}
 
 
+class Counts(Protocol):
+    """What a text took so far, in tokens."""
+
+    @property
+    def prompt_tokens(self) -> int: ...
+
+    @property
+    def new_tokens(self) -> int: ...
+
+    @property
+    def drafted(self) -> int: ...
+
+    @property
+    def accepted(self) -> int: ...
+
+
+def count_tensors(counts: Counts) -> list[tuple[str, Array]]:
+    """Return the output tensors that say what a text took."""
+    rate = counts.accepted / counts.drafted if counts.drafted else 0.0
+    return [
+        ("acceptance_rate", np.array([[rate]], np.float32)),
+        ("total_accepted_draft_tokens", np.array([[counts.accepted]], np.int32)),
+        ("total_draft_tokens", np.array([[counts.drafted]], np.int32)),
+        ("num_input_tokens", np.array([[counts.prompt_tokens]], np.int32)),
+        ("num_output_tokens", np.array([[counts.new_tokens]], np.int32)),
+    ]
+
+
 def respond(pb_utils: Any, make: Callable[[], list[tuple[str, Array]]]) -> Any:
     """Return the response whose tensors `make` returns; what goes wrong is this request's error and nobody else's."""
     try:
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in make()])
     except Exception as error:
         return failure(pb_utils, error)
+
+
+def cancelled(pb_utils: Any) -> Any:
+    """Return the response to a client that left."""
+    error = pb_utils.TritonError("the request was cancelled", pb_utils.TritonError.CANCELLED)
+    return pb_utils.InferenceResponse(error=error)
 
 
 def failure(pb_utils: Any, error: Exception) -> Any:

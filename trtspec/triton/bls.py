@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One text made by two models of a server: one guesses the next tokens, the other verifies them.
+"""One text made by models of a server: one guesses the next tokens and another verifies them, or one makes it alone.
 
-The target is TensorRT-LLM's executor, of which this is relied on (NVIDIA/TensorRT-LLM:cpp/tensorrt_llm/,
+A target that drafts by itself, or not at all, is asked once for all of a text. Of one that verifies drafts, which is
+TensorRT-LLM's executor, this is relied on (NVIDIA/TensorRT-LLM:cpp/tensorrt_llm/,
 batch_manager/trtGptModelInflightBatching.cpp@00825c4e, layers/externalDraftTokensLayer.cpp@1d263f15,
 kernels/speculativeDecoding/externalDraftTokensKernels.cu@2931b93f):
 
@@ -20,8 +21,8 @@ Therefore the draft of a sampled text always brings logits: those it was drawn b
 another program keeps for a top_k or top_p cannot be known to the last token), or those of a point mass where it was
 chosen and not drawn. And a request with drafts names no end token; `Endings` finds it in what comes back.
 
-Every request gets a seed of its own, and its draft another one: an engine draws all it needs for a request from one
-stream, which it reads from the beginning.
+Every request of a text in steps gets a seed of its own, and its draft another one: an engine draws all it needs for a
+request from one stream, which it reads from the beginning.
 """
 
 from __future__ import annotations
@@ -41,7 +42,6 @@ from trtspec.errors import TrtspecError
 Array = npt.NDArray[Any]
 NO_ID = -1
 NEVER = -1e9  # a logit of no probability; infinities do not pass everywhere
-ALONE_LEN = 64  # tokens of one call without drafts, and so what a client that left may still cost
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,9 @@ class Draft:
 class Call:
     """What one model is asked for once: to go on with a text by `new_tokens`, or to verify a draft.
 
-    With `streams` tokens may come one by one, where both models are decoupled.
+    With `streams` tokens may come one by one, where both models are decoupled, and with `wants_counts` the answers say
+    what the model drafted by itself. `stop_words` are sequences of ids with which a text ends, and `lookahead` the
+    window, n-gram and verification set of a model that looks ahead, where they are not its own.
     """
 
     text: Sequence[int]
@@ -84,15 +86,22 @@ class Call:
     end_id: int = NO_ID
     draft: Draft = Draft()
     wants_logits: bool = False
+    wants_counts: bool = False
     streams: bool = False
+    stop_words: Sequence[Sequence[int]] = ()
+    lookahead: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The next tokens, and the logits they were chosen by [tokens, vocab] if they were asked for."""
+    """The next tokens, and what was asked for: the logits they were chosen by [tokens, vocab], and how many tokens the
+    model drafted and accepted for them.
+    """
 
     ids: list[int]
     logits: Array | None = None
+    drafted: int = 0
+    accepted: int = 0
 
 
 Model = Callable[[Call], Iterable[Answer]]
@@ -100,9 +109,10 @@ Model = Callable[[Call], Iterable[Answer]]
 
 @dataclass(frozen=True)
 class Job:
-    """One text to go on with; `end_id` is the one among those that end it which the target is told, if any.
+    """One text to go on with; `endings` say where it ends.
 
-    `streams` asks for tokens one by one where nothing is drafted.
+    Where nothing is drafted here (`draft_len` 0), the target is told as much of that as it understands, so that it
+    stops by itself: `end_id` and `stop_words`. It gets `lookahead` too, and with `streams` it gives tokens one by one.
     """
 
     prompt: Sequence[int]
@@ -111,6 +121,8 @@ class Job:
     sampling: Sampling
     endings: Endings
     end_id: int = NO_ID
+    stop_words: Sequence[Sequence[int]] = ()
+    lookahead: tuple[int, ...] = ()
     streams: bool = False
 
 
@@ -198,13 +210,13 @@ class LookupDrafter:
         return Draft(index.continuation(at_most) if index.matched >= self._min_match else [])
 
 
-def generate(job: Job, target: Model, drafter: Drafter, vocab_size: int = 0) -> Generator[Step, None, None]:
+def generate(job: Job, target: Model, drafter: Drafter | None, vocab_size: int = 0) -> Generator[Step, None, None]:
     """Yield a text as it comes, the last step with the reason why it ends.
 
     Args:
         job: the text to go on with.
         target: the model whose text this is.
-        drafter: guesses.
+        drafter: guesses; None where the job's `draft_len` is 0.
         vocab_size: entries of the target's logits, padding included, by which a chosen token is told to be one; 0 for a
             target that verifies tokens without logits exactly.
     """
@@ -212,39 +224,47 @@ def generate(job: Job, target: Model, drafter: Drafter, vocab_size: int = 0) -> 
     while True:
         remaining = job.max_tokens - len(output)
         at_most = min(job.draft_len, remaining - 1)
-        draft = drafter.propose([*job.prompt, *output], len(output), at_most) if at_most > 0 else Draft()
+        draft = drafter.propose([*job.prompt, *output], len(output), at_most) if drafter and at_most > 0 else Draft()
         call = _call(job, output, draft, remaining, vocab_size)
-        given, drafted = 0, len(draft.ids)
+        given = 0
         for answer in target(call):
-            if not answer.ids:
+            if not answer.ids and not answer.drafted:
                 continue
+            drafted, accepted = answer.drafted, answer.accepted
+            if draft.ids and not given:
+                drafted, accepted = len(draft.ids), _accepted(draft.ids, answer.ids)
             given += len(answer.ids)
             kept, reason = job.endings.cut(output, answer.ids[: job.max_tokens - len(output)])
             output += kept
             if reason is None and len(output) == job.max_tokens:
                 reason = "length"
-            yield Step(kept, drafted, _accepted(draft.ids, answer.ids) if drafted else 0, reason)
+            yield Step(kept, drafted, accepted, reason)
             if reason:
                 return
-            drafted = 0
         if given < (1 if draft.ids else call.new_tokens):
             yield Step([], finish_reason="end_id")
             return
 
 
 def _call(job: Job, output: Sequence[int], draft: Draft, remaining: int, vocab_size: int) -> Call:
-    """Return the next call of the target: to verify a draft, or to go on alone."""
-    if draft.ids and draft.logits is None and vocab_size and not job.sampling.greedy:
+    """Return the next call of the target: for all of the text, to verify a draft, or for one token where none came."""
+    text, sampling = [*job.prompt, *output], job.sampling.at(len(output), "target")
+    if job.draft_len == 0:
+        return Call(
+            text,
+            remaining,
+            job.sampling,
+            job.end_id,
+            wants_counts=True,
+            streams=job.streams,
+            stop_words=job.stop_words,
+            lookahead=job.lookahead,
+        )
+    if not draft.ids:
+        return Call(text, 1, sampling, job.end_id)
+    if draft.logits is None and vocab_size and not job.sampling.greedy:
         draft = replace(draft, logits=_point_mass(draft.ids, vocab_size))
-    alone = ALONE_LEN if job.draft_len == 0 else 1
-    return Call(
-        [*job.prompt, *output],
-        len(draft.ids) + 1 if draft.ids else min(alone, remaining),
-        job.sampling.at(len(output), "target"),
-        NO_ID if draft.ids else job.end_id,
-        draft,
-        streams=job.streams and not draft.ids,
-    )
+    return Call(text, len(draft.ids) + 1, sampling, draft=draft)
 
 
 def _point_mass(ids: Sequence[int], vocab_size: int) -> Array:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Emit the Triton repository of TensorRT-LLM engines, which the C++ backend of TensorRT-LLM 1.0 to 1.2 runs.
 
-    none, medusa, eagle, lookahead, redrafter   ensemble: preprocessing -> tensorrt_llm -> postprocessing
-    draft_target, ngram                         ensemble: tensorrt_llm_bls, which asks the engines step by step
+    ensemble -> tensorrt_llm_bls -> tensorrt_llm, and tensorrt_llm_draft where a model drafts
+    preprocessing, postprocessing: for clients that ask tensorrt_llm themselves
 
 Python models find their paths from their own directory. The backend hands its path to std::filesystem as it stands
 (NVIDIA/TensorRT-LLM:triton_backend/inflight_batcher_llm/src/model_instance_state.cc@c8c6df08), so a relative one is
@@ -58,8 +58,8 @@ class EngineRepositorySettings(ServingSettings):
     """What differs from one repository to the next; lengths are in tokens, the method's `options` are JSON.
 
     `vocab_size` counts the target's logits, padding included. `draft` is None where no model drafts, `choices` is the
-    tree of medusa or eagle, `lookahead` None for other methods.
-    `fast_logits` sends draft logits from GPU to GPU.
+    tree of medusa or eagle, `lookahead` None for other methods. `fast_logits` sends draft logits from GPU to GPU. With
+    `greedy_only` requests that sample are refused.
     """
 
     method: str
@@ -72,6 +72,7 @@ class EngineRepositorySettings(ServingSettings):
     choices: Choices = ()
     lookahead: LookaheadSizes | None = None
     fast_logits: bool = False
+    greedy_only: bool = False
     target_path: str = "../../engines/target"
     draft_path: str = "../../engines/draft"
     tokenizer_path: str = "../../tokenizer"
@@ -87,11 +88,8 @@ def emit_engine_repository(out: Path, settings: EngineRepositorySettings) -> Non
     if settings.draft:
         draft = _engine(settings, settings.draft, settings.draft_path)
         emit_model(out, DRAFT_ENGINE, settings, draft, template="tensorrt_llm_engine")
-    if settings.method in DRAFTED_OUTSIDE:
-        emit_model(out, "tensorrt_llm_bls", settings, _steps(settings))
-        emit_model(out, "ensemble", settings, {}, template="ensemble_bls")
-    else:
-        emit_model(out, "ensemble", settings, {}, template="ensemble_engine")
+    emit_model(out, "tensorrt_llm_bls", settings, _text(settings))
+    emit_model(out, "ensemble", settings, {}, template="ensemble_bls")
 
 
 def relocate(repository: Path, out: Path, artifact: str) -> None:
@@ -133,17 +131,22 @@ def _engine(settings: EngineRepositorySettings, serving: EngineServing, path: st
     }
 
 
-def _steps(settings: EngineRepositorySettings) -> Parameters:
-    """Return the parameters of the model that has drafts verified step by step."""
+def _text(settings: EngineRepositorySettings) -> Parameters:
+    """Return the parameters of the model that makes texts, for which an engine that drafts by itself just writes."""
+    outside, sizes = settings.method in DRAFTED_OUTSIDE, settings.lookahead
     return {
         "tensorrt_llm_model_name": ENGINE,
         "tensorrt_llm_draft_model_name": DRAFT_ENGINE if settings.draft else "",
-        "draft_method": settings.method,
-        "draft_len": settings.draft_len,
-        "speculation_options": settings.options,
+        "draft_method": settings.method if outside else "none",
+        "draft_len": settings.draft_len if outside else 0,
+        "speculation_options": settings.options if outside else "{}",
         "speculative_decoding_fast_logits": settings.fast_logits,
         "vocab_size": settings.vocab_size,
         "max_seq_len": settings.max_seq_len,
+        "greedy_only": settings.greedy_only,
+        "lookahead_window_size": sizes.window if sizes else "",
+        "lookahead_ngram_size": sizes.ngram if sizes else "",
+        "lookahead_verification_set_size": sizes.verification if sizes else "",
         "tokenizer_dir": settings.tokenizer_path,
     }
 

@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from trtspec.errors import TrtspecError
+from trtspec.triton.backend import tensor_of_words
 from trtspec.triton.bls import Answer, Array, Call, Sampling
+
+COUNTS = ("total_draft_tokens", "total_accepted_draft_tokens")
+LOOKAHEAD_SIZES = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
 
 
 class ServerModel:
@@ -25,25 +29,52 @@ class ServerModel:
 
     def __call__(self, call: Call) -> Iterator[Answer]:
         """Yield what the model answers; raises TrtspecError with its words if it refuses."""
-        outputs = ["output_ids", "sequence_length", *(["generation_logits"] if call.wants_logits else [])]
+        wanted = ["output_ids", "sequence_length"]
+        wanted += ["generation_logits"] if call.wants_logits else []
+        wanted += COUNTS if call.wants_counts else []
         inputs = [self._pb_utils.Tensor(name, array) for name, array in tensors(call)]
-        request = self._pb_utils.InferenceRequest(model_name=self._name, inputs=inputs, requested_output_names=outputs)
+        request = self._pb_utils.InferenceRequest(model_name=self._name, inputs=inputs, requested_output_names=wanted)
         responses = request.exec(decoupled=True)
+        counted = (0, 0)
         try:
             for response in responses:
                 if response.has_error():
                     raise TrtspecError(response.error().message(), where=self._name)
-                if response.output_tensors():
-                    yield self._answer(response)
+                if outputs := {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}:
+                    answer, counted = read_answer(outputs, counted)
+                    yield answer
         finally:
-            for _ in responses:  # whoever stops early leaves nothing behind that the server waits to hand over
-                pass
+            leave(responses)
 
-    def _answer(self, response: Any) -> Answer:
-        outputs = {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
-        length = int(outputs["sequence_length"].reshape(-1)[0])
-        logits = outputs.get("generation_logits")
-        return Answer(outputs["output_ids"][0, 0, :length].tolist(), None if logits is None else logits[0, 0])
+
+def read_answer(outputs: Mapping[str, Array], counted: tuple[int, int]) -> tuple[Answer, tuple[int, int]]:
+    """Return what one response says, and the counts of drafted and accepted tokens, which were `counted` before it.
+
+    A model counts from the beginning of a request, an answer from the one before.
+    """
+    length = int(outputs["sequence_length"].reshape(-1)[0])
+    logits = outputs.get("generation_logits")
+    drafted, accepted = (
+        int(outputs[name].item()) if name in outputs else before for name, before in zip(COUNTS, counted, strict=True)
+    )
+    answer = Answer(
+        outputs["output_ids"][0, 0, :length].tolist(),
+        None if logits is None else logits[0, 0],
+        drafted - counted[0],
+        accepted - counted[1],
+    )
+    return answer, (drafted, accepted)
+
+
+def leave(responses: Any) -> None:
+    """End a request that nobody waits for any more, and take what the server still has to hand over.
+
+    A server before Triton 25.04 cannot end it (triton-inference-server/python_backend#398): there it runs to its end.
+    """
+    if hasattr(responses, "cancel"):
+        responses.cancel()  # does nothing where all has come
+    for _ in responses:
+        pass
 
 
 def tensors(call: Call) -> list[tuple[str, Array]]:
@@ -56,8 +87,12 @@ def tensors(call: Call) -> list[tuple[str, Array]]:
         ("exclude_input_in_output", np.array([[True]])),
         ("streaming", np.array([[call.streams]])),
         ("return_generation_logits", np.array([[call.wants_logits]])),
+        ("return_perf_metrics", np.array([[call.wants_counts]])),
+        *((name, np.array([[size]], np.int32)) for name, size in zip(LOOKAHEAD_SIZES, call.lookahead, strict=False)),
         *_sampling(call.sampling),
     ]
+    if call.stop_words:
+        named.append(("stop_words_list", tensor_of_words(call.stop_words)[None]))
     if call.draft.ids:
         named.append(("draft_input_ids", np.array([call.draft.ids], np.int32)))
         if call.draft.logits is not None:

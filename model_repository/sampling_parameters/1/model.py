@@ -15,7 +15,7 @@ import triton_python_backend_utils as pb_utils
 from trtspec.engines.embedded.checks import check_request
 from trtspec.engines.embedded.request import EngineSettings, Request, Sampling
 from trtspec.errors import TrtspecError
-from trtspec.triton.backend import Inputs, Settings, refuse_unsupported, respond
+from trtspec.triton.backend import Inputs, Settings, read_sampling, refuse_unsupported, respond
 
 ENGINE = "vLLM"
 LIMITS = EngineSettings(max_seq_len=1 << 31)  # vLLM holds texts against its own
@@ -60,11 +60,10 @@ class TritonPythonModel:
 
     def parameters(self, inputs: Inputs) -> dict[str, Any]:
         """Return vLLM's SamplingParams as JSON values."""
-        asked = Request(
-            (0,), inputs.scalar("max_tokens"), read_sampling(inputs), stop=tuple(inputs.texts("stop_words"))
-        )
+        sampling = Sampling(**read_sampling(inputs, "runtime_"))
+        asked = Request((0,), inputs.scalar("max_tokens"), sampling, stop=tuple(inputs.texts("stop_words")))
         check_request(asked, LIMITS, vocab_size=1, has_tokenizer=True)
-        end_id, sampling = inputs.scalar("end_id"), asked.sampling
+        end_id = inputs.scalar("end_id")
         is_own = end_id is None or end_id in self.end_ids
         return {
             "max_tokens": asked.max_new_tokens,
@@ -76,10 +75,3 @@ class TritonPythonModel:
             "ignore_eos": not is_own,
             "stop_token_ids": list(self.end_ids) if is_own else [end_id] * (end_id >= 0),
         }
-
-
-def read_sampling(inputs: Inputs) -> Sampling:
-    """Return how to sample: greedy without a temperature, unless top_k or top_p ask for more (then it is 1)."""
-    top_k, top_p = inputs.scalar("runtime_top_k", 0), inputs.scalar("runtime_top_p", 0.0) or 1.0
-    temperature = inputs.scalar("temperature", 1.0 if top_k > 1 or top_p < 1.0 else 0.0)
-    return Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=inputs.scalar("seed", 0))

@@ -13,14 +13,23 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from trtspec.engines.embedded.engine import Engine
-from trtspec.engines.embedded.request import EngineSettings, Request, Sampling, Stats, Update
+from trtspec.engines.embedded.request import EngineSettings, Request, Sampling, Update
 from trtspec.engines.embedded.running import Ticket
 from trtspec.errors import TrtspecError
-from trtspec.triton.backend import Inputs, Pieces, Settings, failure, refuse_unsupported, respond, words_of_tensor
+from trtspec.triton.backend import (
+    Inputs,
+    Settings,
+    cancelled,
+    failure,
+    read_sampling,
+    refuse_unsupported,
+    respond,
+    wants_stream,
+)
+from trtspec.triton.token_model import TokenReader, Unsent
 
 POLL_S = 0.1  # how often a waiting `execute` looks for cancellations
 LOOKAHEAD_SIZES = {
@@ -36,8 +45,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         settings = Settings(args)
         self.decoupled = settings.decoupled
-        self.tokenizer = settings.tokenizer()
-        self.pieces = Pieces(self.tokenizer)
+        self.reader = TokenReader(settings.tokenizer())
         self.lock = threading.Lock()
         numbers = ("draft_len", "max_input_len", "max_seq_len", "max_num_tokens", "max_queue_size")
         self.engine = Engine.load(
@@ -70,14 +78,8 @@ class TritonPythonModel:
             refuse_unsupported(inputs)
             refuse_lossy(inputs)
             asked = self.read(inputs)
-            generation.streaming = bool(inputs.scalar("streaming", False))
-            if generation.streaming and not self.decoupled:
-                raise TrtspecError(
-                    "stream is not served by this repository", hint="build it with serving.streaming: true"
-                )
-            generation.pad_id = inputs.scalar("pad_id", 0)
-            if not inputs.scalar("exclude_input_in_output", True):
-                generation.ids += asked.prompt_ids
+            generation.streaming = wants_stream(inputs, "streaming", decoupled=self.decoupled)
+            generation.unsent = Unsent(inputs, asked.prompt_ids)
             generation.ticket = self.engine.submit(asked, generation.on_update)
         except Exception as error:
             generation.send(failure(pb_utils, error), final=True)
@@ -85,14 +87,10 @@ class TritonPythonModel:
 
     def read(self, inputs: Inputs) -> Request:
         """Return what the tensors of a request ask for."""
-        ids = inputs.array("input_ids")[: inputs.scalar("input_lengths")]
         draft_ids, draft_logits = inputs.array("draft_input_ids"), inputs.array("draft_logits")
         return Request(
-            prompt_ids=tuple(ids.tolist()),
-            max_new_tokens=inputs.scalar("request_output_len"),
-            sampling=read_sampling(inputs),
-            end_ids=self.end_ids(inputs.scalar("end_id")),
-            stop=self.stop_words(inputs.array("stop_words_list")),
+            **self.reader.read(inputs),
+            sampling=Sampling(**read_sampling(inputs, "runtime_")),
             draft_len=inputs.scalar("num_draft_tokens"),
             options=read_lookahead(inputs),
             draft_ids=() if draft_ids is None else tuple(draft_ids.tolist()),
@@ -100,14 +98,6 @@ class TritonPythonModel:
             draft_logits=None if draft_logits is None else draft_logits.copy(),
             return_logits=inputs.scalar("return_generation_logits", False),
         )
-
-    def end_ids(self, asked: int | None) -> tuple[int, ...]:
-        """Return the ids that end a text: one of the tokenizer's own stands for all of them, -1 for none."""
-        own = self.tokenizer.end_ids
-        return own if asked is None or asked in own else (() if asked < 0 else (asked,))
-
-    def stop_words(self, tensor: np.ndarray | None) -> tuple[str, ...]:
-        return () if tensor is None else tuple(self.pieces.decode(ids) for ids in words_of_tensor(tensor))
 
 
 class Generation:
@@ -118,10 +108,7 @@ class Generation:
         self.sender = sender
         self.is_cancelled = is_cancelled
         self.streaming = False
-        self.pad_id = 0
-        self.ids: list[int] = []  # not sent yet, like their logits
-        self.logits: list[np.ndarray] = []
-        self.sent = False
+        self.unsent: Unsent | None = None
         self.ticket: Ticket | None = None
         self.done = threading.Event()
         self.response: Any = None
@@ -129,13 +116,11 @@ class Generation:
     def on_update(self, update: Update) -> None:
         """Take news from the engine's thread, which no mistake made here may end."""
         try:
-            self.ids += update.new_ids
-            if update.logits is not None:
-                self.logits.append(update.logits)
+            self.unsent.add(update.new_ids, update.logits)
             if update.finish_reason in ("error", "cancelled"):
                 self.send(refused(update), final=True)
             elif update.finish_reason or self.streaming:
-                self.send(respond(pb_utils, lambda: self.tensors(update.stats)), final=bool(update.finish_reason))
+                self.send(respond(pb_utils, lambda: self.unsent.take(update.stats)), final=bool(update.finish_reason))
             if not update.finish_reason and self.is_cancelled():
                 self.drop()
         except Exception:
@@ -164,31 +149,6 @@ class Generation:
         if self.ticket is not None:
             self.ticket.cancel()
 
-    def tensors(self, stats: Stats) -> list[tuple[str, np.ndarray]]:
-        """Return the output tensors for the ids not sent yet; an empty rest is one pad id of length 0."""
-        ids, self.ids = self.ids, []
-        logits, self.logits = self.logits, []
-        continuation, self.sent = self.sent, True
-        return [
-            ("output_ids", np.array([[ids or [self.pad_id]]], np.int32)),
-            ("sequence_length", np.array([[len(ids)]], np.int32)),
-            *([("generation_logits", np.concatenate(logits)[None, None])] if logits else []),
-            ("continuation", np.array([[continuation]])),
-            ("sequence_index", np.array([[0]], np.int32)),
-            ("acceptance_rate", np.array([[stats.acceptance_rate]], np.float32)),
-            ("total_accepted_draft_tokens", np.array([[stats.accepted]], np.int32)),
-            ("total_draft_tokens", np.array([[stats.drafted]], np.int32)),
-            ("num_input_tokens", np.array([[stats.prompt_tokens]], np.int32)),
-            ("num_output_tokens", np.array([[stats.new_tokens]], np.int32)),
-        ]
-
-
-def read_sampling(inputs: Inputs) -> Sampling:
-    """Return how to sample: greedy without a temperature, unless top_k or top_p ask for more (then it is 1)."""
-    top_k, top_p = inputs.scalar("runtime_top_k", 0), inputs.scalar("runtime_top_p", 0.0) or 1.0
-    temperature = inputs.scalar("temperature", 1.0 if top_k > 1 or top_p < 1.0 else 0.0)
-    return Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=inputs.scalar("seed", 0))
-
 
 def read_lookahead(inputs: Inputs) -> dict[str, int]:
     """Return the sizes of lookahead that a request lowers: all three or, for most requests, none."""
@@ -211,5 +171,6 @@ def refuse_lossy(inputs: Inputs) -> None:
 
 
 def refused(update: Update) -> Any:
-    code = pb_utils.TritonError.CANCELLED if update.finish_reason == "cancelled" else pb_utils.TritonError.INTERNAL
-    return pb_utils.InferenceResponse(error=pb_utils.TritonError(update.error or "the request was cancelled", code))
+    if update.finish_reason == "cancelled":
+        return cancelled(pb_utils)
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(update.error, pb_utils.TritonError.INTERNAL))

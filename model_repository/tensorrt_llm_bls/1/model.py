@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text to text: one model drafts, or the text so far does, and another verifies.
+"""Text to text: one model drafts, or the text so far does, and another verifies; or one model makes the text alone.
 
-Each request has a thread of its own, which waits for the two models; these batch what all threads ask for. Responses
+Each request has a thread of its own, which waits for the models; these batch what all threads ask for. Responses
 leave under one lock, and the final flag rides on the last of a request: many senders with separate final flags crash
 tritonserver 2.51.
 """
@@ -9,9 +9,9 @@ tritonserver 2.51.
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,18 @@ from trtspec.checkpoint.endings import Endings
 from trtspec.engines.embedded.drafters.suffixes import SuffixIndex
 from trtspec.errors import TrtspecError
 from trtspec.methods.base import find_method
-from trtspec.triton.backend import Inputs, Settings, TextStream, failure, read_sampling, refuse_unsupported, respond
+from trtspec.triton.backend import (
+    Inputs,
+    Pieces,
+    Settings,
+    TextStream,
+    failure,
+    read_sampling,
+    refuse_unsupported,
+    respond,
+)
 from trtspec.triton.bls import NO_ID, Drafter, Job, LookupDrafter, ModelDrafter, Sampling, Step, generate
-from trtspec.triton.server_model import ServerModel
+from trtspec.triton.server_model import LOOKAHEAD_SIZES, ServerModel
 
 NAME = "tensorrt_llm_bls"
 REQUESTS_PER_PLACE = 2  # while some are verified, others are drafted
@@ -36,6 +45,7 @@ class TritonPythonModel:
         settings = Settings(args)
         self.decoupled = settings.decoupled
         self.tokenizer = settings.tokenizer()
+        self.pieces = Pieces(self.tokenizer)
         self.target = ServerModel(pb_utils, settings.parameter("tensorrt_llm_model_name"))
         self.draft_model = ServerModel(pb_utils, settings.parameter("tensorrt_llm_draft_model_name"))
         self.method = settings.parameter("draft_method")
@@ -46,6 +56,8 @@ class TritonPythonModel:
             raise TrtspecError("stop_below needs the draft's logits, which fast logits leave on the device")
         self.vocab_size = int(settings.parameter("vocab_size"))
         self.max_seq_len = int(settings.parameter("max_seq_len"))
+        self.greedy_only = settings.parameter("greedy_only") == "true"
+        self.lookahead = tuple(int(size) for name in LOOKAHEAD_SIZES if (size := settings.parameter(name)))
         self.accumulates = settings.parameter("accumulate_tokens") == "true"
         self.lock = threading.Lock()
         self.threads = ThreadPoolExecutor(REQUESTS_PER_PLACE * settings.max_batch_size)
@@ -62,12 +74,8 @@ class TritonPythonModel:
         reply = Reply(self.lock, request.get_response_sender() if self.decoupled else None, request)
         try:
             inputs = Inputs(pb_utils, request)
-            refuse(inputs)
+            self.refuse(inputs)
             job = self.read(inputs)
-            if job.streams and not self.decoupled:
-                raise TrtspecError(
-                    "stream is not served by this repository", hint="build it with serving.streaming: true"
-                )
             drafter = self.drafter(job.sampling, inputs.scalar("use_draft_logits"))
             transcript = Transcript(
                 TextStream(self.tokenizer),
@@ -76,10 +84,24 @@ class TritonPythonModel:
                 accumulates=self.accumulates,
             )
             steps = generate(job, self.target, drafter, self.vocab_size)
-            self.threads.submit(reply.follow, steps, transcript, streams=job.streams)
+            self.threads.submit(reply.follow, steps, transcript, streams=bool(inputs.scalar("stream", False)))
         except Exception as error:
             reply.send(failure(pb_utils, error), final=True)
         return reply
+
+    def refuse(self, inputs: Inputs) -> None:
+        """Raise for the first input that asks for what is not done here."""
+        refuse_unsupported(inputs, NAME)
+        if inputs.scalar("return_generation_logits", False):
+            raise TrtspecError(f"return_generation_logits is not supported by {NAME}")
+        if inputs.scalar("stream", False) and not self.decoupled:
+            raise TrtspecError("stream is not served by this repository", hint="build it with serving.streaming: true")
+        if self.method == "none" and inputs.scalar("num_draft_tokens") is not None:
+            hint = "leave it out; to compare, serve the recipe with method: none beside it"
+            raise TrtspecError("num_draft_tokens is not served by this repository: the engine decides", hint=hint)
+        if self.greedy_only and not Sampling(**read_sampling(inputs)).greedy:
+            hint = "leave temperature, top_k and top_p out, or build with method: draft_target"
+            raise TrtspecError("this engine always takes the most probable token and cannot sample", hint=hint)
 
     def read(self, inputs: Inputs) -> Job:
         """Return what the tensors of a request ask for."""
@@ -96,7 +118,7 @@ class TritonPythonModel:
         }
         for complaint in (said for said, holds in complaints.items() if holds):
             raise TrtspecError(complaint)
-        end_ids = self.tokenizer.end_ids
+        end_ids, stop = self.tokenizer.end_ids, tuple(inputs.texts("stop_words"))
         if (asked := inputs.scalar("end_id")) is not None and asked not in end_ids:
             end_ids = () if asked < 0 else (asked,)
         return Job(
@@ -104,14 +126,39 @@ class TritonPythonModel:
             max_tokens=max_tokens,
             draft_len=min(wanted, self.draft_len),
             sampling=Sampling(**read_sampling(inputs)),
-            endings=Endings(frozenset(end_ids), tuple(inputs.texts("stop_words")), self.tokenizer),
+            endings=Endings(frozenset(end_ids), stop, self.tokenizer),
             end_id=end_ids[0] if end_ids else NO_ID,
-            streams=bool(inputs.scalar("stream", False)),
+            stop_words=[*([token] for token in end_ids[1:]), *self.words(stop)],
+            lookahead=self.read_lookahead(inputs),
+            streams=self.decoupled,  # so that a stop text, and a client that leaves, end it at once
         )
 
-    def drafter(self, sampling: Sampling, use_draft_logits: bool | None) -> Drafter:
-        """Return what drafts for one request."""
+    def words(self, stop: Sequence[str]) -> Iterator[list[int]]:
+        """Yield stop texts as ids, where they can be written so: the engine then stops there by itself."""
+        for text in stop:
+            with suppress(TrtspecError):
+                yield self.pieces.encode(text)
+
+    def read_lookahead(self, inputs: Inputs) -> tuple[int, ...]:
+        """Return the sizes of lookahead that a request lowers: all three or, for most requests, none.
+
+        Ones that are too large are refused here, since the executor finds them only in the midst of a step, which
+        other requests share (NVIDIA/TensorRT-LLM:cpp/tensorrt_llm/layers/lookaheadDecodingLayer.cpp@05cc2c11).
+        """
+        sizes = tuple(size for name in LOOKAHEAD_SIZES if (size := inputs.scalar(name)) is not None)
+        if sizes and not self.lookahead:
+            raise TrtspecError(f"{LOOKAHEAD_SIZES[0]} is not served by this repository: its method is not lookahead")
+        if len(sizes) not in (0, len(LOOKAHEAD_SIZES)):
+            raise TrtspecError(f"{', '.join(LOOKAHEAD_SIZES)} come together or not at all")
+        if any(size > limit for size, limit in zip(sizes, self.lookahead, strict=False)):
+            raise TrtspecError(f"lookahead sizes {sizes} are above those of the engine, {self.lookahead}")
+        return sizes
+
+    def drafter(self, sampling: Sampling, use_draft_logits: bool | None) -> Drafter | None:
+        """Return what drafts for one request, if anything does."""
         options = self.options
+        if self.method == "none":
+            return None
         if self.method == "ngram":
             return LookupDrafter(SuffixIndex(options.max_match), options.min_match)
         return ModelDrafter(
@@ -210,10 +257,3 @@ def cancelled() -> Any:
     return pb_utils.InferenceResponse(
         error=pb_utils.TritonError("the request was cancelled", pb_utils.TritonError.CANCELLED)
     )
-
-
-def refuse(inputs: Inputs) -> None:
-    """Raise for the first input that asks for what is not done here."""
-    refuse_unsupported(inputs, NAME)
-    if inputs.scalar("return_generation_logits", False):
-        raise TrtspecError(f"return_generation_logits is not supported by {NAME}")

@@ -16,15 +16,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import triton_python_backend_utils as pb_utils
 import yaml
 
 from trtspec.engines.embedded.checks import check_request
-from trtspec.engines.embedded.request import EngineSettings, Request, Sampling, Stats, Update
+from trtspec.engines.embedded.request import EngineSettings, Request, Sampling, Update
 from trtspec.engines.embedded.running import Progress, Running
 from trtspec.errors import TrtspecError
-from trtspec.triton.backend import Inputs, Pieces, Settings, failure, refuse_unsupported, respond, words_of_tensor
+from trtspec.triton.backend import (
+    Inputs,
+    Settings,
+    cancelled,
+    failure,
+    read_sampling,
+    refuse_unsupported,
+    respond,
+    wants_stream,
+)
+from trtspec.triton.token_model import TokenReader, Unsent
 
 ENGINE = "the LLM API"
 POLL_S = 0.1  # how often a waiting request looks whether its client is still there
@@ -39,7 +48,7 @@ class TritonPythonModel:
         settings = Settings(args)
         self.decoupled = settings.decoupled
         self.tokenizer = settings.tokenizer()
-        self.pieces = Pieces(self.tokenizer)
+        self.reader = TokenReader(self.tokenizer)
         self.greedy_only = settings.parameter("greedy_only") == "true"
         self.limits = EngineSettings(
             max_input_len=int(settings.parameter("max_input_len")), max_seq_len=int(settings.parameter("max_seq_len"))
@@ -71,12 +80,12 @@ class TritonPythonModel:
         try:
             inputs = Inputs(pb_utils, request)
             asked = self.read(inputs)
-            answers.begin(inputs, asked)
+            answers.streaming = wants_stream(inputs, "streaming", decoupled=self.decoupled)
+            answers.unsent = Unsent(inputs, asked.prompt_ids)
             async for update in self.generate(asked, (sender or request).is_cancelled):
                 answers.take(update)
         except Cancelled:
-            error = pb_utils.TritonError("the request was cancelled", pb_utils.TritonError.CANCELLED)
-            answers.send(pb_utils.InferenceResponse(error=error), final=True)
+            answers.send(cancelled(pb_utils), final=True)
         except Exception as error:
             answers.send(failure(pb_utils, error), final=True)
         return answers.response
@@ -86,20 +95,10 @@ class TritonPythonModel:
         refuse_unsupported(inputs, ENGINE)
         if inputs.scalar("return_generation_logits", False):
             raise TrtspecError(f"return_generation_logits is not supported by {ENGINE}")
-        if inputs.scalar("streaming", False) and not self.decoupled:
-            raise TrtspecError("stream is not served by this repository", hint="build it with serving.streaming: true")
         if inputs.scalar("num_draft_tokens") is not None:
             hint = "leave it out; to compare, serve the recipe with method: none beside it"
             raise TrtspecError(f"num_draft_tokens is not supported by {ENGINE}: model.yaml decides", hint=hint)
-        own, end_id = self.tokenizer.end_ids, inputs.scalar("end_id")
-        words = inputs.array("stop_words_list")
-        asked = Request(
-            prompt_ids=tuple(inputs.array("input_ids")[: inputs.scalar("input_lengths")].tolist()),
-            max_new_tokens=inputs.scalar("request_output_len"),
-            sampling=read_sampling(inputs),
-            end_ids=own if end_id is None or end_id in own else (() if end_id < 0 else (end_id,)),
-            stop=() if words is None else tuple(self.pieces.decode(ids) for ids in words_of_tensor(words)),
-        )
+        asked = Request(**self.reader.read(inputs), sampling=Sampling(**read_sampling(inputs, "runtime_")))
         check_request(asked, self.limits, self.tokenizer.vocab_size, has_tokenizer=True)
         return asked
 
@@ -138,42 +137,17 @@ class Answers:
         self.sender = sender
         self.response: Any = None
         self.streaming = False
-        self.pad_id = 0
-        self.ids: list[int] = []  # not sent yet
-        self.sent = False
-
-    def begin(self, inputs: Inputs, asked: Request) -> None:
-        """Note how the request wants to be answered."""
-        self.streaming = bool(inputs.scalar("streaming", False))
-        self.pad_id = inputs.scalar("pad_id", 0)
-        if not inputs.scalar("exclude_input_in_output", True):
-            self.ids += asked.prompt_ids
+        self.unsent: Unsent | None = None
 
     def take(self, update: Update) -> None:
-        self.ids += update.new_ids
+        self.unsent.add(update.new_ids)
         if update.finish_reason or self.streaming:
-            self.send(respond(pb_utils, lambda: self.tensors(update.stats)), final=bool(update.finish_reason))
+            self.send(respond(pb_utils, lambda: self.unsent.take(update.stats)), final=bool(update.finish_reason))
 
     def send(self, response: Any, final: bool) -> None:
         self.response = response
         if self.sender is not None:
             self.sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0)
-
-    def tensors(self, stats: Stats) -> list[tuple[str, np.ndarray]]:
-        """Return the output tensors for the ids not sent yet; an empty rest is one pad id of length 0."""
-        ids, self.ids = self.ids, []
-        continuation, self.sent = self.sent, True
-        return [
-            ("output_ids", np.array([[ids or [self.pad_id]]], np.int32)),
-            ("sequence_length", np.array([[len(ids)]], np.int32)),
-            ("continuation", np.array([[continuation]])),
-            ("sequence_index", np.array([[0]], np.int32)),
-            ("acceptance_rate", np.array([[stats.acceptance_rate]], np.float32)),
-            ("total_accepted_draft_tokens", np.array([[stats.accepted]], np.int32)),
-            ("total_draft_tokens", np.array([[stats.drafted]], np.int32)),
-            ("num_input_tokens", np.array([[stats.prompt_tokens]], np.int32)),
-            ("num_output_tokens", np.array([[stats.new_tokens]], np.int32)),
-        ]
 
 
 def read_arguments(root: Path, version: int, settings: Settings) -> dict[str, Any]:
@@ -203,13 +177,6 @@ def make_llm(arguments: dict[str, Any]) -> Any:
     from tensorrt_llm.llmapi.llm_utils import update_llm_args_with_extra_dict
 
     return LLM(**update_llm_args_with_extra_dict({}, arguments))
-
-
-def read_sampling(inputs: Inputs) -> Sampling:
-    """Return how to sample: greedy without a temperature, unless top_k or top_p ask for more (then it is 1)."""
-    top_k, top_p = inputs.scalar("runtime_top_k", 0), inputs.scalar("runtime_top_p", 0.0) or 1.0
-    temperature = inputs.scalar("temperature", 1.0 if top_k > 1 or top_p < 1.0 else 0.0)
-    return Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=inputs.scalar("seed", 0))
 
 
 def sampling_params(asked: Request) -> Any:

@@ -5,7 +5,8 @@ What it refuses is what the real one refuses (NVIDIA/TensorRT-LLM:triton_backend
 {model_state.cc@5cdd6921,model_instance_state.cc@c8c6df08,utils.cc@19290813}), and more: what the real one takes for
 unset with a warning is an error here, because nothing is emitted by accident. It has no engine: in an engine's place
 lies script.json, a list of token ids, and the token at place n of any text is the n-th of the list, which begins anew
-when it is over. Proves nothing about TensorRT-LLM.
+when it is over. For each token it counts two drafted ones and one accepted; one that looks ahead has drafted as many as
+its window. Proves nothing about TensorRT-LLM.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ FLAGS = (
     *("enable_kv_cache_reuse", "enable_chunked_context", "exclude_input_in_output", "normalize_log_probs"),
     "speculative_decoding_fast_logits",
 )
-INTEGERS = ("max_beam_width", "kv_cache_host_memory_bytes", "cancellation_check_period_ms", "stats_check_period_ms")
+INTEGERS = (
+    *("max_beam_width", "max_tokens_in_paged_kv_cache", "kv_cache_host_memory_bytes"),
+    *("cancellation_check_period_ms", "stats_check_period_ms"),
+)
 WORDS = {
     "gpt_model_type": {"inflight_fused_batching"},
     "batch_scheduler_policy": {"guaranteed_no_evict", "max_utilization"},
@@ -56,6 +60,7 @@ class TritonPythonModel:
         check(parameters)
         self.decoupled = config["model_transaction_policy"]["decoupled"]
         self.excludes = parameters["exclude_input_in_output"] == "true"
+        self.window = parameters.get(LOOKAHEAD[0])
         self.script = json.loads((Path(parameters["gpt_model_path"]) / "script.json").read_text())
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
@@ -78,11 +83,21 @@ class TritonPythonModel:
             raise pb_utils.TritonModelException(
                 "Streaming is only supported if model is deployed using decoupled mode."
             )
+        self.check_sizes(inputs)
         tokens = self.generate(prompt, inputs)
         shown = [] if streaming or inputs.scalar("exclude_input_in_output", self.excludes) else prompt
         pieces = [[token] for token in tokens] or [[]] if streaming else [shown + tokens]
-        for piece in pieces:
-            yield pb_utils.InferenceResponse(self.tensors(inputs, piece, len(prompt)))
+        for number, piece in enumerate(pieces, start=1):
+            generated = number if streaming else len(tokens)
+            yield pb_utils.InferenceResponse(self.tensors(inputs, piece, len(prompt), generated))
+
+    def check_sizes(self, inputs: Inputs) -> None:
+        """Raise for sizes of lookahead that come alone, or to a model that does not look ahead."""
+        given = [name for name in LOOKAHEAD if inputs.array(name) is not None]
+        if given and given != [*LOOKAHEAD]:
+            raise pb_utils.TritonModelException(f"Failed to extract one of {LOOKAHEAD}")
+        if given and self.window is None:
+            raise pb_utils.TritonModelException("Cannot set the request lookahead decoding configuration")
 
     def generate(self, prompt: list[int], inputs: Inputs) -> list[int]:
         """Return the script from the end of the prompt on, up to an end id or through a stop word.
@@ -103,13 +118,20 @@ class TritonPythonModel:
                 break
         return tokens
 
-    def tensors(self, inputs: Inputs, ids: list[int], prompt_len: int) -> list[Any]:
-        """Return the outputs that the request asks for, in the shapes of one beam."""
+    def tensors(self, inputs: Inputs, ids: list[int], prompt_len: int, generated: int) -> list[Any]:
+        """Return the outputs that the request asks for, in the shapes of one beam.
+
+        Every response counts what was drafted since the request began, for the tokens `generated` so far.
+        """
         outputs = {"output_ids": np.array([[ids]], np.int32), "sequence_length": np.array([[len(ids)]], np.int32)}
         if inputs.scalar("return_num_input_tokens", False):
             outputs["num_input_tokens"] = np.array([[prompt_len]], np.int32)
         if inputs.scalar("return_perf_metrics", False):
-            outputs["acceptance_rate"] = np.array([[0.5]], np.float32)
+            window = inputs.array(LOOKAHEAD[0])
+            each = 2 if self.window is None else int(self.window) if window is None else window.item()
+            outputs["acceptance_rate"] = np.array([[1 / each]], np.float32)
+            outputs["total_accepted_draft_tokens"] = np.array([[generated]], np.int32)
+            outputs["total_draft_tokens"] = np.array([[generated * each]], np.int32)
         return [pb_utils.Tensor(name, array) for name, array in outputs.items()]
 
 

@@ -198,7 +198,21 @@ KNOWN_FAILURES = [
         "Medusa README: temperature 0 alone",
         ask(**MEDUSA),
         "speculation.method",
-        "Medusa engines are for greedy decoding: upstream supports temperature 0 alone",
+        "medusa engines take the most probable tokens, whatever a request asks",
+        "warning",
+    ),
+    Row(
+        "lookaheadDecodingLayer: the best logit is taken",
+        ask(**LOOKAHEAD),
+        "speculation.method",
+        "lookahead engines take the most probable tokens, whatever a request asks",
+        "warning",
+    ),
+    Row(
+        "EAGLE README: greedy without a posterior threshold",
+        ask(**EAGLE),
+        "speculation.method",
+        "eagle engines take the most probable tokens, whatever a request asks",
         "warning",
     ),
     Row(
@@ -218,8 +232,8 @@ KNOWN_FAILURES = [
     Row(
         "ReDrafter README: greedy engines ignore the temperature",
         ask(**REDRAFTER),
-        "speculation.options",
-        "ReDrafter engines with greedy: true ignore a request's temperature",
+        "speculation.method",
+        "redrafter engines take the most probable tokens, whatever a request asks",
         "warning",
     ),
     Row(

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from trtspec.engines.embedded.running import Running
-from trtspec.kernels.sampling import Warp
 
 
 @dataclass(frozen=True)
@@ -30,23 +29,24 @@ class Given:
         rows = [[*running.given, *[0] * (width - len(running.given))] for running in batch]
         return cls(batch, torch.tensor(rows, dtype=torch.int64, device=device), lens)
 
-    def probs(self, warp: Warp) -> Tensor | None:
+    def probs(self) -> Tensor | None:
         """Return what the tokens were drawn from [rows, width, vocab]; None where no request says so.
 
-        A row that does not say has each token for sure, as if it had been chosen.
+        That is softmax(draft_logits), whatever the request's own sampling is: what TensorRT-LLM takes them for
+        (NVIDIA/TensorRT-LLM:cpp/tensorrt_llm/layers/externalDraftTokensLayer.cpp@1d263f15). In a row that does not say,
+        each token was sure, as one is that was chosen.
         """
-        drawn = [running.request.draft_logits for running in self.batch]
-        vocab = next((logits.shape[1] for logits in drawn if logits is not None), None)
+        drawn_by = [running.request.draft_logits for running in self.batch]
+        vocab = next((logits.shape[1] for logits in drawn_by if logits is not None), None)
         if vocab is None:
             return None
-        padded = np.zeros((*self.tokens.shape, vocab), np.float32)
-        for row, logits in enumerate(drawn):
+        device = self.tokens.device
+        rows = torch.full((*self.tokens.shape, vocab), -torch.inf, device=device)
+        rows.scatter_(-1, self.tokens.unsqueeze(-1), 0.0)
+        for row, logits, length in zip(rows, drawn_by, self.lens, strict=True):
             if logits is not None:
-                padded[row, : self.lens[row]] = logits[: self.lens[row]]
-        probs = warp.probs(torch.from_numpy(padded).to(self.tokens.device))
-        sure = torch.zeros_like(probs).scatter_(-1, self.tokens.unsqueeze(-1), 1.0)
-        says = torch.tensor([logits is not None for logits in drawn], device=probs.device)
-        return torch.where(says.view(-1, 1, 1), probs, sure)
+                row[:length] = torch.tensor(logits[:length], device=device)
+        return torch.softmax(rows, -1)
 
     def uniforms(self) -> Tensor:
         """Return [rows, width + 1] in [0, 1): one for each token, and in the last column one for the token after them.

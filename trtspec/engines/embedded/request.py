@@ -60,11 +60,12 @@ class Request:
     `draft_len` lowers the engine's draft length for this request; 0 is the target alone. `options` lower sizes of the
     engine's method, as far as its drafter lets requests do so.
 
-    `draft_ids` are guesses at the first new tokens. They are verified together with the prompt, whatever the engine's
-    own method is, which goes on behind the first that is wrong; what `max_new_tokens` leaves no place for is cut off.
-    `draft_logits` [len(draft_ids), vocab] are what each was drawn from, by this request's own temperature, top_k and
-    top_p: then the text has the target's law and more of the draft is accepted. Without them a guess has to be what the
-    target itself draws.
+    `draft_ids` are guesses at the first new tokens; what `max_new_tokens` leaves no place for is cut off. They are
+    verified together with the prompt, whatever the engine's own method is, and there the request ends: with those
+    accepted and one token more, as in TensorRT-LLM's executor. Its finish reason is "length" unless the text ended.
+    `draft_logits` [len(draft_ids), vocab] tell what each was drawn from, which is softmax(draft_logits): temperature,
+    top_k and top_p are the target's alone. Then the text has the target's law and more of the draft is accepted.
+    Without them a guess has to be what the target itself draws.
 
     `return_logits` asks for the target's logits of every new token, as they are before temperature, top_k and top_p.
     """

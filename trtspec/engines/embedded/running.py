@@ -10,10 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from trtspec.checkpoint.endings import Endings
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.engines.embedded.request import Request, Stats, Update
-
-STOP_MARGIN = 8  # tokens before a stop text that the decoder may need to get its beginning right
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class Running:
         self._logits: npt.NDArray[np.float32] | None = None  # of the tokens that are not shown yet
         self._drafted = self._accepted = self._steps = 0
         self._random = np.random.Generator(np.random.Philox(request.sampling.seed)) if self.samples else None
-        self._end_ids = frozenset(request.end_ids)
+        self._endings = Endings(frozenset(request.end_ids), request.stop, tokenizer)
 
     @property
     def samples(self) -> bool:
@@ -94,8 +93,12 @@ class Running:
         return self._random.integers(0, 1 << 32, count) / float(1 << 32)
 
     def begin(self, made: Progress) -> str | None:
-        """Take what the prefill came to, a step where it verified a draft; returns the finish reason, if any."""
-        return self._take(made, steps=min(1, made.drafted))
+        """Take what the prefill came to; returns the finish reason, if any.
+
+        Where it verified a draft it was a step, and the only one.
+        """
+        verified = made.drafted > 0
+        return self._take(made, steps=int(verified)) or ("length" if verified else None)
 
     def advance(self, made: Progress) -> str | None:
         """Take what a step came to; returns the finish reason, if any."""
@@ -122,36 +125,10 @@ class Running:
         self._steps += steps
         self._drafted += made.drafted
         self._accepted += len(made.accepted)
-        reason = self._extend([*made.accepted, made.token])
+        output = self.text[len(self.request.prompt_ids) :]
+        kept, reason = self._endings.cut(output, [*made.accepted, made.token][: self._remaining])
+        self.text += kept
         if made.logits is not None:
             waiting = made.logits if self._logits is None else np.concatenate([self._logits, made.logits])
             self._logits = waiting[: len(self.text) - self._shown]
-        return reason
-
-    def _extend(self, new: list[int]) -> str | None:
-        reason = None
-        new = new[: self._remaining]
-        for position, token in enumerate(new):
-            if token in self._end_ids:
-                new, reason = new[:position], "end_id"
-                break
-        before = len(self.text)
-        self.text += new
-        if self.request.stop and (end := self._stop(before)):
-            del self.text[end:]
-            return "stop"
-        if reason is None and self._remaining == 0:
-            reason = "length"
-        return reason
-
-    def _stop(self, before: int) -> int | None:
-        """Return the length of the text at which a stop text was first complete, given what is new since `before`."""
-        if self._tokenizer is None:
-            raise ValueError("stop texts need a tokenizer")
-        reach = max(len(stop.encode()) for stop in self.request.stop) + STOP_MARGIN
-        start = max(len(self.request.prompt_ids), before - reach)
-        for end in range(before + 1, len(self.text) + 1):
-            shown = self._tokenizer.decode(self.text[start:end])
-            if any(stop in shown for stop in self.request.stop):
-                return end
-        return None
+        return reason or ("length" if self._remaining == 0 else None)

@@ -72,25 +72,23 @@ class Speculator:
     def prefill(self, batch: Sequence[Running], first_row: int, max_tokens: int) -> list[Progress]:
         """Take in the prompts of new requests, at most `max_tokens` at once, and verify the drafts they came with.
 
-        These are accepted by the exact rule of chains, whatever the method's own rule is.
+        These are accepted by the exact rule of chains, whatever the method's own rule is; for a request that brought
+        one there is no step.
         """
         given = Given.of(batch, self.target.device)
         texts = [[*running.text, *running.given] for running in batch]
         found = prefill(self.target, texts, first_row, max_tokens, self.drafter.taps, given.lens)
         warp = self._warp(batch)
-        probs, uniforms = (given.probs(warp), given.uniforms()) if warp else (None, None)
+        probs, uniforms = (given.probs(), given.uniforms()) if warp else (None, None)
         verdicts = verify_chain(found.logits, given.tokens, given.lens, warp, probs, uniforms)
         tokens = [[running.text[-1], *running.given] for running in batch]
-        made = _progress(batch, tokens, given.lens, verdicts, found.logits)
-        # to the drafter, what was accepted is a part of the prompt
-        taken = [[*running.text, *one.accepted] for running, one in zip(batch, made, strict=True)]
-        self.drafter.begin(taken, first_row, max_tokens)
+        self.drafter.begin([running.text for running in batch], first_row, max_tokens)
         for features, start in found.features:
             self.drafter.read(features, start)
-        for row, (running, text) in enumerate(zip(batch, taken, strict=True), first_row):
+        for row, running in enumerate(batch, first_row):
             if running.request.options:
-                self.drafter.lower(row, text, self.options_of(running.request))
-        return made
+                self.drafter.lower(row, running.text, self.options_of(running.request))
+        return _progress(batch, tokens, given.lens, verdicts, found.logits)
 
     def step(self, batch: Sequence[Running]) -> list[Progress]:
         """Draft for every row, and verify all drafts in one pass of the target."""

@@ -102,10 +102,7 @@ class Drafter(Protocol):
     def __init__(self, setup: Setup) -> None: ...
 
     def begin(self, prompts: Sequence[Sequence[int]], first_row: int, max_tokens: int) -> None:
-        """Take in the prompts of new requests, which become rows `first_row`, `first_row` + 1, ...
-
-        Drafts that came with a request and were accepted are a part of its prompt here.
-        """
+        """Take in the prompts of new requests, which become rows `first_row`, `first_row` + 1, ..."""
 
     def read(self, features: Tensor, start: int) -> None:
         """Take in the target's features [rows, width, taps * hidden] of the prompts just begun, from `start` on.

@@ -12,6 +12,7 @@ from trtspec.engines.tensorrt_llm.rules.sources import (
     DECODER,
     DRAFT_README,
     EAGLE_README,
+    LOOKAHEAD_LAYER,
     LOOKAHEAD_README,
     MEDUSA_MODEL,
     MEDUSA_README,
@@ -20,6 +21,7 @@ from trtspec.engines.tensorrt_llm.rules.sources import (
     TRITON,
     issue,
 )
+from trtspec.engines.tensorrt_llm.sampling import is_greedy_only
 from trtspec.engines.tensorrt_llm.specs import (
     EAGLE,
     EXTERNAL,
@@ -32,7 +34,6 @@ from trtspec.engines.tensorrt_llm.specs import (
 )
 from trtspec.methods.eagle import EagleOptions
 from trtspec.methods.lookahead import LookaheadOptions
-from trtspec.methods.redrafter import RedrafterOptions
 
 METHOD = "speculation.method"
 
@@ -42,6 +43,13 @@ MOST_EAGLE_ROWS = 512
 EXAMPLES = {
     MEDUSA: (("LlamaForCausalLM", "MixtralForCausalLM", "Qwen2ForCausalLM"), f"{MEDUSA_README}, {issue(2678)}"),
     REDRAFTER: (("LlamaForCausalLM", "Qwen2ForCausalLM"), REDRAFTER_README),
+}
+
+GREEDY_SOURCES = {
+    MEDUSA: MEDUSA_README,
+    EAGLE: f"{EAGLE_README}, {TRITON}",
+    LOOKAHEAD: LOOKAHEAD_LAYER,
+    REDRAFTER: REDRAFTER_README,
 }
 
 READMES = {EXTERNAL: DRAFT_README, LOOKAHEAD: LOOKAHEAD_README}
@@ -104,19 +112,12 @@ def eagle_has_a_static_tree(case: Case) -> Iterator[Objection]:
         yield Objection("speculation.options.dynamic", "not-supported", message, "remove dynamic", source=TRITON)
 
 
-def medusa_is_greedy(case: Case) -> Iterator[Objection]:
-    """Drafts are held against the target's own tokens."""
-    if case.method.engine_mode == MEDUSA:
-        message = "Medusa engines are for greedy decoding: upstream supports temperature 0 alone"
-        hint = "serve greedy requests, or use draft_target"
-        yield Objection(METHOD, "greedy", message, hint, "warning", MEDUSA_README)
-
-
-def redrafter_is_greedy(case: Case) -> Iterator[Objection]:
-    """An engine is built either for greedy search or against it."""
-    if isinstance(case.options, RedrafterOptions) and case.method.engine_mode and case.options.greedy:
-        message = "ReDrafter engines with greedy: true ignore a request's temperature"
-        yield Objection("speculation.options", "greedy", message, None, "warning", REDRAFTER_README)
+def requests_are_greedy(case: Case) -> Iterator[Objection]:
+    """Some engines take the most probable token whatever a request says; on them the served model refuses to sample."""
+    if is_greedy_only(case):
+        message = f"{case.recipe.speculation.method} engines take the most probable tokens, whatever a request asks"
+        hint = "requests that sample are refused; draft_target serves them"
+        yield Objection(METHOD, "greedy", message, hint, "warning", GREEDY_SOURCES[case.method.engine_mode])
 
 
 def examples_exist(case: Case) -> Iterator[Objection]:
@@ -178,8 +179,7 @@ RULES = (
     drafts_inside_have_one_stage,
     eagle_has_few_rows,
     eagle_has_a_static_tree,
-    medusa_is_greedy,
-    redrafter_is_greedy,
+    requests_are_greedy,
     examples_exist,
     stages_are_not_documented,
     lookahead_drafts,

@@ -25,6 +25,7 @@ TRITON = f"{TRT}:triton_backend/inflight_batcher_llm/src/model_instance_state.cc
 
 EAGLE_README = f"{TRT}:examples/eagle/README.md@585c7565"
 MEDUSA_README = f"{TRT}:examples/medusa/README.md@0f041b7b"
+LOOKAHEAD_LAYER = f"{TRT}:cpp/tensorrt_llm/layers/lookaheadDecodingLayer.cpp@05cc2c11"
 LOOKAHEAD_README = f"{TRT}:examples/lookahead/README.md@7ed07f06"
 REDRAFTER_README = f"{TRT}:examples/redrafter/README.md@2d234357"
 DRAFT_README = f"{TRT}:examples/draft_target_model/README.md@11925f62"
