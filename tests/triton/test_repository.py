@@ -49,7 +49,8 @@ ENSEMBLE_OUTPUTS = [
     "sequence_index",
     "acceptance_rate",
     "total_accepted_draft_tokens",
-    "total_draft_tokens", "generation_logits",
+    "total_draft_tokens",
+    "generation_logits",
     "num_input_tokens",
     "num_output_tokens",
 ]
