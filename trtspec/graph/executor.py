@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import Lock
+from threading import Condition, Lock
 from typing import Literal, Protocol
 
 from trtspec.graph.entry import Entry
@@ -80,6 +80,8 @@ class _Run:
         self._store = store
         self._observer = observer
         self._lock = Lock()
+        self._idle = Condition(self._lock)
+        self._working = 0
 
     def is_ready(self, step: Step) -> bool:
         """Return whether all that the step needs is there."""
@@ -105,6 +107,25 @@ class _Run:
         with self._lock:
             self.failure = self.failure or error
         return self.failure
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Count a thread as working; raises Stopped where the run has ended already."""
+        with self._idle:
+            if self.failure:
+                raise Stopped
+            self._working += 1
+        try:
+            yield
+        finally:
+            with self._idle:
+                self._working -= 1
+                self._idle.notify_all()
+
+    def wait_until_idle(self) -> None:
+        """Return when no thread works any more."""
+        with self._idle:
+            self._idle.wait_for(lambda: not self._working)
 
     @contextmanager
     def observing(self) -> Iterator[Observer]:
@@ -151,13 +172,17 @@ def _run_beside(steps: Sequence[Step], run: _Run, free: list[str]) -> None:
                     future.result()
                     free += lent.pop(future)
         except BaseException as error:
-            # the pool waits for the steps that run, and they end when they next tell how far they are
-            raise run.fail(error) from None
+            failure = run.fail(error)
+            # Steps end when they next tell how far they are. The pool alone does not wait for all of them: of a thread
+            # that was being started when an interrupt came it knows nothing.
+            run.wait_until_idle()
+            raise failure from None
 
 
 def _bring(run: _Run, step: Step, devices: tuple[str, ...]) -> None:
     try:
-        run.bring(step, devices)
+        with run.working():
+            run.bring(step, devices)
     except BaseException as error:
         run.fail(error)
         raise
