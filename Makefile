@@ -4,10 +4,10 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check format test test-gpu bench clean
+.PHONY: help setup demo check format test test-gpu bench plugins-trt clean
 
 help: ## Show this help.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(INSTALLED) ## Fill .venv with trtspec and everything it is developed with.
 
@@ -42,6 +42,10 @@ bench: setup ## Measure the claims again: the quickstart, all methods, and a con
 	$(BIN)/python benchmarks/quickstart.py --out benchmarks/results/quickstart.json
 	$(BIN)/python benchmarks/methods.py --out benchmarks/results/methods.json
 	$(BIN)/python benchmarks/convert.py --out benchmarks/results/convert.json
+
+plugins-trt: ## Build TensorRT's plugin library (TENSORRT_ROOT=... has include/NvInferRuntime.h).
+	cmake -S plugins -B build/plugins -DTENSORRT_ROOT=$(TENSORRT_ROOT)
+	cmake --build build/plugins --target trtspec_tensorrt
 
 clean: ## Remove the environment, artifacts and caches in this directory.
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -85,6 +85,21 @@ def artifact(recipe: Path, trtspec: Run) -> Path:
     return recipe.parent / "build" / "tiny"
 
 
+@pytest.fixture(scope="session")
+def kernel_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The kernels of plugins/, compiled for CPUs."""
+    from trtspec.errors import TrtspecError
+    from trtspec.kernels.build import build_library, plan_library
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRTSPEC_CACHE", str(tmp_path_factory.mktemp("kernels")))
+        try:
+            spec = plan_library()
+        except TrtspecError as missing:
+            pytest.skip(str(missing))
+        return build_library(spec)
+
+
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """Let torch compute on one thread, as calibration does, for an oracle that has to round where it does."""

@@ -293,10 +293,10 @@ LINES: list[tuple[str, str, tuple[int, int, str], str, str | None]] = [
     ),
     (
         "gates:",
-        "plugins: [verify_chain]\ngates:",
+        "plugins: [verify_chian]\ngates:",
         (14, 10, "plugins"),
-        "this version has no plugin 'verify_chain'",
-        None,
+        "there is no plugin 'verify_chian'; known: compact_kv, verify_chain, verify_tree",
+        "did you mean 'verify_chain'?",
     ),
     (
         "  draft_len: 3",

@@ -49,3 +49,11 @@ def test_a_disk_that_is_nearly_full(monkeypatch: pytest.MonkeyPatch, workplace: 
     free -= 1
     assert not findings()["cache"].ok
     assert not (workplace / "cache").exists()  # probing changes nothing
+
+
+def test_what_verifies_drafts(monkeypatch: pytest.MonkeyPatch, workplace: Path, kernel_library: Path) -> None:
+    assert findings()["kernels"] == Finding(
+        "kernels", True, "not compiled; torch verifies drafts (trtspec plugins build)"
+    )
+    monkeypatch.setenv("TRTSPEC_CACHE", str(kernel_library.parents[2]))
+    assert findings()["kernels"] == Finding("kernels", True, str(kernel_library))

@@ -95,8 +95,8 @@ class _Examination:
         if draft := recipe.speculation.draft:
             self._check_draft(draft, has_tokenizer)
         self._ask_engine()
-        for plugin in recipe.plugins:
-            self._error("plugins", "not-supported", f"this version has no plugin {plugin!r}")
+        if recipe.plugins:
+            self._check_plugins()
         if prompts := recipe.gates.prompts:
             self._attempt("gates.prompts", "prompts", lambda: load_prompts(Path(prompts)))
         found.problems.sort(key=position)
@@ -268,6 +268,12 @@ class _Examination:
             message = "no calibration prompts are named; activations are measured on the ones that trtspec brings"
             hint = "name some of your own kind of text: calibration: {prompts: FILE.jsonl}"
             self._warn(f"{path}.quantization", "default-prompts", message, hint)
+
+    def _check_plugins(self) -> None:
+        from trtspec.steps.plugin import library_of  # steps that build, which few recipes need to be checked with
+
+        recipe = self.recipe
+        self._attempt("plugins", "plugin", lambda: library_of(recipe.plugins, recipe.engine.gpu or ""))
 
     def _ask_engine(self) -> None:
         """Ask the engine what it has against all of this, once all of it is known."""

@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from trtspec.engines.tensorrt_llm.toolchain import BUILDER
+from trtspec.kernels.build import find_library
 from trtspec.paths import cache_dir, state_dir
 from trtspec.triton.server import Finding, probe_server
 
@@ -27,7 +28,7 @@ def probe_machine() -> list[Finding]:
     findings += [_package(package, extra) for extra, packages in EXTRAS.items() for package in packages]
     findings += probe_server()
     findings += [_folder("cache", cache_dir()), _folder("state", state_dir())]
-    return [*findings, _gpu(), _tensorrt_llm(), _builder()]
+    return [*findings, _gpu(), _kernels(), _tensorrt_llm(), _builder()]
 
 
 def _package(package: str, extra: str) -> Finding:
@@ -51,6 +52,12 @@ def _gpu() -> Finding:
     """Tell from the driver, without loading CUDA; a machine without a GPU lacks nothing that must be there."""
     devices = sorted(Path("/proc/driver/nvidia/gpus").glob("*"))
     return Finding("gpu", True, f"{len(devices)} NVIDIA GPUs" if devices else "none; the embedded engine uses the CPU")
+
+
+def _kernels() -> Finding:
+    """Tell whether drafts are verified by compiled kernels; a machine without them lacks only speed."""
+    found = find_library()
+    return Finding("kernels", True, str(found or "not compiled; torch verifies drafts (trtspec plugins build)"))
 
 
 def _tensorrt_llm() -> Finding:

@@ -37,6 +37,11 @@ def recipes_dir() -> Path:
     return _shipped("recipes")
 
 
+def plugins_dir() -> Path:
+    """Return the kernels' sources: beside the package in a checkout, inside it in a wheel."""
+    return _shipped("plugins")
+
+
 def default_prompts() -> Path:
     """Return the prompts that activations are measured on where a recipe names none."""
     return recipes_dir() / "prompts" / "calibration.jsonl"

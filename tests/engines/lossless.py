@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise, product
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,7 +19,6 @@ import torch
 from torch import Tensor
 
 from tests.tiny import SHAPE
-from trtspec.engines.embedded import speculator as speculator_module
 from trtspec.engines.embedded.drafters.base import Sampling as Draws
 from trtspec.engines.embedded.engine import Engine
 from trtspec.engines.embedded.request import Request, Sampling, Stats
@@ -145,8 +145,8 @@ def engine_texts(engine: Engine, monkeypatch: pytest.MonkeyPatch, request: Reque
     ) -> list[Verdict]:
         def rule(logits: Tensor, tokens: Tensor, tree: Tree, warp: Warp, draft_probs: Any, uniforms: Tensor) -> Any:
             # a tree's uniforms begin with the one of the next token, with which a chain's end
-            return verify_chain(logits, tokens[:, 1:], lens * len(logits), warp, draft_probs,
-                                torch.cat([uniforms[:, 1:], uniforms[:, :1]], 1))  # fmt: skip
+            return rules.chain(logits, tokens[:, 1:], lens * len(logits), warp, draft_probs,
+                               torch.cat([uniforms[:, 1:], uniforms[:, :1]], 1))  # fmt: skip
 
         length, root = tokens.shape[1] + 1, tokens.new_zeros((1, 1))
         tree = Tree(np.array([[-1, *(node if node < lens[0] else -1 for node in range(length - 1))]]))
@@ -158,16 +158,15 @@ def engine_texts(engine: Engine, monkeypatch: pytest.MonkeyPatch, request: Reque
         typical: Any,
     ) -> list[Verdict]:  # fmt: skip
         def rule(logits: Tensor, tokens: Tensor, tree: Tree, warp: Warp, draft_probs: Any, uniforms: Tensor) -> Any:
-            return verify_tree(logits, tokens, tree, limits * len(logits), warp, draft_probs, uniforms, typical)
+            return rules.tree(logits, tokens, tree, limits * len(logits), warp, draft_probs, uniforms, typical)
 
         return verdict(rule, logits, tokens, tree, warp, draft_probs=draft_probs, uniforms=uniforms)
 
-    verify_chain, verify_tree = speculator_module.verify_chain, speculator_module.verify_tree
+    rules = engine.speculator.rules
     law: dict[tuple[int, ...], float] = {}
     with monkeypatch.context() as patch:
         patch.setattr(Draws, "draw", draw)
-        patch.setattr(speculator_module, "verify_chain", of_chain)
-        patch.setattr(speculator_module, "verify_tree", of_tree)
+        patch.setattr(engine.speculator, "rules", SimpleNamespace(chain=of_chain, tree=of_tree))
         for _ in fork.runs():
             (result,) = engine.generate([request])
             law[result.ids] = law.get(result.ids, 0.0) + fork.weight
@@ -264,10 +263,16 @@ def assert_targets_law(
 
 def assert_wrong_rule_is_seen(engine: Engine, model: Any, monkeypatch: pytest.MonkeyPatch, new_tokens: int = 3) -> None:
     """Let the acceptance rules go wrong, and see that the same comparison tells."""
-    for name in ("verify_chain", "verify_tree"):
-        monkeypatch.setattr(speculator_module, name, without_residual(getattr(speculator_module, name)))
+    let_rules_go_wrong(engine, monkeypatch)
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         assert_targets_law(engine, model, monkeypatch, Sampling(1.0), new_tokens)
+
+
+def let_rules_go_wrong(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let an engine draw from the target's whole row after a rejection."""
+    rules = engine.speculator.rules
+    wrong = SimpleNamespace(chain=without_residual(rules.chain), tree=without_residual(rules.tree))
+    monkeypatch.setattr(engine.speculator, "rules", wrong)
 
 
 def without_residual(verify: Callable[..., list[Verdict]]) -> Callable[..., list[Verdict]]:

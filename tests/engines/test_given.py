@@ -14,10 +14,9 @@ import pytest
 import torch
 
 from tests.engines import lossless
-from tests.engines.lossless import LAW_SHAPE, engine_texts, random_prompts, target_law, without_residual
+from tests.engines.lossless import LAW_SHAPE, engine_texts, let_rules_go_wrong, random_prompts, target_law
 from tests.methods import eagle3_nets, heads, recurrent
 from tests.tiny import convert, make_llama, make_model, reference_model
-from trtspec.engines.embedded import speculator as speculator_module
 from trtspec.engines.embedded.drafters.base import Draft
 from trtspec.engines.embedded.engine import Engine
 from trtspec.engines.embedded.given import Given
@@ -312,7 +311,7 @@ class TestTheLaw:
 
     @pytest.mark.parametrize("sampling", SAMPLINGS[:1], ids=str)
     def test_is_lost_with_a_wrong_rule(self, laws: Laws, sampling: Sampling, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(speculator_module, "verify_chain", without_residual(speculator_module.verify_chain))
+        let_rules_go_wrong(laws.engine, monkeypatch)
         chosen = laws.with_draft(Request(PROMPT, NEW, sampling, draft_ids=(2, 1)))
         drawn = laws.with_drawn_draft(sampling, drawn_by=sampling)
         assert np.abs(chosen - laws.wanted).sum() > 0.01

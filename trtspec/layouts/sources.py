@@ -15,6 +15,7 @@ from trtspec.steps.calibrate import Calibrate
 from trtspec.steps.convert import ConvertCheckpoint, PartFiles
 from trtspec.steps.copy import CopyFiles
 from trtspec.steps.model import SourceModel, mapping_of, scheme_wanted
+from trtspec.steps.plugin import CompilePlugins, library_of
 
 
 def converted(ground: Ground) -> dict[str, ConvertCheckpoint]:
@@ -51,7 +52,7 @@ def padding_notes(ground: Ground) -> tuple[str, ...]:
 
 
 def companions(ground: Ground) -> dict[str, Step]:
-    """Return the steps that bring small files along: the target's tokenizer, and the prompts of the gates."""
+    """Return the steps of what goes along with the models: tokenizer, prompts of the gates, compiled plugins."""
     source = ground.findings.sources["target"]
     steps: dict[str, Step] = {
         "tokenizer": CopyFiles("tokenizer", ground.reader.read(source.root, source.tokenizer_files))
@@ -59,6 +60,8 @@ def companions(ground: Ground) -> dict[str, Step]:
     if ground.recipe.gates.prompts:
         prompts = Path(ground.recipe.gates.prompts)
         steps["prompts"] = CopyFiles("prompts", ground.reader.read(prompts.parent, [prompts]))
+    if ground.recipe.plugins:
+        steps["plugins"] = CompilePlugins(library_of(ground.recipe.plugins, ground.recipe.engine.gpu))
     return steps
 
 

@@ -90,6 +90,8 @@ def open_artifact(root: Path, manifest: Manifest | None = None) -> Iterator[Open
 
 
 def _settings(root: Path, recipe: dict[str, Any]) -> EngineSettings:
+    from trtspec.kernels.rules import libraries_of
+
     try:
         engine, speculation = recipe["engine"], recipe["speculation"]
         return EngineSettings(
@@ -101,6 +103,7 @@ def _settings(root: Path, recipe: dict[str, Any]) -> EngineSettings:
             max_input_len=engine["max_input_len"],
             max_num_tokens=engine["max_num_tokens"],
             max_queue_size=recipe["serving"]["max_queue_size"],
+            kernels=libraries_of(root),
         )
     except (KeyError, TypeError) as error:
         where = str(root / MANIFEST)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ class EngineSettings:
     `method`, `draft_len` and the method's own `options` say how to speculate; `max_seq_len` bounds prompt plus new
     tokens of a request, `max_input_len` its prompt alone, `max_num_tokens` the tokens of one prefill step,
     `max_queue_size` the requests that wait. `device` is "auto", "cpu" or "cuda", `dtype` "auto", "float32", "bfloat16"
-    or "float16".
+    or "float16". `kernels` are libraries of compiled acceptance rules; the first that serves this machine is used, and
+    torch where none does.
     """
 
     method: str = "none"
@@ -34,6 +36,7 @@ class EngineSettings:
     max_queue_size: int = 128
     device: str = "auto"
     dtype: str = "auto"
+    kernels: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)

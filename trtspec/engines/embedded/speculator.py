@@ -22,9 +22,9 @@ from trtspec.engines.embedded.prefill import prefill
 from trtspec.engines.embedded.request import EngineSettings, Request
 from trtspec.engines.embedded.running import Progress, Running
 from trtspec.errors import TrtspecError
-from trtspec.kernels.chain import verify_chain
+from trtspec.kernels.rules import Rules, choose_rules
 from trtspec.kernels.sampling import Warp
-from trtspec.kernels.tree import Typical, verify_tree
+from trtspec.kernels.tree import Typical
 from trtspec.kernels.verdict import Verdict
 from trtspec.methods.base import Extent, LossyOptions, Method, Options, find_method
 from trtspec.registry import find
@@ -33,8 +33,10 @@ from trtspec.registry import find
 class Speculator:
     """Made by `Speculator.load`; the rows of a batch are rows 0, 1, ... of the target's cache and of the drafter."""
 
-    def __init__(self, target: Decoder, drafter: Drafter, extent: Extent, method: Method, options: Options) -> None:
-        self.target, self.drafter, self.extent = target, drafter, extent
+    def __init__(
+        self, target: Decoder, drafter: Drafter, rules: Rules, extent: Extent, method: Method, options: Options
+    ) -> None:
+        self.target, self.drafter, self.rules, self.extent = target, drafter, rules, extent
         self._method, self._options = method, options
         self._typical = _typical(options)
 
@@ -55,7 +57,8 @@ class Speculator:
         room = Room(settings.max_batch_size, max_len, device, dtype)
         drafter = drafter_class(Setup(model, draft, room, options, extent))
         _check_pair(model, drafter, settings)
-        return cls(model, drafter, extent, method, options)
+        rules = choose_rules(settings.kernels, device, dtype)
+        return cls(model, drafter, rules, extent, method, options)
 
     def options_of(self, request: Request) -> Options:
         """Return the method's options as a request lowers them; raises TrtspecError for what it may not ask for."""
@@ -80,7 +83,7 @@ class Speculator:
         found = prefill(self.target, texts, first_row, max_tokens, self.drafter.taps, given.lens)
         warp = self._warp(batch)
         probs, uniforms = (given.probs(), given.uniforms()) if warp else (None, None)
-        verdicts = verify_chain(found.logits, given.tokens, given.lens, warp, probs, uniforms)
+        verdicts = self.rules.chain(found.logits, given.tokens, given.lens, warp, probs, uniforms)
         tokens = [[running.text[-1], *running.given] for running in batch]
         self.drafter.begin([running.text for running in batch], first_row, max_tokens)
         for features, start in found.features:
@@ -135,13 +138,13 @@ class Speculator:
         nodes, width = self.extent.nodes, tokens.shape[1]
         if draft.tree is not None:
             ours = None if uniforms is None else uniforms[:, nodes : nodes + width]
-            verdicts = verify_tree(logits, tokens, draft.tree, limits, warp, draft.probs, ours, self._typical)
+            verdicts = self.rules.tree(logits, tokens, draft.tree, limits, warp, draft.probs, ours, self._typical)
             return verdicts, draft.tree.count(limits)
         lens = [min(pair) for pair in zip(limits, draft.lens or [width - 1] * len(limits), strict=True)]
         ours = None
         if uniforms is not None:
             ours = torch.cat([uniforms[:, nodes + 1 : nodes + width], uniforms[:, nodes : nodes + 1]], 1)
-        return verify_chain(logits, tokens[:, 1:], lens, warp, draft.probs, ours), lens
+        return self.rules.chain(logits, tokens[:, 1:], lens, warp, draft.probs, ours), lens
 
     def _warp(self, batch: Sequence[Running]) -> Warp | None:
         """Return how the rows sample, or None where all are greedy."""

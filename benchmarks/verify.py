@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Claim: from logits to accepted tokens in one call, the compiled verification says exactly what the numpy oracle says,
+and on one core of a CPU it is at least 3 times as fast as torch's operations where requests sample.
+
+    trtspec plugins build [--arch sm_90a]
+    python benchmarks/verify.py [--device cpu] [--batch 1 8] [--draft-len 1 5 8] [--out FILE.json]
+
+Sides: ours; torch (softmax, gather, multinomial; sort for top_k and top_p); that through torch.compile; FlashInfer's
+softmax and chain_speculative_sampling where it is installed. "hot" verifies the same logits again, "cold" takes others
+each time, so that all come from memory. The floor is the time that the memory needs for the rows that have to be read,
+at the rate at which a copy was measured in the same run. On a GPU, batch 1 is also replayed as a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from machine import environment
+from verify_sides import Batch, Case, Side, ours, ours_in_full, sides_for
+
+from trtspec.kernels import exact
+from trtspec.kernels.bindings import KernelLibrary, load_library
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+BATCHES = {"cpu": (1, 8), "cuda": (1, 2, 4, 8, 16, 32, 64, 128, 256)}
+DRAFT_LENS = {"cpu": (1, 5, 8), "cuda": (1, 2, 3, 4, 5, 6, 7, 8)}
+COLD_BYTES = {"cpu": 256 << 20, "cuda": 1 << 30}  # several times the last cache's
+LEAST_CALLS, LEAST_SECONDS = 3, 0.3
+CALLS_AT_ONCE = {"cpu": 1, "cuda": 20}  # between two clocks: a GPU's kernels are shorter than what a clock costs
+
+
+class Clock:
+    """Times calls on a device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._calls = CALLS_AT_ONCE[device.type]
+
+    def samples(self, call: Callable[[], object]) -> list[float]:
+        """Return the microseconds of a call, time after time."""
+        found: list[float] = []
+        call()
+        while len(found) < LEAST_CALLS or sum(found) * self._calls < 1e6 * LEAST_SECONDS:
+            found.append(self._once(call))
+        return found
+
+    def _once(self, call: Callable[[], object]) -> float:
+        self._wait()
+        started = time.perf_counter()
+        for _ in range(self._calls):
+            call()
+        self._wait()
+        return 1e6 * (time.perf_counter() - started) / self._calls
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def copy_rate(clock: Clock) -> float:
+    """Return the bytes/s that a copy reads and writes, the best of many."""
+    source = torch.ones(COLD_BYTES[clock.device.type] // 4, device=clock.device)
+    sink = torch.empty_like(source)
+    return 2 * source.numel() * 4 / (min(clock.samples(lambda: sink.copy_(source))) * 1e-6)
+
+
+def measure(case: Case, clock: Clock, library: KernelLibrary, threads: int) -> dict[str, Any]:
+    """Return everybody's times for a case, hot and cold."""
+    batch = Batch.random(case, clock.device)
+    copies = max(2, -(-COLD_BYTES[clock.device.type] // batch.logit_bytes))
+    others = itertools.cycle([batch, *(batch.elsewhere() for _ in range(copies - 1))])
+    found = ours_in_full(library, batch, threads)
+    times: dict[str, dict[str, Any]] = {}
+    for name, side in sides_for(case, library, clock.device, threads).items():
+        times[name] = {
+            "hot": summary(clock.samples(lambda side=side: side(batch))),
+            "cold": summary(clock.samples(lambda side=side: side(next(others)))),
+        }
+    if clock.device.type == "cuda" and case.batch == 1:
+        times["ours, CUDA graph"] = {"hot": summary(clock.samples(graph_of(ours(library, threads), batch).replay))}
+    return asdict(case) | {
+        "dtype": str(case.dtype).removeprefix("torch."),
+        "threads": threads,
+        "accepted_share": round(found.accepted.sum().item() / (case.batch * case.draft_len), 3),
+        "needed_bytes": batch.needed_bytes(found.accepted),
+        "sides": times,
+    }
+
+
+def graph_of(side: Side, batch: Batch) -> Any:
+    """Return a call as a CUDA graph; it was called before, outside."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        side(batch)
+    return graph
+
+
+def summary(samples: Sequence[float]) -> dict[str, Any]:
+    """Return microseconds: median, extremes, and at most 20 of the samples as they were taken."""
+    taken = [round(value, 1) for value in samples[:: max(1, len(samples) // 20)][:20]]
+    median = round(statistics.median(samples), 1)
+    return {"us": median, "min": round(min(samples), 1), "max": round(max(samples), 1), "samples": taken}
+
+
+def check(case: Case, clock: Clock, library: KernelLibrary, threads: int) -> None:
+    """Hold the library against the oracle, on another batch than the one that is measured."""
+    batch = Batch.random(case, clock.device)
+    arrays = {
+        name: None if getattr(batch, name) is None else getattr(batch, name).cpu().numpy()
+        for name in ("tokens", "uniforms", "temperature", "top_k", "top_p")
+    }
+    logits = {name: getattr(batch, name).float().cpu().numpy() for name in ("target", "draft")}
+    wanted = exact.verify_chain(exact.ChainBatch(**logits, **arrays))
+    found = ours_in_full(library, batch, threads)
+    for name in ("accepted", "output", "next", "status"):
+        if not np.array_equal(getattr(found, name).cpu().numpy(), getattr(wanted, name)):
+            sys.exit(f"{case}: {name} is not what the oracle says")
+
+
+def table(results: Sequence[dict[str, Any]], rate: float) -> list[str]:
+    """Return a line a case: microseconds, cold, and how many times as fast as torch."""
+    lines = []
+    for result in results:
+        size = f"{result['kind']:<10}{result['dtype']:<10}b{result['batch']:<4}k{result['draft_len']:<3}"
+        floor = 1e6 * result["needed_bytes"] / rate
+        cold = {name: side["cold"]["us"] for name, side in result["sides"].items() if "cold" in side}
+        others = "".join(f"  {name} {us:.0f} ({us / cold['ours']:.1f}x)" for name, us in cold.items() if name != "ours")
+        threads = result["threads"]
+        lines.append(f"{size}t{threads:<3}floor {floor:9.1f}  ours {cold['ours']:9.1f} us{others}")
+    return lines
+
+
+def library_at(path: Path | None) -> KernelLibrary:
+    """Return the library to measure: the one given, or what was built last."""
+    if path is None:
+        from trtspec.kernels.build import find_library
+
+        path = find_library()
+    if path is None:
+        sys.exit("build it first: trtspec plugins build")
+    return load_library(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=BATCHES, default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--library", type=Path)
+    parser.add_argument("--kinds", nargs="+", default=["sampled", "greedy", "truncated"])
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
+    parser.add_argument("--batch", nargs="+", type=int)
+    parser.add_argument("--draft-len", nargs="+", type=int)
+    parser.add_argument("--vocab", type=int, default=128256)
+    parser.add_argument("--threads", type=int, default=1, help="of a CPU, for every side")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    device, library = torch.device(arguments.device), library_at(arguments.library)
+    torch.set_num_threads(arguments.threads)
+    clock = Clock(device)
+    sizes = (arguments.batch or BATCHES[device.type], arguments.draft_len or DRAFT_LENS[device.type])
+    rate, results = copy_rate(clock), []
+    for kind, dtype in itertools.product(arguments.kinds, arguments.dtypes):
+        check(Case(kind, 2, 5, arguments.vocab, DTYPES[dtype]), clock, library, arguments.threads)
+        torch.compiler.reset()  # or torch.compile gives up on what it has compiled often
+        for batch, draft_len in itertools.product(*sizes):
+            case = Case(kind, batch, draft_len, arguments.vocab, DTYPES[dtype])
+            results.append(measure(case, clock, library, arguments.threads))
+            print(*table(results[-1:], rate), sep="\n", file=sys.stderr, flush=True)
+    print("\n".join(table(results, rate)))
+    if arguments.out:
+        document = {"claim": " ".join((__doc__ or "").split("\n\n")[0].split()), "copy_bytes_per_s": round(rate)}
+        gpu = {"gpu": torch.cuda.get_device_name()} if device.type == "cuda" else {}
+        document |= {"environment": environment() | gpu, "cases": results}
+        arguments.out.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+// Verification of one request's chain: position after position until one is rejected, and then the next token.
+#pragma once
+
+#include <cstdint>
+
+#include "common/law.h"
+#include "common/proposal.h"
+#include "common/row.h"
+
+namespace trtspec {
+
+/// What a chain's verification reads of one request and writes for it.
+template <class T>
+struct ChainRequest {
+    Rows<T> target;  // length + 1 rows at least
+    const int32_t* tokens;
+    const uint32_t* uniforms;  // null where the request is greedy
+    int32_t length;
+    int32_t draft_len;  // the uniforms' and the output's
+    Sampling sampling;
+    int32_t* accepted;
+    int32_t* output;  // or null
+    int32_t* next;
+    int32_t* status;
+};
+
+/// What follows from the test of a drafted token.
+enum class Test {
+    accepted,
+    rejected_chosen,  // the next token is drawn from W without this one
+    rejected_drawn,   // the next token is drawn from max(p - q, 0)
+    bad_token,        // not of the vocabulary; the next token is drawn from W, as where
+    bad_draft,        // the draft's row is no distribution
+};
+
+TRTSPEC_HD inline int32_t status_of(Test test) {
+    return test == Test::bad_token ? TRTSPEC_BAD_DRAFT : test == Test::bad_draft ? TRTSPEC_DRAFT_NONFINITE : 0;
+}
+
+template <class Team, class T>
+TRTSPEC_HD void write_chain(
+    Team& team, const ChainRequest<T>& request, int32_t accepted, int32_t next, int32_t status) {
+    if (!team.leader()) {
+        return;
+    }
+    *request.accepted = accepted;
+    *request.next = next;
+    *request.status = status;
+    for (int32_t i = 0; request.output != nullptr && i <= request.draft_len; ++i) {
+        request.output[i] = i < accepted ? request.tokens[i] : i == accepted ? next : -1;
+    }
+}
+
+/// Tests the token at a position. One that its draft's row gives no probability was not drawn there but chosen.
+template <class Team, class T, class Draft>
+TRTSPEC_HD Test test_token(
+    Team& team, const ChainRequest<T>& request, Draft& draft, Row<T> row, const Law& law, int32_t position) {
+    const int32_t token = request.tokens[position];
+    if (token < 0 || token >= row.size) {
+        return Test::bad_token;
+    }
+    if (request.sampling.greedy) {
+        return token == law.argmax ? Test::accepted : Test::rejected_chosen;
+    }
+    const uint32_t uniform = request.uniforms[position];
+    const uint64_t weight = law.weight(token, to_float(row.data[token]));
+    if constexpr (Draft::kDrawn) {
+        if (!draft.open(team, position, request.sampling)) {
+            return Test::bad_draft;
+        }
+        const double draft_prob = draft.prob(token);
+        if (draft_prob != 0.0) {
+            if (Draft::is_prob(draft_prob) && mul(unit(uniform), draft_prob) < law.prob_of(weight)) {
+                return Test::accepted;
+            }
+            return draft.is_sound(team) ? Test::rejected_drawn : Test::bad_draft;
+        }
+    }
+    return share(uniform, law.total) < weight ? Test::accepted : Test::rejected_chosen;
+}
+
+/// Draws the next token after a token that was not accepted; from W where the draft leaves nothing of it.
+template <class Team, class T, class Draft>
+TRTSPEC_HD int32_t draw_after(
+    Test test, Team& team, const Draft& draft, Row<T> row, const Law& law, int32_t token, uint32_t uniform) {
+    if constexpr (Draft::kDrawn) {
+        if (test == Test::rejected_drawn) {
+            return draft.with_probs(row.size, [&](auto draft_prob) {
+                const auto rest = [=](int32_t id, float logit) {
+                    return to_fixed(sub(law.prob(id, logit), draft_prob(id)));
+                };
+                const uint64_t sum = team.sum(row, rest);
+                return sum == 0 ? draw(team, row, law, uniform) : draw(team, row, rest, sum, uniform);
+            });
+        }
+    }
+    if (test == Test::rejected_chosen) {
+        const auto rest = [=](int32_t id, float logit) { return id == token ? 0 : law.weight(id, logit); };
+        const uint64_t sum = law.total - law.weight(token, to_float(row.data[token]));
+        return sum == 0 ? draw(team, row, law, uniform) : draw(team, row, rest, sum, uniform);
+    }
+    return draw(team, row, law, uniform);
+}
+
+/// The token at the uniform of a chain's last column; greedy requests have none, and need none.
+template <class Team, class T, class Draft>
+TRTSPEC_HD int32_t next_token(
+    Test test,
+    Team& team,
+    const ChainRequest<T>& request,
+    const Draft& draft,
+    Row<T> row,
+    const Law& law,
+    int32_t token) {
+    if (request.sampling.greedy) {
+        return law.argmax;
+    }
+    return draw_after(test, team, draft, row, law, token, request.uniforms[request.draft_len]);
+}
+
+/// The rows of a position are read several times where the request samples; the next position's may follow.
+template <class Team, class T, class Draft>
+TRTSPEC_HD void fetch_rows(Team& team, const ChainRequest<T>& request, const Draft& draft, int32_t position) {
+    const bool samples = !request.sampling.greedy;
+    if (samples) {
+        team.stage(request.target[position]);
+    }
+    if (samples && position < request.length) {
+        draft.stage(team, position);
+    }
+    if (position < request.length) {
+        team.prefetch(request.target[position + 1]);
+    }
+    if (samples && position + 1 < request.length) {
+        draft.prefetch(team, position + 1);
+    }
+}
+
+/// Goes down the chain to the first token that does not stay, or past the last, and writes what comes next.
+template <class Team, class T, class Draft>
+TRTSPEC_HD void verify_chain(Team& team, const ChainRequest<T>& request, Draft draft) {
+    for (int32_t position = 0;; ++position) {
+        fetch_rows(team, request, draft, position);
+        const Row<T> row = request.target[position];
+        const Reading reading = read_target(team, row, request.sampling);
+        if (reading.status != 0) {
+            return write_chain(team, request, position, reading.next, reading.status);
+        }
+        const bool is_last = position == request.length;
+        const Test test = is_last ? Test::accepted : test_token(team, request, draft, row, reading.law, position);
+        if (is_last || test != Test::accepted) {
+            const int32_t token = is_last ? -1 : request.tokens[position];
+            const int32_t next = next_token(test, team, request, draft, row, reading.law, token);
+            return write_chain(team, request, position, next, status_of(test));
+        }
+    }
+}
+
+}  // namespace trtspec

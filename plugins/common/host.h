@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// A batch on the host: its requests are shared out among threads, or, where there are fewer than threads, each row is.
+#pragma once
+
+#include <cstdint>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include "common/host_team.h"
+#include "common/request.h"
+#include "trtspec/verify.h"
+
+namespace trtspec {
+
+/// Whether this machine can run what the compiler was told to make.
+inline bool is_cpu_supported() {
+#if defined(__x86_64__) && defined(__AVX2__)
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+#else
+    return true;
+#endif
+}
+
+inline int thread_count(int wanted) {
+#ifdef _OPENMP
+    return wanted > 0 ? wanted : omp_get_max_threads();
+#else
+    return 1;
+#endif
+}
+
+/// Calls f(index, team) for each request, in any order.
+template <class F>
+void for_each_request(int32_t batch, int threads, F f) {
+    if (batch < threads) {
+        HostTeam team(threads);
+        for (int32_t index = 0; index < batch; ++index) {
+            f(index, team);
+        }
+        return;
+    }
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(dynamic)
+    for (int32_t index = 0; index < batch; ++index) {
+        HostTeam team(1);
+        f(index, team);
+    }
+}
+
+/// A caller's struct, checked; what is returned other than TRTSPEC_OK ends the call.
+template <class Args>
+int read_on_host(const Args* given, Args& args) {
+    if (!is_cpu_supported()) {
+        return TRTSPEC_UNSUPPORTED_CPU;
+    }
+    const int code = read_args(given, args);
+    return code == TRTSPEC_OK ? check_args(args) : code;
+}
+
+/// What both verifications do of a call.
+template <class Args>
+int verify_on_host(const Args* given, int threads) {
+    Args args;
+    const int code = read_on_host(given, args);
+    if (code != TRTSPEC_OK) {
+        return code;
+    }
+    with_types(args, [&](auto logits, auto draft) {
+        for_each_request(args.batch, thread_count(threads), [&](int32_t index, HostTeam& team) {
+            verify(team, args, index, logits, draft);
+        });
+    });
+    return TRTSPEC_OK;
+}
+
+}  // namespace trtspec

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+// From a row of logits to the distribution that its request samples from: integer weights, the sum of which is the same
+// in any order. plugins/README.md has the definition; trtspec/kernels/exact.py says it in numpy.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "common/arithmetic.h"
+#include "common/exp2_coefficients.h"
+#include "common/row.h"
+#include "trtspec/verify.h"
+
+namespace trtspec {
+
+constexpr int kWeightBits = 44;           // of the largest logit's weight, 2^44
+constexpr float kLowestExponent = -45.0f;      // there and below, weights are 0
+constexpr uint32_t kLowestBits = 0xc2340000u;  // of that float
+
+constexpr float kLargestFloat = 0x1.fffffep127f;
+
+/// How a request samples.
+struct Sampling {
+    float scale;    // log2(e) / temperature
+    float top_p;    // 1 and more: all
+    int32_t top_k;  // 0 and less: all
+    bool greedy;
+};
+
+TRTSPEC_HD inline Sampling sampling_of(float temperature, int32_t top_k, float top_p, bool has_uniforms) {
+    const float scale = div(1.44269504f, temperature);
+    const bool is_sharp = !(temperature > 0.0f) || scale > kLargestFloat;
+    return Sampling{scale, top_p, top_k, is_sharp || top_k == 1 || !has_uniforms};
+}
+
+/// 2^exponent in units of 2^-44, truncated, for an exponent in [-45, 0].
+TRTSPEC_HD inline uint64_t exp2_weight(float exponent) {
+    const float whole = floorf(exponent);
+    const float part = sub(exponent, whole);
+    float power = fma(TRTSPEC_EXP2_C5, part, TRTSPEC_EXP2_C4);
+    power = fma(power, part, TRTSPEC_EXP2_C3);
+    power = fma(power, part, TRTSPEC_EXP2_C2);
+    power = fma(power, part, TRTSPEC_EXP2_C1);
+    power = fma(power, part, 1.0f);
+    power = power < 0x1.fffffep0f ? power : 0x1.fffffep0f;
+    const uint64_t significand = (bit_cast<uint32_t>(power) & 0x7fffffu) | 0x800000u;
+    return (significand << (kWeightBits - 23)) >> static_cast<uint32_t>(-static_cast<int32_t>(whole));
+}
+
+/// A row's distribution: `weight` of each id, and their sum `total`; one id alone where it is greedy.
+struct Law {
+    float largest;
+    float scale;
+    float cut;       // kept is what is above it,
+    int32_t cut_id;  // and what is equal up to this id
+    int32_t argmax;
+    uint64_t total;
+    double inverse;
+
+    TRTSPEC_HD bool keeps(int32_t id, float logit) const {
+        return (logit > cut) | ((logit == cut) & (id <= cut_id));
+    }
+
+    /// (x - largest) * scale, or the lowest exponent where it is below that or, of a masked logit, NaN. Not above 0, it
+    /// is clamped by its bits, the larger of which are the lower: compilers make vectors of that.
+    TRTSPEC_HD float exponent(float logit) const {
+        const uint32_t bits = bit_cast<uint32_t>(mul(sub(logit, largest), scale)) | 0x80000000u;
+        return bit_cast<float>(bits < kLowestBits ? bits : kLowestBits);
+    }
+
+    TRTSPEC_HD uint64_t weight(int32_t id, float logit) const {
+        return keeps(id, logit) ? exp2_weight(exponent(logit)) : 0;
+    }
+
+    TRTSPEC_HD double prob_of(uint64_t weight) const { return mul(to_double(weight), inverse); }
+
+    TRTSPEC_HD double prob(int32_t id, float logit) const { return prob_of(weight(id, logit)); }
+};
+
+/// Keeps of a row, sorted downwards and by id among equals, what stands up to the first entry at which the cumulated
+/// `weight` is above `threshold`: found digit by digit of the key, then by counting equals. `weight` is the same for
+/// equals, or 0 from some id on.
+template <class Team, class T, class Weight>
+TRTSPEC_HD void cut_above(Team& team, Row<T> row, Weight weight, uint64_t threshold, Law& law) {
+    uint32_t prefix = 0;
+    uint32_t known = 0;
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        const auto digit = [=](int32_t, float logit) {
+            const uint32_t key = key_of(logit);
+            return (key & known) == prefix ? static_cast<int>(key >> shift & 0xffu) : -1;
+        };
+        const Bin bin = team.descend(row, digit, weight, threshold);
+        if (bin.index < 0) {
+            return;
+        }
+        threshold -= bin.before;
+        prefix |= static_cast<uint32_t>(bin.index) << shift;
+        known |= 0xffu << shift;
+    }
+    const float cut = entry_of(prefix);
+    // an id before all others has the weight of those that are kept
+    const uint64_t equals_before = threshold / weight(-1, cut);
+    law.cut_id = team.select(row, [=](int32_t, float logit) -> uint64_t { return logit == cut; }, equals_before);
+    law.cut = cut;
+}
+
+template <class Team, class T>
+TRTSPEC_HD void sum_up(Team& team, Row<T> row, Law& law) {
+    const Law given = law;
+    law.total = team.sum(row, [=](int32_t id, float logit) { return given.weight(id, logit); });
+    law.inverse = inverse_of(law.total);
+}
+
+template <class Team, class T>
+TRTSPEC_HD void keep_top_k(Team& team, Row<T> row, int32_t top_k, Law& law) {
+    if (top_k > 0 && top_k < row.size) {
+        cut_above(team, row, [](int32_t, float) -> uint64_t { return 1; }, static_cast<uint64_t>(top_k) - 1, law);
+        sum_up(team, row, law);
+    }
+}
+
+template <class Team, class T>
+TRTSPEC_HD void keep_top_p(Team& team, Row<T> row, float top_p, Law& law) {
+    if (top_p < 1.0f) {
+        // an entry stays while the weight before it is below the limit, so up to where the sum is above limit - 1
+        const double limit = mul(static_cast<double>(top_p), static_cast<double>(law.total));
+        const uint64_t threshold = limit >= 1.0 ? static_cast<uint64_t>(limit) - 1 : 0;
+        const Law given = law;
+        cut_above(team, row, [=](int32_t id, float logit) { return given.weight(id, logit); }, threshold, law);
+        sum_up(team, row, law);
+    }
+}
+
+/// The distribution of a row, the largest finite entry of which is known.
+template <class Team, class T>
+TRTSPEC_HD Law law_of(Team& team, Row<T> row, Largest largest, const Sampling& sampling) {
+    const float top = entry_of(largest.key);
+    Law law{top, sampling.scale, top, largest.id, largest.id, uint64_t{1} << kWeightBits, 0x1p-44};
+    if (!sampling.greedy) {
+        law.cut = -INFINITY;
+        law.cut_id = row.size;
+        if (sampling.top_k <= 0 || sampling.top_k >= row.size) {
+            sum_up(team, row, law);
+        }
+        keep_top_k(team, row, sampling.top_k, law);
+        keep_top_p(team, row, sampling.top_p, law);
+    }
+    return law;
+}
+
+/// A target's row once it is read: its distribution, or why there is none, and then the token that ends the walk.
+struct Reading {
+    Law law;
+    int32_t status;
+    int32_t next;
+};
+
+template <class Team, class T>
+TRTSPEC_HD Reading read_target(Team& team, Row<T> row, const Sampling& sampling) {
+    Largest largest = largest_of(team, row);
+    if (largest.is_finite()) {
+        return Reading{law_of(team, row, largest, sampling), 0, -1};
+    }
+    int32_t status = 0;
+    if (largest.is_above_finite()) {
+        status = TRTSPEC_NONFINITE;
+        largest = largest_finite_of(team, row);
+    }
+    return largest.is_finite() ? Reading{Law{}, status, largest.id} : Reading{Law{}, status | TRTSPEC_EMPTY, -1};
+}
+
+/// The first id at which the cumulated `weight`, with this sum above 0, is above the uniform's share of it.
+template <class Team, class T, class Weight>
+TRTSPEC_HD int32_t draw(Team& team, Row<T> row, Weight weight, uint64_t sum, uint32_t uniform) {
+    return team.select(row, weight, share(uniform, sum));
+}
+
+template <class Team, class T>
+TRTSPEC_HD int32_t draw(Team& team, Row<T> row, const Law& law, uint32_t uniform) {
+    return draw(team, row, [=](int32_t id, float logit) { return law.weight(id, logit); }, law.total, uniform);
+}
+
+}  // namespace trtspec

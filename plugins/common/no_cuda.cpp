@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+// The interface's other half in a library that was built without CUDA: there is no code for any GPU.
+#include "trtspec/verify.h"
+
+extern "C" {
+
+int trtspec_verify_chain_cuda(const trtspec_chain_args*, void*) { return TRTSPEC_NO_DEVICE_CODE; }
+int trtspec_verify_tree_cuda(const trtspec_tree_args*, void*) { return TRTSPEC_NO_DEVICE_CODE; }
+int trtspec_compact_kv_cuda(const trtspec_compact_args*, void*) { return TRTSPEC_NO_DEVICE_CODE; }
+
+uint64_t trtspec_verify_chain_workspace(const trtspec_chain_args*) { return 0; }
+uint64_t trtspec_verify_tree_workspace(const trtspec_tree_args*) { return 0; }
+}

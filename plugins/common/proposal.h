@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+// What drafted tokens were drawn from: one class a kind of draft, all with the same members, for draft rows.
+//   kDrawn                                   whether there is a distribution at all
+//   stage(team, row), prefetch(team, row)    hints, as a team has them
+//   open(team, row, sampling)                goes to a row; false where it is seen to be no distribution
+//   prob(id)                                 what the open row gives a target id; 0 without a column
+//   with_probs(vocab, f)                     calls f(prob) for sums over all ids: with the above, or a quicker one
+//   is_prob(value)                           whether that is a probability
+//   is_sound(team)                           whether a closer look finds nothing but probabilities in the open row
+//   mass(id), total_mass(team), unit()       prob(id) in integers, all of the open row's, and how many of them make 1
+#pragma once
+
+#include <cstdint>
+
+#include "common/law.h"
+#include "common/row.h"
+
+namespace trtspec {
+
+/// Tokens were chosen or looked up.
+struct Chosen {
+    static constexpr bool kDrawn = false;
+
+    template <class Team>
+    TRTSPEC_HD void stage(Team&, int32_t) const {}
+    template <class Team>
+    TRTSPEC_HD void prefetch(Team&, int32_t) const {}
+};
+
+/// Which of a draft row's entries a target id has; without a map they have the same ids.
+struct Columns {
+    const int32_t* column_of;
+    int32_t count;
+
+    /// Whether every id has the column of its own number.
+    TRTSPEC_HD bool are_ids(int32_t vocab) const { return column_of == nullptr && count >= vocab; }
+
+    /// -1 where the draft has no such token.
+    TRTSPEC_HD int32_t operator[](int32_t id) const {
+        const int32_t column = column_of == nullptr ? id : column_of[id];
+        return column >= 0 && column < count ? column : -1;
+    }
+};
+
+/// Tokens were drawn from logits, warped as the target's are.
+template <class T>
+class FromLogits {
+public:
+    static constexpr bool kDrawn = true;
+
+    TRTSPEC_HD FromLogits(Rows<T> rows, const int32_t* column_of) : rows_(rows), columns_{column_of, rows.size} {}
+
+    template <class Team>
+    TRTSPEC_HD void stage(Team& team, int32_t row) const {
+        team.stage(rows_[row]);
+    }
+
+    template <class Team>
+    TRTSPEC_HD void prefetch(Team& team, int32_t row) const {
+        team.prefetch(rows_[row]);
+    }
+
+    template <class Team>
+    TRTSPEC_HD bool open(Team& team, int32_t row, const Sampling& sampling) {
+        row_ = rows_[row];
+        const Largest largest = largest_of(team, row_);
+        if (!largest.is_finite()) {
+            return false;
+        }
+        law_ = law_of(team, row_, largest, sampling);
+        return true;
+    }
+
+    template <class Team>
+    TRTSPEC_HD bool is_sound(Team&) const {
+        return true;
+    }
+
+    TRTSPEC_HD uint64_t mass(int32_t id) const {
+        const int32_t column = columns_[id];
+        return column < 0 ? 0 : law_.weight(column, to_float(row_.data[column]));
+    }
+
+    template <class Team>
+    TRTSPEC_HD uint64_t total_mass(Team&) const {
+        return law_.total;
+    }
+
+    TRTSPEC_HD double unit() const { return static_cast<double>(law_.total); }
+
+    TRTSPEC_HD double prob(int32_t id) const { return law_.prob_of(mass(id)); }
+
+    template <class F>
+    TRTSPEC_HD auto with_probs(int32_t vocab, F f) const {
+        const FromLogits self = *this;
+        if (columns_.are_ids(vocab)) {
+            return f([=](int32_t id) { return self.law_.prob(id, to_float(self.row_.data[id])); });
+        }
+        return f([=](int32_t id) { return self.prob(id); });
+    }
+
+    TRTSPEC_HD static bool is_prob(double) { return true; }
+
+private:
+    Rows<T> rows_;
+    Columns columns_;
+    Row<T> row_{};
+    Law law_{};
+};
+
+/// Tokens were drawn from given probabilities.
+class FromProbabilities {
+public:
+    static constexpr bool kDrawn = true;
+
+    TRTSPEC_HD FromProbabilities(Rows<float> rows, const int32_t* column_of)
+        : rows_(rows), columns_{column_of, rows.size} {}
+
+    template <class Team>
+    TRTSPEC_HD void stage(Team&, int32_t) const {}
+    template <class Team>
+    TRTSPEC_HD void prefetch(Team&, int32_t) const {}
+
+    template <class Team>
+    TRTSPEC_HD bool open(Team&, int32_t row, const Sampling&) {
+        row_ = rows_[row];
+        return true;
+    }
+
+    /// Whether all entries are probabilities; before a rejection nobody reads more than one of them.
+    template <class Team>
+    TRTSPEC_HD bool is_sound(Team& team) const {
+        return team.max(row_, [](int32_t, float entry) -> uint64_t { return is_prob(entry) ? 0 : 1; }) == 0;
+    }
+
+    TRTSPEC_HD uint64_t mass(int32_t id) const { return to_fixed(prob(id)); }
+
+    template <class Team>
+    TRTSPEC_HD uint64_t total_mass(Team& team) const {
+        return team.sum(row_, [](int32_t, float entry) { return to_fixed(entry); });
+    }
+
+    TRTSPEC_HD double unit() const { return 0x1p62; }
+
+    TRTSPEC_HD double prob(int32_t id) const {
+        const int32_t column = columns_[id];
+        return column < 0 ? 0.0 : static_cast<double>(row_.data[column]);
+    }
+
+    template <class F>
+    TRTSPEC_HD auto with_probs(int32_t vocab, F f) const {
+        const FromProbabilities self = *this;
+        if (columns_.are_ids(vocab)) {
+            return f([=](int32_t id) { return static_cast<double>(self.row_.data[id]); });
+        }
+        return f([=](int32_t id) { return self.prob(id); });
+    }
+
+    TRTSPEC_HD static bool is_prob(double value) { return value >= 0.0 && value <= 1.0; }
+
+private:
+    Rows<float> rows_;
+    Columns columns_;
+    Row<float> row_{};
+};
+
+}  // namespace trtspec

@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Verification of drafted tokens: from logits to accepted tokens, the same ids on every machine. plugins/README.md says
+ * what is computed; this header says how it is called.
+ *
+ * Every function takes one struct of plain fields. `struct_size` is sizeof the struct as the caller knows it: fields
+ * are only ever added at its end. Pointers are the device's for *_cuda and the host's for *_cpu; those marked "or
+ * null" may be left out. Nothing is allocated or kept between calls, and rows do not depend on each other. A return
+ * value other than TRTSPEC_OK is of the call, and nothing was written; what is wrong with a single request is said in
+ * its `status`.
+ */
+#ifndef TRTSPEC_VERIFY_H
+#define TRTSPEC_VERIFY_H
+
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define TRTSPEC_API __attribute__((visibility("default")))
+#else
+#define TRTSPEC_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define TRTSPEC_ABI_VERSION 1
+
+/* What a call returns. */
+enum {
+    TRTSPEC_OK = 0,
+    TRTSPEC_BAD_STRUCT_SIZE = -1, /* smaller than this library's struct */
+    TRTSPEC_BAD_SIZE = -2,        /* a count or stride is out of range */
+    TRTSPEC_BAD_DTYPE = -3,       /* not a trtspec_dtype, or not the one that the draft has to have */
+    TRTSPEC_BAD_KIND = -4,        /* draft_kind or mode is unknown, or the mode asks for a draft that is not there */
+    TRTSPEC_BAD_POINTER = -5,     /* null where it is needed, or not aligned to its elements */
+    TRTSPEC_BAD_WORKSPACE = -6,   /* smaller than the size function says */
+    TRTSPEC_NO_DEVICE_CODE = -7,  /* this library has none for this GPU, or was built without CUDA */
+    TRTSPEC_LAUNCH_FAILED = -8,   /* CUDA refused the launch */
+    TRTSPEC_UNSUPPORTED_CPU = -9  /* the library was compiled for a newer instruction set than this CPU has */
+};
+
+/* The bits of a request's status; 0 where all is well. */
+enum {
+    TRTSPEC_NONFINITE = 1,      /* NaN or +inf in a target row: the walk ends there, next is its largest finite */
+    TRTSPEC_EMPTY = 2,          /* a target row without a finite logit: next is -1 */
+    TRTSPEC_BAD_DRAFT = 4,      /* a drafted id outside the vocabulary: rejected */
+    TRTSPEC_DRAFT_NONFINITE = 8 /* a draft row that is no distribution: rejected, next from the target's own row */
+};
+
+enum trtspec_dtype { TRTSPEC_NONE = 0, TRTSPEC_FLOAT32 = 1, TRTSPEC_FLOAT16 = 2, TRTSPEC_BFLOAT16 = 3 };
+
+enum trtspec_draft_kind {
+    TRTSPEC_DRAFT_CHOSEN = 0,       /* tokens were chosen or looked up, there is no distribution */
+    TRTSPEC_DRAFT_LOGITS = 1,       /* warped as the target's are, and of the same dtype */
+    TRTSPEC_DRAFT_PROBABILITIES = 2 /* taken as they are, float32 */
+};
+
+enum trtspec_tree_mode {
+    TRTSPEC_TREE_POINT_MASS = 0, /* children were chosen */
+    TRTSPEC_TREE_RECURSIVE = 1,  /* children were drawn without replacement from their parent's draft row */
+    TRTSPEC_TREE_TYPICAL = 2     /* lossy: whatever is probable enough */
+};
+
+/* Logits or probabilities [batch, rows, entries], entries next to each other; strides count elements and may
+ * be 0, for one row or request that stands for all. */
+typedef struct trtspec_rows {
+    const void* data;
+    int64_t request_stride;
+    int64_t row_stride;
+    int32_t dtype; /* trtspec_dtype */
+    int32_t entries;
+} trtspec_rows;
+
+/* How each request of a batch samples; null arrays say the same for all. */
+typedef struct trtspec_sampling {
+    const float* temperature; /* [batch] or null (1); 0 is greedy */
+    const float* top_p;       /* [batch] or null (1: all) */
+    const int32_t* top_k;     /* [batch] or null (0: all) */
+    const uint32_t* uniforms; /* [batch, draft_len + 1] for a chain, [batch, nodes] for a tree; null: all are greedy */
+} trtspec_sampling;
+
+typedef struct trtspec_chain_args {
+    uint32_t struct_size;
+    int32_t batch;
+    int32_t draft_len;
+    int32_t draft_kind;           /* trtspec_draft_kind */
+    trtspec_rows target;          /* [batch, draft_len + 1, vocab] logits */
+    trtspec_rows draft;           /* [batch, draft_len, draft vocab], unless draft_kind is TRTSPEC_DRAFT_CHOSEN */
+    const int32_t* draft_column;  /* [vocab] or null: the draft's column of each target id, -1 for none */
+    const int32_t* tokens;        /* [batch, draft_len], target ids */
+    const int32_t* lengths;       /* [batch] or null (draft_len) */
+    trtspec_sampling sampling;
+    int32_t* accepted;            /* out: [batch] */
+    int32_t* output;              /* out: [batch, draft_len + 1] accepted tokens, the next one, then -1; or null */
+    int32_t* next;                /* out: [batch] */
+    int32_t* status;              /* out: [batch] */
+    void* workspace;              /* as many bytes as trtspec_verify_chain_workspace says; null where that is 0 */
+    uint64_t workspace_bytes;
+} trtspec_chain_args;
+
+typedef struct trtspec_tree_args {
+    uint32_t struct_size;
+    int32_t batch;
+    int32_t nodes;                /* the root among them, which is node 0 */
+    int32_t mode;                 /* trtspec_tree_mode */
+    int32_t draft_kind;           /* of the recursive mode; the others do not look at the draft */
+    float threshold;              /* of the typical mode, as alpha */
+    float alpha;
+    int32_t reserved;             /* 0 */
+    trtspec_rows target;          /* [batch, nodes, vocab] logits after each node */
+    trtspec_rows draft;           /* [batch, nodes, draft vocab]: what each node's children were drawn from */
+    const int32_t* draft_column;  /* as in a chain */
+    const int32_t* tokens;        /* [batch, nodes]; the root's is not looked at */
+    const int32_t* parents;       /* [batch, nodes]: a node before it, or -1 for the root and for what is not used */
+    const int32_t* limits;        /* [batch] or null: the most tokens that may be accepted */
+    trtspec_sampling sampling;
+    int32_t* path;                /* out: [batch, nodes] the accepted nodes from the root down, then -1 */
+    int32_t* path_len;            /* out: [batch] */
+    int32_t* next;                /* out: [batch] */
+    int32_t* status;              /* out: [batch] */
+    void* workspace;
+    uint64_t workspace_bytes;
+} trtspec_tree_args;
+
+/* Moves what a cache holds of accepted nodes together: in each row, slot start + path[i] goes to slot start + 1 + i.
+ * Paths go down a tree, so path[i] > i, and no slot is overwritten before it is read. A slot's vector lies at
+ *   cache + x * plane_strides[0] + y * plane_strides[1] + z * plane_strides[2]      0 <= x < planes[0] ...
+ *   + row * row_stride + slot * token_stride                                        without block_table
+ *   + block_table[row * table_stride + slot / block_tokens] * block_stride
+ *   + slot % block_tokens * token_stride                                            with one
+ * The planes are whatever the cache has beside rows and slots: keys and values, layers, heads. Strides are in bytes. */
+typedef struct trtspec_compact_args {
+    uint32_t struct_size;
+    int32_t batch;
+    void* cache;
+    int32_t planes[3];
+    int32_t vector_bytes;         /* of one slot in one plane */
+    int64_t plane_strides[3];
+    int64_t row_stride;
+    int64_t token_stride;
+    const int32_t* block_table;   /* [batch, table_stride] or null */
+    int64_t table_stride;
+    int64_t block_stride;
+    int32_t block_tokens;
+    int32_t path_stride;          /* of `path`, its nodes */
+    const int32_t* path;          /* [batch, path_stride], as verify_tree writes it */
+    const int32_t* path_len;      /* [batch] */
+    const int32_t* start;         /* [batch]: the slot of the root */
+} trtspec_compact_args;
+
+TRTSPEC_API int trtspec_abi_version(void);
+
+/* What a return value means; never null. */
+TRTSPEC_API const char* trtspec_error(int code);
+
+/* `threads` 0: as many as the machine has. The result does not depend on them. */
+TRTSPEC_API int trtspec_verify_chain_cpu(const trtspec_chain_args* args, int threads);
+TRTSPEC_API int trtspec_verify_tree_cpu(const trtspec_tree_args* args, int threads);
+TRTSPEC_API int trtspec_compact_kv_cpu(const trtspec_compact_args* args, int threads);
+
+/* `stream` is a cudaStream_t of the current device; the call returns once the work is in it. A library that was built
+ * without CUDA has these too, and they say TRTSPEC_NO_DEVICE_CODE. */
+TRTSPEC_API int trtspec_verify_chain_cuda(const trtspec_chain_args* args, void* stream);
+TRTSPEC_API int trtspec_verify_tree_cuda(const trtspec_tree_args* args, void* stream);
+TRTSPEC_API int trtspec_compact_kv_cuda(const trtspec_compact_args* args, void* stream);
+
+/* Bytes of `workspace` that the *_cuda functions need on the current device; the *_cpu functions need none. */
+TRTSPEC_API uint64_t trtspec_verify_chain_workspace(const trtspec_chain_args* args);
+TRTSPEC_API uint64_t trtspec_verify_tree_workspace(const trtspec_tree_args* args);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tensorrt/log.h"
+
+#include <dlfcn.h>
+
+#include <atomic>
+#include <cstdio>
+#include <initializer_list>
+
+#define TRTSPEC_QUOTED(text) #text
+#define TRTSPEC_EXPANDED(macro) TRTSPEC_QUOTED(macro)
+#define TRTSPEC_TENSORRT_MAJOR TRTSPEC_EXPANDED(NV_TENSORRT_MAJOR)
+
+namespace trtspec::tensorrt {
+namespace {
+
+std::atomic<nvinfer1::ILoggerFinder*> logger_finder{nullptr};
+
+nvinfer1::ILogger* find_logger() {
+    if (nvinfer1::ILoggerFinder* finder = logger_finder.load()) {
+        return finder->findLogger();
+    }
+    const auto get = reinterpret_cast<nvinfer1::ILogger* (*)()>(tensorrt_symbol("getLogger"));
+    return get == nullptr ? nullptr : get();
+}
+
+}  // namespace
+
+void* tensorrt_symbol(const char* name) noexcept {
+    // By file, not by symbol: a program may have loaded TensorRT for itself alone, as tritonserver does. And of this
+    // version only: the next one's classes are laid out in another way.
+    for (const char* file : {"libnvinfer.so." TRTSPEC_TENSORRT_MAJOR, "libnvinfer_lean.so." TRTSPEC_TENSORRT_MAJOR}) {
+        if (void* loaded = dlopen(file, RTLD_NOW | RTLD_NOLOAD)) {
+            void* symbol = dlsym(loaded, name);
+            dlclose(loaded);  // what the program has loaded stays
+            return symbol;
+        }
+    }
+    return nullptr;
+}
+
+void set_logger_finder(nvinfer1::ILoggerFinder* finder) noexcept { logger_finder.store(finder); }
+
+void log_error(const char* plugin, const char* message) noexcept {
+    char line[1024];
+    std::snprintf(line, sizeof(line), "%s: %s", plugin, message);
+    if (nvinfer1::ILogger* logger = find_logger()) {
+        logger->log(nvinfer1::ILogger::Severity::kERROR, line);
+    } else {
+        std::fprintf(stderr, "%s\n", line);
+    }
+}
+
+}  // namespace trtspec::tensorrt

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Run
+from trtspec.kernels.bindings import KernelLibrary
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ on the PATH")
+
+
+def test_build_test_and_list(workplace: Path, trtspec: Run) -> None:
+    built = trtspec("plugins", "build", "--json")
+    assert built.code == 0
+    path = Path(built.document["path"])
+    assert path.is_relative_to(workplace / "cache" / "plugins")
+    assert (built.document["status"], built.document["architectures"]) == ("built", [])
+    assert built.document["plugins"] == ["compact_kv", "verify_chain", "verify_tree"]
+    again = trtspec("plugins", "build")
+    assert again.code == 0
+    assert ": hit in 0." in again.err
+
+    tested = trtspec("plugins", "test", "--json")
+    assert tested.code == 0
+    assert tested.document["ok"]
+    names = [check["name"] for check in tested.document["checks"]]
+    assert {name.partition(",")[0] for name in names} == {"verify_chain", "verify_tree", "compact_kv"}
+    assert f"{len(names)} of {len(names)} checks hold" in tested.err
+
+    listed = trtspec("plugins", "list", "--json").document
+    assert [plugin["name"] for plugin in listed["plugins"]] == ["compact_kv", "verify_chain", "verify_tree"]
+    assert [library["path"] for library in listed["libraries"]] == [str(path)]
+
+
+def test_a_wrong_library_fails_the_test(workplace: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def worse(self: KernelLibrary, right=KernelLibrary.verify_chain, **arrays: object) -> object:
+        found = right(self, **arrays)
+        return found._replace(next=found.next + 1)
+
+    monkeypatch.setattr(KernelLibrary, "verify_chain", worse)
+    tested = trtspec("plugins", "test", "--json")
+    assert tested.code == 110
+    failed = [check["name"] for check in tested.document["checks"] if not check["ok"]]
+    assert {name.partition(",")[0] for name in failed} == {"verify_chain"}
+    assert "verify_chain, chosen, float32, vocabulary of 7: next: [" in tested.err
+
+
+def test_wrong_usage(workplace: Path, trtspec: Run) -> None:
+    assert "Invalid value for 'action'" in trtspec("plugins", "bild").err
+    refused = trtspec("plugins", "build", "--arch", "sm_1")
+    assert refused.code == 1
+    assert "nvcc" in refused.err

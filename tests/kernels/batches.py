@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches of one request for checks that are told by hand, and what implementations say of batches as plain tuples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import TypeVar
+
+import numpy as np
+
+from trtspec.kernels.exact import ChainBatch, ChainVerdicts, DraftKind, Mode, TreeBatch, TreeVerdicts
+from trtspec.kernels.exact.batch import Batch
+
+AnyBatch = TypeVar("AnyBatch", bound=Batch)
+ChainRule = Callable[[ChainBatch], ChainVerdicts]
+TreeRule = Callable[[TreeBatch], TreeVerdicts]
+
+LOG2_E = 1.44269504
+"""At this temperature a logit is the log2 of its weight, so that edges can be told to the last bit."""
+
+LAST, HALF, QUARTER = 2**32 - 1, 2**31, 2**30
+NAN, INF = np.nan, np.inf
+# probabilities 1/2, 1/4, 1/8, 1/8
+HALVES = (0.0, -1.0, -2.0, -2.0)
+
+
+def one_chain(
+    rows: object, tokens: object, uniforms: object, *, temperature: float = LOG2_E, **fields: object
+) -> ChainBatch:
+    """Return a batch of one request: logits [draft_len + 1, vocab], tokens [draft_len], 32-bit uniforms."""
+    return ChainBatch(
+        target=np.array([rows], dtype=np.float32),
+        tokens=np.array(tokens, dtype=np.int32).reshape(1, -1),
+        uniforms=np.array([uniforms], dtype=np.uint32),
+        temperature=np.array([temperature], dtype=np.float32),
+        **of_one(fields),
+    )
+
+
+def one_tree(
+    rows: object,
+    tokens: object,
+    parents: object,
+    uniforms: object,
+    *,
+    temperature: float = LOG2_E,
+    **fields: object,
+) -> TreeBatch:
+    """Return a batch of one request: logits [nodes, vocab], tokens and parents [nodes], 32-bit uniforms [nodes].
+
+    Where drawn tokens are asked for without a draft, its rows are zeros.
+    """
+    if fields.get("mode") == Mode.DRAWN and "draft" not in fields:
+        fields |= {"draft": np.zeros_like(rows), "draft_kind": DraftKind.PROBABILITIES}
+    return TreeBatch(
+        target=np.array([rows], dtype=np.float32),
+        tokens=np.array([tokens], dtype=np.int32),
+        parents=np.array([parents], dtype=np.int32),
+        uniforms=np.array([uniforms], dtype=np.uint32),
+        temperature=np.array([temperature], dtype=np.float32),
+        **of_one(fields),
+    )
+
+
+def of_one(fields: dict[str, object]) -> dict[str, object]:
+    """Return fields of a batch of one from those of a request."""
+    integers = {"top_k", "lengths", "limits"}
+    return {
+        name: value
+        if isinstance(value, (DraftKind, Mode))
+        else np.array([value], dtype=np.int32 if name in integers else np.float32)
+        for name, value in fields.items()
+    }
+
+
+def pick(batch: AnyBatch, requests: object) -> AnyBatch:
+    """Return some requests of a batch, in the order given."""
+    arrays = {field.name: getattr(batch, field.name) for field in fields(batch) if field.name != "draft_column"}
+    return replace(batch, **{name: value[requests] for name, value in arrays.items() if isinstance(value, np.ndarray)})
+
+
+def said(verify: ChainRule | TreeRule, batch: Batch) -> list[tuple[list[int], int, int]]:
+    """Return for each request its accepted tokens (a chain) or nodes (a tree), the next token, and the status.
+
+    What is said twice must agree, and what nothing is said in must be -1.
+    """
+    verdicts = verify(batch)
+    if isinstance(batch, ChainBatch):
+        first, lengths = verdicts.output, verdicts.accepted
+        ends = verdicts.output[np.arange(len(lengths)), lengths]
+        assert ends.tolist() == verdicts.next.tolist()
+        unused = np.arange(first.shape[1]) > lengths[:, None]
+    else:
+        first, lengths = verdicts.path, verdicts.path_len
+        unused = np.arange(first.shape[1]) >= lengths[:, None]
+    assert (first[unused] == -1).all()
+    rows = zip(first.tolist(), lengths.tolist(), verdicts.next.tolist(), verdicts.status.tolist(), strict=True)
+    return [(row[:length], token, status) for row, length, token, status in rows]
+
+
+def drawn_at(verify: ChainRule, row: object, uniforms: list[int], **how: object) -> list[int]:
+    """Return the tokens that are drawn from one row without a draft at some uniforms."""
+    return [said(verify, one_chain([row], [], [uniform], **how))[0][1] for uniform in uniforms]

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exact law of the text that an implementation makes: every draft and every 32-bit uniform, by enumeration.
+
+For one draft the uniforms' cube falls into cells on which the verdict is one and the same. Their edges are found to the
+last bit by bisection, for all drafts and cells at once, so that an implementation is asked in large batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tests.kernels.batches import LAST, ChainRule, TreeRule
+from tests.kernels.law import Box, Case, Options, Table, chosen, drafts, drawn, prefix_of, target_law, text_law
+from trtspec.kernels import reference
+from trtspec.kernels.exact import ChainBatch, DraftKind, Mode, TreeBatch
+from trtspec.kernels.verdict import Verdict
+
+Ask = Callable[[list["Cell"]], list[Verdict]]
+
+LAW_TOLERANCE = 1e-6
+SEEDS = 2
+
+
+@dataclass(frozen=True)
+class LogitCase(Case):
+    """A draft with the rows that an implementation is given: logits, and what the draft is told of."""
+
+    logits: np.ndarray
+    draft_rows: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Uniforms from `lows` up to before `highs` [columns]."""
+
+    case: LogitCase
+    lows: tuple[int, ...]
+    highs: tuple[int, ...]
+
+    def at(self, column: int, uniform: int) -> Cell:
+        """Return the cell that begins at a uniform."""
+        return replace(self, lows=_with(self.lows, column, uniform))
+
+    def until(self, column: int, uniform: int) -> Cell:
+        """Return the cell that ends before a uniform."""
+        return replace(self, highs=_with(self.highs, column, uniform))
+
+
+def _with(values: tuple[int, ...], column: int, value: int) -> tuple[int, ...]:
+    return (*values[:column], value, *values[column + 1 :])
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Drafts of the shape `parents`, their tokens by `options`, and how the request samples.
+
+    `told` is what an implementation is told of the draft: nothing where it is None, zeros of tokens that were chosen.
+    `mode` None is a chain.
+    """
+
+    parents: tuple[int, ...]
+    options: Options
+    told: DraftKind | None = None
+    mode: Mode | None = None
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    vocab: int = 4
+
+    def law_of(self, logits: np.ndarray) -> np.ndarray:
+        """Return what the request samples from, by the reference."""
+        return reference.warp(logits.astype(np.float64), self.temperature, self.top_k, self.top_p)
+
+    def logits(self, seed: int) -> Table:
+        """Return random logits for every prefix, some of them masked."""
+        rng = np.random.default_rng(seed)
+        table = {}
+        for prefix in target_prefixes(self.vocab):
+            table[prefix] = rng.normal(size=self.vocab).astype(np.float32) * 1.5
+            if rng.random() < 0.3:
+                table[prefix][rng.integers(self.vocab)] = -np.inf
+        return table
+
+    def cases(self, target: Table, draft: Table) -> list[LogitCase]:
+        """Return every draft that can come about by logits for every prefix."""
+        law = {prefix: self.law_of(row) for prefix, row in draft.items()}
+        told = law if self.told == DraftKind.PROBABILITIES else draft
+        if self.options is chosen:
+            told = {prefix: np.zeros(self.vocab) for prefix in draft}
+        found = []
+        for tokens, weight in drafts(self.parents, law, self.options):
+            prefixes = [prefix_of(node, tokens, self.parents) for node in range(len(tokens))]
+            logits = np.array([target[prefix] for prefix in prefixes])
+            rows = None if self.told is None else np.array([told[prefix] for prefix in prefixes], dtype=np.float32)
+            shape = (np.array(self.parents), np.array(tokens), logits, None, weight, len(tokens))
+            found.append(LogitCase(*shape, logits, rows))
+        return found
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """The uniforms in the order in which the rule asks for them."""
+        nodes = tuple(range(len(self.parents)))
+        return (*nodes[1:], 0) if self.mode == Mode.DRAWN else nodes
+
+
+def target_prefixes(vocab: int) -> list[tuple[int, ...]]:
+    """Return the texts of up to two tokens."""
+    singles = [(token,) for token in range(vocab)]
+    return [(), *singles, *[(*first, token) for first in singles for token in range(vocab)]]
+
+
+CHAIN, SIBLINGS, THREE_SIBLINGS = (-1, 0, 1), (-1, 0, 0, 1), (-1, 0, 0, 0)
+PROBABILITIES, LOGITS = DraftKind.PROBABILITIES, DraftKind.LOGITS
+CHAIN_SETTINGS = {
+    "drawn, told by probabilities": Setting(CHAIN, drawn, PROBABILITIES),
+    "drawn, told by logits": Setting(CHAIN, drawn, LOGITS, temperature=0.7),
+    "drawn, truncated": Setting(CHAIN, drawn, LOGITS, temperature=1.3, top_k=3, top_p=0.8),
+    "chosen": Setting(CHAIN, chosen, temperature=0.7),
+    "chosen, truncated": Setting(CHAIN, chosen, top_k=3, top_p=0.7),
+}
+TREE_SETTINGS = {
+    "chosen": Setting(SIBLINGS, chosen, mode=Mode.CHOSEN, temperature=0.7),
+    "chosen, truncated": Setting(SIBLINGS, chosen, mode=Mode.CHOSEN, top_k=3, top_p=0.7),
+    "drawn, told by probabilities": Setting(SIBLINGS, drawn, PROBABILITIES, Mode.DRAWN, vocab=3),
+    "drawn, told by logits": Setting(SIBLINGS, drawn, LOGITS, Mode.DRAWN, temperature=0.7, vocab=3),
+    "drawn, truncated": Setting(THREE_SIBLINGS, drawn, LOGITS, Mode.DRAWN, top_k=3, top_p=0.9),
+    "drawn, more than the draft has": Setting(THREE_SIBLINGS, drawn, PROBABILITIES, Mode.DRAWN, top_k=2),
+    "chosen, tested one by one": Setting(THREE_SIBLINGS, chosen, PROBABILITIES, Mode.DRAWN),
+}
+
+
+def check_chain_law(setting: Setting, verify: ChainRule) -> None:
+    """The law of the text is the target's, whatever was drafted."""
+
+    def ask(cells: list[Cell]) -> list[Verdict]:
+        drafted = stack("tokens", cells)[:, 1:]
+        draft = None if setting.told is None else stack("draft_rows", cells)[:, :-1]
+        batch = ChainBatch(**sampling(setting, cells), tokens=drafted, draft=draft)
+        verdicts = verify(batch)
+        assert not verdicts.status.any()
+        return [
+            Verdict(list(range(1, accepted + 1)), token)
+            for accepted, token in zip(verdicts.accepted.tolist(), verdicts.next.tolist(), strict=True)
+        ]
+
+    check_law(setting, ask)
+
+
+def check_tree_law(setting: Setting, verify: TreeRule) -> None:
+    """The law of the text is the target's, whatever was drafted."""
+
+    def ask(cells: list[Cell]) -> list[Verdict]:
+        draft = None if setting.told is None else stack("draft_rows", cells)
+        tree = {"tokens": stack("tokens", cells), "parents": stack("parents", cells), "draft": draft}
+        verdicts = verify(TreeBatch(**sampling(setting, cells), **tree, mode=setting.mode))
+        assert not verdicts.status.any()
+        ends = zip(verdicts.path.tolist(), verdicts.path_len.tolist(), verdicts.next.tolist(), strict=True)
+        return [Verdict(path[:length], token) for path, length, token in ends]
+
+    check_law(setting, ask)
+
+
+def stack(name: str, cells: list[Cell]) -> np.ndarray:
+    """Return a field of the cells' cases, as implementations take it."""
+    values = np.stack([getattr(cell.case, name) for cell in cells])
+    return values.astype(np.float32 if values.dtype.kind == "f" else np.int32)
+
+
+def sampling(setting: Setting, cells: list[Cell]) -> dict[str, object]:
+    """Return the fields that chains and trees share."""
+    return {
+        "target": stack("logits", cells),
+        "draft_kind": setting.told or DraftKind.LOGITS,
+        "temperature": np.full(len(cells), setting.temperature, dtype=np.float32),
+        "top_k": np.full(len(cells), setting.top_k, dtype=np.int32),
+        "top_p": np.full(len(cells), setting.top_p, dtype=np.float32),
+        "uniforms": np.array([cell.lows for cell in cells], dtype=np.uint32),
+    }
+
+
+def check_law(setting: Setting, ask: Ask) -> None:
+    """Compare the law of the text with the target's for some targets and drafts: to 1e-6, and exactly where it is zero.
+
+    A rule that accepts nothing would pass, so something must be accepted.
+    """
+    accepted = 0
+    for seed in range(SEEDS):
+        target = setting.logits(seed)
+        boxes = boxes_of(setting, target, setting.logits(SEEDS + seed), ask)
+        accepted += sum(len(box.verdict.path) for box in boxes)
+        table = {prefix: setting.law_of(row) for prefix, row in target.items()}
+        law, wanted = text_law(boxes, table), target_law(table)
+        assert not law[wanted == 0.0].any(), "a text that the target never makes"
+        assert np.abs(law - wanted).max() < LAW_TOLERANCE, f"off by {np.abs(law - wanted).max():.1e}"
+    assert accepted, "nothing was accepted"
+
+
+def boxes_of(setting: Setting, target: Table, draft: Table, ask: Ask) -> list[Box]:
+    """Return what is said, everywhere, for logits of every prefix."""
+    zeros, beyond = (0,) * len(setting.parents), (LAST + 1,) * len(setting.parents)
+    cells = [Cell(case, zeros, beyond) for case in setting.cases(target, draft)]
+    for column in setting.columns:
+        cells = _cut(cells, column, ask)
+    verdicts = ask(cells)
+    ends = zip(cells, verdicts, strict=True)
+    return [Box(cell.case, verdict, _units(cell.lows), _units(cell.highs)) for cell, verdict in ends]
+
+
+def _units(uniforms: tuple[int, ...]) -> tuple[float, ...]:
+    return tuple(uniform * 2.0**-32 for uniform in uniforms)
+
+
+def _cut(cells: list[Cell], column: int, ask: Ask) -> list[Cell]:
+    """Cut cells along a column where the verdict changes, the columns after it at their lows."""
+    cut = []
+    while cells:
+        firsts, lasts = ask(cells), ask([cell.at(column, LAST) for cell in cells])
+        pairs = list(zip(cells, firsts, lasts, strict=True))
+        cut += [cell for cell, first, last in pairs if first == last]
+        changing = [(cell, first) for cell, first, last in pairs if first != last]
+        edges = _edges(changing, column, ask)
+        cut += [cell.until(column, edge) for (cell, _), edge in zip(changing, edges, strict=True)]
+        cells = [cell.at(column, edge) for (cell, _), edge in zip(changing, edges, strict=True)]
+    return cut
+
+
+def _edges(changing: list[tuple[Cell, Verdict]], column: int, ask: Ask) -> list[int]:
+    """Return for each cell the first uniform at which its verdict is no longer that at its low."""
+    inside = np.array([cell.lows[column] for cell, _ in changing], dtype=np.int64)
+    beyond = np.full(len(changing), LAST, dtype=np.int64)
+    while changing and (beyond - inside > 1).any():
+        middle = (inside + beyond) // 2
+        found = ask([cell.at(column, int(at)) for (cell, _), at in zip(changing, middle, strict=True)])
+        same = np.array([verdict == first for verdict, (_, first) in zip(found, changing, strict=True)])
+        inside, beyond = np.where(same, middle, inside), np.where(same, beyond, middle)
+    return beyond.tolist()

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every implementation of plugins/README.md is held to: numpy, C++ and CUDA run the same checks.
+
+A check takes the implementation and raises AssertionError. Those that say what the ids are do so by hand, or by the
+reference and torch, which know nothing of `trtspec.kernels.exact`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from tests.kernels import chain_checks, random_checks, tree_checks
+from tests.kernels.batches import ChainRule, TreeRule
+from tests.kernels.cells import CHAIN_SETTINGS, TREE_SETTINGS, check_chain_law, check_tree_law
+from trtspec.kernels.exact import Mode
+
+CHAIN_CHECKS: dict[str, Callable[[ChainRule], None]] = {
+    **{f"law, {name}": partial(check_chain_law, setting) for name, setting in CHAIN_SETTINGS.items()},
+    "draws at every edge": chain_checks.check_draws_at_every_edge,
+    "chosen tokens at every edge": chain_checks.check_chosen_tokens_at_every_edge,
+    "drawn tokens at every edge": chain_checks.check_drawn_tokens_at_every_edge,
+    "draft logits are warped too": chain_checks.check_draft_logits_are_warped_too,
+    "weight zero": chain_checks.check_no_token_of_weight_zero_is_accepted,
+    "what the draft cannot have given": chain_checks.check_what_the_draft_cannot_have_given_counts_as_chosen,
+    "no residual": chain_checks.check_without_a_residual_the_target_is_drawn,
+    "ill rows": chain_checks.check_ill_rows,
+    "tokens outside the vocabulary": chain_checks.check_tokens_outside_the_vocabulary,
+    "ill rows of the draft": chain_checks.check_ill_rows_of_the_draft,
+    "ties": chain_checks.check_ties,
+    "truncation at its limits": chain_checks.check_truncation_at_its_limits,
+    "extreme numbers": chain_checks.check_extreme_numbers,
+    "lengths and greedy requests": chain_checks.check_lengths_and_greedy_requests,
+    "reduced draft vocabulary": chain_checks.check_reduced_draft_vocabulary,
+    "padding and half precision": random_checks.check_padding_and_half_precision,
+    "torch, drawn": partial(random_checks.check_torch_says_the_same_of_chains, True),
+    "torch, chosen": partial(random_checks.check_torch_says_the_same_of_chains, False),
+    "every batch, drawn": partial(
+        random_checks.check_a_request_says_the_same_in_every_batch, partial(random_checks.random_chains, drawn=True)
+    ),
+    "every batch, chosen": partial(
+        random_checks.check_a_request_says_the_same_in_every_batch, partial(random_checks.random_chains, drawn=False)
+    ),
+    **{
+        f"vocabulary of {vocab}": partial(random_checks.check_whole_vocabularies, vocab)
+        for vocab in (32000, 128256, 151936)
+    },
+}
+
+TREE_CHECKS: dict[str, Callable[[TreeRule], None]] = {
+    **{f"law, {name}": partial(check_tree_law, setting) for name, setting in TREE_SETTINGS.items()},
+    "chosen tokens": tree_checks.check_tree_of_chosen_tokens,
+    "unused nodes": tree_checks.check_unused_nodes,
+    "greedy": tree_checks.check_greedy_trees,
+    "siblings at every edge": tree_checks.check_siblings_at_every_edge,
+    "many siblings": tree_checks.check_many_siblings,
+    "what the draft cannot have given": tree_checks.check_children_that_the_draft_cannot_have_given,
+    "typical": tree_checks.check_typical_acceptance,
+    "entropies": tree_checks.check_entropies,
+    "ill rows": tree_checks.check_ill_rows_of_trees,
+    "tokens outside the vocabulary": tree_checks.check_tokens_outside_the_vocabulary_in_trees,
+    "ill rows of the draft": tree_checks.check_ill_rows_of_the_draft_in_trees,
+    **{f"torch, {mode.name.lower()}": partial(random_checks.check_torch_says_the_same_of_trees, mode) for mode in Mode},
+    **{
+        f"every batch, {mode.name.lower()}": partial(
+            random_checks.check_a_request_says_the_same_in_every_batch, partial(random_checks.random_trees, mode=mode)
+        )
+        for mode in Mode
+    },
+}

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Libraries are compiled once for equal inputs, published whole or not at all, and compilers' errors can be read."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from trtspec.errors import StepError, TrtspecError
+from trtspec.kernels import build, toolchain
+from trtspec.kernels.build import (
+    LIBRARY,
+    build_library,
+    discover_plugins,
+    find_library,
+    list_libraries,
+    plan_library,
+)
+from trtspec.kernels.toolchain import Toolchain, architecture_of, code_flags, probe_toolchain
+from trtspec.paths import plugins_dir
+
+MANIFEST = (
+    "name: {name}\nsummary: Says a number\nsources: {{host: [cpu.cpp], cuda: [kernel.cu]}}\narchitectures: [sm_80]\n"
+)
+HEADER = "inline int number() { return 42; }\n"
+SOURCE = """
+#include "common/number.h"
+extern "C" __attribute__((visibility("default"))) int {name}() {{ return number(); }}
+"""
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ on the PATH")
+
+
+@pytest.fixture
+def sources(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with two plugins that are compiled in no time."""
+    folder = workplace / "plugins"
+    for name in ("one", "two"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "plugin.yaml").write_text(MANIFEST.format(name=name))
+        (folder / name / "cpu.cpp").write_text(SOURCE.format(name=name))
+        (folder / name / "kernel.cu").write_text("")
+    (folder / "common").mkdir()
+    for source in ("abi.cpp", "no_cuda.cpp"):
+        (folder / "common" / source).write_text("")
+    (folder / "common" / "number.h").write_text(HEADER)
+    monkeypatch.setattr(build, "plugins_dir", lambda: folder)
+    return folder
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the compiler is run on, as it runs."""
+    runs: list[str] = []
+
+    def run(command: tuple[str, ...], go_on=build._run) -> None:
+        runs.append(command[-1])
+        go_on(command)
+
+    monkeypatch.setattr(build, "_run", run)
+    return runs
+
+
+def test_a_library_is_compiled_once(sources: Path, compiled: list[str]) -> None:
+    path = build_library(plan_library())
+    assert len(compiled) == 5  # four sources and the library
+    assert ctypes.CDLL(str(path)).two() == 42
+    assert build_library(plan_library()) == path
+    assert len(compiled) == 5
+
+
+@pytest.mark.parametrize("change", ["common/number.h", "one/cpu.cpp", "common/abi.cpp", "two/kernel.cu"])
+def test_a_changed_source_is_another_library(sources: Path, change: str) -> None:
+    before = plan_library().key
+    (sources / change).write_text((sources / change).read_text() + "\n")
+    assert plan_library().key != before
+
+
+def test_what_a_library_is_known_by(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = plan_library()
+    key = spec.key
+    moved = replace(spec, toolchain=replace(spec.toolchain, cxx="/elsewhere/g++"))
+    assert moved.key == spec.key
+    other = [
+        replace(spec, plugins=("one",)),
+        replace(spec, architectures=("sm_80",)),
+        replace(spec, toolchain=replace(spec.toolchain, cxx_version="g++ 99")),
+        replace(spec, toolchain=replace(spec.toolchain, machine="aarch64")),
+    ]
+    assert len({key, *(each.key for each in other)}) == 5
+    monkeypatch.setattr(build, "FLAGS", ("-O0",))
+    assert spec.key != key
+
+
+def test_two_at_once_compile_once(sources: Path, compiled: list[str]) -> None:
+    spec = plan_library()
+    with ThreadPoolExecutor(4) as pool:
+        assert len(set(pool.map(build_library, [spec] * 4))) == 1
+    assert len(compiled) == 5
+
+
+def test_an_error_is_told_with_its_line_and_leaves_nothing(sources: Path) -> None:
+    source = sources / "one" / "cpu.cpp"
+    source.write_text("int fine;\nint wrong = missing;\nint more = lost;\n")
+    with pytest.raises(StepError) as raised:
+        build_library(plan_library())
+    assert raised.value.where == f"{source}:2"
+    assert raised.value.message == "'missing' was not declared in this scope\n  2 | int wrong = missing;"
+    assert str(raised.value.hint).startswith("to see all of it, run: ")
+    assert f"-c {source}" in str(raised.value.hint)
+    assert list_libraries() == []
+    assert [path.suffix for path in build._libraries().iterdir()] == [".lock"]
+
+
+def test_a_warning_is_an_error(sources: Path) -> None:
+    (sources / "one" / "cpu.cpp").write_text("static int unused;\n")
+    with pytest.raises(StepError, match="defined but not used"):
+        build_library(plan_library())
+
+
+def test_what_nvcc_says(tmp_path: Path) -> None:
+    source = tmp_path / "kernel.cu"
+    source.write_text("a\nb\nwrong\n")
+    for output in (
+        f'{source}(3): error: identifier "x" is undefined',
+        f'{source}(3): error #20-D: identifier "x" is un',
+    ):
+        error = build._error_of(("nvcc",), f"warning before\n{output}\nand more\n")
+        assert error.where == f"{source}:3"
+        assert error.message.endswith("\n  3 | wrong")
+    fatal = build._error_of(("nvcc",), "nvcc fatal   : Unsupported gpu architecture 'compute_1'\n")
+    assert fatal.message == "nvcc failed:\nnvcc fatal   : Unsupported gpu architecture 'compute_1'"
+
+
+def test_finding_what_was_built(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_library() is None
+    one = build_library(plan_library(("one",)))
+    assert find_library(("one",)) == one
+    assert find_library(("one", "two")) is None
+    assert find_library(("one",), "sm_90a") is None
+    both = build_library(plan_library())
+    assert find_library() == both
+    assert sorted(each.path for each in list_libraries()) == sorted([one, both])
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert find_library() is None
+
+
+def test_a_library_of_other_sources_is_not_found(sources: Path) -> None:
+    build_library(plan_library())
+    (sources / "common" / "number.h").write_text("inline int number() { return 43; }\n")
+    assert find_library() is None
+
+
+def test_a_damaged_description_is_none(sources: Path) -> None:
+    path = build_library(plan_library())
+    path.with_name("library.json").write_text("{}")
+    assert list_libraries() == []
+
+
+def test_unknown_plugins(sources: Path) -> None:
+    with pytest.raises(TrtspecError, match="there is no plugin 'tow'; known: one, two") as raised:
+        plan_library(("tow",))
+    assert raised.value.hint == "did you mean 'two'?"
+
+
+def test_a_plugin_is_named_as_its_folder(sources: Path) -> None:
+    (sources / "one" / "plugin.yaml").write_text(MANIFEST.format(name="other"))
+    with pytest.raises(TrtspecError, match="is named 'other', unlike its folder"):
+        discover_plugins()
+
+
+def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(TrtspecError, match=r"no C\+\+ compiler is on the PATH \(g\+\+ or clang\+\+\)"):
+        probe_toolchain()
+
+
+def test_without_nvcc(monkeypatch: pytest.MonkeyPatch, sources: Path) -> None:
+    monkeypatch.setattr(toolchain, "NVCC", ())
+    assert plan_library().toolchain.nvcc_version == ""
+    with pytest.raises(TrtspecError, match="nvcc is not here, so nothing can be compiled for a GPU"):
+        plan_library(architectures=("sm_90a",))
+
+
+def test_unknown_architectures(tmp_path: Path) -> None:
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text("#!/bin/sh\necho sm_80\necho sm_90\n")
+    nvcc.chmod(0o755)
+    compilers = Toolchain("x86_64", "g++ 12", "13.0", "g++", str(nvcc))
+    compilers.check_architectures(("sm_80", "sm_90a"))
+    with pytest.raises(TrtspecError, match="nvcc does not know 'sm_91'; it knows sm_80, sm_90"):
+        compilers.check_architectures(("sm_91",))
+
+
+def test_code_for_gpus() -> None:
+    assert [architecture_of(sm) for sm in (80, 89, 90, 100, 120)] == ["sm_80", "sm_89", "sm_90a", "sm_100", "sm_120"]
+    assert code_flags(("sm_80", "sm_90a")) == (
+        "-gencode=arch=compute_80,code=sm_80",
+        "-gencode=arch=compute_90a,code=sm_90a",
+        "-gencode=arch=compute_80,code=compute_80",
+    )
+    assert code_flags(("sm_90a",)) == ("-gencode=arch=compute_90a,code=sm_90a",)
+
+
+def test_a_gpus_source_is_compiled_without_contraction() -> None:
+    compilers = Toolchain("x86_64", "g++ 12", "13.0", "/usr/bin/g++", "/usr/bin/nvcc")
+    command = compilers.compile_command("a/kernel.cu", "a.o", ("plugins",), ("sm_80",))
+    assert command[0] == "/usr/bin/nvcc"
+    assert {"--fmad=false", "-ccbin=/usr/bin/g++", "-Iplugins"} <= set(command)
+    host = compilers.compile_command("a/cpu.cpp", "a.o", (), ("sm_80",))
+    assert {"-ffp-contract=off", "-march=x86-64-v3"} <= set(host)
+    assert not any("fast-math" in flag for flag in (*command, *host))
+    assert compilers.link_command(("a.o",), LIBRARY)[0] == "/usr/bin/nvcc"
+    assert compilers.for_cpus().link_command(("a.o",), LIBRARY)[0] == "/usr/bin/g++"
+    grace = replace(compilers, machine="aarch64").compile_command("a/cpu.cpp", "a.o", (), ())
+    assert not any(flag.startswith("-march") for flag in grace)
+
+
+def test_the_plugins_that_there_are() -> None:
+    assert list(discover_plugins()) == ["compact_kv", "verify_chain", "verify_tree"]
+
+
+def test_cmake_compiles_the_same() -> None:
+    """CMakeLists.txt names the same sources, and the flags that decide about results."""
+    text = (plugins_dir() / "CMakeLists.txt").read_text()
+    named = set(re.findall(r"\b[\w/]+/(?:abi\.cpp|no_cuda\.cpp|cpu\.cpp|kernel\.cu)", text))
+    paths = [path for plugin in discover_plugins().values() for path in plugin.paths(("sm_80",))]
+    assert named == {*build.COMMON_SOURCES, *build.WITHOUT_CUDA, *paths}
+    for flag in ("-ffp-contract=off", "--fmad=false", "-fno-trapping-math", *toolchain.X86_FLAGS):
+        assert flag in text

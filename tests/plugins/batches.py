@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random batches of any vocabulary and dtype, with all that a kernel may do differently from the oracle in them.
+
+Rows have ties and masked ids, uniforms stand at their limits too, lengths are ragged, requests sample in all ways, and
+drafts have a smaller vocabulary where `reduced`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+
+from trtspec.kernels.bindings import columns_of
+from trtspec.kernels.exact import (
+    ChainBatch,
+    ChainVerdicts,
+    DraftKind,
+    Mode,
+    TreeBatch,
+    TreeVerdicts,
+)
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+DRAFTS = ("chosen", "logits", "probabilities", "reduced")
+
+SAMPLING = [
+    # temperature, top_k, top_p
+    (1.0, 0, 1.0),
+    (0.0, 0, 1.0),
+    (0.7, 40, 1.0),
+    (1.3, 0, 0.8),
+    (0.9, 7, 0.5),
+    (2.0, 3, 1.0),
+    (1.0, 1, 0.3),
+]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How large a batch is, of which dtype its logits are, and what drafted."""
+
+    vocab: int
+    dtype: str = "float32"
+    draft: str = "chosen"
+    requests: int = 7
+    draft_len: int = 3
+    seed: int = 0
+
+
+def random_chains(shape: Shape) -> ChainBatch:
+    """Return chains of which the target takes more or fewer tokens."""
+    rng = np.random.default_rng(shape.seed)
+    target = _logits(rng, shape, shape.draft_len + 1)
+    likely = np.argsort(target[:, :-1], axis=-1)[..., ::-1]
+    tokens = _likely_tokens(rng, likely)
+    return ChainBatch(
+        target=target,
+        tokens=tokens,
+        lengths=rng.integers(0, shape.draft_len + 1, shape.requests).astype(np.int32) | (shape.seed % 2),
+        uniforms=_uniforms(rng, target.shape[:2]),
+        **_sampling(shape.requests),
+        **_draft(rng, shape, target[:, :-1]),
+    )
+
+
+def random_trees(shape: Shape, mode: Mode, nodes: int = 9) -> TreeBatch:
+    """Return trees of random forms; children have likely tokens after their parents, now and then the same."""
+    rng = np.random.default_rng(shape.seed)
+    target = _logits(rng, shape, nodes)
+    parents = np.array([[-1, *(int(rng.integers(0, node) ** 0.7) for node in range(1, nodes))]] * shape.requests)
+    parents[rng.random(parents.shape) < 0.05] = -1
+    likely = np.argsort(np.take_along_axis(target, parents.clip(0)[..., None], 1), axis=-1)[..., ::-1]
+    drawn = _draft(rng, shape, target) if mode == Mode.DRAWN else {}
+    return TreeBatch(
+        target=target,
+        tokens=_likely_tokens(rng, likely),
+        parents=parents.astype(np.int32),
+        limits=rng.integers(0, 5, shape.requests).astype(np.int32) + shape.seed % 2,
+        uniforms=_uniforms(rng, target.shape[:2]),
+        mode=mode,
+        **_sampling(shape.requests),
+        **drawn,
+    )
+
+
+def assert_equal(got: ChainVerdicts | TreeVerdicts, expected: ChainVerdicts | TreeVerdicts) -> None:
+    """Compare all ids, to the last."""
+    for field in fields(expected):
+        ours, theirs = getattr(got, field.name), getattr(expected, field.name)
+        assert ours.tolist() == theirs.tolist(), field.name
+
+
+def _logits(rng: np.random.Generator, shape: Shape, rows: int) -> np.ndarray[Any, Any]:
+    """Return float32 logits that are exact in the shape's dtype."""
+    logits = (rng.normal(size=(shape.requests, rows, shape.vocab)) * 2.5).astype(np.float32)
+    logits[rng.random(logits.shape) < 0.02] = -np.inf
+    logits[..., rng.integers(shape.vocab)] = 1.0
+    return _rounded(logits, shape.dtype)
+
+
+def _rounded(logits: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
+    rounded: np.ndarray[Any, Any] = torch.from_numpy(logits).to(DTYPES[dtype]).float().numpy()
+    return rounded
+
+
+def _likely_tokens(rng: np.random.Generator, likely: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return a token for each row of ids, [..., vocab] in order of their probability."""
+    rank = np.minimum(rng.geometric(0.5, likely.shape[:-1]) - 1, likely.shape[-1] - 1)
+    return np.take_along_axis(likely, rank[..., None], -1)[..., 0].astype(np.int32)
+
+
+def _uniforms(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    uniforms = rng.integers(0, 2**32, shape, dtype=np.uint64)
+    uniforms[rng.random(shape) < 0.1] = 0
+    uniforms[rng.random(shape) < 0.1] = 2**32 - 1
+    return uniforms.astype(np.uint32)
+
+
+def _sampling(requests: int) -> dict[str, np.ndarray[Any, Any]]:
+    temperature, top_k, top_p = zip(*(SAMPLING[i % len(SAMPLING)] for i in range(requests)), strict=True)
+    return {
+        "temperature": np.array(temperature, dtype=np.float32),
+        "top_k": np.array(top_k, dtype=np.int32),
+        "top_p": np.array(top_p, dtype=np.float32),
+    }
+
+
+def _draft(rng: np.random.Generator, shape: Shape, target: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """Return a draft that is near the target, for all ids or for about a third of them."""
+    if shape.draft == "chosen":
+        return {}
+    logits = np.where(np.isinf(target), 0, target) + rng.normal(size=target.shape).astype(np.float32)
+    if shape.draft == "reduced":
+        ids = rng.permutation(shape.vocab)[: max(shape.vocab // 3, 1)]
+        columns = columns_of(ids.tolist(), shape.vocab)
+        return {"draft": _rounded(np.ascontiguousarray(logits[..., ids]), shape.dtype), "draft_column": columns}
+    if shape.draft == "logits":
+        return {"draft": _rounded(logits, shape.dtype)}
+    probs = torch.softmax(torch.from_numpy(logits), -1).numpy()
+    return {"draft": probs, "draft_kind": DraftKind.PROBABILITIES}

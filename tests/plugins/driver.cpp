@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+// Calls the C interface on random batches, every array in memory of exactly its size, so that sanitizers see each step
+// beside it; and says so where another number of threads gives another result.
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "trtspec/verify.h"
+
+namespace {
+
+using Ints = std::vector<int32_t>;
+
+std::mt19937_64 generator(1);
+
+int32_t below(int32_t end) { return static_cast<int32_t>(generator() % static_cast<uint64_t>(end)); }
+
+void require(bool holds, const char* what) {
+    if (!holds) {
+        std::printf("%s\n", what);
+        std::exit(1);
+    }
+}
+
+/// A vector's elements in memory of their own, of which not a byte more is there.
+template <class T>
+class Exact {
+public:
+    explicit Exact(const std::vector<T>& values) : data_(new T[values.size()]) {
+        std::copy(values.begin(), values.end(), data_.get());
+    }
+    const T* get() const { return data_.get(); }
+
+private:
+    std::unique_ptr<T[]> data_;
+};
+
+/// Bits of any kind: in half precision NaN, infinities and subnormal numbers are among them.
+std::vector<uint16_t> random_bits(size_t count) {
+    std::vector<uint16_t> bits(count);
+    for (auto& each : bits) {
+        each = static_cast<uint16_t>(generator());
+    }
+    return bits;
+}
+
+std::vector<float> random_logits(size_t count) {
+    static const float odd[] = {-INFINITY, INFINITY, NAN, -0.0f, 3e38f, -3e38f, 1e-40f};
+    std::normal_distribution<float> normal(0.0f, 4.0f);
+    std::vector<float> logits(count);
+    for (auto& each : logits) {
+        each = below(40) == 0 ? odd[below(7)] : normal(generator);
+    }
+    return logits;
+}
+
+std::vector<float> random_choices(int32_t count, std::vector<float> choices) {
+    std::vector<float> chosen(static_cast<size_t>(count));
+    for (auto& each : chosen) {
+        each = choices[static_cast<size_t>(below(static_cast<int32_t>(choices.size())))];
+    }
+    return chosen;
+}
+
+Ints random_ints(size_t count, int32_t from, int32_t end) {
+    Ints ints(count);
+    for (auto& each : ints) {
+        each = from + below(end - from);
+    }
+    return ints;
+}
+
+/// A batch of `rows` rows a request, with all that chains and trees have in common.
+struct Batch {
+    int32_t size = 1 + below(4);
+    int32_t rows = 1 + below(9);
+    int32_t vocab = 1 + below(3000);
+    int32_t draft_vocab = 1 + below(vocab);
+    bool has_columns = below(2) == 0;
+    bool is_half = below(2) == 0;
+    int32_t draft_kind = below(3);
+    size_t count = static_cast<size_t>(size * rows);
+    Exact<float> floats{random_logits(count * static_cast<size_t>(vocab))};
+    Exact<uint16_t> halves{random_bits(count * static_cast<size_t>(vocab))};
+    Exact<int32_t> columns{random_ints(static_cast<size_t>(vocab), -1, draft_vocab)};
+    Exact<int32_t> tokens{random_ints(count, -1, vocab + 1)};
+    Exact<int32_t> parents{random_ints(count, -1, rows)};
+    Exact<int32_t> lengths{random_ints(static_cast<size_t>(size), -1, rows + 2)};
+    Exact<float> temperature{random_choices(size, {0.0f, 0.5f, 1.0f, 1e-39f, INFINITY, NAN, -1.0f})};
+    Exact<float> top_p{random_choices(size, {1.0f, 0.9f, 0.2f, 0.0f, -1.0f, NAN})};
+    Exact<int32_t> top_k{random_ints(static_cast<size_t>(size), -1, 60)};
+    Exact<int32_t> uniforms{random_ints(count, INT32_MIN / 2, INT32_MAX / 2)};
+
+    trtspec_rows logits(int32_t entries) const {
+        const void* data = is_half ? static_cast<const void*>(halves.get()) : floats.get();
+        const int32_t dtype = is_half ? TRTSPEC_FLOAT16 + below(2) : TRTSPEC_FLOAT32;
+        return {data, static_cast<int64_t>(rows) * entries, entries, dtype, entries};
+    }
+
+    trtspec_rows draft(const trtspec_rows& target) const {
+        const int32_t entries = has_columns ? draft_vocab : vocab;
+        trtspec_rows rows_of_draft = logits(entries);
+        rows_of_draft.dtype = target.dtype;
+        if (draft_kind == TRTSPEC_DRAFT_PROBABILITIES) {
+            rows_of_draft.data = floats.get();
+            rows_of_draft.dtype = TRTSPEC_FLOAT32;
+        }
+        return rows_of_draft;
+    }
+
+    template <class Args>
+    void fill(Args& args) const {
+        args.struct_size = sizeof(Args);
+        args.batch = size;
+        args.draft_kind = draft_kind;
+        args.target = logits(vocab);
+        args.draft = draft(args.target);
+        args.draft_column = has_columns ? columns.get() : nullptr;
+        args.tokens = tokens.get();
+        args.sampling = {temperature.get(), top_p.get(), top_k.get(),
+                         reinterpret_cast<const uint32_t*>(uniforms.get())};
+    }
+};
+
+Ints verify_chain(const Batch& batch, trtspec_chain_args args, int threads) {
+    const size_t size = static_cast<size_t>(batch.size);
+    Ints accepted(size), next(size), status(size), output(batch.count);
+    args.accepted = accepted.data();
+    args.next = next.data();
+    args.status = status.data();
+    args.output = output.data();
+    require(trtspec_verify_chain_cpu(&args, threads) == TRTSPEC_OK, "verify_chain refuses a batch");
+    output.insert(output.end(), next.begin(), next.end());
+    output.insert(output.end(), status.begin(), status.end());
+    return output;
+}
+
+Ints verify_tree(const Batch& batch, trtspec_tree_args args, int threads) {
+    const size_t size = static_cast<size_t>(batch.size);
+    Ints path_len(size), next(size), status(size), path(batch.count);
+    args.path_len = path_len.data();
+    args.next = next.data();
+    args.status = status.data();
+    args.path = path.data();
+    require(trtspec_verify_tree_cpu(&args, threads) == TRTSPEC_OK, "verify_tree refuses a batch");
+    path.insert(path.end(), next.begin(), next.end());
+    path.insert(path.end(), status.begin(), status.end());
+    return path;
+}
+
+void verify_random_batch() {
+    const Batch batch;
+    trtspec_chain_args chain = {};
+    batch.fill(chain);
+    chain.draft_len = batch.rows - 1;
+    chain.lengths = batch.lengths.get();
+    require(verify_chain(batch, chain, 1) == verify_chain(batch, chain, 3), "threads change a chain");
+
+    trtspec_tree_args tree = {};
+    batch.fill(tree);
+    tree.nodes = batch.rows;
+    tree.mode = batch.draft_kind == TRTSPEC_DRAFT_CHOSEN ? 2 * below(2) : below(3);
+    tree.threshold = 0.09f;
+    tree.alpha = 0.3f;
+    tree.parents = batch.parents.get();
+    tree.limits = batch.lengths.get();
+    require(verify_tree(batch, tree, 1) == verify_tree(batch, tree, 3), "threads change a tree");
+}
+
+void compact_random_cache() {
+    const int32_t batch = 1 + below(3), slots = 12, values = 1 + below(9), planes = 1 + below(3);
+    std::vector<unsigned char> cache(static_cast<size_t>(planes * batch * slots * values));
+    const Exact<int32_t> path({1, 3, 4, -1}), path_len({3, 3, 3}), start({0, 7, 2});
+    trtspec_compact_args args = {};
+    args.struct_size = sizeof(args);
+    args.batch = batch;
+    args.cache = cache.data();
+    args.planes[0] = planes;
+    args.planes[1] = args.planes[2] = 1;
+    args.vector_bytes = values;
+    args.plane_strides[0] = static_cast<int64_t>(batch) * slots * values;
+    args.row_stride = static_cast<int64_t>(slots) * values;
+    args.token_stride = values;
+    std::vector<int32_t> paths;
+    for (int32_t row = 0; row < batch; ++row) {
+        paths.insert(paths.end(), path.get(), path.get() + 4);
+    }
+    args.path_stride = 4;
+    args.path = paths.data();
+    args.path_len = path_len.get();
+    args.start = start.get();
+    require(trtspec_compact_kv_cpu(&args, 2) == TRTSPEC_OK, "compact_kv refuses a cache");
+}
+
+}  // namespace
+
+int main() {
+    for (int i = 0; i < 300; ++i) {
+        verify_random_batch();
+        compact_random_cache();
+    }
+    std::printf("clean\n");
+}

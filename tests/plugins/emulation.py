@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles what the GPU's threads run for an emulated machine, so that it is tested where no GPU is."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+PLUGINS = HERE.parents[1] / "plugins"
+# a fiber jumps between stacks, which fortified sources take for an error
+FLAGS = (
+    "-std=c++17",
+    "-O2",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-ffp-contract=off",
+    "-U_FORTIFY_SOURCE",
+    "-shared",
+    "-fPIC",
+)
+
+
+def compile_emulated(out: Path, *sources: Path, first_includes: Sequence[Path] = ()) -> Path:
+    """Return the library made of some sources, with headers of some folders before ours; skips without a compiler."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no g++ on the PATH")
+    library = out / f"{sources[0].stem}.so"
+    include = [f"-I{folder}" for folder in (*first_includes, PLUGINS, PLUGINS / "include", HERE)]
+    command = [compiler, *FLAGS, *include, *map(str, sources), "-o", str(library)]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
+    return library

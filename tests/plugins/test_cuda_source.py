@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""nvcc compiles the kernels without a warning, and nothing of them rounds otherwise than the host."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+import pytest
+
+from tests.plugins.emulation import PLUGINS
+from trtspec.errors import TrtspecError
+from trtspec.kernels.toolchain import probe_toolchain
+
+ARCHITECTURE = "sm_90a"
+# instructions that are not IEEE's, and what only a contraction makes: no source of ours fuses doubles
+INEXACT = re.compile(r"\.approx|\.ftz|\bex2\.|\blg2\.|\bfma\.rn\.f64|\bmad\.[a-z.]*f(32|64)")
+
+
+@pytest.fixture(scope="module")
+def ptx(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What the front end makes of each kernel, by its folder; with the flags of a build."""
+    try:
+        toolchain = probe_toolchain()
+        toolchain.check_architectures((ARCHITECTURE,))
+    except TrtspecError as error:
+        pytest.skip(error.message)
+    folder = tmp_path_factory.mktemp("ptx")
+    includes = (str(PLUGINS), str(PLUGINS / "include"))
+    texts = {}
+    for kernel in PLUGINS.glob("*/kernel.cu"):
+        output = folder / f"{kernel.parent.name}.ptx"
+        command = toolchain.compile_command(str(kernel), str(output), includes, (ARCHITECTURE,))
+        command = tuple("-ptx" if word == "-c" else word for word in command)
+        made = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert made.returncode == 0, made.stderr
+        texts[kernel.parent.name] = output.read_text()
+    return texts
+
+
+def test_all_kernels_are_compiled(ptx: dict[str, str]) -> None:
+    """One for each dtype of logits and each way of drafting, and one for each width of a move."""
+    entries = {name: len(re.findall(r"\.entry", text)) for name, text in ptx.items()}
+    assert entries == {"verify_chain": 9, "verify_tree": 9, "compact_kv": 5}
+
+
+def test_nothing_is_rounded_otherwise(ptx: dict[str, str]) -> None:
+    for name, text in ptx.items():
+        assert INEXACT.findall(text) == [], name
+    assert "fma.rn.f32" in ptx["verify_chain"], "where it is written, it is fused"
+
+
+def test_rows_come_in_vectors(ptx: dict[str, str]) -> None:
+    for name in ("verify_chain", "verify_tree"):
+        for instruction in ("cp.async.cg.shared.global", "ld.global.nc.v4.u32", "ld.shared.v4.u32"):
+            assert instruction in ptx[name], (name, instruction)

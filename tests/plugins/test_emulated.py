@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a GPU's threads run, on emulated machines, held to the checks of all implementations (`emulated.cpp`)."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from tests.kernels.exactness import CHAIN_CHECKS, TREE_CHECKS
+from tests.plugins.batches import DRAFTS, DTYPES, Shape, assert_equal, random_chains, random_trees
+from tests.plugins.emulation import HERE, PLUGINS, compile_emulated
+from tests.plugins.rules import Rules
+from trtspec.kernels.bindings import KernelLibrary, load_library
+from trtspec.kernels.exact import Mode, compact_kv, kv_moves, verify_chain, verify_tree
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What a launch is planned for: its major architecture, and shared memory of a block in bytes."""
+
+    major: int
+    shared_bytes: int
+
+
+H200 = Gpu(9, 232448)
+RTX_5090 = Gpu(12, 101376)
+A100 = Gpu(8, 166912)
+L40 = Gpu(8, 101376)
+GPUS = {"h200": H200, "rtx5090": RTX_5090, "a100": A100, "l40": L40}
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
+    """The emulated kernels behind the library's own interface."""
+    sources = (HERE / "emulated.cpp", PLUGINS / "common" / "abi.cpp")
+    return load_library(compile_emulated(tmp_path_factory.mktemp("emulated"), *sources))
+
+
+def emulate(library: KernelLibrary, gpu: Gpu, order: int = 0) -> None:
+    """Make it a GPU, the threads of which run in this order."""
+    library.handle.emulate(gpu.major, gpu.shared_bytes, ctypes.c_uint64(order))
+
+
+def last_launch(library: KernelLibrary) -> tuple[int, int, int]:
+    """Return blocks, threads of a block and slots of the last launch."""
+    blocks, threads, slots = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    library.handle.last_launch(ctypes.byref(blocks), ctypes.byref(threads), ctypes.byref(slots))
+    return blocks.value, threads.value, slots.value
+
+
+# a model's whole vocabulary takes an emulated machine long; what is special to it are launches, which are tested below
+QUICK_CHAIN_CHECKS = [name for name in CHAIN_CHECKS if not name.startswith("vocabulary of")]
+
+
+@pytest.mark.parametrize("check", QUICK_CHAIN_CHECKS)
+def test_chains(emulated: KernelLibrary, check: str) -> None:
+    emulate(emulated, H200)
+    CHAIN_CHECKS[check](Rules(emulated).chain)
+
+
+@pytest.mark.parametrize("check", TREE_CHECKS)
+def test_trees(emulated: KernelLibrary, check: str) -> None:
+    emulate(emulated, H200)
+    TREE_CHECKS[check](Rules(emulated).tree)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "vocab", "dtype", "draft", "launch"),
+    [
+        # a row of one warp, of some warps, of a block; then of clusters
+        ("h200", 97, "float32", "logits", (1, 32, 4)),
+        ("h200", 1003, "float16", "logits", (1, 128, 4)),
+        ("h200", 3001, "bfloat16", "chosen", (1, 512, 2)),
+        ("h200", 8191, "float32", "probabilities", (4, 512, 2)),
+        ("h200", 33001, "float32", "logits", (8, 512, 4)),
+        # the next rows fit beside the present ones, or do not; or no row does
+        ("rtx5090", 128256, "float16", "logits", (8, 512, 2)),
+        ("a100", 33001, "bfloat16", "reduced", (1, 512, 2)),
+        ("a100", 33001, "float32", "logits", (1, 512, 0)),
+        ("l40", 33001, "bfloat16", "chosen", (1, 512, 1)),
+    ],
+)
+def test_every_launch_says_what_numpy_says(
+    emulated: KernelLibrary, gpu: str, vocab: int, dtype: str, draft: str, launch: tuple[int, int, int]
+) -> None:
+    batch = random_chains(Shape(vocab, dtype, draft, requests=3 if vocab > 10**5 else 5, draft_len=2, seed=1))
+    emulate(emulated, GPUS[gpu], order=vocab)
+    assert_equal(Rules(emulated, dtype=DTYPES[dtype], padding=3).chain(batch), verify_chain(batch))
+    assert last_launch(emulated) == launch
+
+
+@pytest.mark.parametrize(("order", "draft"), enumerate(DRAFTS, 1))
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_chains_in_any_order_of_threads(emulated: KernelLibrary, dtype: str, draft: str, order: int) -> None:
+    """Rows begin at different places within a vector, and are of four blocks."""
+    vocab = 4099 if dtype == "float32" else 8209
+    batch = random_chains(Shape(vocab, dtype, draft, seed=order))
+    emulate(emulated, H200, order)
+    assert_equal(Rules(emulated, dtype=DTYPES[dtype], padding=order).chain(batch), verify_chain(batch))
+    assert last_launch(emulated)[:2] == (4, 512)
+
+
+@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_trees_in_any_order_of_threads(emulated: KernelLibrary, dtype: str, mode: Mode) -> None:
+    for order, draft in enumerate(DRAFTS[1:] if mode == Mode.DRAWN else DRAFTS[:1]):
+        batch = random_trees(Shape(2100, dtype, draft, seed=order), mode)
+        emulate(emulated, H200, order)
+        assert_equal(Rules(emulated, dtype=DTYPES[dtype], padding=1).tree(batch), verify_tree(batch))
+
+
+def random_paths(rng: np.random.Generator, rows: int, nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return paths [rows, nodes] of ascending nodes, -1 beyond the last, and their lengths [rows]; one is empty."""
+    path = np.full((rows, nodes), -1, dtype=np.int32)
+    path_len = rng.integers(0, nodes, rows).astype(np.int32)
+    path_len[0] = 0
+    for row, length in enumerate(path_len):
+        path[row, :length] = np.sort(rng.choice(np.arange(1, nodes), length, replace=False))
+    return path, path_len
+
+
+# the values of a slot, and the widest loads that fit: by the vector's size, and where odd, by where it begins
+VECTORS = [
+    ("float16", 64, 0),
+    ("uint8", 24, 0),
+    ("float32", 3, 0),
+    ("uint16", 37, 0),
+    ("uint8", 33, 0),
+    ("uint8", 64, 4),
+]
+
+
+@pytest.mark.parametrize(("dtype", "values", "lead"), VECTORS)
+def test_compact_kv(emulated: KernelLibrary, dtype: str, values: int, lead: int) -> None:
+    rng = np.random.default_rng(values)
+    path, path_len = random_paths(rng, rows=5, nodes=14)
+    starts = rng.integers(0, 9, 5).astype(np.int32)
+    memory = rng.integers(0, 200, (2, 3, 5, 24, lead + values)).astype(dtype)
+    cache = memory[..., lead:]
+    moves = kv_moves(path, starts)
+    assert len(moves) > 5
+    expected = np.stack([compact_kv(plane, moves) for plane in cache.reshape(6, 5, 24, values)]).reshape(cache.shape)
+    emulate(emulated, H200, order=values)
+    emulated.compact_kv(cache=cache, path=path, path_len=path_len, start=starts)
+    assert cache.tolist() == expected.tolist()
+
+
+def test_compact_kv_in_pages(emulated: KernelLibrary) -> None:
+    """Blocks of four slots, those of a row anywhere in the cache."""
+    rng = np.random.default_rng(0)
+    path, path_len = random_paths(rng, rows=3, nodes=12)
+    starts = np.array([1, 6, 3], dtype=np.int32)
+    cache = rng.normal(size=(2, 20, 4, 8)).astype(np.float32)
+    table = rng.permutation(20)[:15].reshape(3, 5).astype(np.int32)
+    expected = cache.copy()
+    for plane in expected:
+        rows = compact_kv(plane[table].reshape(3, 20, 8), kv_moves(path, starts))
+        plane[table] = rows.reshape(3, 5, 4, 8)
+    assert (expected != cache).any()
+    emulated.compact_kv(cache=cache, path=path, path_len=path_len, start=starts, block_table=table)
+    assert cache.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_batches_reach_every_length(seed: int) -> None:
+    """Without different verdicts, equal ones would prove little."""
+    verdicts = [verify_chain(random_chains(Shape(1000, draft=draft, seed=seed, requests=14))) for draft in DRAFTS]
+    assert {int(n) for verdict in verdicts for n in verdict.accepted} == {0, 1, 2, 3}
+    trees = [verify_tree(random_trees(Shape(1000, draft="logits", seed=seed, requests=14), mode)) for mode in Mode]
+    assert {int(n) for verdict in trees for n in verdict.path_len} >= {0, 1, 2}

@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TensorRT's plugins: what they answer to the builder's questions, and that a launch gets to the right numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.plugins.tensorrt_driver import Driver, Plugin, compile_driver
+from trtspec.kernels.exact import ChainBatch, DraftKind, Mode, TreeBatch, verify_chain, verify_tree
+from trtspec.kernels.tensorrt import ChainLayer, TreeLayer, VerifyLayer
+
+CHAIN = "TrtspecVerifyChain"
+TREE = "TrtspecVerifyTree"
+SAMPLED = "float32[B] float32[B] int32[B]"  # temperature, top_p, top_k
+
+LAYERS = {
+    "chain": ChainLayer(vocab=7, columns=8, draft_len=3),
+    "greedy chain": ChainLayer(vocab=7, columns=7, draft_len=3, logits="float32", sampled=False),
+    "chain with logits": ChainLayer(vocab=7, columns=8, draft_len=3, draft=DraftKind.LOGITS, logits="bfloat16"),
+    "chain with probabilities": ChainLayer(
+        vocab=4, columns=8, draft_len=2, draft=DraftKind.PROBABILITIES, draft_columns=3, draft_column=(2, -1, 0, 1)
+    ),
+    "tree": TreeLayer(vocab=7, columns=8, nodes=5),
+    "typical tree": TreeLayer(vocab=7, columns=8, nodes=5, mode=Mode.TYPICAL, threshold=0.5, alpha=0.25),
+    "recursive tree": TreeLayer(vocab=7, columns=9, nodes=5, mode=Mode.DRAWN, draft=DraftKind.LOGITS),
+}
+REFUSED_FIELDS = {
+    "": "field vocab is missing: how many ids the target has",
+    "vocab=0": "field vocab is 0, must be 1 to 262144",
+    "vocab=262145": "field vocab is 262145, must be 1 to 262144",
+    "vocab=7.0": "field vocab must be one int32",
+    "vocab=7 draft_kind=3": "field draft_kind is 3, must be 0 to 2",
+    "vocab=7 draft_vocab=5": "field draft_vocab needs a draft tensor: set draft_kind",
+    "vocab=7 vocabulary=9": (
+        "field 'vocabulary' is unknown; known are vocab, draft_kind, draft_vocab, sampled, mode, threshold, alpha"
+    ),
+    "vocab=7 mode=2 alpha=1.5": "field alpha is 1.5, must be 0 to 1",
+    "vocab=7 alpha=1": "field alpha must be one float32",
+    "vocab=7 mode=1": "field mode 1 (recursive) needs a draft tensor: set draft_kind",
+    "vocab=7 mode=2 draft_kind=1": "field draft_kind must be 0 in this mode, which does not look at the draft",
+}
+REFUSED_SHAPES = {
+    "float16[B,4,8] int32[B,3]": "takes 3 inputs (target, tokens, lengths), not 2",
+    "float16[B,32] int32[B,3] int32[B]": "target is [-1, 32], must have 3 dimensions",
+    "float16[2,4,8] int32[3,3] int32[2]": "tokens is [3, 3], dimension 0 must be 2 (batch)",
+    "float16[2,3,8] int32[2,3] int32[2]": "tokens is [2, 3], dimension 1 must be 2 (tokens)",
+    "float16[B,4,6] int32[B,3] int32[B]": "target has 6 columns for 7 ids",
+    "float16[B,1,8] int32[B,L] int32[B]": "target is [-1, 1, 8], dimension 1 must be 2 (tokens + 1)",
+}
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
+    return Driver(compile_driver(tmp_path_factory.mktemp("tensorrt")))
+
+
+def created(driver: Driver, plugin: str, fields: str) -> Plugin:
+    made = driver.create(plugin, fields)
+    assert made is not None, driver.message
+    return made
+
+
+def made_from(driver: Driver, layer: VerifyLayer) -> Plugin:
+    return created(driver, layer.plugin, " ".join(f"{name}={value}" for name, value in layer.fields().items()))
+
+
+def described(layer: VerifyLayer) -> str:
+    """The layer's inputs as the network has them, with what the plan holds itself."""
+    texts = []
+    for tensor in layer.inputs():
+        texts.append(f"{tensor.dtype}[{','.join(['B', *map(str, tensor.dims)])}]")
+        if tensor.name == "draft" and layer.draft_column:
+            texts.append(f"int32[{len(layer.draft_column)}]")
+    return " ".join(texts)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_says_the_tensors_its_plugin_has(driver: Driver, name: str) -> None:
+    layer = LAYERS[name]
+    plugin = made_from(driver, layer)
+    inputs, outputs = plugin.call("tensor_names").split("->")
+    assert [name for name in inputs.split() if name != "draft_column"] == [tensor.name for tensor in layer.inputs()]
+    assert ("draft_column" in inputs) == bool(layer.draft_column)
+    assert outputs.split() == [tensor.name for tensor in layer.outputs()]
+
+    shapes = plugin.call("output_shapes", described(layer))
+    assert shapes is not None, driver.message
+    said = [f"int32[{','.join(['B', *map(str, tensor.dims)])}]" for tensor in layer.outputs()]
+    draft_len = getattr(layer, "draft_len", 0)
+    assert shapes.replace(f"{draft_len}+1", str(draft_len + 1)).split() == said
+
+
+def test_a_length_that_the_network_leaves_open_is_open_in_the_outputs(driver: Driver) -> None:
+    plugin = created(driver, CHAIN, "vocab=7 sampled=0")
+    shapes = plugin.call("output_shapes", "float16[B,R,8] int32[B,L] int32[B]")
+    assert shapes == "int32[B] int32[B,L+1] int32[B] int32[B]"
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_fields_survive_a_plan_and_a_clone(driver: Driver, name: str) -> None:
+    layer = LAYERS[name]
+    plugin = made_from(driver, layer)
+    kept = " ".join(f"{name}={value}" for name, value in layer.fields().items())
+    loaded, clone = plugin.again("from_plan"), plugin.again("cloned")
+    del plugin
+    assert loaded.call("kept_fields") == kept
+    assert clone.call("kept_fields") == kept
+
+
+def test_fields_that_are_not_given_have_the_oracle_s_values(driver: Driver) -> None:
+    assert driver.call("known_fields", CHAIN) == "vocab=0 draft_kind=0 draft_vocab=0 sampled=1"
+    left = "draft_kind=0 draft_vocab=0 sampled=1 mode=0 threshold=0.09 alpha=0.3"
+    assert created(driver, TREE, "vocab=7").call("kept_fields") == f"vocab=7 {left}"
+    fields = TreeBatch.__dataclass_fields__
+    assert (fields["threshold"].default, fields["alpha"].default) == (0.09, 0.3)
+
+
+@pytest.mark.parametrize("fields", REFUSED_FIELDS)
+def test_fields_that_make_no_sense_are_refused(driver: Driver, fields: str) -> None:
+    assert driver.create(TREE, fields) is None
+    assert driver.message == f"{TREE}: {REFUSED_FIELDS[fields]}"
+
+
+@pytest.mark.parametrize("inputs", REFUSED_SHAPES)
+def test_shapes_that_contradict_each_other_are_refused(driver: Driver, inputs: str) -> None:
+    plugin = created(driver, CHAIN, "vocab=7 sampled=0")
+    assert plugin.call("output_shapes", inputs) is None
+    assert driver.message == f"{CHAIN}: {REFUSED_SHAPES[inputs]}"
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [("9,6", "draft has 8 columns for 9 ids"), ("8,6", "draft_column has 6 columns for 7 ids"), ("8,7", "")],
+)
+def test_the_draft_s_vocabulary_has_to_fit(driver: Driver, columns: str, message: str) -> None:
+    ids, mapped = columns.split(",")
+    plugin = created(driver, CHAIN, f"vocab=7 sampled=0 draft_kind=2 draft_vocab={ids}")
+    inputs = f"float16[2,4,8] int32[2,3] int32[2] float32[2,3,8] int32[{mapped}]"
+    assert plugin.call("configure", inputs) == (1 if message else 0)
+    assert not message or driver.message == f"{CHAIN}: {message}"
+
+
+def test_logits_are_floats_of_three_kinds_and_the_rest_is_what_it_is(driver: Driver) -> None:
+    plugin = created(driver, CHAIN, "vocab=7 draft_kind=1")
+    outputs = " int32[2] int32[2,4] int32[2] int32[2]"
+    takes = {
+        0: {"float32", "float16", "bfloat16"},  # target
+        1: {"int32"},  # tokens
+        2: {"int32"},  # lengths
+        3: {"float32", "float16", "bfloat16"},  # draft
+        4: {"float32"},  # temperature
+        5: {"float32"},  # top_p
+        6: {"int32"},  # top_k
+        7: {"int32"},  # uniforms
+        8: {"int32"},  # accepted
+    }
+    shapes = ["[2,4,8]", "[2,3]", "[2]", "[2,3,8]", "[2]", "[2]", "[2]", "[2,4]"]
+    for position, types in takes.items():
+        for dtype in ("float32", "float16", "bfloat16", "int32", "int64"):
+            tensors = " ".join(dtype + shape for shape in shapes) + outputs.replace("int32", dtype)
+            assert plugin.call("supported", position, tensors, 4, 1) == (dtype in types), (position, dtype)
+            assert plugin.call("supported", position, tensors, 4, 0) == 0
+
+
+def test_probabilities_are_float32(driver: Driver) -> None:
+    plugin = created(driver, CHAIN, "vocab=7 draft_kind=2 sampled=0")
+    for dtype in ("float32", "float16"):
+        tensors = f"float16[2,4,8] int32[2,3] int32[2] {dtype}[2,3,8] int32[2] int32[2,4] int32[2] int32[2]"
+        assert plugin.call("supported", 3, tensors, 4, 1) == (dtype == "float32")
+
+
+def test_the_workspace_is_asked_for_with_the_call_s_sizes(driver: Driver) -> None:
+    """The driver says 100 a request, 10 a token and the number of the logits' type."""
+    chain = created(driver, CHAIN, "vocab=7 sampled=0")
+    assert chain.call("workspace", "float16[5,4,8] int32[5,3] int32[5]") == 532
+    tree = created(driver, TREE, "vocab=7 sampled=0")
+    assert tree.call("workspace", "bfloat16[2,6,8] int32[2,6] int32[2,6] int32[2]") == 263
+
+
+def empty(*shapes: tuple[int, ...]) -> list[np.ndarray]:
+    return [np.full(shape, -7, np.int32) for shape in shapes]
+
+
+def sampling(rng: np.random.Generator, batch: int, uniforms: int) -> list[np.ndarray]:
+    """Temperatures, top_p, top_k and uniforms; the first request is greedy."""
+    temperature = np.linspace(0.0, 1.5, batch, dtype=np.float32)
+    top_p = np.full(batch, 0.9, np.float32)
+    top_k = np.arange(batch, dtype=np.int32)
+    return [temperature, top_p, top_k, rng.integers(0, 1 << 32, (batch, uniforms), np.uint32)]
+
+
+def as_int32(arrays: list[np.ndarray]) -> list[np.ndarray]:
+    return [array.view(np.int32) if array.dtype == np.uint32 else array for array in arrays]
+
+
+def bfloat16_bits(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Values cut down to bfloat16: as float32, and as the bits alone."""
+    cut = values.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)
+    return cut.view(np.float32), (cut >> np.uint32(16)).astype(np.uint16)
+
+
+@pytest.mark.parametrize("draft", [None, DraftKind.LOGITS, DraftKind.PROBABILITIES])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_chain_launched_through_the_plugin_is_the_oracle_s(
+    driver: Driver, draft: DraftKind | None, dtype: str
+) -> None:
+    """With columns that are no ids, and a draft with its own vocabulary."""
+    rng = np.random.default_rng(3)
+    batch, draft_len, vocab, draft_vocab = 6, 4, 23, 9
+    target = rng.normal(0, 2, (batch, draft_len + 1, vocab + 5)).astype(dtype)
+    target[:, :, vocab:] = 50
+    rows = rng.normal(0, 2, (batch, draft_len, draft_vocab + 2)).astype(dtype)
+    if draft is DraftKind.PROBABILITIES:
+        rows = np.full((batch, draft_len, draft_vocab + 2), 1 / draft_vocab, np.float32)
+    column = np.full(vocab, -1, np.int32)
+    drafted = rng.permutation(vocab)[:draft_vocab]
+    column[drafted] = np.arange(draft_vocab)
+    tokens = rng.choice(drafted, (batch, draft_len)).astype(np.int32)
+    lengths = np.arange(batch, dtype=np.int32) % (draft_len + 1)
+    how = sampling(rng, batch, draft_len + 1)
+
+    fields = f"vocab={vocab}" + (f" draft_kind={int(draft)} draft_vocab={draft_vocab}" if draft else "")
+    outputs = empty((batch,), (batch, draft_len + 1), (batch,), (batch,))
+    inputs = [target, tokens, lengths, *([rows, column] if draft else []), *as_int32(how)]
+    assert created(driver, CHAIN, fields).launch(inputs, outputs) == 0, driver.message
+
+    expected = verify_chain(
+        ChainBatch(
+            target=target[:, :, :vocab],
+            tokens=tokens,
+            lengths=lengths,
+            draft=rows[:, :, :draft_vocab] if draft else None,
+            draft_kind=draft or DraftKind.LOGITS,
+            draft_column=column if draft else None,
+            temperature=how[0],
+            top_p=how[1],
+            top_k=how[2],
+            uniforms=how[3],
+        )
+    )
+    assert len(set(expected.accepted.tolist())) > 1
+    for got, wanted in zip(outputs, (expected.accepted, expected.output, expected.next, expected.status), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_a_greedy_chain_in_bfloat16_is_the_oracle_s(driver: Driver) -> None:
+    rng = np.random.default_rng(5)
+    values, bits = bfloat16_bits(rng.normal(0, 3, (3, 3, 11)))
+    tokens = values.argmax(-1)[:, :2].astype(np.int32)
+    tokens[1, 1] = (tokens[1, 1] + 1) % 11
+    lengths = np.array([2, 2, 1], np.int32)
+    outputs = empty((3,), (3, 3), (3,), (3,))
+    plugin = created(driver, CHAIN, "vocab=11 sampled=0")
+    assert plugin.launch([bits, tokens, lengths], outputs, "bfloat16[3,3,11] int32[3,2] int32[3]") == 0, driver.message
+    expected = verify_chain(ChainBatch(target=values, tokens=tokens, lengths=lengths))
+    assert expected.accepted.tolist() == [2, 1, 1]
+    for got, wanted in zip(outputs, (expected.accepted, expected.output, expected.next, expected.status), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_a_tree_launched_through_the_plugin_is_the_oracle_s(driver: Driver, mode: Mode) -> None:
+    rng = np.random.default_rng(8)
+    batch, vocab = 8, 6
+    parents = np.tile(np.array([-1, 0, 0, 1, 1, 2, 3], np.int32), (batch, 1))
+    nodes = parents.shape[1]
+    target = rng.normal(0, 1, (batch, nodes, vocab + 2)).astype(np.float16)
+    target[:, :, vocab:] = 50
+    draft = rng.normal(0, 1, (batch, nodes, vocab)).astype(np.float16)
+    tokens = np.tile(np.array([0, 1, 2, 3, 4, 5, 1], np.int32), (batch, 1))
+    limits = np.array([4, 4, 4, 1] * (batch // 4), np.int32)
+    how = sampling(rng, batch, nodes)
+    drawn = mode is Mode.DRAWN
+
+    fields = f"vocab={vocab} mode={int(mode)} threshold=0.2 alpha=0.5 draft_kind={int(drawn)}"
+    outputs = empty((batch, nodes), (batch,), (batch,), (batch,))
+    inputs = [target, tokens, parents, limits, *([draft] if drawn else []), *as_int32(how)]
+    assert created(driver, TREE, fields).launch(inputs, outputs) == 0, driver.message
+
+    expected = verify_tree(
+        TreeBatch(
+            target=target[:, :, :vocab],
+            tokens=tokens,
+            parents=parents,
+            limits=limits,
+            draft=draft if drawn else None,
+            mode=mode,
+            threshold=0.2,
+            alpha=0.5,
+            temperature=how[0],
+            top_p=how[1],
+            top_k=how[2],
+            uniforms=how[3],
+        )
+    )
+    assert len(set(expected.path_len.tolist())) > 1
+    for got, wanted in zip(outputs, (expected.path, expected.path_len, expected.next, expected.status), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_what_the_library_refuses_is_said_and_returned(driver: Driver) -> None:
+    plugin = created(driver, CHAIN, "vocab=7 sampled=0")
+    inputs = "float16[2,4,8] int32[2,3] int32[2]"
+    nowhere = np.zeros(4, np.uintp).ctypes
+    assert plugin.call("launch", inputs, nowhere, nowhere) == -5
+    assert driver.message == f"{CHAIN}: {driver.call('trtspec_error', -5)}"
+    assert plugin.call("launch", "float16[2,9,8] int32[2,3] int32[2]", nowhere, nowhere) == 1
+    assert driver.message == f"{CHAIN}: tokens is [2, 3], dimension 1 must be 8 (tokens)"

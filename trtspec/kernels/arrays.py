@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numpy arrays and torch tensors as the memory that a C function is given, checked as it cannot check them itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from trtspec.errors import TrtspecError
+from trtspec.kernels.abi import DTYPES, Rows, Sampling
+
+# a numpy array or a torch tensor
+Array = Any
+
+
+@dataclass(frozen=True)
+class View:
+    """An array as memory: strides count elements."""
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    item_bytes: int
+    device: str
+
+    def is_dense(self, axes: int) -> bool:
+        """Return whether the entries of the last `axes` lie next to each other, in order."""
+        axis_of = range(len(self.shape) - axes, len(self.shape))
+        fits = (self.shape[axis] < 2 or self.strides[axis] == prod(self.shape[axis + 1 :]) for axis in axis_of)
+        return 0 in self.shape or all(fits)
+
+
+class Call:
+    """The arrays of one call, each checked against the first: where it lies, its dtype and its shape."""
+
+    def __init__(self, first: Array, axes: int = 3) -> None:
+        self._first = first
+        view = _view_of(first)
+        if view is None or len(view.shape) != axes:
+            got = f"of shape {view.shape}" if view else f"a {type(first).__name__}"
+            raise TrtspecError(f"the first array is {got}; it must be a numpy array or a tensor with {axes} axes")
+        self.shape, self.device = view.shape, view.device.partition(":")[0]
+        self._device = view.device
+
+    def view(self, name: str, array: Array) -> View:
+        """Return an array's memory; it must be where the first is."""
+        view = _view_of(array)
+        if view is None:
+            raise TrtspecError(f"{name} is a {type(array).__name__}, not a numpy array or a tensor")
+        if view.device != self._device:
+            raise TrtspecError(f"{name} is on {view.device}, and the rest on {self._device}")
+        return view
+
+    def rows(self, name: str, array: Array, batch: int, rows: int) -> Rows:
+        """Return logits or probabilities [batch, rows, entries], of which only the entries must be dense."""
+        view = self.view(name, array)
+        if view.dtype not in DTYPES:
+            raise TrtspecError(f"{name} is {view.dtype}; known: {', '.join(DTYPES)}")
+        if len(view.shape) != 3 or view.shape[:2] != (batch, rows):
+            raise TrtspecError(f"{name} has shape {view.shape}; it must be [{batch}, {rows}, entries]")
+        if not view.is_dense(axes=1):
+            raise TrtspecError(f"{name} is not dense along its last axis", hint="pass a contiguous copy")
+        return Rows(view.address, view.strides[0], view.strides[1], DTYPES[view.dtype], view.shape[2])
+
+    def pointer(self, name: str, array: Array | None, dtype: str, *shape: int) -> int | None:
+        """Return the address of a dense array of this dtype and shape; None for none."""
+        if array is None:
+            return None
+        view = self.view(name, array)
+        if view.dtype != dtype or view.shape != shape:
+            raise TrtspecError(f"{name} is {view.dtype} {list(view.shape)}; it must be {dtype} {list(shape)}")
+        if not view.is_dense(axes=len(shape)):
+            raise TrtspecError(f"{name} is not dense", hint="pass a contiguous copy")
+        return view.address
+
+    def sampling(
+        self, temperature: Array | None, top_k: Array | None, top_p: Array | None, uniforms: Array | None
+    ) -> Sampling:
+        """Return how the requests sample; uniforms are one for each row of the first array."""
+        batch, rows, _ = self.shape
+        return Sampling(
+            self.pointer("temperature", temperature, "float32", batch),
+            self.pointer("top_p", top_p, "float32", batch),
+            self.pointer("top_k", top_k, "int32", batch),
+            self.pointer("uniforms", uniforms, "uint32", batch, rows),
+        )
+
+    def empty(self, *shape: int) -> Array:
+        """Return an int32 array of the first one's sort, on its device."""
+        if isinstance(self._first, np.ndarray):
+            return np.empty(shape, dtype=np.int32)
+        import torch
+
+        return torch.empty(shape, dtype=torch.int32, device=self._first.device)
+
+    def empty_bytes(self, count: int) -> Array:
+        """Return memory of the first array's device, a GPU."""
+        import torch
+
+        return torch.empty(count, dtype=torch.uint8, device=self._first.device)
+
+    @contextmanager
+    def on_stream(self) -> Iterator[int]:
+        """Make the first tensor's GPU the current one, and give its current stream."""
+        import torch
+
+        with torch.cuda.device(self._first.device):
+            yield torch.cuda.current_stream().cuda_stream
+
+
+def address_of(array: Array) -> int:
+    """Return where an array's memory begins."""
+    view = _view_of(array)
+    assert view is not None
+    return view.address
+
+
+def _view_of(array: Array) -> View | None:
+    if isinstance(array, np.ndarray):
+        strides = tuple(stride // array.itemsize for stride in array.strides)
+        return View(array.ctypes.data, array.shape, strides, array.dtype.name, array.itemsize, "cpu")
+    if not hasattr(array, "data_ptr"):
+        return None
+    dtype = str(array.dtype).removeprefix("torch.")
+    shape, strides = tuple(array.shape), tuple(array.stride())
+    return View(array.data_ptr(), shape, strides, dtype, array.element_size(), str(array.device))

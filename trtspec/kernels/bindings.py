@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compiled kernels of plugins/, called by pointer on numpy arrays or torch tensors.
+
+What the arguments are and what comes out is in plugins/README.md; `trtspec.kernels.exact` says the same in numpy. All
+arrays of a call lie on one device, the results too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from ctypes import Structure, byref, c_int, c_int32, c_int64, c_uint64, c_void_p, sizeof
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from trtspec.errors import TrtspecError
+from trtspec.kernels.abi import ABI_VERSION, NO_DEVICE_CODE, ChainArgs, CompactArgs, TreeArgs
+from trtspec.kernels.arrays import Array, Call, address_of
+
+
+class ChainResult(NamedTuple):
+    """Arrays [batch]; `output` [batch, draft_len + 1] is the accepted tokens, the next one, then -1."""
+
+    accepted: Array
+    output: Array
+    next: Array
+    status: Array
+
+
+class TreeResult(NamedTuple):
+    """Arrays [batch]; `path` [batch, nodes] is the accepted nodes from the root down, then -1."""
+
+    path: Array
+    path_len: Array
+    next: Array
+    status: Array
+
+
+_KERNELS = ("verify_chain", "verify_tree", "compact_kv")
+
+
+@dataclass(frozen=True)
+class KernelLibrary:
+    """A loaded library. It may lack kernels, and code for GPUs; to ask for such a thing is a TrtspecError."""
+
+    path: Path
+    handle: ctypes.CDLL
+
+    @property
+    def kernels(self) -> list[str]:
+        """The kernels that it has, by their folders' names."""
+        return [name for name in _KERNELS if hasattr(self.handle, f"trtspec_{name}_cpu")]
+
+    @property
+    def has_cuda(self) -> bool:
+        """Whether its kernels run on GPUs too."""
+        return any(self._function(f"trtspec_{name}_cuda")(None, None) != NO_DEVICE_CODE for name in self.kernels)
+
+    def verify_chain(
+        self,
+        *,
+        target: Array,
+        tokens: Array,
+        draft: Array | None = None,
+        draft_kind: int = 1,
+        draft_column: Array | None = None,
+        lengths: Array | None = None,
+        temperature: Array | None = None,
+        top_k: Array | None = None,
+        top_p: Array | None = None,
+        uniforms: Array | None = None,
+        threads: int = 0,
+    ) -> ChainResult:
+        """Verify a batch of chains; raises TrtspecError for arrays that do not fit together.
+
+        Args:
+            target: [batch, draft_len + 1, vocab] logits, float32, float16 or bfloat16; the last axis dense.
+            tokens: [batch, draft_len] int32.
+            draft: [batch, draft_len, draft_vocab]: logits of the target's dtype, or float32 probabilities.
+            draft_kind: 1 for logits, 2 for probabilities.
+            draft_column: [vocab] int32, what `columns_of` makes.
+            lengths: [batch] int32.
+            temperature, top_k, top_p: [batch], float32, int32, float32.
+            uniforms: [batch, draft_len + 1] uint32; None for greedy requests.
+            threads: of a CPU; 0 for as many as there are.
+        """
+        call = Call(target)
+        batch, rows, vocab = call.shape
+        draft_len = rows - 1
+        args = ChainArgs(sizeof(ChainArgs), batch, draft_len, 0, call.rows("target", target, batch, rows))
+        if draft is not None:
+            args.draft_kind = draft_kind
+            args.draft = call.rows("draft", draft, batch, draft_len)
+        args.draft_column = call.pointer("draft_column", draft_column, "int32", vocab)
+        args.tokens = call.pointer("tokens", tokens, "int32", batch, draft_len)
+        args.lengths = call.pointer("lengths", lengths, "int32", batch)
+        args.sampling = call.sampling(temperature, top_k, top_p, uniforms)
+        result = ChainResult(call.empty(batch), call.empty(batch, rows), call.empty(batch), call.empty(batch))
+        args.accepted, args.output, args.next, args.status = map(address_of, result)
+        self._run("verify_chain", args, call, threads)
+        return result
+
+    def verify_tree(
+        self,
+        *,
+        target: Array,
+        tokens: Array,
+        parents: Array,
+        mode: int = 0,
+        draft: Array | None = None,
+        draft_kind: int = 1,
+        draft_column: Array | None = None,
+        limits: Array | None = None,
+        temperature: Array | None = None,
+        top_k: Array | None = None,
+        top_p: Array | None = None,
+        uniforms: Array | None = None,
+        threshold: float = 0.09,
+        alpha: float = 0.3,
+        threads: int = 0,
+    ) -> TreeResult:
+        """Verify a batch of trees; raises TrtspecError for arrays that do not fit together.
+
+        Args:
+            target: [batch, nodes, vocab] logits, float32, float16 or bfloat16; only the last axis must be dense.
+            tokens, parents: [batch, nodes] int32.
+            mode: 0 for children that were chosen, 1 drawn without replacement from `draft`, 2 typical acceptance.
+            draft: [batch, nodes, draft_vocab], in mode 1 what each node's children were drawn from.
+            limits: [batch] int32, the most tokens that may be accepted.
+            uniforms: [batch, nodes] uint32; None for greedy requests.
+            threshold, alpha: of mode 2.
+            draft_kind, draft_column, temperature, top_k, top_p, threads: as for chains.
+        """
+        call = Call(target)
+        batch, nodes, vocab = call.shape
+        args = TreeArgs(sizeof(TreeArgs), batch, nodes, mode)
+        args.threshold, args.alpha = threshold, alpha
+        args.target = call.rows("target", target, batch, nodes)
+        if draft is not None:
+            args.draft_kind = draft_kind
+            args.draft = call.rows("draft", draft, batch, nodes)
+        args.draft_column = call.pointer("draft_column", draft_column, "int32", vocab)
+        args.tokens = call.pointer("tokens", tokens, "int32", batch, nodes)
+        args.parents = call.pointer("parents", parents, "int32", batch, nodes)
+        args.limits = call.pointer("limits", limits, "int32", batch)
+        args.sampling = call.sampling(temperature, top_k, top_p, uniforms)
+        result = TreeResult(call.empty(batch, nodes), call.empty(batch), call.empty(batch), call.empty(batch))
+        args.path, args.path_len, args.next, args.status = map(address_of, result)
+        self._run("verify_tree", args, call, threads)
+        return result
+
+    def compact_kv(
+        self,
+        *,
+        cache: Array,
+        path: Array,
+        path_len: Array,
+        start: Array,
+        block_table: Array | None = None,
+        threads: int = 0,
+    ) -> None:
+        """Move what accepted nodes left in a cache together, in place.
+
+        Args:
+            cache: [planes, rows or blocks, slots, values] of any dtype, the last axis dense: `planes` is whatever there
+                is beside them, such as layers, keys and values, heads; with more axes in front, up to three.
+            path: [batch, nodes] int32, path_len: [batch] int32, as `verify_tree` returns them.
+            start: [batch] int32, the slot of each root, counted through all blocks of the request.
+            block_table: [batch, blocks] int32, the number of each block in the cache; None for caches with a row each.
+        """
+        call = Call(path, axes=2)
+        batch, nodes = call.shape
+        view = call.view("cache", cache)
+        if not 3 <= len(view.shape) <= 6 or not view.is_dense(axes=1):
+            raise TrtspecError(
+                f"cache has shape {view.shape}; it must be [planes, rows, slots, values], the last dense"
+            )
+        planes, strides = _padded(view.shape[:-3], 1), _padded(view.strides[:-3], 0)
+        args = CompactArgs(sizeof(CompactArgs), batch, view.address, (c_int32 * 3)(*planes))
+        args.vector_bytes = view.shape[-1] * view.item_bytes
+        args.plane_strides = (c_int64 * 3)(*(stride * view.item_bytes for stride in strides))
+        args.token_stride = view.strides[-2] * view.item_bytes
+        if block_table is None:
+            args.row_stride = view.strides[-3] * view.item_bytes
+        else:
+            args.block_stride = view.strides[-3] * view.item_bytes
+            args.block_tokens = view.shape[-2]
+            args.table_stride = call.view("block_table", block_table).shape[-1]
+            args.block_table = call.pointer("block_table", block_table, "int32", batch, args.table_stride)
+        args.path_stride = nodes
+        args.path = call.pointer("path", path, "int32", batch, nodes)
+        args.path_len = call.pointer("path_len", path_len, "int32", batch)
+        args.start = call.pointer("start", start, "int32", batch)
+        self._run("compact_kv", args, call, threads)
+
+    def _run(self, kernel: str, args: Structure, call: Call, threads: int) -> None:
+        function = self._function(f"trtspec_{kernel}_{call.device}")
+        if call.device == "cpu":
+            code = function(byref(args), c_int(threads))
+        else:
+            with call.on_stream() as stream:
+                workspace = self._workspace(kernel, args, call)
+                code = function(byref(args), c_void_p(stream))
+                del workspace  # its memory goes to nobody else before the kernel is through, as all is in one stream
+        if code:
+            raise TrtspecError(f"{kernel}: {self.message(code)}", where=str(self.path))
+
+    def _workspace(self, kernel: str, args: Structure, call: Call) -> Array:
+        """Give the kernel the memory that it asks for; the caller keeps it until the launch."""
+        if kernel == "compact_kv":
+            return None
+        workspace = call.empty_bytes(self._function(f"trtspec_{kernel}_workspace")(byref(args)))
+        args.workspace, args.workspace_bytes = address_of(workspace), len(workspace)
+        return workspace
+
+    def _function(self, name: str) -> Callable[..., int]:
+        if not hasattr(self.handle, name):
+            hint = "build it with `trtspec plugins build`, and --arch for a GPU"
+            raise TrtspecError(f"this library has no {name}", where=str(self.path), hint=hint)
+        function: Callable[..., int] = getattr(self.handle, name)
+        return function
+
+    def message(self, code: int) -> str:
+        """Return what a function's return value means."""
+        text: bytes = self.handle.trtspec_error(c_int(code))
+        return text.decode()
+
+
+def load_library(path: Path) -> KernelLibrary:
+    """Load a library that `build.build_library` made; raises TrtspecError where this process cannot."""
+    try:
+        handle = ctypes.CDLL(str(path))
+    except OSError as error:
+        hint = "build it again on this machine: trtspec plugins build"
+        raise TrtspecError(f"cannot be loaded: {error}", where=str(path), hint=hint) from None
+    if not hasattr(handle, "trtspec_abi_version") or handle.trtspec_abi_version() != ABI_VERSION:
+        hint = "build it again: trtspec plugins build"
+        raise TrtspecError(f"is not a library of interface {ABI_VERSION}", where=str(path), hint=hint)
+    handle.trtspec_error.restype = ctypes.c_char_p
+    for kernel in _KERNELS:
+        if hasattr(handle, f"trtspec_{kernel}_workspace"):
+            handle[f"trtspec_{kernel}_workspace"].restype = c_uint64
+    return KernelLibrary(path, handle)
+
+
+def columns_of(d2t: np.ndarray[Any, Any] | Sequence[int], vocab: int) -> np.ndarray[Any, Any]:
+    """Return [vocab] int32: each target id's column, -1 for none, given the ids [draft_vocab] of all columns."""
+    ids = np.asarray(d2t)
+    known = (ids >= 0) & (ids < vocab)
+    columns = np.full(vocab, -1, dtype=np.int32)
+    columns[ids[known]] = np.flatnonzero(known)
+    return columns
+
+
+def _padded(numbers: Sequence[int], filling: int) -> list[int]:
+    """Return three numbers, the last ones those given."""
+    return [*[filling] * (3 - len(numbers)), *numbers]

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles kernels of plugins/ into one shared library, once for equal sources, compilers, flags and processors.
+
+    cache/plugins/<key>/libtrtspec.so    published whole, with library.json beside it, which says what is in it
+    cache/plugins/<key>.lock             held while it is made
+
+Nothing is ever compiled but by `build_library`; `find_library` only looks.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from trtspec.errors import StepError, StepTimeout, TrtspecError
+from trtspec.files import in_threads
+from trtspec.graph.digest import digest_of
+from trtspec.graph.sealed import load_sealed, seal
+from trtspec.kernels.toolchain import FLAGS, Toolchain, probe_toolchain
+from trtspec.paths import cache_dir, plugins_dir
+from trtspec.registry import did_you_mean
+
+LIBRARY = "libtrtspec.so"
+DESCRIPTION = "library.json"
+SCHEMA = "trtspec.library/1"
+MANIFEST = "plugin.yaml"
+COMMON_SOURCES = ("common/abi.cpp",)
+WITHOUT_CUDA = ("common/no_cuda.cpp",)
+HEADERS = ("common/*.h", "common/*.cuh", "include/**/*.h")
+TIMEOUT_S = 1800
+SHOWN_LINES = 20
+
+_ERROR = re.compile(
+    r"^(?P<file>[^\s:(][^:(\n]*)[:(](?P<line>\d+)(?::\d+)?\)?:? (?:fatal )?error ?:? (?P<text>.*)$", re.M
+)
+
+
+class Sources(BaseModel):
+    """Files of a plugin's folder."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    host: list[str]
+    cuda: list[str] = []
+
+
+class Plugin(BaseModel):
+    """A folder of plugins/, as its plugin.yaml says it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    name: str
+    summary: str
+    sources: Sources
+    architectures: list[Annotated[str, Field(pattern="^sm_[0-9]+[af]?$")]]
+
+    def paths(self, architectures: tuple[str, ...]) -> list[str]:
+        """Return the files to compile below plugins/; CUDA's where there are architectures."""
+        return [f"{self.name}/{file}" for file in self.sources.host + (self.sources.cuda if architectures else [])]
+
+
+@dataclass(frozen=True)
+class LibrarySpec:
+    """A library that can be made: its kernels, the GPUs it is for (none: CPUs alone), and what makes it."""
+
+    plugins: tuple[str, ...]
+    architectures: tuple[str, ...]
+    sources: str  # their digest
+    toolchain: Toolchain
+
+    @property
+    def key(self) -> str:
+        """What the library is known by, 64 hex digits."""
+        return digest_of("trtspec.plugins/1", (self, FLAGS))
+
+    @property
+    def path(self) -> Path:
+        """Where the library lies once it is made."""
+        return _libraries() / self.key / LIBRARY
+
+    def describe(self) -> dict[str, Any]:
+        """Return what is written down beside the library."""
+        toolchain = self.toolchain
+        compilers = [version for version in (toolchain.cxx_version, toolchain.nvcc_version) if version]
+        found = {"plugins": self.plugins, "architectures": self.architectures, "sources": self.sources}
+        return {"library": {**found, "machine": toolchain.machine, "compilers": compilers}}
+
+
+@dataclass(frozen=True)
+class BuiltLibrary:
+    """A library in the cache, as the description beside it has it."""
+
+    path: Path
+    plugins: list[str]
+    architectures: list[str]
+    sources: str
+    machine: str
+    compilers: list[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as a document has it."""
+        return {**vars(self), "path": str(self.path)}
+
+
+def discover_plugins() -> dict[str, Plugin]:
+    """Return {name: plugin} over the folders that have a plugin.yaml."""
+    import yaml
+
+    found = {}
+    for path in sorted(plugins_dir().glob(f"*/{MANIFEST}")):
+        plugin = Plugin.model_validate(yaml.safe_load(path.read_text()))
+        if plugin.name != path.parent.name:
+            raise TrtspecError(f"is named {plugin.name!r}, unlike its folder", where=str(path))
+        found[plugin.name] = plugin
+    return found
+
+
+def plan_library(names: tuple[str, ...] = (), architectures: tuple[str, ...] = ()) -> LibrarySpec:
+    """Return the library of some plugins (none: all of them), as this machine's compilers make it.
+
+    Raises TrtspecError for plugins and architectures that are not known, and where a compiler is missing.
+    """
+    known = discover_plugins()
+    for name in names:
+        if name not in known:
+            raise TrtspecError(
+                f"there is no plugin {name!r}; known: {', '.join(known)}", hint=did_you_mean(name, known)
+            )
+    toolchain = probe_toolchain()
+    toolchain.check_architectures(architectures)
+    chosen = tuple(sorted(set(names or known)))
+    toolchain = toolchain if architectures else toolchain.for_cpus()
+    return LibrarySpec(chosen, tuple(sorted(set(architectures))), _digest_sources(), toolchain)
+
+
+def build_library(spec: LibrarySpec) -> Path:
+    """Return the library, made now unless it was before; raises StepError with the compiler's first error."""
+    if not spec.path.exists():
+        from filelock import FileLock
+
+        _libraries().mkdir(parents=True, exist_ok=True)
+        with FileLock(_libraries() / f"{spec.key}.lock"):
+            if not spec.path.exists():
+                _publish(spec)
+    return spec.path
+
+
+def find_library(names: tuple[str, ...] = (), architecture: str = "") -> Path | None:
+    """Return a library that was made of today's sources, with these plugins and for this GPU; None for none."""
+    wanted, sources = set(names or discover_plugins()), _digest_sources()
+    for made in list_libraries():
+        is_ours = made.sources == sources and made.machine == platform.machine()
+        if is_ours and wanted <= set(made.plugins) and architecture in ("", *made.architectures):
+            return made.path
+    return None
+
+
+def list_libraries() -> list[BuiltLibrary]:
+    """Return all that were made, by key."""
+    read = ((path, load_sealed(SCHEMA, path)) for path in sorted(_libraries().glob(f"*/{DESCRIPTION}")))
+    return [BuiltLibrary(path.with_name(LIBRARY), **made["library"]) for path, made in read if made]
+
+
+def _publish(spec: LibrarySpec) -> None:
+    """Compile in a temporary sibling, and rename it once it is whole."""
+    with tempfile.TemporaryDirectory(dir=_libraries(), prefix="tmp-", ignore_cleanup_errors=True) as temporary:
+        made = Path(temporary) / "made"
+        made.mkdir()
+        _compile(spec, Path(temporary), made / LIBRARY)
+        (made / DESCRIPTION).write_bytes(seal(SCHEMA, spec.describe()))
+        os.rename(made, spec.path.parent)
+
+
+def _compile(spec: LibrarySpec, workdir: Path, library: Path) -> None:
+    """Compile every source and link the objects; CUDA's only where the library is for GPUs."""
+    folder, known = plugins_dir(), discover_plugins()
+    includes = (str(folder), str(folder / "include"))
+    common = COMMON_SOURCES if spec.architectures else COMMON_SOURCES + WITHOUT_CUDA
+    commands, objects = [], []
+    for source in (*common, *(path for name in spec.plugins for path in known[name].paths(spec.architectures))):
+        path, output = str(folder / source), str(workdir / (source.replace("/", "_") + ".o"))
+        commands.append(spec.toolchain.compile_command(path, output, includes, spec.architectures))
+        objects.append(output)
+    in_threads(_run, commands)
+    _run(spec.toolchain.link_command(tuple(objects), str(library)))
+
+
+def _run(command: tuple[str, ...]) -> None:
+    try:
+        # in English, in which the error is looked for
+        environment = {**os.environ, "LC_ALL": "C"}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environment)
+    except subprocess.TimeoutExpired:
+        raise StepTimeout(f"{command[0]} did not end within {TIMEOUT_S} s") from None
+    if done.returncode:
+        raise _error_of(command, done.stderr + done.stdout)
+
+
+def _error_of(command: tuple[str, ...], output: str) -> StepError:
+    """Return the first error that a compiler speaks of, with the line of source that it means."""
+    import shlex
+
+    hint = f"to see all of it, run: {shlex.join(command)}"
+    found = _ERROR.search(output)
+    if found is None:
+        last = "\n".join(output.splitlines()[-SHOWN_LINES:])
+        return StepError(f"{command[0]} failed:\n{last}", hint=hint)
+    where = f"{found['file']}:{found['line']}"
+    return StepError(f"{found['text'].strip()}\n{_source_line(found)}", where=where, hint=hint)
+
+
+def _source_line(found: re.Match[str]) -> str:
+    try:
+        lines = Path(found["file"]).read_text(errors="replace").splitlines()
+        return f"  {found['line']} | {lines[int(found['line']) - 1]}"
+    except (OSError, IndexError):
+        return ""
+
+
+def _digest_sources() -> str:
+    """Return the digest of all files that any library is made of."""
+    folder = plugins_dir()
+    headers = (path.relative_to(folder).as_posix() for pattern in HEADERS for path in folder.glob(pattern))
+    sources = (path for plugin in discover_plugins().values() for path in plugin.paths(tuple(plugin.architectures)))
+    files = sorted({*headers, *COMMON_SOURCES, *WITHOUT_CUDA, *sources})
+    return digest_of("trtspec.plugins.sources/1", [(file, (folder / file).read_bytes()) for file in files])
+
+
+def _libraries() -> Path:
+    return cache_dir() / "plugins"

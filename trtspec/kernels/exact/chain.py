@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verification of chains: each token tested against its row, and what comes in place of the first that is rejected."""
+
+from __future__ import annotations
+
+from trtspec.kernels.exact.batch import ChainBatch, ChainVerdicts, DraftRow, Request, unfilled
+from trtspec.kernels.exact.fixed_point import BAD_DRAFT, DRAFT_NONFINITE, Row, Weights, draw, fix, to_unit
+
+
+def verify_chain(batch: ChainBatch) -> ChainVerdicts:
+    """Return how much of each request's chain the target takes, and its next token."""
+    size, draft_len = batch.tokens.shape
+    verdicts = ChainVerdicts(unfilled(size), unfilled(size, draft_len + 1), unfilled(size), unfilled(size))
+    for index in range(size):
+        request = batch.request(index)
+        length = draft_len if batch.lengths is None else min(max(int(batch.lengths[index]), 0), draft_len)
+        accepted, token, status = _walk(request, length)
+        verdicts.accepted[index], verdicts.next[index], verdicts.status[index] = accepted, token, status
+        verdicts.output[index, : accepted + 1] = [*request.tokens[:accepted], token]
+    return verdicts
+
+
+def _walk(request: Request, length: int) -> tuple[int, int, int]:
+    """Return how many tokens are accepted, the next token, and the status."""
+    for position in range(length):
+        row = request.row(position)
+        if row.status:
+            return position, row.argmax, row.status
+        uniform, token = request.uniforms[position], request.tokens[position]
+        rest, status = _test(row, request.draft_row(position), token, uniform)
+        if rest is not None:
+            return position, draw(rest, request.uniforms[-1]), status
+    row = request.row(length)
+    return length, row.argmax if row.status else draw(row.weights, request.uniforms[-1]), row.status
+
+
+def _test(row: Row, draft: DraftRow, token: int, uniform: int) -> tuple[Weights | None, int]:
+    """Return None where the token is accepted, else weights [vocab] for the next one; and the status."""
+    if not 0 <= token < len(row.weights):
+        return row.weights, BAD_DRAFT
+    if draft.probs[token] == 0.0:
+        accepted = uniform * row.total < int(row.weights[token]) << 32
+        return (None if accepted else row.without(token)), 0
+    if draft.is_prob(token) and to_unit(uniform) * draft.probs[token] < row.probs[token]:
+        return None, 0
+    if not draft.usable:
+        return row.weights, DRAFT_NONFINITE
+    rest = fix(row.probs - draft.probs)
+    return (rest if rest.any() else row.weights), 0

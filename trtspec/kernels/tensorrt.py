@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verification as a TensorRT plan of one layer: a model of its own, for an ensemble or any other program.
+
+What the layer's tensors are is known without TensorRT; only `build_plan` needs it, and a GPU. The plugin itself is
+plugins/tensorrt, and its tensors are listed there too.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar, Literal
+
+from trtspec.errors import TrtspecError
+from trtspec.kernels.exact import DraftKind, Mode
+
+PLUGIN_VERSION = "1"
+DATA_TYPES = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16", "int32": "INT32"}
+
+
+@dataclass(frozen=True)
+class PlanTensor:
+    """An input or output: its name, its type as numpy names it, and its dimensions after the batch.
+
+    Triton wants one where there are none: `dims: [1]` with `reshape: {shape: []}`.
+    """
+
+    name: str
+    dtype: str
+    dims: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyLayer(ABC):
+    """One verification, as long and as wide as its plan is made for.
+
+    Rows of logits have `columns`, of which the first `vocab` are ids; a draft's rows have `draft_columns`, by default
+    as many. A draft with a vocabulary of its own says its ids by `draft_column`: its column of each target id, -1 for
+    none. Uniforms are given as int32 with the bits of the unsigned number. Without `sampled` every request is greedy.
+    """
+
+    plugin: ClassVar[str]
+
+    vocab: int
+    columns: int
+    logits: Literal["float32", "float16", "bfloat16"] = "float16"
+    draft: DraftKind | None = None
+    draft_columns: int = 0
+    draft_column: tuple[int, ...] = ()
+    sampled: bool = True
+
+    @abstractmethod
+    def inputs(self) -> list[PlanTensor]:
+        """Return what every request brings; `draft_column` is none of it, but part of the plan."""
+
+    @abstractmethod
+    def outputs(self) -> list[PlanTensor]:
+        """Return what every request gets."""
+
+    def fields(self) -> dict[str, int | float]:
+        """Return what the plugin is created with."""
+        return {
+            "vocab": self.vocab,
+            "draft_kind": int(self.draft or 0),
+            "draft_vocab": max(self.draft_column, default=-1) + 1,
+            "sampled": int(self.sampled),
+        }
+
+    def _draft_inputs(self, rows: int) -> list[PlanTensor]:
+        if self.draft is None:
+            return []
+        dtype = self.logits if self.draft == DraftKind.LOGITS else "float32"
+        return [PlanTensor("draft", dtype, (rows, self.draft_columns or self.columns))]
+
+    def _sampling_inputs(self, uniforms: int) -> list[PlanTensor]:
+        if not self.sampled:
+            return []
+        floats = [PlanTensor(name, "float32") for name in ("temperature", "top_p")]
+        return [*floats, PlanTensor("top_k", "int32"), PlanTensor("uniforms", "int32", (uniforms,))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainLayer(VerifyLayer):
+    """verify_chain for chains of up to `draft_len` tokens."""
+
+    plugin: ClassVar[str] = "TrtspecVerifyChain"
+
+    draft_len: int
+
+    def inputs(self) -> list[PlanTensor]:
+        rows = self.draft_len + 1
+        return [
+            PlanTensor("target", self.logits, (rows, self.columns)),
+            PlanTensor("tokens", "int32", (self.draft_len,)),
+            PlanTensor("lengths", "int32"),
+            *self._draft_inputs(self.draft_len),
+            *self._sampling_inputs(rows),
+        ]
+
+    def outputs(self) -> list[PlanTensor]:
+        output = PlanTensor("output", "int32", (self.draft_len + 1,))
+        return [PlanTensor("accepted", "int32"), output, PlanTensor("next", "int32"), PlanTensor("status", "int32")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeLayer(VerifyLayer):
+    """verify_tree for trees of up to `nodes` nodes, the root among them."""
+
+    plugin: ClassVar[str] = "TrtspecVerifyTree"
+
+    nodes: int
+    mode: Mode = Mode.CHOSEN
+    threshold: float = 0.09
+    alpha: float = 0.3
+
+    def fields(self) -> dict[str, int | float]:
+        return super().fields() | {"mode": int(self.mode), "threshold": self.threshold, "alpha": self.alpha}
+
+    def inputs(self) -> list[PlanTensor]:
+        return [
+            PlanTensor("target", self.logits, (self.nodes, self.columns)),
+            PlanTensor("tokens", "int32", (self.nodes,)),
+            PlanTensor("parents", "int32", (self.nodes,)),
+            PlanTensor("limits", "int32"),
+            *self._draft_inputs(self.nodes),
+            *self._sampling_inputs(self.nodes),
+        ]
+
+    def outputs(self) -> list[PlanTensor]:
+        path = PlanTensor("path", "int32", (self.nodes,))
+        return [path, PlanTensor("path_len", "int32"), PlanTensor("next", "int32"), PlanTensor("status", "int32")]
+
+
+def build_plan(layer: VerifyLayer, library: Path, max_batch_size: int) -> bytes:
+    """Return a serialized plan for batches of 1 to `max_batch_size` requests.
+
+    `library` is the plugin library for the installed TensorRT's major version. A plan can be loaded by the version of
+    TensorRT that made it. Raises TrtspecError where TensorRT is not installed, cannot load the library, or refuses.
+    """
+    import numpy as np
+
+    trt = _import_tensorrt()
+    logger = _refusals(trt)
+    registry = trt.get_plugin_registry()
+    known = registry.get_creator(layer.plugin, PLUGIN_VERSION, "") is not None
+    if not known and registry.load_library(str(library)) is None:
+        raise TrtspecError(
+            f"TensorRT {trt.__version__} cannot load it",
+            where=str(library),
+            hint="it is made for one major version: make plugins-trt TENSORRT_ROOT=..., with that version's headers",
+        )
+    builder = trt.Builder(logger)
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    column = np.array(layer.draft_column, np.int32)  # the builder reads it as late as it builds
+    plan = None
+    if _add_layer(trt, network, layer, column):
+        config = builder.create_builder_config()
+        config.add_optimization_profile(_profile(builder, layer, max_batch_size))
+        plan = builder.build_serialized_network(network, config)
+    if plan is None:
+        raise TrtspecError(f"TensorRT builds no plan of it: {'; '.join(logger.messages)}", where=layer.plugin)
+    return bytes(plan)
+
+
+def _import_tensorrt() -> Any:
+    try:
+        import tensorrt
+    except ImportError:
+        raise TrtspecError(
+            "TensorRT's Python package is not installed, plans cannot be built here",
+            hint="install the package tensorrt, in the version that the server has",
+        ) from None
+    return tensorrt
+
+
+def _refusals(trt: ModuleType) -> Any:
+    """Return a logger that keeps TensorRT's errors, for messages."""
+
+    class Refusals(trt.ILogger):  # type: ignore[name-defined, misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.messages: list[str] = []
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity in (trt.ILogger.INTERNAL_ERROR, trt.ILogger.ERROR):
+                self.messages.append(message)
+
+    return Refusals()
+
+
+def _add_layer(trt: Any, network: Any, layer: VerifyLayer, column: Any) -> bool:
+    """Return whether the plugin and its tensors found their way into the network; what did not is in the log."""
+    plugin = create_plugin(trt, layer)
+    tensors = {
+        tensor.name: network.add_input(tensor.name, _data_type(trt, tensor.dtype), (-1, *tensor.dims))
+        for tensor in layer.inputs()
+    }
+    ordered = list(tensors.values())
+    if layer.draft_column:
+        # after the draft's rows, as the plugin lists them
+        constant = network.add_constant(column.shape, trt.Weights(column))
+        ordered.insert(list(tensors).index("draft") + 1, constant.get_output(0))
+    added = None if plugin is None else network.add_plugin_v3(ordered, [], plugin)
+    if added is None:
+        return False
+    for index, tensor in enumerate(layer.outputs()):
+        added.get_output(index).name = tensor.name
+        network.mark_output(added.get_output(index))
+    return True
+
+
+def create_plugin(trt: Any, layer: VerifyLayer) -> Any:
+    """Return the plugin from the registry of `trt` (tensorrt or tensorrt_lean); None where it refuses the fields."""
+    import numpy as np
+
+    def field(name: str, value: float) -> Any:
+        kind = trt.PluginFieldType.INT32 if isinstance(value, int) else trt.PluginFieldType.FLOAT32
+        return trt.PluginField(name, np.array([value], np.int32 if isinstance(value, int) else np.float32), kind)
+
+    fields = trt.PluginFieldCollection([field(name, value) for name, value in layer.fields().items()])
+    creator = trt.get_plugin_registry().get_creator(layer.plugin, PLUGIN_VERSION, "")
+    return creator.create_plugin(layer.plugin, fields, trt.TensorRTPhase.BUILD)
+
+
+def _profile(builder: Any, layer: VerifyLayer, max_batch_size: int) -> Any:
+    profile = builder.create_optimization_profile()
+    for tensor in layer.inputs():
+        least, most = (1, *tensor.dims), (max_batch_size, *tensor.dims)
+        profile.set_shape(tensor.name, least, most, most)
+    return profile
+
+
+def _data_type(trt: Any, dtype: str) -> Any:
+    return getattr(trt.DataType, DATA_TYPES[dtype])

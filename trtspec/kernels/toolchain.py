@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What compiles kernels on this machine, and for which processors: a C++ compiler, and nvcc where it is.
+
+A toolchain is known by what its compilers say they are, not by where they lie: equal ones make equal libraries.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass, field, replace
+
+from trtspec.errors import TrtspecError
+
+CXX = ("g++", "clang++")
+NVCC = ("nvcc", "/usr/local/cuda/bin/nvcc")
+TIMEOUT_S = 60
+
+# Nothing is contracted and no order is changed: equal results everywhere depend on it.
+CXX_FLAGS = (
+    "-std=c++17", "-O3", "-ffp-contract=off", "-fno-trapping-math", "-fno-math-errno", "-fopenmp",
+    "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden",
+)  # fmt: skip
+NVCC_FLAGS = (
+    "-std=c++17", "-O3", "--fmad=false", "-Werror=all-warnings",
+    "-Xcompiler=-Wall,-Werror,-fPIC,-fvisibility=hidden,-fvisibility-inlines-hidden",
+)  # fmt: skip
+# The least of an x86 machine that a library is compiled for: AVX2, fused multiply-adds and F16C.
+X86_FLAGS = ("-march=x86-64-v3",)
+
+FLAGS = (*CXX_FLAGS, *NVCC_FLAGS, *X86_FLAGS)
+
+NO_KEY = {"key": False}
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """Compilers by what they say they are; `nvcc_version` is "" where libraries are for CPUs alone."""
+
+    machine: str
+    cxx_version: str
+    nvcc_version: str
+    cxx: str = field(metadata=NO_KEY)
+    nvcc: str = field(metadata=NO_KEY)
+
+    def compile_command(
+        self, source: str, output: str, includes: tuple[str, ...], architectures: tuple[str, ...]
+    ) -> tuple[str, ...]:
+        """Return the argv that compiles a source; one of CUDA for GPUs of these architectures."""
+        files = (*(f"-I{folder}" for folder in includes), "-c", source, "-o", output)
+        if source.endswith(".cu"):
+            return (self.nvcc, *NVCC_FLAGS, f"-ccbin={self.cxx}", *code_flags(architectures), *files)
+        return (self.cxx, *CXX_FLAGS, *(X86_FLAGS if self.machine == "x86_64" else ()), *files)
+
+    def link_command(self, objects: tuple[str, ...], output: str) -> tuple[str, ...]:
+        """Return the argv that makes a shared library of objects; where there is nvcc, CUDA's runtime goes into it."""
+        if self.nvcc:
+            return (
+                self.nvcc,
+                "-shared",
+                "-cudart=static",
+                "-Xcompiler=-fopenmp",
+                f"-ccbin={self.cxx}",
+                *objects,
+                "-o",
+                output,
+            )
+        return (self.cxx, "-shared", "-fopenmp", *objects, "-o", output)
+
+    def for_cpus(self) -> Toolchain:
+        """Return the same compilers without nvcc."""
+        return replace(self, nvcc="", nvcc_version="")
+
+    def check_architectures(self, architectures: tuple[str, ...]) -> None:
+        """Raise TrtspecError for GPUs that nvcc cannot compile for, and where there is no nvcc."""
+        if not architectures:
+            return
+        if not self.nvcc:
+            hint = "install the CUDA toolkit, or build without --arch for CPUs alone"
+            raise TrtspecError("nvcc is not here, so nothing can be compiled for a GPU", hint=hint)
+        known = _output(self.nvcc, "--list-gpu-code").split()
+        for name in architectures:
+            if re.sub("[af]$", "", name) not in known:  # which are listed without the letters
+                raise TrtspecError(f"nvcc does not know {name!r}; it knows {', '.join(known)}")
+
+
+def probe_toolchain() -> Toolchain:
+    """Return this machine's compilers; raises TrtspecError where there is none for C++."""
+    cxx = _first_of(CXX)
+    if not cxx:
+        hint = "install g++, or build on another machine with the same kind of processor"
+        raise TrtspecError(f"no C++ compiler is on the PATH ({' or '.join(CXX)})", hint=hint)
+    nvcc = _first_of(NVCC)
+    nvcc_version = _output(nvcc, "--version").strip().rpartition("\n")[2] if nvcc else ""
+    return Toolchain(platform.machine(), _output(cxx, "--version").partition("\n")[0], nvcc_version, cxx, nvcc)
+
+
+def architecture_of(sm: int) -> str:
+    """Return what nvcc calls a GPU of this compute capability times ten."""
+    return "sm_90a" if sm == 90 else f"sm_{sm}"
+
+
+def code_flags(architectures: tuple[str, ...]) -> tuple[str, ...]:
+    """Return nvcc's flags for machine code of each architecture, and PTX of the newest that others can run.
+
+    Code of an architecture with a letter, such as sm_90a, runs on that one alone, and so would its PTX.
+    """
+    numbers = [name.removeprefix("sm_") for name in architectures]
+    flags = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in numbers]
+    if plain := [int(number) for number in numbers if re.fullmatch("[0-9]+", number)]:
+        flags.append(f"-gencode=arch=compute_{max(plain)},code=compute_{max(plain)}")
+    return tuple(flags)
+
+
+def _first_of(names: tuple[str, ...]) -> str:
+    return next((path for name in names if (path := shutil.which(name))), "")
+
+
+def _output(*command: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise TrtspecError(f"{' '.join(command)} does not run: {error}") from None
+    return done.stdout
