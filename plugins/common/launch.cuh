@@ -64,6 +64,8 @@ __device__ void as_team(const TeamLaunch& plan, Body body) {
     CudaBlock block;
     ThreadTeam<CudaBlock> team(block, RowSlots{plan.slots, plan.slot_bytes}, plan.rows_at_once);
     body(team, static_cast<int>(blockIdx.x) / block.blocks());
+    // no block ends while another may still read what it shares
+    team.barrier();
 }
 
 }  // namespace trtspec

@@ -79,16 +79,6 @@ public:
 
     TRTSPEC_HD void barrier() { block_.team_barrier(); }
 
-    /// Calls f(0) ... f(count - 1), each in some thread; what it writes is seen by all of them when this returns.
-    template <class F>
-    TRTSPEC_HD void for_each(int64_t count, const F& f) {
-        const int64_t stride = static_cast<int64_t>(block_.threads()) * block_.blocks();
-        for (int64_t i = block_.rank() * block_.threads() + block_.thread(); i < count; i += stride) {
-            f(i);
-        }
-        block_.team_barrier();
-    }
-
     /// The row will be read several times from now on.
     template <class T>
     TRTSPEC_HD void stage(Row<T> row) {

@@ -92,7 +92,7 @@ def test_every_launch_says_what_numpy_says(
     assert last_launch(emulated) == launch
 
 
-@pytest.mark.parametrize(("order", "draft"), enumerate(DRAFTS, 1))
+@pytest.mark.parametrize(("order", "draft"), list(enumerate(DRAFTS, 1)))
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_chains_in_any_order_of_threads(emulated: KernelLibrary, dtype: str, draft: str, order: int) -> None:
     """Rows begin at different places within a vector, and are of four blocks."""
