@@ -36,7 +36,7 @@ from trtspec.system import is_alive, start_time, wait_until
 
 ARGUMENTS = ("--max_batch_size", "4", "--max_seq_len", "128", "--max_num_tokens", "512", "--kv_cache_type", "paged")
 EXTERNAL = ("--speculative_decoding_mode", "draft_tokens_external", "--max_draft_len", "5")
-IMAGE = f"nvcr.io/nvidia/tritonserver@sha256:{'0' * 64}"
+IMAGE = f"registry.example/tritonserver@sha256:{'0' * 64}"
 TIMEOUT_S = 60.0
 ONE_RANK = Mapping()
 CONVERT = ConvertCheckpoint(

@@ -17,7 +17,7 @@ from trtspec.engines.tensorrt_llm.toolchain import Toolchain, probe_toolchain
 from trtspec.errors import StepError, TrtspecError
 from trtspec.graph.digest import canonical
 
-IMAGE = f"nvcr.io/nvidia/tritonserver@sha256:{'0' * 64}"
+IMAGE = f"registry.example/tritonserver@sha256:{'0' * 64}"
 H100 = "NVIDIA H100 80GB HBM3, 9.0, 590.44.01, 81559"
 LOCAL = Toolchain("local", "", "1.2.1", "10.14.1.48", "h200", 90, "590.44.01", devices=("0", "1"))
 
