@@ -30,7 +30,7 @@ from trtspec.registry import did_you_mean
 
 LIBRARY = "libtrtspec.so"
 DESCRIPTION = "library.json"
-SCHEMA = "trtspec.library/1"
+SCHEMA = "trtspec.kernels/1"
 MANIFEST = "plugin.yaml"
 COMMON_SOURCES = ("common/abi.cpp",)
 WITHOUT_CUDA = ("common/no_cuda.cpp",)
