@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,14 @@ import pytest
 
 from tests.conftest import Run
 from tests.doubles.fixtures import H200, Installation, trtllm  # noqa: F401  a fixture
+from trtspec import pipeline
 from trtspec.artifacts.manifest import load_manifest
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.deploy.engines import check_machine, read_launch, stage_repository
 from trtspec.errors import DeployError
+from trtspec.graph.executor import Observer, StepResult
+from trtspec.graph.plan import Plan
+from trtspec.graph.store import Store
 from trtspec.measure.verify import ensure_gates
 from trtspec.triton.config import load_config
 from trtspec.triton.server import Ports, Server
@@ -288,3 +293,21 @@ def test_deploy_refuses_a_server_without_vllm(recipe: Path, trtspec: Run, tmp_pa
     document = json.loads((staged / "vllm_model/1/model.json").read_text())
     assert document["model"] == str(artifact / "checkpoints/target")
     assert document["speculative_config"]["model"] == str(artifact / "checkpoints/draft")
+
+
+def test_engines_are_lent_the_gpus_of_this_machine(
+    engine_recipe: Path,
+    trtspec: Run,
+    trtllm: Installation,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lent = []
+    execute = pipeline.execute
+
+    def noted(plan: Plan, store: Store, observer: Observer, devices: Sequence[str] = ()) -> list[StepResult]:
+        lent.extend(devices)
+        return execute(plan, store, observer, devices)
+
+    monkeypatch.setattr(pipeline, "execute", noted)
+    assert trtspec("build", engine_recipe).code == 0
+    assert lent == ["0", "1"]
