@@ -1,12 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another model of the same server, asked from inside a Python model: calls as tensors, and tensors as answers."""
+"""Another model of the same server, asked from inside a Python model: calls as tensors, and tensors as answers.
+
+They go through the server's gRPC port and not through the Python backend's own calls, `exec` and `async_exec`: those
+make numpy arrays of what comes back without holding Python's lock (infer_request.cc, InferRequest::Exec, and
+pb_stub.cc, Stub::ProcessBLSResponseDecoupled, at triton-inference-server/python_backend@f9088ff of July 2026, and
+before), so that a model with several threads dies of it sooner or later. Besides, a gRPC request can be cancelled.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
+from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
+from tritonclient.utils import np_to_triton_dtype
 
 from trtspec.errors import TrtspecError
 from trtspec.triton.backend import tensor_of_words
@@ -14,37 +25,75 @@ from trtspec.triton.bls import Answer, Array, Call, Sampling
 
 COUNTS = ("total_draft_tokens", "total_accepted_draft_tokens")
 LOOKAHEAD_SIZES = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
+TRUE = ("true", "1")
+NO_LIMIT = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]  # logits are large
+
+
+def own_address(argv: Sequence[str]) -> str:
+    """Return where the server that was started with `argv` answers gRPC on this machine.
+
+    Raises:
+        TrtspecError: if it does not, or only to those with a certificate.
+    """
+    words = [word for argument in argv for word in argument.split("=", 1)]
+    options = dict(zip(words, [*words[1:], ""], strict=True))
+    if options.get("--allow-grpc", "true").lower() not in TRUE:
+        raise TrtspecError("the server was started with --allow-grpc=false, but its models are asked by gRPC")
+    if options.get("--grpc-use-ssl", "false").lower() in TRUE:
+        raise TrtspecError("the server was started with --grpc-use-ssl, but its models are asked without a certificate")
+    host = options.get("--grpc-address", "0.0.0.0")
+    return f"{'127.0.0.1' if host == '0.0.0.0' else host}:{options.get('--grpc-port', '8001')}"
+
+
+def own_channel() -> grpc.Channel:
+    """Return a connection to the server that this process is a model of."""
+    argv = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    return grpc.insecure_channel(own_address(argv), NO_LIMIT)
 
 
 class ServerModel:
-    """A model with the tensors of NVIDIA's tensorrt_llm; its calls may be made by many threads at once.
+    """A model with the tensors of NVIDIA's tensorrt_llm; its calls may be made by many threads at once."""
 
-    They wait: the server's own way to await, `async_exec`, reads freed memory before Triton 26.07 when the answering
-    model is decoupled (triton-inference-server/python_backend#439), and which model is, only its configuration knows.
-    """
-
-    def __init__(self, pb_utils: Any, name: str) -> None:
-        self._pb_utils = pb_utils
+    def __init__(self, channel: grpc.Channel, name: str) -> None:
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         self._name = name
 
     def __call__(self, call: Call) -> Iterator[Answer]:
-        """Yield what the model answers; raises TrtspecError with its words if it refuses."""
-        wanted = ["output_ids", "sequence_length"]
-        wanted += ["generation_logits"] if call.wants_logits else []
-        wanted += COUNTS if call.wants_counts else []
-        inputs = [self._pb_utils.Tensor(name, array) for name, array in tensors(call)]
-        request = self._pb_utils.InferenceRequest(model_name=self._name, inputs=inputs, requested_output_names=wanted)
-        responses = request.exec(decoupled=True)
+        """Yield what the model answers; raises TrtspecError with its words if it refuses.
+
+        Whoever takes no more answers ends the request.
+        """
+        responses = self._stub.ModelStreamInfer(iter([self._request(call)]))
         counted = (0, 0)
         try:
             for response in responses:
-                if response.has_error():
-                    raise TrtspecError(response.error().message(), where=self._name)
-                if outputs := {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}:
+                if response.error_message:
+                    raise TrtspecError(response.error_message, where=self._name)
+                if outputs := read_outputs(response.infer_response):
                     answer, counted = read_answer(outputs, counted)
                     yield answer
+        except grpc.RpcError as error:
+            raise TrtspecError(f"no answer from the server's gRPC port: {error.details()}", where=self._name) from None
         finally:
-            leave(responses)
+            responses.cancel()
+
+    def _request(self, call: Call) -> Any:
+        wanted = ["output_ids", "sequence_length"]
+        wanted += ["generation_logits"] if call.wants_logits else []
+        wanted += COUNTS if call.wants_counts else []
+        request = service_pb2.ModelInferRequest(model_name=self._name)
+        for name, array in tensors(call):
+            request.inputs.add(name=name, datatype=np_to_triton_dtype(array.dtype), shape=array.shape)
+            request.raw_input_contents.append(array.tobytes())
+        for name in wanted:
+            request.outputs.add(name=name)
+        return request
+
+
+def read_outputs(response: Any) -> dict[str, Array]:
+    """Return the tensors of one response."""
+    result = InferResult(response)
+    return {output.name: result.as_numpy(output.name) for output in response.outputs}
 
 
 def read_answer(outputs: Mapping[str, Array], counted: tuple[int, int]) -> tuple[Answer, tuple[int, int]]:
@@ -64,17 +113,6 @@ def read_answer(outputs: Mapping[str, Array], counted: tuple[int, int]) -> tuple
         accepted - counted[1],
     )
     return answer, (drafted, accepted)
-
-
-def leave(responses: Any) -> None:
-    """End a request that nobody waits for any more, and take what the server still has to hand over.
-
-    A server before Triton 25.04 cannot end it (triton-inference-server/python_backend#398): there it runs to its end.
-    """
-    if hasattr(responses, "cancel"):
-        responses.cancel()  # does nothing where all has come
-    for _ in responses:
-        pass
 
 
 def tensors(call: Call) -> list[tuple[str, Array]]:

@@ -32,7 +32,7 @@ from trtspec.triton.backend import (
     respond,
 )
 from trtspec.triton.bls import NO_ID, Drafter, Job, LookupDrafter, ModelDrafter, Sampling, Step, generate
-from trtspec.triton.server_model import LOOKAHEAD_SIZES, ServerModel
+from trtspec.triton.server_model import LOOKAHEAD_SIZES, ServerModel, own_channel
 
 NAME = "tensorrt_llm_bls"
 REQUESTS_PER_PLACE = 2  # while some are verified, others are drafted
@@ -46,8 +46,9 @@ class TritonPythonModel:
         self.decoupled = settings.decoupled
         self.tokenizer = settings.tokenizer()
         self.pieces = Pieces(self.tokenizer)
-        self.target = ServerModel(pb_utils, settings.parameter("tensorrt_llm_model_name"))
-        self.draft_model = ServerModel(pb_utils, settings.parameter("tensorrt_llm_draft_model_name"))
+        self.server = own_channel()
+        self.target = ServerModel(self.server, settings.parameter("tensorrt_llm_model_name"))
+        self.draft_model = ServerModel(self.server, settings.parameter("tensorrt_llm_draft_model_name"))
         self.method = settings.parameter("draft_method")
         self.options = find_method(self.method).parse(settings.json("speculation_options"))
         self.fast_logits = settings.parameter("speculative_decoding_fast_logits") == "true"
@@ -68,6 +69,7 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         self.threads.shutdown()
+        self.server.close()
 
     def start(self, request: Any) -> Reply:
         """Give one request a thread; what its tensors hold is read here, where the server's memory is still its own."""

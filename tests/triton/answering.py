@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A gRPC server in this process whose models are functions, for what asks Triton's models by gRPC."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import numpy as np
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.utils import np_to_triton_dtype, triton_to_np_dtype
+
+WAIT_S = 20.0
+
+
+@dataclass(frozen=True)
+class Response:
+    """What a model answers: tensors, or why it does not."""
+
+    outputs: dict[str, np.ndarray]
+    error: str = ""
+
+    def message(self) -> Any:
+        message = service_pb2.ModelStreamInferResponse(error_message=self.error)
+        for name, array in self.outputs.items():
+            kind = np_to_triton_dtype(array.dtype)
+            message.infer_response.outputs.add(name=name, datatype=kind, shape=array.shape)
+            message.infer_response.raw_output_contents.append(array.tobytes())
+        return message
+
+
+def response(error: str = "", **outputs: Any) -> Response:
+    arrays = {name: np.array(value) for name, value in outputs.items()}
+    return Response(
+        {name: array.astype(np.int32) if array.dtype == np.int64 else array for name, array in arrays.items()}, error
+    )
+
+
+@dataclass
+class Request:
+    """What came, and whether its client left before all was said."""
+
+    model: str
+    inputs: dict[str, np.ndarray]
+    outputs: list[str]
+    left: threading.Event = field(default_factory=threading.Event)
+
+
+Serve = Callable[[str, dict[str, np.ndarray]], list[Response]]
+
+
+class Models(service_pb2_grpc.GRPCInferenceServiceServicer):
+    """Models that `serve` answers for; `made` are the requests that came.
+
+    With `waits` a client has to leave: behind the last response comes nothing, and no end either.
+    """
+
+    def __init__(self) -> None:
+        self.serve: Serve = lambda *_: []
+        self.made: list[Request] = []
+        self.waits = False
+        self.channel: Any = None
+        self.address = ""
+
+    def ModelStreamInfer(self, request_iterator: Iterator[Any], context: Any) -> Iterator[Any]:  # noqa: N802  its name
+        for request in request_iterator:
+            made = Request(request.model_name, arrays(request), [output.name for output in request.outputs])
+            self.made.append(made)
+            context.add_callback(made.left.set)
+            for one in self.serve(made.model, made.inputs):
+                yield one.message()
+            if self.waits:
+                made.left.wait(WAIT_S)
+
+
+def arrays(request: Any) -> dict[str, np.ndarray]:
+    return {
+        tensor.name: np.frombuffer(raw, triton_to_np_dtype(tensor.datatype)).reshape(tensor.shape)
+        for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True)
+    }
+
+
+@contextmanager
+def answering() -> Iterator[Models]:
+    """Serve models on loopback, and give a channel to them."""
+    models = Models()
+    server = grpc.server(ThreadPoolExecutor(8))
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(models, server)
+    models.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        with grpc.insecure_channel(models.address) as models.channel:
+            yield models
+    finally:
+        server.stop(grace=None).wait()
