@@ -144,9 +144,9 @@ def table(results: Sequence[dict[str, Any]], rate: float) -> list[str]:
 def library_at(path: Path | None) -> KernelLibrary:
     """Return the library to measure: the one given, or what was built last."""
     if path is None:
-        from trtspec.kernels.build import find_library
+        from trtspec.kernels.build import find_libraries
 
-        path = find_library()
+        path = next(iter(find_libraries()), None)
     if path is None:
         sys.exit("build it first: trtspec plugins build")
     return load_library(path)

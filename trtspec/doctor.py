@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from trtspec.engines.tensorrt_llm.toolchain import BUILDER
-from trtspec.kernels.build import find_library
+from trtspec.kernels.build import find_libraries
 from trtspec.paths import cache_dir, state_dir
 from trtspec.triton.server import Finding, probe_server
 
@@ -56,7 +56,7 @@ def _gpu() -> Finding:
 
 def _kernels() -> Finding:
     """Tell whether drafts are verified by compiled kernels; a machine without them lacks only speed."""
-    found = find_library()
+    found = next(iter(find_libraries()), None)
     return Finding("kernels", True, str(found or "not compiled; torch verifies drafts (trtspec plugins build)"))
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -16,9 +17,10 @@ from trtspec.errors import StepError, TrtspecError
 from trtspec.kernels import build, toolchain
 from trtspec.kernels.build import (
     LIBRARY,
+    BuiltLibrary,
     build_library,
     discover_plugins,
-    find_library,
+    find_libraries,
     list_libraries,
     plan_library,
 )
@@ -139,22 +141,31 @@ def test_what_nvcc_says(tmp_path: Path) -> None:
 
 
 def test_finding_what_was_built(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert find_library() is None
+    assert find_libraries() == []
     one = build_library(plan_library(("one",)))
-    assert find_library(("one",)) == one
-    assert find_library(("one", "two")) is None
-    assert find_library(("one",), "sm_90a") is None
+    assert find_libraries(("one",)) == [one]
+    assert find_libraries(("one", "two")) == []
     both = build_library(plan_library())
-    assert find_library() == both
-    assert sorted(each.path for each in list_libraries()) == sorted([one, both])
+    assert find_libraries() == [both]
+    assert sorted(find_libraries(("one",))) == sorted(each.path for each in list_libraries()) == sorted([one, both])
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    assert find_library() is None
+    assert find_libraries() == []
+
+
+def test_what_serves_most_gpus_is_found_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    sources, machine = build._digest_sources(), platform.machine()
+    made = [
+        BuiltLibrary(Path(str(count)), build.discover_plugins(), ["sm_90a"] * count, sources, machine, [])
+        for count in (0, 2, 1)
+    ]
+    monkeypatch.setattr(build, "list_libraries", lambda: made)
+    assert find_libraries() == [Path("2"), Path("1"), Path("0")]
 
 
 def test_a_library_of_other_sources_is_not_found(sources: Path) -> None:
     build_library(plan_library())
     (sources / "common" / "number.h").write_text("inline int number() { return 43; }\n")
-    assert find_library() is None
+    assert find_libraries() == []
 
 
 def test_a_damaged_description_is_none(sources: Path) -> None:

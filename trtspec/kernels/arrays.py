@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from math import prod
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,8 +17,7 @@ from trtspec.kernels.abi import DTYPES, Rows, Sampling
 Array = Any
 
 
-@dataclass(frozen=True)
-class View:
+class View(NamedTuple):
     """An array as memory: strides count elements."""
 
     address: int
@@ -31,9 +29,12 @@ class View:
 
     def is_dense(self, axes: int) -> bool:
         """Return whether the entries of the last `axes` lie next to each other, in order."""
-        axis_of = range(len(self.shape) - axes, len(self.shape))
-        fits = (self.shape[axis] < 2 or self.strides[axis] == prod(self.shape[axis + 1 :]) for axis in axis_of)
-        return 0 in self.shape or all(fits)
+        entries = 1
+        for axis in range(len(self.shape) - 1, len(self.shape) - 1 - axes, -1):
+            if self.shape[axis] > 1 and self.strides[axis] != entries:
+                return 0 in self.shape
+            entries *= self.shape[axis]
+        return True
 
 
 class Call:
@@ -127,6 +128,11 @@ def _view_of(array: Array) -> View | None:
         return View(array.ctypes.data, array.shape, strides, array.dtype.name, array.itemsize, "cpu")
     if not hasattr(array, "data_ptr"):
         return None
-    dtype = str(array.dtype).removeprefix("torch.")
-    shape, strides = tuple(array.shape), tuple(array.stride())
-    return View(array.data_ptr(), shape, strides, dtype, array.element_size(), str(array.device))
+    dtype, device = _name_of(array.dtype), _name_of(array.device)
+    return View(array.data_ptr(), tuple(array.shape), array.stride(), dtype, array.element_size(), device)
+
+
+@cache
+def _name_of(thing: Any) -> str:
+    """Return how torch spells a dtype or a device, which takes it longer than all else that is asked of a tensor."""
+    return str(thing).removeprefix("torch.")

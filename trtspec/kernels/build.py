@@ -4,7 +4,7 @@
     cache/plugins/<key>/libtrtspec.so    published whole, with library.json beside it, which says what is in it
     cache/plugins/<key>.lock             held while it is made
 
-Nothing is ever compiled but by `build_library`; `find_library` only looks.
+Nothing is ever compiled but by `build_library`; `find_libraries` only looks.
 """
 
 from __future__ import annotations
@@ -153,14 +153,12 @@ def build_library(spec: LibrarySpec) -> Path:
     return spec.path
 
 
-def find_library(names: tuple[str, ...] = (), architecture: str = "") -> Path | None:
-    """Return a library that was made of today's sources, with these plugins and for this GPU; None for none."""
+def find_libraries(names: tuple[str, ...] = ()) -> list[Path]:
+    """Return what was made of today's sources with these plugins, or all: the libraries for most GPUs first."""
     wanted, sources = set(names or discover_plugins()), _digest_sources()
-    for made in list_libraries():
-        is_ours = made.sources == sources and made.machine == platform.machine()
-        if is_ours and wanted <= set(made.plugins) and architecture in ("", *made.architectures):
-            return made.path
-    return None
+    made = (one for one in list_libraries() if one.sources == sources and one.machine == platform.machine())
+    fitting = [one for one in made if wanted <= set(one.plugins)]
+    return [one.path for one in sorted(fitting, key=lambda one: -len(one.architectures))]
 
 
 def list_libraries() -> list[BuiltLibrary]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from trtspec.errors import TrtspecError
 from trtspec.kernels.bindings import KernelLibrary, load_library
-from trtspec.kernels.build import find_library
+from trtspec.kernels.build import find_libraries
 from trtspec.kernels.chain import verify_chain
 from trtspec.kernels.exact import EMPTY, NONFINITE, DraftKind, Mode
 from trtspec.kernels.sampling import Warp
@@ -132,8 +132,7 @@ class CompiledRules:
 
 def libraries_of(artifact: Path) -> tuple[Path, ...]:
     """Return the libraries that may verify for an artifact: its own, then what was compiled on this machine before."""
-    compiled = find_library(KERNELS)
-    return (*sorted((artifact / "plugins").glob("*.so")), *([compiled] if compiled else []))
+    return (*sorted((artifact / "plugins").glob("*.so")), *find_libraries(KERNELS))
 
 
 def choose_rules(candidates: Sequence[Path], device: torch.device, dtype: torch.dtype) -> Rules:

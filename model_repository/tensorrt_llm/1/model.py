@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
@@ -19,6 +20,7 @@ from trtspec.engines.embedded.engine import Engine
 from trtspec.engines.embedded.request import EngineSettings, Request, Sampling, Update
 from trtspec.engines.embedded.running import Ticket
 from trtspec.errors import TrtspecError
+from trtspec.kernels.rules import libraries_of
 from trtspec.triton.backend import (
     Inputs,
     Settings,
@@ -57,6 +59,7 @@ class TritonPythonModel:
                 max_batch_size=settings.max_batch_size,
                 device=settings.parameter("device"),
                 dtype=settings.parameter("dtype"),
+                kernels=libraries_of(Path(args["model_repository"]).parents[1]),
                 **{name: int(settings.parameter(name)) for name in numbers},
             ),
             settings.path("tokenizer_dir"),
