@@ -90,8 +90,8 @@ TRTSPEC_HD int32_t draw_after(
                 const auto rest = [=](int32_t id, float logit) {
                     return to_fixed(sub(law.prob(id, logit), draft_prob(id)));
                 };
-                const uint64_t sum = team.sum(row, rest);
-                return sum == 0 ? draw(team, row, law, uniform) : draw(team, row, rest, sum, uniform);
+                const int32_t drawn = team.draw(row, rest, uniform);
+                return drawn < 0 ? draw(team, row, law, uniform) : drawn;
             });
         }
     }

@@ -23,6 +23,17 @@ inline bool is_cpu_supported() {
 #endif
 }
 
+/// Whether this machine can run what was compiled for x86-64-v4.
+inline bool has_avx512() {
+#if defined(__x86_64__)
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vl");
+#else
+    return false;
+#endif
+}
+
 inline int thread_count(int wanted) {
 #ifdef _OPENMP
     return wanted > 0 ? wanted : omp_get_max_threads();

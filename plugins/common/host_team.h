@@ -6,9 +6,31 @@
 
 #include <cstdint>
 
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
 #include "common/row.h"
 
 namespace trtspec {
+
+template <class T>
+inline void convert(const T* from, int32_t count, float* to) {
+    for (int32_t j = 0; j < count; ++j) {
+        to[j] = to_float(from[j]);
+    }
+}
+
+#if defined(__F16C__)
+/// By the instruction for it, which says of every half what `to_float` does.
+inline void convert(const Half* from, int32_t count, float* to) {
+    int32_t j = 0;
+    for (; j + 8 <= count; j += 8) {
+        _mm256_storeu_ps(to + j, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + j))));
+    }
+    convert<Half>(from + j, count - j, to + j);
+}
+#endif
 
 class HostTeam {
 public:
@@ -22,23 +44,18 @@ public:
     template <class T>
     void prefetch(Row<T>) const {}
 
-    /// The largest f(id, entry) of the row.
-    template <class T, class F>
-    uint64_t max(Row<T> row, F f) const {
-        uint64_t largest = 0;
+    /// The largest key(entry) of the row, and the first id that has it: keys alone fill a vector better than pairs.
+    template <class T, class Key>
+    Largest largest(Row<T> row, Key key) const {
+        uint64_t found = 0;
         const int32_t blocks = blocks_of(row);
-#pragma omp parallel for num_threads(threads_) if (threads_ > 1) reduction(max : largest)
+#pragma omp parallel for num_threads(threads_) if (threads_ > 1) reduction(max : found)
         for (int32_t i = 0; i < blocks; ++i) {
-            const Block block(row, i);
-            uint64_t mine = 0;
-#pragma omp simd reduction(max : mine)
-            for (int32_t j = 0; j < block.size; ++j) {
-                const uint64_t value = f(block.first + j, block.entries[j]);
-                mine = value > mine ? value : mine;
-            }
-            largest = mine > largest ? mine : largest;
+            const uint64_t mine = pack(largest_in(Block(row, i), key), i);
+            found = mine > found ? mine : found;
         }
-        return largest;
+        const Largest block = unpack(found);
+        return Largest{block.key, first_within(Block(row, block.id), key, block.key)};
     }
 
     /// The sum of f(id, entry) over the row.
@@ -74,6 +91,25 @@ public:
         return -1;
     }
 
+    /// The first id at which the sum of f over the ids up to it is above the uniform's share of all; -1 where all is 0.
+    template <class T, class F>
+    int32_t draw(Row<T> row, F f, uint32_t uniform) const {
+        uint64_t sums[kMostBlocks];
+        uint64_t sum = 0;
+        const int32_t blocks = blocks_of(row);
+#pragma omp parallel for num_threads(threads_) if (threads_ > 1) reduction(+ : sum)
+        for (int32_t i = 0; i < blocks; ++i) {
+            sums[i] = sum_of(Block(row, i), f);
+            sum += sums[i];
+        }
+        uint64_t threshold = share(uniform, sum);
+        int32_t i = 0;
+        while (i < blocks && sums[i] <= threshold) {
+            threshold -= sums[i++];
+        }
+        return i < blocks ? select_within(Block(row, i), f, threshold) : -1;
+    }
+
     /// Sorts the row's entries into bins by digit(id, entry), 0 to 255 or -1 for none, and goes down from bin 255 to
     /// the first at which the sum of weight(id, entry) over the bins down to it is above `threshold`.
     template <class T, class Digit, class Weight>
@@ -103,6 +139,7 @@ private:
     static constexpr int kLanes = 4;  // of bins: neighbours often fall into the same, and do not wait for each other so
     static constexpr int32_t kBlockEntries = 1024;
     static constexpr int32_t kBlocksAhead = 16;
+    static constexpr int32_t kMostBlocks = kVocabLimit / kBlockEntries;
 
     /// A part of a row, as floats.
     struct Block {
@@ -113,9 +150,7 @@ private:
 
         template <class T>
         Block(Row<T> row, int32_t index) : Block(row.size, index) {
-            for (int32_t j = 0; j < size; ++j) {
-                converted[j] = to_float(row.data[first + j]);
-            }
+            convert(row.data + first, size, converted);
             entries = converted;
         }
 
@@ -133,6 +168,26 @@ private:
     template <class T>
     static int32_t blocks_of(Row<T> row) {
         return (row.size + kBlockEntries - 1) / kBlockEntries;
+    }
+
+    template <class Key>
+    static uint32_t largest_in(const Block& block, Key key) {
+        uint32_t largest = 0;
+#pragma omp simd reduction(max : largest)
+        for (int32_t j = 0; j < block.size; ++j) {
+            const uint32_t value = key(block.entries[j]);
+            largest = value > largest ? value : largest;
+        }
+        return largest;
+    }
+
+    template <class Key>
+    static int32_t first_within(const Block& block, Key key, uint32_t wanted) {
+        int32_t j = 0;
+        while (key(block.entries[j]) != wanted) {
+            ++j;
+        }
+        return block.first + j;
     }
 
     template <class F>

@@ -68,9 +68,9 @@ struct Law {
         return bit_cast<float>(bits < kLowestBits ? bits : kLowestBits);
     }
 
-    TRTSPEC_HD uint64_t weight(int32_t id, float logit) const {
-        return keeps(id, logit) ? exp2_weight(exponent(logit)) : 0;
-    }
+    TRTSPEC_HD uint64_t weight_of_kept(float logit) const { return exp2_weight(exponent(logit)); }
+
+    TRTSPEC_HD uint64_t weight(int32_t id, float logit) const { return keeps(id, logit) ? weight_of_kept(logit) : 0; }
 
     TRTSPEC_HD double prob_of(uint64_t weight) const { return mul(to_double(weight), inverse); }
 
@@ -104,18 +104,23 @@ TRTSPEC_HD void cut_above(Team& team, Row<T> row, Weight weight, uint64_t thresh
     law.cut = cut;
 }
 
-template <class Team, class T>
-TRTSPEC_HD void sum_up(Team& team, Row<T> row, Law& law) {
-    const Law given = law;
-    law.total = team.sum(row, [=](int32_t id, float logit) { return given.weight(id, logit); });
+template <class Team, class T, class Weight>
+TRTSPEC_HD void sum_up(Team& team, Row<T> row, Weight weight, Law& law) {
+    law.total = team.sum(row, weight);
     law.inverse = inverse_of(law.total);
+}
+
+template <class Team, class T>
+TRTSPEC_HD void sum_up_kept(Team& team, Row<T> row, Law& law) {
+    const Law given = law;
+    sum_up(team, row, [=](int32_t id, float logit) { return given.weight(id, logit); }, law);
 }
 
 template <class Team, class T>
 TRTSPEC_HD void keep_top_k(Team& team, Row<T> row, int32_t top_k, Law& law) {
     if (top_k > 0 && top_k < row.size) {
         cut_above(team, row, [](int32_t, float) -> uint64_t { return 1; }, static_cast<uint64_t>(top_k) - 1, law);
-        sum_up(team, row, law);
+        sum_up_kept(team, row, law);
     }
 }
 
@@ -127,7 +132,7 @@ TRTSPEC_HD void keep_top_p(Team& team, Row<T> row, float top_p, Law& law) {
         const uint64_t threshold = limit >= 1.0 ? static_cast<uint64_t>(limit) - 1 : 0;
         const Law given = law;
         cut_above(team, row, [=](int32_t id, float logit) { return given.weight(id, logit); }, threshold, law);
-        sum_up(team, row, law);
+        sum_up_kept(team, row, law);
     }
 }
 
@@ -140,7 +145,8 @@ TRTSPEC_HD Law law_of(Team& team, Row<T> row, Largest largest, const Sampling& s
         law.cut = -INFINITY;
         law.cut_id = row.size;
         if (sampling.top_k <= 0 || sampling.top_k >= row.size) {
-            sum_up(team, row, law);
+            const Law all = law;
+            sum_up(team, row, [=](int32_t, float logit) { return all.weight_of_kept(logit); }, law);
         }
         keep_top_k(team, row, sampling.top_k, law);
         keep_top_p(team, row, sampling.top_p, law);

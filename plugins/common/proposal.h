@@ -130,7 +130,7 @@ public:
     /// Whether all entries are probabilities; before a rejection nobody reads more than one of them.
     template <class Team>
     TRTSPEC_HD bool is_sound(Team& team) const {
-        return team.max(row_, [](int32_t, float entry) -> uint64_t { return is_prob(entry) ? 0 : 1; }) == 0;
+        return team.largest(row_, [](float entry) -> uint32_t { return is_prob(entry) ? 0 : 1; }).key == 0;
     }
 
     TRTSPEC_HD uint64_t mass(int32_t id) const { return to_fixed(prob(id)); }

@@ -13,8 +13,6 @@
 
 namespace trtspec {
 
-/// Sums of weights stay below 2^63 for vocabularies below this.
-constexpr int32_t kVocabLimit = 1 << 19;
 constexpr int32_t kRowLimit = 1 << 16;
 
 /// A caller's struct as this library knows it: a newer one may have more fields.

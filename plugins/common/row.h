@@ -17,6 +17,9 @@ struct Bfloat16 {
     uint16_t bits;
 };
 
+/// Sums of weights stay below 2^63 for vocabularies below this.
+constexpr int32_t kVocabLimit = 1 << 19;
+
 /// A row of one request: `size` entries next to each other.
 template <class T>
 struct Row {
@@ -88,16 +91,16 @@ TRTSPEC_HD inline uint64_t pack(uint32_t key, int32_t id) {
 
 template <class Team, class T>
 TRTSPEC_HD Largest largest_of(Team& team, Row<T> row) {
-    return unpack(team.max(row, [](int32_t id, float entry) { return pack(key_of(entry), id); }));
+    return team.largest(row, [](float entry) { return key_of(entry); });
 }
 
 /// The largest of the finite entries; where there is none, its key is below all finite ones.
 template <class Team, class T>
 TRTSPEC_HD Largest largest_finite_of(Team& team, Row<T> row) {
-    return unpack(team.max(row, [](int32_t id, float entry) {
+    return team.largest(row, [](float entry) {
         const uint32_t key = key_of(entry);
-        return key < kInfinityKey ? pack(key, id) : 0;
-    }));
+        return key < kInfinityKey ? key : 0;
+    });
 }
 
 }  // namespace trtspec

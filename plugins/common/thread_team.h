@@ -95,12 +95,12 @@ public:
         }
     }
 
-    /// The largest f(id, logit) of the row.
-    template <class T, class F>
-    TRTSPEC_HD TRTSPEC_DEVICE_CALL uint64_t max(Row<T> row, const F& f) {
+    /// The largest key(logit) of the row, and the first id that has it.
+    template <class T, class Key>
+    TRTSPEC_HD TRTSPEC_DEVICE_CALL Largest largest(Row<T> row, const Key& key) {
         uint64_t mine = 0;
-        visit(row, [&](int32_t id, float logit) { mine = Larger{}(mine, f(id, logit)); });
-        return fold_team(mine, Larger{});
+        visit(row, [&](int32_t id, float logit) { mine = Larger{}(mine, pack(key(logit), id)); });
+        return unpack(fold_team(mine, Larger{}));
     }
 
     /// The sum of f(id, logit) over the row.
@@ -112,21 +112,15 @@ public:
     /// The first id at which the sum of f over the ids up to it is above `threshold`; -1 where there is none.
     template <class T, class F>
     TRTSPEC_HD TRTSPEC_DEVICE_CALL int32_t select(Row<T> row, const F& f, uint64_t threshold) {
+        return select_by(exchange(fold_warp(sum_of_mine(row, f), Plus{})), row, f, threshold);
+    }
+
+    /// The first id at which the sum of f over the ids up to it is above the uniform's share of all; -1 where all is 0.
+    template <class T, class F>
+    TRTSPEC_HD TRTSPEC_DEVICE_CALL int32_t draw(Row<T> row, const F& f, uint32_t uniform) {
         const uint64_t* partials = exchange(fold_warp(sum_of_mine(row, f), Plus{}));
-        uint64_t before = 0;
-        const int owner = first_above(partials, team_warps(), threshold, before);
-        if (owner < 0) {
-            return -1;
-        }
-        int32_t* found = &block_.memory().found[parity_];
-        if (warp_ == owner) {
-            const int32_t id = select_in_slice(row, f, threshold, before);
-            if (lane_ < block_.blocks()) {
-                *block_.peer(found, lane_) = id;
-            }
-        }
-        block_.team_barrier();
-        return *found;
+        const uint64_t sum = fold_partials(partials, Plus{});
+        return sum == 0 ? -1 : select_by(partials, row, f, share(uniform, sum));
     }
 
     /// Sorts the row's entries into bins by digit(id, logit), 0 to 255 or -1 for none, and goes down from bin 255 to the
@@ -352,7 +346,11 @@ private:
 
     template <class Fold>
     TRTSPEC_HD uint64_t fold_team(uint64_t mine, Fold fold) {
-        const uint64_t* partials = exchange(fold_warp(mine, fold));
+        return fold_partials(exchange(fold_warp(mine, fold)), fold);
+    }
+
+    template <class Fold>
+    TRTSPEC_HD uint64_t fold_partials(const uint64_t* partials, Fold fold) {
         uint64_t all = 0;
         for (int i = lane_; i < team_warps(); i += kWarp) {
             all = fold(all, partials[i]);
@@ -406,6 +404,25 @@ private:
             }
         }
         return sum;
+    }
+
+    /// `select`, given what f sums up to in each warp's slice.
+    template <class T, class F>
+    TRTSPEC_HD int32_t select_by(const uint64_t* partials, Row<T> row, const F& f, uint64_t threshold) {
+        uint64_t before = 0;
+        const int owner = first_above(partials, team_warps(), threshold, before);
+        if (owner < 0) {
+            return -1;
+        }
+        int32_t* found = &block_.memory().found[parity_];
+        if (warp_ == owner) {
+            const int32_t id = select_in_slice(row, f, threshold, before);
+            if (lane_ < block_.blocks()) {
+                *block_.peer(found, lane_) = id;
+            }
+        }
+        block_.team_barrier();
+        return *found;
     }
 
     /// `select` within this warp's slice, which is known to hold the id; `before` is the sum over what stands before it.

@@ -226,7 +226,9 @@ def test_a_gpus_source_is_compiled_without_contraction() -> None:
     assert {"--fmad=false", "-ccbin=/usr/bin/g++", "-Iplugins"} <= set(command)
     host = compilers.compile_command("a/cpu.cpp", "a.o", (), ("sm_80",))
     assert {"-ffp-contract=off", "-march=x86-64-v3"} <= set(host)
-    assert not any("fast-math" in flag for flag in (*command, *host))
+    wide = compilers.compile_command("a/avx512.cpp", "a.o", (), ())
+    assert {"-ffp-contract=off", "-march=x86-64-v4"} <= set(wide)
+    assert not any("fast-math" in flag for flag in (*command, *host, *wide))
     assert compilers.link_command(("a.o",), LIBRARY)[0] == "/usr/bin/nvcc"
     assert compilers.for_cpus().link_command(("a.o",), LIBRARY)[0] == "/usr/bin/g++"
     grace = replace(compilers, machine="aarch64").compile_command("a/cpu.cpp", "a.o", (), ())
@@ -240,8 +242,9 @@ def test_the_plugins_that_there_are() -> None:
 def test_cmake_compiles_the_same() -> None:
     """CMakeLists.txt names the same sources, and the flags that decide about results."""
     text = (plugins_dir() / "CMakeLists.txt").read_text()
-    named = set(re.findall(r"\b[\w/]+/(?:abi\.cpp|no_cuda\.cpp|cpu\.cpp|kernel\.cu)", text))
-    paths = [path for plugin in discover_plugins().values() for path in plugin.paths(("sm_80",))]
+    named = set(re.findall(r"\b[\w/]+/(?:abi\.cpp|no_cuda\.cpp|cpu\.cpp|avx512\.cpp|kernel\.cu)", text))
+    paths = [path for plugin in discover_plugins().values() for path in plugin.paths(("sm_80",), "x86_64")]
     assert named == {*build.COMMON_SOURCES, *build.WITHOUT_CUDA, *paths}
-    for flag in ("-ffp-contract=off", "--fmad=false", "-fno-trapping-math", *toolchain.X86_FLAGS):
+    processors = (*toolchain.X86_FLAGS, *toolchain.AVX512_FLAGS)
+    for flag in ("-ffp-contract=off", "--fmad=false", "-fno-trapping-math", *processors):
         assert flag in text

@@ -7,14 +7,18 @@ import pytest
 
 from trtspec.errors import TrtspecError
 from trtspec.kernels.bindings import KernelLibrary, load_library
-from trtspec.kernels.build import build_library, plan_library
+from trtspec.kernels.build import Plugin, build_library, plan_library
+
+PATHS = Plugin.paths
 
 
-@pytest.fixture(scope="session")
-def cpu_library(tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
-    """All plugins, compiled for CPUs."""
+@pytest.fixture(scope="session", params=["this processor", "any processor"])
+def cpu_library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
+    """All plugins, compiled for CPUs: with what is chosen for this processor, and without."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRTSPEC_CACHE", str(tmp_path_factory.mktemp("cache")))
+        if request.param == "any processor":
+            patch.setattr(Plugin, "paths", lambda plugin, architectures, _: PATHS(plugin, architectures, ""))
         try:
             spec = plan_library()
         except TrtspecError as error:

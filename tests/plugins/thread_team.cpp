@@ -20,6 +20,7 @@ namespace {
 using emulation::EmulatedBlock;
 using emulation::Machine;
 using trtspec::Bin;
+using trtspec::Largest;
 using trtspec::Row;
 using trtspec::ThreadTeam;
 
@@ -68,18 +69,27 @@ uint64_t weight(int32_t id, float logit) {
     return id % 5 == 0 ? 0 : static_cast<uint64_t>(logit * 64.0f) * 0x100000001ull + static_cast<uint64_t>(id);
 }
 
+/// Often the same, so that the id decides.
+uint32_t key(float logit) { return static_cast<uint32_t>(logit) / 4; }
+
 int digit(int32_t id, float logit) { return id % 7 == 0 ? -1 : static_cast<int>(logit); }
+
+uint64_t nothing(int32_t, float) { return 0; }
+
+constexpr uint32_t kUniforms[] = {0, 0x40000000u, 0xffffffffu};
 
 /// What the operations say of a row.
 struct Answers {
-    uint64_t max;
+    uint64_t largest;  // with its id, as the team packs them
     uint64_t sum;
+    std::vector<int32_t> drawn;
     std::vector<int32_t> selected;
     std::vector<Bin> bins;
 
     bool operator==(const Answers& other) const {
         const auto same = [](const Bin& a, const Bin& b) { return a.index == b.index && a.before == b.before; };
-        return max == other.max && sum == other.sum && selected == other.selected && bins.size() == other.bins.size() &&
+        return largest == other.largest && sum == other.sum && drawn == other.drawn && selected == other.selected &&
+               bins.size() == other.bins.size() &&
                std::equal(bins.begin(), bins.end(), other.bins.begin(), same);
     }
 };
@@ -99,13 +109,19 @@ Answers plainly(const std::vector<Row<T>>& rows, const std::vector<uint64_t>& th
         std::vector<uint64_t> sums;
         for (int id = 0; id < row.size; ++id) {
             const float logit = trtspec::to_float(row.data[id]);
-            answers.max = std::max(answers.max, weight(id, logit));
+            const uint64_t packed = trtspec::pack(key(logit), id);
+            answers.largest = std::max(answers.largest, packed);
             sums.push_back(sum += weight(id, logit));
             if (digit(id, logit) >= 0) {
                 bins[digit(id, logit)] += weight(id, logit);
             }
         }
         answers.sum += sum;
+        for (const uint32_t uniform : kUniforms) {
+            const auto above = std::upper_bound(sums.begin(), sums.end(), trtspec::share(uniform, sum));
+            answers.drawn.push_back(above == sums.end() ? -1 : static_cast<int32_t>(above - sums.begin()));
+        }
+        answers.drawn.push_back(-1);  // of nothing
         for (size_t turn = 0; turn < thresholds.size(); ++turn) {
             const uint64_t threshold = threshold_of(thresholds, i, turn);
             const auto above = std::upper_bound(sums.begin(), sums.end(), threshold);
@@ -130,8 +146,13 @@ Answers in_team(Team& team, const std::vector<Row<T>>& rows, const std::vector<u
         if (i + 1 < rows.size()) {
             team.prefetch(rows[i + 1]);
         }
-        answers.max = std::max(answers.max, team.max(row, weight));
+        const Largest largest = team.largest(row, key);
+        answers.largest = std::max(answers.largest, trtspec::pack(largest.key, largest.id));
         answers.sum += team.sum(row, weight);
+        for (const uint32_t uniform : kUniforms) {
+            answers.drawn.push_back(team.draw(row, weight, uniform));
+        }
+        answers.drawn.push_back(team.draw(row, nothing, kUniforms[1]));
         for (size_t turn = 0; turn < thresholds.size(); ++turn) {
             const uint64_t threshold = threshold_of(thresholds, i, turn);
             answers.selected.push_back(team.select(row, weight, threshold));

@@ -49,6 +49,7 @@ class Sources(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     host: list[str]
+    avx512: list[str] = []
     cuda: list[str] = []
 
 
@@ -62,9 +63,10 @@ class Plugin(BaseModel):
     sources: Sources
     architectures: list[Annotated[str, Field(pattern="^sm_[0-9]+[af]?$")]]
 
-    def paths(self, architectures: tuple[str, ...]) -> list[str]:
-        """Return the files to compile below plugins/; CUDA's where there are architectures."""
-        return [f"{self.name}/{file}" for file in self.sources.host + (self.sources.cuda if architectures else [])]
+    def paths(self, architectures: tuple[str, ...], machine: str) -> list[str]:
+        """Return the files to compile below plugins/: AVX-512's on x86, CUDA's where there are architectures."""
+        files = self.sources.host + (self.sources.avx512 if machine == "x86_64" else [])
+        return [f"{self.name}/{file}" for file in files + (self.sources.cuda if architectures else [])]
 
 
 @dataclass(frozen=True)
@@ -183,7 +185,11 @@ def _compile(spec: LibrarySpec, workdir: Path, library: Path) -> None:
     includes = (str(folder), str(folder / "include"))
     common = COMMON_SOURCES if spec.architectures else COMMON_SOURCES + WITHOUT_CUDA
     commands, objects = [], []
-    for source in (*common, *(path for name in spec.plugins for path in known[name].paths(spec.architectures))):
+    machine = spec.toolchain.machine
+    for source in (
+        *common,
+        *(path for name in spec.plugins for path in known[name].paths(spec.architectures, machine)),
+    ):
         path, output = str(folder / source), str(workdir / (source.replace("/", "_") + ".o"))
         commands.append(spec.toolchain.compile_command(path, output, includes, spec.architectures))
         objects.append(output)
@@ -227,7 +233,8 @@ def _digest_sources() -> str:
     """Return the digest of all files that any library is made of."""
     folder = plugins_dir()
     headers = (path.relative_to(folder).as_posix() for pattern in HEADERS for path in folder.glob(pattern))
-    sources = (path for plugin in discover_plugins().values() for path in plugin.paths(tuple(plugin.architectures)))
+    plugins = discover_plugins().values()
+    sources = (path for plugin in plugins for path in plugin.paths(tuple(plugin.architectures), "x86_64"))
     files = sorted({*headers, *COMMON_SOURCES, *WITHOUT_CUDA, *sources})
     return digest_of("trtspec.plugins.sources/1", [(file, (folder / file).read_bytes()) for file in files])
 

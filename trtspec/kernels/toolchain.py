@@ -29,8 +29,10 @@ NVCC_FLAGS = (
 )  # fmt: skip
 # The least of an x86 machine that a library is compiled for: AVX2, fused multiply-adds and F16C.
 X86_FLAGS = ("-march=x86-64-v3",)
+# What is chosen where the machine has it, in sources of this name.
+AVX512, AVX512_FLAGS = "avx512.cpp", ("-march=x86-64-v4",)
 
-FLAGS = (*CXX_FLAGS, *NVCC_FLAGS, *X86_FLAGS)
+FLAGS = (*CXX_FLAGS, *NVCC_FLAGS, *X86_FLAGS, *AVX512_FLAGS)
 
 NO_KEY = {"key": False}
 
@@ -52,7 +54,8 @@ class Toolchain:
         files = (*(f"-I{folder}" for folder in includes), "-c", source, "-o", output)
         if source.endswith(".cu"):
             return (self.nvcc, *NVCC_FLAGS, f"-ccbin={self.cxx}", *code_flags(architectures), *files)
-        return (self.cxx, *CXX_FLAGS, *(X86_FLAGS if self.machine == "x86_64" else ()), *files)
+        processor = AVX512_FLAGS if source.endswith(AVX512) else X86_FLAGS if self.machine == "x86_64" else ()
+        return (self.cxx, *CXX_FLAGS, *processor, *files)
 
     def link_command(self, objects: tuple[str, ...], output: str) -> tuple[str, ...]:
         """Return the argv that makes a shared library of objects; where there is nvcc, CUDA's runtime goes into it."""
