@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Claim: from logits to accepted tokens in one call, the compiled verification says exactly what the numpy oracle says,
-and on one core of a CPU it is at least 3 times as fast as torch's operations where requests sample.
+and on one core of a CPU it is at least 5 times as fast as torch's operations at batch 8 and draft_len 5.
 
     trtspec plugins build [--arch sm_90a]
     python benchmarks/verify.py [--device cpu] [--batch 1 8] [--draft-len 1 5 8] [--out FILE.json]

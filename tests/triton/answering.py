@@ -57,18 +57,21 @@ Serve = Callable[[str, dict[str, np.ndarray]], list[Response]]
 class Models(service_pb2_grpc.GRPCInferenceServiceServicer):
     """Models that `serve` answers for; `made` are the requests that came.
 
-    With `waits` a client has to leave: behind the last response comes nothing, and no end either.
+    With `waits` a client has to leave: behind the last response comes nothing, and no end either. With `closes_early`
+    the stream ends there.
     """
 
     def __init__(self) -> None:
         self.serve: Serve = lambda *_: []
         self.made: list[Request] = []
-        self.waits = False
-        self.channel: Any = None
+        self.waits = self.closes_early = False
+        self.streams = 0
         self.address = ""
 
     def ModelStreamInfer(self, request_iterator: Iterator[Any], context: Any) -> Iterator[Any]:  # noqa: N802  its name
+        self.streams += 1
         for request in request_iterator:
+            assert request.parameters["triton_enable_empty_final_response"].bool_param
             made = Request(request.model_name, arrays(request), [output.name for output in request.outputs])
             self.made.append(made)
             context.add_callback(made.left.set)
@@ -76,6 +79,16 @@ class Models(service_pb2_grpc.GRPCInferenceServiceServicer):
                 yield one.message()
             if self.waits:
                 made.left.wait(WAIT_S)
+            if self.closes_early:
+                return
+            yield last_message()
+
+
+def last_message() -> Any:
+    """Return what says that a request is answered, as Triton sends it to those who ask for it."""
+    message = service_pb2.ModelStreamInferResponse()
+    message.infer_response.parameters["triton_final_response"].bool_param = True
+    return message
 
 
 def arrays(request: Any) -> dict[str, np.ndarray]:
@@ -87,14 +100,13 @@ def arrays(request: Any) -> dict[str, np.ndarray]:
 
 @contextmanager
 def answering() -> Iterator[Models]:
-    """Serve models on loopback, and give a channel to them."""
+    """Serve models on loopback."""
     models = Models()
     server = grpc.server(ThreadPoolExecutor(8))
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(models, server)
     models.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
     try:
-        with grpc.insecure_channel(models.address) as models.channel:
-            yield models
+        yield models
     finally:
         server.stop(grace=None).wait()

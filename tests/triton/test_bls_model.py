@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
@@ -20,7 +20,7 @@ from trtspec.paths import model_repository_dir
 from trtspec.triton.backend import words_of_tensor
 from trtspec.triton.bls import Answer, Call, Draft, Sampling
 from trtspec.triton.config import load_config
-from trtspec.triton.server_model import LOOKAHEAD_SIZES, ServerModel, own_address
+from trtspec.triton.server_model import LOOKAHEAD_SIZES, OwnServer, ServerModel, Stream, own_address
 
 SCRIPT = "The target says né, whatever it is asked."
 
@@ -37,8 +37,15 @@ def server() -> Iterator[Models]:
 
 @pytest.fixture
 def models(server: Models) -> Models:
-    server.made, server.waits = [], False
+    server.made, server.waits, server.closes_early = [], False, False
     return server
+
+
+@pytest.fixture
+def stream(models: Models) -> Iterator[Stream]:
+    """A stream to `models`."""
+    with closing(OwnServer(models.address)) as server, closing(server.open()) as stream:
+        yield stream
 
 
 CALL = Call([5, 6], 3, Sampling(0.7, top_k=4, top_p=0.9, seed=2**64 - 1))
@@ -48,10 +55,10 @@ Ask = Callable[..., tuple[Any, list[Answer]]]
 
 
 @pytest.fixture
-def asked(models: Models) -> Ask:
+def asked(models: Models, stream: Stream) -> Ask:
     def ask(call: Call, *responses: Response) -> tuple[Any, list[Answer]]:
         models.serve = lambda *_: list(responses)
-        answers = list(ServerModel(models.channel, "m")(call))
+        answers = list(ServerModel(stream, "m")(call))
         return models.made[0], answers
 
     return ask
@@ -139,17 +146,33 @@ def test_what_a_model_refuses_is_said_in_its_words(asked: Ask) -> None:
         asked(CALL, response(error="too long"), tokens(1))
 
 
-def test_whoever_stops_early_ends_the_request(models: Models) -> None:
+def test_whoever_closes_the_stream_ends_the_request(models: Models, stream: Stream) -> None:
     models.serve, models.waits = lambda *_: [tokens(1), tokens(2)], True
-    answers = ServerModel(models.channel, "m")(CALL)
+    answers = ServerModel(stream, "m")(CALL)
     assert next(iter(answers)).ids == [1]
-    answers.close()
+    stream.close()
     assert models.made[0].left.wait(WAIT_S)
 
 
+def test_models_share_a_stream(models: Models, stream: Stream) -> None:
+    before = models.streams
+    for name, token in (("draft", 1), ("target", 2), ("draft", 3)):
+        models.serve = lambda model, _, token=token: [tokens(len(model)), tokens(token)]
+        assert [answer.ids for answer in ServerModel(stream, name)(CALL)] == [[len(name)], [token]]
+    assert models.streams - before <= 1
+    assert [request.model for request in models.made] == ["draft", "target", "draft"]
+
+
 def test_a_server_that_is_gone_is_named() -> None:
-    with grpc.insecure_channel("127.0.0.1:1") as channel, pytest.raises(TrtspecError, match="m: no answer from the"):
-        list(ServerModel(channel, "m")(CALL))
+    refused = pytest.raises(TrtspecError, match="m: no answer from the server's gRPC port")
+    with closing(OwnServer("127.0.0.1:1")) as gone, closing(gone.open()) as stream, refused:
+        list(ServerModel(stream, "m")(CALL))
+
+
+def test_a_stream_that_ends_too_early_is_no_answer(asked: Ask, models: Models) -> None:
+    models.closes_early = True
+    with pytest.raises(TrtspecError, match="the server closed the stream before it had answered"):
+        asked(CALL, tokens(1))
 
 
 @pytest.mark.parametrize(
@@ -205,7 +228,7 @@ def scripted(tokenizer: Tokenizer, prompt: str) -> Serve:
 def start(root: Path, pb_utils: Any, serve: Serve | None = None, **changes: str) -> Any:
     """Return the model, told to run in an artifact at `root`; `serve` answers for the models that it asks."""
     module = load_model("tensorrt_llm_bls", pb_utils)
-    module.own_channel = lambda: grpc.insecure_channel(pb_utils.models.address)
+    module.own_server = lambda: OwnServer(pb_utils.models.address)
     pb_utils.models.serve = serve or scripted(Tokenizer(root / "tokenizer"), "Hé")
     args = model_args(model_repository_dir() / "tensorrt_llm_bls", tokenizer_dir=str(root / "tokenizer"), **changes)
     model = module.TritonPythonModel()

@@ -18,10 +18,11 @@ CXX = ("g++", "clang++")
 NVCC = ("nvcc", "/usr/local/cuda/bin/nvcc")
 TIMEOUT_S = 60
 
-# Nothing is contracted and no order is changed: equal results everywhere depend on it.
+# Nothing is contracted and no order is changed: equal results everywhere depend on it. What clang does not make vectors
+# of is slower there and no mistake.
 CXX_FLAGS = (
     "-std=c++17", "-O3", "-ffp-contract=off", "-fno-trapping-math", "-fno-math-errno", "-fopenmp",
-    "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden",
+    "-Wall", "-Wextra", "-Werror", "-Wno-pass-failed", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden",
 )  # fmt: skip
 NVCC_FLAGS = (
     "-std=c++17", "-O3", "--fmad=false", "-Werror=all-warnings",

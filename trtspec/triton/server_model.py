@@ -10,8 +10,9 @@ before), so that a model with several threads dies of it sooner or later. Beside
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import grpc
@@ -26,6 +27,8 @@ from trtspec.triton.bls import Answer, Array, Call, Sampling
 COUNTS = ("total_draft_tokens", "total_accepted_draft_tokens")
 LOOKAHEAD_SIZES = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
 TRUE = ("true", "1")
+# A response then says whether it is the last, and comes without tensors where that is all it says.
+ASKS_FOR_LAST, IS_LAST = "triton_enable_empty_final_response", "triton_final_response"
 NO_LIMIT = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]  # logits are large
 
 
@@ -45,28 +48,68 @@ def own_address(argv: Sequence[str]) -> str:
     return f"{'127.0.0.1' if host == '0.0.0.0' else host}:{options.get('--grpc-port', '8001')}"
 
 
-def own_channel() -> grpc.Channel:
-    """Return a connection to the server that this process is a model of."""
+class OwnServer:
+    """The server at an address, asked by many threads at once."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = grpc.insecure_channel(address, NO_LIMIT)
+        self._open = service_pb2_grpc.GRPCInferenceServiceStub(self._channel).ModelStreamInfer
+
+    def open(self) -> Stream:
+        """Return a stream for the calls that make one text. To be closed: a server does not end before its streams."""
+        return Stream(self._open)
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+class Stream:
+    """Requests one after the other, each after the last response to the one before.
+
+    To open one takes as long as all else that is done for a small request.
+    """
+
+    def __init__(self, open_stream: Callable[[Iterator[Any]], Any]) -> None:
+        self._requests: SimpleQueue[Any] = SimpleQueue()
+        self._responses = open_stream(iter(self._requests.get, None))
+
+    def ask(self, request: Any) -> Iterator[Any]:
+        """Yield the responses to a ModelInferRequest."""
+        request.parameters[ASKS_FOR_LAST].bool_param = True
+        self._requests.put(request)
+        for response in self._responses:
+            yield response
+            if response.infer_response.parameters[IS_LAST].bool_param:
+                return
+        raise TrtspecError("the server closed the stream before it had answered")
+
+    def close(self) -> None:
+        """End the request that is not answered yet, and the stream."""
+        self._responses.cancel()
+        self._requests.put(None)
+
+
+def own_server() -> OwnServer:
+    """Return the server that this process is a model of."""
     argv = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().decode(errors="replace").split("\0")
-    return grpc.insecure_channel(own_address(argv), NO_LIMIT)
+    return OwnServer(own_address(argv))
 
 
 class ServerModel:
-    """A model with the tensors of NVIDIA's tensorrt_llm; its calls may be made by many threads at once."""
+    """A model with the tensors of NVIDIA's tensorrt_llm. All calls that make one text share a stream."""
 
-    def __init__(self, channel: grpc.Channel, name: str) -> None:
-        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+    def __init__(self, stream: Stream, name: str) -> None:
+        self._stream = stream
         self._name = name
 
     def __call__(self, call: Call) -> Iterator[Answer]:
         """Yield what the model answers; raises TrtspecError with its words if it refuses.
 
-        Whoever takes no more answers ends the request.
+        Whoever takes fewer answers, or gets an error, has to close the stream.
         """
-        responses = self._stub.ModelStreamInfer(iter([self._request(call)]))
         counted = (0, 0)
         try:
-            for response in responses:
+            for response in self._stream.ask(self._request(call)):
                 if response.error_message:
                     raise TrtspecError(response.error_message, where=self._name)
                 if outputs := read_outputs(response.infer_response):
@@ -74,8 +117,6 @@ class ServerModel:
                     yield answer
         except grpc.RpcError as error:
             raise TrtspecError(f"no answer from the server's gRPC port: {error.details()}", where=self._name) from None
-        finally:
-            responses.cancel()
 
     def _request(self, call: Call) -> Any:
         wanted = ["output_ids", "sequence_length"]

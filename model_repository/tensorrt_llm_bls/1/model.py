@@ -32,7 +32,7 @@ from trtspec.triton.backend import (
     respond,
 )
 from trtspec.triton.bls import NO_ID, Drafter, Job, LookupDrafter, ModelDrafter, Sampling, Step, generate
-from trtspec.triton.server_model import LOOKAHEAD_SIZES, ServerModel, own_channel
+from trtspec.triton.server_model import LOOKAHEAD_SIZES, ServerModel, Stream, own_server
 
 NAME = "tensorrt_llm_bls"
 REQUESTS_PER_PLACE = 2  # while some are verified, others are drafted
@@ -46,9 +46,9 @@ class TritonPythonModel:
         self.decoupled = settings.decoupled
         self.tokenizer = settings.tokenizer()
         self.pieces = Pieces(self.tokenizer)
-        self.server = own_channel()
-        self.target = ServerModel(self.server, settings.parameter("tensorrt_llm_model_name"))
-        self.draft_model = ServerModel(self.server, settings.parameter("tensorrt_llm_draft_model_name"))
+        self.server = own_server()
+        self.target = settings.parameter("tensorrt_llm_model_name")
+        self.draft_model = settings.parameter("tensorrt_llm_draft_model_name")
         self.method = settings.parameter("draft_method")
         self.options = find_method(self.method).parse(settings.json("speculation_options"))
         self.fast_logits = settings.parameter("speculative_decoding_fast_logits") == "true"
@@ -78,18 +78,23 @@ class TritonPythonModel:
             inputs = Inputs(pb_utils, request)
             self.refuse(inputs)
             job = self.read(inputs)
-            drafter = self.drafter(job.sampling, inputs.scalar("use_draft_logits"))
             transcript = Transcript(
                 TextStream(self.tokenizer),
                 job.prompt,
                 shows_prompt=not inputs.scalar("exclude_input_in_output", True),
                 accumulates=self.accumulates,
             )
-            steps = generate(job, self.target, drafter, self.vocab_size)
+            steps = self.steps(job, inputs.scalar("use_draft_logits"))
             self.threads.submit(reply.follow, steps, transcript, streams=bool(inputs.scalar("stream", False)))
         except Exception as error:
             reply.send(failure(pb_utils, error), final=True)
         return reply
+
+    def steps(self, job: Job, use_draft_logits: bool | None) -> Generator[Step]:
+        """Yield one text as its models make it."""
+        with closing(self.server.open()) as stream:
+            drafter = self.drafter(stream, job.sampling, use_draft_logits)
+            yield from generate(job, ServerModel(stream, self.target), drafter, self.vocab_size)
 
     def refuse(self, inputs: Inputs) -> None:
         """Raise for the first input that asks for what is not done here."""
@@ -156,7 +161,7 @@ class TritonPythonModel:
             raise TrtspecError(f"lookahead sizes {sizes} are above those of the engine, {self.lookahead}")
         return sizes
 
-    def drafter(self, sampling: Sampling, use_draft_logits: bool | None) -> Drafter | None:
+    def drafter(self, stream: Stream, sampling: Sampling, use_draft_logits: bool | None) -> Drafter | None:
         """Return what drafts for one request, if anything does."""
         options = self.options
         if self.method == "none":
@@ -164,7 +169,7 @@ class TritonPythonModel:
         if self.method == "ngram":
             return LookupDrafter(SuffixIndex(options.max_match), options.min_match)
         return ModelDrafter(
-            self.draft_model,
+            ServerModel(stream, self.draft_model),
             sampling,
             draws=options.use_draft_logits if use_draft_logits is None else use_draft_logits,
             stop_below=options.stop_below,

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""driver.cpp as a program, made by different compilers for different processors."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from trtspec.kernels.build import COMMON_SOURCES, WITHOUT_CUDA, discover_plugins
+from trtspec.kernels.toolchain import CXX_FLAGS
+from trtspec.paths import plugins_dir
+
+DRIVER = Path(__file__).with_name("driver.cpp")
+
+
+def compile_driver(compiler: str, folder: Path, *flags: str, more: Sequence[str] = ()) -> Path:
+    """Return the program, made of the sources for every processor, and `more` objects."""
+    plugins = discover_plugins().values()
+    sources = [*COMMON_SOURCES, *WITHOUT_CUDA, *(path for plugin in plugins for path in plugin.paths((), ""))]
+    run_compiler(
+        compiler, folder, *flags, DRIVER, *(plugins_dir() / source for source in sources), *more, "-o", "driver"
+    )
+    return folder / "driver"
+
+
+def run_compiler(compiler: str, folder: Path, *arguments: str | Path) -> None:
+    """Run a compiler with the flags of every library."""
+    includes = [f"-I{plugins_dir() / place}" for place in (".", "include")]
+    command = [compiler, *CXX_FLAGS, *includes, *arguments]
+    made = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr

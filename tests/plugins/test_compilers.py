@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every compiler and every processor gives the same results, bit for bit."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.plugins.driving import compile_driver, run_compiler
+from trtspec.kernels.toolchain import AVX512_FLAGS, X86_FLAGS
+from trtspec.paths import plugins_dir
+
+CPU_FLAGS = Path("/proc/cpuinfo")
+
+
+def tool(name: str) -> str:
+    """Return a program's path; where it is not installed the test is skipped."""
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"no {name} on the PATH")
+    return found
+
+
+def needs(flag: str) -> None:
+    """Skip the test on a processor that lacks something."""
+    if flag not in CPU_FLAGS.read_text().split():
+        pytest.skip(f"this processor has no {flag}")
+
+
+def said(driver: Path, *runner: str) -> str:
+    return subprocess.run([*runner, driver], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return what the driver says without any of the processor's own instructions."""
+    return said(compile_driver(tool("g++"), tmp_path_factory.mktemp("plain")))
+
+
+def test_avx2(tmp_path: Path, expected: str) -> None:
+    needs("avx2")
+    assert said(compile_driver(tool("g++"), tmp_path, *X86_FLAGS)) == expected
+
+
+def test_avx512(tmp_path: Path, expected: str) -> None:
+    needs("avx512vl")
+    objects = []
+    for kernel in ("verify_chain", "verify_tree"):
+        objects.append(f"{kernel}.o")
+        source = plugins_dir() / kernel / "avx512.cpp"
+        run_compiler(tool("g++"), tmp_path, *AVX512_FLAGS, "-c", source, "-o", objects[-1])
+    assert said(compile_driver(tool("g++"), tmp_path, *X86_FLAGS, more=objects)) == expected
+
+
+@pytest.mark.parametrize("flags", [(), X86_FLAGS], ids=["any processor", "AVX2"])
+def test_clang(tmp_path: Path, expected: str, flags: Sequence[str]) -> None:
+    needs("avx2")
+    assert said(compile_driver(tool("clang++"), tmp_path, *flags)) == expected
+
+
+def test_arm(tmp_path: Path, expected: str) -> None:
+    """In an emulator: a cross compiler and its libraries are asked for, and no such machine."""
+    emulator, compiler = tool("qemu-aarch64"), tool("aarch64-linux-gnu-g++")
+    assert said(compile_driver(compiler, tmp_path, "-static"), emulator) == expected
