@@ -20,7 +20,8 @@ from trtspec.paths import model_repository_dir
 from trtspec.triton.backend import words_of_tensor
 from trtspec.triton.bls import Answer, Call, Draft, Sampling
 from trtspec.triton.config import load_config
-from trtspec.triton.server_model import LOOKAHEAD_SIZES, OwnServer, ServerModel, Stream, own_address
+from trtspec.triton.own_server import OwnServer, Stream, own_address
+from trtspec.triton.server_model import LOOKAHEAD_SIZES, ServerModel
 
 SCRIPT = "The target says né, whatever it is asked."
 
@@ -164,7 +165,7 @@ def test_models_share_a_stream(models: Models, stream: Stream) -> None:
 
 
 def test_a_server_that_is_gone_is_named() -> None:
-    refused = pytest.raises(TrtspecError, match="m: no answer from the server's gRPC port")
+    refused = pytest.raises(TrtspecError, match="no answer from the server's gRPC port")
     with closing(OwnServer("127.0.0.1:1")) as gone, closing(gone.open()) as stream, refused:
         list(ServerModel(stream, "m")(CALL))
 

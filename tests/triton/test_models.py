@@ -281,6 +281,14 @@ def test_without_decoupling_a_client_that_left_is_cancelled(artifact, pb_utils, 
     assert generation.result().error.code == "cancelled"
 
 
+def test_the_artifacts_own_library_is_the_first_to_verify(artifact, pb_utils, monkeypatch) -> None:
+    library = artifact / "plugins" / "libtrtspec.so"
+    library.parent.mkdir()
+    library.touch()
+    _, _, settings, _ = start(artifact, pb_utils, monkeypatch).engine.settings
+    assert settings.kernels[0] == library
+
+
 def test_finalize_closes_the_engine(artifact, pb_utils, monkeypatch) -> None:
     model = start(artifact, pb_utils, monkeypatch)
     model.finalize()

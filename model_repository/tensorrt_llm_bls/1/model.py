@@ -32,7 +32,8 @@ from trtspec.triton.backend import (
     respond,
 )
 from trtspec.triton.bls import NO_ID, Drafter, Job, LookupDrafter, ModelDrafter, Sampling, Step, generate
-from trtspec.triton.server_model import LOOKAHEAD_SIZES, ServerModel, Stream, own_server
+from trtspec.triton.own_server import Stream, own_server
+from trtspec.triton.server_model import LOOKAHEAD_SIZES, ServerModel
 
 NAME = "tensorrt_llm_bls"
 REQUESTS_PER_PLACE = 2  # while some are verified, others are drafted
