@@ -119,8 +119,7 @@ public:
     template <class T, class F>
     TRTSPEC_HD TRTSPEC_DEVICE_CALL int32_t draw(Row<T> row, const F& f, uint32_t uniform) {
         const uint64_t* partials = exchange(fold_warp(sum_of_mine(row, f), Plus{}));
-        const uint64_t sum = fold_partials(partials, Plus{});
-        return sum == 0 ? -1 : select_by(partials, row, f, share(uniform, sum));
+        return select_by(partials, row, f, share(uniform, fold_partials(partials, Plus{})));
     }
 
     /// Sorts the row's entries into bins by digit(id, logit), 0 to 255 or -1 for none, and goes down from bin 255 to the

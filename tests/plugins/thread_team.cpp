@@ -75,6 +75,7 @@ uint32_t key(float logit) { return static_cast<uint32_t>(logit) / 4; }
 int digit(int32_t id, float logit) { return id % 7 == 0 ? -1 : static_cast<int>(logit); }
 
 uint64_t nothing(int32_t, float) { return 0; }
+uint64_t one(int32_t, float) { return 1; }
 
 constexpr uint32_t kUniforms[] = {0, 0x40000000u, 0xffffffffu};
 
@@ -120,6 +121,7 @@ Answers plainly(const std::vector<Row<T>>& rows, const std::vector<uint64_t>& th
         for (const uint32_t uniform : kUniforms) {
             const auto above = std::upper_bound(sums.begin(), sums.end(), trtspec::share(uniform, sum));
             answers.drawn.push_back(above == sums.end() ? -1 : static_cast<int32_t>(above - sums.begin()));
+            answers.drawn.push_back(static_cast<int32_t>(trtspec::share(uniform, static_cast<uint64_t>(row.size))));
         }
         answers.drawn.push_back(-1);  // of nothing
         for (size_t turn = 0; turn < thresholds.size(); ++turn) {
@@ -151,6 +153,7 @@ Answers in_team(Team& team, const std::vector<Row<T>>& rows, const std::vector<u
         answers.sum += team.sum(row, weight);
         for (const uint32_t uniform : kUniforms) {
             answers.drawn.push_back(team.draw(row, weight, uniform));
+            answers.drawn.push_back(team.draw(row, one, uniform));
         }
         answers.drawn.push_back(team.draw(row, nothing, kUniforms[1]));
         for (size_t turn = 0; turn < thresholds.size(); ++turn) {
