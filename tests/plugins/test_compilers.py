@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every compiler and every processor gives the same results, bit for bit."""
+"""Every compiler and every processor that is at hand gives the same results, bit for bit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.plugins.driving import compile_driver, run_compiler
 from trtspec.kernels.toolchain import AVX512_FLAGS, X86_FLAGS
 from trtspec.paths import plugins_dir
 
-CPU_FLAGS = Path("/proc/cpuinfo")
+CPU_INFO = Path("/proc/cpuinfo")
 
 
 def tool(name: str) -> str:
@@ -27,7 +27,7 @@ def tool(name: str) -> str:
 
 def needs(flag: str) -> None:
     """Skip the test on a processor that lacks something."""
-    if flag not in CPU_FLAGS.read_text().split():
+    if flag not in CPU_INFO.read_text().split():
         pytest.skip(f"this processor has no {flag}")
 
 
