@@ -54,7 +54,7 @@ def build(method: str, out: Path) -> None:
 
 
 def measure(root: Path, prompts: dict[str, list[str]], runs: int, max_tokens: int) -> dict[str, Any]:
-    from trtspec.engines.embedded.request import Sampling
+    from trtspec.generation.request import Sampling
     from trtspec.measure.artifact import open_artifact
     from trtspec.measure.bench import measure_engine
 
@@ -96,7 +96,7 @@ def overhead(artifact: Any, texts: list[str], max_tokens: int, sampling: Any) ->
 
 @contextmanager
 def timed_steps(steps: list[float], inside: list[float], spent: Callable[[], float]) -> Iterator[None]:
-    from trtspec.engines.embedded.engine import Engine
+    from trtspec.torch_engine.engine import Engine
 
     decode = Engine._decode
 
@@ -116,10 +116,10 @@ def timed_steps(steps: list[float], inside: list[float], spent: Callable[[], flo
 @contextmanager
 def timed_forwards() -> Iterator[Callable[[], float]]:
     """Yield what tells the seconds spent in forward passes so far; a pass within a pass counts once."""
-    from trtspec.engines.embedded.decoder import Decoder
-    from trtspec.engines.embedded.drafters.medusa import HeadStack
-    from trtspec.engines.embedded.drafters.net import Net
-    from trtspec.engines.embedded.drafters.redrafter import RecurrentNet
+    from trtspec.torch_engine.model.decoder import Decoder
+    from trtspec.torch_engine.drafters.medusa import HeadStack
+    from trtspec.torch_engine.drafting.head import Net
+    from trtspec.torch_engine.drafters.redrafter import RecurrentNet
 
     total, depth = 0.0, 0
 

@@ -128,9 +128,9 @@ def step_ms(artifact: Path) -> dict[str, float]:
     """
     import torch
 
-    from trtspec.engines.embedded.decoder import Decoder
-    from trtspec.engines.embedded.drafters.base import Room, Setup
-    from trtspec.engines.embedded.drafters.draft_target import ModelDrafter
+    from trtspec.torch_engine.model.decoder import Decoder
+    from trtspec.torch_engine.drafting.base import Room, Setup
+    from trtspec.torch_engine.drafters.draft_target import ModelDrafter
     from trtspec.methods.base import Extent, find_method
 
     device, text = torch.device("cpu"), list(range(1, 101))

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.conftest import Run
-from trtspec.engines.contract import contracts
+from trtspec.backends.trtllm_versions import contracts
 from trtspec.errors import TrtspecError
 from trtspec.methods.base import find_method
 from trtspec.migration import Migration, migrate

@@ -19,7 +19,7 @@ from trtspec.checkpoint.prepare import locate_source
 from trtspec.checkpoint.sharding import mapping_problems
 from trtspec.checkpoint.source import Source, load_source
 from trtspec.checkpoint.tokenizer import check_tokenizer, check_tokenizers
-from trtspec.engines.base import Backend, Case, Storage, backends, choose_backend, choose_version
+from trtspec.backends.base import Backend, Case, Storage, backends, choose_backend, choose_version
 from trtspec.errors import CheckpointError, TrtspecError
 from trtspec.methods.base import Method, Options, find_method
 from trtspec.recipe.diagnostics import Problem, position
@@ -27,7 +27,7 @@ from trtspec.recipe.load import LoadedRecipe
 from trtspec.recipe.schema import ModelSource, Recipe
 from trtspec.recipe.validate import say_value
 from trtspec.registry import did_you_mean
-from trtspec.steps.model import SourceModel, SourcePart, load_model, load_part, mapping_of, padded, scheme_wanted
+from trtspec.models.source_model import SourceModel, SourcePart, load_model, load_part, mapping_of, padded, scheme_wanted
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ import shutil
 from importlib import metadata
 from pathlib import Path
 
-from trtspec.engines.tensorrt_llm.toolchain import BUILDER
+from trtspec.backends.tensorrt_llm.toolchain import BUILDER
 from trtspec.kernels.build import find_libraries
 from trtspec.paths import cache_dir, state_dir
 from trtspec.triton.server import Finding, probe_server

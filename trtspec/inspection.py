@@ -15,7 +15,7 @@ from trtspec.checkpoint.trtllm import Quantization, is_converted, load_checkpoin
 from trtspec.errors import CheckpointError
 from trtspec.quant.conversion import plan_conversion
 from trtspec.quant.scheme import Scheme
-from trtspec.steps.model import load_model
+from trtspec.models.source_model import load_model
 
 ONE_RANK, UNQUANTIZED = Mapping(), Scheme()
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from trtspec.engines.contract import Contract, Release, contracts, minors_with
+from trtspec.backends.trtllm_versions import Contract, Release, contracts, minors_with
 from trtspec.errors import TrtspecError
 from trtspec.recipe.schema import Recipe
 

@@ -21,15 +21,15 @@ from trtspec.artifacts.manifest import Backend, Manifest, StepRecord
 from trtspec.artifacts.publish import publish_artifact
 from trtspec.check import Findings, examine
 from trtspec.checkpoint.prepare import OnProgress, prepare_source
-from trtspec.engines.base import Case, backends
-from trtspec.engines.memory import MemoryPlan
+from trtspec.backends.base import Case, backends
+from trtspec.backends.memory import MemoryPlan
 from trtspec.errors import CheckpointError, StepError
 from trtspec.files import FileRecord
 from trtspec.graph.digest import DigestCache
 from trtspec.graph.executor import Observer, StepResult, execute
 from trtspec.graph.plan import Plan, StepStatus, plan_status
 from trtspec.graph.store import Store
-from trtspec.layouts.base import Ground, Layout, lay_out
+from trtspec.backends.artifact_plan import Ground, Layout, lay_out
 from trtspec.methods.speedup import expected_speedup
 from trtspec.paths import cache_dir
 from trtspec.recipe.diagnostics import RecipeError
@@ -37,8 +37,8 @@ from trtspec.recipe.load import LoadedRecipe
 from trtspec.recipe.resolve import ResolvedRecipe, resolve_recipe
 from trtspec.steps.convert import ConvertCheckpoint
 from trtspec.steps.copy import CopyFiles
-from trtspec.steps.files import FileReader
-from trtspec.steps.model import SourceModel
+from trtspec.graph.files import FileReader
+from trtspec.models.source_model import SourceModel
 
 # A plan may read this much of sources it has never seen; a build reads all of it.
 READ_WHILE_PLANNING = 1 << 27

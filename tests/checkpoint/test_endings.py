@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.triton.artifact import make_tokenizer
-from trtspec.checkpoint.endings import Endings
+from trtspec.generation.endings import Endings
 from trtspec.checkpoint.tokenizer import Tokenizer
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from tests.doubles.required import FP8, FP8_ROWWISE, required_tensors
 from tests.doubles.trouble import make_trouble
-from trtspec.engines.contract import Contract, contract_of
+from trtspec.backends.trtllm_versions import Contract, contract_of
 
 NEWEST, HOPPER = "1.2.1", 90
 ARCHITECTURES = {

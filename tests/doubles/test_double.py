@@ -15,13 +15,13 @@ import pytest
 from tests.doubles.builder import main, parse
 from tests.doubles.checkpoints import activations_of, change_config, change_tensors, convert_fp8
 from tests.doubles.fixtures import DOUBLES
-from tests.engines.tensorrt_llm.cases import make_case
+from tests.backends.tensorrt_llm.cases import make_case
 from tests.methods import eagle_nets, heads, recurrent
 from tests.tiny import FAMILY_SHAPES, convert, make_model
 from trtspec.checkpoint.sharding import Mapping
-from trtspec.engines.contract import contract_of, contracts
-from trtspec.engines.tensorrt_llm.arguments import build_arguments
-from trtspec.engines.tensorrt_llm.engine_dir import parse_arguments
+from trtspec.backends.trtllm_versions import contract_of, contracts
+from trtspec.backends.tensorrt_llm.arguments import build_arguments
+from trtspec.backends.tensorrt_llm.engine_dir import parse_arguments
 from trtspec.quant.scheme import Scheme
 
 MAPPINGS = {

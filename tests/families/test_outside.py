@@ -113,7 +113,7 @@ def test_without_it_the_architecture_is_unknown(toy: Path) -> None:
 VERSION = """
 import sys
 from pathlib import Path
-from trtspec.steps.model import load_model
+from trtspec.models.source_model import load_model
 print(load_model(Path(sys.argv[1]), "auto").family_version)
 """
 

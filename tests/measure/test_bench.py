@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import pytest
 
 from tests.conftest import Run
-from trtspec.engines.embedded.request import Stats
+from trtspec.generation.request import Stats
 from trtspec.measure.bench import Comparison, Side, measure_server
 from trtspec.triton.client import Client
 

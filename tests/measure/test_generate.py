@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import Run
 from tests.tiny import greedy, reference_model
 from trtspec.checkpoint.tokenizer import Tokenizer
-from trtspec.engines.embedded.request import Sampling
+from trtspec.generation.request import Sampling
 from trtspec.measure.generate import generate_one
 
 pytestmark = pytest.mark.integration
@@ -131,7 +131,7 @@ def test_an_artifact_that_is_damaged(damage: Any, message: str, artifact: Path, 
 
 def test_an_interrupted_generation(artifact: Path) -> None:
     arguments = ["generate", str(artifact), "-p", "the", "--max-tokens", "250"]
-    slow = "from trtspec.engines.embedded.decoder import Decoder; import time\n"
+    slow = "from trtspec.torch_engine.model.decoder import Decoder; import time\n"
     slow += "forward = Decoder.tapped\n"
     slow += "Decoder.tapped = lambda *a, **k: (time.sleep(0.05), forward(*a, **k))[1]\n"
     command = [sys.executable, "-c", f"{slow}from trtspec.cli.app import main; main({arguments!r})"]

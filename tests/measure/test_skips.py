@@ -16,7 +16,7 @@ from trtspec.errors import TrtspecError
 from trtspec.measure.skips import Candidate, Limits, draft_cost, ranked, rate, search
 from trtspec.methods.speedup import expected_speedup
 from trtspec.methods.swift import Skip
-from trtspec.steps.model import load_model
+from trtspec.models.source_model import load_model
 
 FREELY = Limits(max_skip=1.0, iterations=10_000, seconds=1e9)
 

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tests.tiny import SHAPE, convert
-from trtspec.steps.model import load_part
+from trtspec.models.source_model import load_part
 
 Tensors = dict[str, Tensor]
 HIDDEN, VOCAB = SHAPE["hidden_size"], SHAPE["vocab_size"]

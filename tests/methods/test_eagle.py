@@ -21,7 +21,7 @@ from trtspec.checkpoint.sharding import Mapping
 from trtspec.errors import CheckpointError, TrtspecError
 from trtspec.methods.base import Extent, find_method
 from trtspec.quant.scheme import Scheme
-from trtspec.steps.model import SourcePart, load_model, load_part
+from trtspec.models.source_model import SourcePart, load_model, load_part
 
 METHOD = find_method("eagle")
 TREE: dict[str, Any] = {"choices": [[0], [1], [0, 0], [1, 0], [1, 1], [1, 0, 0]]}

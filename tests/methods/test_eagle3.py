@@ -22,7 +22,7 @@ from trtspec.checkpoint.sharding import Mapping
 from trtspec.errors import CheckpointError, TrtspecError
 from trtspec.methods.base import Extent, find_method
 from trtspec.quant.scheme import Scheme
-from trtspec.steps.model import SourcePart, load_model, load_part
+from trtspec.models.source_model import SourcePart, load_model, load_part
 
 METHOD = find_method("eagle3")
 LAYERS = 7

@@ -24,7 +24,7 @@ from trtspec.errors import CheckpointError, TrtspecError
 from trtspec.methods.base import Extent, find_method
 from trtspec.methods.choices import MEDUSA_CHOICES
 from trtspec.quant.scheme import Scheme
-from trtspec.steps.model import SourcePart, load_model, load_part
+from trtspec.models.source_model import SourcePart, load_model, load_part
 
 METHOD = find_method("medusa")
 

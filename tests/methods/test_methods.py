@@ -25,7 +25,7 @@ def test_a_method_says_what_fits_together(name: str) -> None:
         extent = method.extent(options, draft_len)
         assert 0 <= extent.depth <= extent.nodes
         assert extent.depth == draft_len or not method.draft_lens
-    drafters = discover("trtspec.engines.embedded.drafters", "DRAFTER")
+    drafters = discover("trtspec.torch_engine.drafters", "DRAFTER")
     assert ("embedded" in method.engines) == (name in drafters)
 
 

@@ -23,7 +23,7 @@ from trtspec.checkpoint.sharding import Mapping
 from trtspec.errors import CheckpointError
 from trtspec.methods.base import Extent, find_method
 from trtspec.quant.scheme import Scheme
-from trtspec.steps.model import SourcePart, load_model, load_part
+from trtspec.models.source_model import SourcePart, load_model, load_part
 
 ODD = VOCAB - 1
 STORED = {

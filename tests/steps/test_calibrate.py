@@ -17,7 +17,7 @@ from trtspec.graph.step import Inputs
 from trtspec.paths import default_prompts
 from trtspec.quant.activations import ACTIVATIONS, load_activations
 from trtspec.steps.calibrate import Calibrate, calibrate_checkpoint
-from trtspec.steps.files import FileReader
+from trtspec.graph.files import FileReader
 
 TEXTS = ("the rest", "in here, where the north wind is", "{")
 LONG = 500

@@ -17,7 +17,7 @@ from trtspec.quant.scheme import Scheme
 from trtspec.steps.calibrate import Calibrate
 from trtspec.steps.convert import ConvertCheckpoint
 from trtspec.steps.copy import CopyFiles
-from trtspec.steps.files import UNREAD, FileReader, Files
+from trtspec.graph.files import UNREAD, FileReader, Files
 from trtspec.steps.repository import read_models
 
 LONG_AGO = 10**18

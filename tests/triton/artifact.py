@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.tiny import convert, make_llama
 from trtspec.artifacts.manifest import Backend, Manifest
-from trtspec.triton.repository import RepositorySettings, emit_repository
+from trtspec.triton.emission import RepositorySettings, emit_repository
 
 VOCAB = 257
 SETTINGS = RepositorySettings(

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from trtspec.methods.choices import EAGLE_CHOICES, MEDUSA_CHOICES
-from trtspec.triton.engine_repository import (
+from trtspec.backends.tensorrt_llm.repository import (
     EngineRepositorySettings,
     EngineServing,
     LookaheadSizes,

@@ -11,14 +11,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from tests.engines.source_cases import facts, source_case
-from trtspec.engines.base import Case
-from trtspec.engines.llmapi.model_yaml import model_yaml
-from trtspec.engines.llmapi.speculative import is_greedy_only
-from trtspec.engines.vllm.model_json import model_json
+from tests.backends.source_cases import facts, source_case
+from trtspec.backends.base import Case
+from trtspec.backends.llmapi.model_yaml import model_yaml
+from trtspec.backends.llmapi.speculative import is_greedy_only
+from trtspec.backends.vllm.model_json import model_json
 from trtspec.recipe.resolve import input_len_of
-from trtspec.triton.llmapi_repository import LlmApiRepositorySettings, emit_llmapi_repository
-from trtspec.triton.vllm_repository import VllmRepositorySettings, emit_vllm_repository
+from trtspec.backends.llmapi.repository import LlmApiRepositorySettings, emit_llmapi_repository
+from trtspec.backends.vllm.repository import VllmRepositorySettings, emit_vllm_repository
 
 LLMAPI, VLLM = (Path(__file__).with_name(name) for name in ("golden_llmapi", "golden_vllm"))
 TARGET, DRAFT = "../../checkpoints/target", "../../checkpoints/draft"

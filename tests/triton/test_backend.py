@@ -14,7 +14,7 @@ from tests.triton.artifact import make_tokenizer
 from tests.triton.fakes import Request, make_pb_utils
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.errors import TrtspecError
-from trtspec.triton.backend import (
+from trtspec.triton.python_models.tensors import (
     NEUTRAL,
     Inputs,
     Pieces,

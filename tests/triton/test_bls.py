@@ -16,12 +16,12 @@ from itertools import product
 import numpy as np
 import pytest
 
-from tests.engines.lossless import Fork
-from trtspec.checkpoint.endings import Endings
-from trtspec.engines.embedded.drafters.suffixes import SuffixIndex
+from tests.torch_engine.lossless import Fork
+from trtspec.generation.endings import Endings
+from trtspec.generation.suffix_index import SuffixIndex
 from trtspec.errors import TrtspecError
 from trtspec.kernels.reference import residual, warp
-from trtspec.triton.bls import (
+from trtspec.triton.python_models.bls import (
     NO_ID,
     Answer,
     Call,

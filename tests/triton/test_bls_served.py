@@ -26,7 +26,7 @@ from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.errors import DeployError
 from trtspec.paths import recipes_dir
 from trtspec.triton.client import Client
-from trtspec.triton.repository import Parameters, RepositorySettings, emit_model
+from trtspec.triton.emission import Parameters, RepositorySettings, emit_model
 
 pytestmark = pytest.mark.triton
 

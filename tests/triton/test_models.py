@@ -11,10 +11,10 @@ import pytest
 from tests.triton.artifact import SETTINGS, make_tokenizer
 from tests.triton.fakes import FINAL, Request, load_model, make_pb_utils, model_args
 from trtspec.checkpoint.tokenizer import Tokenizer
-from trtspec.engines.embedded.request import Sampling, Stats, Update
+from trtspec.generation.request import Sampling, Stats, Update
 from trtspec.errors import TrtspecError
-from trtspec.triton.backend import tensor_of_words, words_of_tensor
-from trtspec.triton.repository import emit_repository
+from trtspec.triton.python_models.tensors import tensor_of_words, words_of_tensor
+from trtspec.triton.emission import emit_repository
 
 STATS = Stats(prompt_tokens=5, new_tokens=3, drafted=8, accepted=2, steps=2)
 

@@ -10,9 +10,9 @@ import pytest
 
 from tests.triton.artifact import SETTINGS
 from trtspec.paths import model_repository_dir
-from trtspec.triton.backend import NEUTRAL
+from trtspec.triton.python_models.tensors import NEUTRAL
 from trtspec.triton.config import load_config, render_config
-from trtspec.triton.repository import MODELS, emit_repository
+from trtspec.triton.emission import MODELS, emit_repository
 
 # Names of NVIDIA's inflight_batcher_llm repository that clients send and read.
 ENSEMBLE_INPUTS = [

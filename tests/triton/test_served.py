@@ -22,11 +22,11 @@ from tests.triton.artifact import SETTINGS, VOCAB, make_artifact
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.deploy.journal import Journal
 from trtspec.deploy.local import deploy_local, stop
-from trtspec.engines.embedded.engine import Engine
-from trtspec.engines.embedded.request import EngineSettings, Request
+from trtspec.torch_engine.engine import Engine
+from trtspec.generation.request import EngineSettings, Request
 from trtspec.errors import DeployError
 from trtspec.triton.client import Client
-from trtspec.triton.repository import emit_repository
+from trtspec.triton.emission import emit_repository
 from trtspec.triton.server import find_server
 
 pytestmark = pytest.mark.triton

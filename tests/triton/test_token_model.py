@@ -12,8 +12,8 @@ import pytest
 from tests.triton.artifact import make_tokenizer
 from tests.triton.fakes import Request, make_pb_utils
 from trtspec.checkpoint.tokenizer import Tokenizer
-from trtspec.triton.backend import Inputs, tensor_of_words
-from trtspec.triton.token_model import TokenReader, Unsent
+from trtspec.triton.python_models.tensors import Inputs, tensor_of_words
+from trtspec.triton.python_models.token_model import TokenReader, Unsent
 
 SOME = {"prompt_tokens": 5, "new_tokens": 3, "drafted": 8, "accepted": 2}
 NONE = {"prompt_tokens": 5, "new_tokens": 3, "drafted": 0, "accepted": 0}

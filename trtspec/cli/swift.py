@@ -82,7 +82,7 @@ def _export(build: Build, found: Found, out: Path) -> None:
     from trtspec.cli.render import counter, say
     from trtspec.measure.skips import draft_cost
     from trtspec.methods.swift import Skip
-    from trtspec.steps.prune import prune_checkpoint
+    from trtspec.models.prune import prune_checkpoint
 
     model, skip = build.findings.target, found.best.skip
     if model is None:

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.artifacts.manifest import Manifest
-from trtspec.engines.gpus import Gpu, find_gpu
-from trtspec.engines.tensorrt_llm.installed import installed_versions, seen_gpus
-from trtspec.engines.tensorrt_llm.placement import ENVIRONMENT, LAUNCH, MODEL_NAMES, no_pools
-from trtspec.engines.tensorrt_llm.toolchain import BUILDER
+from trtspec.backends.gpus import Gpu, find_gpu
+from trtspec.backends.tensorrt_llm.installed import installed_versions, seen_gpus
+from trtspec.backends.tensorrt_llm.placement import ENVIRONMENT, LAUNCH, MODEL_NAMES, no_pools
+from trtspec.backends.tensorrt_llm.toolchain import BUILDER
 from trtspec.errors import DeployError
-from trtspec.triton.engine_repository import relocate
+from trtspec.backends.tensorrt_llm.repository import relocate
 from trtspec.triton.server import Ports, Server, server_command
-from trtspec.triton.vllm_repository import relocate_vllm
+from trtspec.backends.vllm.repository import relocate_vllm
 
 REPOSITORY = "model_repository"
 MAX_LAUNCH_BYTES = 1 << 20

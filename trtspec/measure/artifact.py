@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from trtspec.artifacts.manifest import MANIFEST, Manifest, load_manifest, verify_files
 from trtspec.artifacts.prompts import Prompt, load_prompts
 from trtspec.checkpoint.tokenizer import Tokenizer
-from trtspec.engines.embedded.request import EngineSettings, Request, Sampling
+from trtspec.generation.request import EngineSettings, Request, Sampling
 from trtspec.errors import DigestMismatch, TrtspecError
 
 if TYPE_CHECKING:
-    from trtspec.engines.embedded.engine import Engine
+    from trtspec.torch_engine.engine import Engine
 
 TARGET, DRAFT = "checkpoints/target", "checkpoints/draft"
 # Engines that run a source as it is: their artifacts hold nothing that the embedded engine reads.
@@ -72,7 +72,7 @@ def open_artifact(root: Path, manifest: Manifest | None = None) -> Iterator[Open
 
     `read_artifact` comes first unless its `manifest` is handed in. Raises TrtspecError where nothing was converted.
     """
-    from trtspec.engines.embedded.engine import Engine
+    from trtspec.torch_engine.engine import Engine
 
     manifest = manifest or read_artifact(root)
     if manifest.backend.name in ELSEWHERE:

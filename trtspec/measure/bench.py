@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trtspec.engines.embedded.request import Result, Stats
+from trtspec.generation.request import Result, Stats
 from trtspec.errors import DeployError
 from trtspec.measure.artifact import OpenArtifact
 from trtspec.triton.client import Client

@@ -10,7 +10,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from trtspec.artifacts.prompts import load_prompts
-from trtspec.engines.embedded.request import Result, Sampling, Update
+from trtspec.generation.request import Result, Sampling, Update
 from trtspec.errors import TrtspecError
 from trtspec.measure.artifact import open_artifact
 

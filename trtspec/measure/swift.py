@@ -21,7 +21,7 @@ from trtspec.measure.skips import Candidate, Limits, OnProgress, ranked, rate, s
 from trtspec.methods.swift import Skip
 
 if TYPE_CHECKING:
-    from trtspec.engines.embedded.decoder import Decoder
+    from trtspec.torch_engine.model.decoder import Decoder
 
 FORMAT_VERSION = 1
 REPORTED = 5
@@ -110,8 +110,8 @@ def _generate(root: Path, samples: int, max_tokens: int, seed: int, on_progress:
 
 def _load(root: Path, texts: Sequence[Text]) -> Decoder:
     """Load the target with room for the texts; the engine that generated them is gone, its memory with it."""
-    from trtspec.engines.embedded.decoder import Decoder
-    from trtspec.engines.embedded.device import choose_device, compute_dtype
+    from trtspec.torch_engine.model.decoder import Decoder
+    from trtspec.torch_engine.device import choose_device, compute_dtype
 
     device, target = choose_device("auto"), root / TARGET
     longest = max(len(prompt) for prompt, _ in texts) + max(len(said) for _, said in texts)
@@ -128,7 +128,7 @@ class Matcher:
     def __init__(self, model: Decoder, texts: Sequence[Text], first_row: int) -> None:
         import torch
 
-        from trtspec.engines.embedded.prefill import prefill
+        from trtspec.torch_engine.prefill import prefill
 
         self._model = model
         prefill(model, [prompt for prompt, _ in texts], first_row, PREFILL_TOKENS)
@@ -143,7 +143,7 @@ class Matcher:
 
     def matchness(self, skip: Skip) -> float:
         """Return the share of places where the target without these sublayers says what the whole one said."""
-        from trtspec.engines.embedded.drafters.swift import sublayers
+        from trtspec.torch_engine.drafters.swift import sublayers
 
         logits, _ = self._model.tapped(self._inputs, self._window, (), self._at, sublayers(skip))
         return float((logits.argmax(-1) == self._said).float().mean())

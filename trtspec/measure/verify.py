@@ -21,7 +21,7 @@ from trtspec.artifacts.prompts import Prompt
 from trtspec.checkpoint.prepare import locate_source
 from trtspec.checkpoint.source import load_source
 from trtspec.checkpoint.trtllm import load_checkpoint
-from trtspec.engines.embedded.request import Result
+from trtspec.generation.request import Result
 from trtspec.errors import CheckpointError, GateNotMet, TrtspecError, VerificationFailed
 from trtspec.files import replace_file
 from trtspec.measure.artifact import (

@@ -13,8 +13,8 @@ from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.errors import CheckpointError
 from trtspec.graph.step import Inputs, Progress, Step
 from trtspec.quant.activations import ACTIVATIONS, Activations
-from trtspec.steps.files import Files
-from trtspec.steps.model import load_model
+from trtspec.graph.files import Files
+from trtspec.models.source_model import load_model
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def calibrate_checkpoint(
     `on_bytes` is told the source bytes done since the last call. Raises CheckpointError where the source, its tokenizer
     or what is measured does not add up.
     """
-    from trtspec.engines.embedded.calibration import measure  # torch, which planning does without
+    from trtspec.torch_engine.calibration.measure import measure  # torch, which planning does without
 
     model = load_model(root, "auto")
     config = model.config

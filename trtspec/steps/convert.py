@@ -20,8 +20,8 @@ from trtspec.quant.activations import ACTIVATIONS, Activations, load_activations
 from trtspec.quant.conversion import Conversion, plan_conversion
 from trtspec.quant.scheme import Scheme
 from trtspec.steps.calibrate import Calibrate
-from trtspec.steps.files import Files
-from trtspec.steps.model import SourceModel, SourcePart, load_model, load_part, padded
+from trtspec.graph.files import Files
+from trtspec.models.source_model import SourceModel, SourcePart, load_model, load_part, padded
 
 ONE_RANK, UNQUANTIZED = Mapping(), Scheme()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from trtspec.graph.step import Inputs, Progress, Step
-from trtspec.steps.files import Files
+from trtspec.graph.files import Files
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from typing import ClassVar
 from trtspec.files import file_sha256
 from trtspec.graph.step import Inputs, Progress, Step
 from trtspec.paths import model_repository_dir
-from trtspec.triton.engine_repository import EngineRepositorySettings, emit_engine_repository
-from trtspec.triton.llmapi_repository import LlmApiRepositorySettings, emit_llmapi_repository
-from trtspec.triton.repository import RepositorySettings, emit_repository
-from trtspec.triton.vllm_repository import VllmRepositorySettings, emit_vllm_repository
+from trtspec.backends.tensorrt_llm.repository import EngineRepositorySettings, emit_engine_repository
+from trtspec.backends.llmapi.repository import LlmApiRepositorySettings, emit_llmapi_repository
+from trtspec.triton.emission import RepositorySettings, emit_repository
+from trtspec.backends.vllm.repository import VllmRepositorySettings, emit_vllm_repository
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from trtspec.triton.backend import Inputs, Pieces, Settings, respond
+from trtspec.triton.python_models.tensors import Inputs, Pieces, Settings, respond
 
 
 class TritonPythonModel:

@@ -9,7 +9,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from trtspec.errors import TrtspecError
-from trtspec.triton.backend import Inputs, Pieces, Settings, respond, tensor_of_words
+from trtspec.triton.python_models.tensors import Inputs, Pieces, Settings, respond, tensor_of_words
 
 NO_ID = -1
 

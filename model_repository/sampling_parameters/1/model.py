@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from trtspec.engines.embedded.checks import check_request
-from trtspec.engines.embedded.request import EngineSettings, Request, Sampling
+from trtspec.generation.checks import check_request
+from trtspec.generation.request import EngineSettings, Request, Sampling
 from trtspec.errors import TrtspecError
-from trtspec.triton.backend import Inputs, Settings, read_sampling, refuse_unsupported, respond
+from trtspec.triton.python_models.tensors import Inputs, Settings, read_sampling, refuse_unsupported, respond
 
 ENGINE = "vLLM"
 LIMITS = EngineSettings(max_seq_len=1 << 31)  # vLLM holds texts against its own

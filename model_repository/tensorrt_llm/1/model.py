@@ -16,12 +16,12 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from trtspec.engines.embedded.engine import Engine
-from trtspec.engines.embedded.request import EngineSettings, Request, Sampling, Update
-from trtspec.engines.embedded.running import Ticket
+from trtspec.torch_engine.engine import Engine
+from trtspec.generation.request import EngineSettings, Request, Sampling, Update
+from trtspec.generation.running import Ticket
 from trtspec.errors import TrtspecError
 from trtspec.kernels.rules import libraries_of
-from trtspec.triton.backend import (
+from trtspec.triton.python_models.tensors import (
     Inputs,
     Settings,
     cancelled,
@@ -31,7 +31,7 @@ from trtspec.triton.backend import (
     respond,
     wants_stream,
 )
-from trtspec.triton.token_model import TokenReader, Unsent
+from trtspec.triton.python_models.token_model import TokenReader, Unsent
 
 POLL_S = 0.1  # how often a waiting `execute` looks for cancellations
 LOOKAHEAD_SIZES = {

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from trtspec.checkpoint.endings import Endings
-from trtspec.engines.embedded.drafters.suffixes import SuffixIndex
+from trtspec.generation.endings import Endings
+from trtspec.generation.suffix_index import SuffixIndex
 from trtspec.errors import TrtspecError
 from trtspec.methods.base import find_method
-from trtspec.triton.backend import (
+from trtspec.triton.python_models.tensors import (
     Inputs,
     Pieces,
     Settings,
@@ -31,9 +31,9 @@ from trtspec.triton.backend import (
     refuse_unsupported,
     respond,
 )
-from trtspec.triton.bls import NO_ID, Drafter, Job, LookupDrafter, ModelDrafter, Sampling, Step, generate
-from trtspec.triton.own_server import Stream, own_server
-from trtspec.triton.server_model import LOOKAHEAD_SIZES, ServerModel
+from trtspec.triton.python_models.bls import NO_ID, Drafter, Job, LookupDrafter, ModelDrafter, Sampling, Step, generate
+from trtspec.triton.python_models.own_server import Stream, own_server
+from trtspec.triton.python_models.server_model import LOOKAHEAD_SIZES, ServerModel
 
 NAME = "tensorrt_llm_bls"
 REQUESTS_PER_PLACE = 2  # while some are verified, others are drafted

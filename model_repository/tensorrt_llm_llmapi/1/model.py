@@ -19,11 +19,11 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 import yaml
 
-from trtspec.engines.embedded.checks import check_request
-from trtspec.engines.embedded.request import EngineSettings, Request, Sampling, Update
-from trtspec.engines.embedded.running import Progress, Running
+from trtspec.generation.checks import check_request
+from trtspec.generation.request import EngineSettings, Request, Sampling, Update
+from trtspec.generation.running import Progress, Running
 from trtspec.errors import TrtspecError
-from trtspec.triton.backend import (
+from trtspec.triton.python_models.tensors import (
     Inputs,
     Settings,
     cancelled,
@@ -33,7 +33,7 @@ from trtspec.triton.backend import (
     respond,
     wants_stream,
 )
-from trtspec.triton.token_model import TokenReader, Unsent
+from trtspec.triton.python_models.token_model import TokenReader, Unsent
 
 ENGINE = "the LLM API"
 POLL_S = 0.1  # how often a waiting request looks whether its client is still there

@@ -1,0 +1,397 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The LLM API: what each method becomes in the spelling of a version, what it refuses, what it takes of a GPU."""
+
+from __future__ import annotations
+
+import os
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.backends.source_cases import FP8, facts, said, source_case
+from trtspec.backends.base import Case, backends, choose_version
+from trtspec.backends.trtllm_versions import contract_of
+from trtspec.backends.llmapi import BACKEND, installed
+from trtspec.backends.llmapi.installed import validate_installed
+from trtspec.backends.llmapi.model_yaml import model_yaml
+from trtspec.backends.llmapi.speculative import is_greedy_only, speculative_config
+from trtspec.errors import TrtspecError
+
+DOUBLE = Path(__file__).parents[1] / "doubles" / "tensorrt_llm_api"
+DRAFT = "../../checkpoints/draft"
+TREE = {"top_k": 4, "nodes": 12}
+MTP = facts({"model_type": "deepseek_v3", "num_nextn_predict_layers": 1})
+
+
+def case(version: str = "1.2.1", method: str = "none", **changes: Any) -> Case:
+    return source_case("llmapi", version, method, **changes)
+
+
+def objections(*arguments: Any, **changes: Any) -> dict[str, Any]:
+    return said(BACKEND.objections(case(*arguments, **changes)))
+
+
+def test_the_default_is_the_newest_release_and_candidates_can_be_asked_for() -> None:
+    backend = backends()["llmapi"]
+    assert (backend.package, backend.converts) == ("tensorrt_llm", False)
+    assert choose_version(backend, None) == "1.2.1"
+    assert choose_version(backend, "1.0") == "1.0.3.2510"
+    assert choose_version(backend, "1.3").startswith("1.3.0rc")
+
+
+@pytest.mark.parametrize(
+    ("version", "method", "changes", "expected"),
+    [
+        ("1.2.1", "none", {}, {}),
+        (
+            "1.0.0",
+            "draft_target",
+            {"speculation__draft_len": 5},
+            {"decoding_type": "DraftTarget", "max_draft_len": 5, "speculative_model_dir": DRAFT},
+        ),
+        (
+            "1.3.0rc27",
+            "draft_target",
+            {"speculation__draft_len": 5},
+            {"decoding_type": "Draft_Target", "max_draft_len": 5, "speculative_model": DRAFT},
+        ),
+        (
+            "1.2.1",
+            "ngram",
+            {"speculation__draft_len": 8, "speculation__options": {"max_match": 4}},
+            {"decoding_type": "NGram", "max_draft_len": 8, "max_matching_ngram_size": 4, "is_public_pool": False},
+        ),
+        (
+            "1.1.0",
+            "eagle3",
+            {"speculation__draft_len": 3},
+            {"decoding_type": "Eagle", "max_draft_len": 3, "speculative_model_dir": DRAFT},
+        ),
+        (
+            "1.3.0rc27",
+            "eagle3",
+            {"speculation__draft_len": 3, "speculation__options": TREE},
+            {
+                "decoding_type": "Eagle3",
+                "max_draft_len": 3,
+                "speculative_model": DRAFT,
+                "use_dynamic_tree": True,
+                "dynamic_tree_max_topK": 4,
+                "max_total_draft_tokens": 12,
+            },
+        ),
+        ("1.2.1", "mtp", {"speculation__draft_len": 2}, {"decoding_type": "MTP", "num_nextn_predict_layers": 2}),
+        ("1.3.0rc27", "mtp", {"speculation__draft_len": 2}, {"decoding_type": "MTP", "max_draft_len": 2}),
+    ],
+)
+def test_a_method_is_spelled_as_its_version_reads_it(version: str, method: str, changes, expected) -> None:
+    assert speculative_config(case(version, method, **changes), DRAFT) == expected
+
+
+@pytest.mark.parametrize("version", BACKEND.versions())
+@pytest.mark.parametrize("method", ["draft_target", "ngram", "eagle3", "mtp"])
+def test_a_config_has_the_fields_of_its_contract_and_no_others(version: str, method: str) -> None:
+    config = speculative_config(case(version, method), DRAFT)
+    kind = contract_of(version).llmapi.methods[method]
+    assert config.pop("decoding_type") == kind.name
+    assert {*kind.required} <= {*config} <= {*kind.fields}
+
+
+def test_model_yaml_has_everything_that_llm_is_told() -> None:
+    document = model_yaml(
+        case(
+            "1.3.0rc27",
+            "eagle3",
+            speculation__draft_len=3,
+            target__parallel={"tensor": 2},
+            target__dtype="bfloat16",
+            target__quantization={"kv_cache": "fp8"},
+            serving__kv_cache_fraction=0.8,
+            serving__streaming=False,
+            engine__max_input_len=512,
+            engine__max_seq_len=1024,
+        ),
+        "../../checkpoints/target",
+        DRAFT,
+    )
+    assert document == {
+        "model": "../../checkpoints/target",
+        "backend": "pytorch",
+        "dtype": "bfloat16",
+        "tensor_parallel_size": 2,
+        "pipeline_parallel_size": 1,
+        "max_batch_size": 4,
+        "max_input_len": 512,
+        "max_seq_len": 1024,
+        "max_num_tokens": 8192,
+        "kv_cache_config": {"free_gpu_memory_fraction": 0.8, "enable_block_reuse": True, "dtype": "fp8"},
+        "speculative_config": {"decoding_type": "Eagle3", "max_draft_len": 3, "speculative_model": DRAFT},
+        "triton_config": {"max_batch_size": 4, "decoupled": False},
+    }
+
+
+def test_a_hub_id_keeps_its_revision() -> None:
+    revision = "0" * 40
+    asked = case(target__model="org/model", target__revision=revision)
+    assert model_yaml(asked, "org/model", None)["revision"] == revision
+    assert "revision" not in model_yaml(asked, "../../checkpoints/target", None)
+
+
+@pytest.mark.parametrize(
+    ("version", "method", "greedy_only"),
+    [
+        ("1.0.0", "none", True),
+        ("1.0.3.2510", "ngram", True),
+        ("1.1.0", "none", False),
+        ("1.1.0", "ngram", False),
+        ("1.1.0", "draft_target", True),
+        ("1.2.1", "ngram", False),
+        ("1.2.1", "draft_target", True),
+        ("1.2.1", "eagle3", True),
+        ("1.2.1", "mtp", True),
+        ("1.3.0rc27", "draft_target", False),
+        ("1.3.0rc27", "eagle3", False),
+        ("1.4.0rc1", "mtp", False),
+    ],
+)
+def test_versions_that_sample_from_another_law_are_warned_of(version, method, greedy_only) -> None:
+    asked = case(version, method, target_facts=MTP)
+    assert is_greedy_only(asked) is greedy_only
+    found = said(BACKEND.objections(asked)).get("speculation.method greedy-only")
+    assert (found is not None) is greedy_only
+    if found:
+        assert found.severity == "warning"
+        assert found.message == (
+            f"TensorRT-LLM {version} does not sample from the target's own law with method {method}"
+        )
+
+
+REFUSED = [
+    (
+        {"method": "eagle"},
+        "speculation.method method",
+        "the LLM API of TensorRT-LLM 1.2.1 has no eagle",
+    ),
+    (
+        {"method": "eagle3", "speculation__options": TREE},
+        "speculation.options.top_k version",
+        "the PyTorch backend drafts trees from 1.3 on; 1.2.1 drafts a chain",
+    ),
+    (
+        {"version": "1.3.0rc27", "method": "eagle3", "speculation__draft_len": 2, "speculation__options": TREE},
+        "speculation.options.nodes out-of-range",
+        "a tree of 12 nodes; the LLM API takes top_k times draft_len, 8, at most",
+    ),
+    (
+        {"method": "draft_target", "speculation__options": {"stop_below": 0.3}},
+        "speculation.options.stop_below not-supported",
+        "the LLM API always drafts draft_len tokens",
+    ),
+    (
+        {"method": "draft_target", "speculation__options": {"use_draft_logits": False}},
+        "speculation.options.use_draft_logits not-supported",
+        "the LLM API decides by itself whether drafts are verified with their logits",
+    ),
+    (
+        {"version": "1.3.0rc27", "method": "eagle3", "speculation__options": {**TREE, "lossy": True}},
+        "speculation.options.lossy lossy",
+        "the PyTorch backend accepts exactly; typical acceptance is of the engines",
+    ),
+    ({"method": "mtp"}, "speculation.method no-draft", "the target has no layers for further tokens"),
+    (
+        {
+            "method": "mtp",
+            "speculation__draft_len": 3,
+            "target_facts": facts({"model_type": "deepseek_v3", "num_nextn_predict_layers": 2}),
+        },
+        "speculation.draft_len out-of-range",
+        "the target has 2 layers for further tokens, one for each token that can be drafted",
+    ),
+    (
+        {"method": "eagle3", "draft_facts": facts({"speculators_model_type": "eagle3"})},
+        "speculation.draft.model layout",
+        "the net is written as speculators does; the LLM API looks for its sizes on top of config.json",
+    ),
+    (
+        {"target__quantization": {"weights": "fp8"}},
+        "target.quantization.weights quantization",
+        "fp8 weights are wanted, the target is not quantized",
+    ),
+    (
+        {"target__quantization": {"weights": "fp8_rowwise"}, "target_facts": facts(quantization=FP8)},
+        "target.quantization.weights quantization",
+        "fp8_rowwise weights are wanted, the target is fp8",
+    ),
+    (
+        {"target_facts": facts(quantization=FP8), "engine__gpu": "a100-80gb"},
+        "engine.gpu quantization",
+        "the target is fp8, and a100-80gb multiplies no FP8",
+    ),
+    (
+        {
+            "method": "draft_target",
+            "target__parallel": {"tensor": 4},
+            "speculation__draft": {"model": "./draft", "parallel": {"tensor": 2}},
+        },
+        "speculation.draft.parallel parallel",
+        "the draft is divided as the target is, over 4 GPUs",
+    ),
+    (
+        {"method": "draft_target", "draft": "qwen2.5-7b"},
+        "speculation.draft.model vocabulary",
+        "the draft has 152064 vocabulary entries, the target 128256: this engine runs both as they are, and cannot pad "
+        "the smaller one",
+    ),
+    (
+        {"target__parallel": {"tensor": 2}, "serving__placement": {"target": [0]}},
+        "serving.placement.target placement",
+        "the target is divided over 2 GPUs, and placed on 1",
+    ),
+    (
+        {"method": "draft_target", "serving__placement": {"target": [0], "draft": [1]}},
+        "serving.placement.draft placement",
+        "this engine loads the draft where the target is",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "key", "message"), REFUSED, ids=[key for _, key, _ in REFUSED])
+def test_what_cannot_be_done_is_an_error(changes: dict[str, Any], key: str, message: str) -> None:
+    found = objections(**changes)[key]
+    assert (found.severity, found.message) == ("error", message)
+
+
+WARNED = [
+    (
+        {"method": "eagle3", "draft_facts": facts({"norm_before_fc": True, "fc_norm": False})},
+        "speculation.draft.model layout-norm_before_fc",
+        "the net has norm_before_fc, which the LLM API's class is not known to have",
+    ),
+    (
+        {"method": "ngram", "speculation__options": {"min_match": 3}},
+        "speculation.options.min_match unused",
+        "the LLM API knows no least match: a single repeated token is drafted after",
+    ),
+    (
+        {"method": "mtp", "target_facts": facts({"model_type": "mimo", "num_nextn_predict_layers": 1})},
+        "speculation.method version",
+        "TensorRT-LLM 1.2.1 is not known to have layers for further tokens of mimo",
+    ),
+    (
+        {"engine__extra": {"gemm_plugin": "auto"}},
+        "engine.extra.gemm_plugin unused",
+        "an option of trtllm-build; the LLM API builds no engine",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "key", "message"), WARNED, ids=[key for _, key, _ in WARNED])
+def test_what_has_no_use_is_a_warning(changes: dict[str, Any], key: str, message: str) -> None:
+    found = objections(**changes)[key]
+    assert (found.severity, found.message) == ("warning", message)
+
+
+def test_plain_recipes_meet_no_objection() -> None:
+    quantized = facts(quantization=FP8)
+    assert objections() == {}
+    assert objections("1.3.0rc27", "draft_target") == {}
+    assert objections("1.3.0rc27", "eagle3", speculation__options=TREE) == {}
+    assert objections("1.3.0rc27", "mtp", target_facts=MTP) == {}
+    assert objections(target_facts=quantized) == {}
+    assert objections(target_facts=quantized, target__quantization={"weights": "fp8", "kv_cache": "fp8"}) == {}
+    assert objections(target__quantization={"kv_cache": "fp8"}) == {}
+
+
+def test_memory_is_that_of_the_source_on_each_gpu() -> None:
+    divided = {"target__parallel": {"tensor": 2}, "engine__max_seq_len": 1024}
+    plain, other = BACKEND.memory(case("1.2.1", **divided))
+    assert (plain.id, other.id) == ("0", "1")
+    # 8,030,261,248 parameters of 2 bytes, on two GPUs; 4 texts of 1,024 tokens, 4 heads of 128 in 32 layers
+    assert plain.weights_bytes == 8_030_261_248
+    assert plain.kv_cache_bytes == 4 * 1024 * 2 * 32 * 4 * 128 * 2
+    assert plain.draft_bytes == 0
+    assert plain.limit_bytes == 79 << 30
+    quantized, _ = BACKEND.memory(case("1.2.1", **divided, target_facts=facts(quantization=FP8)))
+    # embedding and head stay as they are: 128,256 x 4,096 of 2 bytes each
+    assert quantized.weights_bytes == (2 * 128256 * 4096 * 2 + 8_030_261_248 - 2 * 128256 * 4096) // 2
+    assert quantized.kv_cache_bytes == plain.kv_cache_bytes // 2
+    drafted, _ = BACKEND.memory(case("1.2.1", "draft_target", **divided))
+    assert drafted.draft_bytes == 1_235_814_400 + 4 * 1024 * 2 * 16 * 4 * 64 * 2
+    assert drafted.activation_bytes - plain.activation_bytes == 4 * 5 * 128256 * 4
+    placed = BACKEND.memory(case("1.2.1", **divided, serving__placement={"target": [2, 3]}))
+    assert [plan.id for plan in placed] == ["2", "3"]
+    assert BACKEND.memory(case("1.2.1", target=None)) == []
+
+
+@pytest.fixture
+def double(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Let a strict stand-in be what is installed here; tests say of which version."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(DOUBLE), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setattr(installed, "find_spec", lambda name: object())
+    return monkeypatch
+
+
+@pytest.mark.parametrize(
+    ("version", "method", "options"),
+    [
+        ("1.0.0", "draft_target", {}),
+        ("1.0.0", "ngram", {}),
+        ("1.0.0", "eagle3", {}),
+        ("1.3.0rc27", "draft_target", {}),
+        ("1.3.0rc27", "ngram", {}),
+        ("1.3.0rc27", "eagle3", TREE),
+        ("1.3.0rc27", "mtp", {}),
+    ],
+)
+def test_what_is_emitted_for_a_version_its_classes_take(double, version: str, method: str, options) -> None:
+    double.setenv("TRTLLM_DOUBLE", version)
+    asked = case(version, method, speculation__options=options, target_facts=MTP)
+    assert validate_installed(model_yaml(asked, "../../checkpoints/target", DRAFT)) == []
+
+
+def test_another_versions_classes_say_all_that_they_do_not_take(double) -> None:
+    double.setenv("TRTLLM_DOUBLE", "1.3.0rc27")
+    document = model_yaml(case("1.0.0", "draft_target"), "../../checkpoints/target", DRAFT)
+    document["max_sequence_len"] = 5
+    document["kv_cache_config"]["free_gpu_memory_fraction"] = 1.5
+    found = validate_installed(document)
+    assert found[0].startswith("LLM takes no max_sequence_len")
+    assert found[1] == "kv_cache_config.free_gpu_memory_fraction: Input should be less than or equal to 1"
+    assert found[2].startswith("speculative_config: Input tag 'DraftTarget' found using 'decoding_type' does not match")
+    double.setenv("TRTLLM_DOUBLE", "1.0.0")
+    newer = model_yaml(case("1.3.0rc27", "draft_target"), "../../checkpoints/target", DRAFT)
+    assert validate_installed(newer) == ["speculative_config: Invalid decoding type: Draft_Target"]
+    medusa = {"model": "m", "speculative_config": {"decoding_type": "Medusa"}}
+    assert validate_installed(medusa) == ["speculative_config: decoding_type Medusa has no PyTorch backend"]
+    alone = {"model": "m", "speculative_config": {"decoding_type": "Eagle", "max_draft_len": 3}}
+    assert validate_installed(alone) == ["speculative_config: Draft model must be provided for EAGLE"]
+
+
+def test_without_an_installation_nothing_is_said() -> None:
+    assert validate_installed({"model": "m", "anything": 1}) == []
+
+
+def test_an_installation_that_is_broken_or_slow_is_an_error(double, tmp_path: Path) -> None:
+    package = tmp_path / "tensorrt_llm"
+    package.mkdir()
+    double.setenv("PYTHONPATH", str(tmp_path))
+    (package / "__init__.py").write_text("raise ImportError('libcuda.so.1: cannot open shared object file')")
+    with pytest.raises(TrtspecError, match=r"cannot be imported:\n(.|\n)*libcuda.so.1: cannot open"):
+        validate_installed({"model": "m"})
+    (package / "__init__.py").write_text("import time; time.sleep(60)")
+    with pytest.raises(TrtspecError, match="importing tensorrt_llm took more than 1 s"):
+        validate_installed({"model": "m"}, timeout_s=1.0)
+
+
+@pytest.mark.trtllm
+@pytest.mark.parametrize("method", ["draft_target", "ngram", "eagle3", "mtp"])
+def test_the_classes_of_a_real_installation_take_what_is_emitted(method: str) -> None:
+    try:
+        release = metadata.version("tensorrt_llm")
+    except metadata.PackageNotFoundError:
+        pytest.skip("tensorrt_llm is not installed")
+    version = choose_version(backends()["llmapi"], release)
+    asked = case(version, method, target_facts=MTP)
+    assert validate_installed(model_yaml(asked, "../../checkpoints/target", DRAFT)) == []

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The LLM API's repository: what was once read, both files saying the same, and the tensors of the ensemble."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.triton.fakes import load_model, make_pb_utils, model_args
+from tests.triton.source_golden import LLMAPI, LLMAPI_CASES, emit_llmapi
+from trtspec.errors import TrtspecError
+from trtspec.triton.python_models.tensors import NEUTRAL, Settings
+from trtspec.triton.config import load_config
+
+
+def objects(repository: Path) -> dict[str, Any]:
+    """Return every document of a repository, parsed, by its path."""
+    parsers = {".pbtxt": load_config, ".yaml": lambda path: yaml.safe_load(path.read_text())}
+    files = [path for path in sorted(repository.rglob("*")) if path.suffix in parsers]
+    return {str(path.relative_to(repository)): parsers[path.suffix](path) for path in files}
+
+
+@pytest.mark.parametrize("method", LLMAPI_CASES)
+def test_a_repository_is_what_was_once_read(method: str, tmp_path: Path) -> None:
+    emit_llmapi(method, tmp_path)
+    assert objects(tmp_path) == objects(LLMAPI / method)
+    assert {path.parent.name for path in tmp_path.glob("*/config.pbtxt")} == {
+        "ensemble",
+        "preprocessing",
+        "tensorrt_llm",
+        "postprocessing",
+    }
+
+
+@pytest.mark.parametrize("method", LLMAPI_CASES)
+def test_batch_size_and_transaction_policy_stand_in_both_files(method: str, tmp_path: Path) -> None:
+    emit_llmapi(method, tmp_path)
+    found = objects(tmp_path)
+    config, document = found["tensorrt_llm/config.pbtxt"], found["tensorrt_llm/1/model.yaml"]
+    assert document["triton_config"] == {
+        "max_batch_size": config.max_batch_size,
+        "decoupled": config.model_transaction_policy.decoupled,
+    }
+    assert document["max_batch_size"] == config.max_batch_size
+
+
+def test_the_ensemble_fits_the_model(tmp_path: Path) -> None:
+    emit_llmapi("eagle3", tmp_path)
+    found = objects(tmp_path)
+    model = found["tensorrt_llm/config.pbtxt"]
+    types = {tensor.name: tensor.data_type for tensor in model.input}
+    [step] = [
+        step for step in found["ensemble/config.pbtxt"].ensemble_scheduling.step if step.model_name == "tensorrt_llm"
+    ]
+    outer = {tensor.name: tensor.data_type for tensor in found["ensemble/config.pbtxt"].input}
+    assert {*step.input_map} == {*types}
+    assert {*step.output_map} == {tensor.name for tensor in model.output}
+    assert all(outer.get(value, types[key]) == types[key] for key, value in step.input_map.items())
+    assert {*NEUTRAL} - {"length_penalty"} <= {*types}  # which is len_penalty between models
+
+
+@pytest.fixture
+def module():
+    return load_model("tensorrt_llm_llmapi", make_pb_utils())
+
+
+def arguments(root: Path, module: Any) -> dict[str, Any]:
+    args = model_args(root / "tensorrt_llm")
+    return module.read_arguments(root / "tensorrt_llm", 1, Settings(args))
+
+
+def test_paths_become_absolute_and_hub_ids_stay(module, tmp_path: Path) -> None:
+    emit_llmapi("draft_target", tmp_path / "model_repository")
+    read = arguments(tmp_path / "model_repository", module)
+    assert read["model"] == str(tmp_path / "checkpoints/target")
+    assert read["speculative_config"]["speculative_model"] == str(tmp_path / "checkpoints/draft")
+    assert "triton_config" not in read
+    assert module.located(tmp_path, "org/model") == "org/model"
+
+
+def test_files_that_contradict_each_other_are_an_error(module, tmp_path: Path) -> None:
+    emit_llmapi("ngram", tmp_path)
+    path = tmp_path / "tensorrt_llm" / "1" / "model.yaml"
+    path.write_text(path.read_text().replace("decoupled: false", "decoupled: true"))
+    with pytest.raises(TrtspecError, match=r"triton_config is .*True.*, config.pbtxt has .*False") as caught:
+        arguments(tmp_path, module)
+    assert caught.value.where == str(path)
+
+
+def test_parameters_say_which_gpus_and_whether_sampling_is_refused(tmp_path: Path) -> None:
+    for method, gpus, greedy in (("draft_target", "2,3", "true"), ("eagle3", "", "false")):
+        emit_llmapi(method, tmp_path / method)
+        config = objects(tmp_path / method)["tensorrt_llm/config.pbtxt"]
+        values = {key: value.string_value for key, value in config.parameters.items()}
+        assert (values["gpu_device_ids"], values["greedy_only"]) == (gpus, greedy)
+        assert json.loads(values["max_seq_len"]) == 2048

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recipe that is asked for, written down beside checkpoints of its models' sizes, whose weights take no space."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.backends.tensorrt_llm.cases import Asked
+from tests.shapes import Shape, make_checkpoint
+from trtspec.checkpoint.model_config import ModelConfig
+
+MODEL_TYPES = {"MixtralForCausalLM": "mixtral", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Checkpoints below `root`, each made when it is first asked for."""
+
+    root: Path
+    made: dict[object, Path] = field(default_factory=dict)
+
+    def write(self, asked: Asked, root: Path) -> Path:
+        """Write a recipe and what it looks for below `root`; return the recipe."""
+        (root / "target").symlink_to(self._made("decoder", asked.target))
+        if draft := asked.document.get("speculation", {}).get("draft"):
+            layout = "decoder" if asked.draft else asked.document["speculation"]["method"]
+            (root / draft["model"]).symlink_to(self._made(layout, asked.draft or asked.target))
+        recipe = root / "recipe.yaml"
+        recipe.write_text(yaml.safe_dump(asked.document, sort_keys=False))
+        return recipe
+
+    def _made(self, layout: str, config: ModelConfig) -> Path:
+        key = (layout, config)
+        if key not in self.made:
+            self.made[key] = self.root / str(len(self.made))
+            tokenizer = "stand-in" if layout == "decoder" else None
+            make_checkpoint(Shape(layout, "", None, layout, tokenizer, CONFIGS[layout](config), {}), self.made[key])
+        return self.made[key]
+
+
+def _decoder(config: ModelConfig) -> dict[str, Any]:
+    """Return config.json of a model."""
+    experts = {"num_local_experts": config.num_experts, "num_experts_per_tok": config.experts_per_token}
+    return {
+        "architectures": [config.architecture],
+        "model_type": MODEL_TYPES.get(config.architecture, "llama"),
+        "torch_dtype": config.dtype,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_size,
+        "max_position_embeddings": config.max_positions,
+        "rms_norm_eps": config.norm_epsilon,
+        "rope_theta": config.rotary_base,
+        "hidden_act": config.hidden_act,
+        "tie_word_embeddings": config.tied_embeddings,
+        **(experts if config.num_experts else {}),
+    }
+
+
+def _net(config: ModelConfig) -> dict[str, Any]:
+    """Return config.json of an EAGLE net for a target: one layer of the same sizes."""
+    return _decoder(replace(config, num_layers=1))
+
+
+def _small(config: ModelConfig) -> dict[str, Any]:
+    """Return config.json of Medusa's heads, or of ReDrafter's net, for a target."""
+    return {
+        "torch_dtype": config.dtype,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "medusa_num_layers": 1,
+        "exit_dim": 2 * config.hidden_size,
+        "num_draft_layers": 1,
+        "rnn": False,
+    }
+
+
+CONFIGS = {"decoder": _decoder, "eagle": _net, "medusa": _small, "redrafter": _small}

@@ -1,0 +1,516 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What people ran into upstream, each as the recipe that would run into it again and what is said instead.
+
+# marks TensorRT-LLM's own issues, BE# those of triton-inference-server/tensorrtllm_backend. Without one a row is the
+line of the sources that refuses, warns or changes something in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from tests.backends.tensorrt_llm.cases import Asked, ask, ask_pair, shape
+
+SERVED = "LlamaForCausalLM, MistralForCausalLM, MixtralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM"
+
+
+class Row(NamedTuple):
+    """A failure upstream, the recipe that has it, and what meets it: path, words and severity.
+
+    `before` is what `check` says of the same path where it does not come to ask the engine.
+    """
+
+    upstream: str
+    asked: Asked
+    path: str
+    message: str
+    severity: str = "error"
+    before: str = ""
+
+
+def extra(ask_for: Callable[..., Asked] = ask, **options: Any) -> Asked:
+    """Return a recipe with options of trtllm-build."""
+    return ask_for(engine__extra=options)
+
+
+def fp8(weights: str = "none", kv_cache: str = "none", **more: Any) -> dict[str, Any]:
+    """Return the keys that store the target in FP8."""
+    return {"target__quantization": {"weights": weights, "kv_cache": kv_cache, **more}}
+
+
+LOOKAHEAD = {"speculation__method": "lookahead"}
+EAGLE = {"speculation__method": "eagle", "target": "vicuna-7b"}
+MEDUSA = {"speculation__method": "medusa", "target": "vicuna-7b"}
+REDRAFTER = {"speculation__method": "redrafter", "target": "vicuna-7b"}
+
+KNOWN_FAILURES = [
+    Row(
+        "BE#473 draft tokens (56) > max (0)",
+        extra(ask_pair, max_draft_len=0),
+        "engine.extra.max_draft_len",
+        "max_draft_len is decided by speculation, which knows how many tokens are drafted",
+    ),
+    Row(
+        "#2641 lookahead fails to build with fp8_rowwise",
+        ask(**LOOKAHEAD, **fp8("fp8_rowwise")),
+        "target.quantization.weights",
+        "lookahead engines cannot be built of fp8_rowwise weights",
+    ),
+    Row(
+        "gpt_attention: assert spec_decoding_use is not None (Medusa)",
+        ask(**MEDUSA, **fp8("fp8_rowwise")),
+        "target.quantization.weights",
+        "medusa engines cannot be built of fp8_rowwise weights",
+    ),
+    Row(
+        "gpt_attention: assert spec_decoding_use is not None (ReDrafter)",
+        ask(**REDRAFTER, **fp8("fp8_rowwise")),
+        "target.quantization.weights",
+        "redrafter engines cannot be built of fp8_rowwise weights",
+    ),
+    Row(
+        "Provided but not required tensors: q_layernorm, k_layernorm (Qwen3 by rows)",
+        ask(shape("qwen2.5-7b", architecture="Qwen3ForCausalLM", attn_bias=False, qk_norm=True), **fp8("fp8_rowwise")),
+        "target.quantization.weights",
+        "fp8_rowwise engines of Qwen3ForCausalLM leave out its norms of queries and keys, and their text is wrong",
+    ),
+    Row(
+        "GPTAttentionPlugin: ATTENTION_OUTPUT_QUANTIZATION_SCALE is missing",
+        ask(**fp8("fp8", "fp8", exclude=["lm_head", "transformer.layers.0.*"])),
+        "target.quantization.exclude.1",
+        "'transformer.layers.0.*' leaves attention.dense in 16 bits, and with an FP8 KV cache its input is FP8",
+    ),
+    Row(
+        "BE#710 assertion in the lookahead layer",
+        ask(**LOOKAHEAD, speculation__options={"window": 1, "verification": 0, "ngram": 1}),
+        "speculation.options",
+        "window, ngram and verification (1, 1, 0) draft nothing, and a lookahead engine needs room for drafts",
+    ),
+    Row(
+        "lookahead README: (2, 2, 1) is the least that means something",
+        ask(**LOOKAHEAD, speculation__options={"window": 1, "verification": 1, "ngram": 3}),
+        "speculation.options",
+        "window, ngram and verification (1, 3, 1) are below (2, 2, 1), from which lookahead means something",
+        "warning",
+    ),
+    Row(
+        "#2125 FP8 attention without an FP8 KV cache",
+        ask(engine__extra={"use_fp8_context_fmha": "enable"}, **fp8("fp8")),
+        "engine.extra.use_fp8_context_fmha",
+        "use_fp8_context_fmha needs weights and KV cache in FP8, and the target's are not both",
+    ),
+    Row(
+        "builder: FP8 attention is turned on again for an FP8 KV cache",
+        ask(engine__extra={"use_fp8_context_fmha": "disable"}, **fp8("fp8", "fp8")),
+        "engine.extra.use_fp8_context_fmha",
+        "the target's KV cache in FP8 turns use_fp8_context_fmha on again",
+    ),
+    Row(
+        "runtime: KV cache block reuse must be enabled for the target (FP8 cache alone)",
+        ask_pair(**fp8("none", "fp8")),
+        "target.quantization.kv_cache",
+        "an FP8 KV cache with 16-bit weights turns paged context attention off, and with it KV cache reuse and chunked"
+        " prompts; draft_target needs reuse",
+    ),
+    Row(
+        "runtime: the same of a draft with weights scaled by row",
+        ask_pair(speculation__draft__quantization={"weights": "fp8_rowwise", "kv_cache": "fp8"}),
+        "speculation.draft.quantization.kv_cache",
+        "an FP8 KV cache with fp8_rowwise weights turns paged context attention off, and with it KV cache reuse and"
+        " chunked prompts; draft_target needs reuse",
+    ),
+    Row(
+        "builder: paged context attention is turned off in silence",
+        ask(**fp8("none", "fp8")),
+        "target.quantization.kv_cache",
+        "an FP8 KV cache with 16-bit weights turns paged context attention off, and with it KV cache reuse and chunked"
+        " prompts",
+        "warning",
+    ),
+    Row(
+        "#2709 drafts from outside without paged context attention",
+        extra(ask_pair, use_paged_context_fmha="disable"),
+        "engine.extra.use_paged_context_fmha",
+        "use_paged_context_fmha turns paged context attention off, and with it KV cache reuse; draft_target needs it",
+    ),
+    Row(
+        "builder: StreamingLLM turns paged context attention off",
+        extra(ask_pair, streamingllm="enable"),
+        "engine.extra.streamingllm",
+        "streamingllm turns paged context attention off, and with it KV cache reuse; draft_target needs it",
+    ),
+    Row(
+        "#2511, #10396 EAGLE on Qwen",
+        ask("qwen2.5-7b", speculation__method="eagle"),
+        "speculation.method",
+        "EAGLE engines are built for Llama alone, not for Qwen2ForCausalLM",
+    ),
+    Row(
+        "#3207 EAGLE with FP8",
+        ask(**EAGLE, **fp8("fp8")),
+        "target.quantization.weights",
+        "EAGLE engines are in float16 or bfloat16: FP8 is not supported",
+    ),
+    Row(
+        "models/eagle: kv_cache_quantize() gives each attention a scale, and the nets have none",
+        ask(**EAGLE, **fp8("none", "fp8")),
+        "target.quantization.kv_cache",
+        "EAGLE engines are in float16 or bfloat16: FP8 is not supported",
+    ),
+    Row(
+        "EAGLE README: no pipeline parallelism",
+        ask(**EAGLE, target__parallel={"pipeline": 2}),
+        "target.parallel.pipeline",
+        "eagle engines have no pipeline stages",
+    ),
+    Row(
+        "models/medusa: Required but not provided tensors, the heads of the first stages",
+        ask(**MEDUSA, target__parallel={"pipeline": 2}),
+        "target.parallel.pipeline",
+        "medusa engines have no pipeline stages",
+    ),
+    Row(
+        "models/redrafter: the logits are unpacked on every stage",
+        ask(**REDRAFTER, target__parallel={"pipeline": 2}),
+        "target.parallel.pipeline",
+        "redrafter engines have no pipeline stages",
+    ),
+    Row(
+        "builder: Max batch size > 512 is not supported for EAGLE",
+        ask(**EAGLE, engine__max_batch_size=513, engine__max_seq_len=64),
+        "engine.max_batch_size",
+        "EAGLE engines take at most 512 requests a step, not 513",
+    ),
+    Row(
+        "EAGLE-2 is not supported via Triton",
+        ask(**EAGLE, speculation__options={"dynamic": True}),
+        "speculation.options.dynamic",
+        "a dynamic tree (EAGLE-2) cannot be served by Triton: its backend passes on eagle_choices alone",
+    ),
+    Row(
+        "Triton backend: no posterior threshold",
+        ask(**EAGLE, speculation__options={"lossy": True}),
+        "speculation.options.lossy",
+        "typical acceptance cannot be asked of a served engine: the Triton backend has no parameter for it",
+    ),
+    Row(
+        "Medusa README: temperature 0 alone",
+        ask(**MEDUSA),
+        "speculation.method",
+        "medusa engines take the most probable tokens, whatever a request asks",
+        "warning",
+    ),
+    Row(
+        "lookaheadDecodingLayer: the best logit is taken",
+        ask(**LOOKAHEAD),
+        "speculation.method",
+        "lookahead engines take the most probable tokens, whatever a request asks",
+        "warning",
+    ),
+    Row(
+        "EAGLE README: greedy without a posterior threshold",
+        ask(**EAGLE),
+        "speculation.method",
+        "eagle engines take the most probable tokens, whatever a request asks",
+        "warning",
+    ),
+    Row(
+        "#2678 Medusa's config for another base",
+        ask(shape("qwen2.5-7b", architecture="Qwen3ForCausalLM"), speculation__method="medusa"),
+        "speculation.method",
+        "upstream shows medusa for LlamaForCausalLM, MixtralForCausalLM, Qwen2ForCausalLM, not for Qwen3ForCausalLM",
+        "warning",
+    ),
+    Row(
+        "lookahead README: tensor parallelism alone",
+        ask(**LOOKAHEAD, target__parallel={"pipeline": 2}),
+        "target.parallel.pipeline",
+        "upstream lists tensor parallelism alone for lookahead_decoding",
+        "warning",
+    ),
+    Row(
+        "ReDrafter README: greedy engines ignore the temperature",
+        ask(**REDRAFTER),
+        "speculation.method",
+        "redrafter engines take the most probable tokens, whatever a request asks",
+        "warning",
+    ),
+    Row(
+        "trtllm-build: Gather context logits is not supported with draft len > 0",
+        extra(ask_pair, gather_context_logits=True),
+        "engine.extra.gather_context_logits",
+        "gather_context_logits turns KV cache reuse off; trtllm-build refuses it beside drafts",
+    ),
+    Row(
+        "drafts are verified for one beam",
+        extra(ask_pair, max_beam_width=4),
+        "engine.extra.max_beam_width",
+        "max_beam_width: one beam is served, and drafts are verified for one",
+    ),
+    Row(
+        "#2789 vocabularies of draft and target do not match",
+        ask_pair(
+            target=shape("llama-3.1-8b", vocab_size=32003),
+            draft=shape("llama-3.2-1b", vocab_size=32003),
+            target__parallel={"tensor": 2},
+        ),
+        "speculation.options.use_draft_logits",
+        "the target's logits are 32004 wide, the draft's 32003, padded for their ranks",
+    ),
+    Row(
+        "pull 8329: automatic parallelism is gone",
+        extra(auto_parallel=2),
+        "engine.extra.auto_parallel",
+        "trtllm-build 1.2.1 has no option auto_parallel",
+    ),
+    Row(
+        "pull 1954: max_output_len is gone",
+        extra(max_output_len=100),
+        "engine.extra.max_output_len",
+        "trtllm-build 1.2.1 has no option max_output_len",
+    ),
+    Row(
+        "trtllm-build: invalid choice",
+        extra(gemm_plugin="fp16"),
+        "engine.extra.gemm_plugin",
+        "gemm_plugin is one of auto, float16, float32, bfloat16, int32, fp8, nvfp4, disable, not 'fp16'",
+    ),
+    Row(
+        "trtllm-build: multiple_profiles is enabled, while opt_num_tokens is set",
+        extra(multiple_profiles="enable", opt_num_tokens=64),
+        "engine.extra.opt_num_tokens",
+        "multiple_profiles and opt_num_tokens exclude each other",
+    ),
+    Row(
+        "runtime: requires GPT attention plugin with packed input and paged KV cache",
+        extra(remove_input_padding="disable"),
+        "engine.extra.remove_input_padding",
+        "remove_input_padding cannot be disabled: without it requests are not batched in flight",
+    ),
+    Row(
+        "#796 networks with FP8 precision require hardware with FP8 support",
+        ask(engine__gpu="a100-80gb", **fp8("fp8")),
+        "target.quantization.weights",
+        "FP8 needs compute capability 8.9 (Ada, Hopper), which a100-80gb (compute capability 8.0) is below",
+    ),
+    Row(
+        "builder: Per-channel or per-token scaling is not supported on SM>=100",
+        ask(engine__gpu="b200", **fp8("fp8_rowwise")),
+        "target.quantization.weights",
+        "fp8_rowwise engines cannot be built for b200 (compute capability 10.0): the builder refuses scales by row"
+        " there",
+    ),
+    Row(
+        "plugins: gemm_swiglu_plugin=fp8 is not supported on SM 100",
+        ask(engine__gpu="b200", engine__extra={"gemm_swiglu_plugin": "fp8"}, **fp8("fp8")),
+        "engine.extra.gemm_swiglu_plugin",
+        "gemm_swiglu_plugin has no kernels for b200 (compute capability 10.0)",
+    ),
+    Row(
+        "plugins: FP8 matrices without FP8 weights",
+        extra(low_latency_gemm_plugin="fp8"),
+        "engine.extra.low_latency_gemm_plugin",
+        "low_latency_gemm_plugin needs fp8 weights, and the target's are none",
+    ),
+    Row(
+        "builder: GemmSwiGLU plugin requires --use_fused_mlp flag",
+        ask(engine__extra={"gemm_swiglu_plugin": "fp8", "use_fused_mlp": "disable"}, **fp8("fp8")),
+        "engine.extra.gemm_swiglu_plugin",
+        "gemm_swiglu_plugin needs use_fused_mlp",
+    ),
+    Row(
+        "builder: Overriding user_buffer to False",
+        extra(user_buffer="enable"),
+        "engine.extra.user_buffer",
+        "user_buffer is turned off by the builder: it needs reduce_fusion",
+        "warning",
+    ),
+    Row(
+        "trtllm-build: PP reduce scatter is only supported in the mixtral model",
+        extra(pp_reduce_scatter="enable"),
+        "engine.extra.pp_reduce_scatter",
+        "pp_reduce_scatter is for Mixtral",
+    ),
+    Row(
+        "trtllm-build: a max_num_tokens larger than 16384 is usually not recommended",
+        ask(engine__max_num_tokens=32768, engine__max_batch_size=16, engine__gpu="h200"),
+        "engine.max_num_tokens",
+        "32768 tokens a step; upstream advises against more than 16384",
+        "warning",
+    ),
+    Row(
+        "builder: Overriding reduce_fusion to False",
+        extra(reduce_fusion="enable"),
+        "engine.extra.reduce_fusion",
+        "reduce_fusion is turned off by the builder: it is for Llama models divided over several GPUs",
+        "warning",
+    ),
+    Row(
+        "builder: max_num_tokens is raised in silence",
+        ask(**MEDUSA, engine__max_num_tokens=128),
+        "engine.max_num_tokens",
+        "max_num_tokens 128 is less than max_batch_size 4 times 64 tokens to verify; trtllm-build would raise it",
+    ),
+    Row(
+        "runtime: Prompt length exceeds maximum input length",
+        ask(**MEDUSA, engine__max_num_tokens=512),
+        "engine.max_num_tokens",
+        "prompts of the target are not taken in chunks, so that 512 tokens a step refuse those of max_input_len 1024",
+    ),
+    Row(
+        "runtime: draft tokens that do not fit the last chunk are discarded",
+        ask_pair(engine__max_num_tokens=1024),
+        "engine.max_num_tokens",
+        "texts are longer than a step of 1024 tokens and taken in chunks: the scheduler then drops drafts that reach"
+        " into another block of the KV cache",
+        "warning",
+    ),
+    Row(
+        "#1221, #2451 out of memory",
+        ask("llama-3.3-70b"),
+        "engine.gpu",
+        "GPU 0: weights and activations take about 133.3 GiB, and the GPU has 79.0 GiB",
+    ),
+    Row(
+        "runtime: maxSequenceLen is reduced to maxAttentionWindow",
+        ask(engine__gpu="l4", engine__max_seq_len=131072),
+        "engine.max_seq_len",
+        "GPU 0: about 5.5 GiB are left for KV caches, 44960 tokens; one text may have 131072, its drafts counted",
+    ),
+    Row(
+        "runtime: requests wait for KV cache blocks",
+        ask(engine__gpu="l4", engine__max_batch_size=64),
+        "engine.max_batch_size",
+        "GPU 0: KV caches have room for 21 of max_batch_size 64 texts of max_seq_len at once; the others wait",
+        "warning",
+    ),
+    Row(
+        "runtime: deviceIds * numNodes must be equal to tp*pp*cp",
+        ask(target__parallel={"tensor": 2}, serving__placement={"target": [0]}),
+        "serving.placement.target",
+        "the target is divided over 2 GPUs, and 1 are named",
+    ),
+    Row(
+        "a draft is placed that there is not",
+        ask(speculation__method="ngram", serving__placement={"target": [0], "draft": [1]}),
+        "serving.placement.draft",
+        "ngram has no draft model to place",
+    ),
+    Row(
+        "runtime: device ids are those of one node",
+        ask(serving__placement={"target": [8]}),
+        "serving.placement.target",
+        "GPU 8: a node's GPUs are numbered 0 to 7",
+    ),
+    Row(
+        "orchestrated workers run on a single node",
+        ask(target__parallel={"tensor": 8, "pipeline": 2}),
+        "target.parallel",
+        "the target has 16 ranks; engines are served on one node of 8",
+    ),
+    Row(
+        "Triton backend: fast logits are disabled with a warning",
+        ask_pair(serving__fast_logits=True, speculation__options={"use_draft_logits": False}),
+        "serving.fast_logits",
+        "fast_logits without use_draft_logits: no logits are handed on",
+    ),
+    Row(
+        "fast logits without a draft model",
+        ask(speculation__method="ngram", serving__fast_logits=True),
+        "serving.fast_logits",
+        "fast_logits hands a draft model's logits on, and ngram has none",
+    ),
+    Row(
+        "#3031 an engine for another GPU (compute 9.0 and 8.9)",
+        ask(engine__gpu=None),
+        "engine",
+        "engines are built for one kind of GPU, and the recipe names none",
+    ),
+    Row(
+        "support matrix: Ampere and later",
+        ask(engine__gpu="v100"),
+        "engine.gpu",
+        "TensorRT-LLM 1.2.1 runs on Ampere and later, not on v100 (compute capability 7.0)",
+    ),
+    Row(
+        "Unsupported model architecture",
+        ask(shape("llama-3.1-8b", architecture="OlmoForCausalLM")),
+        "target.model",
+        "TensorRT-LLM 1.2.1 builds no engines of OlmoForCausalLM",
+        before=f"target/config.json: architecture 'OlmoForCausalLM' is not supported; supported: {SERVED}",
+    ),
+]
+
+# What `check` meets by itself, whatever the engine.
+MET_BEFORE = [
+    Row(
+        "BE#498, #2804 it runs and is not faster",
+        ask("llama-3.3-70b", "llama-3.1-8b", speculation__method="draft_target", target__parallel={"tensor": 4}),
+        "speculation.draft.model",
+        "the target is 8.8 times the draft (70,553.7 M and 8,030.3 M parameters);"
+        " pairs that pay are 10 to 50 times apart",
+        "warning",
+    ),
+    Row(
+        "#2804 Gemma 2",
+        ask(shape("llama-3.1-8b", architecture="Gemma2ForCausalLM")),
+        "target.model",
+        f"target/config.json: architecture 'Gemma2ForCausalLM' is not supported; supported: {SERVED}",
+    ),
+    Row(
+        "#5978 Qwen3 with experts",
+        ask(shape("llama-3.1-8b", architecture="Qwen3MoeForCausalLM")),
+        "target.model",
+        f"target/config.json: architecture 'Qwen3MoeForCausalLM' is not supported; supported: {SERVED}",
+    ),
+    Row(
+        "#2115 FP8 Medusa heads",
+        ask(**MEDUSA, speculation__draft__quantization={"weights": "fp8"}),
+        "speculation.draft.quantization",
+        "medusa is stored with the target, in its dtype and divided as it is",
+    ),
+    Row(
+        "#1845 Medusa with weights in INT8",
+        ask(**MEDUSA, target__quantization={"weights": "int8_wo"}),
+        "target.quantization.weights",
+        "'int8_wo' is not one of none, fp8, fp8_rowwise",
+    ),
+    Row(
+        "basetenlabs/truss#1391 lookahead's draft length has to match its sizes",
+        ask(**LOOKAHEAD, speculation__draft_len=7),
+        "speculation.draft_len",
+        "lookahead has no draft_len: its options decide",
+    ),
+    Row(
+        "#2602 FP8 without scales of activations",
+        ask(**fp8("fp8")),
+        "target.quantization",
+        "no calibration prompts are named; activations are measured on the ones that trtspec brings",
+        "warning",
+    ),
+    Row(
+        "#2789 a draft with a larger vocabulary",
+        ask_pair(draft=shape("llama-3.2-1b", vocab_size=128257)),
+        "speculation.draft.model",
+        "the draft has 128257 vocabulary entries, the target 128256",
+    ),
+    Row(
+        "#5451 lookahead in 0.20: cudaGetLastError(): invalid configuration argument",
+        ask(**LOOKAHEAD, engine__version="0.20"),
+        "engine.version",
+        "nothing is known of version 0.20",
+    ),
+    Row(
+        "pull 15918: trtllm-build is gone",
+        ask(engine__version="1.3"),
+        "engine.version",
+        "nothing is known of version 1.3",
+    ),
+    Row(
+        "quantization/quantize.py: attentions are replaced whole, where FP8 has a scale for each row",
+        ask(**fp8("fp8_rowwise", exclude=["lm_head", "*attention.qkv"])),
+        "target.quantization.exclude",
+        "fp8_rowwise engines have one format for a layer's attention; exclude '*.attention.*' or none (layer 0)",
+    ),
+]

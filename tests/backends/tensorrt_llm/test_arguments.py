@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What trtllm-build is told: the exact words for each way to speculate, and what a recipe may add."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.backends.tensorrt_llm.cases import make_case, make_pair
+from trtspec.backends.base import Case
+from trtspec.backends.trtllm_versions import contract_of
+from trtspec.backends.tensorrt_llm import BACKEND
+from trtspec.backends.tensorrt_llm.arguments import build_arguments
+from trtspec.errors import TrtspecError
+
+
+def parsed(role: Any, case: Case) -> dict[str, str]:
+    """Return the arguments as a command line's parser sees them: options by name, "" for flags."""
+    found: dict[str, str] = {}
+    words = build_arguments(role, case)
+    for number, word in enumerate(words):
+        if word.startswith("--"):
+            assert word not in found, f"{word} is given twice"
+            follows = words[number + 1] if number + 1 < len(words) else "--"
+            found[word.removeprefix("--")] = "" if follows.startswith("--") else follows
+    return found
+
+
+def test_the_words_of_a_plain_engine() -> None:
+    assert " ".join(build_arguments("target", make_case())) == (
+        "--max_batch_size 4 --max_input_len 1024 --max_seq_len 2048 --max_num_tokens 8192 --opt_num_tokens 4"
+        " --max_beam_width 1 --kv_cache_type paged --tokens_per_block 32 --remove_input_padding enable"
+        " --context_fmha enable --use_paged_context_fmha enable --use_fp8_context_fmha disable"
+        " --gpt_attention_plugin auto --gemm_plugin auto --logits_dtype float32 --workers 1"
+    )
+
+
+def test_the_words_of_a_pair() -> None:
+    case = make_pair(speculation__draft_len=10, target__parallel={"tensor": 2})
+    target, draft = (build_arguments(role, case) for role in ("target", "draft"))
+    assert " ".join(target[-7:]) == (
+        "--workers 2 --speculative_decoding_mode draft_tokens_external --max_draft_len 10 --gather_generation_logits"
+    )
+    assert " ".join(draft[-3:]) == "--workers 1 --gather_generation_logits"
+    assert parsed("target", case)["opt_num_tokens"] == "44"
+    assert parsed("draft", case)["opt_num_tokens"] == "4"
+
+
+def test_no_logits_are_gathered_where_tokens_decide() -> None:
+    case = make_pair(speculation__options={"use_draft_logits": False})
+    assert "gather_generation_logits" not in parsed("target", case) | parsed("draft", case)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "mode", "draft_len"),
+    [
+        ("ngram", {}, "draft_tokens_external", "8"),
+        ("medusa", {}, "medusa", "63"),
+        ("eagle", {"choices": [[0], [1], [0, 0], [0, 1]]}, "eagle", "4"),
+        ("lookahead", {"window": 7, "verification": 7, "ngram": 7}, "lookahead_decoding", "83"),
+        ("redrafter", {"beams": 4}, "explicit_draft_tokens", "20"),
+    ],
+)
+def test_how_an_engine_speculates(method: str, options: dict[str, Any], mode: str, draft_len: str) -> None:
+    case = make_case("vicuna-7b", speculation__method=method, speculation__options=options)
+    told = parsed("target", case)
+    assert (told["speculative_decoding_mode"], told["max_draft_len"]) == (mode, draft_len)
+
+
+@pytest.mark.parametrize(
+    ("weights", "kv_cache", "paged", "fp8", "gemm"),
+    [
+        ("none", "none", "enable", "disable", "auto"),
+        ("fp8", "none", "enable", "disable", "disable"),
+        ("fp8", "fp8", "enable", "enable", "disable"),
+        ("fp8_rowwise", "none", "enable", "disable", "auto"),
+        # what builder.py's build() makes of them, said outright
+        ("none", "fp8", "disable", "disable", "auto"),
+        ("fp8_rowwise", "fp8", "disable", "disable", "auto"),
+    ],
+)
+def test_attention_and_matrices_follow_the_storage(
+    weights: str, kv_cache: str, paged: str, fp8: str, gemm: str
+) -> None:
+    told = parsed("target", make_case(target__quantization={"weights": weights, "kv_cache": kv_cache}))
+    assert (told["use_paged_context_fmha"], told["use_fp8_context_fmha"], told["gemm_plugin"]) == (paged, fp8, gemm)
+    assert told.get("fp8_rowwise_gemm_plugin") == ("auto" if weights == "fp8_rowwise" else None)
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "tokens"),
+    [
+        ("none", {}, 8192),
+        ("none", {"engine__max_num_tokens": 100}, 100),
+        ("none", {"engine__max_num_tokens": 16}, 32),  # a block
+        ("none", {"engine__max_seq_len": 512}, 2048),  # all there is
+        ("medusa", {"engine__max_seq_len": 64, "engine__max_batch_size": 1}, 64),  # all there is, then the drafts
+        ("medusa", {"engine__max_batch_size": 256}, 16384),
+    ],
+)
+def test_the_tokens_that_upstream_would_come_to(method: str, changes: dict[str, Any], tokens: int) -> None:
+    case = make_case("vicuna-7b", speculation__method=method, **changes)
+    assert parsed("target", case)["max_num_tokens"] == str(tokens)
+
+
+def test_the_recipe_has_the_last_word() -> None:
+    extra = {"gemm_plugin": "bfloat16", "use_fused_mlp": False, "fast_build": True, "monitor_memory": False}
+    case = make_case(engine__extra={**extra, "lora_target_modules": "attn_q attn_v", "opt_num_tokens": 8})
+    words = " ".join(build_arguments("target", case))
+    assert words.endswith("--workers 1 --use_fused_mlp disable --fast_build --lora_target_modules attn_q attn_v")
+    assert "--gemm_plugin bfloat16" in words
+    assert "--opt_num_tokens 8" in words
+    assert "auto --gemm_plugin" in words  # at its own place, and once
+    assert words.count("gemm_plugin") == 1
+
+
+def test_several_profiles_have_no_optimum() -> None:
+    told = parsed("target", make_case(engine__extra={"multiple_profiles": True}))
+    assert told["multiple_profiles"] == "enable"
+    assert "opt_num_tokens" not in told
+
+
+@pytest.mark.parametrize("version", BACKEND.versions())
+@pytest.mark.parametrize("method", ["none", "draft_target", "ngram", "medusa", "eagle", "lookahead", "redrafter"])
+def test_every_version_takes_every_word(version: str, method: str) -> None:
+    draft = "llama-3.2-1b" if method == "draft_target" else None
+    case = make_case(draft=draft, version=version, speculation__method=method)
+    options = contract_of(version).options
+    for role in ("target", "draft")[: 2 if draft else 1]:
+        for name, value in parsed(role, case).items():
+            choices = options[name].choices
+            assert (options[name].type == "flag") == (value == "")
+            assert not choices or value in choices
+
+
+def test_what_cannot_be_given() -> None:
+    with pytest.raises(TrtspecError, match=r"engine\.extra\.gemm_plugin: gemm_plugin: 'fp16' cannot be given"):
+        build_arguments("target", make_case(engine__extra={"gemm_plugin": "fp16"}))
+    with pytest.raises(TrtspecError, match="the recipe has no draft engine"):
+        build_arguments("draft", make_case())
+
+
+def test_the_versions_are_those_with_a_builder() -> None:
+    versions = BACKEND.versions()
+    assert versions[-1] == "1.2.1"
+    assert all(version < "1.3" for version in versions)

@@ -1,0 +1,401 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines built by the stand-in: from a source to the store, and what is left when that goes wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.doubles.fixtures import Installation
+from tests.tiny import make_llama
+from trtspec.checkpoint.sharding import Mapping
+from trtspec.backends.tensorrt_llm.toolchain import probe_toolchain
+from trtspec.errors import StepError, StepTimeout, TrtspecError
+from trtspec.graph.digest import DigestCache
+from trtspec.graph.executor import Observer, Unobserved, execute
+from trtspec.graph.plan import Plan
+from trtspec.graph.step import Step
+from trtspec.graph.store import Store
+from trtspec.quant.scheme import Scheme
+from trtspec.steps.convert import ConvertCheckpoint
+from trtspec.backends.tensorrt_llm.build import REPRODUCE, TIMING_CACHE, BuildEngine, DescribeEngines
+from trtspec.graph.files import FileReader, Files
+from trtspec.system import is_alive, start_time, wait_until
+
+ARGUMENTS = ("--max_batch_size", "4", "--max_seq_len", "128", "--max_num_tokens", "512", "--kv_cache_type", "paged")
+EXTERNAL = ("--speculative_decoding_mode", "draft_tokens_external", "--max_draft_len", "5")
+IMAGE = f"registry.example/tritonserver@sha256:{'0' * 64}"
+TIMEOUT_S = 60.0
+ONE_RANK = Mapping()
+CONVERT = ConvertCheckpoint(
+    role="target",
+    source=Files(Path(), (), ()),
+    family_version="",
+    dtype="bfloat16",
+    mapping=ONE_RANK,
+    scheme=Scheme(),
+    calibration=(),
+    parts=(),
+    allow_nonfinite=False,
+    vocab_size=0,
+    nbytes=0,
+)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_llama(tmp_path_factory.mktemp("source"))
+
+
+@pytest.fixture
+def store(workplace: Path) -> Store:
+    return Store(workplace / "store")
+
+
+Make = Callable[..., BuildEngine]
+
+
+@pytest.fixture
+def make(source: Path, workplace: Path, trtllm: Installation) -> Make:
+    """Return the step that builds an engine of the tiny source."""
+    reader = FileReader(DigestCache(workplace / "digests.json"))
+
+    def make(role: str = "target", mapping: Mapping = ONE_RANK, image: str = "", **changes: Any) -> BuildEngine:
+        files = reader.read(source, [source / "config.json", source / "model.safetensors"])
+        convert = replace(CONVERT, role=role, source=files, mapping=mapping)
+        toolchain = probe_toolchain(image, "1.2.1", "h200")
+        step = BuildEngine(role, convert, (*ARGUMENTS, *EXTERNAL), toolchain, (), TIMEOUT_S)
+        return replace(step, **changes)
+
+    return make
+
+
+def build(step: BuildEngine, store: Store, observer: Observer = Unobserved()) -> Path:  # noqa: B008  has no state
+    return execute(Plan([step]), store, observer)[-1].entry.files_dir
+
+
+def fail(step: BuildEngine, store: Store, error: type[TrtspecError] = StepError) -> TrtspecError:
+    """Let a build fail; return the error after looking for what must not be there."""
+    with pytest.raises(error) as caught:
+        build(step, store)
+    assert running_in(store.root) == []
+    assert {entry.name for entry in store.entries()} == {f"convert-{step.role}"}, "the checkpoint stays, no engine does"
+    assert not any((store.root / "tmp").iterdir())
+    return caught.value
+
+
+def running_in(root: Path) -> list[int]:
+    """Return the processes that work below `root`, as builds do, also where that directory is deleted by now."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if os.readlink(entry / "cwd").startswith(f"{root}{os.sep}"):
+                    found.append(int(entry.name))
+    return found
+
+
+class Listener(Unobserved):
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def step_said(self, step: Step, text: str) -> None:
+        self.said.append(text)
+
+
+def test_an_engine_of_two_ranks(make: Make, store: Store) -> None:
+    step, listener = make(mapping=Mapping(2)), Listener()
+    files = build(step, store, listener)
+    assert sorted(path.name for path in files.iterdir()) == ["config.json", "rank0.engine", "rank1.engine"]
+    config = json.loads((files / "config.json").read_text())
+    assert config["build_config"]["speculative_decoding_mode"] == 2
+    assert config["build_config"]["max_seq_len"] == 133
+    assert listener.said == [
+        f"rank {rank} of 2: {phase}"
+        for rank in (1, 2)
+        for phase in ("network constructed", "TensorRT is building", "writing the engine")
+    ]
+    assert "Total time of building all engines" in step.log.read_text()
+    assert not any((store.root / "tmp").iterdir())
+
+
+def test_the_command_is_that_of_an_artifacts_root(make: Make, store: Store) -> None:
+    step = make("draft")
+    assert step.command == (
+        "trtllm-build", "--checkpoint_dir", "checkpoints/draft", "--output_dir", "engines/draft", *ARGUMENTS, *EXTERNAL
+    )  # fmt: skip
+    build(step, store)
+    head = step.log.read_text().splitlines()[0]
+    assert head.endswith(" && " + " ".join(step.command))
+
+
+def test_what_changes_the_key(make: Make, tmp_path: Path) -> None:
+    step = make()
+    cache = tmp_path / "a.cache"
+    cache.write_bytes(b"timings")
+    reader = FileReader(DigestCache(tmp_path / "digests.json"))
+    others = {
+        "arguments": replace(step, arguments=(*ARGUMENTS, "--max_draft_len", "6")),
+        "driver": replace(step, toolchain=replace(step.toolchain, driver="591")),
+        "gpu": replace(step, toolchain=replace(step.toolchain, sm=89)),
+        "tensorrt": replace(step, toolchain=replace(step.toolchain, tensorrt="10.15")),
+        "image": make(image=IMAGE),
+        "checkpoint": make(mapping=Mapping(2)),
+        "timing cache": replace(step, timing_cache=(reader.read(tmp_path, [cache]),)),
+    }
+    assert len({step.key, *(other.key for other in others.values())}) == len(others) + 1
+    assert replace(step, timeout_s=1.0).key == step.key
+
+
+def test_devices_are_as_many_as_workers(make: Make, store: Store) -> None:
+    assert make().num_devices == 1
+    step = make(arguments=(*ARGUMENTS, "--workers", "2"))
+    assert step.num_devices == 2
+    execute(Plan([step]), store, Unobserved(), devices=("1", "3", "5"))
+    assert "CUDA_VISIBLE_DEVICES=1,3\n" in step.log.read_text()
+
+
+def test_a_timing_cache_is_started_from(make: Make, store: Store, workplace: Path) -> None:
+    cache = workplace / "pinned.cache"
+    cache.write_bytes(b"timings")
+    files = FileReader(DigestCache(workplace / "digests.json")).read(workplace, [cache])
+    step = make(timing_cache=(files,))
+    assert step.command[5:7] == ("--input_timing_cache", TIMING_CACHE)
+    out = build(step, store)
+    assert json.loads((out / "config.json").read_text())["build_config"]["input_timing_cache"] == TIMING_CACHE
+    assert cache.read_bytes() == b"timings"
+    assert not (out / TIMING_CACHE).exists()
+    cache.write_bytes(b"changed")
+    with pytest.raises(StepError, match="the file changed during the build"):
+        build(replace(step, arguments=ARGUMENTS), store)
+
+
+def test_nothing_to_build_with(make: Make, store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    step = make()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    step = replace(step, toolchain=probe_toolchain("", "1.2.1", "h200"))
+    error = fail(step, store)
+    assert error.message == "no engine can be built here: trtllm-build is not on PATH"
+    assert "pip install tensorrt-llm==1.2.1 on a machine with the GPU" in str(error.hint)
+
+
+def test_a_failed_build(make: Make, store: Store, trtllm: Installation) -> None:
+    trtllm.trouble("exit 3")
+    step = make()
+    error = fail(step, store)
+    assert (error.message, error.exit_code) == ("trtllm-build ended with exit status 3", 100)
+    assert str(error.hint).startswith(f"the end of {step.log}:\n")
+    assert str(error.hint).endswith("[TRT] [E] Error Code 2: OutOfMemory")
+    trtllm.install()
+    assert build(step, store), "and the next run builds it"
+
+
+def test_upstreams_refusal_is_shown(make: Make, store: Store) -> None:
+    error = fail(make(arguments=(*ARGUMENTS, *EXTERNAL, "--gather_context_logits")), store)
+    assert "RuntimeError: Gather context logits is not support with draft len > 0" in str(error.hint)
+
+
+def test_a_killed_build(make: Make, store: Store, trtllm: Installation) -> None:
+    trtllm.trouble("signal 9")
+    assert "ended with SIGKILL; the machine may be out of memory" in fail(make(), store).message
+
+
+def test_a_build_that_takes_too_long(make: Make, store: Store, trtllm: Installation) -> None:
+    trtllm.trouble("sleep 600")
+    error = fail(make(timeout_s=2.0), store, StepTimeout)
+    assert (error.message, error.exit_code) == ("trtllm-build did not end within 2 s", 101)
+    assert "Build TensorRT engine Unnamed Network 0" in str(error.hint)
+
+
+def test_a_build_that_says_much(make: Make, store: Store, trtllm: Installation) -> None:
+    trtllm.trouble("lines 50000")
+    step = make()
+    error = fail(step, store)
+    assert str(error.hint).splitlines()[-1] == "line 49999"
+    assert len(str(error.hint).splitlines()) == 21
+    assert len(step.log.read_text().splitlines()) > 50_000
+
+
+def test_another_version_is_ended_at_once(make: Make, store: Store, trtllm: Installation) -> None:
+    """As an image's, which nobody asks before it runs."""
+    trtllm.trouble("version 1.1.0")
+    error = fail(make(), store)
+    assert error.message == "TensorRT-LLM 1.1.0 runs, and the recipe is for 1.2.1"
+
+
+def test_another_engine_than_asked_for(make: Make, store: Store) -> None:
+    error = fail(make(arguments=(*ARGUMENTS, "--use_fp8_context_fmha", "enable")), store)
+    key = "build_config.plugin_config.use_fp8_context_fmha"
+    assert f"{key} is False, expected True" in error.message
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("needs to be allowed to mount a tmpfs")
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+def test_a_full_disk(make: Make, tiny_disk: Path, trtllm: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRTSPEC_CACHE", str(tiny_disk / "cache"))
+    store = Store(tiny_disk / "store")
+    trtllm.trouble("fill")
+    step = make()
+    error = fail(step, store)
+    assert error.message == "trtllm-build ended with exit status 1"
+    assert "OSError: [Errno 28] No space left on device" in str(error.hint)
+    trtllm.install()
+    assert build(step, store), "the room is there again"
+
+
+def test_an_interrupt(make: Make, store: Store, trtllm: Installation) -> None:
+    trtllm.trouble("sleep 600")
+    step = make()
+
+    class Interrupter(Unobserved):
+        def step_said(self, step: Step, text: str) -> None:
+            if "building" in text:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt):
+        build(step, store, Interrupter())
+    assert running_in(store.root) == []
+    assert not any((store.root / "tmp").iterdir())
+
+
+def test_nothing_of_a_build_outlives_us(make: Make, store: Store, trtllm: Installation, workplace: Path) -> None:
+    trtllm.trouble("deaf")
+    step = make()
+    execute(Plan([step.checkpoint]), store, Unobserved())
+    pid = os.fork()
+    if not pid:  # the same step in a process that is killed
+        try:
+            build(step, store)
+        finally:
+            os._exit(1)
+    assert wait_until(lambda: step.log.exists() and "builder " in step.log.read_text(), 20)
+    family = [int(number) for number in re.findall(r"^(?:builder|child) (\d+)$", step.log.read_text(), re.MULTILINE)]
+    started = {each: start_time(each) for each in family}
+    assert len(family) == 3
+    assert None not in started.values()
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert wait_until(lambda: not any(is_alive(*each) for each in started.items()), 20)
+    assert wait_until(lambda: running_in(store.root) == [], 5)
+    assert {entry.name for entry in store.entries()} == {"convert-target"}
+    trtllm.install()
+    assert build(step, store), "what the killed build left is in nobody's way"
+    assert not any((store.root / "tmp").iterdir())
+
+
+def test_two_engines_are_built_beside_each_other(
+    make: Make, store: Store, trtllm: Installation, workplace: Path
+) -> None:
+    """Each waits until both have begun."""
+    go = workplace / "go"
+    trtllm.trouble(f"wait-for {go}")
+    steps = [make("target"), make("draft")]
+    begun: set[str] = set()
+    both = threading.Lock()
+
+    class Both(Unobserved):
+        def step_said(self, step: Step, text: str) -> None:
+            with both:
+                begun.update({step.name} if "building" in text else ())
+                if len(begun) == 2:
+                    go.touch()
+
+    results = execute(Plan(steps), store, Both(), devices=("0", "1"))
+    assert [(each.name, each.status) for each in results] == [
+        ("convert-target", "built"), ("build-target", "built"), ("convert-draft", "built"), ("build-draft", "built"),
+    ]  # fmt: skip
+    seen = {re.search(r"CUDA_VISIBLE_DEVICES=(\S+)", step.log.read_text())[1] for step in steps}  # type: ignore[index]
+    assert seen == {"0", "1"}
+
+
+def test_the_first_that_fails_ends_the_other(make: Make, store: Store, trtllm: Installation) -> None:
+    trtllm.trouble("sleep 600")
+    target = make("target")
+    draft = make("draft", arguments=(*ARGUMENTS, "--gather_context_logits", "--max_draft_len", "2"))
+    with pytest.raises(StepError, match="trtllm-build ended with exit status 1"):
+        execute(Plan([target, draft]), store, Unobserved(), devices=("0", "1"))
+    assert running_in(store.root) == []
+    assert {entry.name for entry in store.entries()} == {"convert-target", "convert-draft"}
+
+
+def test_the_script_builds_the_same_engines(make: Make, store: Store, workplace: Path) -> None:
+    cache = workplace / "pinned.cache"
+    cache.write_bytes(b"timings")
+    files = FileReader(DigestCache(workplace / "digests.json")).read(workplace, [cache])
+    engines = tuple(make(role, timing_cache=(files,)) for role in ("target", "draft"))
+    results = {
+        each.name: each.entry.files_dir for each in execute(Plan([DescribeEngines(engines, "{}")]), store, Unobserved())
+    }
+    artifact = workplace / "artifact"
+    (artifact / "checkpoints").mkdir(parents=True)
+    for role in ("target", "draft"):
+        (artifact / "checkpoints" / role).symlink_to(results[f"convert-{role}"])
+    for path in results["describe-engines"].iterdir():
+        (artifact / path.name).write_bytes(path.read_bytes())
+    text = (artifact / REPRODUCE).read_text()
+    assert "# TensorRT-LLM 1.2.1, TensorRT 10.14.1.48, driver 590.44.01\n# GPU h200, compute capability 9.0\n" in text
+    assert f"\n{' '.join(engines[0].command)}\n" in text
+    subprocess.run(["sh", artifact / REPRODUCE, "again"], cwd=workplace, check=True, capture_output=True)
+    for role in ("target", "draft"):
+        for path in results[f"build-{role}"].iterdir():
+            assert (workplace / "again" / "engines" / role / path.name).read_bytes() == path.read_bytes()
+    refused = subprocess.run(["sh", artifact / REPRODUCE], cwd=workplace, check=False, capture_output=True, text=True)
+    assert refused.returncode != 0
+    assert "a new directory for the engines" in refused.stderr
+
+
+def test_the_script_for_an_image_lets_the_shell_say_who_runs_it(
+    make: Make, trtllm: Installation, workplace: Path
+) -> None:
+    program = trtllm.root / "bin" / "docker"
+    program.write_text(f"#!{sys.executable}\nimport sys\nprint(sys.argv[1:])\n")
+    program.chmod(0o755)
+    engine = make(image=IMAGE)
+    script = workplace / "reproduce.sh"
+    script.write_text("\n".join(DescribeEngines((engine,), "{}")._lines()) + "\n")
+    (workplace / "checkpoints").mkdir()
+    done = subprocess.run(["sh", script, "again"], cwd=workplace, check=True, capture_output=True, text=True)
+    assert done.stdout == f"{list(engine.command[1:])}\n"
+
+
+@pytest.mark.trtllm
+def test_the_real_builder(source: Path, workplace: Path) -> None:
+    """An engine of a model large enough for TensorRT's kernels, by whatever version is installed."""
+    tensorrt_llm = pytest.importorskip("tensorrt_llm", reason="needs an installed tensorrt_llm")
+    import torch
+
+    root = make_llama(
+        workplace / "source", hidden_size=256, intermediate_size=512, num_attention_heads=4, num_key_value_heads=4
+    )
+    gpu = os.environ.get("TRTSPEC_TEST_GPU", "h200")
+    toolchain = probe_toolchain("", tensorrt_llm.__version__, gpu)
+    if toolchain.kind == "absent":
+        pytest.skip(f"{toolchain.missing}; TRTSPEC_TEST_GPU names the GPU, here {torch.cuda.get_device_name()}")
+    files = FileReader(DigestCache(workplace / "digests.json")).read(
+        root, [root / "config.json", root / "model.safetensors"]
+    )
+    convert = replace(CONVERT, source=files)
+    step = BuildEngine("target", convert, (*ARGUMENTS, *EXTERNAL), toolchain, (), 1200.0)
+    assert (build(step, Store(workplace / "store")) / "rank0.engine").stat().st_size > 1 << 16

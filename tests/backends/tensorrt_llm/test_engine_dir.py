@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engine directories that are what was asked for, and others; every difference is named."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.doubles.builder import main
+from tests.methods import eagle_nets, heads, recurrent
+from tests.tiny import convert, make_llama
+from trtspec.checkpoint.sharding import Mapping
+from trtspec.backends.trtllm_versions import contract_of
+from trtspec.backends.tensorrt_llm.engine_dir import Expected, check_engine, parse_arguments
+from trtspec.errors import StepError
+
+ARGUMENTS = (
+    "--max_batch_size", "4", "--max_input_len", "64", "--max_seq_len", "128", "--max_num_tokens", "512",
+    "--max_beam_width", "1", "--kv_cache_type", "paged", "--use_paged_context_fmha", "enable",
+    "--use_fp8_context_fmha", "disable", "--gather_generation_logits",
+)  # fmt: skip
+EXTERNAL = ("--speculative_decoding_mode", "draft_tokens_external", "--max_draft_len", "5")
+
+
+def expected(checkpoint: Path, *arguments: str) -> Expected:
+    config = json.loads((checkpoint / "config.json").read_text())
+    return Expected(parse_arguments(arguments), config, "1.2.1", contract_of("1.2.1").modes)
+
+
+def build(checkpoint: Path, out: Path, *arguments: str) -> Path:
+    cache = out.with_suffix(".cache")
+    main(
+        ["--checkpoint_dir", str(checkpoint), "--output_dir", str(out), "--output_timing_cache", str(cache), *arguments]
+    )
+    return out
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_llama(tmp_path_factory.mktemp("source"))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return convert(source, tmp_path_factory.mktemp("checkpoint"), mapping=Mapping(2))
+
+
+@pytest.fixture
+def engine(checkpoint: Path, tmp_path: Path) -> Path:
+    """An engine of two ranks as it was asked for."""
+    return build(checkpoint, tmp_path / "engine", *ARGUMENTS, *EXTERNAL)
+
+
+def change(engine: Path, key: str, value: object) -> None:
+    config = json.loads((engine / "config.json").read_text())
+    *sections, last = key.split(".")
+    section = config
+    for each in sections:
+        section = section[each]
+    section[last] = value
+    (engine / "config.json").write_text(json.dumps(config))
+
+
+def problems(engine: Path, wanted: Expected) -> list[str]:
+    with pytest.raises(StepError) as caught:
+        check_engine(engine, wanted)
+    first, *rest = caught.value.message.splitlines()
+    assert first == "the engine is not the one that was asked for:"
+    return [line.strip() for line in rest]
+
+
+def test_words_are_options() -> None:
+    found = parse_arguments(["--a", "1", "--flag", "--many", "x", "y", "--b=2", "--a", "3", "--negative", "-1"])
+    assert found == {"a": "3", "flag": "", "many": "x", "b": "2", "negative": "-1"}
+
+
+def test_what_was_asked_for(engine: Path, checkpoint: Path) -> None:
+    check_engine(engine, expected(checkpoint, *ARGUMENTS, *EXTERNAL))
+
+
+@pytest.mark.parametrize("options", [{}, {"mapping": Mapping(2)}], ids=["one", "tp2"])
+def test_what_drafts_from_inside(options: dict[str, Any], source: Path, tmp_path: Path) -> None:
+    medusa = heads.save_heads(tmp_path / "heads", heads.random_heads())
+    net = eagle_nets.save_net(tmp_path / "net", eagle_nets.random_net())
+    drafter = recurrent.random_drafter().save(tmp_path / "drafter")
+    made = {
+        "medusa": heads.convert_with(source, medusa, tmp_path / "medusa", **options),
+        "eagle": eagle_nets.convert_with(source, net, tmp_path / "eagle", {}, **options),
+        "explicit_draft_tokens": recurrent.convert_with(source, drafter, tmp_path / "recurrent", **options),
+    }
+    for mode, checkpoint in made.items():
+        arguments = (*ARGUMENTS, "--speculative_decoding_mode", mode)
+        check_engine(build(checkpoint, tmp_path / mode / "engine", *arguments), expected(checkpoint, *arguments))
+
+
+DIFFERENCES: dict[str, tuple[str, object, str]] = {
+    "version": ("version", "1.1.0", "version is '1.1.0', expected '1.2.1'"),
+    "mode": (
+        "build_config.speculative_decoding_mode", 1, "build_config.speculative_decoding_mode is 1, expected 2"
+    ),
+    "drafts": ("build_config.max_draft_len", 0, "build_config.max_draft_len is 0, expected 5"),
+    "length": ("build_config.max_seq_len", 128, "build_config.max_seq_len is 128, expected 133"),
+    "batch": ("build_config.max_batch_size", 8, "build_config.max_batch_size is 8, expected 4"),
+    "logits": (
+        "build_config.gather_generation_logits", False,
+        "build_config.gather_generation_logits is False, expected True",
+    ),
+    "type": ("build_config.max_batch_size", "4", "build_config.max_batch_size is '4', expected 4"),
+    "one": ("build_config.max_beam_width", True, "build_config.max_beam_width is True, expected 1"),
+    "cache": ("build_config.kv_cache_type", "DISABLED", "build_config.kv_cache_type is 'DISABLED', expected 'PAGED'"),
+    "reuse": (
+        "build_config.plugin_config.use_paged_context_fmha", False,
+        "build_config.plugin_config.use_paged_context_fmha is False, expected True",
+    ),
+    "division": ("pretrained_config.mapping.tp_size", 1, "pretrained_config.mapping.tp_size is 1, expected 2"),
+    "weights": (
+        "pretrained_config.quantization.quant_algo", "FP8",
+        "pretrained_config.quantization.quant_algo is 'FP8', expected None",
+    ),
+    "architecture": (
+        "pretrained_config.architecture", "x" * 300,
+        f"pretrained_config.architecture is '{'x' * 200}...', expected 'LlamaForCausalLM'",
+    ),
+    "tokens": (
+        "build_config.max_num_tokens", 23,
+        "build_config.max_num_tokens is 23, fewer than 4 requests of 5 drafts verify",
+    ),
+    "no tokens": ("build_config.max_num_tokens", None, "build_config.max_num_tokens is None, expected a number"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "value", "words"), DIFFERENCES.values(), ids=DIFFERENCES)
+def test_every_difference_has_both_values(key: str, value: object, words: str, engine: Path, checkpoint: Path) -> None:
+    change(engine, key, value)
+    assert words in problems(engine, expected(checkpoint, *ARGUMENTS, *EXTERNAL))
+
+
+def test_all_differences_at_once(engine: Path, checkpoint: Path) -> None:
+    change(engine, "build_config", {})
+    change(engine, "pretrained_config.mapping", [])
+    (engine / "rank1.engine").unlink()
+    found = problems(engine, expected(checkpoint, *ARGUMENTS, *EXTERNAL))
+    assert "rank1.engine is missing or empty; 2 ranks were asked for" in found
+    assert "build_config.max_batch_size is missing, expected 4" in found
+    assert "pretrained_config.mapping.world_size is missing, expected 2" in found
+
+
+FILES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "empty": (lambda engine: (engine / "rank0.engine").write_bytes(b""), "rank0.engine is missing or empty"),
+    "link": (
+        lambda engine: ((engine / "rank0.engine").unlink(), (engine / "rank0.engine").symlink_to("rank1.engine")),
+        "rank0.engine is missing or empty",
+    ),
+    "more": (lambda engine: (engine / "rank2.engine").write_bytes(b"x"), "rank2.engine is there, and 2 ranks"),
+    "no config": (lambda engine: (engine / "config.json").unlink(), "config.json: cannot be read: No such file"),
+    "no json": (lambda engine: (engine / "config.json").write_text("{"), "config.json: not valid JSON"),
+    "large": (
+        lambda engine: (engine / "config.json").write_text(" " * (1 << 20) + "{}"),
+        "config.json: larger than 1,048,576 bytes",
+    ),
+    "deep": (lambda engine: (engine / "config.json").write_text('{"a":' * 99 + "1" + "}" * 99), "nested more than 32"),
+    "pipe": (
+        lambda engine: ((engine / "config.json").unlink(), os.mkfifo(engine / "config.json")),
+        "config.json: not a regular file",
+    ),
+}
+
+
+@pytest.mark.parametrize(("damage", "words"), FILES.values(), ids=FILES)
+def test_files(damage: Callable[[Path], object], words: str, engine: Path, checkpoint: Path) -> None:
+    damage(engine)
+    assert any(words in line for line in problems(engine, expected(checkpoint, *ARGUMENTS, *EXTERNAL)))
+
+
+def test_a_checkpoint_of_another_length_than_asked(source: Path, tmp_path: Path) -> None:
+    """Medusa's own number of drafts counts where none is told, and what is told where it is."""
+    part = heads.save_heads(tmp_path / "heads", heads.random_heads())
+    checkpoint = heads.convert_with(source, part, tmp_path / "checkpoint")
+    mode = (*ARGUMENTS, "--speculative_decoding_mode", "medusa")
+    engine = build(checkpoint, tmp_path / "engine", *mode)
+    check_engine(engine, expected(checkpoint, *mode))
+    assert "build_config.max_draft_len is 63, expected 5" in problems(
+        engine, expected(checkpoint, *mode, "--max_draft_len", "5")
+    )

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every known failure is met by a rule with a source, and by `check` at its place in the recipe."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.conftest import Run
+from tests.backends.tensorrt_llm.cases import ask, ask_pair, case_of, make_case
+from tests.backends.tensorrt_llm.checkpoints import Checkpoints
+from tests.backends.tensorrt_llm.known_failures import (
+    EAGLE,
+    KNOWN_FAILURES,
+    LOOKAHEAD,
+    MET_BEFORE,
+    REDRAFTER,
+    Row,
+    extra,
+    fp8,
+)
+from trtspec.backends.tensorrt_llm.rules import RULES, Rule, objections
+
+SOURCE = re.compile(r"[\w-]+/[\w-]+(:[\w./-]+@[0-9a-f]{8}|#\d+)")
+
+
+@pytest.mark.parametrize("row", KNOWN_FAILURES, ids=lambda row: row.upstream)
+def test_a_known_failure_is_met(row: Row) -> None:
+    found = [(each.path, each.message, each.severity) for each in objections(case_of(row.asked))]
+    assert (row.path, row.message, row.severity) in found
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_every_rule_meets_one(rule: Rule) -> None:
+    words = {(row.path, row.message) for row in KNOWN_FAILURES}
+    assert any((each.path, each.message) in words for row in KNOWN_FAILURES for each in rule(case_of(row.asked)))
+
+
+@pytest.mark.parametrize("row", KNOWN_FAILURES, ids=lambda row: row.upstream)
+def test_every_objection_names_files_at_commits_or_issues(row: Row) -> None:
+    for objection in objections(case_of(row.asked)):
+        assert all(SOURCE.fullmatch(each) for each in objection.source.split(", ")), objection
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkpoints]:
+    """Checkpoints of published sizes, as sparse files."""
+    root = tmp_path_factory.mktemp("checkpoints")
+    yield Checkpoints(root)
+    shutil.rmtree(root)  # what counts the sizes of files would count terabytes
+
+
+@pytest.mark.parametrize("row", [*KNOWN_FAILURES, *MET_BEFORE], ids=lambda row: row.upstream)
+def test_check_shows_it_at_its_place(row: Row, checkpoints: Checkpoints, trtspec: Run, workplace: Path) -> None:
+    recipe = checkpoints.write(row.asked, workplace)
+    checked = trtspec("check", recipe, "--json")
+    message = row.before or row.message
+    (problem,) = (
+        each
+        for each in checked.document["problems"]
+        if (each["path"], each["message"].replace(f"{workplace}/", "")) == (row.path, message)
+    )
+    assert (problem["severity"], problem["file"]) == (row.severity, str(recipe))
+    assert (problem["line"], problem["column"]) in places(recipe, row.path)
+    assert f"{recipe}:{problem['line']}:{problem['column']}  {row.path}\n" in checked.err
+    assert problem["message"] in checked.err
+    assert checked.code == int(any(each["severity"] == "error" for each in checked.document["problems"]))
+
+
+def places(recipe: Path, path: str) -> set[tuple[int, int]]:
+    """Return where a dotted path is written, key and value, or as much of it as is."""
+    node = yaml.compose(recipe.read_text())
+    marks = [node.start_mark]
+    for name in path.split("."):
+        if isinstance(node, yaml.SequenceNode):
+            node = node.value[int(name)]
+            marks = [node.start_mark]
+            continue
+        found = [(key, value) for key, value in node.value if key.value == name]
+        if not found:
+            break
+        ((key, node),) = found
+        marks = [key.start_mark, node.start_mark]
+    return {(mark.line + 1, mark.column + 1) for mark in marks}
+
+
+GOOD = {
+    "plain": ask(),
+    "pair": ask_pair(),
+    "pair in FP8": ask_pair(**fp8("fp8", "fp8")),
+    "pair on two GPUs": ask_pair(serving__placement={"target": [1], "draft": [0]}, serving__fast_logits=True),
+    "ngram": ask(speculation__method="ngram"),
+    "lookahead": ask(**LOOKAHEAD, speculation__options={"window": 7, "verification": 7, "ngram": 7}),
+    "eagle": ask(**EAGLE),
+    "not greedy": ask(**REDRAFTER, speculation__options={"greedy": False}),
+    "70B on two GPUs": ask("llama-3.3-70b", target__parallel={"tensor": 2}, **fp8("fp8", "fp8")),
+    "options": extra(gemm_plugin="bfloat16", multiple_profiles=True, max_lora_rank=8, fast_build=True),
+    "rows without attention": ask(**fp8("fp8_rowwise", exclude=["lm_head", "*attention*"])),
+    "FP8 without an MLP": ask(**fp8("fp8", "fp8", exclude=["lm_head", "*layers.0.mlp*"])),
+    "blackwell": ask(engine__gpu="b200", **fp8("fp8", "fp8")),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_nothing_is_said_of_what_works(name: str) -> None:
+    assert [said for said in objections(case_of(GOOD[name])) if said.code != "greedy"] == []
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_check_finds_no_error_in_what_works(name: str, checkpoints: Checkpoints, trtspec: Run, workplace: Path) -> None:
+    checked = trtspec("check", checkpoints.write(GOOD[name], workplace), "--json")
+    assert (checked.code, checked.document["ok"]) == (0, True), checked.err
+
+
+def test_a_version_that_has_the_option() -> None:
+    removed = next(each for each in objections(case_of(extra(auto_parallel=2))) if each.code == "unknown-key")
+    assert removed.hint == "1.0 and 1.1 have it"
+    known = [each.code for each in objections(case_of(extra(auto_parallel=2), "1.0.0"))]
+    assert known == ["not-allowed"]
+
+
+def test_a_near_spelling() -> None:
+    (objection,) = objections(case_of(extra(gemm_plugn="auto")))
+    assert objection.hint == "did you mean 'gemm_plugin'?"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("tokens_per_block", "many", "tokens_per_block is a whole number of at least 0, not 'many'"),
+        ("tokens_per_block", -1, "tokens_per_block is a whole number of at least 0, not -1"),
+        ("fast_build", "yes", "fast_build is true or false, not 'yes'"),
+        ("multiple_profiles", "on", "multiple_profiles is one of enable, disable, not 'on'"),
+        ("gemm_plugin", False, "gemm_plugin is one of auto, float16, float32, bfloat16, int32, fp8, nvfp4, disable,"),
+    ],
+)
+def test_values_of_another_type(option: str, value: Any, message: str) -> None:
+    assert any(each.message.startswith(message) for each in objections(case_of(extra(**{option: value}))))
+
+
+def test_a_gpu_that_nobody_knows() -> None:
+    (objection,) = objections(make_case(engine__gpu="h1000"))
+    assert (objection.path, objection.message) == ("engine.gpu", "nothing is known of the GPU 'h1000'")
+
+
+@pytest.mark.parametrize("option", ["checkpoint_dir", "build_config", "visualize_network", "lora_dir"])
+def test_paths_are_the_builds_own(option: str) -> None:
+    (objection,) = objections(case_of(extra(**{option: "/somewhere"})))
+    assert objection.message == f"{option} is a path: a build sees its checkpoint and nothing else"

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builders that end well, badly, late or not at all: what is said of it, and that nothing of them is left."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.doubles.trouble import DEAF
+from trtspec.backends.tensorrt_llm.phases import Phases, version_said
+from trtspec.backends.tensorrt_llm.runner import Tool, run_tool
+from trtspec.errors import StepError, StepTimeout
+from trtspec.system import is_alive, start_time, wait_until
+
+PATIENCE_S = 20.0
+DEAF_FAMILY = f"""
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+for new_session in (False, True):
+    child = subprocess.Popen([sys.executable, "-c", {DEAF!r}], start_new_session=new_session)
+    print(child.pid, flush=True)
+print(os.getpid(), flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def tool(tmp_path: Path) -> Callable[..., Tool]:
+    """Return a tool that runs a piece of Python."""
+
+    def tool(code: str, timeout_s: float = PATIENCE_S, **options: Any) -> Tool:
+        (tmp_path / "work").mkdir(exist_ok=True)
+        command = (sys.executable, "-c", code)
+        return Tool(command, tmp_path / "work", tmp_path / "logs" / "tool.log", timeout_s, **options)
+
+    return tool
+
+
+def log_of(tool: Tool) -> list[str]:
+    return tool.log.read_text().splitlines()[1:]
+
+
+class Family:
+    """The processes that a tool says are its own."""
+
+    def __init__(self) -> None:
+        self.found: dict[int, int | None] = {}
+
+    def listen(self, line: str) -> None:
+        self.found[int(line)] = start_time(int(line))
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.found) == 3
+
+    @property
+    def is_gone(self) -> bool:
+        return self.is_complete and wait_until(
+            lambda: not any(is_alive(pid, started) for pid, started in self.found.items()), 5
+        )
+
+
+def test_lines_go_to_the_log_and_to_whoever_listens(tool: Callable[..., Tool]) -> None:
+    said: list[str] = []
+    built = tool("import sys; print('one'); sys.stdout.flush(); print('two', file=sys.stderr); print('a\\rb', end='')")
+    run_tool(built, said.append)
+    assert said == log_of(built) == ["one", "two", "a", "b"]
+    head = built.log.read_text().splitlines()[0]
+    assert head.startswith(f"$ cd {built.cwd} && {sys.executable} -c ")
+
+
+def test_what_it_says_cannot_move_the_cursor(tool: Callable[..., Tool]) -> None:
+    said: list[str] = []
+    run_tool(tool(r"import sys; sys.stdout.buffer.write(b'\x1b[31mred\x1b[0m\tx\x07\n\xff\n')"), said.append)
+    assert said == ["red x", "\ufffd"]
+
+
+def test_a_line_without_an_end_comes_in_pieces(tool: Callable[..., Tool]) -> None:
+    said: list[str] = []
+    run_tool(tool("print('x' * 100_000, end='')"), said.append)
+    assert "".join(said) == "x" * 100_000
+    assert max(map(len, said)) < 20_000
+
+
+def test_it_gets_few_variables_and_no_secret(tool: Callable[..., Tool], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/lib")
+    code = "import os; print(*sorted(os.environ)); print(os.environ['CUDA_VISIBLE_DEVICES'])"
+    built = tool(code, variables={"CUDA_VISIBLE_DEVICES": "1"})
+    run_tool(built)
+    names, devices = log_of(built)
+    assert devices == "1"
+    assert {"PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES"} <= set(names.split())
+    assert "HF_TOKEN" not in names
+
+
+def test_its_end_in_words(tool: Callable[..., Tool]) -> None:
+    built = tool("for number in range(100): print('line', number)\nraise SystemExit(3)")
+    with pytest.raises(StepError) as caught:
+        run_tool(built)
+    assert caught.value.message == f"{sys.executable} ended with exit status 3"
+    shown = "\n".join(f"line {number}" for number in range(80, 100))
+    assert caught.value.hint == f"the end of {built.log}:\n{shown}"
+    assert built.log.read_text().count("\nline ") == 100
+    with pytest.raises(StepError, match="ended with SIGKILL; the machine may be out of memory"):
+        run_tool(tool("import os; os.kill(os.getpid(), 9)"))
+    with pytest.raises(StepError, match=r"\(it said nothing\)"):
+        run_tool(tool("raise SystemExit(1)"))
+
+
+def test_a_command_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(StepError, match="no-such-builder ended with exit status 127: it cannot be started") as caught:
+        run_tool(Tool(("no-such-builder",), tmp_path, tmp_path / "log", PATIENCE_S))
+    assert "no-such-builder: No such file or directory" in str(caught.value)
+
+
+def test_time_runs_out(tool: Callable[..., Tool]) -> None:
+    family = Family()
+    built = tool(DEAF_FAMILY, timeout_s=2.0, grace_s=0.2)
+    with pytest.raises(StepTimeout, match="did not end within 2 s") as caught:
+        run_tool(built, family.listen)
+    assert str(max(family.found)) in str(caught.value.hint)
+    assert family.is_gone, "also a child that is deaf to SIGTERM, and one in a session of its own"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), StepError("another version")])
+def test_whoever_waits_or_listens_may_end_it(tool: Callable[..., Tool], error: BaseException) -> None:
+    family = Family()
+
+    def interrupt() -> None:
+        if family.is_complete:
+            raise error
+
+    with pytest.raises(type(error)) as caught:
+        run_tool(tool(DEAF_FAMILY, grace_s=0.2), family.listen, interrupt)
+    assert caught.value is error
+    assert family.is_gone
+
+
+def test_nothing_is_left_of_one_that_ends_by_itself(tool: Callable[..., Tool]) -> None:
+    family = Family()
+    run_tool(tool(DEAF_FAMILY.replace("time.sleep(600)\n", "", 1)), family.listen)
+    assert family.is_gone
+
+
+def test_it_may_end_in_order(tool: Callable[..., Tool], tmp_path: Path) -> None:
+    code = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: (open("ended", "w").close(), sys.exit()))
+print("ready", flush=True)
+time.sleep(600)
+"""
+    ready = threading.Event()
+
+    def interrupt() -> None:
+        if ready.is_set():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_tool(tool(code), lambda line: ready.set(), interrupt)
+    assert (tmp_path / "work" / "ended").exists()
+
+
+def test_it_does_not_outlive_us(tool: Callable[..., Tool], tmp_path: Path) -> None:
+    cleaned = tmp_path / "cleaned"
+    script = f"""
+from pathlib import Path
+from trtspec.backends.tensorrt_llm.runner import Tool, run_tool
+command = ({sys.executable!r}, "-c", {DEAF_FAMILY!r})
+tool = Tool(command, Path({str(tmp_path)!r}), Path({str(tmp_path / "log")!r}), 600, grace_s=0.2,
+            cleanup=("touch", {str(cleaned)!r}))
+run_tool(tool, lambda line: print(line, flush=True))
+"""
+    us = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    family = Family()
+    assert us.stdout
+    while not family.is_complete:
+        family.listen(us.stdout.readline())
+    us.kill()
+    assert us.wait() == -signal.SIGKILL
+    us.stdout.close()
+    assert family.is_gone
+    assert wait_until(cleaned.exists, 5), "what a container needs to end is done too"
+
+
+def test_a_full_disk_costs_the_log_and_not_the_words(tool: Callable[..., Tool], tmp_path: Path) -> None:
+    if not os.path.exists("/dev/full"):
+        pytest.skip("needs /dev/full")
+    built = tool("print('no space left'); raise SystemExit(1)")
+    built.log.parent.mkdir()
+    built.log.symlink_to("/dev/full")
+    with pytest.raises(StepError, match="no space left"):
+        run_tool(built)
+
+
+def test_phases() -> None:
+    phases = Phases(2)
+    lines = (
+        "[12/31/2024-21:25:45] [TRT-LLM] [I] Total time of constructing network from module object 3.1 seconds",
+        "[12/31/2024-21:25:45] [TRT-LLM] [I] Build TensorRT engine Unnamed Network 0",
+        "[12/31/2024-21:26:45] [TRT] [I] Detected 18 inputs",
+        "[12/31/2024-21:27:45] [TRT-LLM] [I] Serializing engine to engines/target/rank0.engine...",
+        "[12/31/2024-21:27:55] [TRT-LLM] [I] Build TensorRT engine Unnamed Network 0",
+    )
+    assert [phases.read(line) for line in lines] == [
+        "rank 1 of 2: network constructed",
+        "rank 1 of 2: TensorRT is building",
+        None,
+        "rank 1 of 2: writing the engine",
+        "rank 2 of 2: TensorRT is building",
+    ]
+
+
+@pytest.mark.parametrize("name", ["TensorRT-LLM", "TensorRT LLM"])
+def test_version(name: str) -> None:
+    assert version_said(f"[TensorRT-LLM] {name} version: 1.2.1") == "1.2.1"
+    assert version_said("[TRT] [I] Detected 18 inputs") is None
+
+
+def test_the_guard_needs_nothing_of_ours() -> None:
+    from trtspec.backends.tensorrt_llm import guard
+
+    source = Path(guard.__file__).read_text()
+    assert not re.search(r"^\s*(from|import) trtspec", source, re.MULTILINE)

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which engines can sample."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.backends.tensorrt_llm.cases import make_case
+from trtspec.backends.tensorrt_llm.sampling import is_greedy_only
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "greedy_only"),
+    [
+        ("none", {}, False),
+        ("draft_target", {}, False),
+        ("ngram", {}, False),
+        ("medusa", {}, True),
+        ("eagle", {}, True),
+        ("lookahead", {}, True),
+        ("redrafter", {"greedy": True}, True),
+        ("redrafter", {"greedy": False}, False),
+    ],
+)
+def test_engines_that_take_the_most_probable_token_are_told(
+    method: str, options: dict[str, Any], greedy_only: bool
+) -> None:
+    case = make_case(speculation__method=method, speculation__options=options)
+    assert is_greedy_only(case) is greedy_only

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All repositories of engines on one real tritonserver, a double in the place of TensorRT-LLM's backend.
+
+The configurations are those that are emitted, but for the models' names, each of which is led by its method's: so one
+server holds them all. It checks them as strictly as it can, loads the Python models, and runs whole ensembles.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.triton.artifact import make_tokenizer
+from tests.triton.golden import REPOSITORIES
+from trtspec.checkpoint.tokenizer import Tokenizer
+from trtspec.errors import DeployError
+from trtspec.system import free_ports
+from trtspec.triton.client import Client
+from trtspec.triton.config import load_config, render_config
+from trtspec.backends.tensorrt_llm.repository import emit_engine_repository, relocate
+from trtspec.triton.server import (
+    Ports,
+    Server,
+    find_server,
+    remove_shared_memory,
+    server_command,
+    start_server,
+)
+
+pytestmark = pytest.mark.triton
+
+DOUBLE = Path(__file__).parents[1] / "doubles" / "tensorrtllm"
+SHARED = ("preprocessing", "postprocessing")
+SCRIPT = "The target says this, and that is né ✓, whatever it is asked. "
+OTHER_SCRIPT = "The draft says that, and that is né ✓, whatever it is asked. "
+PROMPT = "Hello"
+TOKENS = 2 * len(SCRIPT.encode())  # which are bytes
+LOADING_S = 120.0
+
+
+@dataclass(frozen=True)
+class Served:
+    """One server with all repositories."""
+
+    client: Client
+    artifact: Path
+    log: Path
+
+    def ask(self, method: str, **request: Any) -> dict[str, Any]:
+        return self.client.generate({"text_input": PROMPT, "max_tokens": TOKENS, **request}, f"{method}-ensemble")
+
+
+def make_engines(artifact: Path) -> None:
+    """Write what the double has in the place of engines: the ids of what they say."""
+    tokenizer = Tokenizer(make_tokenizer(artifact / "tokenizer"))
+    (artifact / "tokenizer" / "generation_config.json").write_text(
+        json.dumps({"eos_token_id": [0, *tokenizer.encode("~")]})
+    )
+    for role, text in (("target", SCRIPT), ("draft", OTHER_SCRIPT)):
+        engine = artifact / "engines" / role
+        engine.mkdir(parents=True)
+        (engine / "script.json").write_text(json.dumps(tokenizer.encode(text)))
+
+
+def add_repository(method: str, artifact: Path, out: Path) -> None:
+    """Add a method's models to `out` under names of their own."""
+    place = artifact.with_name(f"{method}-artifact") / "model_repository"
+    wanted = replace(REPOSITORIES[method], vocab_size=257)
+    emit_engine_repository(place, wanted)
+    relocate(place, artifact.with_name(f"{method}-served"), str(artifact))
+    for source in sorted(artifact.with_name(f"{method}-served").iterdir()):
+        renamed = rename(source.name, method)
+        shutil.copytree(source, out / renamed, dirs_exist_ok=source.name in SHARED)
+        config = load_config(source / "config.pbtxt")
+        config.name = renamed
+        for step in config.ensemble_scheduling.step:
+            step.model_name = rename(step.model_name, method)
+        for key in ("tensorrt_llm_model_name", "tensorrt_llm_draft_model_name"):
+            if key in config.parameters and config.parameters[key].string_value:
+                config.parameters[key].string_value = rename(config.parameters[key].string_value, method)
+        (out / renamed / "config.pbtxt").write_text(render_config(config))
+
+
+def rename(model: str, method: str) -> str:
+    return model if model in SHARED else f"{method}-{model}"
+
+
+def with_double(server: Server, backends: Path) -> Server:
+    """Return the server with the double beside its Python backend, which may not be a link where another uses it."""
+    if server.backends is None:
+        pytest.skip("a server whose backends lie elsewhere")
+    shutil.copytree(server.backends, backends)
+    shutil.copytree(DOUBLE, backends / "tensorrtllm", ignore=shutil.ignore_patterns("__pycache__"))
+    return replace(server, backends=backends)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory) -> Iterator[Served]:
+    root = tmp_path_factory.mktemp("engines")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRTSPEC_CACHE", str(root / "cache"))
+        try:
+            server = with_double(find_server(), root / "backends")
+        except DeployError as error:
+            pytest.skip(str(error))
+    artifact, models = root / "artifact", root / "models"
+    make_engines(artifact)
+    for method in REPOSITORIES:
+        add_repository(method, artifact, models)
+    ports, prefix = Ports(*free_ports(3)), f"trtspec-test-{root.name}"
+    command = server_command(server, models, ports, model="*", shm_prefix=prefix)
+    process = start_server(server, [*command, "--exit-on-error=false"], root / "log", detach=False)
+    client = Client(ports.http, timeout_s=60)
+    try:
+        deadline = time.monotonic() + LOADING_S
+        while not client.is_ready() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        yield Served(client, artifact, root / "log")
+    finally:
+        process.terminate()
+        process.wait()
+        remove_shared_memory(prefix)
+
+
+def script(length: int = TOKENS, text: str = SCRIPT) -> str:
+    """Return what follows the prompt."""
+    return (text.encode() * 4)[len(PROMPT) :][:length].decode()
+
+
+def test_the_server_takes_every_model(served: Served) -> None:
+    models = [rename(model, method) for method in REPOSITORIES for model in models_of(method)]
+    refused = [model for model in models if not served.client.is_ready(model)]
+    assert not refused, served.log.read_text()
+
+
+def models_of(method: str) -> list[str]:
+    draft = ["tensorrt_llm_draft"] if method == "draft_target" else []
+    return ["ensemble", "tensorrt_llm_bls", "preprocessing", "tensorrt_llm", "postprocessing", *draft]
+
+
+@pytest.mark.parametrize("method", REPOSITORIES)
+def test_an_ensemble_says_what_the_target_says(served: Served, method: str) -> None:
+    assert served.ask(method)["text_output"] == script()
+
+
+@pytest.mark.parametrize("method", [method for method in REPOSITORIES if REPOSITORIES[method].streaming])
+def test_a_stream_says_it_in_whole_characters(served: Served, method: str) -> None:
+    request = {"text_input": PROMPT, "max_tokens": TOKENS}
+    pieces = [event["text_output"] for event in served.client.generate_stream(request, f"{method}-ensemble")]
+    assert len(pieces) > 20
+    assert "".join(pieces) == script()
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_a_repository_without_streaming_refuses_a_stream(served: Served) -> None:
+    with pytest.raises(DeployError, match="stream is not served by this repository"):
+        served.ask("eagle", stream=True)
+
+
+@pytest.mark.parametrize("method", ["medusa", "eagle"])
+def test_an_engine_that_drafts_by_itself_counts(served: Served, method: str) -> None:
+    answer = served.ask(method)
+    names = ("total_draft_tokens", "total_accepted_draft_tokens", "num_input_tokens", "num_output_tokens")
+    assert [answer[name] for name in names] == [2 * TOKENS, TOKENS, len(PROMPT), TOKENS]
+    assert answer["acceptance_rate"] == 0.5
+
+
+def test_a_request_may_look_less_far_ahead(served: Served) -> None:
+    sizes = {"lookahead_window_size": 3, "lookahead_ngram_size": 2, "lookahead_verification_set_size": 2}
+    assert served.ask("lookahead")["total_draft_tokens"] == 7 * TOKENS
+    assert served.ask("lookahead", **sizes)["total_draft_tokens"] == 3 * TOKENS
+    with pytest.raises(DeployError, match="its method is not lookahead"):
+        served.ask("none", **sizes)
+
+
+def test_requests_that_sample_are_refused_where_the_engine_cannot(served: Served) -> None:
+    with pytest.raises(DeployError, match="always takes the most probable token and cannot sample"):
+        served.ask("medusa", temperature=0.7)
+    assert served.ask("redrafter", temperature=0.7)["text_output"] == script()
+
+
+@pytest.mark.parametrize("method", REPOSITORIES)
+def test_a_stop_word_ends_the_text(served: Served, method: str) -> None:
+    answer = served.ask(method, stop_words=["né ✓"])
+    assert answer["text_output"] == script()[: script().index("✓") + 1]
+
+
+def test_the_prompt_comes_back_where_it_is_asked_for(served: Served) -> None:
+    assert served.ask("lookahead", exclude_input_in_output=False)["text_output"] == PROMPT + script()
+
+
+def test_clients_may_ask_the_engine_themselves(served: Served) -> None:
+    encoded = served.client.generate({"QUERY": PROMPT, "REQUEST_OUTPUT_LEN": 8}, "preprocessing")
+    names = {"input_ids": "INPUT_ID", "input_lengths": "REQUEST_INPUT_LEN", "request_output_len": "REQUEST_OUTPUT_LEN"}
+    request = {inner: encoded[outer] for inner, outer in names.items()}
+    answer = served.client.generate(request, "none-tensorrt_llm")
+    assert Tokenizer(served.artifact / "tokenizer").decode(answer["output_ids"]) == script(8)
+
+
+def test_many_requests_at_once_are_each_their_own(served: Served) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        lengths = range(1, 17)
+        answers = pool.map(lambda length: served.ask("redrafter", max_tokens=length)["text_output"], lengths)
+        assert list(answers) == [script(length) for length in lengths]

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sizes that an engine comes to have, and what follows from them for prompts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.backends.tensorrt_llm.cases import make_case, make_pair
+from trtspec.backends.tensorrt_llm.specs import engine_specs
+
+
+@pytest.mark.parametrize(
+    ("method", "built"),
+    [
+        ("none", 2048),
+        ("ngram", 2048 + 8),
+        ("medusa", 2048 + 63),
+        ("eagle", 2048 + 25 + 5),  # EAGLE's own mc_sim_7b_63 is five tokens deep
+        ("redrafter", 2048 + 5 * 5),
+    ],
+)
+def test_upstream_adds_the_drafts_to_the_longest_text(method: str, built: int) -> None:
+    (spec,) = engine_specs(make_case("vicuna-7b", speculation__method=method))
+    assert (spec.max_seq_len, spec.built_seq_len) == (2048, built)
+
+
+def test_a_draft_models_engine_speculates_not() -> None:
+    target, draft = engine_specs(make_pair(speculation__draft_len=6))
+    assert (target.mode, target.nodes, target.built_seq_len) == ("draft_tokens_external", 6, 2054)
+    assert (draft.mode, draft.nodes, draft.built_seq_len) == ("", 0, 2048)
+    assert (draft.path, draft.gpu_ids) == ("speculation.draft", (0,))
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "longest"),
+    [
+        ("none", {}, 2047),
+        ("ngram", {}, 2055),
+        ("medusa", {}, 512),
+        ("none", {"target__quantization": {"kv_cache": "fp8"}}, 512),  # no paged context attention, no chunks
+    ],
+)
+def test_the_longest_prompt(method: str, changes: dict[str, Any], longest: int) -> None:
+    (spec,) = engine_specs(make_case("vicuna-7b", speculation__method=method, engine__max_num_tokens=512, **changes))
+    assert spec.longest_prompt == longest
+
+
+@pytest.mark.parametrize(
+    ("method", "tokens", "chunks"),
+    [
+        ("none", 512, True),
+        ("none", 8192, True),
+        ("ngram", 512, True),
+        ("ngram", 2055, False),
+        ("lookahead", 512, False),
+    ],
+)
+def test_prompts_are_taken_in_chunks_where_that_costs_no_drafts(method: str, tokens: int, chunks: bool) -> None:
+    (spec,) = engine_specs(make_case(speculation__method=method, engine__max_num_tokens=tokens))
+    assert spec.chunks_prompts is chunks

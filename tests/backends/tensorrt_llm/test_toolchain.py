@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What builds engines here, found and missed: stand-ins on PATH, and machines without."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.doubles.fixtures import H200, Installation
+from trtspec.backends.gpus import find_gpu
+from trtspec.backends.tensorrt_llm.installed import SeenGpu, installed_versions, seen_gpus
+from trtspec.backends.tensorrt_llm.toolchain import Toolchain, probe_toolchain
+from trtspec.errors import StepError, TrtspecError
+from trtspec.graph.digest import canonical
+
+IMAGE = f"registry.example/tritonserver@sha256:{'0' * 64}"
+H100 = "NVIDIA H100 80GB HBM3, 9.0, 590.44.01, 81559"
+LOCAL = Toolchain("local", "", "1.2.1", "10.14.1.48", "h200", 90, "590.44.01", devices=("0", "1"))
+
+
+@pytest.fixture
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with nothing on PATH but the returned directory."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path
+
+
+def program(directory: Path, name: str, text: str) -> Path:
+    path = directory / name
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def test_on_path(trtllm: Installation) -> None:
+    assert probe_toolchain("", "1.2.1", "H200") == LOCAL
+    LOCAL.check_present()
+
+
+def test_only_gpus_of_the_kind_are_used(trtllm: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
+    trtllm.show_gpus(H200, H100, H200, H200)
+    assert probe_toolchain("", "1.2.1", "h200").devices == ("0", "2", "3")
+    assert probe_toolchain("", "1.2.1", "h100").devices == ("1",)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2,3")
+    assert probe_toolchain("", "1.2.1", "h200").devices == ("2", "3")
+
+
+def test_another_gpu(trtllm: Installation) -> None:
+    trtllm.show_gpus(H100)
+    toolchain = probe_toolchain("", "1.2.1", "h200")
+    assert (toolchain.kind, toolchain.tensorrt, toolchain.devices) == ("absent", "10.14.1.48", ())
+    with pytest.raises(StepError) as caught:
+        toolchain.check_present()
+    here = "the visible ones here are: NVIDIA H100 80GB HBM3"
+    assert caught.value.message == f"no engine can be built here: the recipe is for the GPU h200, and {here}"
+    assert caught.value.hint == "build where it will run, or set engine.gpu"
+
+
+def test_another_version(trtllm: Installation) -> None:
+    trtllm.install("1.1.0")
+    with pytest.raises(TrtspecError) as caught:
+        probe_toolchain("", "1.2.1", "h200")
+    assert caught.value.message == (
+        "TensorRT-LLM 1.1.0 with TensorRT 10.13.3.9 is installed, and the recipe is for 1.2.1"
+    )
+    assert str(caught.value.hint).startswith("pip install tensorrt-llm==1.2.1, or set engine.version")
+    assert caught.value.where == str(trtllm.root / "bin" / "trtllm-build")
+
+
+def test_nothing_there_costs_no_process(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("subprocess.run", None)
+    toolchain = probe_toolchain("", "1.2.1", "h200")
+    assert toolchain == replace(
+        LOCAL, kind="absent", devices=(), missing="trtllm-build is not on PATH", hint=toolchain.hint
+    ), "the versions and the driver are those to be expected"
+    with pytest.raises(StepError, match="no engine can be built here: trtllm-build is not on PATH") as caught:
+        toolchain.check_present()
+    assert "pip install tensorrt-llm==1.2.1 on a machine with the GPU" in str(caught.value)
+
+
+def test_no_gpu(trtllm: Installation) -> None:
+    (trtllm.root / "bin" / "nvidia-smi").unlink()
+    assert probe_toolchain("", "1.2.1", "h200").missing.endswith("the visible ones here are: none")
+
+
+def test_an_image(trtllm: Installation) -> None:
+    program(trtllm.root / "bin", "podman", "#!/bin/sh\n")
+    program(trtllm.root / "bin", "docker", "#!/bin/sh\n")
+    toolchain = probe_toolchain(IMAGE, "1.2.1", "h200")
+    assert (toolchain.kind, toolchain.image, toolchain.runtime) == ("image", IMAGE, "docker")
+    assert toolchain.tensorrt == "10.14.1.48"
+    command = toolchain.command(
+        ("--workers", "1"), reads=("checkpoints/target",), writes="engines/target", cid_file="x"
+    )
+    assert command == (
+        "docker", "run", "--rm", "--init", "--network=none", "--cidfile=x", "--gpus=all",
+        f"--user={os.getuid()}:{os.getgid()}", "--env=CUDA_VISIBLE_DEVICES", "--env=CUDA_DEVICE_ORDER",
+        "--tmpfs=/build:mode=1777", "--workdir=/build", "--env=HOME=/tmp",
+        "--volume=./checkpoints/target:/build/checkpoints/target:ro", "--volume=./engines/target:/build/engines/target",
+        IMAGE, "trtllm-build", "--workers", "1",
+    )  # fmt: skip
+    assert toolchain.cleanup("x") == ("xargs", "--arg-file=x", "docker", "rm", "--force")
+    podman = replace(toolchain, runtime="podman").command((), reads=(), writes="e", cid_file="x")
+    assert {"--device=nvidia.com/gpu=all", "--userns=keep-id"} <= set(podman)
+    assert LOCAL.command(("--workers", "1"), reads=(), writes="e", cid_file="x") == ("trtllm-build", "--workers", "1")
+    assert LOCAL.cleanup("x") == ()
+
+
+def test_an_image_and_nothing_to_run_it(bare: Path) -> None:
+    toolchain = probe_toolchain(IMAGE, "1.2.1", "h200")
+    assert (toolchain.kind, toolchain.missing) == ("absent", "docker and podman are not on PATH, to run the image")
+
+
+def test_what_an_engine_depends_on_is_its_identity() -> None:
+    differences = {"image": IMAGE, "tensorrt_llm": "1.2.0", "tensorrt": "10.14", "gpu": "h100", "sm": 89, "driver": "x"}
+    for name, value in differences.items():
+        assert canonical(replace(LOCAL, **{name: value})) != canonical(LOCAL), name  # type: ignore[arg-type]
+    for name, value in {"runtime": "podman", "devices": (), "missing": "x", "hint": "x"}.items():
+        assert canonical(replace(LOCAL, **{name: value})) == canonical(LOCAL), name  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("h200", H200), ("h100", H100), ("a100-40gb", "NVIDIA A100-SXM4-40GB, 8.0, 1, 40960"),
+        ("a100-80gb", "NVIDIA A100 80GB PCIe, 8.0, 1, 81920"), ("l4", "NVIDIA L4, 8.9, 1, 23034"),
+        ("l40s", "NVIDIA L40S, 8.9, 1, 46068"), ("rtx4090", "NVIDIA GeForce RTX 4090, 8.9, 1, 24564"),
+        ("b200", "NVIDIA B200, 10.0, 1, 183359"), ("gh200", "NVIDIA GH200 480GB, 9.0, 1, 97871"),
+    ],
+)  # fmt: skip
+def test_gpus_by_name_and_memory(name: str, line: str, trtllm: Installation) -> None:
+    trtllm.show_gpus(line)
+    (seen,) = seen_gpus()
+    assert seen.is_a(find_gpu(name))
+    others = {"h200", "h100", "a100-40gb", "a100-80gb", "l4", "l40s", "a10", "gh200"} - {name}
+    assert not any(seen.is_a(find_gpu(other)) for other in others)
+
+
+def test_a_driver_that_does_not_tell(bare: Path) -> None:
+    program(bare, "nvidia-smi", "#!/bin/sh\necho 'NVIDIA-SMI has failed' >&2; exit 9\n")
+    with pytest.raises(TrtspecError, match="cannot be asked: ended with exit status 9 and said: NVIDIA-SMI has failed"):
+        seen_gpus()
+    program(bare, "nvidia-smi", "#!/bin/sh\necho 'one, two'\n")
+    with pytest.raises(TrtspecError, match=r"nvidia-smi: says \['one, two'\], which are no GPUs"):
+        seen_gpus()
+    program(bare, "nvidia-smi", "#!/bin/sh\n")
+    assert seen_gpus() == []
+    assert SeenGpu("NVIDIA H200", 89, "1", 143771).is_a(find_gpu("h200")) is False
+
+
+def test_an_interpreter_with_a_long_path(trtllm: Installation, tmp_path: Path) -> None:
+    script = f"#!/bin/sh\n'''exec' \"{sys.executable}\" \"$0\" \"$@\"\n' '''\n"
+    assert installed_versions(program(tmp_path, "trtllm-build", script)) == ("1.2.1", "10.14.1.48")
+
+
+@pytest.mark.parametrize("text", ["", "\x7fELF", "#!/bin/sh\necho\n"])
+def test_not_a_python_program(text: str, tmp_path: Path) -> None:
+    with pytest.raises(TrtspecError, match="not a Python program, as TensorRT-LLM's is"):
+        installed_versions(program(tmp_path, "trtllm-build", text))
+
+
+def test_an_interpreter_that_is_gone(tmp_path: Path) -> None:
+    with pytest.raises(TrtspecError, match=r"cannot be asked: .*No such file"):
+        installed_versions(program(tmp_path, "trtllm-build", "#!/no/such/python3\n"))
+
+
+def test_an_interpreter_without_packages(tmp_path: Path) -> None:
+    assert installed_versions(program(tmp_path, "trtllm-build", f"#!{sys.executable}\n"))[0] is None

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which engine a recipe gets, in which version, and for which GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from trtspec.backends import base
+from trtspec.backends.base import backends, choose_backend, choose_version
+from trtspec.backends.gpus import GPUS, find_gpu
+from trtspec.errors import TrtspecError
+from trtspec.methods.base import find_method
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch):
+    """Let TensorRT-LLM of a version look installed."""
+
+    def installed(version: str) -> None:
+        monkeypatch.setattr(base, "_installed", lambda name: version if name == "tensorrt_llm" else "")
+
+    return installed
+
+
+def test_every_backend_says_which_versions_it_has() -> None:
+    assert {name: backend.versions()[-1] for name, backend in backends().items()} == {
+        "embedded": "",
+        "llmapi": "1.2.1",
+        "tensorrt_llm": "1.2.1",
+        "vllm": "0.24.0",
+    }
+
+
+def test_what_a_recipe_asks_for_it_gets() -> None:
+    for name in backends():
+        assert choose_backend(name, find_method("none"), None) == (name, "the recipe asks for it")
+
+
+def test_without_tensorrt_llm_it_is_the_embedded_engine() -> None:
+    assert choose_backend("auto", find_method("medusa"), "h200") == ("embedded", "TensorRT-LLM is not installed here")
+
+
+@pytest.mark.parametrize(
+    ("version", "method", "gpu", "chosen", "why"),
+    [
+        ("1.2.1", "medusa", "h200", "tensorrt_llm", "TensorRT-LLM 1.2.1 is installed"),
+        ("1.2.1", "eagle3", "h200", "llmapi", "TensorRT-LLM 1.2.1 is installed"),
+        ("1.3.0rc27", "draft_target", "h200", "llmapi", "TensorRT-LLM 1.3.0rc27 is installed"),
+        (
+            "1.3.0rc27",
+            "medusa",
+            "h200",
+            "embedded",
+            "TensorRT-LLM 1.3.0rc27 is installed, but does not know the method",
+        ),
+        ("1.2.1", "swift", "h200", "embedded", "TensorRT-LLM 1.2.1 is installed, but does not know the method"),
+        (
+            "1.2.1",
+            "none",
+            None,
+            "embedded",
+            "TensorRT-LLM is installed, but the recipe names no engine.gpu to build for",
+        ),
+    ],
+)
+def test_with_tensorrt_llm_it_is_what_the_version_and_the_method_allow(
+    install, version: str, method: str, gpu: str | None, chosen: str, why: str
+) -> None:
+    install(version)
+    assert choose_backend("auto", find_method(method), gpu) == (chosen, why)
+
+
+@pytest.mark.parametrize(
+    ("backend", "wanted", "got"),
+    [
+        ("tensorrt_llm", None, "1.2.1"),
+        ("tensorrt_llm", "1.2.0", "1.2.0"),
+        ("tensorrt_llm", "1.1", "1.1.0"),
+        ("llmapi", "1.3", "1.3.0rc29"),
+        ("embedded", None, ""),
+    ],
+)
+def test_versions(backend: str, wanted: str | None, got: str) -> None:
+    assert choose_version(backends()[backend], wanted) == got
+
+
+def test_what_is_installed_is_the_version_unless_the_recipe_says(install) -> None:
+    install("1.2.0")
+    assert choose_version(backends()["tensorrt_llm"], None) == "1.2.0"
+    assert choose_version(backends()["tensorrt_llm"], "1.1") == "1.1.0"
+    install("1.2.0rc8")  # of which nothing is known
+    assert choose_version(backends()["tensorrt_llm"], None) == "1.2.1"
+
+
+@pytest.mark.parametrize(
+    ("backend", "wanted", "said"),
+    [
+        ("tensorrt_llm", "1.3", "nothing is known of version 1.3\nhint: known: 1.0.0, "),
+        ("vllm", "9", "nothing is known of version 9"),
+        ("embedded", "1.2", "this engine comes with trtspec and has no version\nhint: remove it"),
+    ],
+)
+def test_versions_that_a_backend_does_not_have(backend: str, wanted: str, said: str) -> None:
+    with pytest.raises(TrtspecError) as caught:
+        choose_version(backends()[backend], wanted)
+    assert str(caught.value).startswith(said)
+
+
+def test_gpus_are_found_whatever_the_case_and_unknown_ones_named() -> None:
+    assert find_gpu("H200").sm == 90
+    assert {name for name, gpu in GPUS.items() if not gpu.has_fp8} == {
+        *("v100", "t4", "a10", "a30", "a40", "a100-40gb", "a100-80gb", "rtx3090")
+    }
+    with pytest.raises(TrtspecError, match=r"(?s)nothing is known of the GPU 'h20o'.*did you mean 'h200'"):
+        find_gpu("h20o")

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's repository: what was once read, its adapter's words for a request, and how it is moved."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.triton.artifact import make_tokenizer
+from tests.triton.fakes import Request, load_model, make_pb_utils, model_args
+from tests.triton.source_golden import VLLM, VLLM_CASES, emit_vllm
+from trtspec.triton.config import load_config
+from trtspec.backends.vllm.repository import MODEL_JSON, relocate_vllm
+
+PLAIN = {
+    "max_tokens": 9,
+    "temperature": 0.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "seed": 0,
+    "stop": [],
+    "ignore_eos": False,
+    "stop_token_ids": [0],
+}
+
+
+def objects(repository: Path) -> dict[str, Any]:
+    """Return every document of a repository, parsed, by its path."""
+    parsers = {".pbtxt": load_config, ".json": lambda path: json.loads(path.read_text())}
+    files = [path for path in sorted(repository.rglob("*")) if path.suffix in parsers]
+    return {str(path.relative_to(repository)): parsers[path.suffix](path) for path in files}
+
+
+@pytest.mark.parametrize("method", VLLM_CASES)
+def test_a_repository_is_what_was_once_read(method: str, tmp_path: Path) -> None:
+    emit_vllm(method, tmp_path)
+    assert objects(tmp_path) == objects(VLLM / method)
+    configs = [load_config(path) for path in tmp_path.glob("*/config.pbtxt")]
+    assert {config.name for config in configs} == {"ensemble", "sampling_parameters", "vllm_model"}
+    assert all(config.max_batch_size == 0 for config in configs)
+
+
+def test_the_steps_of_the_ensemble_fit_the_models(tmp_path: Path) -> None:
+    emit_vllm("ngram", tmp_path)
+    configs = {path.parent.name: load_config(path) for path in tmp_path.glob("*/config.pbtxt")}
+    ensemble = configs["ensemble"]
+    types = {tensor.name: tensor.data_type for tensor in [*ensemble.input, *ensemble.output]}
+    for step in ensemble.ensemble_scheduling.step:
+        model = configs[step.model_name]
+        assert {tensor.name for tensor in model.input} == {*step.input_map}
+        assert {tensor.name for tensor in model.output} == {*step.output_map}
+        for tensors, mapped in ((model.input, step.input_map), (model.output, step.output_map)):
+            for tensor in tensors:
+                outer = mapped[tensor.name]
+                assert types.setdefault(outer, tensor.data_type) == tensor.data_type, (step.model_name, tensor.name)
+    assert {tensor.name for tensor in ensemble.input if not tensor.optional} == {"text_input", "max_tokens"}
+
+
+@pytest.mark.parametrize("method", ["draft_target", "eagle"])
+def test_paths_are_absolute_where_the_server_sees_the_artifact(method: str, tmp_path: Path) -> None:
+    emit_vllm(method, tmp_path / "model_repository")
+    before = objects(tmp_path / "model_repository")
+    relocate_vllm(tmp_path / "model_repository", tmp_path / "served", "/artifact")
+    document = json.loads((tmp_path / "served" / MODEL_JSON).read_text())
+    assert document["model"] == ("/artifact/checkpoints/target" if method == "draft_target" else "org/model")
+    assert document["speculative_config"]["model"] == "/artifact/checkpoints/draft"
+    moved = objects(tmp_path / "served")
+    adapter = moved["sampling_parameters/config.pbtxt"]
+    assert adapter.parameters["tokenizer_dir"].string_value == "/artifact/tokenizer"
+    adapter.parameters["tokenizer_dir"].string_value = "../../tokenizer"
+    moved[str(MODEL_JSON)] = before[str(MODEL_JSON)]
+    assert moved == before, "and nothing else is another"
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory):
+    root = tmp_path_factory.mktemp("artifact")
+    make_tokenizer(root / "tokenizer")
+    emit_vllm("ngram", root / "model_repository")
+    model = load_model("sampling_parameters", make_pb_utils()).TritonPythonModel()
+    model.initialize(model_args(root / "model_repository" / "sampling_parameters"))
+    return model
+
+
+def texts(*values: str) -> np.ndarray:
+    return np.array([[value.encode() for value in values]], object)
+
+
+def answer(adapter: Any, **inputs: Any) -> Any:
+    [response] = adapter.execute([Request(**{"text_input": texts("a"), "max_tokens": 9, **inputs})])
+    return response
+
+
+@pytest.mark.parametrize(
+    ("inputs", "changed"),
+    [
+        ({}, {}),
+        ({"temperature": 0.5, "seed": 7}, {"temperature": 0.5, "seed": 7}),
+        ({"runtime_top_k": 40}, {"temperature": 1.0, "top_k": 40}),
+        ({"runtime_top_p": 0.5}, {"temperature": 1.0, "top_p": 0.5}),
+        ({"runtime_top_p": 0.0, "runtime_top_k": 1}, {"top_k": 1}),
+        ({"stop_words": texts("x", "", "yz")}, {"stop": ["x", "yz"]}),
+        ({"end_id": 0}, {}),
+        ({"end_id": -1}, {"ignore_eos": True, "stop_token_ids": []}),
+        ({"end_id": 5}, {"ignore_eos": True, "stop_token_ids": [5]}),
+        ({"beam_width": 1, "repetition_penalty": 1.0, "pad_id": 3, "bad_words": texts("")}, {}),
+    ],
+)
+def test_a_request_is_said_in_vllms_words(inputs, changed, adapter) -> None:
+    outputs = answer(adapter, **inputs).outputs
+    assert json.loads(outputs["sampling_parameters"].item()) == {**PLAIN, **changed}
+    assert outputs["exclude_input"].tolist() == [[True]]
+    assert outputs["return_counts"].tolist() == [[True]]
+
+
+def test_the_prompt_comes_back_where_it_is_asked_for(adapter) -> None:
+    assert answer(adapter, exclude_input_in_output=False).outputs["exclude_input"].tolist() == [[False]]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"beam_width": 4}, "beam_width 4 is not supported by vLLM"),
+        ({"bad_words": texts("x")}, "bad_words is not supported by vLLM"),
+        ({"return_generation_logits": True}, "return_generation_logits is not supported by vLLM"),
+        ({"num_draft_tokens": 0}, "num_draft_tokens is not supported by vLLM: model.json decides"),
+        ({"text_input": texts("")}, "text_input is empty"),
+        ({"max_tokens": 0}, "max_tokens is 0, expected at least 1"),
+        ({"temperature": -1.0}, "temperature is -1.0, expected 0 or more"),
+        (
+            {"stream": True, "exclude_input_in_output": False},
+            "exclude_input_in_output: false is not served in a stream by vLLM",
+        ),
+    ],
+)
+def test_what_vllm_does_not_do_is_an_error_of_that_request(inputs, message: str, adapter) -> None:
+    assert answer(adapter, **inputs).error.message.startswith(message)

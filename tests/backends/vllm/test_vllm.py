@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM: what each method becomes in its speculative_config, what it refuses, and what it makes while it loads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.backends.source_cases import FP8, facts, said, source_case
+from trtspec.backends.base import Case, backends, choose_version
+from trtspec.backends.vllm import BACKEND
+from trtspec.backends.vllm.model_json import model_json, speculative_config
+from trtspec.backends.vllm.versions import releases
+from trtspec.methods.base import find_method
+from trtspec.registry import discover
+
+DRAFT = "../../checkpoints/draft"
+TREE = {"top_k": 4, "nodes": 12}
+REVISION = "0123456789abcdef0123456789abcdef01234567"
+
+# Fields of SpeculativeConfig in both: vllm-project/vllm:vllm/config/speculative.py@v0.19.0, @v0.24.0.
+FIELDS = {
+    *("method", "num_speculative_tokens", "model", "revision", "code_revision", "quantization", "max_model_len"),
+    *("draft_tensor_parallel_size", "prompt_lookup_min", "prompt_lookup_max", "enforce_eager", "moe_backend"),
+    *("disable_padded_drafter_batch", "use_local_argmax_reduction", "parallel_drafting", "rejection_sample_method"),
+}
+
+
+def case(version: str = "0.24.0", method: str = "none", **changes: Any) -> Case:
+    return source_case("vllm", version, method, **changes)
+
+
+def objections(*arguments: Any, **changes: Any) -> dict[str, Any]:
+    return said(BACKEND.objections(case(*arguments, **changes)))
+
+
+def test_versions_are_those_of_the_containers() -> None:
+    backend = backends()["vllm"]
+    assert (backend.package, backend.converts) == ("vllm", False)
+    assert {release.version: release.triton for release in releases().values()} == {
+        "0.19.0": ("26.04", "26.05"),
+        "0.22.1": ("26.06",),
+        "0.24.0": ("26.07",),
+    }
+    assert [version for version, release in releases().items() if release.inferred] == ["0.22.1"]
+    assert choose_version(backend, None) == "0.24.0"
+    assert choose_version(backend, "0.19") == "0.19.0"
+
+
+@pytest.mark.parametrize("version", releases())
+def test_the_methods_that_say_so_are_those_that_a_version_has(version: str) -> None:
+    known = {name for name in discover("trtspec.methods", "METHOD") if "vllm" in find_method(name).engines}
+    assert known - {"none"} == {*releases()[version].methods}
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "expected"),
+    [
+        (
+            "draft_target",
+            {"speculation__draft_len": 5},
+            {
+                "method": "draft_model",
+                "num_speculative_tokens": 5,
+                "model": DRAFT,
+                "draft_tensor_parallel_size": 1,
+            },
+        ),
+        (
+            "draft_target",
+            {"speculation__draft": {"model": "./draft", "quantization": {"weights": "fp8"}}},
+            {
+                "method": "draft_model",
+                "num_speculative_tokens": 5,
+                "model": DRAFT,
+                "draft_tensor_parallel_size": 1,
+                "quantization": "fp8",
+            },
+        ),
+        (
+            "ngram",
+            {"speculation__draft_len": 8, "speculation__options": {"min_match": 3, "max_match": 5}},
+            {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_min": 3, "prompt_lookup_max": 5},
+        ),
+        ("eagle", {}, {"method": "eagle", "num_speculative_tokens": 5, "model": DRAFT}),
+        (
+            "eagle3",
+            {"speculation__draft_len": 3},
+            {"method": "eagle3", "num_speculative_tokens": 3, "model": DRAFT},
+        ),
+        ("mtp", {"speculation__draft_len": 2}, {"method": "mtp", "num_speculative_tokens": 2}),
+    ],
+)
+def test_a_method_becomes_a_dict_of_fields_that_every_version_has(method: str, changes, expected) -> None:
+    for version in releases():
+        assert speculative_config(case(version, method, **changes), DRAFT) == expected
+    assert expected.keys() <= FIELDS
+
+
+def test_model_json_has_everything_that_vllm_is_told() -> None:
+    asked = case(
+        "0.19.0",
+        target__parallel={"tensor": 2},
+        target__dtype="bfloat16",
+        target__quantization={"weights": "fp8", "kv_cache": "fp8"},
+        serving__kv_cache_fraction=0.8,
+        engine__max_seq_len=1024,
+    )
+    assert model_json(asked, "../../checkpoints/target", None) == {
+        "model": "../../checkpoints/target",
+        "dtype": "bfloat16",
+        "tensor_parallel_size": 2,
+        "pipeline_parallel_size": 1,
+        "max_num_seqs": 4,
+        "max_model_len": 1024,
+        "max_num_batched_tokens": 8192,
+        "gpu_memory_utilization": 0.8,
+        "quantization": "fp8",
+        "kv_cache_dtype": "fp8",
+    }
+
+
+def test_a_quantized_source_says_by_itself_what_it_is() -> None:
+    wanted = {"weights": "fp8", "kv_cache": "fp8"}
+    asked = case(target__quantization=wanted, target_facts=facts(quantization=FP8))
+    assert objections(target__quantization=wanted, target_facts=facts(quantization=FP8)) == {}
+    assert "quantization" not in model_json(asked, "m", None)
+
+
+def test_rows_are_scaled_each_where_the_version_can() -> None:
+    asked = case("0.24.0", target__quantization={"weights": "fp8_rowwise"})
+    assert model_json(asked, "m", None)["quantization"] == "fp8_per_channel"
+
+
+def test_hub_ids_keep_their_revisions() -> None:
+    asked = case(
+        method="draft_target",
+        target__model="org/model",
+        target__revision=REVISION,
+        speculation__draft__model="org/draft",
+        speculation__draft__revision=REVISION,
+    )
+    document = model_json(asked, "org/model", "org/draft")
+    assert document["revision"] == document["speculative_config"]["revision"] == REVISION
+
+
+REFUSED = [
+    (
+        {"method": "draft_target", "speculation__options": {"stop_below": 0.3}},
+        "speculation.options.stop_below not-supported",
+        "vLLM always drafts draft_len tokens",
+    ),
+    (
+        {"method": "eagle", "speculation__options": {"lossy": True}},
+        "speculation.options.lossy lossy",
+        "vLLM accepts exactly; it has no typical acceptance",
+    ),
+    ({"method": "medusa"}, "speculation.method method", "vLLM 0.24.0 has no medusa"),
+    ({"method": "mtp"}, "speculation.method no-draft", "the target has no layers for further tokens"),
+    (
+        {"method": "mtp", "target_facts": facts({"num_nextn_predict_layers": 1})},
+        "speculation.method version",
+        "vLLM 0.24.0 does not draft with layers of llama",
+    ),
+    (
+        {
+            "method": "mtp",
+            "speculation__draft_len": 3,
+            "target_facts": facts({"model_type": "deepseek_v3", "num_nextn_predict_layers": 2}),
+        },
+        "speculation.draft_len out-of-range",
+        "the target has 2 layers for further tokens, which are used in turn: 3 is no multiple",
+    ),
+    (
+        {"version": "0.19.0", "target__quantization": {"weights": "fp8_rowwise"}},
+        "target.quantization.weights quantization",
+        "vLLM 0.19.0 does not make fp8_rowwise while it loads",
+    ),
+    (
+        {
+            "target__quantization": {"weights": "fp8"},
+            "target_facts": facts({"quantization_config": {"quant_method": "awq"}}),
+        },
+        "target.quantization.weights quantization",
+        "fp8 weights are wanted, the target is awq",
+    ),
+    (
+        {
+            "method": "draft_target",
+            "target__parallel": {"tensor": 4},
+            "speculation__draft": {"model": "./draft", "parallel": {"tensor": 2}},
+        },
+        "speculation.draft.parallel.tensor parallel",
+        "vLLM divides a draft over one GPU or over the target's 4, not over 2",
+    ),
+    (
+        {"serving__streaming": False},
+        "serving.streaming not-supported",
+        "Triton's vLLM backend serves decoupled models only",
+    ),
+    (
+        {"method": "draft_target", "draft": "qwen2.5-7b"},
+        "speculation.draft.model vocabulary",
+        "the draft has 152064 vocabulary entries, the target 128256: this engine runs both as they are, and cannot pad "
+        "the smaller one",
+    ),
+]
+WARNED = [
+    ({"method": "eagle"}, "speculation.options tree", "vLLM drafts a chain: 5 tokens a step, not the tree's 25"),
+    (
+        {"method": "eagle3", "speculation__draft_len": 3, "speculation__options": TREE},
+        "speculation.options tree",
+        "vLLM drafts a chain: 3 tokens a step, not the tree's 12",
+    ),
+    (
+        {"method": "draft_target", "speculation__options": {"use_draft_logits": True}},
+        "speculation.options.use_draft_logits unused",
+        "vLLM drafts the most probable tokens and verifies them as such",
+    ),
+    (
+        {"target__quantization": {"weights": "fp8", "exclude": ["lm_head", "*mlp*"]}},
+        "target.quantization.exclude unused",
+        "vLLM quantizes every layer and not the head while it loads, whatever exclude says",
+    ),
+    (
+        {"engine__extra": {"gemm_plugin": "auto"}},
+        "engine.extra.gemm_plugin unused",
+        "an option of trtllm-build; vLLM builds no engine",
+    ),
+]
+FOUND = [(*row, "error") for row in REFUSED] + [(*row, "warning") for row in WARNED]
+
+
+@pytest.mark.parametrize(("changes", "key", "message", "severity"), FOUND, ids=[row[1] for row in FOUND])
+def test_what_cannot_be_done_is_an_error_and_what_has_no_use_a_warning(changes, key, message, severity) -> None:
+    found = objections(**changes)[key]
+    assert (found.severity, found.message) == (severity, message)
+
+
+def test_plain_recipes_meet_no_objection() -> None:
+    assert objections() == {}
+    assert objections(method="draft_target") == {}
+    assert objections(method="ngram", speculation__options={"min_match": 3}) == {}
+    assert objections(method="eagle3") == {}
+    mtp = facts({"model_type": "qwen3_5", "text_config": {"mtp_num_hidden_layers": 1}})
+    assert objections(method="mtp", speculation__draft_len=3, target_facts=mtp) == {}
+    assert objections(target__quantization={"weights": "fp8", "kv_cache": "fp8"}) == {}
+
+
+def test_memory_counts_what_is_quantized_while_it_loads() -> None:
+    [plain], [quantized] = BACKEND.memory(case()), BACKEND.memory(case(target__quantization={"weights": "fp8"}))
+    assert plain.weights_bytes == 2 * 8_030_261_248
+    assert quantized.weights_bytes == 8_030_261_248 + 2 * 128256 * 4096

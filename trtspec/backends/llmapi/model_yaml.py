@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arguments of TensorRT-LLM's `LLM`, as model.yaml has them.
+
+Every key but `triton_config` is one of LLM's own; NVIDIA/TensorRT-LLM:
+triton_backend/all_models/llmapi/tensorrt_llm/1/model.yaml@0ebb1536, tensorrt_llm/llmapi/llm_args.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trtspec.backends.base import Case
+from trtspec.backends.llmapi.speculative import speculative_config
+from trtspec.recipe.resolve import input_len_of, num_tokens_of
+from trtspec.recipe.schema import is_directory
+
+
+def model_yaml(case: Case, target_path: str, draft_path: str | None) -> dict[str, Any]:
+    """Return the document; paths are directories relative to the served model's, or hub ids."""
+    recipe, engine, target = case.recipe, case.recipe.engine, case.recipe.target
+    kv_cache: dict[str, Any] = {
+        "free_gpu_memory_fraction": recipe.serving.kv_cache_fraction,
+        "enable_block_reuse": True,
+    }
+    if target.quantization.kv_cache != "none":
+        kv_cache["dtype"] = target.quantization.kv_cache
+    document: dict[str, Any] = {
+        "model": target_path,
+        "backend": "pytorch",
+        "dtype": target.dtype,
+        "tensor_parallel_size": target.parallel.tensor,
+        "pipeline_parallel_size": target.parallel.pipeline,
+        "max_batch_size": engine.max_batch_size,
+        "max_input_len": input_len_of(engine),
+        "max_seq_len": engine.max_seq_len,
+        "max_num_tokens": num_tokens_of(engine, case.extent.nodes),
+        "kv_cache_config": kv_cache,
+    }
+    if target.revision and not is_directory(target_path):
+        document["revision"] = target.revision
+    if speculation := speculative_config(case, draft_path):
+        document["speculative_config"] = speculation
+    # as in config.pbtxt: a server that completes configurations by itself would take these
+    return document | {
+        "triton_config": {"max_batch_size": engine.max_batch_size, "decoupled": recipe.serving.streaming}
+    }

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recipe's speculation as the LLM API's `speculative_config`, in the spelling of the version that will read it.
+
+Names and fields are the contract's (engines/versions); here is what each method says in them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trtspec.backends.base import Case
+from trtspec.backends.trtllm_versions import DecodingType, contract_of
+from trtspec.methods.eagle3 import Eagle3Options
+from trtspec.methods.ngram import NgramOptions
+
+# From this minor on trees can be drafted, and requests that sample are verified as such, by the target's own draw
+# (NVIDIA/TensorRT-LLM:tensorrt_llm/llmapi/llm_args.py@0004396; pulls 14745 and 15775).
+DRAFTS_TREES = SAMPLES_WITH_DRAFTS = (1, 3)
+# From this one on the sampler reads what a request says of itself; before, all tokens are the argmax (Ataraksia/
+# TensorRT-LLM:tensorrt_llm/_torch/pyexecutor/sampler.py@a451bf93, which merges 1.1.0rc6).
+SAMPLES = (1, 1)
+# What samples then: eagle3 and mtp take the argmax (NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/speculative/eagle3.py
+# @001e6700), and draft_target's drafts are the argmax's but can be accepted as if they were drawn, which is not the
+# target's law (model_drafter.py there, process_static_draft_outputs).
+SAMPLING_METHODS = ("none", "ngram")
+
+
+def minor_of(version: str) -> tuple[int, int]:
+    """Return a version's first two numbers."""
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)
+
+
+def is_greedy_only(case: Case) -> bool:
+    """Return whether requests that sample would get another law than the target's, and have to be refused."""
+    minor = minor_of(case.version)
+    if minor >= SAMPLES_WITH_DRAFTS:
+        return False
+    return minor < SAMPLES or case.recipe.speculation.method not in SAMPLING_METHODS
+
+
+def speculative_config(case: Case, draft_path: str | None) -> dict[str, Any]:
+    """Return the LLM API's speculative_config; empty for the target alone.
+
+    `draft_path` is a directory or a hub id. The case has a method that the version knows: objections come first.
+    """
+    method = case.recipe.speculation.method
+    if method == "none":
+        return {}
+    api = contract_of(case.version).llmapi
+    kind = api.methods[method]
+    config: dict[str, Any] = {"decoding_type": kind.name, length_field(kind): case.extent.depth}
+    if api.draft_key in kind.required:
+        config[api.draft_key] = draft_path
+    return config | _own_fields(case)
+
+
+def length_field(kind: DecodingType) -> str:
+    """Return what the draft's length is called: for MTP it was the number of its layers once."""
+    return next(name for name in ("num_nextn_predict_layers", "max_draft_len") if name in kind.required)
+
+
+def _own_fields(case: Case) -> dict[str, Any]:
+    """Return what a method's options are called."""
+    options = case.options
+    if isinstance(options, NgramOptions):
+        # a pool of each request's own: what one text repeats is not drafted for another
+        return {"max_matching_ngram_size": options.max_match, "is_public_pool": False}
+    if isinstance(options, Eagle3Options) and options.top_k:
+        return {
+            "use_dynamic_tree": True,
+            "dynamic_tree_max_topK": options.top_k,
+            "max_total_draft_tokens": case.extent.nodes,
+        }
+    return {}

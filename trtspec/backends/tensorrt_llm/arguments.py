@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What trtllm-build is told for each engine, but for the directories and timing caches, which its step knows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trtspec.backends.base import Case
+from trtspec.backends.trtllm_versions import Option, contract_of
+from trtspec.backends.tensorrt_llm.specs import TOKENS_PER_BLOCK, EngineSpec, Role, engine_specs, uses_draft_logits
+from trtspec.errors import TrtspecError
+
+
+def build_arguments(role: Role, case: Case) -> list[str]:
+    """Return the arguments of one engine, the recipe's own `engine.extra` last.
+
+    Whatever decides what is served is stated, and so are the values that upstream would change without asking. Left
+    out is what follows from the checkpoint: plugins for its dtype, quantization, NCCL. Raises TrtspecError where the
+    case has no such engine, or an option of `engine.extra` cannot be given.
+    """
+    spec = next((spec for spec in engine_specs(case) if spec.role == role), None)
+    if spec is None:
+        raise TrtspecError(f"the recipe has no {role} engine")
+    own, extra = _settings(spec), _extra(case)
+    if extra.get("multiple_profiles") == ["--multiple_profiles", "enable"]:
+        del own["opt_num_tokens"]  # upstream refuses the two together
+    words = {name: [f"--{name}", str(value)] for name, value in own.items()}
+    if spec.mode:
+        words["speculation"] = case.method.build_arguments(case.extent)
+    if uses_draft_logits(case):
+        words["gather_generation_logits"] = ["--gather_generation_logits"]
+    return [word for option in (words | extra).values() for word in option]
+
+
+def _settings(spec: EngineSpec) -> dict[str, str | int]:
+    """Return the values of the options that every engine is given."""
+    settings: dict[str, str | int] = {
+        "max_batch_size": spec.max_batch_size,
+        "max_input_len": spec.max_input_len,
+        "max_seq_len": spec.max_seq_len,
+        "max_num_tokens": spec.max_num_tokens,
+        # what kernels are chosen for: a full batch that generates, with its drafts
+        "opt_num_tokens": min(spec.least_num_tokens, spec.max_num_tokens),
+        "max_beam_width": 1,
+        "kv_cache_type": "paged",
+        "tokens_per_block": TOKENS_PER_BLOCK,
+        "remove_input_padding": "enable",
+        "context_fmha": "enable",
+        "use_paged_context_fmha": _switch(spec.has_paged_context_fmha),
+        "use_fp8_context_fmha": _switch(spec.has_fp8_context_fmha),
+        "gpt_attention_plugin": "auto",
+        "gemm_plugin": _gemm_plugin(spec),
+        "logits_dtype": "float32",
+        "workers": spec.mapping.ranks,
+    }
+    if spec.storage.weights == "fp8_rowwise":
+        settings["fp8_rowwise_gemm_plugin"] = "auto"
+    return settings
+
+
+def _gemm_plugin(spec: EngineSpec) -> str:
+    """Return where matrices are multiplied: FP8 ones by TensorRT itself.
+
+    NVIDIA/TensorRT-LLM:docs/source/legacy/performance/performance-tuning-guide/useful-build-time-flags.md@2a9abd95
+    recommends so.
+    """
+    return "disable" if spec.storage.weights == "fp8" else "auto"
+
+
+def _switch(on: bool) -> str:
+    return "enable" if on else "disable"
+
+
+def _extra(case: Case) -> dict[str, list[str]]:
+    """Return the words of the recipe's own options by name; TrtspecError for what the rules object to as well."""
+    options, words = contract_of(case.version).options, {}
+    for name, value in case.recipe.engine.extra.items():
+        option = options.get(name)
+        found = option_words(option, value) if option else None
+        if found is None:
+            raise TrtspecError(f"{name}: {value!r} cannot be given to trtllm-build", where=f"engine.extra.{name}")
+        words[name] = found
+    return words
+
+
+def option_words(option: Option, value: Any) -> list[str] | None:
+    """Return an option with its value as arguments, none for a flag that is not set; None for what it does not take."""
+    name = f"--{option.name}"
+    if option.type == "flag":
+        return [name] * value if isinstance(value, bool) else None
+    if isinstance(value, bool):
+        return [name, _switch(value)] if option.type == "switch" else None
+    if option.type == "int":
+        return [name, str(value)] if isinstance(value, int) and value >= 0 else None
+    words = str(value).split() if option.type == "strings" else [str(value)]
+    choices = choices_of(option)
+    return None if choices and not set(words) <= set(choices) else [name, *words]
+
+
+def choices_of(option: Option) -> tuple[str, ...]:
+    """Return the values that an option takes, empty where any will do."""
+    return ("enable", "disable") if option.type == "switch" else option.choices

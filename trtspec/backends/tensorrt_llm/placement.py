@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which GPUs and MPI ranks each engine has, and the command that starts the server so; it becomes launch.json.
+
+One engine is served in leader mode: one server process for each of its ranks, of which the first takes the requests.
+Two engines need an orchestrator: one server process that starts workers for both. Draft logits that go from GPU to GPU
+need workers that MPI started: then rank 0 orchestrates, the draft's ranks follow, and the target's behind them.
+NVIDIA/TensorRT-LLM:triton_backend/scripts/launch_triton_server.py@0b06796,
+NVIDIA/TensorRT-LLM:examples/draft_target_model/README.md@11925f62
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from trtspec.backends.base import Case
+from trtspec.backends.tensorrt_llm.memory import gpu_loads
+from trtspec.backends.tensorrt_llm.specs import EngineSpec, engine_specs
+
+LAUNCH = "launch.json"
+MODEL_NAMES = {"target": "tensorrt_llm", "draft": "tensorrt_llm_draft"}
+
+# The first makes an orchestrator of the server, the second lets it start its workers itself.
+ENVIRONMENT = ("TRTLLM_ORCHESTRATOR", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES")
+
+# An orchestrator keeps no memory of the GPUs for itself: its workers need it.
+NO_POOLS = ("--pinned-memory-pool-byte-size=0", "--enable-peer-access=false")
+
+
+@dataclass(frozen=True)
+class PlacedModel:
+    """A model of the repository: its `gpu_device_ids`, and `participant_ids` where MPI's ranks are assigned.
+
+    Its KV cache takes `kv_cache_fraction` of the memory that it finds free, at most `max_cache_tokens`; 0 is no limit.
+    With `chunked_context` it takes prompts that are longer than a step.
+    """
+
+    name: str
+    gpu_device_ids: tuple[int, ...]
+    participant_ids: tuple[int, ...]
+    kv_cache_fraction: float
+    max_cache_tokens: int
+    chunked_context: bool
+
+
+@dataclass(frozen=True)
+class Placement:
+    """How a repository is served; `command` has {repository}, {http_port}, {grpc_port} and {metrics_port} in it."""
+
+    mode: Literal["leader", "orchestrator"]
+    models: tuple[PlacedModel, ...]
+    fast_logits: bool
+    world_size: int
+    environment: dict[str, str]
+    command: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return asdict(self) | {"models": [_plain(model) for model in self.models], "command": list(self.command)}
+
+    def model(self, name: str) -> PlacedModel:
+        """Return a model by its name in the repository."""
+        return next(model for model in self.models if model.name == name)
+
+
+def plan_placement(case: Case) -> Placement:
+    """Return where the engines of a case run; what cannot work is what the rules object to."""
+    specs = engine_specs(case)
+    fast_logits = case.recipe.serving.fast_logits and len(specs) > 1
+    ranks = _participants(specs) if fast_logits else {}
+    limit = _shared_cache_tokens(case) if len(specs) > 1 else 0
+    models = tuple(
+        PlacedModel(
+            name=MODEL_NAMES[spec.role],
+            gpu_device_ids=spec.gpu_ids,
+            participant_ids=ranks.get(spec.role, ()),
+            kv_cache_fraction=case.recipe.serving.kv_cache_fraction,
+            max_cache_tokens=limit,
+            chunked_context=spec.chunks_prompts,
+        )
+        for spec in specs
+    )
+    spawns = len(specs) > 1 and not fast_logits
+    world_size = 1 + sum(map(len, ranks.values())) if fast_logits else 1 if spawns else specs[0].mapping.ranks
+    environment = {}
+    if len(specs) > 1:
+        environment = dict(zip(ENVIRONMENT, ("1", "1" if spawns else "0"), strict=True))
+    pools = no_pools(gpu_id for spec in specs for gpu_id in spec.gpu_ids) if spawns else ()
+    return Placement(
+        mode="orchestrator" if len(specs) > 1 else "leader",
+        models=models,
+        fast_logits=fast_logits,
+        world_size=world_size,
+        environment=environment,
+        command=_command(world_size, [model.name for model in models], pools),
+    )
+
+
+def _participants(specs: list[EngineSpec]) -> dict[str, tuple[int, ...]]:
+    """Return the MPI ranks of each engine: rank 0 orchestrates, the draft's are the next."""
+    found: dict[str, tuple[int, ...]] = {}
+    first = 1
+    for spec in reversed(specs):
+        found[spec.role] = tuple(range(first, first + spec.mapping.ranks))
+        first += spec.mapping.ranks
+    return found
+
+
+def _shared_cache_tokens(case: Case) -> int:
+    """Return how many tokens each cache may hold where engines share a GPU, 0 where none do or it is unknown.
+
+    A cache takes its fraction of what is free when its engine is loaded, so that the first one loaded would leave too
+    little for the other, whichever that is; a number of tokens is the same in any order.
+    """
+    return min((load.cache_tokens for load in gpu_loads(case) if len(load.ranks) > 1 and load.memory), default=0)
+
+
+def no_pools(gpu_ids: Iterable[int]) -> tuple[str, ...]:
+    """Return what keeps a server from taking memory of the GPUs up to the last of these."""
+    return (*NO_POOLS, *(f"--cuda-memory-pool-byte-size={gpu_id}:0" for gpu_id in range(max(gpu_ids) + 1)))
+
+
+def _command(world_size: int, names: list[str], pools: tuple[str, ...]) -> tuple[str, ...]:
+    """Return mpirun with one application for each rank; ranks but the first load the engines' models alone."""
+    words = ["mpirun", "--allow-run-as-root"]
+    for rank in range(world_size):
+        words += [":"] if rank else []
+        words += ["-n", "1", "tritonserver", "--model-repository={repository}"]
+        words += ["--http-port={http_port}", "--grpc-port={grpc_port}", "--metrics-port={metrics_port}"]
+        words += ["--model-control-mode=explicit", *(f"--load-model={name}" for name in names)] if rank else []
+        words += [*pools, "--disable-auto-complete-config"]
+        words += [f"--backend-config=python,shm-region-prefix-name=prefix{rank}_"]
+    return tuple(words)
+
+
+def _plain(model: PlacedModel) -> dict[str, Any]:
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(model).items()}

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Emit the Triton repository of TensorRT-LLM engines, which the C++ backend of TensorRT-LLM 1.0 to 1.2 runs.
+
+    ensemble -> tensorrt_llm_bls -> tensorrt_llm, and tensorrt_llm_draft where a model drafts
+    preprocessing, postprocessing: for clients that ask tensorrt_llm themselves
+
+Python models find their paths from their own directory. The backend hands its path to std::filesystem as it stands
+(NVIDIA/TensorRT-LLM:triton_backend/inflight_batcher_llm/src/model_instance_state.cc@c8c6df08), so a relative one is
+read from the server's working directory: `relocate` writes a copy whose paths are absolute.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtspec.triton.emission import CONFIG, Parameters, ServingSettings, emit_model, write_model
+
+ENGINE, DRAFT_ENGINE = "tensorrt_llm", "tensorrt_llm_draft"
+PATHS = ("gpt_model_path", "tokenizer_dir")
+
+DRAFTED_INSIDE = ("medusa", "eagle", "lookahead", "redrafter")  # decoding_mode has the same names
+DRAFTED_OUTSIDE = ("draft_target", "ngram")
+
+Choices = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class LookaheadSizes:
+    """The sizes of lookahead decoding that the engine was built for; a request may ask for smaller ones."""
+
+    window: int
+    ngram: int
+    verification: int
+
+
+@dataclass(frozen=True)
+class EngineServing:
+    """Where and how one engine runs.
+
+    `gpu_ids` are those of its ranks, in order. `participant_ids` are its ranks among all MPI processes, which only
+    fast logits needs. `kv_cache_fraction` is of the memory that is free when the engine is loaded;
+    `max_cache_tokens` limits the cache further where engines share a GPU, 0 where they do not. With `chunked_context` a
+    prompt may be longer than a step.
+    """
+
+    gpu_ids: tuple[int, ...]
+    kv_cache_fraction: float
+    participant_ids: tuple[int, ...] = ()
+    max_cache_tokens: int = 0
+    chunked_context: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineRepositorySettings(ServingSettings):
+    """What differs from one repository to the next; lengths are in tokens, the method's `options` are JSON.
+
+    `vocab_size` counts the target's logits, padding included. `draft` is None where no model drafts, `choices` is the
+    tree of medusa or eagle, `lookahead` None for other methods. `fast_logits` sends draft logits from GPU to GPU. With
+    `greedy_only` requests that sample are refused.
+    """
+
+    method: str
+    draft_len: int
+    options: str
+    max_seq_len: int
+    vocab_size: int
+    target: EngineServing
+    draft: EngineServing | None = None
+    choices: Choices = ()
+    lookahead: LookaheadSizes | None = None
+    fast_logits: bool = False
+    greedy_only: bool = False
+    target_path: str = "../../engines/target"
+    draft_path: str = "../../engines/draft"
+    tokenizer_path: str = "../../tokenizer"
+
+
+def emit_engine_repository(out: Path, settings: EngineRepositorySettings) -> None:
+    """Write the models below `out`, a directory that is ours to fill."""
+    text: Parameters = {"tokenizer_dir": settings.tokenizer_path, "stop_at_all_end_ids": True}
+    emit_model(out, "preprocessing", settings, text)
+    emit_model(out, "postprocessing", settings, text)
+    target = _engine(settings, settings.target, settings.target_path)
+    emit_model(out, ENGINE, settings, target, template="tensorrt_llm_engine")
+    if settings.draft:
+        draft = _engine(settings, settings.draft, settings.draft_path)
+        emit_model(out, DRAFT_ENGINE, settings, draft, template="tensorrt_llm_engine")
+    emit_model(out, "tensorrt_llm_bls", settings, _text(settings))
+    emit_model(out, "ensemble", settings, {}, template="ensemble_bls")
+
+
+def relocate(repository: Path, out: Path, artifact: str) -> None:
+    """Write a copy of an artifact's repository at `out` whose paths are absolute.
+
+    `artifact` is where the server sees the artifact, which in a container is another place than here.
+    """
+    from trtspec.triton.config import load_config, set_parameter  # protobuf: a plan does without
+
+    for source in sorted(path.parent for path in repository.glob(f"*/{CONFIG}")):
+        config = load_config(source / CONFIG)
+        seen = posixpath.join(artifact, repository.name, source.name)
+        for key in PATHS:
+            if key in config.parameters and (path := config.parameters[key].string_value):
+                set_parameter(config, key, posixpath.normpath(posixpath.join(seen, path)))
+        write_model(out / source.name, source, config)
+
+
+def _engine(settings: EngineRepositorySettings, serving: EngineServing, path: str) -> Parameters:
+    """Return an engine's parameters, None for those that the backend must not find.
+
+    Only a target drafts by itself: where a model drafts, neither of the two engines has a mode or a tree.
+    """
+    method, sizes = settings.method, settings.lookahead
+    return {
+        "gpt_model_path": path,
+        "gpu_device_ids": _joined(serving.gpu_ids) or None,
+        "participant_ids": _joined(serving.participant_ids) or None,
+        "kv_cache_free_gpu_mem_fraction": serving.kv_cache_fraction,
+        "max_tokens_in_paged_kv_cache": serving.max_cache_tokens or None,
+        "enable_chunked_context": serving.chunked_context,
+        "speculative_decoding_fast_logits": settings.fast_logits,
+        "decoding_mode": method if method in DRAFTED_INSIDE else None,
+        "medusa_choices": _tree(settings.choices) if method == "medusa" else None,
+        "eagle_choices": _tree(settings.choices) if method == "eagle" else None,
+        "lookahead_window_size": sizes.window if sizes else None,
+        "lookahead_ngram_size": sizes.ngram if sizes else None,
+        "lookahead_verification_set_size": sizes.verification if sizes else None,
+    }
+
+
+def _text(settings: EngineRepositorySettings) -> Parameters:
+    """Return the parameters of the model that makes texts, for which an engine that drafts by itself just writes."""
+    outside, sizes = settings.method in DRAFTED_OUTSIDE, settings.lookahead
+    return {
+        "tensorrt_llm_model_name": ENGINE,
+        "tensorrt_llm_draft_model_name": DRAFT_ENGINE if settings.draft else "",
+        "draft_method": settings.method if outside else "none",
+        "draft_len": settings.draft_len if outside else 0,
+        "speculation_options": settings.options if outside else "{}",
+        "speculative_decoding_fast_logits": settings.fast_logits,
+        "vocab_size": settings.vocab_size,
+        "max_seq_len": settings.max_seq_len,
+        "greedy_only": settings.greedy_only,
+        "lookahead_window_size": sizes.window if sizes else "",
+        "lookahead_ngram_size": sizes.ngram if sizes else "",
+        "lookahead_verification_set_size": sizes.verification if sizes else "",
+        "tokenizer_dir": settings.tokenizer_path,
+    }
+
+
+def _joined(numbers: Iterable[int]) -> str:
+    return ",".join(map(str, numbers))
+
+
+def _tree(choices: Choices) -> str:
+    """Return the paths of a tree as the C++ backend reads them: {0},{0,1}."""
+    return ",".join(f"{{{_joined(choice)}}}" for choice in choices)

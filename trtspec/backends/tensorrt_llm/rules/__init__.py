@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What keeps a recipe from being built into TensorRT-LLM's engines or served from them, before hours are spent.
+
+Every rule is a small function with its public source. Facts of single versions are the contracts', not the rules'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from trtspec.backends.base import Case, Objection
+from trtspec.backends.tensorrt_llm.rules import formats, hardware, methods, options, serving, sizes
+
+Rule = Callable[[Case], Iterator[Objection]]
+
+RULES: tuple[Rule, ...] = (
+    *hardware.RULES,
+    *options.RULES,
+    *sizes.RULES,
+    *formats.RULES,
+    *methods.RULES,
+    *serving.RULES,
+)
+
+
+def objections(case: Case) -> Iterator[Objection]:
+    """Yield everything that upstream would refuse, change in silence or serve wrongly."""
+    for rule in RULES:
+        yield from rule(case)

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of the GPU: which there has to be, and what its kernels can do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trtspec.backends.base import Case, Objection
+from trtspec.backends.gpus import Gpu, find_gpu
+from trtspec.backends.tensorrt_llm.rules.sources import BUILDER, HARDWARE, MODELS, PLUGINS
+from trtspec.backends.tensorrt_llm.specs import engine_specs, gpu_of
+from trtspec.errors import TrtspecError
+
+AMPERE, BLACKWELL, AFTER_BLACKWELL = 80, 100, 120
+
+NOT_ON_BLACKWELL = (
+    "gemm_swiglu_plugin",
+    "fp8_rowwise_gemm_plugin",
+    "low_latency_gemm_plugin",
+    "low_latency_gemm_swiglu_plugin",
+    "bert_context_fmha_fp32_acc",
+)
+
+# The decoders that read text, of those that trtllm-build knows by architecture.
+ARCHITECTURES = frozenset({
+    "ArcticForCausalLM", "BaichuanForCausalLM", "BloomForCausalLM", "ChatGLMForCausalLM", "CohereForCausalLM",
+    "DbrxForCausalLM", "DeciLMForCausalLM", "DeepseekForCausalLM", "DeepseekV2ForCausalLM",
+    "ExaoneForCausalLM", "FalconForCausalLM", "GPT2LMHeadModel", "GPTBigCodeForCausalLM", "GPTForCausalLM",
+    "GPTJForCausalLM", "GPTNeoXForCausalLM", "GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM",
+    "GraniteForCausalLM", "GraniteMoeForCausalLM", "InternLM2ForCausalLM", "InternLMForCausalLM",
+    "LlamaForCausalLM", "MPTForCausalLM", "MistralForCausalLM", "MixtralForCausalLM", "NemotronForCausalLM",
+    "OPTForCausalLM", "Phi3ForCausalLM", "PhiForCausalLM", "PhiMoEForCausalLM", "QWenForCausalLM",
+    "Qwen2ForCausalLM", "Qwen2MoeForCausalLM", "Qwen3ForCausalLM", "SkyworkForCausalLM",
+    "Starcoder2ForCausalLM",
+})  # fmt: skip
+
+
+def gpu_is_named(case: Case) -> Iterator[Objection]:
+    """Engines run on the architecture that they are built for."""
+    name = case.recipe.engine.gpu
+    if name is None:
+        message, hint = "engines are built for one kind of GPU, and the recipe names none", "add gpu: h100, or another"
+        yield Objection("engine", "no-gpu", message, hint, source=BUILDER)
+        return
+    try:
+        find_gpu(name)
+    except TrtspecError as error:
+        yield Objection("engine.gpu", "gpu", error.message, error.hint, source=HARDWARE)
+
+
+def gpu_is_served(case: Case) -> Iterator[Objection]:
+    """Volta and Turing are not on the list."""
+    gpu = gpu_of(case)
+    if gpu and gpu.sm < AMPERE:
+        message = f"TensorRT-LLM {case.version} runs on Ampere and later, not on {_describe(gpu)}"
+        yield Objection("engine.gpu", "gpu", message, "backend: embedded runs it without engines", source=HARDWARE)
+
+
+def fp8_has_kernels(case: Case) -> Iterator[Objection]:
+    """Tensor cores multiply FP8 from Ada on."""
+    gpu = gpu_of(case)
+    if gpu is None or gpu.sm < AMPERE or gpu.has_fp8:
+        return
+    for spec in engine_specs(case):
+        for key in ("weights", "kv_cache"):
+            if getattr(spec.storage, key) != "none":
+                message = f"FP8 needs compute capability 8.9 (Ada, Hopper), which {_describe(gpu)} is below"
+                path = f"{spec.path}.quantization.{key}"
+                yield Objection(path, "fp8", message, f"{key}: none, or another gpu", source=BUILDER)
+
+
+def rows_have_no_scales_on_blackwell(case: Case) -> Iterator[Objection]:
+    """The builder refuses scales for channels and tokens there."""
+    gpu = gpu_of(case)
+    if gpu is None or not BLACKWELL <= gpu.sm < AFTER_BLACKWELL:
+        return
+    for spec in engine_specs(case):
+        if spec.storage.weights == "fp8_rowwise":
+            message = (
+                f"fp8_rowwise engines cannot be built for {_describe(gpu)}: the builder refuses scales by row there"
+            )
+            path = f"{spec.path}.quantization.weights"
+            yield Objection(path, "fp8", message, "weights: fp8", source=BUILDER)
+
+
+def plugins_on_blackwell(case: Case) -> Iterator[Objection]:
+    """Some plugins have no kernels for compute capability 10.0."""
+    gpu = gpu_of(case)
+    if gpu is None or gpu.sm != BLACKWELL:
+        return
+    for name in NOT_ON_BLACKWELL:
+        if case.recipe.engine.extra.get(name, "disable") not in ("disable", False):
+            message = f"{name} has no kernels for {_describe(gpu)}"
+            yield Objection(f"engine.extra.{name}", "gpu", message, "remove it", source=PLUGINS)
+
+
+def architecture_is_known(case: Case) -> Iterator[Objection]:
+    """A family that trtspec can convert may still be none that engines are built of."""
+    for spec in engine_specs(case):
+        if spec.config.architecture not in ARCHITECTURES:
+            message = f"TensorRT-LLM {case.version} builds no engines of {spec.config.architecture}"
+            yield Objection(
+                f"{spec.path}.model", "architecture", message, "backend: llmapi may serve it", source=MODELS
+            )
+
+
+def _describe(gpu: Gpu) -> str:
+    return f"{gpu.name} (compute capability {gpu.sm // 10}.{gpu.sm % 10})"
+
+
+RULES = (
+    gpu_is_named,
+    gpu_is_served,
+    fp8_has_kernels,
+    rows_have_no_scales_on_blackwell,
+    plugins_on_blackwell,
+    architecture_is_known,
+)

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engines that a recipe is built into, as plain values: one of the target, and one of a model that drafts.
+
+What upstream decides while it builds is decided here in the same way, so that what is asked for is what is built.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from trtspec.checkpoint.model_config import ModelConfig
+from trtspec.checkpoint.sharding import Mapping
+from trtspec.backends.base import Case, Storage
+from trtspec.backends.gpus import GPUS, Gpu
+from trtspec.methods.draft_target import DraftTargetOptions
+from trtspec.recipe.resolve import input_len_of, num_tokens_of
+from trtspec.recipe.schema import ModelSource
+
+Role = Literal["target", "draft"]
+
+# What --speculative_decoding_mode may be (NVIDIA/TensorRT-LLM:tensorrt_llm/commands/build.py@65f1d153).
+EXTERNAL, MEDUSA, EAGLE = "draft_tokens_external", "medusa", "eagle"
+LOOKAHEAD, REDRAFTER = "lookahead_decoding", "explicit_draft_tokens"
+
+TOKENS_PER_BLOCK = 32  # of the paged KV cache
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """One engine; `path` is the recipe's key for its model, `gpu_ids` where each of its ranks runs.
+
+    `mode` is its way to speculate, "" for none; `nodes` are the tokens that a step may verify, and `levels` the nets
+    that draft them one after another from inside the engine (EAGLE's).
+    """
+
+    role: Role
+    path: str
+    config: ModelConfig
+    storage: Storage
+    mapping: Mapping
+    gpu_ids: tuple[int, ...]
+    max_batch_size: int
+    max_input_len: int
+    max_seq_len: int
+    wanted_num_tokens: int
+    mode: str = ""
+    nodes: int = 0
+    levels: int = 0
+
+    @property
+    def least_num_tokens(self) -> int:
+        """Return the tokens of a step in which all requests verify their drafts; upstream raises what is less."""
+        return self.max_batch_size * (self.nodes + 1)
+
+    @property
+    def max_num_tokens(self) -> int:
+        """Return the tokens a step that the engine is built for.
+
+        As upstream has it (tensorrt_llm/_common.py check_max_num_tokens, builder.py build): no more than all texts
+        have together, no less than a block, and with drafts no less than they need.
+        """
+        tokens = max(min(self.wanted_num_tokens, self.max_seq_len * self.max_batch_size), TOKENS_PER_BLOCK)
+        return max(tokens, self.least_num_tokens) if self.mode else tokens
+
+    @property
+    def built_seq_len(self) -> int:
+        """Return the max_seq_len in the engine's own config: upstream adds the drafted tokens to what it is told."""
+        return self.max_seq_len + (self.nodes + self.levels if self.mode else 0)
+
+    @property
+    def has_fp8_context_fmha(self) -> bool:
+        """Return whether prompts are attended to in FP8: where both weights and KV cache are."""
+        return self.storage == Storage("fp8", "fp8")
+
+    @property
+    def has_paged_context_fmha(self) -> bool:
+        """Return whether prompts can be attended to in a paged cache, which its reuse and chunked prompts need.
+
+        An FP8 cache needs FP8 context attention for it, and that needs FP8 weights of one scale each.
+        """
+        return self.storage.kv_cache == "none" or self.has_fp8_context_fmha
+
+    @property
+    def chunks_prompts(self) -> bool:
+        """Return whether serving takes a prompt in several steps.
+
+        The modes that draft inside never say that they can. Drafts from outside come behind the whole text, which is
+        then a prompt; chunks cut them at a block's end, so that there are chunks only where the text needs them.
+        """
+        if self.mode == EXTERNAL:
+            return self.has_paged_context_fmha and self.max_num_tokens < self.max_seq_len - 1
+        return self.has_paged_context_fmha and not self.mode
+
+    @property
+    def longest_prompt(self) -> int:
+        """Return the longest prompt in tokens that serving takes (batch_manager/trtGptModel.h, mMaxInputLen)."""
+        longest = self.built_seq_len - 1
+        return longest if self.chunks_prompts else min(longest, self.max_num_tokens)
+
+
+def engine_specs(case: Case) -> list[EngineSpec]:
+    """Return the target's engine, and behind it that of a draft model; the case has a target that a family reads."""
+    recipe, mode, nodes = case.recipe, case.method.engine_mode, case.extent.nodes
+    if case.target is None:
+        raise ValueError("engines are built of models that a family describes")
+    target = _spec(case, "target", recipe.target, case.target, case.target_storage, nodes if mode else 0)
+    found = [replace(target, mode=mode, levels=case.extent.depth if mode == EAGLE else 0)]
+    if case.draft and recipe.speculation.draft:
+        found.append(_spec(case, "draft", recipe.speculation.draft, case.draft, case.draft_storage, 0))
+    return found
+
+
+def _spec(case: Case, role: Role, asked: ModelSource, config: ModelConfig, storage: Storage, nodes: int) -> EngineSpec:
+    engine, parallel, placement = case.recipe.engine, asked.parallel, case.recipe.serving.placement
+    placed = getattr(placement, role) if placement else None
+    return EngineSpec(
+        role=role,
+        path="target" if role == "target" else "speculation.draft",
+        config=config,
+        storage=storage,
+        mapping=Mapping(parallel.tensor, parallel.pipeline, parallel.embedding),
+        gpu_ids=tuple(placed or range(parallel.ranks)),
+        max_batch_size=engine.max_batch_size,
+        max_input_len=input_len_of(engine),
+        max_seq_len=engine.max_seq_len,
+        wanted_num_tokens=num_tokens_of(engine, nodes),
+        nodes=nodes,
+    )
+
+
+def uses_draft_logits(case: Case) -> bool:
+    """Return whether drafts are verified with the draft model's probabilities."""
+    return isinstance(case.options, DraftTargetOptions) and case.options.use_draft_logits
+
+
+def gpu_of(case: Case) -> Gpu | None:
+    """Return the GPU that the engines are built for, None where the recipe names none that is known."""
+    return GPUS.get((case.recipe.engine.gpu or "").lower())

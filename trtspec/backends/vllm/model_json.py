@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arguments of vLLM's AsyncEngineArgs, as Triton's vLLM backend reads them from model.json.
+
+Names: vllm-project/vllm:vllm/engine/arg_utils.py and vllm/config/speculative.py at v0.19.0 and v0.24.0.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trtspec.backends.base import Case
+from trtspec.backends.sources import source_storage
+from trtspec.backends.vllm.versions import releases
+from trtspec.methods.ngram import NgramOptions
+from trtspec.recipe.resolve import num_tokens_of
+from trtspec.recipe.schema import ModelSource, is_directory
+
+
+def model_json(case: Case, target_path: str, draft_path: str | None) -> dict[str, Any]:
+    """Return the document; paths are directories relative to the served model's, or hub ids."""
+    recipe, engine, target = case.recipe, case.recipe.engine, case.recipe.target
+    document: dict[str, Any] = {
+        "model": target_path,
+        "dtype": target.dtype,
+        "tensor_parallel_size": target.parallel.tensor,
+        "pipeline_parallel_size": target.parallel.pipeline,
+        "max_num_seqs": engine.max_batch_size,
+        "max_model_len": engine.max_seq_len,
+        "max_num_batched_tokens": num_tokens_of(engine, case.extent.nodes),
+        # of all memory, weights and activations among it: vLLM has no share of what is left free
+        "gpu_memory_utilization": recipe.serving.kv_cache_fraction,
+        **_revision(target, target_path),
+        **_online(case, "target", target),
+    }
+    if target.quantization.kv_cache != "none":
+        document["kv_cache_dtype"] = target.quantization.kv_cache
+    if recipe.speculation.method != "none":
+        document["speculative_config"] = speculative_config(case, draft_path)
+    return document
+
+
+def speculative_config(case: Case, draft_path: str | None) -> dict[str, Any]:
+    """Return vLLM's speculative_config of a recipe that drafts; what drafts is a chain whatever the method."""
+    speculation, options = case.recipe.speculation, case.options
+    config: dict[str, Any] = {
+        "method": releases()[case.version].methods[speculation.method],
+        "num_speculative_tokens": case.extent.depth,
+    }
+    if isinstance(options, NgramOptions):
+        config |= {"prompt_lookup_min": options.min_match, "prompt_lookup_max": options.max_match}
+    if (draft := speculation.draft) and draft_path:
+        config |= {"model": draft_path, **_revision(draft, draft_path)}
+        if case.method.drafts_with == "model":
+            config |= {"draft_tensor_parallel_size": draft.parallel.tensor, **_online(case, "draft", draft)}
+    return config
+
+
+def _revision(asked: ModelSource, path: str) -> dict[str, str]:
+    return {} if is_directory(path) or not asked.revision else {"revision": asked.revision}
+
+
+def _online(case: Case, role: str, asked: ModelSource) -> dict[str, str]:
+    """Return the format that vLLM makes while it loads; a quantized source says by itself what it is."""
+    if asked.quantization.weights == "none" or source_storage(case.sources[role]).weights != "none":
+        return {}
+    return {"quantization": releases()[case.version].online[asked.quantization.weights]}

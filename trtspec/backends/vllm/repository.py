@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Emit the Triton repository of vLLM, behind an ensemble with the tensors of NVIDIA's.
+
+    ensemble: sampling_parameters -> vllm_model (1/model.json says what vLLM is started with)
+
+vLLM reads a relative path from the server's working directory: `relocate_vllm` writes a copy whose paths are absolute.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trtspec.triton.emission import ServingSettings, emit_model
+
+MODEL_JSON = Path("vllm_model", "1", "model.json")
+# vLLM does the batching: its models take one request at a time, and each as soon as it comes
+SERVING = ServingSettings(max_batch_size=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VllmRepositorySettings:
+    """What differs from one repository to the next beside model.json."""
+
+    tokenizer_path: str = "../../tokenizer"
+
+
+def emit_vllm_repository(out: Path, settings: VllmRepositorySettings, model_json: Mapping[str, Any]) -> None:
+    """Write the models below `out`, a directory that is ours to fill.
+
+    In `model_json` (backends/vllm/model_json.py) paths are relative to the model's directory.
+    """
+    emit_model(out, "ensemble", SERVING, {}, template="ensemble_vllm")
+    emit_model(out, "sampling_parameters", SERVING, {"tokenizer_dir": settings.tokenizer_path})
+    emit_model(out, "vllm_model", SERVING, {})
+    _write(out, model_json)
+
+
+def relocate_vllm(repository: Path, out: Path, artifact: str) -> None:
+    """Write a copy of an artifact's repository at `out` whose paths are absolute.
+
+    `artifact` is where the server sees the artifact, which in a container is another place than here.
+    """
+    from trtspec.triton.config import load_config, render_config, set_parameter  # protobuf: a plan does without
+
+    shutil.copytree(repository, out)
+    adapter = out / "sampling_parameters" / "config.pbtxt"
+    config = load_config(adapter)
+    tokenizer = config.parameters["tokenizer_dir"].string_value
+    set_parameter(config, "tokenizer_dir", _seen(artifact, repository, "sampling_parameters", tokenizer))
+    adapter.write_text(render_config(config), encoding="utf-8")
+    document = json.loads((repository / MODEL_JSON).read_text(encoding="utf-8"))
+    for section in (document, document.get("speculative_config", {})):
+        if "model" in section:
+            section["model"] = _seen(artifact, repository, "vllm_model", section["model"])
+    _write(out, document)
+
+
+def _seen(artifact: str, repository: Path, model: str, path: str) -> str:
+    """Return where the server finds a path of a model's; a hub id stays."""
+    if not path.startswith("."):
+        return path
+    return posixpath.normpath(posixpath.join(artifact, repository.name, model, path))
+
+
+def _write(out: Path, document: Mapping[str, Any]) -> None:
+    (out / MODEL_JSON).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

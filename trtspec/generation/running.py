@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One request while it runs: its text, its random numbers, where it ends, and what may be shown of it already."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from trtspec.generation.endings import Endings
+from trtspec.checkpoint.tokenizer import Tokenizer
+from trtspec.generation.request import Request, Stats, Update
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a pass of the target came to for a row: how many tokens were drafted, which it took, and the one after them.
+
+    `logits` [len(accepted) + 1, vocab] are the target's that each of them was chosen by, where the request wants them.
+    """
+
+    drafted: int
+    accepted: list[int]
+    token: int
+    logits: npt.NDArray[np.float32] | None = None
+
+
+class Ticket:
+    """A submitted request's handle."""
+
+    def __init__(self) -> None:
+        self._cancelled = threading.Event()
+
+    def cancel(self) -> None:
+        """Ask for the request to end; its last update says "cancelled"."""
+        self._cancelled.set()
+
+    @property
+    def cancelled(self) -> bool:
+        """Return whether `cancel` was called."""
+        return self._cancelled.is_set()
+
+
+class Running:
+    """A request's state; `text` is the prompt and the output so far."""
+
+    def __init__(self, request: Request, on_update: Callable[[Update], None], tokenizer: Tokenizer | None) -> None:
+        self.request = request
+        self.on_update = on_update
+        self.ticket = Ticket()
+        self.text = list(request.prompt_ids)
+        self._tokenizer = tokenizer
+        self._shown = len(self.text)
+        self._logits: npt.NDArray[np.float32] | None = None  # of the tokens that are not shown yet
+        self._drafted = self._accepted = self._steps = 0
+        self._random = np.random.Generator(np.random.Philox(request.sampling.seed)) if self.samples else None
+        self._endings = Endings(frozenset(request.end_ids), request.stop, tokenizer)
+
+    @property
+    def samples(self) -> bool:
+        """Return whether tokens are drawn rather than chosen."""
+        return self.request.sampling.temperature > 0.0 and self.request.sampling.top_k != 1
+
+    @property
+    def stats(self) -> Stats:
+        """Return the counts so far."""
+        prompt = len(self.request.prompt_ids)
+        return Stats(prompt, len(self.text) - prompt, self._drafted, self._accepted, self._steps)
+
+    @property
+    def given(self) -> tuple[int, ...]:
+        """Return the draft that came with the request, as far as there is a place for it and a token after it."""
+        return self.request.draft_ids[: self.request.max_new_tokens - 1]
+
+    def draft_len(self, at_most: int) -> int:
+        """Return how many tokens to draft now: the last token of a request is never worth drafting past."""
+        wanted = at_most if self.request.draft_len is None else min(at_most, self.request.draft_len)
+        return max(0, min(wanted, self._remaining - 1))
+
+    def uniforms(self, count: int) -> npt.NDArray[np.float64]:
+        """Return the next `count` numbers in [0, 1) of 32 bits.
+
+        They depend on the seed and on this request's own history alone, so neighbours in a batch change nothing: it is
+        the stream of numpy's Philox(seed), which hashes the seed, read from the begin. The prefill takes one number for
+        each draft token that came with the request and one for the token after them; every step then takes one for each
+        token the engine could draft, one for each that it could verify and one for the token after them.
+        """
+        if self._random is None:
+            return np.zeros(count)
+        return self._random.integers(0, 1 << 32, count) / float(1 << 32)
+
+    def begin(self, made: Progress) -> str | None:
+        """Take what the prefill came to; returns the finish reason, if any.
+
+        Where it verified a draft it was a step, and the only one.
+        """
+        verified = made.drafted > 0
+        return self._take(made, steps=int(verified)) or ("length" if verified else None)
+
+    def advance(self, made: Progress) -> str | None:
+        """Take what a step came to; returns the finish reason, if any."""
+        return self._take(made, steps=1)
+
+    def update(self, finish_reason: str | None, error: str | None = None) -> None:
+        """Hand over what can be shown since the last time; held back is only what may be half a character."""
+        until = len(self.text)
+        if finish_reason is None and self._tokenizer is not None:
+            until = self._shown + self._tokenizer.complete_len(self.text[self._shown :])
+        if until > self._shown or finish_reason is not None:
+            new = tuple(self.text[self._shown : until])
+            self._shown = until
+            logits = self._logits
+            if logits is not None:
+                logits, self._logits = np.split(logits, [len(new)])
+            self.on_update(Update(new, finish_reason, self.stats, error, logits))
+
+    @property
+    def _remaining(self) -> int:
+        return self.request.max_new_tokens - (len(self.text) - len(self.request.prompt_ids))
+
+    def _take(self, made: Progress, steps: int) -> str | None:
+        self._steps += steps
+        self._drafted += made.drafted
+        self._accepted += len(made.accepted)
+        output = self.text[len(self.request.prompt_ids) :]
+        kept, reason = self._endings.cut(output, [*made.accepted, made.token][: self._remaining])
+        self.text += kept
+        if made.logits is not None:
+            waiting = made.logits if self._logits is None else np.concatenate([self._logits, made.logits])
+            self._logits = waiting[: len(self.text) - self._shown]
+        return reason or ("length" if self._remaining == 0 else None)

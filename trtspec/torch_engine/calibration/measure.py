@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prompts run through a source checkpoint layer by layer, to find the largest magnitudes, which FP8 scales come from.
+
+In memory are one layer's weights, the hidden states of all prompts, and what the prompts under way make of them: as
+many as torch has threads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import chain
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trtspec.checkpoint.model_config import ModelConfig
+from trtspec.checkpoint.rules import Matched, layer_tensor
+from trtspec.checkpoint.safetensors import TensorInfo
+from trtspec.checkpoint.trtllm import EMBEDDING, FINAL_NORM, LM_HEAD
+from trtspec.torch_engine.device import choose_device
+from trtspec.torch_engine.calibration.layer_pass import INPUTS, KEYS, VALUES, LayerPass, Peaks, norm, rotation
+from trtspec.torch_engine.model.tensors import TORCH_DTYPES, map_tensor
+from trtspec.errors import CheckpointError
+
+
+def measure(
+    config: ModelConfig,
+    matched: Matched,
+    prompts: Sequence[Sequence[int]],
+    *,
+    device: str = "auto",
+    on_bytes: Callable[[int], None] = lambda count: None,
+) -> dict[str, dict[str, float]]:
+    """Return the largest magnitudes over `prompts` (token ids, one text each, none empty) by module name.
+
+    Under "inputs" is what goes into every linear layer and the head, under "keys" and "values" what each attention puts
+    into its cache, keys rotated. The same on a device whatever the number of threads. `on_bytes` is told the source
+    bytes done with since the last call. Raises CheckpointError where a magnitude is not finite.
+    """
+    where = choose_device(device)
+    with _one_thread_an_operation() as threads, ThreadPoolExecutor(threads if where.type == "cpu" else 1) as pool:
+        calibration = _Calibration(config, matched, where, on_bytes)
+        states = calibration.embed(prompts)
+        turns = rotation(config, max(map(len, prompts)), where, calibration.dtype)
+        for number in range(config.num_layers):
+            calibration.pass_layer(number, states, turns, pool)
+        calibration.finish(states)
+    return calibration.tables
+
+
+@contextmanager
+def _one_thread_an_operation() -> Iterator[int]:
+    """Yield how many threads there are to run prompts side by side, each of them alone at its operations.
+
+    An operation on several threads is divided by their number, which moves its last bits.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield threads
+    finally:
+        torch.set_num_threads(threads)
+
+
+class _Calibration:
+    """The source's weights, read when their turn comes, and the peaks so far in `tables`: by kind, then by module."""
+
+    def __init__(
+        self, config: ModelConfig, matched: Matched, device: torch.device, on_bytes: Callable[[int], None]
+    ) -> None:
+        self.config, self.sources = config, matched.parts
+        self.device, self.on_bytes = device, on_bytes
+        self.dtype = TORCH_DTYPES[self.sources[EMBEDDING][0].dtype]
+        self.tables: dict[str, dict[str, float]] = {INPUTS: {}, KEYS: {}, VALUES: {}}
+
+    def embed(self, prompts: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Return the hidden states [1, tokens, hidden_size] that go into the first layer; touches only rows in use."""
+        (source,) = self.sources[EMBEDDING]
+        table = map_tensor(source)
+        states = [F.embedding(torch.tensor([prompt]), table).to(self.device) for prompt in prompts]
+        self.on_bytes(source.nbytes)
+        return states
+
+    def pass_layer(self, number: int, states: list[Tensor], turns: tuple[Tensor, Tensor], pool: Executor) -> None:
+        """Replace each of `states` by what layer `number` makes of it."""
+        prefix = layer_tensor(number, "")
+        sources = {name.removeprefix(prefix): of for name, of in self.sources.items() if name.startswith(prefix)}
+        weights = {name: [self._load(source) for source in of] for name, of in sources.items()}
+        nbytes, peaks = sum(source.nbytes for source in chain(*sources.values())), Peaks()
+
+        def run(hidden: Tensor) -> tuple[Tensor, Peaks]:
+            layer_pass = LayerPass(self.config, prefix, weights, turns)
+            with torch.inference_mode():  # which each thread turns on for itself
+                return layer_pass.run(hidden), layer_pass.peaks
+
+        for done, (hidden, found) in enumerate(pool.map(run, states)):
+            states[done] = hidden
+            peaks.merge(found)
+            # a layer's bytes are told as its prompts get done, which is what takes the time
+            self.on_bytes(nbytes * (done + 1) // len(states) - nbytes * done // len(states))
+        self._take(peaks)
+
+    def finish(self, states: list[Tensor]) -> None:
+        """Measure what goes into the head, whose weights are not needed for that."""
+        (source,), (head,) = self.sources[FINAL_NORM], self.sources[LM_HEAD]
+        weight, peaks = self._load(source), Peaks()
+        for hidden in states:
+            peaks.see(INPUTS, LM_HEAD.removesuffix(".weight"), norm(hidden, weight, self.config.norm_epsilon))
+        self._take(peaks)
+        self.on_bytes(source.nbytes + (0 if self.config.tied_embeddings else head.nbytes))
+
+    def _load(self, source: TensorInfo) -> Tensor:
+        return map_tensor(source).to(self.device, self.dtype)
+
+    def _take(self, peaks: Peaks) -> None:
+        """Put peaks into the tables; raises for the first of them that is not finite."""
+        for (kind, module), peak in peaks.found.items():
+            value = peak.item()
+            if not math.isfinite(value):
+                message = f"the {kind} of {module} are not finite"
+                hint = f"weights up to there are damaged, or too large for {str(self.dtype).removeprefix('torch.')}"
+                raise CheckpointError(message, where=str(self.sources[EMBEDDING][0].file.parent), hint=hint)
+            self.tables[kind][module] = value

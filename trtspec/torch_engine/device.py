@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where torch computes, and in what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from trtspec.checkpoint.trtllm import DTYPES, load_checkpoint
+from trtspec.torch_engine.model.tensors import TORCH_DTYPES
+from trtspec.errors import TrtspecError
+
+
+def choose_device(wanted: str) -> torch.device:
+    """Return the device for "auto" (CUDA where there is one), "cuda" or "cpu"; raises TrtspecError for none."""
+    if wanted == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise TrtspecError("device cuda was asked for and this machine has none", hint="use device auto or cpu")
+    return torch.device(wanted)
+
+
+def compute_dtype(wanted: str, device: torch.device, target: Path) -> torch.dtype:
+    """Return what a checkpoint is computed in on a device: as wanted, or for "auto" as suits both."""
+    if wanted != "auto":
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[wanted]
+    checkpoint = load_checkpoint(target)
+    if device.type != "cpu":
+        return TORCH_DTYPES[DTYPES[checkpoint.config.dtype]]
+    # Rounding to FP8 blows a difference of one float32 ulp, as between one row and six, up to a step of e4m3: at 1e-16
+    # the text with and without speculation is the same again.
+    quantized = checkpoint.quantization.algo or checkpoint.quantization.kv_cache_algo
+    # float32 is at batch 1 faster than bf16 on the CPUs measured (docs/log.md), and exact to 1e-6
+    return torch.float64 if quantized else torch.float32

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""EAGLE drafts with one layer that continues the hidden state which the target's head reads (arXiv:2401.15077)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trtspec.checkpoint.trtllm import read_config
+from trtspec.torch_engine.model.attention import attend
+from trtspec.torch_engine.model.decoder import FINAL, Decoder
+from trtspec.torch_engine.drafting.base import Room, Setup
+from trtspec.torch_engine.drafting.dynamic_tree import DynamicTree
+from trtspec.torch_engine.drafting.features import FeatureDrafter
+from trtspec.torch_engine.drafting.growing import Grower
+from trtspec.torch_engine.drafting.head import Net
+from trtspec.torch_engine.drafting.static_tree import StaticTree
+from trtspec.torch_engine.model.norm import Norm
+from trtspec.torch_engine.model.head_weights import PartWeights
+from trtspec.torch_engine.model.windows import Window
+from trtspec.errors import CheckpointError
+from trtspec.methods.eagle import NET_CONFIG, NETS, net_rules
+
+# of the equal nets of an engine, one for each level
+_NET = f"{NETS}.0.drafter"
+
+
+class EagleNet(Net):
+    """The net in a target's checkpoint, with the target's head."""
+
+    taps = (FINAL,)
+
+    def __init__(self, target: Decoder, room: Room) -> None:
+        checkpoint = target.checkpoint
+        section = checkpoint.document.section(NET_CONFIG)
+        if section is None:
+            hint = "convert it with a net: method: eagle, and the net under speculation.draft"
+            raise CheckpointError("holds no EAGLE net", where=str(checkpoint.root), hint=hint)
+        config = read_config(section, checkpoint.ranks[-1].keys(), f"{_NET}.layers.0.")
+        super().__init__(config, room)
+        weights = PartWeights(checkpoint, net_rules(config, _NET), room.device, room.dtype)
+        embedding = weights.tensor(f"{_NET}.vocab_embedding.weight")
+        # mostly it is the target's, of which one in memory will do
+        self._embedding = target.embedding if torch.equal(embedding, target.embedding) else embedding
+        self._fc = weights.linear(f"{_NET}.fc")
+        self._block = weights.block(f"{_NET}.layers.0", config)
+        self._norm = Norm(config.hidden_size, config.norm_epsilon, room.device)
+        self._lm_head = target.lm_head
+
+    def fuse(self, hidden_states: Tensor) -> Tensor:
+        """Return the hidden states: they are what the net continues."""
+        return hidden_states
+
+    def forward(self, tokens: Tensor, features: Tensor, window: Window) -> Tensor:
+        """Join embeddings with the features before them, and pass the layer."""
+        block = self._block
+        hidden = self._fc(torch.cat([F.embedding(tokens.flatten(), self._embedding), features], 1))
+        hidden = block.dense.add_to(hidden, attend(block.qkv(hidden), block, 0, window, self.cache, self.config))
+        return block.mlp.add_to(hidden, self._norm(hidden, block.post_norm))
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Return what the target's head says to the features."""
+        return self._lm_head(features)
+
+
+class EagleDrafter(FeatureDrafter):
+    """Drafts a tree with the net."""
+
+    def __init__(self, setup: Setup) -> None:
+        room, options = setup.room, setup.options
+        grower: Grower = DynamicTree(*options.growth) if options.growth else StaticTree(options.paths, room.device)
+        super().__init__(EagleNet(setup.target, replace(room, max_len=room.max_len + grower.scratch)), grower)
+
+
+DRAFTER = EagleDrafter

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""EAGLE-3 drafts with one layer that reads several of the target's hidden states at once (arXiv:2503.01840)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trtspec.torch_engine.model.attention import attend
+from trtspec.torch_engine.model.decoder import Decoder
+from trtspec.torch_engine.drafting.base import Room, Setup
+from trtspec.torch_engine.drafting.dynamic_tree import DynamicTree
+from trtspec.torch_engine.drafting.features import FeatureDrafter
+from trtspec.torch_engine.drafting.growing import Chain, Grower
+from trtspec.torch_engine.drafting.head import Net
+from trtspec.torch_engine.model.norm import Norm
+from trtspec.torch_engine.model.head_weights import PartWeights
+from trtspec.torch_engine.model.windows import Window
+from trtspec.errors import CheckpointError
+from trtspec.methods.eagle3_net import LAYER, NAME, net_rules, read_net
+
+
+class Eagle3Net(Net):
+    """The net in a target's checkpoint; embedding and head are the target's where it has none of its own."""
+
+    def __init__(self, target: Decoder, room: Room) -> None:
+        checkpoint = target.checkpoint
+        net = read_net(checkpoint.document, checkpoint.ranks[-1].keys(), target.config)
+        if net is None:
+            hint = "convert it with a net: method: eagle3, and the net under speculation.draft"
+            raise CheckpointError("holds no EAGLE-3 net", where=str(checkpoint.root), hint=hint)
+        super().__init__(net.layer, room)
+        self.taps = net.taps
+        self._norm_output, self._norm_before_residual = net.norm_output, net.norm_before_residual
+        weights = PartWeights(checkpoint, net_rules(net), room.device, room.dtype)
+        epsilon = net.layer.norm_epsilon
+        fuse_norms = [weights.norm(f"{NAME}.{module}") for module in net.fuse_norms]
+        self._fuse_norms = [partial(Norm(len(each), epsilon, room.device), weight=each) for each in fuse_norms]
+        self._fc = weights.linear(f"{NAME}.fc")
+        self._embedding = weights.tensor(f"{NAME}.vocab_embedding.weight") if net.own_embedding else target.embedding
+        self._input_norm = weights.norm(f"{LAYER}.input_layernorm")
+        self._hidden_norm = weights.norm(f"{LAYER}.hidden_norm")
+        self._block = weights.block(LAYER, net.layer)
+        self._norm = Norm(net.layer.hidden_size, epsilon, room.device)
+        self._last_norm = weights.norm(f"{NAME}.norm")
+        self._lm_head = weights.linear(f"{NAME}.lm_head") if net.own_head else target.lm_head
+        self._target_vocab_size = net.target_vocab_size
+        self._target_ids: Tensor | None = None
+        if net.maps_ids:
+            drafted = torch.arange(net.layer.vocab_size, device=room.device)
+            self._target_ids = drafted + weights.tensor(f"{NAME}.d2t", torch.int64)
+
+    def fuse(self, hidden_states: Tensor) -> Tensor:
+        """Return one feature of the hidden states of several layers."""
+        if self._fuse_norms:
+            parts = hidden_states.chunk(len(self._fuse_norms), -1)
+            hidden_states = torch.cat([norm(part) for norm, part in zip(self._fuse_norms, parts, strict=True)], -1)
+        return self._fc(hidden_states)
+
+    def forward(self, tokens: Tensor, features: Tensor, window: Window) -> Tensor:
+        """Return the features that follow: what the layer gives, as it is or after the last norm."""
+        block, embedded = self._block, F.embedding(tokens.flatten(), self._embedding)
+        normed = self._norm(features, self._hidden_norm)
+        qkv = block.qkv(torch.cat([self._norm(embedded, self._input_norm), normed], -1))
+        residual = normed if self._norm_before_residual else features
+        hidden = block.dense.add_to(residual, attend(qkv, block, 0, window, self.cache, self.config))
+        hidden = block.mlp.add_to(hidden, self._norm(hidden, block.post_norm))
+        return self._norm(hidden, self._last_norm) if self._norm_output else hidden
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Return logits of the draft vocabulary."""
+        return self._lm_head(features if self._norm_output else self._norm(features, self._last_norm))
+
+    def to_target(self, tokens: Tensor) -> Tensor:
+        """Return the target's ids of drafted ones."""
+        return tokens if self._target_ids is None else self._target_ids[tokens]
+
+    def spread(self, probs: Tensor) -> Tensor:
+        """Return probabilities over the target's vocabulary, most of which may never be drafted."""
+        if self._target_ids is None:
+            return probs
+        whole = probs.new_zeros((*probs.shape[:-1], self._target_vocab_size))
+        return whole.index_copy_(-1, self._target_ids, probs)
+
+
+class Eagle3Drafter(FeatureDrafter):
+    """Drafts a chain, or with the options of a tree the tree of EAGLE-2."""
+
+    def __init__(self, setup: Setup) -> None:
+        top_k, extent = setup.options.top_k, setup.extent
+        grower: Grower = Chain(extent.depth)
+        if top_k is not None:
+            grower = DynamicTree(top_k, extent.depth, extent.nodes)
+        room = replace(setup.room, max_len=setup.room.max_len + grower.scratch)
+        super().__init__(Eagle3Net(setup.target, room), grower)
+
+
+DRAFTER = Eagle3Drafter

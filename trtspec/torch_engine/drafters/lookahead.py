@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lookahead decoding: one tree a step holds a window, which makes n-grams, and guesses, which are n-grams made before.
+
+The window has `window` columns. The tops of the columns are a chain of tokens, the first of them the text's
+last; below each top the column hangs as a chain of its own. So a token of a column sees the text, the tops up to its
+own and its column, which is a path of a tree. Each step adds to every column what the target says (its argmax, sampled
+text or not) after the column's last token. A column of `ngram` tokens is an n-gram; it goes to the pool
+and loses its top, so that the window moves on by one place a step, however many tokens were accepted. The first
+ngram - 2 steps only fill the columns.
+
+Branches with a common beginning share its nodes, and verification walks all of them, the window's too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from trtspec.torch_engine.drafting.base import Draft, Drafter, Outcome, Sampling, Setup
+from trtspec.kernels.tree import Tree
+from trtspec.methods.lookahead import LookaheadOptions
+
+
+class NgramPool:
+    """The newest `most` n-grams behind each token."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._tails: dict[int, dict[tuple[int, ...], None]] = {}  # dicts keep the order in which tails came
+
+    def add(self, ngram: Sequence[int]) -> None:
+        """Store an n-gram as the newest behind its first token, whose oldest gives way."""
+        tails, tail = self._tails.setdefault(ngram[0], {}), tuple(ngram[1:])
+        tails.pop(tail, None)
+        tails[tail] = None
+        if len(tails) > self._most:
+            del tails[next(iter(tails))]
+
+    def behind(self, token: int) -> list[tuple[int, ...]]:
+        """Return the n-grams that begin with a token, without it, the oldest first."""
+        return list(self._tails.get(token, ()))
+
+
+@dataclass
+class Branches:
+    """A tree under construction; branches with a common beginning share its nodes."""
+
+    tokens: list[int] = field(default_factory=list)  # of all nodes but the root
+    parents: list[int] = field(default_factory=lambda: [-1])
+    _nodes: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def grow(self, node: int, tokens: Sequence[int]) -> int:
+        """Return the last node of a branch of tokens below `node`."""
+        for token in tokens:
+            parent = node
+            node = self._nodes.setdefault((parent, token), len(self.parents))
+            if node == len(self.parents):
+                self.parents.append(parent)
+                self.tokens.append(token)
+        return node
+
+    def padded(self, nodes: int) -> tuple[list[int], list[int]]:
+        """Return tokens and parents with as many unused nodes as make it `nodes`."""
+        unused = nodes - len(self.parents)
+        return self.tokens + [0] * unused, self.parents + [-1] * unused
+
+
+class Lookahead:
+    """One row: its window, its pool, and how much of its text the pool knows.
+
+    It begins with tokens from all over the prompt at the columns' tops and with the prompt's n-grams.
+    """
+
+    def __init__(self, options: LookaheadOptions, prompt: Sequence[int]) -> None:
+        columns, self._ngram = options.window, options.ngram
+        self._columns = [[prompt[len(prompt) * place // columns]] for place in range(columns)]
+        self._pool = NgramPool(options.verification)
+        self._pooled = 0
+        self._pool_text(prompt)
+
+    def draft(self, text: Sequence[int]) -> tuple[Branches, list[int]]:
+        """Return the branches below the text's last token, and the last nodes of the window's columns."""
+        self._pool_text(text)
+        self._columns[0][0] = text[-1]
+        branches, top, ends = Branches(), 0, []
+        for place, column in enumerate(self._columns):
+            if place:
+                top = branches.grow(top, column[:1])
+            ends.append(branches.grow(top, column[1:]))
+        for guess in self._pool.behind(text[-1]):
+            branches.grow(0, guess)
+        return branches, ends
+
+    def learn(self, following: Sequence[int]) -> None:
+        """Take in the target's token after each column."""
+        for column, token in zip(self._columns, following, strict=True):
+            column.append(token)
+            if len(column) >= self._ngram:
+                self._pool.add(column)
+                del column[0]
+
+    def _pool_text(self, text: Sequence[int]) -> None:
+        """Store the n-grams that the text has got since the last time."""
+        for end in range(max(self._pooled + 1, self._ngram), len(text) + 1):
+            self._pool.add(text[end - self._ngram : end])
+        self._pooled = len(text)
+
+
+class LookaheadDrafter(Drafter):
+    """Drafts a tree of a shape that differs from row to row and step to step."""
+
+    lowerable = ("window", "ngram", "verification")
+
+    def __init__(self, setup: Setup) -> None:
+        self._device = setup.room.device
+        self._options: LookaheadOptions = setup.options
+        self._rows: dict[int, Lookahead] = {}
+        self._ends: list[list[int]] = []  # of the columns of the step under way, in each row
+
+    def begin(self, prompts: Sequence[Sequence[int]], first_row: int, max_tokens: int) -> None:
+        """Start a window and a pool for each prompt."""
+        for row, prompt in enumerate(prompts, first_row):
+            self._rows[row] = Lookahead(self._options, prompt)
+
+    def lower(self, row: int, prompt: Sequence[int], options: LookaheadOptions) -> None:
+        """Start the row's window and pool in smaller sizes; branches are verified as deep as the engine's may be."""
+        self._rows[row] = Lookahead(options, prompt)
+
+    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: Sampling | None) -> Draft:
+        """Return each row's tree, whole whatever `depth` is: the window is no draft alone, it makes the next ones."""
+        drafts = [self._rows[row].draft(text) for row, text in enumerate(texts)]
+        self._ends = [ends for _, ends in drafts]
+        nodes = max(len(branches.parents) for branches, _ in drafts)
+        tokens, parents = zip(*(branches.padded(nodes) for branches, _ in drafts), strict=True)
+        return Draft(torch.tensor(tokens, dtype=torch.int64, device=self._device), tree=Tree(np.array(parents)))
+
+    def observe(self, outcome: Outcome) -> None:
+        """Add the target's choice after each column to it."""
+        if not self._ends:
+            return
+        most = max(map(len, self._ends))
+        ends = torch.tensor([[*row, *[0] * (most - len(row))] for row in self._ends], device=self._device)
+        rows = torch.arange(len(ends), device=self._device).unsqueeze(1)
+        for row, following in enumerate(outcome.logits[rows, ends].argmax(-1).tolist()):
+            self._rows[row].learn(following[: len(self._ends[row])])
+        self._ends = []
+
+    def move_row(self, source: int, target: int, length: int) -> None:
+        """Move the row's window and pool."""
+        self._rows[target] = self._rows.pop(source)
+
+
+DRAFTER = LookaheadDrafter

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looks the text's last tokens up in the text itself; no model, no work on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from trtspec.torch_engine.drafting.base import Draft, Drafter, Sampling, Setup
+from trtspec.generation.suffix_index import SuffixIndex
+
+
+class NgramDrafter(Drafter):
+    """Drafts what followed the longest repetition; a row whose last tokens are new drafts nothing."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._device = setup.room.device
+        self._min_match: int = setup.options.min_match
+        self._max_match: int = setup.options.max_match
+        self._indexes: dict[int, SuffixIndex] = {}
+
+    def begin(self, prompts: Sequence[Sequence[int]], first_row: int, max_tokens: int) -> None:
+        """Index the prompts."""
+        for row, prompt in enumerate(prompts, first_row):
+            self._indexes[row] = SuffixIndex(self._max_match)
+            self._indexes[row].extend(prompt)
+
+    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: Sampling | None) -> Draft:
+        """Return a chain of `depth` tokens for each row that has a match; of no tokens where none has."""
+        chains = [self._look_up(row, text, depth) for row, text in enumerate(texts)]
+        lens = [len(chain) for chain in chains]
+        width = max(lens)
+        tokens = torch.tensor([chain or [0] * width for chain in chains], dtype=torch.int64, device=self._device)
+        return Draft(tokens, lens=lens)
+
+    def _look_up(self, row: int, text: Sequence[int], depth: int) -> list[int]:
+        index = self._indexes[row]
+        index.extend(text[len(index) :])
+        return index.continuation(depth) if index.matched >= self._min_match else []
+
+    def move_row(self, source: int, target: int, length: int) -> None:
+        """Move the row's index."""
+        self._indexes[target] = self._indexes.pop(source)
+
+
+DRAFTER = NgramDrafter

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The target drafts for itself with sublayers left out.
+
+It drafts into its own KV cache, in the slots behind the text that verification writes for good right after. The
+layers that are not left out thus find the true keys and values of all text, and nothing is kept between steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from trtspec.torch_engine.model.decoder import Sublayers
+from trtspec.torch_engine.drafting.base import Draft, Drafter, Sampling, Setup
+from trtspec.torch_engine.drafting.chain import draft_chain
+from trtspec.torch_engine.model.windows import Window
+from trtspec.methods.swift import Skip
+
+
+class SwiftDrafter(Drafter):
+    """Drafts a chain with what is left of the target."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._target = setup.target
+        self._skipped = sublayers(setup.options.skip)
+        self._stop_below: float = setup.options.stop_below
+
+    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: Sampling | None) -> Draft:
+        """Draft from the last token of each text on, which is the first that the cache lacks."""
+        windows = self._target.windows.singles([len(text) - 1 for text in texts], depth)
+        last = torch.tensor([text[-1:] for text in texts], device=self._target.device)
+        return draft_chain(self._forward, last, windows, sampling, self._stop_below)
+
+    def _forward(self, tokens: Tensor, window: Window) -> Tensor:
+        return self._target.tapped(tokens, window, (), skipped=self._skipped)[0]
+
+
+def sublayers(skip: Skip) -> Sublayers:
+    """Return what an option leaves out, as the decoder takes it."""
+    return Sublayers(frozenset(skip.attention), frozenset(skip.mlp))
+
+
+DRAFTER = SwiftDrafter

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trees that follow the net's confidence (EAGLE-2, arXiv:2406.16858): at each step another shape for each row.
+
+Level by level the net ranks `top_k` tokens after each node of its frontier. A token is worth the net's probability of
+the whole path to it; the `top_k` best of a level are its frontier, and of all tokens that were ranked the best are the
+draft. None is worth more than its parent, which is ranked before it, so the best are a tree.
+
+The tokens are chosen, also where a request samples: they depend on the text alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trtspec.torch_engine.drafting.base import Draft, Sampling
+from trtspec.torch_engine.drafting.growing import Grower
+from trtspec.torch_engine.drafting.head import Net
+from trtspec.torch_engine.model.windows import GrowingTree
+from trtspec.kernels.tree import Tree
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """The nodes of a level that are gone on from, all [rows, n, ...].
+
+    `features` follow on them, `scores` are the logarithms of their paths' probabilities; `ranked` is their place among
+    all tokens ranked, -1 for the root.
+    """
+
+    features: Tensor
+    scores: Tensor
+    ranked: Tensor
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """Tokens ranked after a frontier, [rows, n]: by frontier node, the best first; `parents` are their `ranked`."""
+
+    tokens: Tensor
+    scores: Tensor
+    parents: Tensor
+
+
+class DynamicTree(Grower):
+    """Drafts the best `nodes` of `levels` levels of tokens."""
+
+    def __init__(self, top_k: int, levels: int, nodes: int) -> None:
+        self._top_k, self._levels, self._nodes = top_k, levels, nodes
+        self.scratch = top_k * levels
+
+    def grow(self, net: Net, features: Tensor, ends: list[int], depth: int, sampling: Sampling | None) -> Draft:
+        """Return the tree of all levels, whatever `depth`: which tokens are the best is not a neighbour's matter."""
+        rows = len(features)
+        frontier = Frontier(
+            features.unsqueeze(1),
+            torch.zeros((rows, 1), device=net.device),
+            torch.full((rows, 1), -1, device=net.device),
+        )
+        levels = [self._rank(net, frontier)]
+        # the root is the token of the last pair
+        windows = net.windows.growing(ends, self._top_k, self._levels - 1)
+        before = 0
+        for _ in range(1, self._levels):
+            frontier = self._advance(net, frontier, levels[-1], before, windows)
+            before += levels[-1].tokens.shape[1]
+            levels.append(self._rank(net, frontier))
+        return self._best(levels)
+
+    def _rank(self, net: Net, frontier: Frontier) -> Ranked:
+        """Rank the tokens after each node of a frontier."""
+        logits = net.logits(frontier.features.flatten(0, 1)).view(*frontier.scores.shape, -1)
+        best = torch.log_softmax(logits.float(), -1).topk(self._top_k, -1)
+        return Ranked(
+            tokens=net.to_target(best.indices).flatten(1),
+            scores=(frontier.scores.unsqueeze(2) + best.values).flatten(1),
+            parents=frontier.ranked.unsqueeze(2).expand_as(best.indices).flatten(1),
+        )
+
+    def _advance(self, net: Net, frontier: Frontier, ranked: Ranked, before: int, windows: GrowingTree) -> Frontier:
+        """Return the frontier of the best of the tokens ranked last, which were ranked after `before` others."""
+        chosen = _best_of(ranked.scores, self._top_k)
+        parents = chosen // self._top_k
+        features = frontier.features.gather(1, parents.unsqueeze(2).expand(-1, -1, frontier.features.shape[2]))
+        passed = net.forward(ranked.tokens.gather(1, chosen), features.flatten(0, 1), windows.below(parents))
+        return Frontier(passed.view_as(features), ranked.scores.gather(1, chosen), before + chosen)
+
+    def _best(self, levels: list[Ranked]) -> Draft:
+        """Return the draft of the best tokens of all levels, in the order in which they were ranked."""
+        tokens = torch.cat([level.tokens for level in levels], 1)
+        scores = torch.cat([level.scores for level in levels], 1)
+        parents = torch.cat([level.parents for level in levels], 1)
+        chosen = _best_of(scores, self._nodes).sort(1).values
+        count = chosen.shape[1]
+        # one more number than tokens, so that -1 finds the root's, 0
+        numbers = torch.zeros((len(tokens), tokens.shape[1] + 1), dtype=torch.int64, device=tokens.device)
+        numbers.scatter_(1, chosen, torch.arange(1, count + 1, device=tokens.device).expand(len(tokens), -1))
+        above = numbers.gather(1, parents.gather(1, chosen) % numbers.shape[1])
+        root = np.full((len(tokens), 1), -1)
+        return Draft(tokens.gather(1, chosen), tree=Tree(np.concatenate([root, above.cpu().numpy()], 1)))
+
+
+def _best_of(scores: Tensor, count: int) -> Tensor:
+    """Return the indices [rows, count] of the best of scores [rows, n], the first ones among equals."""
+    return scores.argsort(stable=True, dim=1, descending=True)[:, :count]

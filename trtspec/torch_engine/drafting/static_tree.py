@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trees of one shape for every step (EAGLE, arXiv:2401.15077): a node has its rank among the tokens after its parent.
+
+Level by level, with one pass of the net over those nodes that have children. Where a request samples, a node's children
+are drawn without replacement instead, the first of them in the place of the lowest rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trtspec.torch_engine.drafting.base import Draft, Sampling
+from trtspec.torch_engine.drafting.growing import Grower
+from trtspec.torch_engine.drafting.head import Net
+from trtspec.kernels.sampling import pick
+from trtspec.kernels.tree import Choice, Tree, in_node_order
+
+
+@dataclass(frozen=True)
+class Level:
+    """The nodes of one depth and how they are found; "above" are their parents, all that the level above has.
+
+    `parents` and `ranks` [nodes] are each node's parent above and its rank. `inner` [inner nodes] are the nodes that
+    have children, `inner_parents` their parents above and `span` their numbers, from and up to, among all of the tree's
+    inner nodes but the root. Where children are drawn, all above draw their first; `rounds` say who of the round before
+    draws a second one, a third and so on, and `drawn` [nodes] is a node's place in this order.
+    """
+
+    parents: Tensor
+    ranks: Tensor
+    inner: Tensor
+    inner_parents: Tensor
+    span: tuple[int, int]
+    rounds: list[Tensor]
+    drawn: Tensor
+    widest: int
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A tree with its levels; `inner` is the tree of the nodes with children, `inner_nodes` their numbers."""
+
+    tree: Tree
+    levels: list[Level]
+    inner: Tree
+    inner_nodes: Tensor
+
+    def by_node(self, laws: list[Tensor]) -> Tensor:
+        """Return what children were drawn from [rows, nodes, vocab], given that of each level's parents."""
+        of_inner = torch.cat(laws, 1)
+        rows, _, vocab = of_inner.shape
+        return of_inner.new_zeros((rows, self.tree.parents.shape[1], vocab)).index_copy_(1, self.inner_nodes, of_inner)
+
+
+class StaticTree(Grower):
+    """Drafts the tree of `choices`, such as (0,), (1,), (0, 2): the k-th best token of each level."""
+
+    def __init__(self, choices: Sequence[Choice], device: torch.device) -> None:
+        self.scratch = len(choices)
+        depth = max(map(len, choices))
+        # near the end of a request a tree is cut off at some depth
+        self._shapes = [
+            _shape([choice for choice in choices if len(choice) <= at], device) for at in range(1, depth + 1)
+        ]
+
+    def grow(self, net: Net, features: Tensor, ends: list[int], depth: int, sampling: Sampling | None) -> Draft:
+        """Return the tree down to `depth`."""
+        shape = self._shapes[min(depth, len(self._shapes)) - 1]
+        rows, above = len(features), features.unsqueeze(1)
+        # the root is the token of the last pair
+        window = net.windows.tree(ends, shape.inner, 1) if len(shape.levels) > 1 else None
+        tokens, laws, drawn = [], [], 0
+        for level in shape.levels:
+            logits = net.logits(above.flatten(0, 1)).view(rows, above.shape[1], -1)
+            if sampling is None:
+                found = _ranked(logits, level)
+            else:
+                found, law = _drawn(logits, level, sampling, drawn)
+                laws.append(net.spread(law))
+            drawn += found.shape[1]
+            tokens.append(net.to_target(found))
+            if window is not None and len(level.inner):
+                pairs = tokens[-1][:, level.inner], above[:, level.inner_parents].flatten(0, 1)
+                above = net.forward(*pairs, window.part(*level.span)).view(rows, len(level.inner), -1)
+        return Draft(torch.cat(tokens, 1), shape.by_node(laws) if laws else None, shape.tree)
+
+
+def _ranked(logits: Tensor, level: Level) -> Tensor:
+    """Return each node's token [rows, nodes] by its rank in the logits [rows, above, vocab] of its parent."""
+    return logits.topk(level.widest, -1).indices[:, level.parents, level.ranks]
+
+
+def _drawn(logits: Tensor, level: Level, sampling: Sampling, column: int) -> tuple[Tensor, Tensor]:
+    """Draw each node's token [rows, nodes] by the uniforms from `column` on.
+
+    Returns also what the children of each node above were drawn from [rows, above, vocab]: in a greedy row from zeros,
+    which says that they were chosen.
+    """
+    law = sampling.warp.probs(logits)
+    left, found = law, [draw_each(sampling, law, column)]
+    for drawing in level.rounds:
+        column += found[-1].shape[1]
+        taken = found[-1].index_select(1, drawing).unsqueeze(2)
+        left = left.index_select(1, drawing).scatter_(2, taken, 0.0)
+        found.append(draw_each(sampling, left, column))
+    drawn = torch.cat(found, 1)[:, level.drawn]
+    if not sampling.warp.mixed:
+        return drawn, law
+    greedy = sampling.warp.greedy.unsqueeze(1)
+    return torch.where(greedy, _ranked(logits, level), drawn), law.masked_fill(greedy.unsqueeze(2), 0.0)
+
+
+def draw_each(sampling: Sampling, weights: Tensor, column: int) -> Tensor:
+    """Return tokens [rows, n] drawn by weights [rows, n, vocab], each by a uniform of its own from `column` on."""
+    rows, count, _ = weights.shape
+    uniforms = sampling.uniforms[:, column : column + count]
+    return pick(weights.flatten(0, 1), uniforms.flatten()).view(rows, count)
+
+
+def _shape(choices: Sequence[Choice], device: torch.device) -> Shape:
+    nodes = in_node_order(choices)
+    with_children = {choice[:-1] for choice in nodes}
+    inner = [choice for choice in nodes if choice in with_children]
+    levels = []
+    for depth in range(1, len(nodes[-1]) + 1):
+        here = [choice for choice in nodes if len(choice) == depth]
+        above = [choice for choice in [(), *inner] if len(choice) == depth - 1]
+        levels.append(_level(here, above, inner, device))
+    numbers = torch.tensor([0, *(nodes.index(choice) + 1 for choice in inner)], device=device)
+    return Shape(Tree.of_paths(nodes), levels, Tree.of_paths(inner), numbers)
+
+
+def _level(nodes: list[Choice], above: list[Choice], with_children: list[Choice], device: torch.device) -> Level:
+    def indices(values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=device)
+
+    parents = [above.index(choice[:-1]) for choice in nodes]
+    inner = [number for number, choice in enumerate(nodes) if choice in with_children]
+    first = sum(len(choice) < len(nodes[0]) for choice in with_children)
+    families = [[number for number, parent in enumerate(parents) if parent == own] for own in range(len(above))]
+    rounds, order, before = [], [], list(range(len(above)))
+    for turn in range(max(map(len, families))):
+        drawing = [parent for parent in before if len(families[parent]) > turn]
+        rounds.append(indices([before.index(parent) for parent in drawing]))
+        order += [families[parent][turn] for parent in drawing]
+        before = drawing
+    return Level(
+        parents=indices(parents),
+        ranks=indices([choice[-1] for choice in nodes]),
+        inner=indices(inner),
+        inner_parents=indices([parents[number] for number in inner]),
+        span=(first, first + len(inner)),
+        rounds=rounds[1:],
+        drawn=indices([order.index(number) for number in range(len(nodes))]),
+        widest=1 + max(choice[-1] for choice in nodes),
+    )

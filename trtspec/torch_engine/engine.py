@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine: continuous batching of requests at different progress, each step drafted and verified.
+
+One thread loads and runs the model and calls every request's `on_update`. It does so from the first tensor on,
+because each thread that computes gets OpenMP workers of its own, and with more of them than cores all of them sleep
+between operations (three times slower steps were measured on two cores).
+
+Running requests are the rows 0 .. n-1 of the KV cache without gaps, so a step works on views; when one ends, the last
+row takes its place.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from trtspec.checkpoint.tokenizer import Tokenizer
+from trtspec.generation.checks import check_request
+from trtspec.generation.request import EngineSettings, Request, Result, Update
+from trtspec.generation.running import Running, Ticket
+from trtspec.torch_engine.speculator import Speculator
+from trtspec.errors import TrtspecError
+
+log = logging.getLogger(__name__)
+
+
+class Engine:
+    """Runs a converted checkpoint; made by `Engine.load`."""
+
+    def __init__(self, load: Callable[[], Speculator], settings: EngineSettings, tokenizer: Tokenizer | None) -> None:
+        self.settings = settings
+        self.tokenizer = tokenizer
+        self._waiting: deque[Running] = deque()
+        self._running: list[Running] = []
+        self._changed = threading.Condition()
+        self._closed: str | None = None
+        loaded: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, args=(load, loaded), name="trtspec-engine", daemon=True)
+        self._thread.start()
+        loaded.result()
+        atexit.register(self.close)  # a thread inside torch must not outlive the interpreter
+
+    @classmethod
+    def load(cls, target: Path, draft: Path | None, settings: EngineSettings, tokenizer: Path | None = None) -> Engine:
+        """Load converted checkpoints.
+
+        Args:
+            target: a TensorRT-LLM checkpoint directory.
+            draft: what the method drafts with; None for methods that need nothing.
+            settings: see EngineSettings.
+            tokenizer: a directory with tokenizer.json; needed for stop texts and for updates of whole characters.
+
+        Raises:
+            TrtspecError: for an unknown method, a missing device, or checkpoints that do not fit each other.
+        """
+        return cls(
+            lambda: Speculator.load(target, draft, settings), settings, Tokenizer(tokenizer) if tokenizer else None
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """Return how many token ids the target knows."""
+        return self.speculator.target.config.vocab_size
+
+    def submit(self, request: Request, on_update: Callable[[Update], None]) -> Ticket:
+        """Queue a request; `on_update` is called from the engine's thread until an update has a finish reason.
+
+        Raises TrtspecError for a request that cannot be served, a full queue, or a closed engine.
+        """
+        self._check(request)
+        running = Running(request, on_update, self.tokenizer)
+        with self._changed:
+            if len(self._waiting) >= self.settings.max_queue_size:
+                raise TrtspecError(f"the queue is full: {len(self._waiting)} requests wait (serving.max_queue_size)")
+            self._enqueue(running)
+        return running.ticket
+
+    def generate(self, requests: Sequence[Request]) -> list[Result]:
+        """Run requests to their end and return their results in order; the queue's bound does not apply.
+
+        Raises TrtspecError for a request that cannot be served, or if the engine failed.
+        """
+        for request in requests:
+            self._check(request)
+        collectors = [_Collector() for _ in requests]
+        with self._changed:
+            for request, collector in zip(requests, collectors, strict=True):
+                self._enqueue(Running(request, collector, None if not request.stop else self.tokenizer))
+        return [collector.result() for collector in collectors]
+
+    def close(self) -> None:
+        """End all requests as cancelled and stop the thread."""
+        with self._changed:
+            self._closed = self._closed or "the engine was closed"
+            self._changed.notify()
+        self._thread.join()
+        atexit.unregister(self.close)
+
+    def _check(self, request: Request) -> None:
+        check_request(request, self.settings, self.vocab_size, self.tokenizer is not None)
+        self.speculator.options_of(request)
+
+    def _enqueue(self, running: Running) -> None:
+        if self._closed:
+            raise TrtspecError(self._closed)
+        self._waiting.append(running)
+        self._changed.notify()
+
+    @torch.inference_mode()
+    def _run(self, load: Callable[[], Speculator], loaded: Future[None]) -> None:
+        try:
+            self.speculator = load()
+        except BaseException as failure:
+            loaded.set_exception(failure)
+            return
+        loaded.set_result(None)
+        reason, error = "cancelled", None
+        try:
+            while self._wait():
+                self._drop_cancelled()
+                self._admit()
+                if self._running:
+                    self._decode()
+        except Exception as failure:
+            log.exception("the engine failed")
+            reason, error = "error", f"the engine failed: {failure}"
+        with self._changed:
+            self._closed = self._closed or error
+            left = [*self._running, *self._waiting]
+        for running in left:
+            self._tell(running, reason, error)
+
+    def _wait(self) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._running or self._closed)
+            return self._closed is None
+
+    def _drop_cancelled(self) -> None:
+        with self._changed:
+            dropped = [running for running in self._waiting if running.ticket.cancelled]
+            self._waiting = deque(running for running in self._waiting if not running.ticket.cancelled)
+        for running in dropped:
+            self._tell(running, "cancelled")
+        cancelled = ["cancelled" if running.ticket.cancelled else None for running in self._running]
+        if any(cancelled):
+            self._settle(cancelled)
+
+    def _admit(self) -> None:
+        """Prefill as many waiting requests as there are free rows and one step has tokens for."""
+        new: list[Running] = []
+        with self._changed:
+            longest = 0
+            while self._waiting and len(self._running) + len(new) < self.settings.max_batch_size:
+                longest = max(longest, len(self._waiting[0].text) + len(self._waiting[0].given))
+                if new and longest * (len(new) + 1) > self.settings.max_num_tokens:
+                    break
+                new.append(self._waiting.popleft())
+        if not new:
+            return
+        first_row = len(self._running)
+        self._running += new
+        made = self.speculator.prefill(new, first_row, self.settings.max_num_tokens)
+        reasons = [running.begin(one) for running, one in zip(new, made, strict=True)]
+        self._settle([*[None] * first_row, *reasons])
+
+    def _decode(self) -> None:
+        """Make a step for every running request."""
+        made = self.speculator.step(self._running)
+        self._settle([running.advance(one) for running, one in zip(self._running, made, strict=True)])
+
+    def _settle(self, reasons: Sequence[str | None]) -> None:
+        """Tell every running request its news, and free the rows of those that have a finish reason."""
+        for running, reason in zip(self._running, reasons, strict=True):
+            self._tell(running, reason)
+        for row in reversed([row for row, reason in enumerate(reasons) if reason]):
+            last = self._running.pop()
+            if row < len(self._running):
+                self._running[row] = last
+                self.speculator.move_row(len(self._running), row, len(last.text))
+
+    def _tell(self, running: Running, reason: str | None, error: str | None = None) -> None:
+        try:
+            running.update(reason, error)
+        except Exception:
+            # the caller's function failed; the other requests must not
+            log.exception("an update was not taken; its request is cancelled")
+            running.ticket.cancel()
+
+
+class _Collector:
+    """Gathers a request's updates into a Result."""
+
+    def __init__(self) -> None:
+        self._ids: list[int] = []
+        self._logits: list[npt.NDArray[np.float32]] = []
+        self._last: Update | None = None
+        self._done = threading.Event()
+
+    def __call__(self, update: Update) -> None:
+        self._ids += update.new_ids
+        if update.logits is not None:
+            self._logits.append(update.logits)
+        if update.finish_reason:
+            self._last = update
+            self._done.set()
+
+    def result(self) -> Result:
+        self._done.wait()
+        last = self._last
+        if last is None or last.finish_reason is None or last.finish_reason == "error":
+            raise TrtspecError(last.error if last and last.error else "the engine gave no result")
+        logits = np.concatenate(self._logits) if self._logits else None
+        return Result(tuple(self._ids), last.finish_reason, last.stats, logits)

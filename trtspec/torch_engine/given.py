@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drafts that come with requests, as the tensors of a batch: rows without one, and shorter ones, are filled up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trtspec.generation.running import Running
+
+
+@dataclass(frozen=True)
+class Given:
+    """The drafts of some rows: `tokens` [rows, width], of which `lens` count in each row."""
+
+    batch: Sequence[Running]
+    tokens: Tensor
+    lens: list[int]
+
+    @classmethod
+    def of(cls, batch: Sequence[Running], device: torch.device) -> Given:
+        """Return what came with the requests of a batch."""
+        lens = [len(running.given) for running in batch]
+        width = max(lens)
+        rows = [[*running.given, *[0] * (width - len(running.given))] for running in batch]
+        return cls(batch, torch.tensor(rows, dtype=torch.int64, device=device), lens)
+
+    def probs(self) -> Tensor | None:
+        """Return what the tokens were drawn from [rows, width, vocab]; None where no request says so.
+
+        That is softmax(draft_logits), whatever the request's own sampling is: what TensorRT-LLM takes them for
+        (NVIDIA/TensorRT-LLM:cpp/tensorrt_llm/layers/externalDraftTokensLayer.cpp@1d263f15). In a row that does not say,
+        each token was sure, as one is that was chosen.
+        """
+        drawn_by = [running.request.draft_logits for running in self.batch]
+        vocab = next((logits.shape[1] for logits in drawn_by if logits is not None), None)
+        if vocab is None:
+            return None
+        device = self.tokens.device
+        rows = torch.full((*self.tokens.shape, vocab), -torch.inf, device=device)
+        rows.scatter_(-1, self.tokens.unsqueeze(-1), 0.0)
+        for row, logits, length in zip(rows, drawn_by, self.lens, strict=True):
+            if logits is not None:
+                row[:length] = torch.tensor(logits[:length], device=device)
+        return torch.softmax(rows, -1)
+
+    def uniforms(self) -> Tensor:
+        """Return [rows, width + 1] in [0, 1): one for each token, and in the last column one for the token after them.
+
+        Each request draws for its own tokens alone, so that its numbers do not depend on its neighbours.
+        """
+        padded = np.zeros((len(self.batch), self.tokens.shape[1] + 1))
+        for row, (running, length) in enumerate(zip(self.batch, self.lens, strict=True)):
+            drawn = running.uniforms(length + 1)
+            padded[row, :length], padded[row, -1] = drawn[:-1], drawn[-1]
+        return torch.from_numpy(padded).to(self.tokens.device)

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention of a layer over the KV cache: rotate, write the new keys and values, mix."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trtspec.checkpoint.model_config import ModelConfig
+from trtspec.torch_engine.model.cache import KVCache
+from trtspec.torch_engine.model.fp8 import through_e4m3
+from trtspec.torch_engine.model.layers import Block
+from trtspec.torch_engine.model.windows import Window
+
+
+def attend(qkv: Tensor, layer: Block, number: int, window: Window, cache: KVCache, config: ModelConfig) -> Tensor:
+    """Return what the heads say, [rows * width, heads * head_size], for qkv [rows * width, all heads * head_size].
+
+    Keys and values of the window's tokens are written to layer `number` of the cache first.
+    """
+    rows, width = window.rows, window.width
+    heads, kv_heads, size = config.num_heads, config.num_kv_heads, config.head_size
+    qkv = qkv.view(rows * width, heads + 2 * kv_heads, size)
+    turning, new_values = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
+    if layer.qk_norm is not None:
+        turning = F.rms_norm(turning, (size,), None, config.norm_epsilon) * layer.qk_norm
+    rotated = _rotate(turning, window.rotation)
+    new_keys = rotated[:, heads:]
+    if layer.kv_scale is not None:
+        new_keys, new_values = (through_e4m3(new, layer.kv_scale) for new in (new_keys, new_values))
+    cache.write(number, window.slots, new_keys, new_values)
+    keys, values = cache.read(number, window.first_row, rows, window.key_len)
+    # The heads that share a key head become further queries of it, so keys are never repeated in memory.
+    queries, group = rotated[:, :heads], heads // kv_heads
+    if width == 1:
+        queries = queries.view(rows, kv_heads, group, size)
+    else:
+        queries = queries.view(rows, width, kv_heads, group, size).permute(0, 2, 3, 1, 4)
+        queries = queries.reshape(rows, kv_heads, group * width, size)
+    mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=window.mask)
+    if width > 1:
+        mixed = mixed.view(rows, kv_heads, group, width, size).permute(0, 3, 1, 2, 4)
+    return mixed.reshape(rows * width, heads * size)
+
+
+def _rotate(heads: Tensor, rotation: Tensor) -> Tensor:
+    shape = heads.shape
+    pairs = torch.view_as_complex(heads.float().view(*shape[:-1], -1, 2))
+    return torch.view_as_real(pairs * rotation).view(shape).to(heads.dtype)

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The transformer: a converted TensorRT-LLM checkpoint as torch tensors, and its forward pass over a KV cache.
+
+Rows of a batch may stand at different lengths; everything that depends on positions alone is a `Window`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trtspec.checkpoint.trtllm import load_checkpoint
+from trtspec.torch_engine.model.attention import attend
+from trtspec.torch_engine.model.cache import KVCache
+from trtspec.torch_engine.model.layers import Layer
+from trtspec.torch_engine.model.norm import Norm
+from trtspec.torch_engine.model.weights import Weights
+from trtspec.torch_engine.model.windows import Window, Windows
+
+# Tap of the hidden state after the final norm, which is what the head sees.
+FINAL = -1
+
+
+@dataclass(frozen=True)
+class Sublayers:
+    """Numbers of the layers whose attention or MLP is left out."""
+
+    attention: frozenset[int] = frozenset()
+    mlp: frozenset[int] = frozenset()
+
+
+NONE_SKIPPED = Sublayers()
+
+
+class Decoder:
+    """A model on a device, with a KV cache of `rows` x `max_len`."""
+
+    def __init__(self, root: Path, rows: int, max_len: int, device: torch.device, dtype: torch.dtype) -> None:
+        self.checkpoint = load_checkpoint(root)
+        self.config = self.checkpoint.config
+        self.device, self.dtype = device, dtype
+        self.weights = Weights(self.checkpoint, device, dtype)
+        self.embedding = self.weights.embedding()
+        self.layers = [self.weights.layer(number) for number in range(self.config.num_layers)]
+        self.final_norm = self.weights.final_norm()
+        self.lm_head = self.weights.lm_head(self.embedding)
+        self.norm = Norm(self.config.hidden_size, self.config.norm_epsilon, device)
+        self.windows = Windows(self.config, max_len, device, dtype)
+        self.cache = KVCache(self.config, rows, max_len, device, dtype)
+
+    def forward(self, tokens: Tensor, window: Window, at: Tensor | None = None) -> Tensor:
+        """Run `tokens` [rows, width] through the model, writing their keys and values.
+
+        Args:
+            tokens: int64 ids.
+            window: where they stand.
+            at: flat indices into rows * width of the tokens whose logits are wanted; all where None.
+
+        Returns:
+            Logits [len(at) or rows * width, vocab] in the compute dtype.
+        """
+        return self.tapped(tokens, window, (), at)[0]
+
+    def tapped(
+        self,
+        tokens: Tensor,
+        window: Window,
+        taps: Sequence[int],
+        at: Tensor | None = None,
+        skipped: Sublayers = NONE_SKIPPED,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return what `forward` does and, side by side, the hidden states at `taps`, [rows * width, taps * hidden].
+
+        Tap i is what goes into layer i (num_layers: what the last one gives), FINAL what the final norm makes of that;
+        without taps None. `skipped` sublayers are left out.
+        """
+        hidden = F.embedding(tokens.flatten(), self.embedding)
+        kept = {}
+        for number, layer in enumerate(self.layers):
+            kept[number] = hidden
+            if number not in skipped.attention:
+                hidden = self._attention(hidden, number, layer, window)
+            if number not in skipped.mlp:
+                hidden = layer.mlp.add_to(hidden, self.norm(hidden, layer.post_norm))
+        normed = self.norm(hidden, self.final_norm)
+        kept |= {len(self.layers): hidden, FINAL: normed}
+        features = torch.cat([kept[tap] for tap in taps], -1) if taps else None
+        return self.lm_head(normed if at is None else normed[at]), features
+
+    def _attention(self, hidden: Tensor, number: int, layer: Layer, window: Window) -> Tensor:
+        qkv = layer.qkv(self.norm(hidden, layer.input_norm))
+        return layer.dense.add_to(hidden, attend(qkv, layer, number, window, self.cache, self.config))

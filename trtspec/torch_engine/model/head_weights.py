@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the tensors of a drafting part from the target's converted checkpoint, by the rules they were stored by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from trtspec.checkpoint.model_config import ModelConfig
+from trtspec.checkpoint.rules import Rule
+from trtspec.checkpoint.trtllm import Checkpoint
+from trtspec.torch_engine.model.joining import join
+from trtspec.torch_engine.model.layers import Block, GatedMlp, Linear
+from trtspec.torch_engine.model.weights import norm_weight, paired_qkv, qk_norm, stack
+
+
+class PartWeights:
+    """A part's tensors on a device; names are whole, and what the rules do not name is not there.
+
+    Every call reads, and raises CheckpointError for what the checkpoint lacks.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, rules: Iterable[Rule], device: torch.device, dtype: torch.dtype) -> None:
+        self._checkpoint, self._device, self._dtype = checkpoint, device, dtype
+        self._rules = {rule.target: rule for rule in rules}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._rules
+
+    def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        """Return a tensor in the compute dtype, or in `dtype`."""
+        return join(self._checkpoint, self._rules[name]).to(self._device, dtype or self._dtype)
+
+    def norm(self, module: str) -> Tensor:
+        """Return a norm's weight as `Norm` wants it."""
+        return norm_weight(self.tensor(f"{module}.weight"))
+
+    def linear(self, *modules: str, order: Callable[[Tensor], Tensor] = lambda rows: rows) -> Linear:
+        """Return modules that share their input as one, their outputs side by side; `order` moves these."""
+
+        def stacked(kind: str) -> Tensor:
+            return order(stack([self.tensor(f"{module}.{kind}") for module in modules]))
+
+        return Linear(stacked("weight").t().contiguous(), stacked("bias") if f"{modules[0]}.bias" in self else None)
+
+    def block(self, prefix: str, config: ModelConfig) -> Block:
+        """Return a layer whose tensors are named as in TensorRT-LLM behind `prefix`."""
+        own = f"{prefix}.attention"
+        q_norm, k_norm = (f"{own}.{kind}_layernorm.weight" for kind in "qk")
+        return Block(
+            qkv=self.linear(f"{own}.qkv", order=partial(paired_qkv, config=config)),
+            qk_norm=qk_norm(self.tensor(q_norm), self.tensor(k_norm), config) if q_norm in self else None,
+            kv_scale=None,
+            dense=self.linear(f"{own}.dense"),
+            post_norm=self.norm(f"{prefix}.post_layernorm"),
+            mlp=GatedMlp(self.linear(f"{prefix}.mlp.fc", f"{prefix}.mlp.gate"), self.linear(f"{prefix}.mlp.proj")),
+        )

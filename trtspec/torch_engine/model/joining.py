@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors of a converted checkpoint as they were before ranks divided them. Knows places, not meanings."""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+from torch import Tensor
+
+from trtspec.checkpoint.rules import Rule
+from trtspec.checkpoint.safetensors import TensorInfo
+from trtspec.checkpoint.sharding import Place, Sharded, join_places, shard
+from trtspec.checkpoint.trtllm import Checkpoint
+from trtspec.torch_engine.model.tensors import TORCH_DTYPES, map_tensor
+from trtspec.errors import CheckpointError
+
+
+def find(checkpoint: Checkpoint, rule: Rule) -> TensorInfo | None:
+    """Return a rule's target on the first rank that should hold it, or None where it does not."""
+    sharded = _shard(checkpoint, rule)
+    return checkpoint.ranks[sharded.ranks[0]].get(sharded.name)
+
+
+def join(checkpoint: Checkpoint, rule: Rule) -> Tensor:
+    """Return a rule's target whole, on the CPU and in the dtype it is stored in; from one rank without a copy.
+
+    Raises CheckpointError that names tensor and file, where a rank lacks its part or has it in another shape or dtype.
+    """
+    sharded = _shard(checkpoint, rule)
+    shares = {rank: _share(checkpoint, sharded, rank) for rank in sharded.ranks}
+    first = shares[sharded.ranks[0]]
+    if len(shares) == 1:
+        return first
+    heights = [part.shape[0] for part in rule.parts]
+    whole = torch.empty((sum(heights), prod(rule.parts[0].shape[1:])), dtype=first.dtype)
+    parts = torch.split_with_sizes(whole, heights)
+    for number, place in join_places(sharded):
+        _copy(shares[place.rank], place, parts[number])
+    leading = (rule.experts, -1) if rule.experts else (len(whole),)
+    return whole.view(*leading, *rule.parts[0].shape[1:])
+
+
+def _shard(checkpoint: Checkpoint, rule: Rule) -> Sharded:
+    return shard(rule, checkpoint.mapping, checkpoint.config.num_layers)
+
+
+def _copy(share: Tensor, place: Place, part: Tensor) -> None:
+    """Copy a rank's rectangle to its place in a part [rows, columns]."""
+    rows, columns = place.rows, place.columns
+    held = share.view(-1, len(columns))[place.at_row : place.at_row + len(rows)]
+    part[rows.start : rows.stop, columns.start : columns.stop] = held
+
+
+def _share(checkpoint: Checkpoint, sharded: Sharded, rank: int) -> Tensor:
+    tensor = checkpoint.ranks[rank].get(sharded.name)
+    file = str(checkpoint.root / f"rank{rank}.safetensors")
+    if tensor is None:
+        raise CheckpointError(f"lacks the tensor {sharded.name!r}", where=file)
+    if tensor.shape != sharded.shape:
+        made = f"config.json makes it {list(sharded.shape)}"
+        raise CheckpointError(f"tensor {sharded.name!r} is {list(tensor.shape)}, but {made}", where=file)
+    if tensor.dtype not in TORCH_DTYPES:
+        can = f"the embedded engine reads {', '.join(TORCH_DTYPES)}"
+        raise CheckpointError(f"tensor {sharded.name!r} is in {tensor.dtype}; {can}", where=file)
+    return map_tensor(tensor)

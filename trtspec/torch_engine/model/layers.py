@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of a layer: weights, and what they do to a few rows of hidden states.
+
+Matrices are [in, out]: with the output contiguous, a CPU multiplies the few rows of a verify step nearly as fast as one
+row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trtspec.torch_engine.model.moe import mix_experts
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A `matrix` [in, out], a bias, and what quantization does to the rows that go in; None where there is none."""
+
+    matrix: Tensor
+    bias: Tensor | None = None
+    quantize: Callable[[Tensor], Tensor] | None = None
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Map rows [n, in] to [n, out]."""
+        if self.quantize is not None:
+            rows = self.quantize(rows)
+        return torch.mm(rows, self.matrix) if self.bias is None else torch.addmm(self.bias, rows, self.matrix)
+
+    def add_to(self, residual: Tensor, rows: Tensor) -> Tensor:
+        """Return residual [n, out] plus what the rows [n, in] are mapped to."""
+        if self.quantize is not None:
+            rows = self.quantize(rows)
+        total = torch.addmm(residual, rows, self.matrix)
+        return total if self.bias is None else total.add_(self.bias)
+
+
+@dataclass(frozen=True)
+class GatedMlp:
+    """down(silu(a) * b), where a and b are the halves of `gate_up`'s output."""
+
+    gate_up: Linear
+    down: Linear
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Map rows [n, hidden] to [n, hidden]."""
+        return self.down(self._gated(rows))
+
+    def add_to(self, residual: Tensor, rows: Tensor) -> Tensor:
+        """Return residual [n, hidden] plus what the rows [n, hidden] are mapped to."""
+        return self.down.add_to(residual, self._gated(rows))
+
+    def _gated(self, rows: Tensor) -> Tensor:
+        gate, up = self.gate_up(rows).chunk(2, -1)
+        return F.silu(gate).mul_(up)
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """`top_k` of the experts for each row, as the router [experts, hidden] weighs them."""
+
+    router: Tensor
+    top_k: int
+    experts: tuple[GatedMlp, ...]
+
+    def add_to(self, residual: Tensor, rows: Tensor) -> Tensor:
+        """Return residual [n, hidden] plus what the rows [n, hidden] are mapped to."""
+        return residual + mix_experts(rows, self.router, self.top_k, lambda number, mine: self.experts[number](mine))
+
+
+@dataclass(frozen=True)
+class Block:
+    """The weights of one layer but the norm it begins with; q and k are ordered so that a rotary pair is adjacent.
+
+    `qk_norm` [heads + kv_heads, head_size] multiplies the normed heads of q and k, `kv_scale` is the scale of an FP8
+    KV cache; both None where the model has none.
+    """
+
+    qkv: Linear
+    qk_norm: Tensor | None
+    kv_scale: Tensor | None
+    dense: Linear
+    post_norm: Tensor
+    mlp: GatedMlp | Mixture
+
+
+@dataclass(frozen=True)
+class Layer(Block):
+    """The weights of one layer of a model."""
+
+    input_norm: Tensor

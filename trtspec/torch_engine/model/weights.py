@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads a converted checkpoint into the layers of the forward pass: in the compute dtype, FP8 dequantized, fused.
+
+One tensor is read at a time, so that memory peaks at the weights and one tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from trtspec.checkpoint.model_config import ModelConfig
+from trtspec.checkpoint.rules import Rule, Stage
+from trtspec.checkpoint.trtllm import EMBEDDING, FINAL_NORM, FP8_ROWWISE, Checkpoint
+from trtspec.torch_engine.model.fp8 import dequantize, rows_through_e4m3, through_e4m3
+from trtspec.torch_engine.model.joining import find, join
+from trtspec.torch_engine.model.layers import GatedMlp, Layer, Linear, Mixture
+from trtspec.torch_engine.model.targets import At, matrices, vector
+
+
+class Weights:
+    """The tensors of a checkpoint on a device; every call reads, and raises CheckpointError for what is not there."""
+
+    def __init__(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
+        self._checkpoint, self._config = checkpoint, checkpoint.config
+        self._device, self._dtype = device, dtype
+        self._matrices = matrices(checkpoint.config)
+
+    def embedding(self) -> Tensor:
+        """Return the embedding [vocab, hidden]."""
+        return self._weight(Stage.FIRST, EMBEDDING.removesuffix(".weight"))
+
+    def lm_head(self, embedding: Tensor) -> Linear:
+        """Return the head, which is the embedding where they are tied."""
+        return Linear(embedding.t()) if self._config.tied_embeddings else self._linear(Stage.LAST, "lm_head")
+
+    def final_norm(self) -> Tensor:
+        """Return the weight of the last norm."""
+        return self._norm(Stage.LAST, FINAL_NORM)
+
+    def layer(self, number: int) -> Layer:
+        """Return a layer."""
+        config = self._config
+        return Layer(
+            input_norm=self._norm(number, "input_layernorm.weight"),
+            qkv=self._linear(number, "attention.qkv", bias=config.attn_bias, order=partial(paired_qkv, config=config)),
+            qk_norm=self._qk_norm(number) if config.qk_norm else None,
+            kv_scale=self._kv_scale(number) if self._checkpoint.quantization.kv_cache_algo else None,
+            dense=self._linear(number, "attention.dense", bias=config.dense_bias),
+            post_norm=self._norm(number, "post_layernorm.weight"),
+            mlp=self._mixture(number) if config.num_experts else self._mlp(number),
+        )
+
+    def _mlp(self, layer: int) -> GatedMlp:
+        bias = self._config.mlp_bias
+        return GatedMlp(
+            gate_up=self._linear(layer, "mlp.fc", "mlp.gate", bias=bias),
+            down=self._linear(layer, "mlp.proj", bias=bias),
+        )
+
+    def _mixture(self, layer: int) -> Mixture:
+        """Return the experts apart; the router stays in float32, whatever the rest is computed in."""
+        # the experts' linear half is stored above the activated one
+        fc = self._linear(layer, "mlp.fc", order=partial(torch.roll, shifts=self._config.intermediate_size, dims=1))
+        proj = self._linear(layer, "mlp.proj")
+        return Mixture(
+            router=self._take(self._weight_rule(layer, "mlp.router"), torch.float32),
+            top_k=self._config.experts_per_token,
+            experts=tuple(
+                GatedMlp(Linear(gate_up, None, fc.quantize), Linear(down, None, proj.quantize))
+                for gate_up, down in zip(fc.matrix, proj.matrix, strict=True)
+            ),
+        )
+
+    def _linear(
+        self, at: At, *modules: str, bias: bool = False, order: Callable[[Tensor], Tensor] = lambda rows: rows
+    ) -> Linear:
+        """Return the modules, one below the other, as one; experts have a leading dimension. `order` moves rows."""
+        return Linear(
+            matrix=order(stack([self._weight(at, module) for module in modules])).mT.contiguous(),
+            bias=order(stack([self._bias(at, module) for module in modules])) if bias else None,
+            quantize=self._quantize(at, *modules),
+        )
+
+    def _weight(self, at: At, module: str) -> Tensor:
+        """Return a weight [out, in], or [experts, out, in]."""
+        stored = join(self._checkpoint, self._weight_rule(at, module)).to(self._device)
+        if stored.dtype != torch.float8_e4m3fn:
+            return stored.to(self._dtype)
+        return dequantize(stored, self._take(self._scale_rule(at, module), torch.float32).unsqueeze(-1), self._dtype)
+
+    def _bias(self, at: At, module: str) -> Tensor:
+        return self._take(self._matrices[module].rule(f"{module}.bias", at))
+
+    def _quantize(self, at: At, *modules: str) -> Callable[[Tensor], Tensor] | None:
+        """Return what happens to the input of modules that share it: nothing, unless their weights are FP8."""
+        stored = find(self._checkpoint, self._weight_rule(at, modules[0]))
+        if stored is None or stored.dtype != "F8_E4M3":
+            return None
+        if self._checkpoint.quantization.algo == FP8_ROWWISE:
+            return rows_through_e4m3
+        scales = [self._take(vector(f"{module}.activation_scaling_factor", at, 1), torch.float32) for module in modules]
+        return partial(through_e4m3, scale=torch.cat(scales).amax())
+
+    def _weight_rule(self, at: At, module: str) -> Rule:
+        return self._matrices[module].rule(f"{module}.weight", at)
+
+    def _scale_rule(self, at: At, module: str) -> Rule:
+        """Return the rule of a weight's scales: one for each row, each expert or all of it."""
+        matrix = self._matrices[module]
+        if self._checkpoint.quantization.algo == FP8_ROWWISE:
+            return matrix.rule(f"{module}.per_channel_scale", at)
+        shape = (matrix.experts, 1) if matrix.experts else (1,)
+        return vector(f"{module}.weights_scaling_factor", at, *shape)
+
+    def _kv_scale(self, layer: int) -> Tensor:
+        """Return the KV cache's scale as TensorRT-LLM picks it: the larger of two, or the common one alone."""
+        kinds = {kind: vector(f"attention.{kind}_cache_scaling_factor", layer, 1) for kind in ("k", "v", "kv")}
+        apart = all(find(self._checkpoint, kinds[kind]) for kind in ("k", "v"))
+        taken = ("k", "v") if apart else ("kv",)
+        return torch.cat([self._take(kinds[kind], torch.float32) for kind in taken]).amax()
+
+    def _norm(self, at: At, target: str) -> Tensor:
+        return norm_weight(self._take(vector(target, at, self._config.hidden_size)))
+
+    def _qk_norm(self, layer: int) -> Tensor:
+        names = (f"attention.{kind}_layernorm.weight" for kind in "qk")
+        q, k = (self._take(vector(name, layer, self._config.head_size)) for name in names)
+        return qk_norm(q, k, self._config)
+
+    def _take(self, rule: Rule, dtype: torch.dtype | None = None) -> Tensor:
+        return join(self._checkpoint, rule).to(self._device, dtype or self._dtype)
+
+
+def stack(tensors: list[Tensor]) -> Tensor:
+    """Return tensors one below the other, without a copy where it is one."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+
+
+def norm_weight(weight: Tensor) -> Tensor:
+    """Return a norm's weight as `Norm` wants it."""
+    return weight * len(weight) ** 0.5 if weight.dtype == torch.float32 else weight
+
+
+def paired_qkv(rows: Tensor, config: ModelConfig) -> Tensor:
+    """Reorder the rows of q and k in those of q, k and v, as `Block` has them."""
+    rotated = (config.num_heads + config.num_kv_heads) * config.head_size
+    return torch.cat([_paired(rows[:rotated], config), rows[rotated:]])
+
+
+def qk_norm(q: Tensor, k: Tensor, config: ModelConfig) -> Tensor:
+    """Return the norms of the heads of q and k [head_size] as `Block` has them."""
+    heads = ((q, config.num_heads), (k, config.num_kv_heads))
+    return torch.cat([_paired(weight, config).expand(count, -1) for weight, count in heads])
+
+
+def _paired(heads: Tensor, config: ModelConfig) -> Tensor:
+    """Interleave the halves of each head: rotary pairs (i, i + size/2) become (2i, 2i + 1)."""
+    halves = heads.view(-1, 2, config.head_size // 2, *heads.shape[1:])
+    return halves.transpose(1, 2).reshape(heads.shape)

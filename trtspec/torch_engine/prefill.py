@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Take texts of different lengths into a decoder's cache, in chunks of a bounded number of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from trtspec.torch_engine.model.decoder import Decoder
+
+
+@dataclass
+class Prefilled:
+    """What the model says to some texts.
+
+    `logits` [texts, tail + 1, vocab]: column i is what comes after all of a text but the rest of its tail. `features`
+    are the hidden states [texts, width, taps * hidden] of each chunk, and where it starts.
+    """
+
+    logits: Tensor
+    features: list[tuple[Tensor, int]] = field(default_factory=list)
+
+
+def prefill(
+    model: Decoder,
+    texts: Sequence[Sequence[int]],
+    first_row: int,
+    max_tokens: int,
+    taps: Sequence[int] = (),
+    tails: Sequence[int] = (),
+) -> Prefilled:
+    """Fill rows `first_row`, ... with the texts.
+
+    Shorter texts are padded on the right: what stands beyond a row's end is masked until it is written for real.
+
+    Args:
+        model: whose cache it is.
+        texts: at least one token each.
+        first_row: of the first text.
+        max_tokens: how many tokens, the padding among them, may go through the model at once.
+        taps: hidden states that are wanted (see `Decoder.tapped`).
+        tails: how many tokens at the end of each text are its tail; none where not given. What `logits` says beyond a
+            row's own tail means nothing.
+    """
+    longest, rows = max(map(len, texts)), len(texts)
+    tails = tails or [0] * rows
+    padded = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts], device=model.device)
+    ends = [[len(text) - 1 - tail] for text, tail in zip(texts, tails, strict=True)]
+    wanted = torch.tensor(ends, device=model.device) + torch.arange(max(tails) + 1, device=model.device)
+    width = max(1, max_tokens // rows)
+    found: Prefilled | None = None
+    for start in range(0, longest, width):
+        chunk = padded[:, start : start + width]
+        window = model.windows.chain([start] * rows, chunk.shape[1], first_row)
+        here = wanted - start
+        first = torch.arange(rows, device=model.device).unsqueeze(1) * chunk.shape[1]
+        at = (here.clamp(0, chunk.shape[1] - 1) + first).flatten()
+        logits, features = model.tapped(chunk, window, taps, at)
+        logits = logits.view(*wanted.shape, -1)
+        if found is None:
+            found = Prefilled(logits)
+        else:
+            found.logits = torch.where((here >= 0).unsqueeze(2), logits, found.logits)
+        if features is not None:
+            found.features.append((features.view(rows, chunk.shape[1], -1), start))
+    if found is None:
+        raise ValueError("a text has at least one token")
+    return found

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A target and what drafts for it, together: takes prompts in, and makes a step for the rows of a batch.
+
+Owns what a step is made of (drafting, one pass of the target, verification, putting the cache in order); knows no
+queue, no thread, and not who is waiting for the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trtspec.torch_engine.model.decoder import Decoder
+from trtspec.torch_engine.device import choose_device, compute_dtype
+from trtspec.torch_engine.drafting.base import Draft, Drafter, Outcome, Room, Sampling, Setup
+from trtspec.torch_engine.given import Given
+from trtspec.torch_engine.prefill import prefill
+from trtspec.generation.request import EngineSettings, Request
+from trtspec.generation.running import Progress, Running
+from trtspec.errors import TrtspecError
+from trtspec.kernels.rules import Rules, choose_rules
+from trtspec.kernels.sampling import Warp
+from trtspec.kernels.tree import Typical
+from trtspec.kernels.verdict import Verdict
+from trtspec.methods.base import Extent, LossyOptions, Method, Options, find_method
+from trtspec.registry import find
+
+
+class Speculator:
+    """Made by `Speculator.load`; the rows of a batch are rows 0, 1, ... of the target's cache and of the drafter."""
+
+    def __init__(
+        self, target: Decoder, drafter: Drafter, rules: Rules, extent: Extent, method: Method, options: Options
+    ) -> None:
+        self.target, self.drafter, self.rules, self.extent = target, drafter, rules, extent
+        self._method, self._options = method, options
+        self._typical = _typical(options)
+
+    @classmethod
+    def load(cls, target: Path, draft: Path | None, settings: EngineSettings) -> Speculator:
+        """Load converted checkpoints; raises TrtspecError for what does not fit."""
+        method = find_method(settings.method)
+        drafter_class = find("trtspec.torch_engine.drafters", "DRAFTER", settings.method, "speculation method")
+        options = method.parse(dict(settings.options))
+        extent = method.extent(options, settings.draft_len)
+        device = choose_device(settings.device)
+        # A step may write this many positions beyond the longest text, which are then overwritten.
+        max_len = settings.max_seq_len + extent.nodes + 2
+        dtype = compute_dtype(settings.dtype, device, target)
+        model = Decoder(target, settings.max_batch_size, max_len, device, dtype)
+        if misfits := method.misfits(options, model.config):
+            raise TrtspecError(misfits[0].message, where=f"speculation.options.{misfits[0].code}")
+        room = Room(settings.max_batch_size, max_len, device, dtype)
+        drafter = drafter_class(Setup(model, draft, room, options, extent))
+        _check_pair(model, drafter, settings)
+        rules = choose_rules(settings.kernels, device, dtype)
+        return cls(model, drafter, rules, extent, method, options)
+
+    def options_of(self, request: Request) -> Options:
+        """Return the method's options as a request lowers them; raises TrtspecError for what it may not ask for."""
+        if not request.options:
+            return self._options
+        options = self._options.model_dump()
+        for name, value in request.options.items():
+            if name not in self.drafter.lowerable:
+                raise TrtspecError(f"{name} is {value}, but the engine's method has no {name} that a request may lower")
+            if value > options[name]:
+                raise TrtspecError(f"{name} is {value}, at most {options[name]} is taken (speculation.options.{name})")
+        return self._method.parse({**options, **request.options})
+
+    def prefill(self, batch: Sequence[Running], first_row: int, max_tokens: int) -> list[Progress]:
+        """Take in the prompts of new requests, at most `max_tokens` at once, and verify the drafts they came with.
+
+        These are accepted by the exact rule of chains, whatever the method's own rule is; for a request that brought
+        one there is no step.
+        """
+        given = Given.of(batch, self.target.device)
+        texts = [[*running.text, *running.given] for running in batch]
+        found = prefill(self.target, texts, first_row, max_tokens, self.drafter.taps, given.lens)
+        warp = self._warp(batch)
+        probs, uniforms = (given.probs(), given.uniforms()) if warp else (None, None)
+        verdicts = self.rules.chain(found.logits, given.tokens, given.lens, warp, probs, uniforms)
+        tokens = [[running.text[-1], *running.given] for running in batch]
+        self.drafter.begin([running.text for running in batch], first_row, max_tokens)
+        for features, start in found.features:
+            self.drafter.read(features, start)
+        for row, running in enumerate(batch, first_row):
+            if running.request.options:
+                self.drafter.lower(row, running.text, self.options_of(running.request))
+        return _progress(batch, tokens, given.lens, verdicts, found.logits)
+
+    def step(self, batch: Sequence[Running]) -> list[Progress]:
+        """Draft for every row, and verify all drafts in one pass of the target."""
+        limits = [running.draft_len(self.extent.depth) for running in batch]
+        texts = [running.text for running in batch]
+        starts = [len(text) - 1 for text in texts]
+        warp, nodes = self._warp(batch), self.extent.nodes
+        uniforms = self._uniforms(batch, 2 * nodes + 1) if warp else None
+        sampling = Sampling(warp, uniforms[:, :nodes]) if warp and uniforms is not None else None
+        last = torch.tensor([text[-1:] for text in texts], device=self.target.device)
+        draft = self.drafter.propose(texts, max(limits), sampling) if any(limits) else Draft(last[:, :0])
+        tokens = torch.cat([last, draft.tokens], 1)
+        if draft.tree is None:
+            window = self.target.windows.chain(starts, tokens.shape[1])
+        else:
+            window = self.target.windows.tree(starts, draft.tree)
+        flat, features = self.target.tapped(tokens, window, self.drafter.taps)
+        logits = flat.view(*tokens.shape, -1)
+        verdicts, drafted = self._verify(logits, tokens, draft, limits, warp, uniforms)
+        self.target.cache.compact(_moves(starts, verdicts))
+        if features is not None:
+            features = features.view(*tokens.shape, -1)
+        self.drafter.observe(Outcome(verdicts, logits, features))
+        return _progress(batch, tokens.tolist(), drafted, verdicts, logits)
+
+    def move_row(self, source: int, target: int, length: int) -> None:
+        """Let row `source`, `length` tokens long, become row `target`."""
+        self.target.cache.move_row(source, target, length)
+        self.drafter.move_row(source, target, length)
+
+    def _verify(
+        self,
+        logits: Tensor,
+        tokens: Tensor,
+        draft: Draft,
+        limits: list[int],
+        warp: Warp | None,
+        uniforms: Tensor | None,
+    ) -> tuple[list[Verdict], list[int]]:
+        """Return each row's verdict and how many tokens were drafted for it.
+
+        The first uniform behind those of the draft draws the next token, the others belong to the nodes in order.
+        """
+        nodes, width = self.extent.nodes, tokens.shape[1]
+        if draft.tree is not None:
+            ours = None if uniforms is None else uniforms[:, nodes : nodes + width]
+            verdicts = self.rules.tree(logits, tokens, draft.tree, limits, warp, draft.probs, ours, self._typical)
+            return verdicts, draft.tree.count(limits)
+        lens = [min(pair) for pair in zip(limits, draft.lens or [width - 1] * len(limits), strict=True)]
+        ours = None
+        if uniforms is not None:
+            ours = torch.cat([uniforms[:, nodes + 1 : nodes + width], uniforms[:, nodes : nodes + 1]], 1)
+        return self.rules.chain(logits, tokens[:, 1:], lens, warp, draft.probs, ours), lens
+
+    def _warp(self, batch: Sequence[Running]) -> Warp | None:
+        """Return how the rows sample, or None where all are greedy."""
+        if not any(running.samples for running in batch):
+            return None
+        how = [running.request.sampling for running in batch]
+        temperature = [s.temperature if running.samples else 0.0 for s, running in zip(how, batch, strict=True)]
+        device = self.target.device
+        return Warp(
+            torch.tensor(temperature, device=device),
+            torch.tensor([s.top_k for s in how], device=device),
+            torch.tensor([s.top_p for s in how], device=device),
+            truncates=any(s.top_k or s.top_p < 1.0 for s in how),
+            mixed=not all(running.samples for running in batch),
+        )
+
+    def _uniforms(self, batch: Sequence[Running], count: int) -> Tensor:
+        """Return [rows, count] in [0, 1); each request draws its own."""
+        drawn = np.stack([running.uniforms(count) for running in batch])
+        return torch.from_numpy(drawn).to(self.target.device)
+
+
+def _progress(
+    batch: Sequence[Running],
+    tokens: Sequence[Sequence[int]],
+    drafted: Sequence[int],
+    verdicts: Sequence[Verdict],
+    logits: Tensor,
+) -> list[Progress]:
+    """Return what verdicts came to: on tokens and logits [rows, nodes, vocab] by node, so many of them drafted."""
+    made = []
+    for row, (running, verdict) in enumerate(zip(batch, verdicts, strict=True)):
+        wanted = logits[row, [0, *verdict.path]].float().cpu().numpy() if running.request.return_logits else None
+        made.append(Progress(drafted[row], [tokens[row][node] for node in verdict.path], verdict.token, wanted))
+    return made
+
+
+def _moves(starts: list[int], verdicts: list[Verdict]) -> list[tuple[int, int, int]]:
+    """Return what brings the keys of accepted nodes, which lie by number, to where their depth has its place."""
+    return [
+        (row, starts[row] + node, starts[row] + depth)
+        for row, verdict in enumerate(verdicts)
+        for depth, node in enumerate(verdict.path, 1)
+        if node != depth
+    ]
+
+
+def _check_pair(model: Decoder, drafter: Drafter, settings: EngineSettings) -> None:
+    limit = model.config.exact_positions
+    if settings.max_seq_len > limit:
+        what = "positions" if limit == model.config.max_positions else "positions of sliding-window attention"
+        raise TrtspecError(f"max_seq_len {settings.max_seq_len} is more than the target's {limit} {what}")
+    vocab = drafter.vocab_size
+    if vocab not in (None, model.config.vocab_size):
+        raise TrtspecError(f"the draft has {vocab} vocabulary entries, the target {model.config.vocab_size}")
+
+
+def _typical(options: Options) -> Typical | None:
+    if isinstance(options, LossyOptions) and options.acceptance == "typical":
+        return Typical(options.posterior_threshold, options.posterior_alpha)
+    return None
