@@ -151,7 +151,7 @@ def remember(root: Path) -> None:
 
 def convert_ours(source: Path, out: Path) -> None:
     """Convert with trtspec; the journal has every byte on the disk before it returns."""
-    from trtspec.checkpoint.sharding import Mapping
+    from trtspec.checkpoint.sharding import ParallelMapping
     from trtspec.quant.activations import Activations
     from trtspec.quant.scheme import Scheme
     from trtspec.steps.convert import convert_checkpoint
@@ -163,7 +163,9 @@ def convert_ours(source: Path, out: Path) -> None:
     journal = out.with_suffix(".journal")
     journal.unlink(missing_ok=True)
     measured = Activations(inputs=dict.fromkeys(names, 1.0))
-    convert_checkpoint(source, out, mapping=Mapping(RANKS), scheme=Scheme("fp8"), activations=measured, journal=journal)
+    convert_checkpoint(
+        source, out, mapping=ParallelMapping(RANKS), scheme=Scheme("fp8"), activations=measured, journal=journal
+    )
 
 
 def convert_by_rank(source: Path, out: Path) -> None:

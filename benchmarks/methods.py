@@ -59,14 +59,14 @@ def measure(root: Path, prompts: dict[str, list[str]], runs: int, max_tokens: in
     from trtspec.measure.bench import measure_engine
 
     with open_artifact(root) as artifact:
-        extent = artifact.engine.speculator.extent
+        draft_shape = artifact.engine.speculator.draft_shape
         kinds = {}
         for kind, texts in prompts.items():
             compared, _ = measure_engine(artifact, texts, max_tokens, runs)
             kinds[kind] = compared.as_dict() | {"steps": compared.speculative.stats.steps}
         return {
-            "draft_tokens": extent.nodes,
-            "draft_len": extent.depth,
+            "draft_tokens": draft_shape.max_tokens,
+            "draft_len": draft_shape.max_depth,
             "options": artifact.recipe["speculation"]["options"],
             "kinds": kinds,
             "overhead": {
@@ -116,10 +116,10 @@ def timed_steps(steps: list[float], inside: list[float], spent: Callable[[], flo
 @contextmanager
 def timed_forwards() -> Iterator[Callable[[], float]]:
     """Yield what tells the seconds spent in forward passes so far; a pass within a pass counts once."""
-    from trtspec.torch_engine.model.decoder import Decoder
     from trtspec.torch_engine.drafters.medusa import HeadStack
-    from trtspec.torch_engine.drafting.head import Net
     from trtspec.torch_engine.drafters.redrafter import RecurrentNet
+    from trtspec.torch_engine.drafting.head import Net
+    from trtspec.torch_engine.model.decoder import Decoder
 
     total, depth = 0.0, 0
 

@@ -128,18 +128,18 @@ def step_ms(artifact: Path) -> dict[str, float]:
     """
     import torch
 
-    from trtspec.torch_engine.model.decoder import Decoder
-    from trtspec.torch_engine.drafting.base import Room, Setup
+    from trtspec.methods.base import DraftShape, find_method
     from trtspec.torch_engine.drafters.draft_target import ModelDrafter
-    from trtspec.methods.base import Extent, find_method
+    from trtspec.torch_engine.drafting.base import Room, Setup
+    from trtspec.torch_engine.model.decoder import Decoder
 
     device, text = torch.device("cpu"), list(range(1, 101))
     samples: dict[str, list[float]] = {"draft": [], "verify": [], "target": []}
     with torch.inference_mode():
         target = Decoder(artifact / "checkpoints" / "target", 1, 256, device, torch.float32)
         room, options = Room(1, 256, device, torch.float32), find_method("draft_target").parse({})
-        extent = Extent(DRAFT_LEN, DRAFT_LEN)
-        drafter = ModelDrafter(Setup(target, artifact / "checkpoints" / "draft", room, options, extent))
+        draft_shape = DraftShape(DRAFT_LEN, DRAFT_LEN)
+        drafter = ModelDrafter(Setup(target, artifact / "checkpoints" / "draft", room, options, draft_shape))
         last = torch.tensor([text[-1:]])
         for _ in range(300):
             times = [time.perf_counter()]

@@ -9,16 +9,16 @@ import pytest
 
 from tests.conftest import Run
 from trtspec import doctor
-from trtspec.triton.server import Finding
+from trtspec.probe import Probe
 
 
 @pytest.fixture(autouse=True)
 def server(monkeypatch: pytest.MonkeyPatch, workplace: Path) -> None:
     """No probe of a real server: tests/triton does that."""
-    monkeypatch.setattr(doctor, "probe_server", lambda: [Finding("tritonserver", True, "one")])
+    monkeypatch.setattr(doctor, "probe_server", lambda: [Probe("tritonserver", True, "one")])
 
 
-def findings() -> dict[str, Finding]:
+def findings() -> dict[str, Probe]:
     return {finding.name: finding for finding in doctor.probe_machine()}
 
 
@@ -32,7 +32,7 @@ def test_a_package_that_is_missing_says_how_to_get_it(trtspec: Run, monkeypatch:
 
     assert findings()["torch"].ok
     monkeypatch.setattr(metadata, "version", without_torch)
-    assert findings()["torch"] == Finding("torch", False, "not installed", "pip install 'trtspec[embedded]'")
+    assert findings()["torch"] == Probe("torch", False, "not installed", "pip install 'trtspec[embedded]'")
     assert findings()["tensorrt-llm"].ok  # nobody has to have it
     shown = trtspec("doctor")
     assert shown.code == 1
@@ -43,7 +43,7 @@ def test_a_disk_that_is_nearly_full(monkeypatch: pytest.MonkeyPatch, workplace: 
     free = doctor.LEAST_FREE_BYTES
     usage = shutil.disk_usage(workplace)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=free))
-    assert findings()["cache"] == Finding(
+    assert findings()["cache"] == Probe(
         "cache", True, f"{workplace}/cache, 2.0 GiB free", "make room, or point TRTSPEC_CACHE at another disk"
     )
     free -= 1
@@ -52,8 +52,8 @@ def test_a_disk_that_is_nearly_full(monkeypatch: pytest.MonkeyPatch, workplace: 
 
 
 def test_what_verifies_drafts(monkeypatch: pytest.MonkeyPatch, workplace: Path, kernel_library: Path) -> None:
-    assert findings()["kernels"] == Finding(
+    assert findings()["kernels"] == Probe(
         "kernels", True, "not compiled; torch verifies drafts (trtspec plugins build)"
     )
     monkeypatch.setenv("TRTSPEC_CACHE", str(kernel_library.parents[2]))
-    assert findings()["kernels"] == Finding("kernels", True, str(kernel_library))
+    assert findings()["kernels"] == Probe("kernels", True, str(kernel_library))

@@ -19,8 +19,10 @@ from tests.conftest import Run
 from tests.doubles.fixtures import H200, Installation, trtllm  # noqa: F401  a fixture
 from trtspec import pipeline
 from trtspec.artifacts.manifest import load_manifest
+from trtspec.backends.base import find_backend
+from trtspec.backends.serving import Serving
 from trtspec.checkpoint.tokenizer import Tokenizer
-from trtspec.deploy.engines import check_machine, read_launch, stage_repository
+from trtspec.deploy.stage import check_server, stage_repository
 from trtspec.errors import DeployError
 from trtspec.graph.executor import Observer, StepResult
 from trtspec.graph.plan import Plan
@@ -145,14 +147,25 @@ def server(tmp_path: Path, *backends: str) -> Server:
     return Server(tmp_path / "bin" / "tritonserver", "PATH")
 
 
+def serving_of(artifact: Path) -> Serving:
+    return find_backend(load_manifest(artifact).backend.name).serving
+
+
+def check_machine(artifact: Path, server: Server) -> None:
+    """Check what `deploy` checks before it starts a server."""
+    serving = serving_of(artifact)
+    check_server(server, serving.triton_backend)
+    serving.check_machine(artifact, load_manifest(artifact))
+
+
 def refusal(built: Path, server: Server) -> str:
     with pytest.raises(DeployError) as caught:
-        check_machine(built, load_manifest(built), server)
+        check_machine(built, server)
     return caught.value.message
 
 
 def test_deploy_takes_the_machine_that_built(built: Path, tmp_path: Path) -> None:
-    check_machine(built, load_manifest(built), server(tmp_path / "triton", "tensorrtllm"))
+    check_machine(built, server(tmp_path / "triton", "tensorrtllm"))
 
 
 def test_deploy_refuses_a_server_without_the_backend(built: Path, tmp_path: Path) -> None:
@@ -196,7 +209,7 @@ PORTS = Ports(8000, 8001, 8002)
 
 
 def test_the_launch_is_an_orchestrator_for_two_engines(built: Path, tmp_path: Path) -> None:
-    launch = read_launch(built, load_manifest(built))
+    launch = serving_of(built).launch(built)
     assert launch.environment == {"TRTLLM_ORCHESTRATOR": "1", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": "1"}
     command = launch.command(server(tmp_path), Path("/repository"), PORTS, "prefix_")
     assert command[0].endswith("tritonserver")
@@ -206,7 +219,7 @@ def test_the_launch_is_an_orchestrator_for_two_engines(built: Path, tmp_path: Pa
 
 def test_a_launch_of_several_ranks_is_mpi_s(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rewrite_launch(built, world_size=2, environment={}, models=[{"name": "tensorrt_llm", "gpu_device_ids": [0, 1]}])
-    launch = read_launch(built, load_manifest(built))
+    launch = serving_of(built).launch(built)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(DeployError, match="the engines run in 2 processes, and mpirun is not on PATH"):
         launch.command(server(tmp_path), Path("/repository"), PORTS, "p_")
@@ -240,11 +253,11 @@ def rewrite_launch(built: Path, **changes: Any) -> None:
 def test_a_launch_that_was_tampered_with_is_refused(built: Path, changes: dict[str, Any]) -> None:
     rewrite_launch(built, **changes)
     with pytest.raises(DeployError, match="cannot be read"):
-        read_launch(built, load_manifest(built))
+        serving_of(built).launch(built)
 
 
 def test_a_staged_repository_has_absolute_paths_and_leaves_the_artifact_alone(built: Path, tmp_path: Path) -> None:
-    repository = stage_repository(built, load_manifest(built), tmp_path / "stage")
+    repository = stage_repository(built, serving_of(built), tmp_path / "stage")
     path = load_config(repository / "tensorrt_llm/config.pbtxt").parameters["gpt_model_path"].string_value
     assert path == str(built / "engines/target")
     bls = load_config(repository / "tensorrt_llm_bls/config.pbtxt").parameters
@@ -289,7 +302,7 @@ def test_deploy_refuses_a_server_without_vllm(recipe: Path, trtspec: Run, tmp_pa
     assert refusal(artifact, server(tmp_path / "triton")) == "this tritonserver has no vllm backend"
     document = json.loads((artifact / "model_repository/vllm_model/1/model.json").read_text())
     assert document["model"] == "../../checkpoints/target"
-    staged = stage_repository(artifact, load_manifest(artifact), tmp_path / "stage")
+    staged = stage_repository(artifact, serving_of(artifact), tmp_path / "stage")
     document = json.loads((staged / "vllm_model/1/model.json").read_text())
     assert document["model"] == str(artifact / "checkpoints/target")
     assert document["speculative_config"]["model"] == str(artifact / "checkpoints/draft")

@@ -8,7 +8,7 @@ import pytest
 from tests.conftest import Run
 from tests.tiny import PAIR_VOCAB
 from trtspec.artifacts.manifest import load_manifest
-from trtspec.checkpoint.sharding import Mapping
+from trtspec.checkpoint.sharding import ParallelMapping
 from trtspec.errors import TrtspecError
 from trtspec.inspection import inspect_path
 from trtspec.quant.scheme import Scheme
@@ -34,10 +34,10 @@ def test_a_source(recipe: Path) -> None:
 
 def test_what_a_source_would_take_on_each_rank(recipe: Path) -> None:
     whole = inspect_path(recipe.parent / "target")["converts_to"]["bytes_by_rank"][0]
-    four = inspect_path(recipe.parent / "target", Mapping(2, 2))["converts_to"]["bytes_by_rank"]
+    four = inspect_path(recipe.parent / "target", ParallelMapping(2, 2))["converts_to"]["bytes_by_rank"]
     norms = 2 * (4 * 2 * 64 + 64)
     assert sum(four) == whole + norms  # each rank has the norms of its stage
-    fp8 = inspect_path(recipe.parent / "target", Mapping(), Scheme("fp8", "fp8"))["converts_to"]
+    fp8 = inspect_path(recipe.parent / "target", ParallelMapping(), Scheme("fp8", "fp8"))["converts_to"]
     linear = 4 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128)
     scales = 4 * 4 * (5 * 2 + 3)
     assert fp8 == {"dtype": "bfloat16", "quantization": "FP8, FP8 KV cache", "bytes_by_rank": [whole - linear + scales]}
@@ -45,7 +45,7 @@ def test_what_a_source_would_take_on_each_rank(recipe: Path) -> None:
 
 def test_a_division_that_cannot_be(recipe: Path) -> None:
     with pytest.raises(TrtspecError, match="4 attention heads cannot be divided by 3 ranks; 128 MLP columns cannot be"):
-        inspect_path(recipe.parent / "target", Mapping(3))
+        inspect_path(recipe.parent / "target", ParallelMapping(3))
 
 
 def test_a_converted_checkpoint(artifact: Path) -> None:

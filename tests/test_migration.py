@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from tests.conftest import Run
-from trtspec.backends.trtllm_versions import contracts
+from trtspec.backends.base import running
+from trtspec.backends.trtllm_versions import version_specs
 from trtspec.errors import TrtspecError
-from trtspec.methods.base import find_method
 from trtspec.migration import Migration, migrate
 from trtspec.recipe.schema import Recipe
 
@@ -43,7 +43,7 @@ DRAFT = {"model": "meta-llama/Llama-3.2-1B-Instruct", "revision": REVISION}
 def test_a_draft_model_carries_over_to_the_llm_api() -> None:
     draft = DRAFT | {"quantization": {"weights": "fp8"}, "parallel": {"tensor": 2}}
     found = migrate(with_method("draft_target", draft_len=5, draft=draft), "1.3")
-    newest = contracts()["1.3"].releases[-1].version
+    newest = version_specs()["1.3"].releases[-1].version
     assert found.document["engine"] == {"backend": "llmapi", "version": newest, "gpu": "h100"}
     assert found.document["speculation"] == {"method": "draft_target", "draft_len": 5, "draft": DRAFT}
     assert kinds(found, "dropped") == ["speculation.draft.parallel", "speculation.draft.quantization"]
@@ -85,8 +85,8 @@ def test_no_version_of_the_llm_api_keeps_what_its_contract_lacks() -> None:
         for method in ("none", "draft_target", "ngram", "lookahead", "medusa", "eagle", "eagle3", "redrafter", "mtp"):
             document = migrate(with_method(method), minor).document
             became = document["speculation"]["method"]
-            assert became == "none" or became in contracts()[minor].llmapi.methods
-            assert "llmapi" in find_method(became).engines
+            assert became == "none" or became in version_specs()[minor].api.methods
+            assert "llmapi" in running(became)
 
 
 def test_options_of_trtllm_build_and_its_surroundings_are_dropped() -> None:
@@ -130,8 +130,8 @@ def test_between_versions_with_engines_options_come_and_go() -> None:
 @pytest.mark.parametrize(
     ("given", "to", "said"),
     [
-        (recipe(), "9.9", "nothing is known of TensorRT-LLM 9.9"),
-        (recipe(engine={"backend": "vllm"}), "1.3", "the recipe is for vllm, which has no TensorRT-LLM version"),
+        (recipe(), "9.9", "no backend has a version 9.9"),
+        (recipe(engine={"backend": "vllm"}), "1.3", "the recipe is for vllm, which has no other version to migrate to"),
         (recipe(engine={"backend": "embedded"}), "1.3", "the recipe is for embedded"),
     ],
 )

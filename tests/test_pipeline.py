@@ -9,11 +9,11 @@ import pytest
 from tests.conftest import Run
 from trtspec import pipeline
 from trtspec.artifacts.manifest import load_manifest
+from trtspec.diagnostics import RecipeError
 from trtspec.graph.executor import Unobserved
 from trtspec.methods.speedup import expected_speedup
 from trtspec.paths import default_prompts
 from trtspec.pipeline import Build, open_store, plan_build, run_build
-from trtspec.recipe.diagnostics import RecipeError
 from trtspec.recipe.load import load_recipe
 from trtspec.steps.calibrate import Calibrate
 
@@ -24,7 +24,7 @@ def plan(recipe: Path, *overrides: str) -> Build:
 
 def test_the_layout_of_an_artifact(recipe: Path) -> None:
     build = plan(recipe)
-    assert {directory: step.name for directory, step in build.layout.steps.items()} == {
+    assert {directory: step.name for directory, step in build.artifact.steps.items()} == {
         "checkpoints/target": "convert-target",
         "checkpoints/draft": "convert-draft",
         "tokenizer": "copy-tokenizer",
@@ -32,7 +32,7 @@ def test_the_layout_of_an_artifact(recipe: Path) -> None:
         "model_repository": "emit-repository",
     }
     without = plan(recipe, "gates.prompts=null").layout.steps
-    assert list(without) == [each for each in build.layout.steps if each != "prompts"]
+    assert list(without) == [each for each in build.artifact.steps if each != "prompts"]
 
 
 def test_a_plan_is_the_same_wherever_the_files_lie(recipe: Path, pair_master: Path, tmp_path: Path) -> None:
@@ -75,9 +75,9 @@ def test_the_default_draft_len_is_the_methods(recipe: Path) -> None:
 
 def test_predicted_speedup(recipe: Path) -> None:
     build = plan(recipe)
-    assert build.findings.target
-    assert build.findings.draft
-    cost = build.findings.draft.config.num_parameters / build.findings.target.config.num_parameters
+    assert build.context.target
+    assert build.context.draft
+    cost = build.context.draft.config.num_parameters / build.context.target.config.num_parameters
     assert 0.02 < cost < 0.1
     predicted = build.predicted()
     assert predicted["draft_cost"] == round(cost, 4)
@@ -129,7 +129,7 @@ def test_a_calibration_comes_before_its_conversion(recipe: Path) -> None:
     assert names[:3] == ["calibrate-target", "convert-target", "convert-draft"]
     (calibration,) = (step for step in build.plan.steps if isinstance(step, Calibrate))
     assert calibration.prompts.paths == [default_prompts()]
-    (warning,) = build.findings.problems
+    (warning,) = build.diagnostics
     assert (warning.severity, warning.code) == ("warning", "default-prompts")
     rowwise = plan_build(load_recipe(recipe, ["target.quantization.weights=fp8_rowwise"]))
     assert not any(isinstance(step, Calibrate) for step in rowwise.plan.steps)

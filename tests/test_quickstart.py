@@ -80,8 +80,9 @@ def test_in_fp8_on_two_ranks_it_says_nearly_the_same_and_loses_nothing(trtspec: 
 def test_the_trained_drafts_are_accepted_and_change_nothing(name: str, trtspec: Run, workplace: Path) -> None:
     """They were trained on the target's texts, and gave more than 3.5 tokens a step when they were committed."""
     from trtspec.checkpoint.tokenizer import Tokenizer
+    from trtspec.generation.request import Request
     from trtspec.torch_engine.engine import Engine
-    from trtspec.generation.request import EngineSettings, Request
+    from trtspec.torch_engine.settings import EngineSettings
 
     assert trtspec("build", RECIPE.with_name(f"{name}.yaml")).code == 0
     lines = (RECIPE.parent / "prompts" / "quickstart.jsonl").read_text().splitlines()[:6]

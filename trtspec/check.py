@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that can be known of a recipe without loading a tensor: all problems at once, at their places.
+"""Everything that can be known of a recipe without loading a tensor: all diagnostics at once, at their places.
 
-Owns the rules between recipe, checkpoints and method, and asks the engine for its own. Reads configs and headers;
+Owns the rules between recipe, checkpoints and method, and asks the backend for its own. Reads configs and headers;
 imports no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -15,98 +15,99 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from trtspec.artifacts.prompts import load_prompts
+from trtspec.backends.base import Backend, find_backend, running
+from trtspec.backends.choose import AUTO, choose
+from trtspec.backends.context import Choice, PlanContext
 from trtspec.checkpoint.prepare import locate_source
-from trtspec.checkpoint.sharding import mapping_problems
 from trtspec.checkpoint.source import Source, load_source
 from trtspec.checkpoint.tokenizer import check_tokenizer, check_tokenizers
-from trtspec.backends.base import Backend, Case, Storage, backends, choose_backend, choose_version
+from trtspec.diagnostics import Diagnostic, position
 from trtspec.errors import CheckpointError, TrtspecError
 from trtspec.methods.base import Method, Options, find_method
-from trtspec.recipe.diagnostics import Problem, position
+from trtspec.models.source_head import SourceHead, read_head
+from trtspec.models.source_model import SourceModel, mapping_of, padded, read_model, scheme_wanted
 from trtspec.recipe.load import LoadedRecipe
 from trtspec.recipe.schema import ModelSource, Recipe
 from trtspec.recipe.validate import say_value
 from trtspec.registry import did_you_mean
-from trtspec.models.source_model import SourceModel, SourcePart, load_model, load_part, mapping_of, padded, scheme_wanted
 
 T = TypeVar("T")
 
 # Smaller drafts are rarely right, larger ones rarely cheap: what published pairs use.
 USUAL_SIZES = (10, 50)
+OPTIONS = "speculation.options"
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """The engine that a recipe gets, why, and which version of it."""
+class CheckResult:
+    """What a check came to; `context` is there unless something keeps the recipe from being planned."""
 
-    name: str
-    why: str
-    engine: Backend
-    version: str
+    diagnostics: list[Diagnostic]
+    context: PlanContext | None
+
+    @property
+    def errors(self) -> list[Diagnostic]:
+        """Return the diagnostics that keep the recipe from being built."""
+        return [each for each in self.diagnostics if each.severity == "error"]
+
+
+def check_recipe(loaded: LoadedRecipe) -> CheckResult:
+    """Hold a recipe against its checkpoints, its method and its backend."""
+    return _Check(loaded).run()
 
 
 @dataclass
-class Findings:
-    """What an examination found, None where it has problems of its own or is not asked for.
+class _Check:
+    """A check under way: what was found so far, None where it has diagnostics of its own or is not asked for."""
 
-    What drafts is a model, `draft`, or a `part` of the target. `sources` are the checkpoints as they lie, by role; for
-    an engine that converts nothing they may be all that is known of a model. `case` is there when all the rest is.
-    """
-
-    problems: list[Problem] = field(default_factory=list)
-    chosen: Chosen | None = None
+    loaded: LoadedRecipe
+    diagnostics: list[Diagnostic] = field(default_factory=list)
+    choice: Choice | None = None
+    backend: Backend | None = None
     method: Method | None = None
     options: Options | None = None
     sources: dict[str, Source] = field(default_factory=dict)
     target: SourceModel | None = None
     draft: SourceModel | None = None
-    part: SourcePart | None = None
-    case: Case | None = None
+    head: SourceHead | None = None
+
+    @property
+    def recipe(self) -> Recipe:
+        """Return the recipe."""
+        return self.loaded.recipe
 
     @property
     def converts(self) -> bool:
-        """Return whether the checkpoints are converted; until an engine is chosen they are taken to be."""
-        return self.chosen is None or self.chosen.engine.converts
+        """Return whether the checkpoints are converted; until a backend is chosen they are taken to be."""
+        return self.backend is None or self.backend.converts
 
-    @property
-    def errors(self) -> list[Problem]:
-        """Return the problems that keep the recipe from being built."""
-        return [problem for problem in self.problems if problem.severity == "error"]
-
-
-def examine(loaded: LoadedRecipe) -> Findings:
-    """Hold a recipe against its checkpoints, its method and its engine."""
-    return _Examination(loaded).run()
-
-
-class _Examination:
-    def __init__(self, loaded: LoadedRecipe) -> None:
-        self.loaded, self.recipe = loaded, loaded.recipe
-        self.found = Findings()
-
-    def run(self) -> Findings:
-        recipe, found = self.recipe, self.found
-        found.method = self._attempt("speculation.method", "method", lambda: find_method(recipe.speculation.method))
-        found.chosen = self._choose_engine()
-        found.target = self._read_model("target", recipe.target)
+    def run(self) -> CheckResult:
+        """Check everything in turn."""
+        recipe = self.recipe
+        self.method = self._attempt("speculation.method", "method", lambda: find_method(recipe.speculation.method))
+        self._choose_backend()
+        self.target = self._read_model("target", recipe.target)
         has_tokenizer = self._check_target()
-        if found.method:
-            self._check_method(found.method)
+        if self.method:
+            self._check_method(self.method)
         if draft := recipe.speculation.draft:
             self._check_draft(draft, has_tokenizer)
-        self._ask_engine()
+        context = self._ask_backend()
         if recipe.plugins:
             self._check_plugins()
         if prompts := recipe.gates.prompts:
             self._attempt("gates.prompts", "prompts", lambda: load_prompts(Path(prompts)))
-        found.problems.sort(key=position)
-        return found
+        self.diagnostics.sort(key=position)
+        return CheckResult(self.diagnostics, context)
+
+    def _add(self, diagnostics: Iterable[Diagnostic]) -> None:
+        self.diagnostics += [self.loaded.located(each) for each in diagnostics]
 
     def _error(self, path: str, code: str, message: str, hint: str | None = None) -> None:
-        self.found.problems.append(self.loaded.problem("error", code, path, message, hint))
+        self._add([Diagnostic(path, code, message, hint)])
 
     def _warn(self, path: str, code: str, message: str, hint: str | None = None) -> None:
-        self.found.problems.append(self.loaded.problem("warning", code, path, message, hint))
+        self._add([Diagnostic(path, code, message, hint, "warning")])
 
     def _attempt(self, path: str, code: str, action: Callable[[], T]) -> T | None:
         try:
@@ -115,44 +116,49 @@ class _Examination:
             self._error(path, code, f"{error.where}: {error.message}" if error.where else error.message, error.hint)
             return None
 
-    def _choose_engine(self) -> Chosen | None:
-        wanted, known = self.recipe.engine, backends()
-        name, why = choose_backend(wanted.backend, self.found.method, wanted.gpu)
-        version = self._attempt("engine.version", "version", lambda: choose_version(known[name], wanted.version))
-        return None if version is None else Chosen(name, why, known[name], version)
+    def _choose_backend(self) -> None:
+        engine, method = self.recipe.engine, self.recipe.speculation.method
+        if engine.backend != AUTO:
+            self.backend = self._attempt("engine.backend", "backend", lambda: find_backend(engine.backend))
+            if self.backend is None:
+                return
+        self.choice = self._attempt("engine.version", "version", lambda: choose(engine, method))
+        if self.choice:
+            self.backend = find_backend(self.choice.name)
 
     def _read_model(self, role: str, asked: ModelSource) -> SourceModel | None:
-        """Read a checkpoint; what no family describes will do for an engine that converts nothing."""
+        """Read a checkpoint; what no family describes will do for a backend that converts nothing."""
         path = "target.model" if role == "target" else "speculation.draft.model"
         source = self._attempt(path, "checkpoint", lambda: load_source(locate_source(asked)))
         if source is None:
             return None
-        self.found.sources[role] = source
-        if self.found.converts:
-            return self._attempt(path, "checkpoint", lambda: load_model(source.root, asked.dtype))
+        self.sources[role] = source
+        if self.converts:
+            return self._attempt(path, "checkpoint", lambda: read_model(source, asked.dtype))
         try:
-            return load_model(source.root, asked.dtype)
+            return read_model(source, asked.dtype)
         except CheckpointError as error:
             self._warn(path, "not-read", f"{error.message}; its sizes and its memory are not checked")
             return None
 
     def _check_target(self) -> bool:
         """Check the target alone; return whether its tokenizer may be compared with a draft's."""
-        found = self.found
-        if "target" not in found.sources:
+        if "target" not in self.sources:
             return False
-        root = found.sources["target"].root
-        before = len(found.errors)
+        root, before = self.sources["target"].root, self._count_errors()
         self._attempt("target.model", "tokenizer", lambda: check_tokenizer(root))
-        if found.target:
-            self._check_storage("target", self.recipe.target, found.target)
-            self._check_sizes(found.target)
-        return len(found.errors) == before
+        if self.target:
+            self._check_format("target", self.recipe.target, self.target)
+            self._check_sizes(self.target)
+        return self._count_errors() == before
+
+    def _count_errors(self) -> int:
+        return sum(each.severity == "error" for each in self.diagnostics)
 
     def _check_method(self, method: Method) -> None:
         speculation, name = self.recipe.speculation, self.recipe.speculation.method
         if method.drafts_with != "nothing" and speculation.draft is None:
-            what = "a model" if method.drafts_with == "model" else "a part that was trained for the target"
+            what = "a model" if method.drafts_with == "model" else "a head that was trained for the target"
             self._error("speculation", "no-draft", f"{name} drafts with {what}", "name one under speculation.draft")
         if method.drafts_with == "nothing" and speculation.draft is not None:
             self._error("speculation.draft", "unused-draft", f"{name} drafts with nothing of its own", "remove draft")
@@ -160,13 +166,13 @@ class _Examination:
             lens = method.draft_lens
             span = f"takes {lens[0]}..{lens[-1]} draft tokens" if lens else "has no draft_len: its options decide"
             self._error("speculation.draft_len", "out-of-range", f"{name} {span}")
-        if self.found.chosen and self.found.chosen.name not in method.engines:
-            engines = ", ".join(method.engines)
-            self._error("speculation.method", "method", f"{name} runs on {engines}, not on {self.found.chosen.name}")
+        if self.choice and self.backend and name not in self.backend.methods():
+            others = ", ".join(running(name)) or "no backend"
+            self._error("speculation.method", "method", f"{name} runs on {others}, not on {self.choice.name}")
         self._check_options(method)
 
     def _check_options(self, method: Method) -> None:
-        name, given, path = self.recipe.speculation.method, self.recipe.speculation.options, "speculation.options"
+        name, given = self.recipe.speculation.method, self.recipe.speculation.options
         try:
             options = method.options.model_validate(given)
         except ValidationError as error:
@@ -175,52 +181,49 @@ class _Examination:
                 if finding["type"] == "extra_forbidden":
                     known = list(method.options.model_fields)
                     message = f"{name} has no option {key!r} ({', '.join(known) or 'it has none'})"
-                    self._error(f"{path}.{key}", "unknown-key", message, did_you_mean(key, known))
+                    self._error(f"{OPTIONS}.{key}", "unknown-key", message, did_you_mean(key, known))
                 else:
-                    self._error(f"{path}.{key}", *say_value(finding, key))
+                    self._error(f"{OPTIONS}.{key}", *say_value(finding, key))
             return
-        self.found.options = options
+        self.options = options
         if options.acceptance != "exact" and self.recipe.gates.lossless:
             hint = "set gates.lossless: false if another text than the target's will do, or remove lossy"
-            self._error(f"{path}.lossy", "lossy", "lossy acceptance changes the text, and gates.lossless holds", hint)
-        for misfit in method.misfits(options, self.found.target.config) if self.found.target else ():
-            self._error(f"{path}.{misfit.code}", "out-of-range", misfit.message, misfit.hint)
+            self._error(
+                f"{OPTIONS}.lossy", "lossy", "lossy acceptance changes the text, and gates.lossless holds", hint
+            )
+        if self.target:
+            self._add(each.below(OPTIONS) for each in method.check_options(options, self.target.config))
 
     def _check_draft(self, draft: ModelSource, has_tokenizer: bool) -> None:
-        found = self.found
-        if found.method and found.method.drafts_with == "part":
-            self._check_part(draft)
-        elif found.method is None or found.method.drafts_with == "model":
-            found.draft = self._read_model("draft", draft)
-            if found.draft:
-                self._check_storage("speculation.draft", draft, found.draft)
-            if found.target and found.draft:
-                self._check_pair(found.target, found.draft, has_tokenizer)
+        if self.method and self.method.drafts_with == "head":
+            self._check_head(draft)
+        elif self.method is None or self.method.drafts_with == "model":
+            self.draft = self._read_model("draft", draft)
+            if self.draft:
+                self._check_format("speculation.draft", draft, self.draft)
+            if self.target and self.draft:
+                self._check_pair(self.target, self.draft, has_tokenizer)
 
-    def _check_part(self, draft: ModelSource) -> None:
-        """Check a drafting part against its target, which it is stored with."""
-        recipe, found = self.recipe, self.found
+    def _check_head(self, draft: ModelSource) -> None:
+        """Check a draft head against its target, which it is stored with."""
+        speculation, path = self.recipe.speculation, "speculation.draft.model"
         for key in sorted(draft.model_fields_set & {"dtype", "quantization", "parallel"}):
-            message = f"{recipe.speculation.method} is stored with the target, in its dtype and divided as it is"
+            message = f"{speculation.method} is stored with the target, in its dtype and divided as it is"
             self._error(f"speculation.draft.{key}", "not-supported", message, f"remove {key}")
-        target, options, path = found.target, found.options, "speculation.draft.model"
-        if target is None or options is None:
+        target = self.target
+        if target is None or self.options is None:
             return
-        method, given, draft_len = recipe.speculation.method, recipe.speculation.options, recipe.speculation.draft_len
-        found.part = self._attempt(
-            path, "checkpoint", lambda: load_part(locate_source(draft), method, given, target, draft_len)
-        )
-        if found.part is None:
+        source = self._attempt(path, "checkpoint", lambda: load_source(locate_source(draft)))
+        if source is None:
             return
-        found.sources["draft"] = found.part.source
-        root = found.part.source.root
-        if all((one / "tokenizer.json").is_file() for one in (root, target.source.root)):
-            self._attempt(path, "tokenizer", lambda: check_tokenizers(target.source.root, root))
-        for misfit in found.part.part.misfits:
-            say = self._error if misfit.severity == "error" else self._warn
-            say(path, misfit.code, misfit.message, misfit.hint)
-        for message in found.part.mapping_problems(mapping_of(recipe.target)):
-            self._error("target.parallel", "parallel", message)
+        method, options, draft_len = speculation.method, speculation.options, speculation.draft_len
+        self.head = self._attempt(path, "checkpoint", lambda: read_head(source, method, options, target, draft_len))
+        if self.head is None:
+            return
+        self.sources["draft"] = source
+        if all((one / "tokenizer.json").is_file() for one in (source.root, target.source.root)):
+            self._attempt(path, "tokenizer", lambda: check_tokenizers(target.source.root, source.root))
+        self._add(self.head.diagnose(mapping_of(self.recipe.target)))
 
     def _check_sizes(self, target: SourceModel) -> None:
         engine = self.recipe.engine
@@ -234,13 +237,13 @@ class _Examination:
     def _check_pair(self, target: SourceModel, draft: SourceModel, has_tokenizer: bool) -> None:
         path = "speculation.draft.model"
         ours, theirs = target.config, draft.config
-        if theirs.vocab_size > ours.vocab_size or (theirs.vocab_size < ours.vocab_size and not self.found.converts):
+        if theirs.vocab_size > ours.vocab_size or (theirs.vocab_size < ours.vocab_size and not self.converts):
             message = f"the draft has {theirs.vocab_size} vocabulary entries, the target {ours.vocab_size}"
             self._error(path, "vocabulary", message, "a draft has to share the target's vocabulary")
         elif has_tokenizer:
             self._attempt(path, "tokenizer", lambda: check_tokenizers(target.source.root, draft.source.root))
         if theirs.vocab_size < ours.vocab_size:  # published with fewer unused rows: converted with as many
-            self.found.draft = padded(draft, ours.vocab_size)
+            self.draft = padded(draft, ours.vocab_size)
         if theirs.exact_positions < min(self.recipe.engine.max_seq_len, ours.exact_positions):
             message = f"the draft has {theirs.exact_positions} positions, fewer than engine.max_seq_len"
             self._error(path, "positions", message, f"set engine.max_seq_len to at most {theirs.exact_positions}")
@@ -250,18 +253,13 @@ class _Examination:
             message = f"the target is {ratio:.1f} times the draft ({sizes}); pairs that pay are 10 to 50 times apart"
             self._warn(path, "size-ratio", message)
 
-    def _check_storage(self, path: str, model: ModelSource, loaded: SourceModel) -> None:
+    def _check_format(self, path: str, asked: ModelSource, model: SourceModel) -> None:
         """Check how a model is divided, and where it is converted how it is quantized."""
-        mapping, wanted = mapping_of(model), scheme_wanted(model)
-        for message in mapping_problems(loaded.config, mapping):
-            self._error(f"{path}.parallel", "parallel", message)
-        if not self.found.converts:
+        wanted = scheme_wanted(asked)
+        self._add(each.below(path) for each in model.diagnose(wanted, mapping_of(asked), converts=self.converts))
+        if not self.converts or not model.needs_calibration(wanted):
             return
-        for key, message in loaded.problems(wanted, mapping):
-            self._error(f"{path}.quantization.{key}", "quantization", message)
-        if not loaded.needs_calibration(wanted):
-            return
-        if prompts := model.quantization.calibration.prompts:
+        if prompts := asked.quantization.calibration.prompts:
             where = f"{path}.quantization.calibration.prompts"
             self._attempt(where, "prompts", lambda: load_prompts(Path(prompts)))
         else:
@@ -275,36 +273,31 @@ class _Examination:
         recipe = self.recipe
         self._attempt("plugins", "plugin", lambda: library_of(recipe.plugins, recipe.engine.gpu or ""))
 
-    def _ask_engine(self) -> None:
-        """Ask the engine what it has against all of this, once all of it is known."""
-        self.found.case = case = self._case()
-        if case is None or self.found.chosen is None:
-            return
-        for objection in self.found.chosen.engine.objections(case):
-            say = self._error if objection.severity == "error" else self._warn
-            say(objection.path, objection.code, objection.message, objection.hint)
+    def _ask_backend(self) -> PlanContext | None:
+        """Ask the backend about all of this, once all of it is known."""
+        context = self._context()
+        if context and self.backend:
+            self._add(self.backend.check(context))
+        return context
 
-    def _case(self) -> Case | None:
-        found, recipe = self.found, self.recipe
-        method, options, target = found.method, found.options, found.target
-        wants_draft = recipe.speculation.draft is not None and "draft" not in found.sources
-        if method is None or options is None or found.chosen is None or "target" not in found.sources or wants_draft:
+    def _context(self) -> PlanContext | None:
+        wants_draft = self.recipe.speculation.draft is not None and "draft" not in self.sources
+        if self.method is None or self.options is None or self.choice is None or wants_draft:
             return None
-        if self.found.converts and target is None:
+        if "target" not in self.sources or (self.converts and self.target is None):
             return None
-        draft_len = recipe.speculation.draft_len
-        return Case(
-            recipe=_fitted(recipe, target),
-            version=found.chosen.version,
-            method=method,
-            options=options,
-            extent=method.extent(options, method.default_draft_len if draft_len is None else draft_len),
-            target=target.config if target else None,
-            target_storage=_storage(recipe.target, target),
-            draft=found.draft.config if found.draft else None,
-            draft_storage=_storage(recipe.speculation.draft, found.draft),
-            part=found.part.part if found.part else None,
-            sources={role: source.facts for role, source in found.sources.items()},
+        draft_len = self.recipe.speculation.draft_len
+        draft_len = self.method.default_draft_len if draft_len is None else draft_len
+        return PlanContext(
+            recipe=_fitted(self.recipe, self.target),
+            choice=self.choice,
+            method=self.method,
+            options=self.options,
+            draft_shape=self.method.draft_shape(self.options, draft_len),
+            sources=self.sources,
+            target=self.target,
+            draft=self.draft,
+            head=self.head,
         )
 
 
@@ -313,16 +306,3 @@ def _fitted(recipe: Recipe, target: SourceModel | None) -> Recipe:
     engine = recipe.engine
     length = min(engine.max_seq_len, target.config.exact_positions) if target else engine.max_seq_len
     return recipe.model_copy(update={"engine": engine.model_copy(update={"max_seq_len": length})})
-
-
-def _storage(asked: ModelSource | None, model: SourceModel | None) -> Storage:
-    """Return how a model will be stored: as it is already, else as the recipe wants."""
-    if asked is None:
-        return Storage()
-    scheme = scheme_wanted(asked)
-    if model and model.existing:
-        try:
-            scheme = model.scheme(scheme)
-        except CheckpointError:  # it is told as a problem of its own
-            return Storage()
-    return Storage(scheme.weights, scheme.kv_cache)

@@ -8,19 +8,20 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from trtspec.artifacts.manifest import MANIFEST, load_manifest
+from trtspec.artifacts.manifest import load_manifest
+from trtspec.artifacts.paths import MANIFEST
 from trtspec.checkpoint.safetensors import TensorInfo
-from trtspec.checkpoint.sharding import Mapping
+from trtspec.checkpoint.sharding import ParallelMapping
 from trtspec.checkpoint.trtllm import Quantization, is_converted, load_checkpoint
 from trtspec.errors import CheckpointError
+from trtspec.models.source_model import load_model
 from trtspec.quant.conversion import plan_conversion
 from trtspec.quant.scheme import Scheme
-from trtspec.models.source_model import load_model
 
-ONE_RANK, UNQUANTIZED = Mapping(), Scheme()
+ONE_RANK, UNQUANTIZED = ParallelMapping(), Scheme()
 
 
-def inspect_path(path: Path, mapping: Mapping = ONE_RANK, scheme: Scheme = UNQUANTIZED) -> dict[str, Any]:
+def inspect_path(path: Path, mapping: ParallelMapping = ONE_RANK, scheme: Scheme = UNQUANTIZED) -> dict[str, Any]:
     """Return a document about what lies at `path`; raises TrtspecError where it is nothing of ours to read.
 
     `mapping` and `scheme` say how a source would be converted; they change nothing about the rest.
@@ -33,7 +34,7 @@ def inspect_path(path: Path, mapping: Mapping = ONE_RANK, scheme: Scheme = UNQUA
     return _converted(path) if is_converted(path) else _source(path, mapping, scheme)
 
 
-def _source(path: Path, mapping: Mapping, scheme: Scheme) -> dict[str, Any]:
+def _source(path: Path, mapping: ParallelMapping, scheme: Scheme) -> dict[str, Any]:
     model = load_model(path, "auto")
     source, config = model.source, model.config
     model.check(scheme, mapping)
@@ -46,7 +47,7 @@ def _source(path: Path, mapping: Mapping, scheme: Scheme) -> dict[str, Any]:
         "dtypes": _dtypes(source.tensors.values()),
         "bytes": source.nbytes,
         "files": [file.name for file in source.weight_files],
-        "quantization": model.existing.describe() if model.existing else "none",
+        "quantization": model.prequantized.describe() if model.prequantized else "none",
         "skipped": model.matched.skipped,
         "converts_to": {
             "dtype": config.dtype,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a recipe to a plan, and from a plan to an artifact: the only module that knows the order of steps.
 
-prepare sources -> examine -> resolve -> lay out the engine's steps (layouts/) -> run them -> publish
+prepare sources -> check -> the backend's plan of the artifact -> run its steps -> publish
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from threading import Lock
 from typing import Literal
 
 from trtspec import __version__
-from trtspec.artifacts.manifest import Backend, Manifest, StepRecord
+from trtspec.artifacts.manifest import BackendRecord, Manifest, StepRecord
 from trtspec.artifacts.publish import publish_artifact
-from trtspec.check import Findings, examine
-from trtspec.checkpoint.prepare import OnProgress, prepare_source
-from trtspec.backends.base import Case, backends
+from trtspec.backends.artifact_plan import ArtifactPlan
+from trtspec.backends.base import Backend, engine_arguments, find_backend
+from trtspec.backends.context import PlanContext
 from trtspec.backends.memory import MemoryPlan
+from trtspec.check import check_recipe
+from trtspec.checkpoint.prepare import OnProgress, prepare_source
+from trtspec.diagnostics import Diagnostic, RecipeError
 from trtspec.errors import CheckpointError, StepError
 from trtspec.files import FileRecord
 from trtspec.graph.digest import DigestCache
 from trtspec.graph.executor import Observer, StepResult, execute
+from trtspec.graph.files import FileReader
 from trtspec.graph.plan import Plan, StepStatus, plan_status
 from trtspec.graph.store import Store
-from trtspec.backends.artifact_plan import Ground, Layout, lay_out
 from trtspec.methods.speedup import expected_speedup
 from trtspec.paths import cache_dir
-from trtspec.recipe.diagnostics import RecipeError
 from trtspec.recipe.load import LoadedRecipe
-from trtspec.recipe.resolve import ResolvedRecipe, resolve_recipe
+from trtspec.recipe.resolve import ResolvedRecipe
 from trtspec.steps.convert import ConvertCheckpoint
 from trtspec.steps.copy import CopyFiles
-from trtspec.graph.files import FileReader
-from trtspec.models.source_model import SourceModel
 
 # A plan may read this much of sources it has never seen; a build reads all of it.
 READ_WHILE_PLANNING = 1 << 27
@@ -47,17 +47,26 @@ SUPPOSED_ACCEPTANCE = (0.5, 0.6, 0.7, 0.8, 0.9)
 
 @dataclass(frozen=True)
 class Build:
-    """A resolved recipe, what was found of it, and the layout of its artifact."""
+    """A recipe that can be built: what is known of it, what `check` warned of, and the plan of its artifact."""
 
-    recipe: ResolvedRecipe
-    findings: Findings
-    case: Case
-    layout: Layout
+    context: PlanContext
+    diagnostics: list[Diagnostic]
+    artifact: ArtifactPlan
+
+    @property
+    def recipe(self) -> ResolvedRecipe:
+        """Return the recipe with nothing left open."""
+        return self.context.resolved
+
+    @property
+    def backend(self) -> Backend:
+        """Return the backend that runs it."""
+        return find_backend(self.context.choice.name)
 
     @cached_property
     def plan(self) -> Plan:
         """Return the steps in order."""
-        return Plan(self.layout.steps.values())
+        return Plan(self.artifact.steps.values())
 
     @property
     def is_read(self) -> bool:
@@ -75,25 +84,25 @@ class Build:
 
     def memory(self) -> list[MemoryPlan]:
         """Return what serving takes on each device."""
-        return backends()[self.recipe.engine.backend].memory(self.case)
+        return self.backend.memory(self.context)
 
     def speculation(self) -> dict[str, object]:
         """Return how much a step drafts, by which rule it is accepted, and what an engine build is told of it."""
-        speculation, extent = self.recipe.speculation, self.case.extent
+        speculation, shape = self.recipe.speculation, self.context.draft_shape
         return {
             "method": speculation.method,
-            "draft_len": extent.depth,
-            "draft_tokens": extent.nodes,
+            "draft_len": shape.max_depth,
+            "draft_tokens": shape.max_tokens,
             "acceptance": speculation.acceptance,
-            "build_arguments": self.case.method.build_arguments(extent) if self.findings.converts else [],
+            "build_arguments": engine_arguments(speculation.method, shape) if self.backend.converts else [],
         }
 
     def predicted(self) -> dict[str, object]:
         """Return the speed-up to expect at batch 1 for some acceptance rates; empty without a draft model."""
-        target, draft, draft_len = self.case.target, self.case.draft, self.recipe.speculation.draft_len
+        target, draft = self.context.target_config, self.context.draft_config
         if target is None or draft is None:
             return {}
-        cost = draft.num_parameters / target.num_parameters
+        cost, draft_len = draft.num_parameters / target.num_parameters, self.recipe.speculation.draft_len
         speedup = {str(rate): round(expected_speedup(rate, draft_len, cost), 2) for rate in SUPPOSED_ACCEPTANCE}
         return {"draft_cost": round(cost, 4), "speedup_by_acceptance_rate": speedup}
 
@@ -120,15 +129,16 @@ def prepare_sources(loaded: LoadedRecipe, on_progress: OnProgress = lambda what,
     had.
     """
     sources = {"target.model": loaded.recipe.target, "speculation.draft.model": loaded.recipe.speculation.draft}
-    problems = []
+    diagnostics = []
     for path, source in sources.items():
         try:
             if source:
                 prepare_source(source, on_progress)
         except CheckpointError as error:
-            problems.append(loaded.problem("error", "checkpoint", path, f"{error.where}: {error.message}", error.hint))
-    if problems:
-        raise RecipeError(problems)
+            message = f"{error.where}: {error.message}"
+            diagnostics.append(loaded.located(Diagnostic(path, "checkpoint", message, error.hint)))
+    if diagnostics:
+        raise RecipeError(diagnostics)
 
 
 def plan_build(
@@ -138,24 +148,11 @@ def plan_build(
 
     With `read_all` every source is read for its digest, however large; `on_read` gets the bytes done and their total.
     """
-    findings = examine(loaded)
-    case, chosen = findings.case, findings.chosen
-    if findings.errors or case is None or chosen is None:
-        raise RecipeError(findings.problems)
-    resolved = resolve_recipe(
-        case.recipe,
-        target_dtype=_dtype(findings.target),
-        draft_dtype=_dtype(findings.draft or findings.target),
-        backend=chosen.name,
-        backend_why=chosen.why,
-        version=chosen.version,
-        draft_len=case.extent.depth,
-        nodes=case.extent.nodes,
-        options=case.options.model_dump(mode="json", exclude_none=True),
-        acceptance=case.options.acceptance,
-        draft_apart=findings.part is None,
-    )
-    total, done, lock = sum(source.nbytes for source in findings.sources.values()), 0, Lock()
+    checked = check_recipe(loaded)
+    context = checked.context
+    if checked.errors or context is None:
+        raise RecipeError(checked.diagnostics)
+    total, done, lock = sum(source.nbytes for source in context.sources.values()), 0, Lock()
 
     def on_bytes(count: int) -> None:
         nonlocal done
@@ -165,18 +162,18 @@ def plan_build(
 
     digests = DigestCache(cache_dir() / "digests.json")
     reader = FileReader(digests, None if read_all else READ_WHILE_PLANNING, on_bytes)
-    return Build(resolved, findings, case, lay_out(chosen.name, Ground(resolved, findings, case, reader)))
+    return Build(context, checked.diagnostics, find_backend(context.choice.name).plan(context, reader))
 
 
 def run_build(build: Build, out: Path, store: Store, observer: Observer) -> Built:
     """Bring every step into the store and publish the artifact at `out`."""
     started = time.perf_counter()
-    if problems := build.layout.problems():
+    if problems := build.artifact.problems():
         raise StepError("; ".join(problems), hint="what is installed here is not what engine.version says")
-    results = execute(build.plan, store, observer, build.layout.devices)
+    results = execute(build.plan, store, observer, build.artifact.devices)
     entries = {result.key: result.entry for result in results}
     records, files = [], {}
-    for directory, step in build.layout.steps.items():
+    for directory, step in build.artifact.steps.items():
         entry = entries[step.key]
         for file in entry.files:
             path = f"{directory}/{file.path}" if directory else file.path
@@ -186,9 +183,9 @@ def run_build(build: Build, out: Path, store: Store, observer: Observer) -> Buil
         recipe=build.recipe.as_dict(),
         steps=tuple(StepRecord(name=result.name, key=result.key) for result in results),
         files=tuple(sorted(records, key=lambda record: record.path)),
-        tools={**_tools(), **build.layout.tools},
-        gpu=dict(build.layout.gpu),
-        backend=Backend(name=build.recipe.engine.backend, why=build.recipe.engine.backend_why),
+        tools={**_tools(), **build.artifact.tools},
+        gpu=dict(build.artifact.gpu),
+        backend=BackendRecord(name=build.recipe.engine.backend, why=build.recipe.engine.backend_why),
     )
     status = publish_artifact(out, files, manifest)
     if status == "published":
@@ -199,8 +196,3 @@ def run_build(build: Build, out: Path, store: Store, observer: Observer) -> Buil
 
 def _tools() -> dict[str, str]:
     return {"trtspec": __version__, "python": platform.python_version(), "numpy": version("numpy")}
-
-
-def _dtype(model: SourceModel | None) -> str:
-    """Return what a model computes in; one that no family describes is left to its engine."""
-    return model.config.dtype if model else "source"

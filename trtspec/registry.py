@@ -12,6 +12,7 @@ import importlib
 import pkgutil
 from difflib import get_close_matches
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from trtspec.errors import TrtspecError
@@ -49,6 +50,16 @@ def discover_all(package: str, attribute: str) -> dict[str, Any]:
             hint = "repair or uninstall that package"
             raise TrtspecError(f"cannot load {entry.value}: {error}", where=where, hint=hint) from error
     return found
+
+
+def names(package: str) -> list[str]:
+    """Return the names in a folder, installed packages' among them, without loading one or the folder's parents."""
+    from importlib.metadata import entry_points
+
+    top, *rest = package.split(".")
+    folders = [str(Path(root, *rest)) for root in importlib.import_module(top).__path__]
+    own = [info.name for info in pkgutil.iter_modules(folders)]
+    return sorted({*own, *(entry.name for entry in entry_points(group=package))})
 
 
 def version_of(package: str, name: str) -> str:

@@ -141,3 +141,13 @@ def sigterm_as_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def installed_version(package: str | None) -> str:
+    """Return the version of a Python package that is installed here, "" where none is."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package) if package else ""
+    except PackageNotFoundError:
+        return ""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.durability import die_at, finish, start, synced  # noqa: F401
-from trtspec.artifacts.manifest import Backend, Manifest, StepRecord
+from trtspec.artifacts.manifest import BackendRecord, Manifest, StepRecord
 from trtspec.files import FileRecord
 
 Make = Callable[..., tuple[dict[str, Path], Manifest]]
@@ -37,7 +37,7 @@ def make(tmp_path: Path) -> Make:
             files=tuple(records),
             tools={"trtspec": "0.1.0"},
             gpu={},
-            backend=Backend(name="embedded", why="no TensorRT-LLM here"),
+            backend=BackendRecord(name="embedded", why="no TensorRT-LLM here"),
         )
         return files, manifest
 

@@ -5,11 +5,18 @@ from __future__ import annotations
 
 import pytest
 
-from trtspec.backends import base
-from trtspec.backends.base import backends, choose_backend, choose_version
+from trtspec.backends import choose as choose_module
+from trtspec.backends import llmapi, tensorrt_llm
+from trtspec.backends.base import backends
+from trtspec.backends.choose import choose, choose_version
 from trtspec.backends.gpus import GPUS, find_gpu
 from trtspec.errors import TrtspecError
-from trtspec.methods.base import find_method
+from trtspec.recipe.schema import Engine
+
+
+def chosen_for(backend: str, method: str, gpu: str | None) -> tuple[str, str]:
+    choice = choose(Engine(backend=backend, gpu=gpu), method)
+    return choice.name, choice.why
 
 
 @pytest.fixture
@@ -17,7 +24,8 @@ def install(monkeypatch: pytest.MonkeyPatch):
     """Let TensorRT-LLM of a version look installed."""
 
     def installed(version: str) -> None:
-        monkeypatch.setattr(base, "_installed", lambda name: version if name == "tensorrt_llm" else "")
+        for module in (choose_module, tensorrt_llm, llmapi):
+            monkeypatch.setattr(module, "installed_version", lambda name: version if name == "tensorrt_llm" else "")
 
     return installed
 
@@ -33,11 +41,11 @@ def test_every_backend_says_which_versions_it_has() -> None:
 
 def test_what_a_recipe_asks_for_it_gets() -> None:
     for name in backends():
-        assert choose_backend(name, find_method("none"), None) == (name, "the recipe asks for it")
+        assert chosen_for(name, "none", None) == (name, "the recipe asks for it")
 
 
 def test_without_tensorrt_llm_it_is_the_embedded_engine() -> None:
-    assert choose_backend("auto", find_method("medusa"), "h200") == ("embedded", "TensorRT-LLM is not installed here")
+    assert chosen_for("auto", "medusa", "h200") == ("embedded", "TensorRT-LLM is not installed here")
 
 
 @pytest.mark.parametrize(
@@ -67,7 +75,7 @@ def test_with_tensorrt_llm_it_is_what_the_version_and_the_method_allow(
     install, version: str, method: str, gpu: str | None, chosen: str, why: str
 ) -> None:
     install(version)
-    assert choose_backend("auto", find_method(method), gpu) == (chosen, why)
+    assert chosen_for("auto", method, gpu) == (chosen, why)
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from trtspec.backends.trtllm_versions import Contract, Option, contract_of, contracts, minors_with
+from trtspec.backends.base import running
+from trtspec.backends.trtllm_versions import Option, VersionSpec, minors_with, version_spec_of, version_specs
 from trtspec.errors import TrtspecError
-from trtspec.methods.base import find_method
 
 ENGINES = ("1.0", "1.1", "1.2")
 LLM_API_ONLY = ("1.3", "1.4")
-OPTIONS = [(minor, option) for minor, contract in contracts().items() for option in contract.options.values()]
+OPTIONS = [(minor, option) for minor, spec in version_specs().items() for option in spec.options.values()]
 
 # How examples/*/README.md of NVIDIA/TensorRT-LLM build: draft_target_model@11925f62, eagle@06255cb7,
 # lookahead@7ed07f06, redrafter@2d234357; Medusa as in triton-inference-server/tutorials@6b48ce4.
@@ -39,10 +39,10 @@ README_BUILDS = {
 }
 
 
-def parser_of(contract: Contract) -> argparse.ArgumentParser:
-    """Return the parser that a contract describes; it raises instead of leaving the process."""
+def parser_of(spec: VersionSpec) -> argparse.ArgumentParser:
+    """Return the parser that a spec describes; it raises instead of leaving the process."""
     parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
-    for option in contract.options.values():
+    for option in spec.options.values():
         parser.add_argument(f"--{option.name}", default=option.default, **parsing(option))
     return parser
 
@@ -55,15 +55,15 @@ def parsing(option: Option) -> dict[str, Any]:
 
 
 def test_the_minor_versions_are_in_order_and_three_of_them_build_engines() -> None:
-    assert list(contracts()) == [*ENGINES, *LLM_API_ONLY]
-    assert [minor for minor, contract in contracts().items() if contract.options] == list(ENGINES)
-    assert [minor for minor, contract in contracts().items() if contract.modes] == list(ENGINES)
+    assert list(version_specs()) == [*ENGINES, *LLM_API_ONLY]
+    assert [minor for minor, spec in version_specs().items() if spec.options] == list(ENGINES)
+    assert [minor for minor, spec in version_specs().items() if spec.modes] == list(ENGINES)
 
 
-@pytest.mark.parametrize("contract", contracts().values(), ids=contracts())
-def test_every_fact_has_a_public_source(contract: Contract) -> None:
-    assert contract.sources
-    for source in contract.sources:
+@pytest.mark.parametrize("spec", version_specs().values(), ids=version_specs())
+def test_every_fact_has_a_public_source(spec: VersionSpec) -> None:
+    assert spec.sources
+    for source in spec.sources:
         assert re.match(r"https://|[\w.-]+/[\w.-]+(:[\w./-]+@[\w.]+| pulls? \d+)", source), source
 
 
@@ -82,7 +82,7 @@ def test_an_option_is_well_formed(minor: str, option: Option) -> None:
 
 @pytest.mark.parametrize("minor", ENGINES)
 def test_what_trtllm_build_takes_and_assumes(minor: str) -> None:
-    options = contracts()[minor].options
+    options = version_specs()[minor].options
     defaults = {
         "max_batch_size": 2048,
         "max_input_len": 1024,
@@ -118,19 +118,19 @@ def test_what_trtllm_build_takes_and_assumes(minor: str) -> None:
 
 @pytest.mark.parametrize("minor", ENGINES)
 def test_an_engine_stores_its_mode_as_one_flag(minor: str) -> None:
-    contract = contracts()[minor]
-    assert contract.modes == {
+    spec = version_specs()[minor]
+    assert spec.modes == {
         "draft_tokens_external": 2,
         "medusa": 4,
         "lookahead_decoding": 8,
         "explicit_draft_tokens": 16,
         "eagle": 32,
     }
-    assert set(contract.modes) == set(contract.options["speculative_decoding_mode"].choices)
+    assert set(spec.modes) == set(spec.options["speculative_decoding_mode"].choices)
 
 
 def test_automatic_parallelism_is_all_that_1_2_lacks() -> None:
-    first, second, third = (set(contracts()[minor].options) for minor in ENGINES)
+    first, second, third = (set(version_specs()[minor].options) for minor in ENGINES)
     assert first == second
     assert second - third == {"auto_parallel", "gpus_per_node", "cluster_key"}
     assert third < second
@@ -142,7 +142,7 @@ def test_automatic_parallelism_is_all_that_1_2_lacks() -> None:
 @pytest.mark.parametrize("minor", ENGINES)
 @pytest.mark.parametrize("build", README_BUILDS)
 def test_the_builds_of_the_examples_are_taken(build: str, minor: str) -> None:
-    arguments = parser_of(contracts()[minor]).parse_args(README_BUILDS[build].split())
+    arguments = parser_of(version_specs()[minor]).parse_args(README_BUILDS[build].split())
     assert arguments.checkpoint_dir
     assert arguments.gemm_plugin == "float16"
     assert arguments.paged_state == "enable"
@@ -151,13 +151,13 @@ def test_the_builds_of_the_examples_are_taken(build: str, minor: str) -> None:
 @pytest.mark.parametrize("minor", ENGINES)
 @pytest.mark.parametrize("wrong", ["--max_output_len=1", "--speculative_decoding_mode=ngram", "--workers=two"])
 def test_other_builds_are_not_taken(wrong: str, minor: str) -> None:
-    parser = parser_of(contracts()[minor])
+    parser = parser_of(version_specs()[minor])
     with pytest.raises((argparse.ArgumentError, SystemExit)):
         parser.parse_args([wrong])
 
 
 def test_a_release_is_of_its_minor_version_and_a_container_ships_one() -> None:
-    releases = [(minor, release) for minor, contract in contracts().items() for release in contract.releases]
+    releases = [(minor, release) for minor, spec in version_specs().items() for release in spec.releases]
     assert all(release.version.startswith(f"{minor}.") for minor, release in releases)
     assert len({release.version for _, release in releases}) == len(releases)
     tags = list(chain.from_iterable(release.triton for _, release in releases))
@@ -167,27 +167,27 @@ def test_a_release_is_of_its_minor_version_and_a_container_ships_one() -> None:
 
 
 def test_what_the_last_release_with_engines_is_used_with() -> None:
-    contract = contract_of("1.2.1")
-    assert contract.minor == "1.2"
-    release = contract.release("1.2.1")
+    spec = version_spec_of("1.2.1")
+    assert spec.minor == "1.2"
+    release = spec.release("1.2.1")
     assert release.triton == ("26.04", "26.05", "26.06", "26.07")
     assert (release.tensorrt, release.cuda, release.driver) == ("10.14.1.48", "13.1.0.036", "590.44.01")
 
 
 def test_an_unknown_version_lists_the_known_ones() -> None:
     with pytest.raises(TrtspecError, match=r"^nothing is known of TensorRT-LLM 0\.17\.0\n") as caught:
-        contract_of("0.17.0")
+        version_spec_of("0.17.0")
     assert caught.value.hint is not None
     assert caught.value.hint.startswith("known: 1.0.0, 1.0.3.2510, 1.1.0, 1.2.0, 1.2.1, 1.3.0rc")
 
 
-@pytest.mark.parametrize("contract", contracts().values(), ids=contracts())
-def test_a_decoding_type_takes_what_it_requires(contract: Contract) -> None:
-    for method, decoding_type in contract.llmapi.methods.items():
-        assert "llmapi" in find_method(method).engines
+@pytest.mark.parametrize("spec", version_specs().values(), ids=version_specs())
+def test_a_decoding_type_takes_what_it_requires(spec: VersionSpec) -> None:
+    for method, decoding_type in spec.api.methods.items():
+        assert "llmapi" in running(method)
         assert set(decoding_type.required) <= set(decoding_type.fields)
         assert len(set(decoding_type.fields)) == len(decoding_type.fields)
-        assert contract.llmapi.draft_key in decoding_type.fields
+        assert spec.api.draft_key in decoding_type.fields
         assert decoding_type.required[0] in ("max_draft_len", "num_nextn_predict_layers")
 
 
@@ -204,7 +204,7 @@ def test_a_decoding_type_takes_what_it_requires(contract: Contract) -> None:
 def test_how_a_version_spells_speculation(
     minor: str, draft_key: str, draft_target: str, eagle3: str, mtp_len: str
 ) -> None:
-    llmapi = contracts()[minor].llmapi
+    llmapi = version_specs()[minor].api
     assert llmapi.draft_key == draft_key
     assert llmapi.methods["draft_target"].name == draft_target
     assert llmapi.methods["eagle3"].name == eagle3
@@ -214,7 +214,7 @@ def test_how_a_version_spells_speculation(
 
 
 def test_fields_that_came_and_went() -> None:
-    fields = {minor: set(contract.llmapi.methods["eagle3"].fields) for minor, contract in contracts().items()}
+    fields = {minor: set(spec.api.methods["eagle3"].fields) for minor, spec in version_specs().items()}
 
     def having(field: str) -> list[str]:
         return [minor for minor in fields if field in fields[minor]]
@@ -230,14 +230,14 @@ def test_fields_that_came_and_went() -> None:
 def test_the_documented_versions_are_the_known_ones() -> None:
     text = (Path(__file__).parents[2] / "docs" / "tensorrt-llm.md").read_text(encoding="utf-8")
     documented = re.findall(r"^\| (\d[^ |]+) \| (.+?) +\|$", text, re.MULTILINE)
-    ways = {minor: "engines, LLM API" if minor in ENGINES else "LLM API" for minor in contracts()}
+    ways = {minor: "engines, LLM API" if minor in ENGINES else "LLM API" for minor in version_specs()}
     assert [(version, re.sub(r" *\| *", "|", rest)) for version, rest in documented] == [
         (
             release.version,
             "|".join([ways[minor], ", ".join(release.triton), release.tensorrt, release.cuda, release.driver]),
         )
-        for minor, contract in contracts().items()
-        for release in contract.releases
+        for minor, spec in version_specs().items()
+        for release in spec.releases
     ]
 
 
@@ -247,7 +247,7 @@ def test_the_installed_trtllm_build_is_as_its_contract_says() -> None:
     from tensorrt_llm import __version__
 
     actions = {action.option_strings[0].removeprefix("--"): action for action in build.parse_arguments()._actions[1:]}
-    options = contract_of(__version__).options
+    options = version_spec_of(__version__).options
     assert set(actions) == set(options)
     choices = {name: set(action.choices) for name, action in actions.items() if action.choices}
     assert choices == {

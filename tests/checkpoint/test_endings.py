@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.triton.artifact import make_tokenizer
-from trtspec.generation.endings import Endings
 from trtspec.checkpoint.tokenizer import Tokenizer
+from trtspec.generation.endings import Endings
 
 
 @pytest.fixture(scope="module")

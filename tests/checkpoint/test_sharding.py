@@ -14,13 +14,13 @@ from tests.checkpoint.division import divided
 from tests.configs import model_config
 from trtspec.checkpoint.model_config import ModelConfig
 from trtspec.checkpoint.rules import Rule
-from trtspec.checkpoint.sharding import Mapping, Sharded, join_places, mapping_problems, shard
+from trtspec.checkpoint.sharding import ParallelMapping, Sharded, join_places, mapping_problems, shard
 from trtspec.families.decoder import decoder_rules
 from trtspec.families.mixtral import FAMILY as MIXTRAL
 
 
 @st.composite
-def models(draw: st.DrawFn) -> tuple[ModelConfig, Mapping]:
+def models(draw: st.DrawFn) -> tuple[ModelConfig, ParallelMapping]:
     """A small model, dense or with experts, and ranks that it can be divided over."""
     tensor, kv_heads = draw(st.sampled_from([1, 2, 4, 8])), draw(st.sampled_from([1, 2, 4, 8]))
     layers, experts = draw(st.integers(1, 7)), draw(st.sampled_from([0, 0, 2, 3]))
@@ -40,7 +40,7 @@ def models(draw: st.DrawFn) -> tuple[ModelConfig, Mapping]:
         qk_norm=draw(st.booleans()),
         tied_embeddings=draw(st.booleans()),
     )
-    return config, Mapping(tensor, draw(st.integers(1, min(4, layers))))
+    return config, ParallelMapping(tensor, draw(st.integers(1, min(4, layers))))
 
 
 def rules_of(config: ModelConfig) -> list[Rule]:
@@ -79,7 +79,7 @@ def whole(rule: Rule) -> torch.Tensor:
 
 @given(models())
 @settings(deadline=None, max_examples=60)
-def test_every_element_is_where_torch_would_divide_it_to(model: tuple[ModelConfig, Mapping]) -> None:
+def test_every_element_is_where_torch_would_divide_it_to(model: tuple[ModelConfig, ParallelMapping]) -> None:
     config, mapping = model
     ours: list[dict[str, torch.Tensor]] = [{} for _ in range(mapping.ranks)]
     for rule in rules_of(config):
@@ -97,7 +97,7 @@ def test_every_element_is_where_torch_would_divide_it_to(model: tuple[ModelConfi
 
 @given(models())
 @settings(deadline=None, max_examples=60)
-def test_joined_ranks_are_the_whole_and_nothing_is_read_twice(model: tuple[ModelConfig, Mapping]) -> None:
+def test_joined_ranks_are_the_whole_and_nothing_is_read_twice(model: tuple[ModelConfig, ParallelMapping]) -> None:
     config, mapping = model
     for rule in rules_of(config):
         sharded, parts = shard(rule, mapping, config.num_layers), numbered(rule)
@@ -114,7 +114,7 @@ def test_joined_ranks_are_the_whole_and_nothing_is_read_twice(model: tuple[Model
 
 @given(layers=st.integers(1, 100), stages=st.integers(1, 8))
 def test_uneven_stages_are_those_of_tensor_split(layers: int, stages: int) -> None:
-    mapping = Mapping(2, stages)
+    mapping = ParallelMapping(2, stages)
     expected = [part.tolist() for part in torch.tensor_split(torch.arange(layers), stages)]
     assert [list(mapping.layers(stage, layers)) for stage in range(stages)] == expected
     for stage, part in enumerate(expected):
@@ -122,14 +122,14 @@ def test_uneven_stages_are_those_of_tensor_split(layers: int, stages: int) -> No
 
 
 def test_ranks_count_through_a_stage_first() -> None:
-    mapping = Mapping(tensor=4, pipeline=2)
+    mapping = ParallelMapping(tensor=4, pipeline=2)
     assert mapping.ranks == 8
     assert [list(mapping.stage_ranks(stage)) for stage in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 def test_an_embedding_that_is_not_divided_is_whole_on_every_rank_of_the_first_stage() -> None:
     config, (embedding, *_, head) = model_config(), decoder_rules(model_config())
-    mapping = Mapping(tensor=4, pipeline=2, embedding=False)
+    mapping = ParallelMapping(tensor=4, pipeline=2, embedding=False)
     sharded = shard(embedding, mapping, config.num_layers)
     assert (sharded.shape, sharded.ranks) == ((50, 12), range(4))
     assert all(place.rows == range(50) for places in sharded.parts for place in places)
@@ -139,7 +139,7 @@ def test_an_embedding_that_is_not_divided_is_whole_on_every_rank_of_the_first_st
 
 def problems(**fields: int) -> list[str]:
     """Return what is wrong with dividing a model of these sizes by 4 ranks and 3 stages."""
-    return mapping_problems(model_config(**{"num_layers": 3} | fields), Mapping(4, 3))
+    return mapping_problems(model_config(**{"num_layers": 3} | fields), ParallelMapping(4, 3))
 
 
 @pytest.mark.parametrize(
@@ -166,5 +166,7 @@ def test_all_problems_are_said_at_once() -> None:
 
 def test_more_ranks_than_files_can_be_open_are_refused() -> None:
     config = model_config(num_layers=64, num_heads=64, num_kv_heads=64, intermediate_size=64)
-    assert mapping_problems(config, Mapping(64, 8)) == []
-    assert mapping_problems(config, Mapping(64, 9)) == ["576 ranks; at most 512 are written, all of them at once"]
+    assert mapping_problems(config, ParallelMapping(64, 8)) == []
+    assert mapping_problems(config, ParallelMapping(64, 9)) == [
+        "576 ranks; at most 512 are written, all of them at once"
+    ]

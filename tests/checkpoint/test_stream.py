@@ -17,12 +17,12 @@ from safetensors.torch import load_file, save_file
 from tests.durability import die_at, finish, start  # noqa: F401
 from tests.tiny import convert, make_llama
 from trtspec.checkpoint import journal, stream
-from trtspec.checkpoint.sharding import Mapping
+from trtspec.checkpoint.sharding import ParallelMapping
 from trtspec.errors import CheckpointError
 from trtspec.quant.activations import Activations
 from trtspec.quant.scheme import Scheme
 
-FP8 = {"mapping": Mapping(2, 2), "scheme": Scheme("fp8", "fp8"), "dtype": "float16"}
+FP8 = {"mapping": ParallelMapping(2, 2), "scheme": Scheme("fp8", "fp8"), "dtype": "float16"}
 LAYERS = 4
 
 
@@ -56,7 +56,7 @@ def test_bytes_depend_neither_on_threads_nor_on_chunks(
     chunk_bytes: int,
     scheme: Scheme,
 ) -> None:
-    options = {"mapping": Mapping(2, 2), "scheme": scheme, "activations": activations}
+    options = {"mapping": ParallelMapping(2, 2), "scheme": scheme, "activations": activations}
     expected = digests(convert(source, tmp_path / "one", threads=1, **options))
     monkeypatch.setattr(stream, "CHUNK_BYTES", chunk_bytes)
     assert digests(convert(source, tmp_path / "many", threads=8, **options)) == expected
@@ -96,7 +96,7 @@ def test_what_is_done_is_not_read_again(source: Path, tmp_path: Path, monkeypatc
     out, notes = tmp_path / "c", tmp_path / "notes"
     convert(source, out, journal=notes)
     expected, reads = digests(out), []
-    monkeypatch.setattr(stream.Lane, "chunks", lambda self, tensor, **_: iter(reads.append(tensor.name) or ()))
+    monkeypatch.setattr(stream.Worker, "chunks", lambda self, tensor, **_: iter(reads.append(tensor.name) or ()))
     convert(source, out, journal=notes)
     assert (digests(out), reads) == (expected, [])
     notes.write_text("".join(line for line in notes.open() if "layers.1.mlp.proj" not in line))
@@ -122,7 +122,7 @@ def test_a_task_is_noted_only_once_its_bytes_are_on_the_disk(
     monkeypatch.setattr(journal, "COMMIT_EVERY_S", 0.0)
     monkeypatch.setattr(os, "fdatasync", lambda _: seen.append(("data", len(notes.read_text().splitlines()))))
     monkeypatch.setattr(os, "fsync", lambda _: seen.append(("notes", len(notes.read_text().splitlines()))))
-    convert(source, tmp_path / "c", journal=notes, mapping=Mapping(2))
+    convert(source, tmp_path / "c", journal=notes, mapping=ParallelMapping(2))
     assert len(seen) % 3 == 0
     lines = 1  # the stamp
     for first, second, noted in zip(seen[::3], seen[1::3], seen[2::3], strict=True):
@@ -256,10 +256,10 @@ def test_all_zero_weights_convert(source: Path, tmp_path: Path, activations: Act
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mapping": Mapping(3)}, "4 attention heads cannot be divided by 3 ranks"),
+        ({"mapping": ParallelMapping(3)}, "4 attention heads cannot be divided by 3 ranks"),
         ({"scheme": Scheme("fp8", exclude=("lm_head", "*.fc"))}, "engines fuse mlp.fc and mlp.gate of a layer"),
         (
-            {"mapping": Mapping(1, 2), "scheme": Scheme("fp8_rowwise", exclude=("lm_head", "*.0.*"))},
+            {"mapping": ParallelMapping(1, 2), "scheme": Scheme("fp8_rowwise", exclude=("lm_head", "*.0.*"))},
             "stages number their layers from 0, so with several no pattern can name single layers",
         ),
     ],

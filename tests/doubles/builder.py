@@ -23,7 +23,7 @@ from typing import Any
 
 from tests.doubles.required import FP8, FP8_ROWWISE, required_tensors
 from tests.doubles.trouble import make_trouble
-from trtspec.backends.trtllm_versions import Contract, contract_of
+from trtspec.backends.trtllm_versions import VersionSpec, version_spec_of
 
 NEWEST, HOPPER = "1.2.1", 90
 ARCHITECTURES = {
@@ -44,7 +44,7 @@ def log(level: str, text: str) -> None:
     print(f"[{time.strftime('%m/%d/%Y-%H:%M:%S')}] [TRT-LLM] [{level}] {text}", flush=True)
 
 
-def parse(contract: Contract, argv: list[str]) -> argparse.Namespace:
+def parse(contract: VersionSpec, argv: list[str]) -> argparse.Namespace:
     """Read the command line as the version's own parser does; without abbreviations, which nobody should rely on."""
     parser = argparse.ArgumentParser(prog="trtllm-build", allow_abbrev=False)
     for name, option in contract.options.items():
@@ -64,7 +64,7 @@ class Build:
     """One run: the settings that upstream calls build_config and plugin_config, and what it makes of them."""
 
     def __init__(self, args: argparse.Namespace, version: str) -> None:
-        contract = contract_of(version)
+        contract = version_spec_of(version)
         self.args = args
         self.version = version
         self.minor = contract.minor
@@ -302,7 +302,7 @@ def main(argv: list[str]) -> None:
     """Build what is no engine."""
     version = os.environ.get("TRTLLM_DOUBLE_VERSION", NEWEST)
     print(f"[TensorRT-LLM] TensorRT LLM version: {version}", flush=True)
-    build = Build(parse(contract_of(version), argv), version)
+    build = Build(parse(version_spec_of(version), argv), version)
     log("I", f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')}")
     build.check_options()
     build.check_model()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trtspec.backends.trtllm_versions import contract_of
+from trtspec.backends.trtllm_versions import version_spec_of
 
 DOUBLES = Path(__file__).parent
 H200 = "NVIDIA H200, 9.0, 590.44.01, 143771"
@@ -25,7 +25,7 @@ class Installation:
     def install(self, version: str = "1.2.1", tensorrt: str | None = None, **variables: str) -> None:
         """Put TensorRT-LLM of a version there, in place of what was there before."""
         self.add_package("tensorrt_llm", version)
-        self.add_package("tensorrt", tensorrt or contract_of(version).release(version).tensorrt)
+        self.add_package("tensorrt", tensorrt or version_spec_of(version).release(version).tensorrt)
         self.add_program("trtllm-build", TRTLLM_DOUBLE_VERSION=version, **variables)
 
     def show_gpus(self, *lines: str) -> None:

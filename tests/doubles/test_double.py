@@ -12,28 +12,28 @@ from typing import Any
 
 import pytest
 
+from tests.backends.contexts import make_context
 from tests.doubles.builder import main, parse
 from tests.doubles.checkpoints import activations_of, change_config, change_tensors, convert_fp8
 from tests.doubles.fixtures import DOUBLES
-from tests.backends.tensorrt_llm.cases import make_case
-from tests.methods import eagle_nets, heads, recurrent
+from tests.methods import eagle_heads, heads, recurrent
 from tests.tiny import FAMILY_SHAPES, convert, make_model
-from trtspec.checkpoint.sharding import Mapping
-from trtspec.backends.trtllm_versions import contract_of, contracts
 from trtspec.backends.tensorrt_llm.arguments import build_arguments
 from trtspec.backends.tensorrt_llm.engine_dir import parse_arguments
+from trtspec.backends.trtllm_versions import version_spec_of, version_specs
+from trtspec.checkpoint.sharding import ParallelMapping
 from trtspec.quant.scheme import Scheme
 
 MAPPINGS = {
-    "one": Mapping(),
-    "tp2": Mapping(2),
-    "tp4": Mapping(4),  # more than the two key heads
-    "pp2": Mapping(1, 2),
-    "tp2-pp2": Mapping(2, 2),
-    "whole-embedding": Mapping(2, embedding=False),
+    "one": ParallelMapping(),
+    "tp2": ParallelMapping(2),
+    "tp4": ParallelMapping(4),  # more than the two key heads
+    "pp2": ParallelMapping(1, 2),
+    "tp2-pp2": ParallelMapping(2, 2),
+    "whole-embedding": ParallelMapping(2, embedding=False),
 }
 DRAFTED = "draft_target"
-WITH_BUILDER = [minor for minor, contract in contracts().items() if contract.options]
+WITH_BUILDER = [minor for minor, contract in version_specs().items() if contract.options]
 
 
 @pytest.fixture(scope="module")
@@ -81,28 +81,30 @@ Run = Callable[..., dict[str, Any]]
 @pytest.mark.parametrize("mapping", MAPPINGS.values(), ids=MAPPINGS)
 @pytest.mark.parametrize("family", FAMILY_SHAPES)
 def test_takes_every_family_however_it_is_divided(
-    family: str, mapping: Mapping, sources: Callable[[str], Path], build: Run, tmp_path: Path, capfd: Any
+    family: str, mapping: ParallelMapping, sources: Callable[[str], Path], build: Run, tmp_path: Path, capfd: Any
 ) -> None:
     config = build(convert(sources(family), tmp_path / "checkpoint", mapping=mapping))
     assert config["pretrained_config"]["mapping"]["tp_size"] == mapping.tensor
     assert "not required tensors" not in capfd.readouterr().out
 
 
-@pytest.mark.parametrize("mapping", [Mapping(), Mapping(2)], ids=["one", "tp2"])
+@pytest.mark.parametrize("mapping", [ParallelMapping(), ParallelMapping(2)], ids=["one", "tp2"])
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
-def test_takes_fp8(family: str, mapping: Mapping, sources: Callable[[str], Path], build: Run, tmp_path: Path) -> None:
+def test_takes_fp8(
+    family: str, mapping: ParallelMapping, sources: Callable[[str], Path], build: Run, tmp_path: Path
+) -> None:
     fp8 = build(convert_fp8(sources(family), tmp_path / "fp8", layers=3, mapping=mapping))
     assert fp8["build_config"]["plugin_config"]["use_fp8_context_fmha"] is True
     rowwise = convert(sources(family), tmp_path / "rowwise", mapping=mapping, scheme=Scheme("fp8_rowwise"))
     assert build(rowwise)["pretrained_config"]["quantization"]["quant_algo"] == "FP8_PER_CHANNEL_PER_TOKEN"
 
 
-@pytest.mark.parametrize("mapping", [Mapping(), Mapping(2)], ids=["one", "tp2"])
+@pytest.mark.parametrize("mapping", [ParallelMapping(), ParallelMapping(2)], ids=["one", "tp2"])
 def test_takes_what_drafts_from_inside(
-    mapping: Mapping, sources: Callable[[str], Path], build: Run, tmp_path: Path, capfd: Any
+    mapping: ParallelMapping, sources: Callable[[str], Path], build: Run, tmp_path: Path, capfd: Any
 ) -> None:
     medusa = heads.save_heads(tmp_path / "medusa", heads.random_heads())
-    net = eagle_nets.save_net(tmp_path / "net", eagle_nets.random_net())
+    net = eagle_heads.save_net(tmp_path / "net", eagle_heads.random_net())
     recurrent_net = recurrent.random_drafter().save(tmp_path / "recurrent")
     for family in ("llama", "qwen2"):
         checkpoint = heads.convert_with(sources(family), medusa, tmp_path / f"medusa-{family}", mapping=mapping)
@@ -112,7 +114,7 @@ def test_takes_what_drafts_from_inside(
         )
         engine = build(checkpoint, "--speculative_decoding_mode", "explicit_draft_tokens")["build_config"]
         assert (engine["speculative_decoding_mode"], engine["max_draft_len"]) == (16, 15)
-    checkpoint = eagle_nets.convert_with(sources("llama"), net, tmp_path / "eagle", {}, mapping=mapping)
+    checkpoint = eagle_heads.convert_with(sources("llama"), net, tmp_path / "eagle", {}, mapping=mapping)
     engine = build(checkpoint, "--speculative_decoding_mode", "eagle", "--max_seq_len", "100")["build_config"]
     assert (engine["max_draft_len"], engine["max_seq_len"]) == (25, 100 + 25 + 5)  # mc_sim_7b_63 as EAGLE has it
     assert "not required tensors" not in capfd.readouterr().out
@@ -150,7 +152,7 @@ def test_refuses_options(arguments: list[str], words: str, llama: Path, build: R
 def test_takes_the_options_of_its_version(
     minor: str, llama: Path, build: Run, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
-    contract = contracts()[minor]
+    contract = version_specs()[minor]
     monkeypatch.setenv("TRTLLM_DOUBLE_VERSION", contract.releases[-1].version)
     arguments = ("--auto_parallel", "1")
     if "auto_parallel" in contract.options:
@@ -200,8 +202,8 @@ def test_refuses_rows_on_blackwell(
 
 
 def test_refuses_what_eagle_cannot(sources: Callable[[str], Path], build: Run, tmp_path: Path) -> None:
-    net = eagle_nets.save_net(tmp_path / "net", eagle_nets.random_net())
-    checkpoint = eagle_nets.convert_with(sources("llama"), net, tmp_path / "eagle", {})
+    net = eagle_heads.save_net(tmp_path / "net", eagle_heads.random_net())
+    checkpoint = eagle_heads.convert_with(sources("llama"), net, tmp_path / "eagle", {})
     mode = ("--speculative_decoding_mode", "eagle")
     with pytest.raises(AssertionError, match="Max batch size > 512 is not supported for EAGLE"):
         build(checkpoint, *mode, "--max_batch_size", "513")
@@ -306,10 +308,12 @@ def test_heads_are_asked_for_on_every_stage(
     """Upstream makes them without looking at the stage, so pipelines are not for these methods."""
     if kind == "medusa":
         part = heads.save_heads(tmp_path / "part", heads.random_heads())
-        checkpoint = heads.convert_with(sources("llama"), part, tmp_path / "checkpoint", mapping=Mapping(1, 2))
+        checkpoint = heads.convert_with(sources("llama"), part, tmp_path / "checkpoint", mapping=ParallelMapping(1, 2))
     else:
         part = recurrent.random_drafter().save(tmp_path / "part")
-        checkpoint = recurrent.convert_with(sources("llama"), part, tmp_path / "checkpoint", mapping=Mapping(1, 2))
+        checkpoint = recurrent.convert_with(
+            sources("llama"), part, tmp_path / "checkpoint", mapping=ParallelMapping(1, 2)
+        )
     with pytest.raises(RuntimeError, match="Required but not provided tensors"):
         build(checkpoint)
 
@@ -328,8 +332,10 @@ def test_as_a_program(llama: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", ["1.0.0", "1.1.0", "1.2.1"])
 @pytest.mark.parametrize("method", ["none", "draft_target", "ngram", "medusa", "eagle", "lookahead", "redrafter"])
 def test_takes_the_arguments_of_every_method(method: str, version: str) -> None:
-    case = make_case(version=version, speculation__method=method, draft="llama-3.2-1b" if method == DRAFTED else None)
+    case = make_context(
+        version=version, speculation__method=method, draft="llama-3.2-1b" if method == DRAFTED else None
+    )
     for role in ("target", "draft") if method == DRAFTED else ("target",):
         argv = build_arguments(role, case)
-        assert vars(parse(contract_of(version), argv))["max_batch_size"] == 4
+        assert vars(parse(version_spec_of(version), argv))["max_batch_size"] == 4
         assert parse_arguments(argv)["kv_cache_type"] == "paged"

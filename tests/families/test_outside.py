@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.tiny import convert, make_llama
-from trtspec.checkpoint.sharding import Mapping
+from trtspec.checkpoint.sharding import ParallelMapping
 
 EXTENDING = Path(__file__).parents[2] / "docs" / "extending.md"
 NAMES = {
@@ -31,9 +31,9 @@ NAMES = {
 CONVERT = """
 import sys
 from pathlib import Path
-from trtspec.checkpoint.sharding import Mapping
+from trtspec.checkpoint.sharding import ParallelMapping
 from trtspec.steps.convert import convert_checkpoint
-convert_checkpoint(Path(sys.argv[1]), Path(sys.argv[2]), mapping=Mapping(2, 2))
+convert_checkpoint(Path(sys.argv[1]), Path(sys.argv[2]), mapping=ParallelMapping(2, 2))
 """
 
 
@@ -90,7 +90,7 @@ def test_inspect_names_it(toy: Path, installed: dict[str, str]) -> None:
 
 
 def test_it_converts_to_what_llama_does(llama: Path, toy: Path, installed: dict[str, str], tmp_path: Path) -> None:
-    expected = convert(llama, tmp_path / "llama", mapping=Mapping(2, 2))
+    expected = convert(llama, tmp_path / "llama", mapping=ParallelMapping(2, 2))
     (tmp_path / "toy").mkdir()
     run(installed, "-c", CONVERT, toy, tmp_path / "toy")
     for path in sorted(expected.iterdir()):

@@ -6,9 +6,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trtspec.generation.checks import check_request
-from trtspec.generation.request import EngineSettings, Request, Sampling
 from trtspec.errors import TrtspecError
+from trtspec.generation.checks import check_request
+from trtspec.generation.request import Request, Sampling
+from trtspec.torch_engine.settings import EngineSettings
 
 SETTINGS = EngineSettings(max_seq_len=6, max_input_len=4)
 NO_LOGITS = np.zeros((2, 5), np.float32)

@@ -85,17 +85,17 @@ def said(verify: ChainRule | TreeRule, batch: Batch) -> list[tuple[list[int], in
 
     What is said twice must agree, and what nothing is said in must be -1.
     """
-    verdicts = verify(batch)
+    results = verify(batch)
     if isinstance(batch, ChainBatch):
-        first, lengths = verdicts.output, verdicts.accepted
-        ends = verdicts.output[np.arange(len(lengths)), lengths]
-        assert ends.tolist() == verdicts.next.tolist()
+        first, lengths = results.output, results.accepted
+        ends = results.output[np.arange(len(lengths)), lengths]
+        assert ends.tolist() == results.next.tolist()
         unused = np.arange(first.shape[1]) > lengths[:, None]
     else:
-        first, lengths = verdicts.path, verdicts.path_len
+        first, lengths = results.path, results.path_len
         unused = np.arange(first.shape[1]) >= lengths[:, None]
     assert (first[unused] == -1).all()
-    rows = zip(first.tolist(), lengths.tolist(), verdicts.next.tolist(), verdicts.status.tolist(), strict=True)
+    rows = zip(first.tolist(), lengths.tolist(), results.next.tolist(), results.status.tolist(), strict=True)
     return [(row[:length], token, status) for row, length, token, status in rows]
 
 

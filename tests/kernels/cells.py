@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The exact law of the text that an implementation makes: every draft and every 32-bit uniform, by enumeration.
 
-For one draft the uniforms' cube falls into cells on which the verdict is one and the same. Their edges are found to the
+For one draft the uniforms' cube falls into cells on which the result is one and the same. Their edges are found to the
 last bit by bisection, for all drafts and cells at once, so that an implementation is asked in large batches.
 """
 
@@ -16,9 +16,9 @@ from tests.kernels.batches import LAST, ChainRule, TreeRule
 from tests.kernels.law import Box, Case, Options, Table, chosen, drafts, drawn, prefix_of, target_law, text_law
 from trtspec.kernels import reference
 from trtspec.kernels.exact import ChainBatch, DraftKind, Mode, TreeBatch
-from trtspec.kernels.verdict import Verdict
+from trtspec.kernels.verify_result import VerifyResult
 
-Ask = Callable[[list["Cell"]], list[Verdict]]
+Ask = Callable[[list["Cell"]], list[VerifyResult]]
 
 LAW_TOLERANCE = 1e-6
 SEEDS = 2
@@ -135,15 +135,15 @@ TREE_SETTINGS = {
 def check_chain_law(setting: Setting, verify: ChainRule) -> None:
     """The law of the text is the target's, whatever was drafted."""
 
-    def ask(cells: list[Cell]) -> list[Verdict]:
+    def ask(cells: list[Cell]) -> list[VerifyResult]:
         drafted = stack("tokens", cells)[:, 1:]
         draft = None if setting.told is None else stack("draft_rows", cells)[:, :-1]
         batch = ChainBatch(**sampling(setting, cells), tokens=drafted, draft=draft)
-        verdicts = verify(batch)
-        assert not verdicts.status.any()
+        results = verify(batch)
+        assert not results.status.any()
         return [
-            Verdict(list(range(1, accepted + 1)), token)
-            for accepted, token in zip(verdicts.accepted.tolist(), verdicts.next.tolist(), strict=True)
+            VerifyResult(list(range(1, accepted + 1)), token)
+            for accepted, token in zip(results.accepted.tolist(), results.next.tolist(), strict=True)
         ]
 
     check_law(setting, ask)
@@ -152,13 +152,13 @@ def check_chain_law(setting: Setting, verify: ChainRule) -> None:
 def check_tree_law(setting: Setting, verify: TreeRule) -> None:
     """The law of the text is the target's, whatever was drafted."""
 
-    def ask(cells: list[Cell]) -> list[Verdict]:
+    def ask(cells: list[Cell]) -> list[VerifyResult]:
         draft = None if setting.told is None else stack("draft_rows", cells)
         tree = {"tokens": stack("tokens", cells), "parents": stack("parents", cells), "draft": draft}
-        verdicts = verify(TreeBatch(**sampling(setting, cells), **tree, mode=setting.mode))
-        assert not verdicts.status.any()
-        ends = zip(verdicts.path.tolist(), verdicts.path_len.tolist(), verdicts.next.tolist(), strict=True)
-        return [Verdict(path[:length], token) for path, length, token in ends]
+        results = verify(TreeBatch(**sampling(setting, cells), **tree, mode=setting.mode))
+        assert not results.status.any()
+        ends = zip(results.path.tolist(), results.path_len.tolist(), results.next.tolist(), strict=True)
+        return [VerifyResult(path[:length], token) for path, length, token in ends]
 
     check_law(setting, ask)
 
@@ -190,7 +190,7 @@ def check_law(setting: Setting, ask: Ask) -> None:
     for seed in range(SEEDS):
         target = setting.logits(seed)
         boxes = boxes_of(setting, target, setting.logits(SEEDS + seed), ask)
-        accepted += sum(len(box.verdict.path) for box in boxes)
+        accepted += sum(len(box.result.path) for box in boxes)
         table = {prefix: setting.law_of(row) for prefix, row in target.items()}
         law, wanted = text_law(boxes, table), target_law(table)
         assert not law[wanted == 0.0].any(), "a text that the target never makes"
@@ -204,9 +204,9 @@ def boxes_of(setting: Setting, target: Table, draft: Table, ask: Ask) -> list[Bo
     cells = [Cell(case, zeros, beyond) for case in setting.cases(target, draft)]
     for column in setting.columns:
         cells = _cut(cells, column, ask)
-    verdicts = ask(cells)
-    ends = zip(cells, verdicts, strict=True)
-    return [Box(cell.case, verdict, _units(cell.lows), _units(cell.highs)) for cell, verdict in ends]
+    results = ask(cells)
+    ends = zip(cells, results, strict=True)
+    return [Box(cell.case, result, _units(cell.lows), _units(cell.highs)) for cell, result in ends]
 
 
 def _units(uniforms: tuple[int, ...]) -> tuple[float, ...]:
@@ -214,7 +214,7 @@ def _units(uniforms: tuple[int, ...]) -> tuple[float, ...]:
 
 
 def _cut(cells: list[Cell], column: int, ask: Ask) -> list[Cell]:
-    """Cut cells along a column where the verdict changes, the columns after it at their lows."""
+    """Cut cells along a column where the result changes, the columns after it at their lows."""
     cut = []
     while cells:
         firsts, lasts = ask(cells), ask([cell.at(column, LAST) for cell in cells])
@@ -227,13 +227,13 @@ def _cut(cells: list[Cell], column: int, ask: Ask) -> list[Cell]:
     return cut
 
 
-def _edges(changing: list[tuple[Cell, Verdict]], column: int, ask: Ask) -> list[int]:
-    """Return for each cell the first uniform at which its verdict is no longer that at its low."""
+def _edges(changing: list[tuple[Cell, VerifyResult]], column: int, ask: Ask) -> list[int]:
+    """Return for each cell the first uniform at which its result is no longer that at its low."""
     inside = np.array([cell.lows[column] for cell, _ in changing], dtype=np.int64)
     beyond = np.full(len(changing), LAST, dtype=np.int64)
     while changing and (beyond - inside > 1).any():
         middle = (inside + beyond) // 2
         found = ask([cell.at(column, int(at)) for (cell, _), at in zip(changing, middle, strict=True)])
-        same = np.array([verdict == first for verdict, (_, first) in zip(found, changing, strict=True)])
+        same = np.array([result == first for result, (_, first) in zip(found, changing, strict=True)])
         inside, beyond = np.where(same, middle, inside), np.where(same, beyond, middle)
     return beyond.tolist()

@@ -21,8 +21,8 @@ def check_draws_at_every_edge(verify: ChainRule) -> None:
 
 def check_chosen_tokens_at_every_edge(verify: ChainRule) -> None:
     """A token of probability 1/4 stays for a quarter of the uniforms, and does not come next when it was rejected."""
-    verdicts = [said(verify, one_chain([HALVES, HALVES], [1], [u, 0]))[0] for u in (0, QUARTER - 1, QUARTER, LAST)]
-    assert verdicts == [([1], 0, 0), ([1], 0, 0), ([], 0, 0), ([], 0, 0)]
+    results = [said(verify, one_chain([HALVES, HALVES], [1], [u, 0]))[0] for u in (0, QUARTER - 1, QUARTER, LAST)]
+    assert results == [([1], 0, 0), ([1], 0, 0), ([], 0, 0), ([], 0, 0)]
     # of 4, 1 and 1 parts the first has those up to 2/3 of 2^32
     nexts = [said(verify, one_chain([HALVES, HALVES], [1], [LAST, u]))[0][1] for u in (2863311530, 2863311531, LAST)]
     assert nexts == [0, 2, 3]
@@ -31,20 +31,20 @@ def check_chosen_tokens_at_every_edge(verify: ChainRule) -> None:
 def check_drawn_tokens_at_every_edge(verify: ChainRule) -> None:
     """u * q < p with q = 5/8 and p = 1/8, and then the residual 1/4, 1/8, 0, 1/8."""
     draft = {"draft": [(0.25, 0.125, 0.625, 0.0)], "draft_kind": DraftKind.PROBABILITIES}
-    verdicts = [
+    results = [
         said(verify, one_chain([HALVES, HALVES], [2], uniforms, **draft))[0]
         for uniforms in ((0, 0), (858993459, LAST), (858993460, 0), (LAST, HALF - 1), (LAST, HALF), (LAST, LAST))
     ]
-    assert verdicts == [([2], 0, 0), ([2], 3, 0), ([], 0, 0), ([], 0, 0), ([], 1, 0), ([], 3, 0)]
+    assert results == [([2], 0, 0), ([2], 3, 0), ([], 0, 0), ([], 0, 0), ([], 1, 0), ([], 3, 0)]
 
 
 def check_draft_logits_are_warped_too(verify: ChainRule) -> None:
     """The draft 1/2, 1/4, 1/4 of logits, of which top_k leaves 2/3, 1/3; the target's leaves 2/3 and 1/3 of others."""
     rows, draft = [(0, -1, -3), (0, -1, -3)], [(-1, 0, -9)]
-    verdicts = [
+    results = [
         said(verify, one_chain(rows, [1], (u, 0), draft=draft, top_k=2))[0][0] for u in (0, HALF - 1, HALF + 1, LAST)
     ]
-    assert verdicts == [[1], [1], [], []], "u * 2/3 < 1/3"
+    assert results == [[1], [1], [], []], "u * 2/3 < 1/3"
 
 
 def check_no_token_of_weight_zero_is_accepted(verify: ChainRule) -> None:

@@ -14,7 +14,7 @@ from itertools import product
 
 import numpy as np
 
-from trtspec.kernels.verdict import Verdict
+from trtspec.kernels.verify_result import VerifyResult
 
 Array = np.ndarray
 Table = dict[tuple[int, ...], Array]
@@ -39,10 +39,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Box:
-    """Where every uniform is between `lows` and `highs` [columns], the rule gives `verdict`."""
+    """Where every uniform is between `lows` and `highs` [columns], the rule gives `result`."""
 
     case: Case
-    verdict: Verdict
+    result: VerifyResult
     lows: tuple[float, ...]
     highs: tuple[float, ...]
 
@@ -52,7 +52,7 @@ class Box:
         return self.case.weight * float(np.prod(np.array(self.highs) - np.array(self.lows)))
 
 
-Rule = Callable[[Case, Array], Verdict]
+Rule = Callable[[Case, Array], VerifyResult]
 
 
 def random_table(seed: int, vocab: int, length: int, zeros: bool) -> Table:
@@ -112,7 +112,7 @@ def _cut(rule: Rule, case: Case, columns: tuple[int, ...], lows: list[float], hi
         return
     column, *rest = columns
 
-    def at(uniform: float) -> Verdict:
+    def at(uniform: float) -> VerifyResult:
         return rule(case, np.array([*lows[:column], uniform, *lows[column + 1 :]]))
 
     for low, high in _pieces(at):
@@ -121,7 +121,7 @@ def _cut(rule: Rule, case: Case, columns: tuple[int, ...], lows: list[float], hi
         yield from _cut(rule, case, tuple(rest), below, above)
 
 
-def _pieces(at: Callable[[float], Verdict]) -> Iterator[tuple[float, float]]:
+def _pieces(at: Callable[[float], VerifyResult]) -> Iterator[tuple[float, float]]:
     """Yield the intervals on which a step function of [0, 1) is constant; its value there is the one at their start."""
     low, end = 0.0, float(np.nextafter(1.0, 0.0))
     last = at(end)
@@ -140,8 +140,8 @@ def text_law(found: list[Box], target: Table) -> Array:
     length = max(len(prefix) for prefix in target) + 1
     law = np.zeros((len(target[()]),) * length)
     for box in found:
-        path = [int(box.case.tokens[node]) for node in box.verdict.path]
-        _add(law, (*path, box.verdict.token), box.weight, target)
+        path = [int(box.case.tokens[node]) for node in box.result.path]
+        _add(law, (*path, box.result.token), box.weight, target)
     return law
 
 

@@ -14,8 +14,8 @@ from tests.kernels.batches import NAN, ChainRule, TreeRule, pick, said
 from trtspec.kernels import chain, reference, tree
 from trtspec.kernels.exact import ChainBatch, DraftKind, Mode, TreeBatch, uniform_bits
 from trtspec.kernels.exact.batch import Batch
-from trtspec.kernels.sampling import Warp
-from trtspec.kernels.verdict import Verdict
+from trtspec.kernels.sampling import SamplingParams
+from trtspec.kernels.verify_result import VerifyResult
 
 
 def random_chains(seed: int, drawn: bool, rows: int = 24, draft_len: int = 4) -> ChainBatch:
@@ -49,12 +49,14 @@ def sampling(rows: int) -> dict[str, np.ndarray]:
     }
 
 
-def warp_of(batch: Batch) -> Warp:
+def warp_of(batch: Batch) -> SamplingParams:
     """Return how torch samples from a batch's logits."""
-    return Warp(*(torch.from_numpy(values) for values in (batch.temperature, batch.top_k, batch.top_p)), truncates=True)
+    return SamplingParams(
+        *(torch.from_numpy(values) for values in (batch.temperature, batch.top_k, batch.top_p)), truncates=True
+    )
 
 
-def chains_by_torch(batch: ChainBatch, uniforms: torch.Tensor) -> list[Verdict]:
+def chains_by_torch(batch: ChainBatch, uniforms: torch.Tensor) -> list[VerifyResult]:
     """Return what the engine's own implementation says of chains."""
     warp, lens = warp_of(batch), batch.lengths.tolist()
     draft = None if batch.draft is None else warp.probs(torch.from_numpy(batch.draft))
@@ -62,13 +64,13 @@ def chains_by_torch(batch: ChainBatch, uniforms: torch.Tensor) -> list[Verdict]:
     return chain.verify_chain(torch.from_numpy(batch.target), tokens, lens, warp, draft, uniforms)
 
 
-def away_from_edges(verdicts: Callable[[torch.Tensor], list[Verdict]], batch: Batch) -> list[Verdict | None]:
-    """Return verdicts of a rule at a batch's uniforms, None where they hang on the last places of a float32.
+def away_from_edges(results: Callable[[torch.Tensor], list[VerifyResult]], batch: Batch) -> list[VerifyResult | None]:
+    """Return results of a rule at a batch's uniforms, None where they hang on the last places of a float32.
 
     All decisions are monotone in their uniform, so what is said on both sides is said between.
     """
     uniforms = torch.from_numpy(batch.uniforms * 2.0**-32)
-    below, above = (verdicts((uniforms + step).clamp(0.0, 1.0 - 2.0**-32)) for step in (-2e-5, 2e-5))
+    below, above = (results((uniforms + step).clamp(0.0, 1.0 - 2.0**-32)) for step in (-2e-5, 2e-5))
     return [low if low == high else None for low, high in zip(below, above, strict=True)]
 
 
@@ -78,9 +80,9 @@ def check_torch_says_the_same_of_chains(drawn: bool, verify: ChainRule) -> None:
     for seed in range(20):
         batch = random_chains(seed, drawn)
         expected = away_from_edges(partial(chains_by_torch, batch), batch)
-        for (accepted, token, status), verdict in zip(said(verify, batch), expected, strict=True):
-            assert verdict is None or (len(accepted), token, status) == (len(verdict.path), verdict.token, 0)
-            compared += verdict is not None
+        for (accepted, token, status), result in zip(said(verify, batch), expected, strict=True):
+            assert result is None or (len(accepted), token, status) == (len(result.path), result.token, 0)
+            compared += result is not None
             lengths.add(len(accepted))
     assert compared > 470, compared
     assert lengths == {0, 1, 2, 3, 4}
@@ -202,7 +204,7 @@ def random_parent(rng: np.random.Generator, node: int) -> int:
     return -1 if node == 0 or rng.random() < 0.1 else int(rng.integers(0, node) * rng.random())
 
 
-def trees_by_torch(batch: TreeBatch, uniforms: torch.Tensor) -> list[Verdict]:
+def trees_by_torch(batch: TreeBatch, uniforms: torch.Tensor) -> list[VerifyResult]:
     """Return what the engine's own implementation says of trees."""
     shape = tree.Tree(batch.parents.astype(np.int64))
     tokens, drawn = torch.from_numpy(batch.tokens).long(), batch.mode == Mode.DRAWN
@@ -218,9 +220,9 @@ def check_torch_says_the_same_of_trees(mode: Mode, verify: TreeRule) -> None:
     for seed in range(20):
         batch = random_trees(seed, mode)
         expected = away_from_edges(partial(trees_by_torch, batch), batch)
-        for (path, token, status), verdict in zip(said(verify, batch), expected, strict=True):
-            assert verdict is None or (path, token, status) == (verdict.path, verdict.token, 0)
-            compared += verdict is not None
+        for (path, token, status), result in zip(said(verify, batch), expected, strict=True):
+            assert result is None or (path, token, status) == (result.path, result.token, 0)
+            compared += result is not None
             lengths.add(len(path))
     assert compared > 310, compared
     assert lengths >= {0, 1, 2, 3}

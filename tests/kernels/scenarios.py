@@ -25,7 +25,7 @@ from tests.kernels.law import (
     random_table,
 )
 from trtspec.kernels import reference
-from trtspec.kernels.verdict import Verdict
+from trtspec.kernels.verify_result import VerifyResult
 
 MARGIN = 1e-10
 CHAIN = (-1, 0, 1)
@@ -34,13 +34,13 @@ THREE_SIBLINGS = (-1, 0, 0, 0)
 UNUSED = (-1, -1, 0, 0, -1, 2, -1)
 
 
-def verify_chain(case: Case, uniforms: Array) -> Verdict:
+def verify_chain(case: Case, uniforms: Array) -> VerifyResult:
     """The rule of chains, told of one."""
     draft_probs = None if case.draft_probs is None else case.draft_probs[:-1]
     return reference.verify_chain(case.target_probs, draft_probs, case.tokens[1:], uniforms)
 
 
-def verify_tree(case: Case, uniforms: Array) -> Verdict:
+def verify_tree(case: Case, uniforms: Array) -> VerifyResult:
     """The rule of trees for tokens that were chosen or drawn."""
     tree = (case.tokens, case.parents, case.limit, uniforms)
     if case.draft_probs is None:
@@ -112,7 +112,7 @@ TREES = {
 
 
 class Identity:
-    """Takes the target's probabilities for its logits: a Warp that rounds nothing."""
+    """Takes the target's probabilities for its logits: a SamplingParams that rounds nothing."""
 
     @staticmethod
     def probs(logits: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ class Corners:
 
     cases: list[Case]
     uniforms: Tensor
-    verdicts: list[Verdict]
+    results: list[VerifyResult]
 
     @classmethod
     def of(cls, boxes: list[Box]) -> Corners:
@@ -133,7 +133,7 @@ class Corners:
         wide = [box for box in boxes if min(np.subtract(box.highs, box.lows)) > 3 * MARGIN]
         lows, highs = np.array([box.lows for box in wide]), np.array([box.highs for box in wide])
         uniforms = torch.from_numpy(np.concatenate([lows + MARGIN, highs - MARGIN]))
-        return cls([box.case for box in wide] * 2, uniforms, [box.verdict for box in wide] * 2)
+        return cls([box.case for box in wide] * 2, uniforms, [box.result for box in wide] * 2)
 
     def stack(self, name: str) -> Tensor:
         """Return a field of the cases [rows, nodes, ...]."""

@@ -12,10 +12,10 @@ import torch
 from tests.kernels.scenarios import CHAINS, Corners, Identity, boxes_of
 from trtspec.kernels import reference
 from trtspec.kernels.chain import verify_chain
-from trtspec.kernels.sampling import Warp
-from trtspec.kernels.verdict import Verdict
+from trtspec.kernels.sampling import SamplingParams
+from trtspec.kernels.verify_result import VerifyResult
 
-Rule = Callable[[np.ndarray, np.ndarray | None, list[int], list[float]], Verdict]
+Rule = Callable[[np.ndarray, np.ndarray | None, list[int], list[float]], VerifyResult]
 
 
 @pytest.mark.parametrize("name", CHAINS)
@@ -24,8 +24,8 @@ def test_torch_agrees_with_the_reference_on_both_sides_of_every_edge(name: str, 
     corners = Corners.of(boxes_of(CHAINS[name], 0, zeros))
     draft_probs = None if corners.draft_probs is None else corners.draft_probs[:, :-1]
     tokens, lens = corners.stack("tokens")[:, 1:], [2] * len(corners.cases)
-    verdicts = verify_chain(corners.stack("target_probs"), tokens, lens, Identity(), draft_probs, corners.uniforms)
-    assert verdicts == corners.verdicts
+    results = verify_chain(corners.stack("target_probs"), tokens, lens, Identity(), draft_probs, corners.uniforms)
+    assert results == corners.results
 
 
 class Batch:
@@ -43,17 +43,17 @@ class Batch:
         self.tokens = torch.from_numpy(np.array([[rng.choice(vocab, p=x) for x in row] for row in probs]))
         self.draft_probs = torch.from_numpy(probs).to(dtype) if drawn else None
 
-    def warp(self, rows: slice = slice(None)) -> Warp:
+    def warp(self, rows: slice = slice(None)) -> SamplingParams:
         temperature, top_k, top_p = (torch.tensor(list(column)) for column in zip(*self.how[rows], strict=True))
-        return Warp(temperature, top_k, top_p, truncates=True)
+        return SamplingParams(temperature, top_k, top_p, truncates=True)
 
-    def verdicts(self, rows: slice = slice(None)) -> list[Verdict]:
+    def results(self, rows: slice = slice(None)) -> list[VerifyResult]:
         draft_probs = None if self.draft_probs is None else self.draft_probs[rows]
         return verify_chain(
             self.logits[rows], self.tokens[rows], self.lens[rows], self.warp(rows), draft_probs, self.uniforms[rows]
         )
 
-    def expected(self, row: int) -> Verdict:
+    def expected(self, row: int) -> VerifyResult:
         length = self.lens[row]
         target = np.array([reference.warp(x, *self.how[row]) for x in self.logits[row].double().numpy()])
         draft = None if self.draft_probs is None else self.draft_probs[row, :length].double().numpy()
@@ -68,24 +68,24 @@ def test_torch_gives_the_tokens_of_the_reference(dtype: torch.dtype, drawn: bool
     lengths = set()
     for seed in range(20):
         batch = Batch(seed, dtype, drawn)
-        verdicts = batch.verdicts()
-        assert verdicts == [batch.expected(row) for row in range(len(verdicts))]
-        lengths |= {len(verdict.path) for verdict in verdicts}
+        results = batch.results()
+        assert results == [batch.expected(row) for row in range(len(results))]
+        lengths |= {len(result.path) for result in results}
     assert lengths == {0, 1, 2, 3, 4}
 
 
 @pytest.mark.parametrize("drawn", [True, False])
 def test_a_row_says_the_same_alone(drawn: bool) -> None:
     batch = Batch(0, torch.float32, drawn)
-    alone = [batch.verdicts(slice(row, row + 1))[0] for row in range(len(batch.lens))]
-    assert batch.verdicts() == alone
+    alone = [batch.results(slice(row, row + 1))[0] for row in range(len(batch.lens))]
+    assert batch.results() == alone
 
 
 @pytest.mark.parametrize("drawn", [True, False])
 def test_greedy_rows_of_a_mixed_batch_say_what_a_greedy_batch_does(drawn: bool) -> None:
     batch = Batch(1, torch.float32, drawn)
     greedy = verify_chain(batch.logits, batch.tokens, batch.lens)
-    assert batch.verdicts()[::3] == greedy[::3]
+    assert batch.results()[::3] == greedy[::3]
 
 
 def test_greedy_accepts_the_targets_own_choices() -> None:
@@ -93,19 +93,19 @@ def test_greedy_accepts_the_targets_own_choices() -> None:
     for position, token in enumerate((3, 1, 4, 0)):
         logits[:, position, token] = 1.0
     tokens = torch.tensor([[3, 1, 2], [3, 1, 4]])
-    assert verify_chain(logits, tokens, [3, 2]) == [Verdict([1, 2], 4), Verdict([1, 2], 4)]
-    assert verify_chain(logits, tokens, [0, 3]) == [Verdict([], 3), Verdict([1, 2, 3], 0)]
+    assert verify_chain(logits, tokens, [3, 2]) == [VerifyResult([1, 2], 4), VerifyResult([1, 2], 4)]
+    assert verify_chain(logits, tokens, [0, 3]) == [VerifyResult([], 3), VerifyResult([1, 2, 3], 0)]
 
 
-def by_reference(p: np.ndarray, q: np.ndarray | None, tokens: list[int], uniforms: list[float]) -> Verdict:
+def by_reference(p: np.ndarray, q: np.ndarray | None, tokens: list[int], uniforms: list[float]) -> VerifyResult:
     return reference.verify_chain(p, q, np.array(tokens, dtype=np.int64), np.array(uniforms))
 
 
-def by_torch(p: np.ndarray, q: np.ndarray | None, tokens: list[int], uniforms: list[float]) -> Verdict:
+def by_torch(p: np.ndarray, q: np.ndarray | None, tokens: list[int], uniforms: list[float]) -> VerifyResult:
     draft = None if q is None else torch.from_numpy(q)[None]
     chain, drawn = torch.tensor([tokens], dtype=torch.int64), torch.tensor([uniforms], dtype=torch.float64)
-    (verdict,) = verify_chain(torch.from_numpy(p)[None], chain, [len(tokens)], Identity(), draft, drawn)
-    return verdict
+    (result,) = verify_chain(torch.from_numpy(p)[None], chain, [len(tokens)], Identity(), draft, drawn)
+    return result
 
 
 @pytest.mark.parametrize("rule", [by_reference, by_torch])
@@ -116,19 +116,19 @@ class TestEdges:
 
     def test_a_token_of_probability_zero_is_not_accepted_at_uniform_zero(self, rule: Rule) -> None:
         p, q = np.array([[0.0, 1.0], [0.5, 0.5]]), np.array([[1.0, 0.0]])
-        assert rule(p, q, [0], [0.0, 0.0]) == Verdict([], 1)
-        assert rule(p, None, [0], [0.0, 0.0]) == Verdict([], 1)
+        assert rule(p, q, [0], [0.0, 0.0]) == VerifyResult([], 1)
+        assert rule(p, None, [0], [0.0, 0.0]) == VerifyResult([], 1)
 
     def test_without_residual_mass_the_target_is_sampled(self, rule: Rule) -> None:
         # as by rounding: a draft that is nowhere below the target
         p, q = np.array([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]), np.array([[1.0, 1.0, 0.0]])
-        assert rule(p, q, [1], [0.5, 0.9]) == Verdict([], 1)
+        assert rule(p, q, [1], [0.5, 0.9]) == VerifyResult([], 1)
 
     @pytest.mark.parametrize("q", [np.zeros((0, 2)), None])
     def test_an_empty_draft_samples_the_target(self, rule: Rule, q: np.ndarray | None) -> None:
-        assert rule(np.array([[0.25, 0.75]]), q, [], [0.3]) == Verdict([], 1)
+        assert rule(np.array([[0.25, 0.75]]), q, [], [0.3]) == VerifyResult([], 1)
 
     def test_a_chosen_token_that_was_rejected_does_not_come_next(self, rule: Rule) -> None:
         p = np.array([[0.25, 0.5, 0.25], [1.0, 0.0, 0.0]])
-        assert rule(p, None, [1], [0.5, 0.49]) == Verdict([], 0)
-        assert rule(p, None, [1], [0.5, 0.51]) == Verdict([], 2)
+        assert rule(p, None, [1], [0.5, 0.49]) == VerifyResult([], 0)
+        assert rule(p, None, [1], [0.5, 0.51]) == VerifyResult([], 2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules of the reference give exactly the target's law: every draft and every verdict is enumerated."""
+"""The rules of the reference give exactly the target's law: every draft and every result is enumerated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.kernels.law import Array, Case, Rule, Table, boxes, is_lossless, text_law
 from tests.kernels.scenarios import CHAINS, TREES, Scenario, boxes_of, verify_chain, verify_tree
 from trtspec.kernels import reference
-from trtspec.kernels.verdict import Verdict
+from trtspec.kernels.verify_result import VerifyResult
 
 SCENARIOS = {f"{kind}, {name}": s for kind, of in (("chain", CHAINS), ("tree", TREES)) for name, s in of.items()}
 
@@ -34,24 +34,24 @@ def test_the_law_of_the_text_is_the_targets(name: str, zeros: bool) -> None:
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_drafts_are_accepted(name: str) -> None:
-    paths = {tuple(box.verdict.path) for box in boxes_of(SCENARIOS[name], 0, False)}
+    paths = {tuple(box.result.path) for box in boxes_of(SCENARIOS[name], 0, False)}
     scenario = SCENARIOS[name]
     reachable = {node for node, parent in enumerate(scenario.parents) if parent >= 0}
     deep = {node for node in reachable if scenario.parents[node] > 0} if scenario.limit == 1 else set()
     assert {path[-1] for path in paths if path} == reachable - deep
 
 
-def accepting_all(case: Case, uniforms: Array) -> Verdict:
-    return Verdict([1, 2], reference.pick(case.target_probs[2], uniforms[-1]))
+def accepting_all(case: Case, uniforms: Array) -> VerifyResult:
+    return VerifyResult([1, 2], reference.pick(case.target_probs[2], uniforms[-1]))
 
 
-def by_best_match(case: Case, uniforms: Array) -> Verdict:
+def by_best_match(case: Case, uniforms: Array) -> VerifyResult:
     best = case.target_probs.argmax(-1)
     path = [1, 2] if list(best[:2]) == list(case.tokens[1:]) else [1] if best[0] == case.tokens[1] else []
-    return Verdict(path, reference.pick(case.target_probs[len(path)], uniforms[-1]))
+    return VerifyResult(path, reference.pick(case.target_probs[len(path)], uniforms[-1]))
 
 
-def against_the_first_target(case: Case, uniforms: Array) -> Verdict:
+def against_the_first_target(case: Case, uniforms: Array) -> VerifyResult:
     """Test every sibling against the target, not against what the ones before it have left of it."""
     node, path, left = 0, [], case.target_probs[0]
     draft, untested = case.draft_probs[0], reference.children(case.parents, 0)
@@ -64,10 +64,10 @@ def against_the_first_target(case: Case, uniforms: Array) -> Verdict:
             untested = reference.children(case.parents, child)
         else:
             left, draft = reference.residual(left, proposal), reference.without(draft, case.tokens[child])
-    return Verdict(path, reference.pick(left, uniforms[0]))
+    return VerifyResult(path, reference.pick(left, uniforms[0]))
 
 
-def as_if_drawn(case: Case, uniforms: Array) -> Verdict:
+def as_if_drawn(case: Case, uniforms: Array) -> VerifyResult:
     """Test tokens that were chosen as though they had been drawn from the target's own law."""
     tree = (case.tokens, case.parents, case.limit, uniforms)
     return reference.verify_drawn(case.target_probs, case.target_probs, *tree)
@@ -120,13 +120,13 @@ def test_drawn_siblings_may_be_verified_as_chosen_ones_at_a_loss_of_acceptance_o
     """The target's token is drawn without a look at the siblings, so where they are from does not matter."""
     scenario = TREES["drawn"]
 
-    def as_if_chosen(case: Case, uniforms: Array) -> Verdict:
+    def as_if_chosen(case: Case, uniforms: Array) -> VerifyResult:
         return reference.verify_chosen(case.target_probs, case.tokens, case.parents, case.limit, uniforms)
 
     def mean_accepted(rule: Rule, columns: tuple[int, ...]) -> float:
         found = [box for case in scenario.cases(0, False) for box in boxes(rule, case, columns)]
         assert is_lossless(text_law(found, scenario.target(0, False)), scenario.target(0, False))
-        return sum(box.weight * len(box.verdict.path) for box in found)
+        return sum(box.weight * len(box.result.path) for box in found)
 
     assert mean_accepted(as_if_chosen, (0, 1, 2, 3, 4)) < mean_accepted(verify_tree, scenario.columns) - 0.01
 
@@ -140,7 +140,7 @@ def test_a_chain_is_a_tree() -> None:
 
 
 def test_typical_acceptance_does_not_keep_the_law() -> None:
-    def typical(case: Case, uniforms: Array) -> Verdict:
+    def typical(case: Case, uniforms: Array) -> VerifyResult:
         return reference.verify_typical(
             case.target_probs, case.tokens, case.parents, case.limit, uniforms[0], threshold=0.09, alpha=0.3
         )

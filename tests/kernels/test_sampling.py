@@ -6,13 +6,15 @@ import pytest
 import torch
 
 from trtspec.kernels import reference
-from trtspec.kernels.sampling import Warp, pick
+from trtspec.kernels.sampling import SamplingParams, pick
 
 HOW = [(1.0, 0, 1.0), (0.7, 5, 1.0), (1.3, 0, 0.8), (0.5, 7, 0.6), (0.0, 0, 1.0), (1.0, 3, 0.05)]
 
 
-def warp_of(temperature: float, top_k: int, top_p: float) -> Warp:
-    return Warp(torch.tensor([temperature]), torch.tensor([top_k]), torch.tensor([top_p]), bool(top_k) or top_p < 1.0)
+def warp_of(temperature: float, top_k: int, top_p: float) -> SamplingParams:
+    return SamplingParams(
+        torch.tensor([temperature]), torch.tensor([top_k]), torch.tensor([top_p]), bool(top_k) or top_p < 1.0
+    )
 
 
 @pytest.mark.parametrize(("temperature", "top_k", "top_p"), HOW)
@@ -38,7 +40,10 @@ def test_probabilities_are_those_of_transformers(temperature: float, top_k: int,
 def test_without_greedy_rows_the_one_hot_is_left_out_and_nothing_changes() -> None:
     torch.manual_seed(0)
     logits, how = torch.randn(3, 2, 40), (torch.tensor([0.7, 1.0, 1.3]), torch.tensor([0, 5, 0]), torch.ones(3))
-    assert torch.equal(Warp(*how, truncates=True, mixed=False).probs(logits), Warp(*how, truncates=True).probs(logits))
+    assert torch.equal(
+        SamplingParams(*how, truncates=True, mixed=False).probs(logits),
+        SamplingParams(*how, truncates=True).probs(logits),
+    )
 
 
 def test_the_last_token_stands_for_no_weight_at_all() -> None:

@@ -12,11 +12,11 @@ import torch
 from tests.kernels.scenarios import CHAINS, TREES, Corners, Identity, boxes_of
 from trtspec.kernels import reference
 from trtspec.kernels.chain import verify_chain
-from trtspec.kernels.sampling import Warp
+from trtspec.kernels.sampling import SamplingParams
 from trtspec.kernels.tree import Tree, Typical, in_node_order, verify_tree
-from trtspec.kernels.verdict import Verdict
+from trtspec.kernels.verify_result import VerifyResult
 
-Rule = Callable[[np.ndarray, Tree, tuple[int, ...], int, Typical], Verdict]
+Rule = Callable[[np.ndarray, Tree, tuple[int, ...], int, Typical], VerifyResult]
 MODES = [(True, None), (False, None), (False, Typical())]
 
 
@@ -67,7 +67,7 @@ class TestTree:
 def test_torch_agrees_with_the_reference_on_both_sides_of_every_edge(name: str, zeros: bool) -> None:
     scenario = TREES[name]
     corners = Corners.of(boxes_of(scenario, 0, zeros))
-    verdicts = verify_tree(
+    results = verify_tree(
         corners.stack("target_probs"),
         corners.stack("tokens"),
         Tree(np.array([scenario.parents])),
@@ -76,7 +76,7 @@ def test_torch_agrees_with_the_reference_on_both_sides_of_every_edge(name: str, 
         corners.draft_probs,
         corners.uniforms,
     )
-    assert verdicts == corners.verdicts
+    assert results == corners.results
 
 
 def test_a_chain_is_a_tree() -> None:
@@ -130,16 +130,16 @@ class Batch:
         probs[::3] = 0.0
         self.draft_probs = torch.from_numpy(probs).to(dtype) if drawn else None
 
-    def warp(self, rows: slice) -> Warp:
+    def warp(self, rows: slice) -> SamplingParams:
         temperature, top_k, top_p = (torch.tensor(list(column)) for column in zip(*self.how[rows], strict=True))
-        return Warp(temperature, top_k, top_p, truncates=True)
+        return SamplingParams(temperature, top_k, top_p, truncates=True)
 
-    def verdicts(self, rows: slice = slice(None), typical: Typical | None = None) -> list[Verdict]:
+    def results(self, rows: slice = slice(None), typical: Typical | None = None) -> list[VerifyResult]:
         tree, draft_probs = Tree(self.tree.parents[rows]), None if self.draft_probs is None else self.draft_probs[rows]
         batch = (self.logits[rows], self.tokens[rows], tree, self.limits[rows], self.warp(rows))
         return verify_tree(*batch, draft_probs, self.uniforms[rows], typical)
 
-    def expected(self, row: int, typical: Typical | None = None) -> Verdict:
+    def expected(self, row: int, typical: Typical | None = None) -> VerifyResult:
         target = np.array([reference.warp(x, *self.how[row]) for x in self.logits[row].double().numpy()])
         tree = (self.tokens[row].numpy(), self.tree.parents[row], self.limits[row])
         uniforms = self.uniforms[row].numpy()
@@ -156,17 +156,17 @@ def test_torch_gives_the_tokens_of_the_reference(dtype: torch.dtype, drawn: bool
     lengths = set()
     for seed in range(20):
         batch = Batch(seed, dtype, drawn)
-        verdicts = batch.verdicts(typical=typical)
-        assert verdicts == [batch.expected(row, typical) for row in range(len(verdicts))]
-        lengths |= {len(verdict.path) for verdict in verdicts}
+        results = batch.results(typical=typical)
+        assert results == [batch.expected(row, typical) for row in range(len(results))]
+        lengths |= {len(result.path) for result in results}
     assert lengths >= {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize(("drawn", "typical"), MODES)
 def test_a_row_says_the_same_alone(drawn: bool, typical: Typical | None) -> None:
     batch = Batch(0, torch.float32, drawn)
-    alone = [batch.verdicts(slice(row, row + 1), typical)[0] for row in range(len(batch.limits))]
-    assert batch.verdicts(typical=typical) == alone
+    alone = [batch.results(slice(row, row + 1), typical)[0] for row in range(len(batch.limits))]
+    assert batch.results(typical=typical) == alone
 
 
 @pytest.mark.parametrize(("drawn", "typical"), MODES)
@@ -175,8 +175,8 @@ def test_greedy_rows_of_a_mixed_batch_say_what_a_greedy_batch_does(drawn: bool, 
     for seed in range(10):
         batch = Batch(seed, torch.float32, drawn)
         greedy = verify_tree(batch.logits, batch.tokens, batch.tree, batch.limits)[::3]
-        assert batch.verdicts(typical=typical)[::3] == greedy
-        accepted += sum(len(verdict.path) for verdict in greedy)
+        assert batch.results(typical=typical)[::3] == greedy
+        accepted += sum(len(result.path) for result in greedy)
     assert accepted > 10
 
 
@@ -186,9 +186,9 @@ def test_greedy_goes_down_to_the_first_child_with_the_targets_choice() -> None:
     logits = torch.full((1, 6, 5), -1.0)
     for node, token in enumerate((4, 1, 2, 0, 1, 3)):
         logits[0, node, token] = 1.0
-    assert verify_tree(logits, tokens, tree, [2]) == [Verdict([2, 5], 3)]
-    assert verify_tree(logits, tokens, tree, [1]) == [Verdict([2], 2)]
-    assert verify_tree(logits, tokens, tree, [0]) == [Verdict([], 4)]
+    assert verify_tree(logits, tokens, tree, [2]) == [VerifyResult([2, 5], 3)]
+    assert verify_tree(logits, tokens, tree, [1]) == [VerifyResult([2], 2)]
+    assert verify_tree(logits, tokens, tree, [0]) == [VerifyResult([], 4)]
 
 
 def test_a_token_of_probability_zero_is_not_accepted_at_uniform_zero() -> None:
@@ -196,21 +196,23 @@ def test_a_token_of_probability_zero_is_not_accepted_at_uniform_zero() -> None:
     draft = torch.tensor([[[0.5, 0.5, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]])
     tokens, tree = torch.tensor([[0, 0, 1]]), Tree.of_paths([(0,), (1,)])
     for draft_probs in (draft, None):
-        verdicts = verify_tree(target, tokens, tree, [2], Identity(), draft_probs, torch.zeros(1, 3))
-        assert verdicts == [Verdict([], 2)]
+        results = verify_tree(target, tokens, tree, [2], Identity(), draft_probs, torch.zeros(1, 3))
+        assert results == [VerifyResult([], 2)]
 
 
-def typical_by_reference(rows: np.ndarray, tree: Tree, tokens: tuple[int, ...], limit: int, how: Typical) -> Verdict:
+def typical_by_reference(
+    rows: np.ndarray, tree: Tree, tokens: tuple[int, ...], limit: int, how: Typical
+) -> VerifyResult:
     return reference.verify_typical(
         rows, np.array(tokens), tree.parents[0], limit, 0.75, threshold=how.threshold, alpha=how.alpha
     )
 
 
-def typical_by_torch(rows: np.ndarray, tree: Tree, tokens: tuple[int, ...], limit: int, how: Typical) -> Verdict:
+def typical_by_torch(rows: np.ndarray, tree: Tree, tokens: tuple[int, ...], limit: int, how: Typical) -> VerifyResult:
     uniforms = torch.full((1, len(tokens)), 0.75)
     logits, drafted = torch.from_numpy(rows)[None], torch.tensor([tokens])
-    (verdict,) = verify_tree(logits, drafted, tree, [limit], Identity(), None, uniforms, how)
-    return verdict
+    (result,) = verify_tree(logits, drafted, tree, [limit], Identity(), None, uniforms, how)
+    return result
 
 
 @pytest.mark.parametrize("rule", [typical_by_reference, typical_by_torch])
@@ -223,17 +225,17 @@ class TestTypical:
 
     def test_the_longest_path_of_likely_tokens_wins(self, rule: Rule) -> None:
         # 0.2 passes 0.3 * 0.4485 and 0.4 passes 0.3 * 0.3893; 0.1 does not; 0.75 of (0.7, 0.2, 0.1) is token 1
-        assert rule(self.ROWS, self.TREE, self.TOKENS, 2, Typical(0.5, 0.3)) == Verdict([2, 4], 1)
+        assert rule(self.ROWS, self.TREE, self.TOKENS, 2, Typical(0.5, 0.3)) == VerifyResult([2, 4], 1)
 
     def test_a_higher_alpha_asks_more(self, rule: Rule) -> None:
         # 0.2 does not pass 0.5 * 0.4485; 0.75 of (0.5, 0.4, 0.1) is token 1
-        assert rule(self.ROWS, self.TREE, self.TOKENS, 2, Typical(0.5, 0.5)) == Verdict([1], 1)
+        assert rule(self.ROWS, self.TREE, self.TOKENS, 2, Typical(0.5, 0.5)) == VerifyResult([1], 1)
 
     def test_the_threshold_caps_what_is_asked(self, rule: Rule) -> None:
         # 0.1 passes 0.09 but not 0.1; the first of two equally long paths wins
-        assert rule(self.ROWS, self.TREE, self.TOKENS, 2, Typical(0.09, 0.3)) == Verdict([1, 3], 1)
-        assert rule(self.ROWS, self.TREE, self.TOKENS, 2, Typical(0.1, 0.3)) == Verdict([2, 4], 1)
+        assert rule(self.ROWS, self.TREE, self.TOKENS, 2, Typical(0.09, 0.3)) == VerifyResult([1, 3], 1)
+        assert rule(self.ROWS, self.TREE, self.TOKENS, 2, Typical(0.1, 0.3)) == VerifyResult([2, 4], 1)
 
     def test_the_limit_holds(self, rule: Rule) -> None:
-        assert rule(self.ROWS, self.TREE, self.TOKENS, 1, Typical()) == Verdict([1], 1)
-        assert rule(self.ROWS, self.TREE, self.TOKENS, 0, Typical()) == Verdict([], 1)
+        assert rule(self.ROWS, self.TREE, self.TOKENS, 1, Typical()) == VerifyResult([1], 1)
+        assert rule(self.ROWS, self.TREE, self.TOKENS, 0, Typical()) == VerifyResult([], 1)

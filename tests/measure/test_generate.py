@@ -132,8 +132,8 @@ def test_an_artifact_that_is_damaged(damage: Any, message: str, artifact: Path, 
 def test_an_interrupted_generation(artifact: Path) -> None:
     arguments = ["generate", str(artifact), "-p", "the", "--max-tokens", "250"]
     slow = "from trtspec.torch_engine.model.decoder import Decoder; import time\n"
-    slow += "forward = Decoder.tapped\n"
-    slow += "Decoder.tapped = lambda *a, **k: (time.sleep(0.05), forward(*a, **k))[1]\n"
+    slow += "forward = Decoder.forward_with_features\n"
+    slow += "Decoder.forward_with_features = lambda *a, **k: (time.sleep(0.05), forward(*a, **k))[1]\n"
     command = [sys.executable, "-c", f"{slow}from trtspec.cli.app import main; main({arguments!r})"]
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, **pipes, env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:

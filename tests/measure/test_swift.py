@@ -11,9 +11,9 @@ import torch
 
 from tests.conftest import Run
 from tests.tiny import convert, make_llama, reference_model
-from trtspec.torch_engine.model.decoder import Decoder
 from trtspec.measure.swift import Matcher, Text
 from trtspec.methods.swift import Skip
+from trtspec.torch_engine.model.decoder import Decoder
 
 pytestmark = pytest.mark.integration
 

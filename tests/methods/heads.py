@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tests.tiny import SHAPE, convert
-from trtspec.models.source_model import load_part
+from trtspec.models.source_head import load_head
 
 Tensors = dict[str, Tensor]
 HIDDEN, VOCAB = SHAPE["hidden_size"], SHAPE["vocab_size"]
@@ -44,7 +44,7 @@ def save_heads(root: Path, tensors: Tensors, prefix: str = "", **config: Any) ->
 
 def convert_with(source: Path, part: Path, out: Path, choices: Any = "mc_sim_7b_63", **how: Any) -> Path:
     """Convert a model together with the heads at `part`."""
-    return convert(source, out, load_part=lambda target: load_part(part, "medusa", {"choices": choices}, target), **how)
+    return convert(source, out, load_head=lambda target: load_head(part, "medusa", {"choices": choices}, target), **how)
 
 
 def logits_of(heads: Tensors, head: int, hidden: Tensor) -> Tensor:

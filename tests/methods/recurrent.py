@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tests.tiny import SHAPE, convert
-from trtspec.models.source_model import load_part
+from trtspec.models.source_head import load_head
 
 Tensors = dict[str, Tensor]
 HIDDEN, VOCAB = SHAPE["hidden_size"], SHAPE["vocab_size"]
@@ -144,5 +144,5 @@ def convert_with(
 ) -> Path:
     """Convert a model together with the drafter at `part`."""
     return convert(
-        source, out, load_part=lambda model: load_part(part, "redrafter", options or {}, model, draft_len), **how
+        source, out, load_head=lambda model: load_head(part, "redrafter", options or {}, model, draft_len), **how
     )

@@ -16,9 +16,9 @@ from trtspec.methods.choices import (
     MEDUSA_CHOICES,
     MOST_NODES,
     Choice,
+    check_ranks,
     find_choices,
     most_ranks,
-    ranks_misfits,
 )
 
 # How many nodes the published trees have on each level, with the path that was chosen last.
@@ -86,6 +86,6 @@ def test_what_makes_no_tree(written: Any, message: str) -> None:
 
 def test_ranks_beyond_the_vocabulary() -> None:
     assert most_ranks([(0,), (7,), (0, 2)]) == 8
-    assert ranks_misfits([(0,), (7,)], model_config(vocab_size=8)) == []
-    (misfit,) = ranks_misfits([(0,), (7,)], model_config(vocab_size=7))
-    assert (misfit.code, misfit.message) == ("choices", "rank 7 is beyond the target's 7 vocabulary entries")
+    assert check_ranks([(0,), (7,)], model_config(vocab_size=8)) == []
+    (diagnostic,) = check_ranks([(0,), (7,)], model_config(vocab_size=7))
+    assert (diagnostic.code, diagnostic.message) == ("choices", "rank 7 is beyond the target's 7 vocabulary entries")

@@ -14,14 +14,15 @@ import torch
 from safetensors.torch import load_file
 
 from tests.conftest import Run
-from tests.methods.eagle_nets import BLOCK, HIDDEN, ROPE, VOCAB, Tensors, convert_with, random_net, save_net
+from tests.methods.eagle_heads import BLOCK, HIDDEN, ROPE, VOCAB, Tensors, convert_with, random_net, save_net
 from tests.test_check import problems_of
 from tests.tiny import PAIR_VOCAB, TARGET_SHAPE, make_llama
-from trtspec.checkpoint.sharding import Mapping
+from trtspec.checkpoint.sharding import ParallelMapping
 from trtspec.errors import CheckpointError, TrtspecError
-from trtspec.methods.base import Extent, find_method
+from trtspec.methods.base import DraftShape, find_method
+from trtspec.models.source_head import SourceHead, load_head
+from trtspec.models.source_model import load_model
 from trtspec.quant.scheme import Scheme
-from trtspec.models.source_model import SourcePart, load_model, load_part
 
 METHOD = find_method("eagle")
 TREE: dict[str, Any] = {"choices": [[0], [1], [0, 0], [1, 0], [1, 1], [1, 0, 0]]}
@@ -62,35 +63,37 @@ class TestConversion:
         if own:
             tensors["embed_tokens.weight"] = torch.randn(ODD, HIDDEN).bfloat16()
         part = save_net(tmp_path / "net", tensors, vocab=ODD)
-        ranks = nets_of(convert_with(source, part, tmp_path / "out", TREE, mapping=Mapping(tensor)))
+        ranks = nets_of(convert_with(source, part, tmp_path / "out", TREE, mapping=ParallelMapping(tensor)))
         target = load_file(source / "model.safetensors")
         absent = {"fc.bias": torch.zeros(HIDDEN).bfloat16(), "embed_tokens.weight": target["model.embed_tokens.weight"]}
         assert len(ranks) == tensor
         for level in range(3):
             own_names = {f"drafter.{name}" for name in (*STORED, "layers.0.attention.qkv.weight")}
-            wanted = {f"eagle_nets.{level}.{name}" for name in {"lm_head.weight", *own_names}}
+            wanted = {f"eagle_heads.{level}.{name}" for name in {"lm_head.weight", *own_names}}
             for rank in ranks:
-                assert {name for name in rank if name.startswith(f"eagle_nets.{level}.")} == wanted
+                assert {name for name in rank if name.startswith(f"eagle_heads.{level}.")} == wanted
             for name, (sources, dimension) in STORED.items():
-                parts = [rank[f"eagle_nets.{level}.drafter.{name}"] for rank in ranks]
+                parts = [rank[f"eagle_heads.{level}.drafter.{name}"] for rank in ranks]
                 whole = parts[0] if dimension is None else torch.cat(parts, dimension)
                 expected = torch.cat([(absent | tensors)[each] for each in sources])
                 assert torch.equal(whole[: len(expected)], expected), name  # a divided vocabulary is padded
-            heads = torch.cat([rank[f"eagle_nets.{level}.lm_head.weight"] for rank in ranks])
+            heads = torch.cat([rank[f"eagle_heads.{level}.lm_head.weight"] for rank in ranks])
             assert torch.equal(heads[:ODD], target["lm_head.weight"])
-        assert all(name.startswith(("eagle_nets.0.", "eagle_nets.1.", "eagle_nets.2.")) for name in ranks[0])
+        assert all(name.startswith(("eagle_heads.0.", "eagle_heads.1.", "eagle_heads.2.")) for name in ranks[0])
 
     def test_heads_are_divided_and_the_one_key_head_is_on_both_ranks(self, source: Path, tmp_path: Path) -> None:
         tensors = random_net()
         part = save_net(tmp_path / "net", tensors, vocab=ODD)
-        ranks = nets_of(convert_with(source, part, tmp_path / "out", TREE, mapping=Mapping(2)))
+        ranks = nets_of(convert_with(source, part, tmp_path / "out", TREE, mapping=ParallelMapping(2)))
         query, key, value = (tensors[f"{BLOCK}.self_attn.{name}_proj.weight"] for name in "qkv")
         for rank, own in zip(ranks, query.chunk(2), strict=True):
-            assert torch.equal(rank["eagle_nets.1.drafter.layers.0.attention.qkv.weight"], torch.cat([own, key, value]))
+            assert torch.equal(
+                rank["eagle_heads.1.drafter.layers.0.attention.qkv.weight"], torch.cat([own, key, value])
+            )
 
     def test_what_config_json_says(self, source: Path, tmp_path: Path) -> None:
         part = save_net(tmp_path / "net", random_net(), vocab=ODD, max_position_embeddings=64)
-        out = convert_with(source, part, tmp_path / "out", TREE, mapping=Mapping(2))
+        out = convert_with(source, part, tmp_path / "out", TREE, mapping=ParallelMapping(2))
         config = json.loads((out / "config.json").read_text())
         assert config["architecture"] == "EagleForCausalLM"
         assert (config["num_eagle_layers"], config["max_non_leaves_per_layer"], config["max_draft_len"]) == (3, 2, 6)
@@ -118,14 +121,14 @@ class TestConversion:
         (net,) = nets_of(out)
         assert {value.dtype for value in net.values()} == {torch.bfloat16}
         quantization = json.loads((out / "config.json").read_text())["quantization"]
-        assert quantization["exclude_modules"] == ["lm_head", "*eagle_nets*"]
+        assert quantization["exclude_modules"] == ["lm_head", "*eagle_heads*"]
 
     def test_a_target_that_ties_its_head_lends_it(self, tmp_path: Path) -> None:
         tied = make_llama(tmp_path / "hf", tie_word_embeddings=True)
         part = save_net(tmp_path / "net", random_net())
         (net,) = nets_of(convert_with(tied, part, tmp_path / "out", TREE))
         embedding = load_file(tied / "model.safetensors")["model.embed_tokens.weight"]
-        assert torch.equal(net["eagle_nets.2.lm_head.weight"], embedding)
+        assert torch.equal(net["eagle_heads.2.lm_head.weight"], embedding)
 
     def test_biases_of_attention_are_found_by_their_names(self, source: Path, tmp_path: Path) -> None:
         """As in the nets for Qwen2."""
@@ -133,12 +136,12 @@ class TestConversion:
                   for name, size in (("q", HIDDEN), ("k", HIDDEN // 2), ("v", HIDDEN // 2))}  # fmt: skip
         part = save_net(tmp_path / "net", random_net() | biases, vocab=ODD)
         (net,) = nets_of(convert_with(source, part, tmp_path / "out", TREE))
-        stored = net["eagle_nets.0.drafter.layers.0.attention.qkv.bias"]
+        stored = net["eagle_heads.0.drafter.layers.0.attention.qkv.bias"]
         assert torch.equal(stored, torch.cat(list(biases.values())))
 
 
-def read(part: Path, source: Path, **options: Any) -> SourcePart:
-    return load_part(part, "eagle", options, load_model(source, "auto"))
+def read(part: Path, source: Path, **options: Any) -> SourceHead:
+    return load_head(part, "eagle", options, load_model(source, "auto"))
 
 
 def without(*names: str) -> Tensors:
@@ -202,7 +205,7 @@ def test_what_is_no_eagle_net(
 @pytest.mark.parametrize("architectures", [None, [], ["EagleLlamaForCausalLM"], "Llama", [3]])
 def test_what_a_net_calls_itself_does_not_matter(architectures: Any, source: Path, tmp_path: Path) -> None:
     part = save_net(tmp_path / "net", random_net(), vocab=ODD, architectures=architectures)
-    assert not read(part, source).part.misfits
+    assert not read(part, source).head.diagnostics
 
 
 def test_a_norm_that_the_layer_has_no_use_for_is_skipped(source: Path, tmp_path: Path) -> None:
@@ -213,7 +216,7 @@ def test_a_norm_that_the_layer_has_no_use_for_is_skipped(source: Path, tmp_path:
 
 def test_a_net_of_another_model_is_refused_with_all_reasons_at_once(source: Path, tmp_path: Path) -> None:
     part = save_net(tmp_path / "net", random_net(HIDDEN // 2), hidden=HIDDEN // 2)
-    assert [(misfit.code, misfit.message) for misfit in read(part, source).part.misfits] == [
+    assert [(diagnostic.code, diagnostic.message) for diagnostic in read(part, source).head.diagnostics] == [
         ("hidden-size", "the net is for hidden states of 16, the target's have 32"),
         ("vocabulary", "the net is for 64 vocabulary entries, the target has 63"),
     ]
@@ -224,23 +227,23 @@ def test_a_net_of_another_model_is_refused_with_all_reasons_at_once(source: Path
 def test_its_parameters_are_counted_once(source: Path, tmp_path: Path) -> None:
     tensors = random_net(bias=True)
     part = read(save_net(tmp_path / "net", tensors, vocab=ODD), source)
-    assert part.part.num_parameters == sum(tensor.numel() for tensor in tensors.values())
+    assert part.head.num_parameters == sum(tensor.numel() for tensor in tensors.values())
 
 
 class TestOptions:
     def test_the_default_is_the_tree_of_the_reference(self) -> None:
         """Called mc_sim_7b_63 there, and of 25 nodes (SafeAILab/EAGLE, eagle/model/choices.py)."""
         options = METHOD.parse({})
-        assert METHOD.extent(options, 0) == Extent(5, 25)
+        assert METHOD.draft_shape(options, 0) == DraftShape(5, 25)
         assert METHOD.parse({"choices": "mc_sim_7b_63"}) == options
 
     def test_a_growing_tree_is_by_default_that_of_the_reference(self) -> None:
         """SafeAILab/EAGLE, eagle/model/ea_model.py: total_token 60 with the root, depth 7 below the first level."""
-        assert METHOD.extent(METHOD.parse({"dynamic": True}), 0) == Extent(8, 59)
+        assert METHOD.draft_shape(METHOD.parse({"dynamic": True}), 0) == DraftShape(8, 59)
 
     def test_a_growing_tree_has_no_more_nodes_than_are_ranked(self) -> None:
         options = METHOD.parse({"dynamic": True, "top_k": 2, "depth": 3, "nodes": 200})
-        assert METHOD.extent(options, 0) == Extent(3, 2 + 4 + 4)
+        assert METHOD.draft_shape(options, 0) == DraftShape(3, 2 + 4 + 4)
 
     @pytest.mark.parametrize("written", [{}, {"choices": [[0]]}, {"dynamic": True}, {"dynamic": True, "nodes": 7}])
     def test_what_is_recorded_of_options_says_the_same_again(self, written: dict[str, Any]) -> None:
@@ -300,8 +303,8 @@ class TestRecipes:
         save_net(root / "net", random_net(hidden), hidden=hidden, vocab=40)
         asked = {"dynamic": True, "top_k": 41}
         target = load_model(root / "target", "auto")
-        (misfit,) = METHOD.misfits(METHOD.parse(asked), target.config)
-        assert (misfit.code, misfit.message) == ("top_k", "41 is more than the target's 40 vocabulary entries")
+        (diagnostic,) = METHOD.check_options(METHOD.parse(asked), target.config)
+        assert (diagnostic.code, diagnostic.message) == ("top_k", "41 is more than the target's 40 vocabulary entries")
 
     def test_a_net_that_does_not_fit(self, eagle: Path, trtspec: Run) -> None:
         config = eagle.parent / "net" / "config.json"

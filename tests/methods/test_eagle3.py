@@ -15,14 +15,15 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.conftest import Run
-from tests.methods.eagle3_nets import AUX, ROPE, Net, convert_with, random_net, save_net
+from tests.methods.eagle3_heads import AUX, ROPE, Net, convert_with, random_net, save_net
 from tests.test_check import problems_of
 from tests.tiny import PAIR_VOCAB, SHAPE, TARGET_SHAPE, make_llama, reference_model
-from trtspec.checkpoint.sharding import Mapping
+from trtspec.checkpoint.sharding import ParallelMapping
 from trtspec.errors import CheckpointError, TrtspecError
-from trtspec.methods.base import Extent, find_method
+from trtspec.methods.base import DraftShape, find_method
+from trtspec.models.source_head import SourceHead, load_head
+from trtspec.models.source_model import load_model
 from trtspec.quant.scheme import Scheme
-from trtspec.models.source_model import SourcePart, load_model, load_part
 
 METHOD = find_method("eagle3")
 LAYERS = 7
@@ -94,7 +95,7 @@ class TestConversion:
     def test_ranks_put_together_are_one_rank(self, source: Path, tmp_path: Path) -> None:
         part = save_net(random_net((0, 4, 6), drafted=41, bias=True), tmp_path / "net")
         (whole,) = parts_of(convert_with(source, part, tmp_path / "one"))
-        first, second = parts_of(convert_with(source, part, tmp_path / "two", mapping=Mapping(2)))
+        first, second = parts_of(convert_with(source, part, tmp_path / "two", mapping=ParallelMapping(2)))
         assert first.keys() == second.keys() == whole.keys()
         by_rows = {f"{LAYER}.mlp.fc.weight", f"{LAYER}.mlp.gate.weight", "eagle3.lm_head.weight"}
         by_columns = {f"{LAYER}.attention.dense.weight", f"{LAYER}.mlp.proj.weight"}
@@ -115,10 +116,10 @@ class TestConversion:
         rope = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                 "original_max_position_embeddings": 64}  # fmt: skip
         part = save_net(random_net((0, 4, 6), fc_norm=True), tmp_path / "net", rope_scaling=rope)
-        config = config_of(convert_with(source, part, tmp_path / "out", mapping=Mapping(2)))
+        config = config_of(convert_with(source, part, tmp_path / "out", mapping=ParallelMapping(2)))
         assert config["architecture"] == "LlamaForCausalLM"
         assert config["eagle3"] == {
-            "taps": [1, 5, 7], "norm_before_fc": False, "fc_norm": True, "norm_before_residual": False,
+            "aux_layers": [1, 5, 7], "norm_before_fc": False, "fc_norm": True, "norm_before_residual": False,
             "norm_output": False, "fc_bias": False, "own_embedding": False, "own_head": True, "maps_ids": True,
         }  # fmt: skip
         layer = config["eagle3_net_config"]
@@ -146,7 +147,7 @@ class TestConversion:
         net = random_net((0, 4, 6), target={"hidden_size": 16}, own_embedding=True)
         net = net.changed(fc__weight=torch.ones((16, 3 * SHAPE["hidden_size"]), dtype=torch.bfloat16))
         part = save_net(net, tmp_path / "net", target_hidden_size=SHAPE["hidden_size"])
-        assert not read(part, source).part.misfits
+        assert not read(part, source).head.diagnostics
         bare = save_net(net.changed(embed_tokens__weight=None), tmp_path / "bare", target_hidden_size=32)
         with pytest.raises(CheckpointError, match=r"1 tensor does not add up:\n  embed_tokens.weight: missing"):
             read(bare, source)
@@ -161,24 +162,24 @@ class TestLayouts:
             convert_with(source, save_net(net, tmp_path / layout, layout), tmp_path / f"{layout}-out")
             for layout in self.LAYOUTS
         ]
-        assert config_of(outs[0])["eagle3"]["taps"] == [2, 3, 4]
+        assert config_of(outs[0])["eagle3"]["aux_layers"] == [2, 3, 4]
         for out in outs[1:]:
             for name in ("config.json", "rank0.safetensors"):
                 assert (out / name).read_bytes() == (outs[0] / name).read_bytes(), out
 
     @pytest.mark.parametrize(
-        ("layers", "taps"), [(6, None), (7, [2, 3, 4]), (32, [2, 16, 29]), (61, [2, 30, 58])], ids=str
+        ("layers", "aux_layers"), [(6, None), (7, [2, 3, 4]), (32, [2, 16, 29]), (61, [2, 30, 58])], ids=str
     )
-    def test_layers_where_none_are_named(self, layers: int, taps: list[int] | None, tmp_path: Path) -> None:
+    def test_layers_where_none_are_named(self, layers: int, aux_layers: list[int] | None, tmp_path: Path) -> None:
         """What goes into 2, n // 2 and n - 3 (SafeAILab/EAGLE, modeling_llama_kv.py); 6 layers are too few."""
         source = make_llama(tmp_path / "hf", num_hidden_layers=layers, rope_parameters=ROPE)
-        part = read(save_net(random_net(AUX_OF_PAPER), tmp_path / "net", "original"), source).part
-        if taps:
-            assert part.config["eagle3"]["taps"] == taps
+        part = read(save_net(random_net(AUX_OF_PAPER), tmp_path / "net", "original"), source).head
+        if aux_layers:
+            assert part.config["eagle3"]["aux_layers"] == aux_layers
         else:
-            (misfit,) = part.misfits
-            assert misfit.code == "aux-layers"
-            assert misfit.message == "the net reads what goes into the layers 2, 3, 3 of a target that has 6"
+            (diagnostic,) = part.diagnostics
+            assert diagnostic.code == "aux-layers"
+            assert diagnostic.message == "the net reads what goes into the layers 2, 3, 3 of a target that has 6"
 
     @pytest.mark.filterwarnings("ignore")  # ModelOpt warns of what is on its way out
     def test_what_nvidias_exporter_writes(self, source: Path, tmp_path: Path) -> None:
@@ -201,19 +202,19 @@ class TestLayouts:
         for name, value in expected.items():
             assert torch.equal(found[name], value), name
         config = config_of(out)
-        assert config["eagle3"]["taps"] == [number + 1 for number in written["eagle_config"][AUX]] == [2, 3, 4]
+        assert config["eagle3"]["aux_layers"] == [number + 1 for number in written["eagle_config"][AUX]] == [2, 3, 4]
         assert config["eagle3_net_config"]["rotary_scaling"]["factor"] == written["rope_scaling"]["factor"] == 32.0
 
     def test_modelopts_names_of_the_switches(self, source: Path, tmp_path: Path) -> None:
         net = random_net((0, 4, 6), norm_before_fc=True)
         eagle = {AUX: [0, 4, 6], "norm_before_fc": True, "return_hidden_post_norm": True}
         part = save_net(net, tmp_path / "net", eagle_config=eagle, norm_before_fc=None)
-        written = read(part, source).part.config["eagle3"]
+        written = read(part, source).head.config["eagle3"]
         assert (written["norm_before_fc"], written["norm_output"]) == (True, True)
 
 
-def read(part: Path, source: Path, **options: Any) -> SourcePart:
-    return load_part(part, "eagle3", options, load_model(source, "auto"))
+def read(part: Path, source: Path, **options: Any) -> SourceHead:
+    return load_head(part, "eagle3", options, load_model(source, "auto"))
 
 
 def without(*names: str) -> Callable[[], Net]:
@@ -343,20 +344,20 @@ def test_all_that_does_not_fit_is_said(
     net: Callable[[], Net], config: dict[str, Any], expected: list[tuple[str, str]], source: Path, tmp_path: Path
 ) -> None:
     found = read(save_net(net(), tmp_path / "net", **config), source)
-    assert [(misfit.code, misfit.message) for misfit in found.part.misfits] == expected
+    assert [(diagnostic.code, diagnostic.message) for diagnostic in found.head.diagnostics] == expected
     with pytest.raises(CheckpointError, match="; ".join(message for _, message in expected).replace("[", r"\[")):
-        found.check(Mapping())
+        found.check(ParallelMapping())
 
 
 class TestOptions:
     def test_they_say_how_much_is_drafted(self) -> None:
-        def extent(draft_len: int, **options: int) -> Extent:
-            return METHOD.extent(METHOD.parse(options), draft_len)
+        def draft_shape(draft_len: int, **options: int) -> DraftShape:
+            return METHOD.draft_shape(METHOD.parse(options), draft_len)
 
-        assert extent(5) == Extent(5, 5)
-        assert extent(5, top_k=4, nodes=20) == Extent(5, 20)
-        assert extent(2, top_k=2, nodes=20) == Extent(2, 6)  # 2 tokens, and 2 after each
-        assert extent(5, top_k=2, nodes=3) == Extent(3, 3)
+        assert draft_shape(5) == DraftShape(5, 5)
+        assert draft_shape(5, top_k=4, nodes=20) == DraftShape(5, 20)
+        assert draft_shape(2, top_k=2, nodes=20) == DraftShape(2, 6)  # 2 tokens, and 2 after each
+        assert draft_shape(5, top_k=2, nodes=3) == DraftShape(3, 3)
 
     @pytest.mark.parametrize(
         ("options", "message"),
@@ -374,9 +375,9 @@ class TestOptions:
 
     def test_a_tree_is_no_wider_than_what_is_drafted_from(self, source: Path, tmp_path: Path) -> None:
         part = save_net(random_net((0, 4, 6), drafted=3), tmp_path / "net")
-        assert not read(part, source, top_k=3, nodes=9).part.misfits
-        (misfit,) = read(part, source, top_k=4, nodes=9).part.misfits
-        assert misfit.message == "top_k is 4, and the net drafts 3 different tokens"
+        assert not read(part, source, top_k=3, nodes=9).head.diagnostics
+        (diagnostic,) = read(part, source, top_k=4, nodes=9).head.diagnostics
+        assert diagnostic.message == "top_k is 4, and the net drafts 3 different tokens"
 
 
 @pytest.fixture

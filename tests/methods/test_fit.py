@@ -9,18 +9,18 @@ import pytest
 
 from tests.configs import model_config
 from trtspec.checkpoint.model_config import RopeScaling
-from trtspec.methods.fit import differences, size_misfits
+from trtspec.methods.fit import check_layer, check_sizes
 
 STRETCHED = RopeScaling("linear", 4.0)
 
 
 def test_sizes_that_are_the_targets() -> None:
-    assert not list(size_misfits("the net is", 12, 50, model_config()))
+    assert not list(check_sizes("the net is", 12, 50, model_config()))
 
 
 def test_other_sizes_are_errors_and_all_of_them_are_said() -> None:
-    found = list(size_misfits("heads are", 16, 40, model_config()))
-    assert [(misfit.code, misfit.message, misfit.severity) for misfit in found] == [
+    found = list(check_sizes("heads are", 16, 40, model_config()))
+    assert [(diagnostic.code, diagnostic.message, diagnostic.severity) for diagnostic in found] == [
         ("hidden-size", "heads are for hidden states of 16, the target's have 12", "error"),
         ("vocabulary", "heads are for 40 vocabulary entries, the target has 50", "error"),
     ]
@@ -31,7 +31,7 @@ def test_other_sizes_are_errors_and_all_of_them_are_said() -> None:
 )
 def test_a_net_that_turns_and_reaches_as_its_target_does(fields: dict[str, Any]) -> None:
     target = model_config(rope_scaling=fields.get("rope_scaling"))
-    assert not list(differences(model_config(**fields), target))
+    assert not list(check_layer(model_config(**fields), target))
 
 
 @pytest.mark.parametrize(
@@ -47,6 +47,6 @@ def test_a_net_that_turns_and_reaches_as_its_target_does(fields: dict[str, Any])
     ],
 )
 def test_differences_that_may_cost_acceptance_are_warnings(fields: dict[str, Any], code: str, message: str) -> None:
-    (misfit,) = differences(model_config(**fields), model_config())
-    assert (misfit.code, misfit.message, misfit.severity) == (code, message, "warning")
-    assert misfit.hint
+    (diagnostic,) = check_layer(model_config(**fields), model_config())
+    assert (diagnostic.code, diagnostic.message, diagnostic.severity) == (code, message, "warning")
+    assert diagnostic.hint

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from trtspec.errors import TrtspecError
-from trtspec.methods.base import Extent
+from trtspec.methods.base import DraftShape
 from trtspec.methods.lookahead import METHOD, LookaheadOptions
 
 OFF = {"window": 1, "ngram": 1, "verification": 0}
@@ -21,21 +21,21 @@ def test_the_defaults_are_those_of_tensorrt_llm() -> None:
 
 
 @pytest.mark.parametrize(
-    ("window", "ngram", "guesses", "extent"),
+    ("window", "ngram", "guesses", "draft_shape"),
     [
-        (7, 7, 7, Extent(6, 83)),  # the example of TensorRT-LLM's examples/lookahead
-        (4, 3, 4, Extent(2, 15)),
-        (1, 1, 0, Extent(0, 0)),
-        (2, 2, 1, Extent(1, 2)),
-        (1, 5, 0, Extent(4, 3)),
-        (60, 8, 60, Extent(7, 839)),  # the defaults of the authors' implementation
+        (7, 7, 7, DraftShape(6, 83)),  # the example of TensorRT-LLM's examples/lookahead
+        (4, 3, 4, DraftShape(2, 15)),
+        (1, 1, 0, DraftShape(0, 0)),
+        (2, 2, 1, DraftShape(1, 2)),
+        (1, 5, 0, DraftShape(4, 3)),
+        (60, 8, 60, DraftShape(7, 839)),  # the defaults of the authors' implementation
     ],
 )
 def test_the_extent_is_the_draft_length_that_tensorrt_llm_reserves(
-    window: int, ngram: int, guesses: int, extent: Extent
+    window: int, ngram: int, guesses: int, draft_shape: DraftShape
 ) -> None:
     options = {"window": window, "ngram": ngram, "verification": guesses}
-    assert METHOD.extent(METHOD.parse(options), 0) == extent
+    assert METHOD.draft_shape(METHOD.parse(options), 0) == draft_shape
 
 
 TURNED_OFF = "ngram 1 is lookahead turned off: window has to be 1, verification 0"

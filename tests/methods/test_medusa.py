@@ -19,12 +19,13 @@ from tests.methods.heads import HIDDEN, VOCAB, Tensors, convert_with, random_hea
 from tests.quant import modelopt
 from tests.test_check import problems_of
 from tests.tiny import PAIR_VOCAB, TARGET_SHAPE, make_llama
-from trtspec.checkpoint.sharding import Mapping
+from trtspec.checkpoint.sharding import ParallelMapping
 from trtspec.errors import CheckpointError, TrtspecError
-from trtspec.methods.base import Extent, find_method
+from trtspec.methods.base import DraftShape, find_method
 from trtspec.methods.choices import MEDUSA_CHOICES
+from trtspec.models.source_head import SourceHead, load_head
+from trtspec.models.source_model import load_model
 from trtspec.quant.scheme import Scheme
-from trtspec.models.source_model import SourcePart, load_model, load_part
 
 METHOD = find_method("medusa")
 
@@ -60,7 +61,7 @@ class TestConversion:
     ) -> None:
         tensors = random_heads(4, num_layers, vocab=VOCAB - 1)
         part = save_heads(tmp_path / "heads", tensors, prefix)
-        ranks = heads_of(convert_with(source, part, tmp_path / "out", mapping=Mapping(tensor)))
+        ranks = heads_of(convert_with(source, part, tmp_path / "out", mapping=ParallelMapping(tensor)))
         names = {ours: theirs for head in range(4) for theirs, ours in stored_names(head, num_layers).items()}
         assert len(ranks) == tensor
         for rank in ranks:
@@ -108,7 +109,9 @@ def test_it_is_what_nvidias_exporter_writes(architecture: str, tensor: int, tmp_
             parameter.data.normal_()
     export_hf_checkpoint(copy.deepcopy(model), export_dir=tmp_path / "heads")
     modelopt.export(model, case, tmp_path / "theirs")
-    ours = convert_with(source, tmp_path / "heads", tmp_path / "ours", dtype=case.dtype, mapping=Mapping(tensor))
+    ours = convert_with(
+        source, tmp_path / "heads", tmp_path / "ours", dtype=case.dtype, mapping=ParallelMapping(tensor)
+    )
     for our_rank, their_rank in zip(heads_of(ours), heads_of(tmp_path / "theirs"), strict=True):
         assert our_rank.keys() == their_rank.keys()
         for name, value in their_rank.items():
@@ -119,8 +122,8 @@ def test_it_is_what_nvidias_exporter_writes(architecture: str, tensor: int, tmp_
     assert found["model_type"] == {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2"}[architecture]
 
 
-def read(part: Path, source: Path, **options: Any) -> SourcePart:
-    return load_part(part, "medusa", options, load_model(source, "auto"))
+def read(part: Path, source: Path, **options: Any) -> SourceHead:
+    return load_head(part, "medusa", options, load_model(source, "auto"))
 
 
 def without(*names: str) -> Tensors:
@@ -201,8 +204,8 @@ def test_what_is_no_medusa_heads(
 
 def test_heads_of_another_model_are_refused_with_all_reasons_at_once(source: Path, tmp_path: Path) -> None:
     part = save_heads(tmp_path / "heads", random_heads(3, hidden=HIDDEN // 2, vocab=VOCAB))
-    misfits = read(part, source).part.misfits
-    assert [(misfit.code, misfit.message) for misfit in misfits] == [
+    misfits = read(part, source).head.diagnostics
+    assert [(diagnostic.code, diagnostic.message) for diagnostic in misfits] == [
         ("hidden-size", "the heads are for hidden states of 16, the target's have 32"),
         ("vocabulary", "the heads are for 64 vocabulary entries, the target has 63"),
         ("heads", "the choices are 4 tokens deep, the heads are 3"),
@@ -215,24 +218,24 @@ def test_heads_of_another_model_are_refused_with_all_reasons_at_once(source: Pat
 
 def test_fewer_levels_need_fewer_heads(source: Path, tmp_path: Path) -> None:
     part = save_heads(tmp_path / "heads", random_heads(1, vocab=VOCAB - 1))
-    assert not read(part, source, choices=[[0], [1]]).part.misfits
-    (misfit,) = read(part, source, choices=[[0], [0, 0]]).part.misfits
-    assert misfit.hint == "list choices of at most that length: 1"
+    assert not read(part, source, choices=[[0], [1]]).head.diagnostics
+    (diagnostic,) = read(part, source, choices=[[0], [0, 0]]).head.diagnostics
+    assert diagnostic.hint == "list choices of at most that length: 1"
 
 
 def test_its_parameters_are_counted(source: Path, tmp_path: Path) -> None:
     part = read(save_heads(tmp_path / "heads", random_heads(4, 2, vocab=VOCAB - 1)), source)
-    assert part.part.num_parameters == 4 * (2 * (HIDDEN * HIDDEN + HIDDEN) + (VOCAB - 1) * HIDDEN)
+    assert part.head.num_parameters == 4 * (2 * (HIDDEN * HIDDEN + HIDDEN) + (VOCAB - 1) * HIDDEN)
 
 
 class TestOptions:
     def test_the_choices_say_how_much_is_drafted(self) -> None:
-        assert METHOD.extent(METHOD.parse({}), 0) == Extent(4, 63)
-        assert METHOD.extent(METHOD.parse({"choices": [[0], [0, 0], [3]]}), 0) == Extent(2, 3)
+        assert METHOD.draft_shape(METHOD.parse({}), 0) == DraftShape(4, 63)
+        assert METHOD.draft_shape(METHOD.parse({"choices": [[0], [0, 0], [3]]}), 0) == DraftShape(2, 3)
 
     @pytest.mark.parametrize("name", MEDUSA_CHOICES)
     def test_every_published_tree_is_known(self, name: str) -> None:
-        assert METHOD.extent(METHOD.parse({"choices": name}), 0).nodes == 63
+        assert METHOD.draft_shape(METHOD.parse({"choices": name}), 0).nodes == 63
 
     def test_bad_choices_are_said_with_their_place(self) -> None:
         with pytest.raises(TrtspecError) as caught:

@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from trtspec.backends.base import running
 from trtspec.errors import TrtspecError
 from trtspec.methods.base import Method
 from trtspec.methods.speedup import expected_speedup, expected_tokens
@@ -17,16 +18,16 @@ METHODS: dict[str, Method] = discover("trtspec.methods", "METHOD")
 def test_a_method_says_what_fits_together(name: str) -> None:
     method = METHODS[name]
     assert method.summary
-    assert (method.drafts_with == "part") == (method.read_part is not None)
+    assert (method.drafts_with == "part") == (method.read_head is not None)
     assert method.default_draft_len in method.draft_lens or (not method.draft_lens and not method.default_draft_len)
     options = method.parse({})  # no option is required
     assert all(field.description for field in method.options.model_fields.values())
     for draft_len in method.draft_lens or (0,):
-        extent = method.extent(options, draft_len)
-        assert 0 <= extent.depth <= extent.nodes
-        assert extent.depth == draft_len or not method.draft_lens
+        draft_shape = method.draft_shape(options, draft_len)
+        assert 0 <= draft_shape.max_depth <= draft_shape.max_tokens
+        assert draft_shape.max_depth == draft_len or not method.draft_lens
     drafters = discover("trtspec.torch_engine.drafters", "DRAFTER")
-    assert ("embedded" in method.engines) == (name in drafters)
+    assert ("embedded" in running(name)) == (name in drafters)
 
 
 def test_options_that_were_never_checked_are_refused() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from trtspec.methods.base import Extent, find_method
+from trtspec.backends.base import running
+from trtspec.methods.base import DraftShape, find_method
 from trtspec.methods.mtp import count_layers
 
 
@@ -27,7 +28,7 @@ def test_layers_are_counted_where_the_config_names_them(config, layers: int) -> 
 
 def test_it_drafts_a_chain_with_nothing_of_the_recipes_own_and_no_build_of_engines() -> None:
     method = find_method("mtp")
-    assert method.extent(method.options(), 3) == Extent(3, 3)
+    assert method.draft_shape(method.options(), 3) == DraftShape(3, 3)
     assert method.drafts_with == "nothing"
-    assert method.engines == ("llmapi", "vllm")
-    assert method.build_arguments(Extent(3, 3)) == []
+    assert running("mtp") == ["llmapi", "vllm"]
+    assert method.build_arguments(DraftShape(3, 3)) == []

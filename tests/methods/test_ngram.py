@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from trtspec.errors import TrtspecError
-from trtspec.methods.base import Extent
+from trtspec.methods.base import DraftShape
 from trtspec.methods.ngram import METHOD, NgramOptions
 
 
@@ -14,7 +14,7 @@ def test_the_defaults() -> None:
     assert METHOD.options() == NgramOptions(min_match=2, max_match=16)
     assert METHOD.default_draft_len == 8
     assert METHOD.engine_mode == "draft_tokens_external"
-    assert METHOD.extent(METHOD.options(), 8) == Extent(depth=8, nodes=8)
+    assert METHOD.draft_shape(METHOD.options(), 8) == DraftShape(depth=8, nodes=8)
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,12 @@ from tests.conftest import Run
 from tests.methods.recurrent import GENERATIONS, HIDDEN, VOCAB, Drafter, convert_with, random_drafter
 from tests.test_check import problems_of
 from tests.tiny import PAIR_VOCAB, TARGET_SHAPE, make_llama, make_model
-from trtspec.checkpoint.sharding import Mapping
+from trtspec.checkpoint.sharding import ParallelMapping
 from trtspec.errors import CheckpointError
-from trtspec.methods.base import Extent, find_method
+from trtspec.methods.base import DraftShape, find_method
+from trtspec.models.source_head import SourceHead, load_head
+from trtspec.models.source_model import load_model
 from trtspec.quant.scheme import Scheme
-from trtspec.models.source_model import SourcePart, load_model, load_part
 
 ODD = VOCAB - 1
 STORED = {
@@ -57,7 +58,7 @@ def drafters_of(root: Path) -> list[dict[str, torch.Tensor]]:
 def test_ranks_put_together_are_the_source(generation: str, tensor: int, source: Path, tmp_path: Path) -> None:
     drafter = random_drafter(2, vocab=ODD)
     part = drafter.save(tmp_path / "drafter", generation)
-    ranks = drafters_of(convert_with(source, part, tmp_path / "out", mapping=Mapping(tensor)))
+    ranks = drafters_of(convert_with(source, part, tmp_path / "out", mapping=ParallelMapping(tensor)))
     assert len(ranks) == tensor
     for rank in ranks:
         assert rank.keys() == set(STORED.values())
@@ -117,8 +118,8 @@ def test_a_drafter_of_a_quantized_target_stays_as_it_is(source: Path, tmp_path: 
     assert quantization["exclude_modules"] == ["lm_head", "*drafter*"]
 
 
-def read(part: Path, source: Path, **options: Any) -> SourcePart:
-    return load_part(part, "redrafter", options, load_model(source, "auto"))
+def read(part: Path, source: Path, **options: Any) -> SourceHead:
+    return load_head(part, "redrafter", options, load_model(source, "auto"))
 
 
 def changed(change: Callable[[dict[str, torch.Tensor]], object]) -> Drafter:
@@ -197,7 +198,7 @@ def test_what_is_no_drafter(
 
 def test_a_drafter_of_another_model_is_refused_with_all_reasons_at_once(source: Path, tmp_path: Path) -> None:
     part = random_drafter(hidden=HIDDEN // 2).save(tmp_path / "drafter")
-    assert [(misfit.code, misfit.message) for misfit in read(part, source).part.misfits] == [
+    assert [(diagnostic.code, diagnostic.message) for diagnostic in read(part, source).head.diagnostics] == [
         ("hidden-size", "the drafter is for hidden states of 16, the target's have 32"),
         ("vocabulary", "the drafter is for 64 vocabulary entries, the target has 63"),
     ]
@@ -207,8 +208,8 @@ def test_a_drafter_of_another_model_is_refused_with_all_reasons_at_once(source: 
 
 def test_how_much_it_drafts() -> None:
     method = find_method("redrafter")
-    assert method.extent(method.parse({}), method.default_draft_len) == Extent(5, 25)
-    assert method.extent(method.parse({"beams": 3}), 2) == Extent(2, 6)
+    assert method.draft_shape(method.parse({}), method.default_draft_len) == DraftShape(5, 25)
+    assert method.draft_shape(method.parse({"beams": 3}), 2) == DraftShape(2, 6)
 
 
 @pytest.fixture

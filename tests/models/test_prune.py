@@ -13,12 +13,12 @@ from safetensors.torch import load_file
 
 from tests.quant.compressed import compress, compressed_tensors
 from tests.tiny import convert, make_model, make_tokenizer, reference_model
-from trtspec.torch_engine.model.decoder import Decoder
-from trtspec.torch_engine.drafters.swift import sublayers
 from trtspec.errors import CheckpointError
 from trtspec.methods.swift import Skip
-from trtspec.models.source_model import load_model
 from trtspec.models.prune import prune_checkpoint
+from trtspec.models.source_model import load_model
+from trtspec.torch_engine.drafters.swift import sublayers
+from trtspec.torch_engine.model.decoder import Decoder
 
 pytestmark = pytest.mark.integration
 
@@ -41,7 +41,7 @@ def test_its_logits_are_the_drafters(shape: dict[str, Any], tmp_path: Path) -> N
     decoder = Decoder(convert(source, tmp_path / "target"), 1, 16, torch.device("cpu"), torch.float32)
     tokens = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
     with torch.inference_mode():
-        ours = decoder.tapped(tokens, decoder.windows.chain([0], 8), (), skipped=sublayers(SKIP))[0]
+        ours = decoder.forward_with_features(tokens, decoder.windows.chain([0], 8), (), skipped=sublayers(SKIP))[0]
         theirs = reference_model(tmp_path / "pruned")(tokens).logits[0]
     torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=2e-4)
     config = json.loads((tmp_path / "pruned" / "config.json").read_text())

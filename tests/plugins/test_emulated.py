@@ -166,8 +166,8 @@ def test_compact_kv_in_pages(emulated: KernelLibrary) -> None:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_batches_reach_every_length(seed: int) -> None:
-    """Without different verdicts, equal ones would prove little."""
-    verdicts = [verify_chain(random_chains(Shape(1000, draft=draft, seed=seed, requests=14))) for draft in DRAFTS]
-    assert {int(n) for verdict in verdicts for n in verdict.accepted} == {0, 1, 2, 3}
+    """Without different results, equal ones would prove little."""
+    results = [verify_chain(random_chains(Shape(1000, draft=draft, seed=seed, requests=14))) for draft in DRAFTS]
+    assert {int(n) for result in results for n in result.accepted} == {0, 1, 2, 3}
     trees = [verify_tree(random_trees(Shape(1000, draft="logits", seed=seed, requests=14), mode)) for mode in Mode]
-    assert {int(n) for verdict in trees for n in verdict.path_len} >= {0, 1, 2}
+    assert {int(n) for result in trees for n in result.path_len} >= {0, 1, 2}

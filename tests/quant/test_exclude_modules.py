@@ -20,7 +20,7 @@ from tests.quant import modelopt
 from tests.quant.test_modelopt_parity import export_both, shaped
 from tests.tiny import convert, make_model
 from trtspec.checkpoint.safetensors import read_header
-from trtspec.checkpoint.sharding import Mapping
+from trtspec.checkpoint.sharding import ParallelMapping
 from trtspec.quant.scheme import Scheme
 from trtspec.steps.convert import ONE_RANK
 
@@ -29,7 +29,7 @@ ONE_LAYER = ("transformer.layers.1.*", "*layers.0.attention*")
 LAYERS = 3
 
 
-def convert_without(source: Path, out: Path, weights: str, patterns: str, mapping: Mapping = ONE_RANK) -> Path:
+def convert_without(source: Path, out: Path, weights: str, patterns: str, mapping: ParallelMapping = ONE_RANK) -> Path:
     """Convert to FP8, what the patterns match left out."""
     scheme = Scheme(weights, exclude=("lm_head", *patterns.split("|")))
     return convert(source, out, mapping=mapping, scheme=scheme, activations=activations_of(LAYERS))
@@ -51,15 +51,15 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 # several stages number their layers from 0, so that no pattern can name one
-DIVIDED = [(patterns, Mapping(2, 2)) for patterns in EVERYWHERE]
+DIVIDED = [(patterns, ParallelMapping(2, 2)) for patterns in EVERYWHERE]
 
 
 @pytest.mark.parametrize(
-    ("patterns", "mapping"), [*((patterns, Mapping(2)) for patterns in (*EVERYWHERE, *ONE_LAYER)), *DIVIDED]
+    ("patterns", "mapping"), [*((patterns, ParallelMapping(2)) for patterns in (*EVERYWHERE, *ONE_LAYER)), *DIVIDED]
 )
 @pytest.mark.parametrize(("family", "weights"), [("llama", "fp8"), ("llama", "fp8_rowwise"), ("mixtral", "fp8")])
 def test_the_model_asks_for_the_types_that_are_there(
-    family: str, weights: str, patterns: str, mapping: Mapping, sources: dict[str, Path], tmp_path: Path
+    family: str, weights: str, patterns: str, mapping: ParallelMapping, sources: dict[str, Path], tmp_path: Path
 ) -> None:
     out = convert_without(sources[family], tmp_path, weights, patterns, mapping)
     for rank in range(mapping.ranks):

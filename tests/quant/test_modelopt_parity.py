@@ -30,7 +30,7 @@ from tests.quant.modelopt import (
 )
 from tests.quant.quirks import DIFFERS, OURS, QUIRKS, REFUSES, THEIRS
 from tests.tiny import LLAMA3_ROPE, convert
-from trtspec.checkpoint.sharding import Mapping
+from trtspec.checkpoint.sharding import ParallelMapping
 from trtspec.quant.activations import Activations
 from trtspec.quant.scheme import Scheme
 
@@ -82,7 +82,7 @@ def export_both(case: Case, model: Any, root: Path) -> Exports:
 
 def convert_case(case: Case, source: Path, out: Path, activations: Activations | None = None) -> Path:
     """Convert `source` as a case says."""
-    mapping = Mapping(case.tensor, case.pipeline)
+    mapping = ParallelMapping(case.tensor, case.pipeline)
     scheme = Scheme(case.weights, case.kv_cache, case.exclude)
     return convert(source, out, case.dtype, mapping=mapping, scheme=scheme, activations=activations)
 

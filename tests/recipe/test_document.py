@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trtspec.recipe.diagnostics import Problem, RecipeError
+from trtspec.diagnostics import Diagnostic, RecipeError
 from trtspec.recipe.document import Source, parse_document, resolve_scalar
 from trtspec.recipe.tree import MAX_DEPTH, MAX_NODES, Node, locate, plain
 
@@ -25,23 +25,23 @@ SCALARS = [
 ]
 
 
-def parse(text: str) -> tuple[Any, list[Problem]]:
-    problems: list[Problem] = []
+def parse(text: str) -> tuple[Any, list[Diagnostic]]:
+    problems: list[Diagnostic] = []
     return plain(tree_of(text, problems)), problems
 
 
-def tree_of(text: str, problems: list[Problem]) -> Node:
+def tree_of(text: str, problems: list[Diagnostic]) -> Node:
     return parse_document(text, Source.of("r.yaml", Path("/base"), text), problems)
 
 
-def refused(text: str) -> Problem:
+def refused(text: str) -> Diagnostic:
     with pytest.raises(RecipeError) as caught:
         parse(text)
-    (problem,) = caught.value.problems
+    (problem,) = caught.value.diagnostics
     return problem
 
 
-def reported(text: str) -> tuple[Any, Problem]:
+def reported(text: str) -> tuple[Any, Diagnostic]:
     value, (problem,) = parse(text)
     return value, problem
 
@@ -157,7 +157,7 @@ def test_an_alias_bomb_is_refused() -> None:
 def test_marks_of_keys_and_values() -> None:
     tree = tree_of("a:\n  b: [x, yy]\n", [])
     node, _ = locate(tree, ("a", "b", "1"))
-    assert (node.mark.line, node.mark.column, node.mark.source) == (2, 10, "  b: [x, yy]")
+    assert (node.mark.line, node.mark.column, node.mark.text) == (2, 10, "  b: [x, yy]")
     node, written = locate(tree, ("a", "b", "7"))
     assert (written, node.key_mark.line, node.key_mark.column, node.mark.column) == (False, 2, 3, 6)
 
@@ -165,7 +165,7 @@ def test_marks_of_keys_and_values() -> None:
 def test_unusual_line_breaks_count_as_yaml_counts_them() -> None:
     tree = tree_of("a: 1\rb: 2\r\nc: 3\u2028d: 4", [])
     assert [tree.value[key].mark.line for key in "abcd"] == [1, 2, 3, 4]
-    assert tree.value["d"].mark.source == "d: 4"
+    assert tree.value["d"].mark.text == "d: 4"
 
 
 @settings(deadline=2000)

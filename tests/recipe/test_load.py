@@ -15,7 +15,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trtspec.recipe.diagnostics import RecipeError
+from trtspec.diagnostics import RecipeError
 from trtspec.recipe.load import load_matrix, load_recipe
 from trtspec.recipe.validate import recipe_keys
 
@@ -217,7 +217,7 @@ def test_all_problems_of_a_file_come_at_once_and_in_order(fail: Fail) -> None:
         "plugins: [1, 2]\ntarget: {model: ./u}\nserving: {streaming: yes, x: !!int 1}\n"
         "speculation: {method: BAD, draft: {model: ./d, dtype: f}}\nengine: {max_seq_len: 0}\n"
     )
-    assert [(problem.line, problem.code, problem.path) for problem in error.problems] == [
+    assert [(problem.line, problem.code, problem.path) for problem in error.diagnostics] == [
         (4, "wrong-type", "plugins.0"),
         (4, "wrong-type", "plugins.1"),
         (5, "duplicate-key", "target"),
@@ -232,15 +232,15 @@ def test_all_problems_of_a_file_come_at_once_and_in_order(fail: Fail) -> None:
 
 def test_what_ends_the_reading_comes_with_what_was_found_before(fail: Fail) -> None:
     error = fail("name: again\nengine: [")
-    assert [problem.code for problem in error.problems] == ["duplicate-key", "syntax"]
+    assert [problem.code for problem in error.diagnostics] == ["duplicate-key", "syntax"]
 
 
 def test_ten_thousand_unknown_keys_are_cut_short(fail: Fail) -> None:
     start = time.perf_counter()
     error = fail("".join(f"key{number}: 1\n" for number in range(9_000)))
     assert time.perf_counter() - start < 5
-    assert (len(error.problems), error.problems[-1].message) == (101, "more problems follow")
-    assert error.problems[0].message == "unknown key 'key0'"
+    assert (len(error.diagnostics), error.diagnostics[-1].message) == (101, "more problems follow")
+    assert error.diagnostics[0].message == "unknown key 'key0'"
 
 
 def test_ten_thousand_list_items_take_no_square_of_the_time(fail: Fail) -> None:
@@ -358,7 +358,7 @@ def test_a_problem_in_the_extended_file_is_shown_there(write: Write) -> None:
     child = write("extends: base/b.yaml\nengine: {max_batch_size: 0}\n", head="")
     with pytest.raises(RecipeError) as caught:
         load_recipe(child)
-    assert [(p.file, p.line, p.path) for p in caught.value.problems] == [
+    assert [(p.file, p.line, p.path) for p in caught.value.diagnostics] == [
         ("base/b.yaml", 5, "engine.gup"),
         ("r.yaml", 2, "engine.max_batch_size"),
     ]
@@ -379,12 +379,12 @@ def test_bad_extends(write: Write, line: str, message: str) -> None:
     Path("folder").mkdir()
     with pytest.raises(RecipeError) as caught:
         load_recipe(path)
-    (problem,) = caught.value.problems
+    (problem,) = caught.value.diagnostics
     assert (problem.message, problem.path, problem.line, problem.column) == (message, "extends", 4, 10)
 
 
 def test_extends_with_a_character_no_path_has(fail: Fail) -> None:
-    problems = fail('extends: "a\\0b"').problems
+    problems = fail('extends: "a\\0b"').diagnostics
     assert [problem.message for problem in problems] == ["control characters are not part of a recipe"]
 
 
@@ -497,15 +497,15 @@ def test_bad_overrides(fail: Fail, override: str, rendered: str) -> None:
 
 
 def test_a_set_path_may_not_be_endless(fail: Fail) -> None:
-    assert fail("", ["a" + ".a" * 100_000 + "=1"]).problems[0].code == "bad-override"
-    assert fail("", ["engine.gpu=" + "[" * 100_000]).problems[0].message == "nested deeper than 32 levels"
+    assert fail("", ["a" + ".a" * 100_000 + "=1"]).diagnostics[0].code == "bad-override"
+    assert fail("", ["engine.gpu=" + "[" * 100_000]).diagnostics[0].message == "nested deeper than 32 levels"
 
 
 def test_a_token_is_repeated_nowhere(fail: Fail) -> None:
     token = "hf_" + "aB3" * 12
     error = fail(f"target: {{revision: {token}, tken: {token}}}\nplugins: [{token}]", [f"engine.gpu={token}"])
-    assert "aB3" not in str(error) + repr(error.problems)
-    assert sum(problem.code == "secret" for problem in error.problems) == 4
+    assert "aB3" not in str(error) + repr(error.diagnostics)
+    assert sum(problem.code == "secret" for problem in error.diagnostics) == 4
 
 
 # The handle

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtspec.recipe.diagnostics import Mark, RecipeError
+from trtspec.diagnostics import Mark, RecipeError
 from trtspec.recipe.load import load_matrix, load_recipe
 from trtspec.recipe.matrix import Matrix
 from trtspec.recipe.tree import Node, plain
@@ -120,7 +120,7 @@ def test_names_are_made_of_what_a_name_may_hold(write: Write) -> None:
     text = "matrix: {target.model: [./A b/x, ~], speculation: [{method: ngram, draft_len: 2}], engine.gpu: [null]}"
     with pytest.raises(RecipeError) as caught:
         load_matrix(write(text))
-    assert [problem.path for problem in caught.value.problems] == ["target.model"]
+    assert [problem.path for problem in caught.value.diagnostics] == ["target.model"]
     text = "matrix: {target.model: [./A b/x, ../y], speculation: [{method: ngram, draft_len: 2}], engine.gpu: [null]}"
     assert names(write(text)) == ["tiny-a-b-x-ngram-2-null", "tiny-y-ngram-2-null"]
 
@@ -153,7 +153,7 @@ def test_set_works_beside_a_matrix_but_not_against_it(write: Write) -> None:
     for override in ("engine.max_batch_size=3", "engine={max_batch_size: 3}"):
         with pytest.raises(RecipeError) as caught:
             load_matrix(path, [override])
-        (problem,) = caught.value.problems
+        (problem,) = caught.value.diagnostics
         assert (problem.message, problem.line) == ("the matrix varies what --set sets", 4)
 
 
@@ -178,7 +178,7 @@ def test_set_works_beside_a_matrix_but_not_against_it(write: Write) -> None:
     ],
 )
 def test_bad_matrices(fail: Fail, matrix: str, message: str) -> None:
-    (problem,) = fail(f"matrix: {matrix}").problems
+    (problem,) = fail(f"matrix: {matrix}").diagnostics
     assert problem.message.startswith(message)
     assert (problem.code, problem.line) == ("matrix", 4)
 
@@ -187,12 +187,12 @@ def test_values_in_all_combinations_are_limited(fail: Fail) -> None:
     options = ", ".join(f"k{number}: 1" for number in range(1000))
     sizes = ", ".join(str(number) for number in range(1, 256))
     error = fail(f"speculation: {{options: {{{options}}}}}\nmatrix: {{engine.max_batch_size: [{sizes}]}}")
-    assert [problem.message for problem in error.problems] == ["more than 200,000 values in all combinations"]
+    assert [problem.message for problem in error.diagnostics] == ["more than 200,000 values in all combinations"]
 
 
 def test_a_mistake_in_the_matrix_is_reported_once_at_its_value(fail: Fail) -> None:
     error = fail("matrix:\n  engine.max_batch_size: [0, 1]\n  engine.gup: [a, b]\nserving: {x: 1}\n")
-    assert [(problem.line, problem.path) for problem in error.problems] == [
+    assert [(problem.line, problem.path) for problem in error.diagnostics] == [
         (5, "engine.max_batch_size"),
         (6, "engine.gup"),
         (7, "serving.x"),

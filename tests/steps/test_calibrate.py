@@ -13,11 +13,11 @@ from trtspec.artifacts.prompts import Prompt, load_prompts
 from trtspec.checkpoint.source import load_source
 from trtspec.errors import CheckpointError
 from trtspec.graph.digest import DigestCache
+from trtspec.graph.files import FileReader
 from trtspec.graph.step import Inputs
 from trtspec.paths import default_prompts
 from trtspec.quant.activations import ACTIVATIONS, load_activations
 from trtspec.steps.calibrate import Calibrate, calibrate_checkpoint
-from trtspec.graph.files import FileReader
 
 TEXTS = ("the rest", "in here, where the north wind is", "{")
 LONG = 500

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.tiny import SHAPE, convert, make_model
-from trtspec.checkpoint.sharding import Mapping
+from trtspec.checkpoint.sharding import ParallelMapping
 from trtspec.quant.scheme import Scheme
 
 VOCAB, WIDER = SHAPE["vocab_size"], 75  # no multiple of the ranks
@@ -41,9 +41,9 @@ def digests(root: Path) -> dict[str, str]:
     ("family", "options"),
     [
         ("qwen2", {}),
-        ("qwen2", {"mapping": Mapping(tensor=2)}),
-        ("llama", {"mapping": Mapping(tensor=2, embedding=False)}),
-        ("llama", {"mapping": Mapping(pipeline=2)}),
+        ("qwen2", {"mapping": ParallelMapping(tensor=2)}),
+        ("llama", {"mapping": ParallelMapping(tensor=2, embedding=False)}),
+        ("llama", {"mapping": ParallelMapping(pipeline=2)}),
         ("llama", {"scheme": Scheme("fp8_rowwise")}),
     ],
 )

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from trtspec.checkpoint.sharding import Mapping
+from trtspec.checkpoint.sharding import ParallelMapping
 from trtspec.errors import StepError
 from trtspec.graph.digest import DigestCache
+from trtspec.graph.files import UNREAD, FileReader, Files
 from trtspec.graph.step import Inputs
 from trtspec.paths import model_repository_dir
 from trtspec.quant.scheme import Scheme
 from trtspec.steps.calibrate import Calibrate
 from trtspec.steps.convert import ConvertCheckpoint
 from trtspec.steps.copy import CopyFiles
-from trtspec.graph.files import UNREAD, FileReader, Files
 from trtspec.steps.repository import read_models
 
 LONG_AGO = 10**18
@@ -111,7 +111,7 @@ def conversion(files: Files, **changes: Any) -> ConvertCheckpoint:
         "source": files,
         "family_version": "",
         "dtype": "bfloat16",
-        "mapping": Mapping(),
+        "mapping": ParallelMapping(),
         "scheme": Scheme(),
         "calibration": (),
         "parts": (),
@@ -144,9 +144,9 @@ def test_the_key_of_a_conversion(root: Path, digests: DigestCache) -> None:
         {"role": "draft"},
         {"family_version": "toy 1.0"},
         {"dtype": "float16"},
-        {"mapping": Mapping(2)},
-        {"mapping": Mapping(1, 2)},
-        {"mapping": Mapping(embedding=False)},
+        {"mapping": ParallelMapping(2)},
+        {"mapping": ParallelMapping(1, 2)},
+        {"mapping": ParallelMapping(embedding=False)},
         {"scheme": Scheme("fp8")},
         {"scheme": Scheme(kv_cache="fp8")},
         {"scheme": Scheme(exclude=())},

@@ -2,7 +2,7 @@
 """What every method is held to: the greedy text is transformers', and sampled text has exactly the target's law.
 
 The law is enumerated, without statistics: a run of the engine is taken again for every way in which its draws can
-fall, a draw being a token drafted or the whole verdict of the acceptance rule. What verdicts there are and how
+fall, a draw being a token drafted or the whole result of the acceptance rule. What results there are and how
 probable each is, the rule itself is asked, with one uniform out of every interval on which it says one thing.
 """
 
@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from tests.tiny import SHAPE
-from trtspec.torch_engine.drafting.base import Sampling as Draws
-from trtspec.torch_engine.engine import Engine
 from trtspec.generation.request import Request, Sampling, Stats
 from trtspec.kernels import reference
-from trtspec.kernels.sampling import Warp
+from trtspec.kernels.sampling import SamplingParams
 from trtspec.kernels.tree import Tree
-from trtspec.kernels.verdict import Verdict
+from trtspec.kernels.verify_result import VerifyResult
+from trtspec.torch_engine.drafting.base import Sampling as Draws
+from trtspec.torch_engine.engine import Engine
 
 T = TypeVar("T")
 
@@ -131,9 +131,14 @@ def engine_texts(engine: Engine, monkeypatch: pytest.MonkeyPatch, request: Reque
         used.append(float(draws.uniforms[0, column]))
         return torch.tensor([fork.choose(list(enumerate(probs[0].tolist())))])
 
-    def verdict(
-        rule: Callable[..., list[Verdict]], logits: Tensor, tokens: Tensor, tree: Tree, warp: Warp, **rest: Any
-    ) -> list[Verdict]:
+    def result(
+        rule: Callable[..., list[VerifyResult]],
+        logits: Tensor,
+        tokens: Tensor,
+        tree: Tree,
+        warp: SamplingParams,
+        **rest: Any,
+    ) -> list[VerifyResult]:
         ours = rest["uniforms"].flatten().tolist()
         assert len(set(used)) == len(used), "a uniform drew two tokens"
         assert not set(used) & set(ours), "a uniform of the draft is used to verify it"
@@ -141,26 +146,35 @@ def engine_texts(engine: Engine, monkeypatch: pytest.MonkeyPatch, request: Reque
         return [fork.choose(verdict_law(rule, logits, tokens, tree, warp, **rest))]
 
     def of_chain(
-        logits: Tensor, tokens: Tensor, lens: list[int], warp: Warp, draft_probs: Tensor | None, uniforms: Tensor
-    ) -> list[Verdict]:
-        def rule(logits: Tensor, tokens: Tensor, tree: Tree, warp: Warp, draft_probs: Any, uniforms: Tensor) -> Any:
+        logits: Tensor,
+        tokens: Tensor,
+        lens: list[int],
+        warp: SamplingParams,
+        draft_probs: Tensor | None,
+        uniforms: Tensor,
+    ) -> list[VerifyResult]:
+        def rule(
+            logits: Tensor, tokens: Tensor, tree: Tree, warp: SamplingParams, draft_probs: Any, uniforms: Tensor
+        ) -> Any:
             # a tree's uniforms begin with the one of the next token, with which a chain's end
             return rules.chain(logits, tokens[:, 1:], lens * len(logits), warp, draft_probs,
                                torch.cat([uniforms[:, 1:], uniforms[:, :1]], 1))  # fmt: skip
 
         length, root = tokens.shape[1] + 1, tokens.new_zeros((1, 1))
         tree = Tree(np.array([[-1, *(node if node < lens[0] else -1 for node in range(length - 1))]]))
-        return verdict(rule, logits, torch.cat([root, tokens], 1), tree, warp, draft_probs=draft_probs,
+        return result(rule, logits, torch.cat([root, tokens], 1), tree, warp, draft_probs=draft_probs,
                        uniforms=torch.cat([uniforms[:, -1:], uniforms[:, :-1]], 1), chain=True)  # fmt: skip
 
     def of_tree(
-        logits: Tensor, tokens: Tensor, tree: Tree, limits: list[int], warp: Warp, draft_probs: Any, uniforms: Tensor,
-        typical: Any,
-    ) -> list[Verdict]:  # fmt: skip
-        def rule(logits: Tensor, tokens: Tensor, tree: Tree, warp: Warp, draft_probs: Any, uniforms: Tensor) -> Any:
+        logits: Tensor, tokens: Tensor, tree: Tree, limits: list[int], warp: SamplingParams, draft_probs: Any,
+        uniforms: Tensor, typical: Any,
+    ) -> list[VerifyResult]:  # fmt: skip
+        def rule(
+            logits: Tensor, tokens: Tensor, tree: Tree, warp: SamplingParams, draft_probs: Any, uniforms: Tensor
+        ) -> Any:
             return rules.tree(logits, tokens, tree, limits * len(logits), warp, draft_probs, uniforms, typical)
 
-        return verdict(rule, logits, tokens, tree, warp, draft_probs=draft_probs, uniforms=uniforms)
+        return result(rule, logits, tokens, tree, warp, draft_probs=draft_probs, uniforms=uniforms)
 
     rules = engine.speculator.rules
     law: dict[tuple[int, ...], float] = {}
@@ -174,10 +188,10 @@ def engine_texts(engine: Engine, monkeypatch: pytest.MonkeyPatch, request: Reque
 
 
 def verdict_law(
-    rule: Callable[..., list[Verdict]], logits: Tensor, tokens: Tensor, tree: Tree, warp: Warp, *,
+    rule: Callable[..., list[VerifyResult]], logits: Tensor, tokens: Tensor, tree: Tree, warp: SamplingParams, *,
     draft_probs: Tensor | None, uniforms: Tensor, chain: bool = False,
-) -> list[tuple[Verdict, float]]:  # fmt: skip
-    """Return every verdict of a rule on one row with its probability, asking it for all cells of uniforms at once."""
+) -> list[tuple[VerifyResult, float]]:  # fmt: skip
+    """Return every result of a rule on one row with its probability, asking it for all cells of uniforms at once."""
     target = warp.probs(logits)[0].double().numpy()
     drawn_from = None if draft_probs is None else draft_probs[0].double().numpy()
     if chain:
@@ -190,14 +204,16 @@ def verdict_law(
     combined = list(product(*cells))
     columns = torch.tensor([[middle for middle, _ in cell] for cell in combined], dtype=torch.float64)
     many = len(combined)
-    wide = Warp(warp.temperature.expand(many), warp.top_k.expand(many), warp.top_p.expand(many), warp.truncates)
+    wide = SamplingParams(
+        warp.temperature.expand(many), warp.top_k.expand(many), warp.top_p.expand(many), warp.truncates
+    )
     spread = None if draft_probs is None else draft_probs.expand(many, -1, -1)
     found = rule(logits.expand(many, -1, -1), tokens.expand(many, -1), tree, wide, spread, columns)
     law: dict[tuple[tuple[int, ...], int], float] = {}
-    for cell, verdict in zip(combined, found, strict=True):
-        key = tuple(verdict.path), verdict.token
+    for cell, result in zip(combined, found, strict=True):
+        key = tuple(result.path), result.token
         law[key] = law.get(key, 0.0) + float(np.prod([width for _, width in cell]))
-    return [(Verdict(list(path), token), weight) for (path, token), weight in law.items()]
+    return [(VerifyResult(list(path), token), weight) for (path, token), weight in law.items()]
 
 
 def _edges(weights: np.ndarray) -> set[float]:
@@ -275,18 +291,18 @@ def let_rules_go_wrong(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine.speculator, "rules", wrong)
 
 
-def without_residual(verify: Callable[..., list[Verdict]]) -> Callable[..., list[Verdict]]:
+def without_residual(verify: Callable[..., list[VerifyResult]]) -> Callable[..., list[VerifyResult]]:
     """Return an acceptance rule that goes wrong: after a rejection it draws from the target's whole row."""
 
-    def wrong(logits: Tensor, tokens: Tensor, shape: Any, *rest: Any) -> list[Verdict]:
+    def wrong(logits: Tensor, tokens: Tensor, shape: Any, *rest: Any) -> list[VerifyResult]:
         found = verify(logits, tokens, shape, *rest)
-        warp = next(value for value in rest if isinstance(value, Warp))
+        warp = next(value for value in rest if isinstance(value, SamplingParams))
         uniforms = rest[-1] if torch.is_tensor(rest[-1]) else rest[-2]
         last = uniforms[:, 0] if isinstance(shape, Tree) else uniforms[:, -1]
         probs = warp.probs(logits)
-        after = torch.stack([probs[row, (verdict.path or [0])[-1]] for row, verdict in enumerate(found)])
+        after = torch.stack([probs[row, (result.path or [0])[-1]] for row, result in enumerate(found)])
         drawn = reference_pick(after, last)
-        return [Verdict(verdict.path, token) for verdict, token in zip(found, drawn, strict=True)]
+        return [VerifyResult(result.path, token) for result, token in zip(found, drawn, strict=True)]
 
     return wrong
 

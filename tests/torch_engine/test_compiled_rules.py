@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.torch_engine.lossless import LAW_SHAPE, assert_greedy_text, assert_targets_law, random_prompts
-from tests.methods.eagle_nets import convert_with, random_net, save_net
+from tests.methods.eagle_heads import convert_with, random_net, save_net
 from tests.tiny import convert, make_model, reference_model
+from tests.torch_engine.lossless import LAW_SHAPE, assert_greedy_text, assert_targets_law, random_prompts
+from trtspec.generation.request import Request, Result, Sampling
+from trtspec.kernels.verifier import CompiledRules, TorchRules
 from trtspec.torch_engine.engine import Engine
-from trtspec.generation.request import EngineSettings, Request, Result, Sampling
-from trtspec.kernels.rules import CompiledRules, TorchRules
+from trtspec.torch_engine.settings import EngineSettings
 
 pytestmark = pytest.mark.integration
 

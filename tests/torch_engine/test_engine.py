@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from tests.torch_engine.lossless import LAW_SHAPE, assert_targets_law, assert_wrong_rule_is_seen, random_prompts
 from tests.tiny import LLAMA3_ROPE, convert, greedy, make_llama, make_model, reference_model
-from trtspec.torch_engine.engine import Engine
-from trtspec.generation.request import EngineSettings, Request, Sampling, Update
+from tests.torch_engine.lossless import LAW_SHAPE, assert_targets_law, assert_wrong_rule_is_seen, random_prompts
 from trtspec.errors import TrtspecError
+from trtspec.generation.request import Request, Sampling, Update
+from trtspec.torch_engine.engine import Engine
+from trtspec.torch_engine.settings import EngineSettings
 
 pytestmark = pytest.mark.integration
 

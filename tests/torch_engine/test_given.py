@@ -13,17 +13,18 @@ import numpy as np
 import pytest
 import torch
 
+from tests.methods import eagle3_heads, heads, recurrent
+from tests.tiny import convert, make_llama, make_model, reference_model
 from tests.torch_engine import lossless
 from tests.torch_engine.lossless import LAW_SHAPE, engine_texts, let_rules_go_wrong, random_prompts, target_law
-from tests.methods import eagle3_nets, heads, recurrent
-from tests.tiny import convert, make_llama, make_model, reference_model
+from trtspec.errors import TrtspecError
+from trtspec.generation.request import Request, Sampling
+from trtspec.generation.running import Running
+from trtspec.kernels import reference
 from trtspec.torch_engine.drafting.base import Draft
 from trtspec.torch_engine.engine import Engine
 from trtspec.torch_engine.given import Given
-from trtspec.generation.request import EngineSettings, Request, Sampling
-from trtspec.generation.running import Running
-from trtspec.errors import TrtspecError
-from trtspec.kernels import reference
+from trtspec.torch_engine.settings import EngineSettings
 
 pytestmark = pytest.mark.integration
 
@@ -77,8 +78,8 @@ def engine(request: pytest.FixtureRequest, source: Path, tmp_path_factory: pytes
         part = heads.save_heads(root / "part", heads.random_heads(2))
         target = heads.convert_with(source, part, root / "target", CHOICES)
     elif method == "eagle3":
-        part = eagle3_nets.save_net(eagle3_nets.random_net(), root / "part")
-        target = eagle3_nets.convert_with(source, part, root / "target")
+        part = eagle3_heads.save_net(eagle3_heads.random_net(), root / "part")
+        target = eagle3_heads.convert_with(source, part, root / "target")
     elif method == "redrafter":
         target = recurrent.convert_with(source, recurrent.random_drafter().save(root / "part"), root / "target")
     else:

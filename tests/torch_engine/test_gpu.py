@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from tests.tiny import FAMILY_SHAPES, convert, make_llama, make_model
-from trtspec.torch_engine.model.decoder import Decoder
+from trtspec.generation.request import Request, Sampling
 from trtspec.torch_engine.engine import Engine
-from trtspec.generation.request import EngineSettings, Request, Sampling
+from trtspec.torch_engine.model.decoder import Decoder
+from trtspec.torch_engine.settings import EngineSettings
 
 pytestmark = [
     pytest.mark.gpu,

@@ -6,20 +6,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.tiny import convert, make_llama
-from trtspec.artifacts.manifest import Backend, Manifest
-from trtspec.triton.emission import RepositorySettings, emit_repository
+from trtspec.artifacts.manifest import BackendRecord, Manifest
+from trtspec.backends.embedded.repository import EmitTorchRepository
+from trtspec.torch_engine.settings import EngineSettings
+from trtspec.triton.emission import ServingSettings
 
 VOCAB = 257
-SETTINGS = RepositorySettings(
-    method="draft_target",
-    draft_len=4,
-    options="{}",
-    has_draft=True,
-    max_batch_size=16,
-    max_input_len=64,
-    max_seq_len=128,
-    max_num_tokens=512,
-    device="cpu",
+SERVING = ServingSettings(max_batch_size=16)
+ENGINE = EngineSettings(
+    "draft_target", 4, max_batch_size=16, max_input_len=64, max_seq_len=128, max_num_tokens=512, device="cpu"
 )
 ECHO_CONFIG = """
 name: "ensemble" backend: "python" max_batch_size: 8
@@ -47,7 +42,12 @@ class TritonPythonModel:
 
 def write_manifest(root: Path, name: str) -> None:
     manifest = Manifest(
-        recipe={"name": name}, steps=(), files=(), tools={}, gpu={}, backend=Backend(name="embedded", why="a test")
+        recipe={"name": name},
+        steps=(),
+        files=(),
+        tools={},
+        gpu={},
+        backend=BackendRecord(name="embedded", why="a test"),
     )
     (root / "manifest.json").write_bytes(manifest.render())
 
@@ -78,12 +78,19 @@ def make_tokenizer(root: Path) -> Path:
     return root
 
 
-def make_artifact(root: Path, settings: RepositorySettings = SETTINGS, name: str = "tiny") -> Path:
+def emit_repository(
+    out: Path, serving: ServingSettings = SERVING, engine: EngineSettings = ENGINE, *, has_draft: bool = True
+) -> None:
+    """Write the repository of the torch engine."""
+    EmitTorchRepository((), serving, engine.as_json(), has_draft).emit(out)
+
+
+def make_artifact(root: Path, name: str = "tiny") -> Path:
     """Lay out an artifact with a random target and draft."""
     make_tokenizer(root / "tokenizer")
     for seed, part in enumerate(("target", "draft")):
         source = make_llama(root.with_name(f"{root.name}-hf-{part}"), seed=seed, vocab_size=VOCAB)
         convert(source, root / "checkpoints" / part)
-    emit_repository(root / "model_repository", settings)
+    emit_repository(root / "model_repository")
     write_manifest(root, name)
     return root

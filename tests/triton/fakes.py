@@ -13,9 +13,18 @@ from typing import Any
 import numpy as np
 from google.protobuf import json_format
 
-from trtspec.paths import model_repository_dir
+import trtspec
 from trtspec.triton.config import load_config
 
+# Where each model's code is, below trtspec.
+CODE = {
+    "preprocessing": "triton.python_models.preprocessing",
+    "postprocessing": "triton.python_models.postprocessing",
+    "tensorrt_llm_bls": "triton.python_models.bls_model",
+    "tensorrt_llm": "backends.embedded.served_model",
+    "tensorrt_llm_llmapi": "backends.llmapi.served_model",
+    "sampling_parameters": "backends.vllm.sampling_parameters",
+}
 FINAL = 1
 
 
@@ -87,14 +96,14 @@ def make_pb_utils() -> Any:
 
 
 def load_model(name: str, pb_utils: Any) -> ModuleType:
-    """Import the model.py of a hand-written model."""
-    return load_file(model_repository_dir() / name / "1" / "model.py", pb_utils)
+    """Import the code of a model, as the server does by its model.py, anew."""
+    return load_file(Path(trtspec.__file__).parent.joinpath(*CODE[name].split(".")).with_suffix(".py"), pb_utils)
 
 
 def load_file(path: Path, pb_utils: Any) -> ModuleType:
     """Import a model.py."""
     sys.modules["triton_python_backend_utils"] = pb_utils
-    spec = importlib.util.spec_from_file_location(f"model_of_{path.parts[-3]}", path)
+    spec = importlib.util.spec_from_file_location(f"model_of_{path.parts[-3]}_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from tests.torch_engine.lossless import Fork
+from trtspec.errors import TrtspecError
 from trtspec.generation.endings import Endings
 from trtspec.generation.suffix_index import SuffixIndex
-from trtspec.errors import TrtspecError
 from trtspec.kernels.reference import residual, warp
 from trtspec.triton.python_models.bls import (
     NO_ID,

@@ -17,11 +17,11 @@ from tests.triton.fakes import FINAL, Request, load_model, make_pb_utils, model_
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.errors import TrtspecError
 from trtspec.paths import model_repository_dir
-from trtspec.triton.python_models.tensors import words_of_tensor
-from trtspec.triton.python_models.bls import Answer, Call, Draft, Sampling
 from trtspec.triton.config import load_config
+from trtspec.triton.python_models.bls import Answer, Call, Draft, Sampling
 from trtspec.triton.python_models.own_server import OwnServer, Stream, own_address
 from trtspec.triton.python_models.server_model import LOOKAHEAD_SIZES, ServerModel
+from trtspec.triton.python_models.tensors import words_of_tensor
 
 SCRIPT = "The target says né, whatever it is asked."
 

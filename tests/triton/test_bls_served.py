@@ -24,9 +24,10 @@ from tests.triton.artifact import VOCAB, make_tokenizer
 from tests.triton.serving import serving
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.errors import DeployError
-from trtspec.paths import recipes_dir
+from trtspec.paths import model_repository_dir, recipes_dir
+from trtspec.torch_engine.settings import EngineSettings
 from trtspec.triton.client import Client
-from trtspec.triton.emission import Parameters, RepositorySettings, emit_model
+from trtspec.triton.emission import Parameters, ServingSettings, emit_model
 
 pytestmark = pytest.mark.triton
 
@@ -37,10 +38,10 @@ DRAFTED, ACCEPTED = "draft_tokens", "accepted_draft_tokens"
 SHORT = 60  # tokens of the longest text that the model short_draft takes
 ALONE: Parameters = {"draft_method": "none", "draft_len": 0, "tensorrt_llm_draft_model_name": ""}
 BYTES_TOKENIZER = "../../byte-tokenizer"
-SETTINGS = RepositorySettings(
-    method="none", draft_len=0, options="{}", has_draft=False, max_batch_size=PLACES, max_input_len=512,
-    max_seq_len=512, max_num_tokens=2048, device="cpu", dtype="float32",
-)  # fmt: skip
+SERVING = ServingSettings(max_batch_size=PLACES)
+ENGINE = EngineSettings(
+    max_batch_size=PLACES, max_input_len=512, max_seq_len=512, max_num_tokens=2048, device="cpu", dtype="float32"
+)
 
 
 def lines(count: int) -> list[str]:
@@ -51,26 +52,29 @@ def lines(count: int) -> list[str]:
 PROMPTS = lines(16)
 
 
-def engine(**changes: str | int) -> Parameters:
+def engine(path: str, tokenizer: str = "../../tokenizer", **changes: int) -> Parameters:
     """Return the parameters of an engine that does not speculate by itself."""
     return {
-        "draft_model_path": "", "max_input_len": SETTINGS.max_input_len, "max_seq_len": SETTINGS.max_seq_len,
-        "max_num_tokens": SETTINGS.max_num_tokens, "device": SETTINGS.device, "dtype": SETTINGS.dtype, **changes,
-    }  # fmt: skip
+        "gpt_model_path": path,
+        "draft_model_path": "",
+        "tokenizer_dir": tokenizer,
+        "engine_settings": replace(ENGINE, **changes).as_json(),
+    }
 
 
-def emit_pair(out: Path, settings: RepositorySettings = SETTINGS) -> None:
+def emit_pair(out: Path, serving: ServingSettings = SERVING) -> None:
     """Write a repository of two engines, and of models that make texts with them in different ways."""
-    draft = engine(gpt_model_path="../../checkpoints/draft")
-    emit_model(out, "tensorrt_llm", settings, engine())
-    emit_model(out, "tensorrt_llm_draft", settings, draft, template="tensorrt_llm")
-    emit_model(out, "short_draft", settings, {**draft, "max_input_len": SHORT}, template="tensorrt_llm")
-    positions = {"max_input_len": 256, "max_seq_len": 256}
-    random = engine(gpt_model_path="../../checkpoints/bytes", tokenizer_dir=BYTES_TOKENIZER, **positions)
-    emit_model(out, "bytes", settings, random, template="tensorrt_llm")
-    emit_model(out, "ensemble", settings, {}, template="ensemble_bls")
+    draft, random = "../../checkpoints/draft", "../../checkpoints/bytes"
+    for name, parameters in {
+        "tensorrt_llm": engine("../../checkpoints/target"),
+        "tensorrt_llm_draft": engine(draft),
+        "short_draft": engine(draft, max_input_len=SHORT),
+        "bytes": engine(random, BYTES_TOKENIZER, max_input_len=256, max_seq_len=256),
+    }.items():
+        emit_model(out, name, serving, parameters, source=model_repository_dir() / "tensorrt_llm")
+    emit_model(out, "ensemble", serving, {}, source=model_repository_dir() / "ensemble_bls")
     vocab = json.loads((TARGET / "config.json").read_text())["vocab_size"]
-    same: Parameters = {"draft_len": DRAFT_LEN, "max_seq_len": settings.max_seq_len, "vocab_size": vocab}
+    same: Parameters = {"draft_len": DRAFT_LEN, "max_seq_len": ENGINE.max_seq_len, "vocab_size": vocab}
     lookup = {"draft_method": "ngram", "tensorrt_llm_draft_model_name": ""}
     for name, changes in {
         "tensorrt_llm_bls": {},
@@ -80,7 +84,7 @@ def emit_pair(out: Path, settings: RepositorySettings = SETTINGS) -> None:
         "alone_bls": ALONE,
         "bytes_bls": {**ALONE, "tensorrt_llm_model_name": "bytes", "tokenizer_dir": BYTES_TOKENIZER},
     }.items():
-        emit_model(out, name, settings, {**same, **changes}, template="tensorrt_llm_bls")
+        emit_model(out, name, serving, {**same, **changes}, source=model_repository_dir() / "tensorrt_llm_bls")
 
 
 @pytest.fixture(scope="module")
@@ -286,7 +290,7 @@ def test_clients_that_hang_up_free_their_places(client: Client) -> None:
 
 
 def test_a_repository_without_streaming_gives_whole_answers(pair: Path, expected) -> None:
-    emit_pair(pair / "whole", replace(SETTINGS, streaming=False))
+    emit_pair(pair / "whole", replace(SERVING, streaming=False))
     with serving(pair, pair / "whole") as served:
         client = replace(served.client, timeout_s=120)
         some = PROMPTS[: PLACES // 2]

@@ -8,13 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.triton.artifact import SETTINGS, make_tokenizer
+from tests.triton.artifact import emit_repository, make_tokenizer
 from tests.triton.fakes import FINAL, Request, load_model, make_pb_utils, model_args
 from trtspec.checkpoint.tokenizer import Tokenizer
-from trtspec.generation.request import Sampling, Stats, Update
 from trtspec.errors import TrtspecError
+from trtspec.generation.request import Sampling, Stats, Update
 from trtspec.triton.python_models.tensors import tensor_of_words, words_of_tensor
-from trtspec.triton.emission import emit_repository
 
 STATS = Stats(prompt_tokens=5, new_tokens=3, drafted=8, accepted=2, steps=2)
 
@@ -23,7 +22,7 @@ STATS = Stats(prompt_tokens=5, new_tokens=3, drafted=8, accepted=2, steps=2)
 def artifact(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("artifact")
     make_tokenizer(root / "tokenizer")
-    emit_repository(root / "model_repository", SETTINGS)
+    emit_repository(root / "model_repository")
     return root
 
 
@@ -50,7 +49,7 @@ class FakeEngine:
         self.asked.append(request)
         self.tell.append(on_update)
         self.before_return(on_update)
-        ticket = type("Ticket", (), {})()
+        ticket = type("RequestHandle", (), {})()
         ticket.cancel = lambda: self.cancelled.append(len(self.tell) - 1)
         return ticket
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.triton.artifact import SETTINGS
+from tests.triton.artifact import ENGINE, SERVING, emit_repository
+from trtspec.backends.embedded.repository import MODELS
 from trtspec.paths import model_repository_dir
-from trtspec.triton.python_models.tensors import NEUTRAL
 from trtspec.triton.config import load_config, render_config
-from trtspec.triton.emission import MODELS, emit_repository
+from trtspec.triton.python_models.tensors import NEUTRAL
 
 # Names of NVIDIA's inflight_batcher_llm repository that clients send and read.
 ENSEMBLE_INPUTS = [
@@ -56,8 +56,8 @@ ENSEMBLE_OUTPUTS = [
 ]
 
 
-def emitted(root: Path, **changes):
-    emit_repository(root, replace(SETTINGS, **changes))
+def emitted(root: Path, has_draft: bool = True, **changes):
+    emit_repository(root, replace(SERVING, **changes), has_draft=has_draft)
     return {model: load_config(root / model / "config.pbtxt") for model in MODELS}
 
 
@@ -76,15 +76,7 @@ def test_the_values_of_the_recipe_are_in_their_fields(tmp_path: Path) -> None:
         "gpt_model_path": "../../checkpoints/target",
         "draft_model_path": "../../checkpoints/draft",
         "tokenizer_dir": "../../tokenizer",
-        "speculation_method": "draft_target",
-        "draft_len": "4",
-        "speculation_options": "{}",
-        "max_input_len": "64",
-        "max_seq_len": "128",
-        "max_num_tokens": "512",
-        "max_queue_size": "9",
-        "device": "cpu",
-        "dtype": "auto",
+        "engine_settings": ENGINE.as_json(),
     }
 
 

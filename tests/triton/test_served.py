@@ -18,15 +18,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.triton.artifact import SETTINGS, VOCAB, make_artifact
+from tests.triton.artifact import ENGINE, SERVING, VOCAB, emit_repository, make_artifact
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.deploy.journal import Journal
 from trtspec.deploy.local import deploy_local, stop
-from trtspec.torch_engine.engine import Engine
-from trtspec.generation.request import EngineSettings, Request
 from trtspec.errors import DeployError
+from trtspec.generation.request import Request
+from trtspec.torch_engine.engine import Engine
+from trtspec.torch_engine.settings import EngineSettings
 from trtspec.triton.client import Client
-from trtspec.triton.emission import emit_repository
 from trtspec.triton.server import find_server
 
 pytestmark = pytest.mark.triton
@@ -217,7 +217,7 @@ def test_a_grpc_stream_of_the_engine_gives_new_ids_and_ends_with_data(record, to
 
 def test_a_client_that_hangs_up_frees_its_place(record, client: Client) -> None:
     """More clients leave at once than there are places; whoever comes next is served as if they had never been."""
-    for _ in range(SETTINGS.max_batch_size + 4):
+    for _ in range(SERVING.max_batch_size + 4):
         connection = HTTPConnection("127.0.0.1", record.http, timeout=5)
         body = '{"text_input": "a", "max_tokens": 120, "stream": true, "end_id": -1}'
         connection.request("POST", "/v2/models/ensemble/generate_stream", body)
@@ -236,9 +236,8 @@ def test_a_repository_without_streaming_gives_whole_answers(
     copy.mkdir()
     for name in ("checkpoints", "tokenizer", "manifest.json"):
         (copy / name).symlink_to(artifact / name)
-    emit_repository(
-        copy / "model_repository", replace(SETTINGS, streaming=False, method="none", draft_len=0, has_draft=False)
-    )
+    engine = replace(ENGINE, method="none", draft_len=0)
+    emit_repository(copy / "model_repository", replace(SERVING, streaming=False), engine, has_draft=False)
     record = deploy_local(copy, timeout_s=120).record
     client = Client(record.http, timeout_s=30)
     try:

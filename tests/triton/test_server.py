@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from trtspec.errors import DeployError
+from trtspec.probe import Ports, Probe, Server, find_server, probe_server, server_command, start_server
 from trtspec.triton import server as server_module
-from trtspec.triton.server import Finding, Ports, Server, find_server, probe_server, server_command, start_server
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_no_server_at_all_says_how_to_get_one(wheel: Path, monkeypatch) -> None:
         find_server()
     assert "pip install 'trtspec[triton]'" in caught.value.hint
     assert probe_server() == [
-        Finding("tritonserver", False, "no tritonserver on this machine", server_module.INSTALL_HINT)
+        Probe("tritonserver", False, "no tritonserver on this machine", server_module.INSTALL_HINT)
     ]
 
 
@@ -98,7 +98,7 @@ def test_a_cache_that_cannot_be_written_is_an_error_and_a_finding(wheel: Path, t
         find_server()
     finding = probe_server()[0]
     hint = "point TRTSPEC_CACHE at a directory that can be written"
-    assert finding == Finding("tritonserver", False, "cannot be written: Not a directory", hint)
+    assert finding == Probe("tritonserver", False, "cannot be written: Not a directory", hint)
 
 
 def test_a_python_without_a_stub_or_a_shared_library_is_a_finding_and_an_error(wheel: Path, monkeypatch) -> None:

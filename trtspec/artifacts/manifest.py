@@ -14,11 +14,11 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
+from trtspec.artifacts.paths import MANIFEST
 from trtspec.errors import TrtspecError
 from trtspec.files import FileRecord, Sha256, file_sha256, in_threads
 
 SCHEMA = "trtspec.manifest/1"
-MANIFEST = "manifest.json"
 MAX_BYTES = 16 << 20
 
 
@@ -39,7 +39,7 @@ class StepRecord(_Record):
     key: Sha256
 
 
-class Backend(_Record):
+class BackendRecord(_Record):
     """The engine that was chosen, and why."""
 
     name: str
@@ -54,7 +54,7 @@ class Manifest(_Record):
     files: tuple[Annotated[FileRecord, AfterValidator(_not_itself)], ...]
     tools: dict[str, str]
     gpu: dict[str, Any]
-    backend: Backend
+    backend: BackendRecord
 
     def render(self) -> bytes:
         """Return the document as it is written, its schema first."""

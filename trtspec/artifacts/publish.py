@@ -20,7 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from trtspec.artifacts.manifest import MANIFEST, Manifest, is_ours, load_manifest, problem_of
+from trtspec.artifacts.manifest import Manifest, is_ours, load_manifest, problem_of
+from trtspec.artifacts.paths import MANIFEST
 from trtspec.errors import StepError, TrtspecError
 from trtspec.failpoint import failpoint
 from trtspec.files import sync, sync_directories

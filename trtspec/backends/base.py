@@ -1,139 +1,97 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs a checkpoint, which one a recipe gets, and what each has to say about a recipe."""
+"""What a backend is: one engine, and everything that depends on which one it is.
+
+A folder of this package joins by defining `BACKEND`, a package of somebody else's by an entry point in the group
+`trtspec.backends`. Nothing outside a backend's folder names it, and no backend knows another.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
-from trtspec.checkpoint.model_config import ModelConfig
-from trtspec.checkpoint.source import SourceFacts
+from trtspec.backends.artifact_plan import ArtifactPlan
+from trtspec.backends.context import PlanContext
 from trtspec.backends.memory import MemoryPlan
-from trtspec.errors import TrtspecError
-from trtspec.methods.base import DraftPart, Extent, Method, Options
-from trtspec.recipe.schema import Recipe
-from trtspec.registry import discover
+from trtspec.backends.migration import Migrate
+from trtspec.backends.serving import Serving
+from trtspec.diagnostics import Diagnostic
+from trtspec.graph.files import FileReader
+from trtspec.methods.base import DraftShape
+from trtspec.probe import Probe
+from trtspec.registry import discover_all, find
+
+PACKAGE, ATTRIBUTE = "trtspec.backends", "BACKEND"
 
 
 @dataclass(frozen=True)
-class Storage:
-    """How a model's weights and KV cache are stored, whoever quantized them: "none", "fp8" or "fp8_rowwise"."""
+class Offer:
+    """A backend's answer to `engine.backend: auto`: whether it takes the recipe on this machine, and why."""
 
-    weights: str = "none"
-    kv_cache: str = "none"
+    takes: bool
+    why: str
 
 
 @dataclass(frozen=True)
-class Case:
-    """A recipe with everything that its checkpoints, method and options tell: what an engine is asked about.
+class Auto:
+    """How a backend takes part in `engine.backend: auto`: those of the lowest `rank` are asked first.
 
-    `target` is None for an architecture that no family describes, which only engines that convert nothing take;
-    `draft` is a draft model, `part` what drafts from inside the target. `version` is the engine's, "" where it comes
-    with trtspec. `sources` are the checkpoints as they lie, by role ("target", "draft"): what engines that convert
-    nothing run.
+    `offer` gets the method's name and `engine.gpu`.
     """
 
-    recipe: Recipe
-    version: str
-    method: Method
-    options: Options
-    extent: Extent
-    target: ModelConfig | None
-    target_storage: Storage = Storage()
-    draft: ModelConfig | None = None
-    draft_storage: Storage = Storage()
-    part: DraftPart | None = None
-    sources: Mapping[str, SourceFacts] = field(default_factory=dict)
+    rank: int
+    offer: Callable[[str, str | None], Offer]
 
 
-@dataclass(frozen=True)
-class Objection:
-    """What an engine has against a recipe: the dotted `path` that it is about, a problem's code, words and hint.
-
-    `source` is where the rule was read, as repository:path@commit or an issue.
-    """
-
-    path: str
-    code: str
-    message: str
-    hint: str | None = None
-    severity: Literal["error", "warning"] = "error"
-    source: str = ""
-
-
-def _nothing(case: Case) -> Iterable[Objection]:
+def _nothing(context: PlanContext) -> Iterable[Diagnostic]:
     return ()
 
 
 @dataclass(frozen=True)
 class Backend:
-    """One engine; a module or package of this folder joins by defining it as `BACKEND`.
+    """One engine. Functions that need more than data import it when they are called: `check` loads every backend.
 
-    `package` is the Python package it needs to build or run, None for one that comes with trtspec. `converts` tells
-    whether it runs a converted checkpoint, or the source as it is. `versions` returns the engine's versions that can
-    be asked for, the default last; `objections` yields what keeps a recipe from being built or served, and `memory`
-    returns what serving takes on each device.
+    `methods` returns the speculation methods it runs and what it calls each; `memory` what serving takes on each
+    device; `plan` the steps of an artifact. `converts` tells whether it runs a converted checkpoint, which the torch
+    engine can open in this process, or the source as it is. `package` is the Python package that it needs, None for
+    one that comes with trtspec, and `versions` the versions that can be asked for, the default last. `check` yields
+    what keeps a recipe from being built or served. `serving` says how tritonserver runs it. `build_arguments` returns
+    what its builder is told of a method and a draft shape, for backends that build engines. `probes` says what of it
+    is on this machine, for `doctor`; `migrate` moves a recipe to one of its versions.
     """
 
     summary: str
-    package: str | None
-    memory: Callable[[Case], list[MemoryPlan]]
+    methods: Callable[[], Mapping[str, str]]
+    memory: Callable[[PlanContext], list[MemoryPlan]]
+    plan: Callable[[PlanContext, FileReader], ArtifactPlan]
     converts: bool = True
+    package: str | None = None
     versions: Callable[[], list[str]] = lambda: [""]
-    objections: Callable[[Case], Iterable[Objection]] = _nothing
+    check: Callable[[PlanContext], Iterable[Diagnostic]] = _nothing
+    serving: Serving = field(default_factory=Serving)
+    auto: Auto | None = None
+    build_arguments: Callable[[str, DraftShape], list[str]] | None = None
+    probes: Callable[[], list[Probe]] = list
+    migrate: Migrate | None = None
 
 
 def backends() -> dict[str, Backend]:
-    """Return the backends this version has, by name."""
-    return discover("trtspec.backends", "BACKEND")
+    """Return every backend there is, by name."""
+    return discover_all(PACKAGE, ATTRIBUTE)
 
 
-def choose_backend(wanted: str, method: Method | None, gpu: str | None) -> tuple[str, str]:
-    """Return (backend, why) for a recipe's `engine.backend`, one of `backends()` or "auto".
-
-    The choice is made while planning and recorded; nothing falls back at run time.
-    """
-    if wanted != "auto":
-        return wanted, "the recipe asks for it"
-    installed = _installed("tensorrt_llm")
-    if not installed:
-        return "embedded", "TensorRT-LLM is not installed here"
-    if gpu is None:
-        return "embedded", "TensorRT-LLM is installed, but the recipe names no engine.gpu to build for"
-    # The last release with trtllm-build is 1.2.1 (NVIDIA/TensorRT-LLM pull 15918).
-    has_builder = tuple(int(part) for part in installed.split(".")[:2]) < (1, 3)
-    name = "tensorrt_llm" if has_builder and (method is None or "tensorrt_llm" in method.engines) else "llmapi"
-    if method and name not in method.engines:
-        return "embedded", f"TensorRT-LLM {installed} is installed, but does not know the method"
-    return name, f"TensorRT-LLM {installed} is installed"
+def find_backend(name: str) -> Backend:
+    """Return a backend by name; an unknown one is an error that lists the known ones."""
+    backend: Backend = find(PACKAGE, ATTRIBUTE, name, "backend")
+    return backend
 
 
-def choose_version(backend: Backend, wanted: str | None) -> str:
-    """Return the engine's version for a recipe's `engine.version`; TrtspecError where the backend has no such one.
-
-    Unless the recipe says, it is the one that is installed here, else the newest. A version without a patch number, as
-    1.2, is the newest of its kind.
-    """
-    versions = backend.versions()
-    if wanted is None:
-        installed = _installed(backend.package)
-        return installed if installed in versions else versions[-1]
-    found = [each for each in versions if each == wanted or each.startswith(f"{wanted}.")]
-    if not found:
-        known = ", ".join(filter(None, versions))
-        raise TrtspecError(
-            f"nothing is known of version {wanted}" if known else "this engine comes with trtspec and has no version",
-            hint=f"known: {known}" if known else "remove it",
-        )
-    return found[-1]
+def running(method: str) -> list[str]:
+    """Return the names of the backends that run a method."""
+    return [name for name, backend in backends().items() if method in backend.methods()]
 
 
-def _installed(package: str | None) -> str:
-    """Return the version of a package that is installed here, "" where none is."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(package) if package else ""
-    except PackageNotFoundError:
-        return ""
+def engine_arguments(method: str, shape: DraftShape) -> list[str]:
+    """Return what the builder of engines is told of a method, whichever backend has one; empty where none knows it."""
+    told = (each.build_arguments(method, shape) for each in backends().values() if each.build_arguments)
+    return next((arguments for arguments in told if arguments), [])

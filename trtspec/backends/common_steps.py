@@ -1,86 +1,102 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps that every engine's artifact begins with: converted checkpoints, tokenizer, prompts."""
+"""What artifacts have in common, whichever backend: converted or copied checkpoints, tokenizer, prompts, plugins."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+from trtspec.artifacts.paths import PLUGINS, PROMPTS, TOKENIZER, checkpoint, from_model
+from trtspec.backends.context import PlanContext
+from trtspec.graph.files import FileReader
 from trtspec.graph.step import Step
-from trtspec.backends.artifact_plan import Ground
 from trtspec.methods.base import method_version
+from trtspec.models.source_model import SourceModel, mapping_of, scheme_wanted
 from trtspec.paths import default_prompts
 from trtspec.recipe.resolve import ResolvedModel
 from trtspec.steps.calibrate import Calibrate
-from trtspec.steps.convert import ConvertCheckpoint, PartFiles
+from trtspec.steps.convert import ConvertCheckpoint, HeadFiles
 from trtspec.steps.copy import CopyFiles
-from trtspec.models.source_model import SourceModel, mapping_of, scheme_wanted
 from trtspec.steps.plugin import CompilePlugins, library_of
+from trtspec.triton.emission import ServingSettings
 
 
-def converted(ground: Ground) -> dict[str, ConvertCheckpoint]:
+def converted(context: PlanContext, reader: FileReader) -> dict[str, ConvertCheckpoint]:
     """Return the conversions by role: "target", and "draft" where a model drafts."""
-    recipe, findings = ground.recipe, ground.findings
-    if findings.target is None:
+    recipe = context.resolved
+    if context.target is None:
         raise ValueError("only a model that a family describes is converted")
-    found = {"target": _convert(ground, "target", recipe.target, findings.target, _parts(ground))}
-    if findings.draft:
-        found["draft"] = _convert(ground, "draft", recipe.speculation.drafts[0], findings.draft, ())
+    found = {"target": _convert(reader, "target", recipe.target, context.target, _heads(context, reader))}
+    if context.draft:
+        found["draft"] = _convert(reader, "draft", recipe.speculation.drafts[0], context.draft, ())
     return found
 
 
-def copied(ground: Ground) -> dict[str, CopyFiles]:
-    """Return the steps that bring the checkpoints along as they are, by directory: what no engine converts."""
+def copied(context: PlanContext, reader: FileReader) -> dict[str, CopyFiles]:
+    """Return the steps that bring the checkpoints along as they are, by directory: what no backend converts."""
     return {
-        f"checkpoints/{role}": CopyFiles(role, ground.reader.read(source.root, source.files))
-        for role, source in ground.findings.sources.items()
+        checkpoint(role): CopyFiles(role, reader.read(source.root, source.files))
+        for role, source in context.sources.items()
     }
 
 
 def served_path(role: str) -> str:
     """Return where a model of the repository finds a checkpoint, from its own directory."""
-    return f"../../checkpoints/{role}"
+    return from_model(checkpoint(role))
 
 
-def padding_notes(ground: Ground) -> tuple[str, ...]:
+def padding_notes(context: PlanContext) -> tuple[str, ...]:
     """Say where a draft's vocabulary is padded."""
-    draft = ground.findings.draft
+    draft = context.draft
     if draft is None or not draft.padded_to:
         return ()
     rows = f"{draft.source.config['vocab_size']} to the target's {draft.padded_to} rows"
     return (f"the draft's embedding and head are padded with zeros from {rows}",)
 
 
-def companions(ground: Ground) -> dict[str, Step]:
+def gpu_record(context: PlanContext) -> dict[str, str]:
+    """Return what a manifest says of the GPU where nothing is built for it."""
+    return {"name": gpu} if (gpu := context.resolved.engine.gpu) else {}
+
+
+def serving_settings(context: PlanContext) -> ServingSettings:
+    """Return what all models of a repository are told alike."""
+    serving = context.resolved.serving
+    return ServingSettings(
+        max_batch_size=context.resolved.engine.max_batch_size,
+        max_queue_size=serving.max_queue_size,
+        max_queue_delay_us=serving.max_queue_delay_us,
+        streaming=serving.streaming,
+    )
+
+
+def companions(context: PlanContext, reader: FileReader) -> dict[str, Step]:
     """Return the steps of what goes along with the models: tokenizer, prompts of the gates, compiled plugins."""
-    source = ground.findings.sources["target"]
-    steps: dict[str, Step] = {
-        "tokenizer": CopyFiles("tokenizer", ground.reader.read(source.root, source.tokenizer_files))
-    }
-    if ground.recipe.gates.prompts:
-        prompts = Path(ground.recipe.gates.prompts)
-        steps["prompts"] = CopyFiles("prompts", ground.reader.read(prompts.parent, [prompts]))
-    if ground.recipe.plugins:
-        steps["plugins"] = CompilePlugins(library_of(ground.recipe.plugins, ground.recipe.engine.gpu))
+    recipe, source = context.resolved, context.sources["target"]
+    steps: dict[str, Step] = {TOKENIZER: CopyFiles("tokenizer", reader.read(source.root, source.tokenizer_files))}
+    if recipe.gates.prompts:
+        prompts = Path(recipe.gates.prompts)
+        steps[PROMPTS] = CopyFiles("prompts", reader.read(prompts.parent, [prompts]))
+    if recipe.plugins:
+        steps[PLUGINS] = CompilePlugins(library_of(recipe.plugins, recipe.engine.gpu))
     return steps
 
 
-def _parts(ground: Ground) -> tuple[PartFiles, ...]:
+def _heads(context: PlanContext, reader: FileReader) -> tuple[HeadFiles, ...]:
     """Return what drafts from inside the target, if anything does."""
-    recipe, part = ground.recipe, ground.findings.part
-    if part is None:
+    speculation, head = context.resolved.speculation, context.head
+    if head is None:
         return ()
-    source, method = part.source, recipe.speculation.method
-    files = ground.reader.read(source.root, [*source.documents, *source.weight_files])
-    options = json.dumps(recipe.speculation.options, sort_keys=True)
-    draft_len = recipe.speculation.draft_len
-    return (PartFiles(method, method_version(method), options, draft_len, files, source.nbytes),)
+    source, method = head.source, speculation.method
+    files = reader.read(source.root, [*source.documents, *source.weight_files])
+    options = json.dumps(speculation.options, sort_keys=True)
+    return (HeadFiles(method, method_version(method), options, speculation.draft_len, files, source.nbytes),)
 
 
 def _convert(
-    ground: Ground, role: str, asked: ResolvedModel, model: SourceModel, parts: tuple[PartFiles, ...]
+    reader: FileReader, role: str, asked: ResolvedModel, model: SourceModel, heads: tuple[HeadFiles, ...]
 ) -> ConvertCheckpoint:
-    source, wanted, reader = model.source, scheme_wanted(asked), ground.reader
+    source, wanted = model.source, scheme_wanted(asked)
     weights = reader.read(source.root, [*source.documents, *source.weight_files])
     calibration: tuple[Calibrate, ...] = ()
     if model.needs_calibration(wanted):
@@ -105,8 +121,8 @@ def _convert(
         mapping=mapping_of(asked),
         scheme=model.scheme(wanted),
         calibration=calibration,
-        parts=parts,
+        heads=heads,
         allow_nonfinite=asked.allow_nonfinite,
         vocab_size=model.padded_to,
-        nbytes=source.nbytes + sum(part.nbytes for part in parts),
+        nbytes=source.nbytes + sum(head.nbytes for head in heads),
     )

@@ -57,7 +57,7 @@ GPUS = {
 
 
 def find_gpu(name: str) -> Gpu:
-    """Return a GPU by a recipe's name for it, whatever the case; TrtspecError lists the known ones."""
+    """Return a GPU by a recipe's name for it, whatever the context; TrtspecError lists the known ones."""
     gpu = GPUS.get(name.lower())
     if gpu is None:
         hint = did_you_mean(name.lower(), GPUS) or f"known: {', '.join(GPUS)}"

@@ -33,21 +33,21 @@ def plan_memory(
     rows: int,
     seq_len: int,
     num_tokens: int,
-    nodes: int,
-    part_parameters: int = 0,
+    max_draft_tokens: int,
+    head_parameters: int = 0,
     quantized: bool = False,
 ) -> MemoryPlan:
-    """Return what the embedded engine takes on the CPU, where it computes in float32, and FP8 models in float64.
+    """Return what the torch engine takes on the CPU, where it computes in float32, and FP8 models in float64.
 
     The KV cache holds `rows` texts of `seq_len` tokens. The widest activations are a prefill step's of `num_tokens`
-    (hidden state, queries, keys and values, both MLP branches) and the logits of a verify step of `nodes` drafted
-    tokens. What drafts is a model, or a part of so many parameters.
+    (hidden state, queries, keys and values, both MLP branches) and the logits of a verify step of `max_draft_tokens`
+    drafted tokens. What drafts is a model, or a head of so many parameters.
     """
     item = 8 if quantized else 4
     heads = (target.num_heads + 2 * target.num_kv_heads) * target.head_size
     width = 3 * target.hidden_size + heads + 3 * target.intermediate_size
-    logits = rows * (nodes + 1) * target.vocab_size
-    draft_bytes = part_parameters * item
+    logits = rows * (max_draft_tokens + 1) * target.vocab_size
+    draft_bytes = head_parameters * item
     if draft:
         draft_bytes = draft.num_parameters * item + rows * seq_len * draft.kv_bytes_per_token(item)
     return MemoryPlan(

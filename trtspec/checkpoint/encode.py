@@ -9,7 +9,7 @@ import numpy as np
 
 from trtspec.checkpoint.cast import INFINITY, SIGNLESS, Bits, cast
 from trtspec.checkpoint.safetensors import TensorInfo
-from trtspec.checkpoint.stream import Flaws, Lane, Transfer
+from trtspec.checkpoint.stream import Flaws, Transfer, Worker
 
 DAMAGED = "the checkpoint is damaged; allow_nonfinite: true in the recipe converts it as it is"
 
@@ -21,7 +21,7 @@ class Cast:
     transfers: tuple[Transfer, ...]
     dtype: str
 
-    def run(self, lane: Lane) -> None:
+    def run(self, lane: Worker) -> None:
         """Encode; values that are not finite, or no longer in `dtype`, are flaws."""
         for transfer in self.transfers:
             source, census = transfer.source, Census(transfer.source)
@@ -40,7 +40,7 @@ class Copy:
 
     transfers: tuple[Transfer, ...]
 
-    def run(self, lane: Lane) -> None:
+    def run(self, lane: Worker) -> None:
         """Copy."""
         for transfer in self.transfers:
             for first, bits in lane.chunks(transfer.source):

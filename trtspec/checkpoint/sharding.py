@@ -22,7 +22,7 @@ MOST_RANKS = 512  # each is an open file
 
 
 @dataclass(frozen=True)
-class Mapping:
+class ParallelMapping:
     """The ranks of a model: rank = stage * tensor + position in the stage.
 
     `embedding` divides the rows of the embedding over a stage's ranks too (`use_parallel_embedding`).
@@ -55,7 +55,7 @@ class Mapping:
         return stage, at - self.layers(stage, num_layers).start
 
 
-def mapping_problems(config: ModelConfig, mapping: Mapping) -> list[str]:
+def mapping_problems(config: ModelConfig, mapping: ParallelMapping) -> list[str]:
     """Return what keeps a model from being divided so, in words."""
     tensor, problems = mapping.tensor, []
     for count, what in ((config.num_heads, "attention heads"), (config.intermediate_size, "MLP columns")):
@@ -108,7 +108,7 @@ _DIVIDED = {
 _ENDS = re.compile(rf"(?:.*\.)?({'|'.join(map(re.escape, _DIVIDED))})")
 
 
-def split_of(target: str, mapping: Mapping) -> Split:
+def split_of(target: str, mapping: ParallelMapping) -> Split:
     """Return how a target (as a rule names it) is divided."""
     found = _ENDS.fullmatch(target)
     if not found or (found[1] == "vocab_embedding.weight" and not mapping.embedding):
@@ -116,7 +116,7 @@ def split_of(target: str, mapping: Mapping) -> Split:
     return _DIVIDED[found[1]]
 
 
-def uneven(rules: Iterable[Rule], mapping: Mapping) -> list[str]:
+def uneven(rules: Iterable[Rule], mapping: ParallelMapping) -> list[str]:
     """Return which targets cannot be divided by rows, in words; of a model's own tensors its config tells."""
     problems = []
     for rule in rules:
@@ -147,7 +147,7 @@ class Sharded:
     parts: tuple[tuple[Place, ...], ...]
 
 
-def shard(rule: Rule, mapping: Mapping, num_layers: int) -> Sharded:
+def shard(rule: Rule, mapping: ParallelMapping, num_layers: int) -> Sharded:
     """Divide a rule's target over the ranks of its stage."""
     stage, layer = mapping.locate(rule.at, num_layers)
     ranks, split = mapping.stage_ranks(stage), split_of(rule.target, mapping)

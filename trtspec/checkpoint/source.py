@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -33,21 +33,16 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model",
 
 
 @dataclass(frozen=True)
-class SourceFacts:
-    """What a checkpoint says of itself: config.json, what ModelOpt recorded beside it, the bytes of its tensors."""
-
-    config: dict[str, Any]
-    quantization: dict[str, Any]
-    nbytes: int
-
-
-@dataclass(frozen=True)
 class Source:
-    """One checkpoint directory; `tensors` maps names to headers over all shards."""
+    """One checkpoint directory; `tensors` maps names to headers over all shards.
+
+    `quantization` is what ModelOpt recorded in hf_quant_config.json, empty where there is none.
+    """
 
     root: Path
     config: dict[str, Any]
     tensors: dict[str, TensorInfo]
+    quantization: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def weight_files(self) -> list[Path]:
@@ -81,11 +76,9 @@ class Source:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     @property
-    def facts(self) -> SourceFacts:
-        """Return what it says of itself; `quantization` is empty where there is no hf_quant_config.json."""
-        path = self.root / QUANTIZATION
-        quantization = read_json(inside(self.root, QUANTIZATION), MAX_CONFIG_BYTES) if path.is_file() else {}
-        return SourceFacts(self.config, quantization, self.nbytes)
+    def quantization_reader(self) -> ConfigReader:
+        """Return typed access to hf_quant_config.json."""
+        return ConfigReader(self.quantization, str(self.root / QUANTIZATION))
 
 
 def locate_model(model: str, revision: str | None) -> Path:
@@ -122,16 +115,22 @@ def load_source(root: Path) -> Source:
     Raises CheckpointError for what is missing, unreadable, contradictory or points outside `root`.
     """
     config = read_json(inside(root, "config.json"), MAX_CONFIG_BYTES)
+    quantization = _read_quantization(root)
     _check_tokenizer_files(root)
     index = inside(root, INDEX)
     if index.exists():
-        return Source(root, config, _read_indexed(root, index))
+        return Source(root, config, _read_indexed(root, index), quantization)
     shards = sorted(path.name for path in islice(root.glob("*.safetensors"), MAX_SHARDS + 1))
     if not shards:
         pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in root.glob(pattern))
         hint = _pickle_hint(root / pickled[0]) if pickled else None
         raise CheckpointError("no *.safetensors file", where=str(root), hint=hint)
-    return Source(root, config, _read_shards(root, shards))
+    return Source(root, config, _read_shards(root, shards), quantization)
+
+
+def _read_quantization(root: Path) -> dict[str, Any]:
+    path = inside(root, QUANTIZATION)
+    return read_json(path, MAX_CONFIG_BYTES) if path.exists() else {}
 
 
 def _pickle_hint(path: Path) -> str:

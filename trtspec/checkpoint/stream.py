@@ -67,7 +67,7 @@ class Transfer:
 class Encoding(Protocol):
     """What becomes of the tensors of a task."""
 
-    def run(self, lane: Lane) -> None:
+    def run(self, lane: Worker) -> None:
         """Read, encode and write everything through `lane`."""
 
 
@@ -107,7 +107,7 @@ class Flaws:
             )
 
 
-class Lane:
+class Worker:
     """What one thread works with: a read buffer, the open rank files, the count of bytes."""
 
     def __init__(self, files: Sequence[int], flaws: Flaws, on_bytes: Callable[[int], None]) -> None:
@@ -207,7 +207,7 @@ def run_tasks(
         advance(sum(task.nbytes for task in tasks) - sum(task.nbytes for task in todo))
         # more threads than cores, because most of them wait for the disk
         threads = threads or min(2 * (os.cpu_count() or 1) + 1, MOST_THREADS)
-        _run_all(todo, threads, lambda: Lane(files, flaws, advance), notes, flaws)
+        _run_all(todo, threads, lambda: Worker(files, flaws, advance), notes, flaws)
     flaws.raise_if_any()
 
 
@@ -232,7 +232,7 @@ def _open_file(stack: ExitStack, path: Path, layout: FileLayout) -> int:
 
 
 def _run_all(
-    tasks: Sequence[Task], threads: int, make_lane: Callable[[], Lane], journal: Journal, flaws: Flaws
+    tasks: Sequence[Task], threads: int, make_lane: Callable[[], Worker], journal: Journal, flaws: Flaws
 ) -> None:
     local, stop = threading.local(), threading.Event()
 

@@ -17,7 +17,7 @@ from typing import Any
 from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
 from trtspec.checkpoint.rope import read_rope_scaling, render_rope_scaling
 from trtspec.checkpoint.safetensors import TensorInfo, read_header
-from trtspec.checkpoint.sharding import Mapping
+from trtspec.checkpoint.sharding import ParallelMapping
 from trtspec.checkpoint.source import MAX_CONFIG_BYTES, read_json
 
 DTYPES = {"bfloat16": "BF16", "float16": "F16"}
@@ -43,7 +43,7 @@ class Quantization:
     exclude: tuple[str, ...] = ()
 
 
-def render_config(config: ModelConfig, mapping: Mapping, quantization: Quantization) -> dict[str, Any]:
+def render_config(config: ModelConfig, mapping: ParallelMapping, quantization: Quantization) -> dict[str, Any]:
     """Return config.json."""
     rendered = {
         "producer": {"name": "trtspec"},
@@ -84,7 +84,7 @@ def render_config(config: ModelConfig, mapping: Mapping, quantization: Quantizat
     return rendered
 
 
-def _render_mapping(config: ModelConfig, mapping: Mapping) -> dict[str, int]:
+def _render_mapping(config: ModelConfig, mapping: ParallelMapping) -> dict[str, int]:
     sizes = {"world_size": mapping.ranks, "gpus_per_node": 8, "tp_size": mapping.tensor, "pp_size": mapping.pipeline}
     moe = {"moe_tp_size": mapping.tensor, "moe_ep_size": 1} if config.num_experts else {}
     return {**sizes, "cp_size": 1, **moe}
@@ -110,7 +110,7 @@ class Checkpoint:
     root: Path
     document: ConfigReader
     config: ModelConfig
-    mapping: Mapping
+    mapping: ParallelMapping
     quantization: Quantization
     ranks: tuple[dict[str, TensorInfo], ...]
 
@@ -138,14 +138,14 @@ def load_checkpoint(root: Path) -> Checkpoint:
     return Checkpoint(root, reader, read_config(reader, ranks[0].keys()), mapping, quantization, ranks)
 
 
-def _read_mapping(reader: ConfigReader) -> Mapping:
+def _read_mapping(reader: ConfigReader) -> ParallelMapping:
     section = reader.section("mapping")
     if section is None:
         raise reader.refuse("has no mapping")
     tensor, pipeline = (section.positive(f"{kind}_size", 1, most=MOST_RANKS_READ) for kind in ("tp", "pp"))
     if section.positive("world_size", most=MOST_RANKS_READ) != tensor * pipeline:
         raise section.refuse(f"world_size is not tp_size {tensor} times pp_size {pipeline}; other kinds cannot be read")
-    return Mapping(tensor, pipeline, reader.get("use_parallel_embedding", bool, False))
+    return ParallelMapping(tensor, pipeline, reader.get("use_parallel_embedding", bool, False))
 
 
 def _read_quantization(reader: ConfigReader) -> Quantization:

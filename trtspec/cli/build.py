@@ -37,7 +37,7 @@ def build(
         with build_bars() as bars:
             prepare_sources(loaded, bars.preparing)
             planned = plan_build(loaded, read_all=True, on_read=bars.reading)
-            show_problems(planned.findings.problems)
+            show_problems(planned.diagnostics)
             built = run_build(planned, out or Path("build") / loaded.recipe.name, open_store(), bars)
         nothing = built.status == "unchanged"
         say(f"{built.artifact}: {'nothing to do' if nothing else 'built'} ({built.seconds:.2f} s)", "green")

@@ -13,17 +13,17 @@ def check(recipe: Recipe, set_: Set = None, json: Json = False) -> None:
 
     Example: trtspec check recipes/quickstart.yaml
     """
-    from trtspec.check import examine
+    from trtspec.check import check_recipe
     from trtspec.cli.render import FORMAT_VERSION, print_json, say, show_problems
-    from trtspec.recipe.diagnostics import RecipeError
+    from trtspec.diagnostics import RecipeError
     from trtspec.recipe.load import load_matrix
 
     try:
         recipes = load_matrix(recipe, set_ or ())
-        problems = [problem for loaded in recipes for problem in examine(loaded).problems]
+        problems = [problem for loaded in recipes for problem in check_recipe(loaded).diagnostics]
         problems = list(dict.fromkeys(problems))
     except RecipeError as error:
-        recipes, problems = [], list(error.problems)
+        recipes, problems = [], list(error.diagnostics)
     errors = sum(problem.severity == "error" for problem in problems)
     if json:
         listed = [problem.as_dict() for problem in problems]

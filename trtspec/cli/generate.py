@@ -32,8 +32,8 @@ def generate(
     Example: trtspec generate build/quickstart -p '[{"id": 612, "name": "ada",'
     """
     from trtspec.cli.render import print_json, say
-    from trtspec.generation.request import Sampling
     from trtspec.errors import TrtspecError
+    from trtspec.generation.request import Sampling
     from trtspec.measure.generate import generate_many, generate_one
 
     if (prompt is None) == (prompts is None):

@@ -31,12 +31,12 @@ def inspect(
 
     Example: trtspec inspect recipes/models/quickstart-target --tensor 2 --weights fp8
     """
-    from trtspec.checkpoint.sharding import Mapping
+    from trtspec.checkpoint.sharding import ParallelMapping
     from trtspec.cli.render import print_json, show_table
     from trtspec.inspection import inspect_path
     from trtspec.quant.scheme import Scheme
 
-    document = {"format_version": 1, **inspect_path(path, Mapping(tensor, pipeline), Scheme(weights.value))}
+    document = {"format_version": 1, **inspect_path(path, ParallelMapping(tensor, pipeline), Scheme(weights.value))}
     if json:
         print_json(document)
     rows = [(key.replace("_", " "), _words(value)) for key, value in document.items() if key != "format_version"]

@@ -12,7 +12,7 @@ import typer
 from trtspec.cli.options import Json, Recipe
 
 if TYPE_CHECKING:
-    from trtspec.migration import Migration
+    from trtspec.backends.migration import Migration
 
 PATHS = (
     ("target", "model"),

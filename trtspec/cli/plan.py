@@ -67,8 +67,8 @@ def describe(build: Build, store: Store) -> dict[str, Any]:
         "steps": steps,
         "memory": {"gpus": [{**asdict(device), "total_bytes": device.total_bytes} for device in build.memory()]},
         "predicted": build.predicted(),
-        "notes": list(build.layout.notes),
-        **build.layout.facts,
+        "notes": list(build.artifact.notes),
+        **build.artifact.facts,
     }
 
 
@@ -86,7 +86,7 @@ def show(document: dict[str, Any], build: Build) -> None:
     """Show the plan to people."""
     from trtspec.cli.render import amount, say, show_problems, show_table
 
-    show_problems(build.findings.problems)
+    show_problems(build.diagnostics)
     backend = document["backend"]
     version = f" {build.recipe.engine.version}" if build.recipe.engine.version else ""
     say(f"{document['name']}: {backend['name']} engine{version}, because {backend['why']}")

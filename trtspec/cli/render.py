@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from trtspec.diagnostics import Diagnostic, RecipeError, render_diagnostic
 from trtspec.errors import TrtspecError
-from trtspec.recipe.diagnostics import Problem, RecipeError, render_problem
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,21 +55,21 @@ def show_error(error: TrtspecError, *, as_json: bool) -> None:
     if as_json:
         document: dict[str, Any] = {"format_version": FORMAT_VERSION, "ok": False}
         if isinstance(error, RecipeError):
-            document["problems"] = [problem.as_dict() for problem in error.problems]
+            document["problems"] = [problem.as_dict() for problem in error.diagnostics]
         else:
             where = {"message": error.message, "where": error.where, "hint": error.hint}
             document["error"] = {**where, "exit_code": error.exit_code}
         print_json(document)
     if isinstance(error, RecipeError):
-        show_problems(error.problems)
+        show_problems(error.diagnostics)
     else:
         say(f"error: {error}", "red")
 
 
-def show_problems(problems: Sequence[Problem]) -> None:
+def show_problems(problems: Sequence[Diagnostic]) -> None:
     """Show a recipe's problems, one paragraph each."""
     for problem in problems:
-        say(render_problem(problem) + "\n", "red" if problem.severity == "error" else "yellow")
+        say(render_diagnostic(problem) + "\n", "red" if problem.severity == "error" else "yellow")
 
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:

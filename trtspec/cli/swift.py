@@ -69,7 +69,7 @@ def _search(
         with build_bars() as bars:
             prepare_sources(loaded, bars.preparing)
             build = plan_build(loaded, read_all=True, on_read=bars.reading)
-            show_problems(build.findings.problems)
+            show_problems(build.diagnostics)
             root = run_build(build, Path(folder) / "artifact", open_store(), bars).artifact
         with counter() as on_progress:
             found = search_artifact(
@@ -84,7 +84,7 @@ def _export(build: Build, found: Found, out: Path) -> None:
     from trtspec.methods.swift import Skip
     from trtspec.models.prune import prune_checkpoint
 
-    model, skip = build.findings.target, found.best.skip
+    model, skip = build.context.target, found.best.skip
     if model is None:
         raise ValueError("a build has a target")
     done = 0

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.artifacts.manifest import load_manifest
+from trtspec.backends.base import find_backend
 from trtspec.deploy.base import OnEvent, Target
-from trtspec.deploy.engines import check_machine, read_launch, stage_repository
 from trtspec.deploy.journal import FORMAT_VERSION, STARTING, Journal, Record
+from trtspec.deploy.stage import check_server, stage_repository
 from trtspec.errors import DeployError, SmokeTestFailed, StepTimeout, TrtspecError
 from trtspec.system import free_ports, port_in_use, sigterm_as_interrupt, start_time, stop_session, tail, wait_until
 from trtspec.triton.client import Client
@@ -156,9 +157,11 @@ def stop(name: str, timeout_s: float = STOP_TIMEOUT_S) -> dict[str, Any]:
 def _start(journal: Journal, artifact: Path, ports: Ports, detach: bool) -> LocalDeployment:
     shm_prefix = f"trtspec_{secrets.token_hex(8)}_"
     server, manifest = find_server(), load_manifest(artifact)
-    check_machine(artifact, manifest, server)
-    launch = read_launch(artifact, manifest)
-    repository = stage_repository(artifact.absolute(), manifest, journal.root / "artifact")
+    serving = find_backend(manifest.backend.name).serving
+    check_server(server, serving.triton_backend)
+    serving.check_machine(artifact, manifest)
+    launch = serving.launch(artifact)
+    repository = stage_repository(artifact.absolute(), serving, journal.root / "artifact")
     command = launch.command(server, repository, ports, shm_prefix)
     process = start_server(server, command, journal.log, detach=detach, environment=launch.environment)
     record = Record(

@@ -7,14 +7,14 @@ import math
 
 import numpy as np
 
-from trtspec.generation.request import EngineSettings, Request, Sampling
 from trtspec.errors import TrtspecError
+from trtspec.generation.request import Limits, Request, Sampling
 
 
-def check_request(request: Request, settings: EngineSettings, vocab_size: int, has_tokenizer: bool) -> None:
+def check_request(request: Request, limits: Limits, vocab_size: int, has_tokenizer: bool) -> None:
     """Raise TrtspecError for a request the engine cannot serve, with the number that is wrong."""
     complaints = (
-        _about_text(request, settings, vocab_size)
+        _about_text(request, limits, vocab_size)
         | _about_sampling(request.sampling)
         | _about_drafts(request, vocab_size)
         | {
@@ -27,18 +27,18 @@ def check_request(request: Request, settings: EngineSettings, vocab_size: int, h
             raise TrtspecError(complaint)
 
 
-def _about_text(request: Request, settings: EngineSettings, vocab_size: int) -> dict[str, bool]:
+def _about_text(request: Request, limits: Limits, vocab_size: int) -> dict[str, bool]:
     prompt = request.prompt_ids
     total = len(prompt) + request.max_new_tokens
     return {
         "the prompt is empty": not prompt,
         f"max_tokens is {request.max_new_tokens}, expected at least 1": request.max_new_tokens < 1,
         f"the prompt has a token id outside 0..{vocab_size - 1}": _is_outside(prompt, vocab_size),
-        f"the prompt has {len(prompt)} tokens, at most {settings.max_input_len} are taken (engine.max_input_len)": (
-            settings.max_input_len is not None and len(prompt) > settings.max_input_len
+        f"the prompt has {len(prompt)} tokens, at most {limits.max_input_len} are taken (engine.max_input_len)": (
+            limits.max_input_len is not None and len(prompt) > limits.max_input_len
         ),
-        f"prompt and max_tokens are {total} tokens together, at most {settings.max_seq_len} fit (engine.max_seq_len)": (
-            total > settings.max_seq_len
+        f"prompt and max_tokens are {total} tokens together, at most {limits.max_seq_len} fit (engine.max_seq_len)": (
+            total > limits.max_seq_len
         ),
     }
 

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is asked of the engine and what it answers: plain values, no torch."""
+"""What a client asks for and what it gets, whichever engine serves it: plain values, no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,27 +15,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class EngineSettings:
-    """How an engine is set up.
+class Limits:
+    """How long a request may be in tokens: its prompt alone, None for no limit, and prompt and answer together."""
 
-    `method`, `draft_len` and the method's own `options` say how to speculate; `max_seq_len` bounds prompt plus new
-    tokens of a request, `max_input_len` its prompt alone, `max_num_tokens` the tokens of one prefill step,
-    `max_queue_size` the requests that wait. `device` is "auto", "cpu" or "cuda", `dtype` "auto", "float32", "bfloat16"
-    or "float16". `kernels` are libraries of compiled acceptance rules; the first that serves this machine is used, and
-    torch where none does.
-    """
-
-    method: str = "none"
-    draft_len: int = 0
-    options: Mapping[str, Any] = field(default_factory=dict)
-    max_batch_size: int = 8
-    max_seq_len: int = 2048
+    max_seq_len: int
     max_input_len: int | None = None
-    max_num_tokens: int = 8192
-    max_queue_size: int = 128
-    device: str = "auto"
-    dtype: str = "auto"
-    kernels: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from trtspec.generation.endings import Endings
 from trtspec.checkpoint.tokenizer import Tokenizer
+from trtspec.generation.endings import Endings
 from trtspec.generation.request import Request, Stats, Update
 
 
@@ -28,7 +28,7 @@ class Progress:
     logits: npt.NDArray[np.float32] | None = None
 
 
-class Ticket:
+class RequestHandle:
     """A submitted request's handle."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Running:
     def __init__(self, request: Request, on_update: Callable[[Update], None], tokenizer: Tokenizer | None) -> None:
         self.request = request
         self.on_update = on_update
-        self.ticket = Ticket()
+        self.ticket = RequestHandle()
         self.text = list(request.prompt_ids)
         self._tokenizer = tokenizer
         self._shown = len(self.text)

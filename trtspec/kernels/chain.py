@@ -12,18 +12,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trtspec.kernels.sampling import Warp, pick
-from trtspec.kernels.verdict import Verdict
+from trtspec.kernels.sampling import SamplingParams, pick
+from trtspec.kernels.verify_result import VerifyResult
 
 
 def verify_chain(
     logits: Tensor,
     tokens: Tensor,
     lens: Sequence[int],
-    warp: Warp | None = None,
+    warp: SamplingParams | None = None,
     draft_probs: Tensor | None = None,
     uniforms: Tensor | None = None,
-) -> list[Verdict]:
+) -> list[VerifyResult]:
     """Return how much of each row's chain the target takes, and its next token; one transfer to the host.
 
     Args:
@@ -42,8 +42,8 @@ def verify_chain(
         following = choices.gather(1, accepted.unsqueeze(1)).squeeze(1)
     else:
         accepted, following = _sample(warp.probs(logits), tokens, limits, draft_probs, uniforms)
-    verdicts = torch.stack([accepted, following], 1).tolist()
-    return [Verdict(list(range(1, count + 1)), token) for count, token in verdicts]
+    results = torch.stack([accepted, following], 1).tolist()
+    return [VerifyResult(list(range(1, count + 1)), token) for count, token in results]
 
 
 def _sample(

@@ -23,7 +23,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from trtspec.kernels.verdict import Verdict
+from trtspec.kernels.verify_result import VerifyResult
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -61,7 +61,7 @@ def pick(weights: Floats, uniform: float) -> int:
     return int(beyond[0]) if len(beyond) else int(np.flatnonzero(weights)[-1])
 
 
-def verify_chain(target_probs: Floats, draft_probs: Floats | None, tokens: Ints, uniforms: Floats) -> Verdict:
+def verify_chain(target_probs: Floats, draft_probs: Floats | None, tokens: Ints, uniforms: Floats) -> VerifyResult:
     """Verify one request's chain.
 
     Args:
@@ -75,12 +75,12 @@ def verify_chain(target_probs: Floats, draft_probs: Floats | None, tokens: Ints,
         target = target_probs[position]
         proposal = one_hot(token, target) if draft_probs is None else draft_probs[position]
         if not accepts(target, proposal, token, uniforms[position]):
-            return Verdict(path, pick(residual(target, proposal), uniforms[-1]))
+            return VerifyResult(path, pick(residual(target, proposal), uniforms[-1]))
         path.append(position + 1)
-    return Verdict(path, pick(target_probs[-1], uniforms[-1]))
+    return VerifyResult(path, pick(target_probs[-1], uniforms[-1]))
 
 
-def verify_chosen(target_probs: Floats, tokens: Ints, parents: Ints, limit: int, uniforms: Floats) -> Verdict:
+def verify_chosen(target_probs: Floats, tokens: Ints, parents: Ints, limit: int, uniforms: Floats) -> VerifyResult:
     """Verify one request's tree, the tokens of which were chosen and not drawn.
 
     Args:
@@ -96,14 +96,14 @@ def verify_chosen(target_probs: Floats, tokens: Ints, parents: Ints, limit: int,
         token = pick(target_probs[node], uniforms[node])
         agreeing = [child for child in children(parents, node) if tokens[child] == token]
         if not agreeing or len(path) == limit:
-            return Verdict(path, token)
+            return VerifyResult(path, token)
         node = agreeing[0]
         path.append(node)
 
 
 def verify_drawn(
     target_probs: Floats, draft_probs: Floats, tokens: Ints, parents: Ints, limit: int, uniforms: Floats
-) -> Verdict:
+) -> VerifyResult:
     """Verify one request's tree, the siblings of which were drawn without replacement.
 
     Args:
@@ -130,12 +130,12 @@ def verify_drawn(
             untested = children(parents, node)
         else:
             target, draft = residual(target, proposal), without(draft, token)
-    return Verdict(path, pick(target, uniforms[0]))
+    return VerifyResult(path, pick(target, uniforms[0]))
 
 
 def verify_typical(
     target_probs: Floats, tokens: Ints, parents: Ints, limit: int, uniform: float, threshold: float, alpha: float
-) -> Verdict:
+) -> VerifyResult:
     """Verify one request's tree by typical acceptance (Medusa, arXiv:2401.10774, section 2.3.1), which is lossy.
 
     A child is accepted when the target gives its token more than min(threshold, alpha * exp(-entropy)). The longest
@@ -151,7 +151,7 @@ def verify_typical(
         if target[tokens[node]] > min(threshold, alpha * np.exp(-entropy)):
             paths[node] = [*paths[parent], node]
             best = max(best, paths[node], key=len)
-    return Verdict(best, pick(target_probs[best[-1] if best else 0], uniform))
+    return VerifyResult(best, pick(target_probs[best[-1] if best else 0], uniform))
 
 
 def children(parents: Ints, node: int) -> list[int]:

@@ -13,7 +13,7 @@ _BELOW_ONE = 1.0 - 2.0**-53
 
 
 @dataclass(frozen=True)
-class Warp:
+class SamplingParams:
     """How each row of a batch turns logits into probabilities: `temperature`, `top_k` and `top_p` are [batch]."""
 
     temperature: Tensor

@@ -17,8 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from trtspec.kernels.sampling import Warp, pick
-from trtspec.kernels.verdict import Verdict
+from trtspec.kernels.sampling import SamplingParams, pick
+from trtspec.kernels.verify_result import VerifyResult
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -131,11 +131,11 @@ def verify_tree(
     tokens: Tensor,
     tree: Tree,
     limits: Sequence[int],
-    warp: Warp | None = None,
+    warp: SamplingParams | None = None,
     draft_probs: Tensor | None = None,
     uniforms: Tensor | None = None,
     typical: Typical | None = None,
-) -> list[Verdict]:
+) -> list[VerifyResult]:
     """Return the path of each row's tree that the target takes, and its next token; at most two transfers to the host.
 
     Args:
@@ -166,13 +166,13 @@ def verify_tree(
     return _draw_after(paths, target_probs, uniforms[:, 0])
 
 
-def _agree(tree: Tree, drawn: Tensor, tokens: Tensor) -> list[Verdict]:
+def _agree(tree: Tree, drawn: Tensor, tokens: Tensor) -> list[VerifyResult]:
     """Go down as long as a child has the token that was drawn [rows, nodes] after its parent."""
     following, drafted = torch.stack([drawn, tokens]).tolist()
     rows = zip(following, drafted, _of_rows(tree.parents.tolist(), len(tokens)), strict=True)
     fits = [[own[parent] == token for token, parent in zip(row, parents, strict=True)] for own, row, parents in rows]
     paths = _walk(tree, fits)
-    return [Verdict(path, own[_end(path)]) for path, own in zip(paths, following, strict=True)]
+    return [VerifyResult(path, own[_end(path)]) for path, own in zip(paths, following, strict=True)]
 
 
 def _walk(tree: Tree, fits: list[list[bool]]) -> list[list[int]]:
@@ -191,11 +191,11 @@ def _end(path: list[int]) -> int:
     return path[-1] if path else 0
 
 
-def _draw_after(paths: list[list[int]], probs: Tensor, uniforms: Tensor) -> list[Verdict]:
+def _draw_after(paths: list[list[int]], probs: Tensor, uniforms: Tensor) -> list[VerifyResult]:
     """Draw the token after each path from what its end has in probs [rows, nodes, vocab] by uniforms [rows]."""
     ends = torch.tensor([_end(path) for path in paths], device=probs.device)
     tokens = pick(probs[torch.arange(len(paths), device=probs.device), ends], uniforms).tolist()
-    return [Verdict(path, token) for path, token in zip(paths, tokens, strict=True)]
+    return [VerifyResult(path, token) for path, token in zip(paths, tokens, strict=True)]
 
 
 def _is_typical(target_probs: Tensor, tokens: Tensor, tree: Tree, typical: Typical) -> Tensor:

@@ -5,22 +5,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtspec.artifacts.manifest import MANIFEST, Manifest, load_manifest, verify_files
+from trtspec.artifacts.manifest import Manifest, load_manifest, verify_files
+from trtspec.artifacts.paths import PROMPTS, TOKENIZER, checkpoint
 from trtspec.artifacts.prompts import Prompt, load_prompts
+from trtspec.backends.base import find_backend
 from trtspec.checkpoint.tokenizer import Tokenizer
-from trtspec.generation.request import EngineSettings, Request, Sampling
 from trtspec.errors import DigestMismatch, TrtspecError
+from trtspec.generation.request import Request, Sampling
+from trtspec.torch_engine.settings import EngineSettings
 
 if TYPE_CHECKING:
     from trtspec.torch_engine.engine import Engine
 
-TARGET, DRAFT = "checkpoints/target", "checkpoints/draft"
-# Engines that run a source as it is: their artifacts hold nothing that the embedded engine reads.
-ELSEWHERE = ("llmapi", "vllm")
+TARGET, DRAFT = checkpoint("target"), checkpoint("draft")
 DEFAULT_PROMPTS = Path(__file__).with_name("default_prompts.jsonl")
 
 
@@ -68,20 +69,20 @@ def read_artifact(root: Path) -> Manifest:
 
 @contextmanager
 def open_artifact(root: Path, manifest: Manifest | None = None) -> Iterator[OpenArtifact]:
-    """Load what an artifact was converted to into the embedded engine, whichever engine it is for.
+    """Load what an artifact was converted to into the torch engine, whichever engine it is for.
 
     `read_artifact` comes first unless its `manifest` is handed in. Raises TrtspecError where nothing was converted.
     """
     from trtspec.torch_engine.engine import Engine
 
     manifest = manifest or read_artifact(root)
-    if manifest.backend.name in ELSEWHERE:
+    if not find_backend(manifest.backend.name).converts:
         hint = "trtspec deploy it, then trtspec bench its name"
         raise TrtspecError(
             f"{manifest.backend.name} runs this artifact, and not in this process", where=str(root), hint=hint
         )
     draft = root / DRAFT
-    tokenizer = root / "tokenizer"
+    tokenizer = root / TOKENIZER
     opened = Engine.load(root / TARGET, draft if draft.is_dir() else None, _settings(root, manifest.recipe), tokenizer)
     try:
         yield OpenArtifact(root, manifest, Tokenizer(tokenizer), opened)
@@ -90,27 +91,12 @@ def open_artifact(root: Path, manifest: Manifest | None = None) -> Iterator[Open
 
 
 def _settings(root: Path, recipe: dict[str, Any]) -> EngineSettings:
-    from trtspec.kernels.rules import libraries_of
+    from trtspec.kernels.verifier import libraries_of
 
-    try:
-        engine, speculation = recipe["engine"], recipe["speculation"]
-        return EngineSettings(
-            method=speculation["method"],
-            draft_len=speculation["draft_len"],
-            options=speculation["options"],
-            max_batch_size=engine["max_batch_size"],
-            max_seq_len=engine["max_seq_len"],
-            max_input_len=engine["max_input_len"],
-            max_num_tokens=engine["max_num_tokens"],
-            max_queue_size=recipe["serving"]["max_queue_size"],
-            kernels=libraries_of(root),
-        )
-    except (KeyError, TypeError) as error:
-        where = str(root / MANIFEST)
-        raise TrtspecError(f"its recipe lacks {error}", where=where, hint="build the artifact again") from None
+    return replace(EngineSettings.from_recipe(recipe), kernels=libraries_of(root))
 
 
 def artifact_prompts(root: Path | None, given: Path | None) -> list[Prompt]:
     """Return the prompts to measure on: those given, else the artifact's own, else a small general set."""
-    own = next(iter(sorted((root / "prompts").glob("*.jsonl"))), None) if root else None
+    own = next(iter(sorted((root / PROMPTS).glob("*.jsonl"))), None) if root else None
     return load_prompts(given or own or DEFAULT_PROMPTS)

@@ -14,8 +14,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trtspec.generation.request import Result, Stats
 from trtspec.errors import DeployError
+from trtspec.generation.request import Result, Stats
 from trtspec.measure.artifact import OpenArtifact
 from trtspec.triton.client import Client
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from trtspec.artifacts.prompts import load_prompts
-from trtspec.generation.request import Result, Sampling, Update
 from trtspec.errors import TrtspecError
+from trtspec.generation.request import Result, Sampling, Update
 from trtspec.measure.artifact import open_artifact
 
 

@@ -110,8 +110,8 @@ def _generate(root: Path, samples: int, max_tokens: int, seed: int, on_progress:
 
 def _load(root: Path, texts: Sequence[Text]) -> Decoder:
     """Load the target with room for the texts; the engine that generated them is gone, its memory with it."""
-    from trtspec.torch_engine.model.decoder import Decoder
     from trtspec.torch_engine.device import choose_device, compute_dtype
+    from trtspec.torch_engine.model.decoder import Decoder
 
     device, target = choose_device("auto"), root / TARGET
     longest = max(len(prompt) for prompt, _ in texts) + max(len(said) for _, said in texts)
@@ -145,5 +145,5 @@ class Matcher:
         """Return the share of places where the target without these sublayers says what the whole one said."""
         from trtspec.torch_engine.drafters.swift import sublayers
 
-        logits, _ = self._model.tapped(self._inputs, self._window, (), self._at, sublayers(skip))
+        logits, _ = self._model.forward_with_features(self._inputs, self._window, (), self._at, sublayers(skip))
         return float((logits.argmax(-1) == self._said).float().mean())

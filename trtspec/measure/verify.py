@@ -16,14 +16,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtspec.artifacts.manifest import MANIFEST, Manifest, load_manifest, verify_files
+from trtspec.artifacts.manifest import Manifest, load_manifest, verify_files
+from trtspec.artifacts.paths import MANIFEST
 from trtspec.artifacts.prompts import Prompt
 from trtspec.checkpoint.prepare import locate_source
 from trtspec.checkpoint.source import load_source
 from trtspec.checkpoint.trtllm import load_checkpoint
-from trtspec.generation.request import Result
 from trtspec.errors import CheckpointError, GateNotMet, TrtspecError, VerificationFailed
 from trtspec.files import replace_file
+from trtspec.generation.request import Result
 from trtspec.measure.artifact import (
     TARGET,
     OpenArtifact,

@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError
 from trtspec.checkpoint.model_config import ModelConfig
 from trtspec.checkpoint.rules import Rule, Skip
 from trtspec.checkpoint.source import Source
+from trtspec.diagnostics import Diagnostic
 from trtspec.errors import TrtspecError
 from trtspec.recipe.schema import StrictModel
 from trtspec.registry import discover, find, version_of
@@ -43,34 +44,22 @@ class LossyOptions(Options):
 
 
 @dataclass(frozen=True)
-class Extent:
-    """How much a step drafts at most: `depth` tokens one after another, `nodes` tokens in all."""
+class DraftShape:
+    """How much a step drafts at most: `max_depth` tokens one after another, `max_tokens` in all."""
 
-    depth: int
-    nodes: int
-
-
-@dataclass(frozen=True)
-class Misfit:
-    """Where a drafting part or an option does not fit the target: a problem's code, what is wrong, and what to do.
-
-    A "warning" is about drafts that may be worse, an "error" about what cannot be done.
-    """
-
-    code: str
-    message: str
-    hint: str | None = None
-    severity: Literal["error", "warning"] = "error"
+    max_depth: int
+    max_tokens: int
 
 
 @dataclass(frozen=True)
-class DraftPart:
+class DraftHead:
     """Tensors that draft from inside a target, stored in its checkpoint as TensorRT-LLM does.
 
     `config` is what config.json says beside the target's own keys ("architecture" among them), and `models` what it
     describes, by key, as it does a model that is divided like the target. `rules` are made of the part's source, whose
     other tensors `skips` names; `borrowed` are made of the target's source once more. `excluded` are the patterns of
-    its modules, which are never quantized. `misfits` keep it from being used with the target.
+    its modules, which are never quantized. `diagnostics` say how it fits
+    the target; their paths are relative to `speculation.draft`.
     """
 
     config: dict[str, Any]
@@ -79,7 +68,7 @@ class DraftPart:
     borrowed: list[Rule] = field(default_factory=list)
     models: dict[str, ModelConfig] = field(default_factory=dict)
     excluded: tuple[str, ...] = ()
-    misfits: tuple[Misfit, ...] = ()
+    diagnostics: tuple[Diagnostic, ...] = ()
 
     @property
     def num_parameters(self) -> int:
@@ -88,8 +77,8 @@ class DraftPart:
 
 
 @dataclass(frozen=True)
-class Base:
-    """The target that a drafting part is read for: its description, and the rules of its own checkpoint.
+class HeadTarget:
+    """The target that a draft head is read for: its description, and the rules of its own checkpoint.
 
     `draft_len` is how many tokens the recipe wants to be drafted one after another.
     """
@@ -99,12 +88,12 @@ class Base:
     draft_len: int
 
 
-def chain(options: Any, draft_len: int) -> Extent:
-    """Return the extent of a method that drafts one token after another."""
-    return Extent(draft_len, draft_len)
+def chain(options: Any, draft_len: int) -> DraftShape:
+    """Return the shape of a method that drafts one token after another."""
+    return DraftShape(draft_len, draft_len)
 
 
-def _fits(options: Any, config: ModelConfig) -> list[Misfit]:
+def _no_diagnostics(options: Any, config: ModelConfig) -> list[Diagnostic]:
     return []
 
 
@@ -112,33 +101,21 @@ def _fits(options: Any, config: ModelConfig) -> list[Misfit]:
 class Method:
     """One speculation method; a module of this folder joins by defining it as `METHOD`.
 
-    `drafts_with` says what the recipe's `speculation.draft` has to be: nothing, a model, or a part that is stored with
-    the target, which `read_part` describes (raising CheckpointError for a source that is no such part). `draft_lens`
-    is the range of the recipe's `draft_len`, empty where the options decide; `extent` tells from options and draft_len
-    how much a step drafts. `misfits` holds the options against the target, each misfit's `code` being the option it is
-    about. `engine_mode` is the `--speculative_decoding_mode` of trtllm-build, "" where engines know no such method, and
-    `engines` are the backends that can run it.
+    `drafts_with` says what the recipe's `speculation.draft` has to be: nothing, a model, or a head that is stored with
+    the target, which `read_head` describes (raising CheckpointError for a source that is no such head). `draft_lens`
+    is the range of the recipe's `draft_len`, empty where the options decide; `draft_shape` computes from options and
+    draft_len how much a step drafts. `check_options` holds the options against the target; the diagnostics' paths are
+    relative to `speculation.options`. Which backends run a method is theirs to say.
     """
 
     summary: str
-    drafts_with: Literal["nothing", "model", "part"]
-    engines: tuple[str, ...]
+    drafts_with: Literal["nothing", "model", "head"]
     draft_lens: range = range(0)
     default_draft_len: int = 0
     options: type[Options] = Options
-    extent: Callable[[Any, int], Extent] = chain
-    misfits: Callable[[Any, ModelConfig], list[Misfit]] = _fits
-    read_part: Callable[[Source, Base, Any], DraftPart] | None = None
-    engine_mode: str = ""
-
-    def build_arguments(self, extent: Extent) -> list[str]:
-        """Return what trtllm-build has to be told for the target's engine; nothing where engines know no such method.
-
-        NVIDIA/TensorRT-LLM, tensorrt_llm/commands/build.py, 1.0 to 1.2: max_draft_len counts all drafted tokens.
-        """
-        if not self.engine_mode:
-            return []
-        return ["--speculative_decoding_mode", self.engine_mode, "--max_draft_len", str(extent.nodes)]
+    draft_shape: Callable[[Any, int], DraftShape] = chain
+    check_options: Callable[[Any, ModelConfig], list[Diagnostic]] = _no_diagnostics
+    read_head: Callable[[Source, HeadTarget, Any], DraftHead] | None = None
 
     def parse(self, options: dict[str, Any]) -> Options:
         """Return options that were checked before; TrtspecError where they were not."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trtspec.checkpoint.model_config import ModelConfig
-from trtspec.methods.base import Misfit
+from trtspec.diagnostics import Diagnostic
 from trtspec.recipe.schema import refuse
 from trtspec.recipe.validate import shown
 from trtspec.registry import did_you_mean
@@ -48,11 +48,15 @@ def most_ranks(choices: Iterable[Choice]) -> int:
     return max(rank + 1 for choice in choices for rank in choice)
 
 
-def ranks_misfits(choices: Iterable[Choice], config: ModelConfig) -> list[Misfit]:
+def check_ranks(choices: Iterable[Choice], config: ModelConfig) -> list[Diagnostic]:
     """Return the misfit of choices that rank more tokens than the target has, under the option's name."""
     if (ranks := most_ranks(choices)) <= config.vocab_size:
         return []
-    return [Misfit("choices", f"rank {ranks - 1} is beyond the target's {config.vocab_size} vocabulary entries")]
+    return [
+        Diagnostic(
+            "choices", "out-of-range", f"rank {ranks - 1} is beyond the target's {config.vocab_size} vocabulary entries"
+        )
+    ]
 
 
 def _choice(written: Any) -> Choice:

@@ -25,9 +25,7 @@ class DraftTargetOptions(Options):
 METHOD = Method(
     summary="a smaller model drafts, the target verifies",
     drafts_with="model",
-    engines=("embedded", "tensorrt_llm", "llmapi", "vllm"),
     draft_lens=range(1, 65),
     default_draft_len=5,
     options=DraftTargetOptions,
-    engine_mode="draft_tokens_external",
 )

@@ -18,10 +18,11 @@ from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
 from trtspec.checkpoint.rules import Part, Rule, Skip, Stage
 from trtspec.checkpoint.source import Source
 from trtspec.checkpoint.trtllm import EMBEDDING, LM_HEAD
+from trtspec.diagnostics import Diagnostic
 from trtspec.families.decoder import attention, mlp, read_decoder
-from trtspec.methods.base import Base, DraftPart, Extent, LossyOptions, Method, Misfit
-from trtspec.methods.choices import EAGLE_CHOICES, MOST_NODES, Choice, find_choices, ranks_misfits
-from trtspec.methods.fit import differences, size_misfits
+from trtspec.methods.base import DraftHead, DraftShape, HeadTarget, LossyOptions, Method
+from trtspec.methods.choices import EAGLE_CHOICES, MOST_NODES, Choice, check_ranks, find_choices
+from trtspec.methods.fit import check_layer, check_sizes
 from trtspec.recipe.schema import refuse
 
 NETS, NET_CONFIG = "eagle_nets", "eagle_net_config"
@@ -124,13 +125,13 @@ def net_rules(config: ModelConfig, prefix: str) -> list[Rule]:
     return found
 
 
-def read_part(source: Source, base: Base, options: EagleOptions) -> DraftPart:
+def read_head(source: Source, base: HeadTarget, options: EagleOptions) -> DraftHead:
     """Describe the net of a source for a target."""
-    net, extent = _read_net(source, base.config), _extent(options, 0)
+    net, draft_shape = _read_net(source, base.config), _extent(options, 0)
     rules: list[Rule] = []
     borrowed: list[Rule] = []
     # an engine has one net for each level of the tree
-    for level in range(extent.depth):
+    for level in range(draft_shape.max_depth):
         for rule in net_rules(net, f"{NETS}.{level}.drafter"):
             (part, *_), absent = rule.parts, rule.parts[0].name not in source.tensors
             if absent and part.name == _EMBEDDING:
@@ -140,21 +141,21 @@ def read_part(source: Source, base: Base, options: EagleOptions) -> DraftPart:
             else:
                 rules.append(rule)
         borrowed.append(Rule(f"{NETS}.{level}.lm_head.weight", _parts_of(base, LM_HEAD), Stage.LAST, copy=True))
-    return DraftPart(
+    return DraftHead(
         config={
             "architecture": "EagleForCausalLM",
-            "num_eagle_layers": extent.depth,
+            "num_eagle_layers": draft_shape.max_depth,
             "max_non_leaves_per_layer": _most_inner(options),
-            "max_draft_len": extent.nodes,
+            "max_draft_len": draft_shape.max_tokens,
         },
         rules=rules,
         skips=_SKIPS,
         borrowed=borrowed,
         models={NET_CONFIG: net},
         excluded=(f"*{NETS}*",),
-        misfits=(
-            *size_misfits("the net is", net.hidden_size, net.vocab_size, base.config),
-            *differences(net, base.config),
+        diagnostics=(
+            *check_sizes("the net is", net.hidden_size, net.vocab_size, base.config),
+            *check_layer(net, base.config),
         ),
     )
 
@@ -174,7 +175,7 @@ def _read_net(source: Source, target: ModelConfig) -> ModelConfig:
     return net
 
 
-def _parts_of(base: Base, target: str) -> tuple[Part, ...]:
+def _parts_of(base: HeadTarget, target: str) -> tuple[Part, ...]:
     return next(rule.parts for rule in base.rules if rule.name == target)
 
 
@@ -186,28 +187,32 @@ def _most_inner(options: EagleOptions) -> int:
     return max(Counter(map(len, parents)).values())
 
 
-def _extent(options: EagleOptions, draft_len: int) -> Extent:
+def _extent(options: EagleOptions, draft_len: int) -> DraftShape:
     if options.growth:
         top_k, depth, nodes = options.growth
-        return Extent(depth, min(nodes, top_k + (depth - 1) * top_k**2))
-    return Extent(max(map(len, options.paths)), len(options.paths))
+        return DraftShape(depth, min(nodes, top_k + (depth - 1) * top_k**2))
+    return DraftShape(max(map(len, options.paths)), len(options.paths))
 
 
-def _options_misfits(options: EagleOptions, config: ModelConfig) -> list[Misfit]:
+def _check_options(options: EagleOptions, config: ModelConfig) -> list[Diagnostic]:
     if options.growth is None:
-        return ranks_misfits(options.paths, config)
+        return check_ranks(options.paths, config)
     if options.growth.top_k <= config.vocab_size:
         return []
-    return [Misfit("top_k", f"{options.growth.top_k} is more than the target's {config.vocab_size} vocabulary entries")]
+    return [
+        Diagnostic(
+            "top_k",
+            "out-of-range",
+            f"{options.growth.top_k} is more than the target's {config.vocab_size} vocabulary entries",
+        )
+    ]
 
 
 METHOD = Method(
     summary="a net that continues the target's hidden states drafts a tree",
-    drafts_with="part",
-    engines=("embedded", "tensorrt_llm", "vllm"),
+    drafts_with="head",
     options=EagleOptions,
-    extent=_extent,
-    misfits=_options_misfits,
-    read_part=read_part,
-    engine_mode="eagle",
+    draft_shape=_extent,
+    check_options=_check_options,
+    read_head=read_head,
 )

@@ -23,10 +23,11 @@ from trtspec.checkpoint.safetensors import TensorInfo
 from trtspec.checkpoint.source import Source
 from trtspec.checkpoint.trtllm import MOST_LAYERS
 from trtspec.checkpoint.untrusted import open_regular
+from trtspec.diagnostics import Diagnostic
 from trtspec.families.decoder import read_decoder
-from trtspec.methods.base import Base, DraftPart, Extent, LossyOptions, Method, Misfit
-from trtspec.methods.eagle3_net import EMBEDDING, LAYER_CONFIG, NAME, Names, NetConfig, net_rules
-from trtspec.methods.fit import differences, size_misfits
+from trtspec.methods.base import DraftHead, DraftShape, HeadTarget, LossyOptions, Method
+from trtspec.methods.eagle3_head import EMBEDDING, LAYER_CONFIG, NAME, Names, NetConfig, net_rules
+from trtspec.methods.fit import check_layer, check_sizes
 from trtspec.recipe.schema import refuse
 
 AUX_LAYERS = "eagle_aux_hidden_state_layer_ids"
@@ -54,19 +55,19 @@ class Eagle3Options(LossyOptions):
         return nodes
 
 
-def _extent(options: Eagle3Options, draft_len: int) -> Extent:
+def _extent(options: Eagle3Options, draft_len: int) -> DraftShape:
     if options.top_k is None or options.nodes is None:
-        return Extent(draft_len, draft_len)
+        return DraftShape(draft_len, draft_len)
     nodes = min(options.nodes, options.top_k + (draft_len - 1) * options.top_k**2)  # what is ranked in all
-    return Extent(min(draft_len, nodes), nodes)
+    return DraftShape(min(draft_len, nodes), nodes)
 
 
-def read_part(source: Source, base: Base, options: Eagle3Options) -> DraftPart:
+def read_head(source: Source, base: HeadTarget, options: Eagle3Options) -> DraftHead:
     """Describe the net in `source`; raises CheckpointError for what is no EAGLE-3 net of one layer."""
     names = _find_names(source)
     net = _read_net(source, names, base.config)
     prefix = re.escape(names.prefix)
-    return DraftPart(
+    return DraftHead(
         config={NAME: net.render()},
         rules=net_rules(net, names),
         skips=[
@@ -76,10 +77,10 @@ def read_part(source: Source, base: Base, options: Eagle3Options) -> DraftPart:
         ],
         models={LAYER_CONFIG: net.layer},
         excluded=(f"{NAME}.*",),
-        misfits=(
-            *_misfits(net, base.config, options),
-            *_misfits_of_ids(net, source, names.prefix),
-            *differences(net.layer, base.config),
+        diagnostics=(
+            *_check_head(net, base.config, options),
+            *_check_ids(net, source, names.prefix),
+            *check_layer(net.layer, base.config),
         ),
     )
 
@@ -118,7 +119,7 @@ def _read_net(source: Source, names: Names, target: ModelConfig) -> NetConfig:
     drafted = reader.positive("draft_vocab_size", vocab, most=min(vocab, MOST_IDS))
     net = NetConfig(
         layer=replace(layer, vocab_size=drafted),
-        taps=_read_taps(reader, eagle, target.num_layers),
+        aux_layers=_read_aux_layers(reader, eagle, target.num_layers),
         target_hidden_size=hidden,
         target_vocab_size=vocab,
         norm_before_fc=reader.get("norm_before_fc", bool, eagle.get("norm_before_fc", bool, False)),
@@ -154,7 +155,7 @@ def _read_layer(reader: ConfigReader, has: Callable[[str], bool], dtype: str) ->
     )
 
 
-def _read_taps(reader: ConfigReader, eagle: ConfigReader, layers: int) -> tuple[int, ...]:
+def _read_aux_layers(reader: ConfigReader, eagle: ConfigReader, layers: int) -> tuple[int, ...]:
     """Return which hidden states are read.
 
     Within eagle_config a number means what comes out of a layer, elsewhere what goes into it; none are EAGLE-3's own.
@@ -166,20 +167,24 @@ def _read_taps(reader: ConfigReader, eagle: ConfigReader, layers: int) -> tuple[
     return tuple(number + bool(inner) for number in named) or (2, layers // 2, layers - 3)
 
 
-def _misfits(net: NetConfig, target: ModelConfig, options: Eagle3Options) -> Iterator[Misfit]:
-    yield from size_misfits("the net is", net.target_hidden_size, net.target_vocab_size, target)
-    in_range = all(0 <= tap <= target.num_layers for tap in net.taps)
-    if not in_range or any(tap >= after for tap, after in pairwise(net.taps)):
-        taps = ", ".join(map(str, net.taps[:8]))
-        message = f"the net reads what goes into the layers {taps} of a target that has {target.num_layers}"
-        yield Misfit("aux-layers", message, f"{AUX_LAYERS} of its config.json names different ones in order")
+def _check_head(net: NetConfig, target: ModelConfig, options: Eagle3Options) -> Iterator[Diagnostic]:
+    yield from check_sizes("the net is", net.target_hidden_size, net.target_vocab_size, target)
+    in_range = all(0 <= aux_layer <= target.num_layers for aux_layer in net.aux_layers)
+    if not in_range or any(aux_layer >= after for aux_layer, after in pairwise(net.aux_layers)):
+        aux_layers = ", ".join(map(str, net.aux_layers[:8]))
+        message = f"the net reads what goes into the layers {aux_layers} of a target that has {target.num_layers}"
+        yield Diagnostic(
+            "model", "aux-layers", message, f"{AUX_LAYERS} of its config.json names different ones in order"
+        )
     if options.top_k and options.top_k > net.layer.vocab_size:
-        yield Misfit(
-            "vocabulary", f"top_k is {options.top_k}, and the net drafts {net.layer.vocab_size} different tokens"
+        yield Diagnostic(
+            "model",
+            "vocabulary",
+            f"top_k is {options.top_k}, and the net drafts {net.layer.vocab_size} different tokens",
         )
 
 
-def _misfits_of_ids(net: NetConfig, source: Source, prefix: str) -> Iterator[Misfit]:
+def _check_ids(net: NetConfig, source: Source, prefix: str) -> Iterator[Diagnostic]:
     """Hold the table of drafted ids against both vocabularies; of headers that do not fit other checks tell."""
     d2t, t2d = (source.tensors.get(f"{prefix}{name}") for name in ("d2t", "t2d"))
     if d2t is None or (d2t.dtype, d2t.shape) != ("I64", (net.layer.vocab_size,)):
@@ -191,13 +196,13 @@ def _misfits_of_ids(net: NetConfig, source: Source, prefix: str) -> Iterator[Mis
     last = net.target_vocab_size - 1
     hint = "the files of the net do not belong together"
     if (odd := next((number for number in ids if not 0 <= number <= last), None)) is not None:
-        yield Misfit("d2t", f"d2t leads to the id {odd}, outside 0..{last}", hint)
+        yield Diagnostic("model", "d2t", f"d2t leads to the id {odd}, outside 0..{last}", hint)
     elif any(number >= after for number, after in pairwise(ids)):
-        yield Misfit("d2t", "d2t leads to ids that do not ascend", hint)
+        yield Diagnostic("model", "d2t", "d2t leads to ids that do not ascend", hint)
     elif t2d and (t2d.dtype, t2d.shape) != ("BOOL", (last + 1,)):
-        yield Misfit("d2t", f"t2d is {t2d.dtype} {list(t2d.shape)}, expected BOOL {[last + 1]}", hint)
+        yield Diagnostic("model", "d2t", f"t2d is {t2d.dtype} {list(t2d.shape)}, expected BOOL {[last + 1]}", hint)
     elif t2d and ids != [number for number, drafted in enumerate(_read(t2d)) if drafted]:
-        yield Misfit("d2t", "t2d marks other ids than those that d2t leads to", hint)
+        yield Diagnostic("model", "d2t", "t2d marks other ids than those that d2t leads to", hint)
 
 
 def _read(tensor: TensorInfo) -> bytes:
@@ -209,11 +214,10 @@ def _read(tensor: TensorInfo) -> bytes:
 
 METHOD = Method(
     summary="a layer trained for the target drafts from its hidden states, a chain or a tree",
-    drafts_with="part",
-    engines=("embedded", "llmapi", "vllm"),
+    drafts_with="head",
     draft_lens=range(1, 17),
     default_draft_len=4,
     options=Eagle3Options,
-    extent=_extent,
-    read_part=read_part,
+    draft_shape=_extent,
+    read_head=read_head,
 )

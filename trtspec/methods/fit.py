@@ -6,32 +6,35 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtspec.checkpoint.model_config import ModelConfig
-from trtspec.methods.base import Misfit
+from trtspec.diagnostics import Diagnostic
 
 
-def size_misfits(what: str, hidden_size: int, vocab_size: int, target: ModelConfig) -> Iterator[Misfit]:
+def check_sizes(what: str, hidden_size: int, vocab_size: int, target: ModelConfig) -> Iterator[Diagnostic]:
     """Yield where the sizes that a part was trained for are not the target's; `what` is it, as "the net is"."""
     hint = "it drafts for the model that it was trained with, and for its fine-tunes"
     if hidden_size != target.hidden_size:
         message = f"{what} for hidden states of {hidden_size}, the target's have {target.hidden_size}"
-        yield Misfit("hidden-size", message, hint)
+        yield Diagnostic("model", "hidden-size", message, hint)
     if vocab_size != target.vocab_size:
         message = f"{what} for {vocab_size} vocabulary entries, the target has {target.vocab_size}"
-        yield Misfit("vocabulary", message, hint)
+        yield Diagnostic("model", "vocabulary", message, hint)
 
 
-def differences(net: ModelConfig, target: ModelConfig) -> Iterator[Misfit]:
+def check_layer(net: ModelConfig, target: ModelConfig) -> Iterator[Diagnostic]:
     """Yield warnings about a net's layers, which cost acceptance and not the text.
 
     Published nets have fewer positions than their targets.
     """
     if net.max_positions < target.max_positions:
         message = f"the net has {net.max_positions} positions, the target {target.max_positions}"
-        yield Misfit("positions", message, "drafts may be accepted less beyond them; measure on long texts", "warning")
+        hint = "drafts may be accepted less beyond them; measure on long texts"
+        yield Diagnostic("model", "positions", message, hint, "warning")
     if (net.rotary_base, net.rope_scaling) != (target.rotary_base, target.rope_scaling):
         ours, theirs = _describe(net), _describe(target)
         message = f"the net turns its positions by {ours}, the target by {theirs}"
-        yield Misfit("rope", message, "right where the net was trained so: compare its trainer's config", "warning")
+        yield Diagnostic(
+            "model", "rope", message, "right where the net was trained so: compare its trainer's config", "warning"
+        )
 
 
 def _describe(config: ModelConfig) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from trtspec.methods.base import Extent, Method, Options
+from trtspec.methods.base import DraftShape, Method, Options
 from trtspec.recipe.schema import refuse
 
 
@@ -30,17 +30,15 @@ class LookaheadOptions(Options):
         return ngram
 
 
-def _extent(options: LookaheadOptions, draft_len: int) -> Extent:
+def _extent(options: LookaheadOptions, draft_len: int) -> DraftShape:
     """Return what TensorRT-LLM reserves: ngram - 1 levels of the window, less the text's own token, and the guesses."""
     window, ngram, guesses = options.window, options.ngram, options.verification
-    return Extent(ngram - 1, max(0, ngram - 2) + (window - 1 + guesses) * (ngram - 1))
+    return DraftShape(ngram - 1, max(0, ngram - 2) + (window - 1 + guesses) * (ngram - 1))
 
 
 METHOD = Method(
     summary="the target makes and verifies n-grams ahead of its text",
     drafts_with="nothing",
-    engines=("embedded", "tensorrt_llm"),
     options=LookaheadOptions,
-    extent=_extent,
-    engine_mode="lookahead_decoding",
+    draft_shape=_extent,
 )

@@ -17,9 +17,10 @@ from pydantic import Field, field_validator
 from trtspec.checkpoint.model_config import ModelConfig
 from trtspec.checkpoint.rules import Part, Rule, Skip, Stage
 from trtspec.checkpoint.source import Source
-from trtspec.methods.base import Base, DraftPart, Extent, LossyOptions, Method, Misfit
-from trtspec.methods.choices import MEDUSA_CHOICES, Choice, find_choices, ranks_misfits
-from trtspec.methods.fit import size_misfits
+from trtspec.diagnostics import Diagnostic
+from trtspec.methods.base import DraftHead, DraftShape, HeadTarget, LossyOptions, Method
+from trtspec.methods.choices import MEDUSA_CHOICES, Choice, check_ranks, find_choices
+from trtspec.methods.fit import check_sizes
 
 # Medusa 1.0 saves a whole model with its heads, and so does ModelOpt, each by a name of its own.
 _NAME = re.compile(r"(medusa_heads?\.)?(\d{1,2})\.(\d{1,2})\.(linear\.)?(weight|bias)")
@@ -80,10 +81,10 @@ class Heads:
         return Rule(f"medusa_heads.{head}.medusa_layers.{layer}.linear.{kind}", (source,), Stage.LAST)
 
 
-def read_part(source: Source, base: Base, options: MedusaOptions) -> DraftPart:
+def read_head(source: Source, base: HeadTarget, options: MedusaOptions) -> DraftHead:
     """Describe the heads of a source for a target."""
     heads, config = _find_heads(source), base.config
-    return DraftPart(
+    return DraftHead(
         config={
             "architecture": "MedusaForCausalLM",
             "base_architecture": config.architecture,
@@ -96,7 +97,7 @@ def read_part(source: Source, base: Base, options: MedusaOptions) -> DraftPart:
         rules=list(heads.rules()),
         skips=[_OF_THE_BASE] if heads.prefix else [],
         excluded=("*medusa_heads*",),
-        misfits=tuple(_misfits(heads, config, _extent(options, 0).depth)),
+        diagnostics=tuple(_check_head(heads, config, _extent(options, 0).max_depth)),
     )
 
 
@@ -119,28 +120,26 @@ def _find_heads(source: Source) -> Heads:
     return Heads(1 + max(int(name[2]) for name in found), num_layers, hidden_size, vocab_size, prefix)
 
 
-def _misfits(heads: Heads, config: ModelConfig, depth: int) -> Iterator[Misfit]:
-    yield from size_misfits("the heads are", heads.hidden_size, heads.vocab_size, config)
+def _check_head(heads: Heads, config: ModelConfig, depth: int) -> Iterator[Diagnostic]:
+    yield from check_sizes("the heads are", heads.hidden_size, heads.vocab_size, config)
     if heads.num_heads < depth:
         what = f"the choices are {depth} tokens deep, the heads are {heads.num_heads}"
-        yield Misfit("heads", what, f"list choices of at most that length: {heads.num_heads}")
+        yield Diagnostic("model", "heads", what, f"list choices of at most that length: {heads.num_heads}")
 
 
-def _extent(options: MedusaOptions, draft_len: int) -> Extent:
-    return Extent(max(map(len, options.paths)), len(options.paths))
+def _extent(options: MedusaOptions, draft_len: int) -> DraftShape:
+    return DraftShape(max(map(len, options.paths)), len(options.paths))
 
 
-def _options_misfits(options: MedusaOptions, config: ModelConfig) -> list[Misfit]:
-    return ranks_misfits(options.paths, config)
+def _check_options(options: MedusaOptions, config: ModelConfig) -> list[Diagnostic]:
+    return check_ranks(options.paths, config)
 
 
 METHOD = Method(
     summary="heads on the target's last hidden state draft a tree",
-    drafts_with="part",
-    engines=("embedded", "tensorrt_llm"),
+    drafts_with="head",
     options=MedusaOptions,
-    extent=_extent,
-    misfits=_options_misfits,
-    read_part=read_part,
-    engine_mode="medusa",
+    draft_shape=_extent,
+    check_options=_check_options,
+    read_head=read_head,
 )

@@ -29,7 +29,6 @@ def count_layers(source_config: Mapping[str, Any]) -> int:
 METHOD = Method(
     summary="the target's own layers for further tokens draft a chain",
     drafts_with="nothing",
-    engines=("llmapi", "vllm"),
     draft_lens=range(1, 17),
     default_draft_len=1,
 )

@@ -33,9 +33,7 @@ class NgramOptions(Options):
 METHOD = Method(
     summary="what followed the same words before is drafted again",
     drafts_with="nothing",
-    engines=("embedded", "tensorrt_llm", "llmapi", "vllm"),
     draft_lens=range(1, 65),
     default_draft_len=8,
     options=NgramOptions,
-    engine_mode="draft_tokens_external",
 )

@@ -8,5 +8,4 @@ from trtspec.methods.base import Method
 METHOD = Method(
     summary="the target alone",
     drafts_with="nothing",
-    engines=("embedded", "tensorrt_llm", "llmapi", "vllm"),
 )

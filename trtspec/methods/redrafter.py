@@ -16,8 +16,9 @@ from pydantic import Field
 from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
 from trtspec.checkpoint.rules import Part, Rule, Stage
 from trtspec.checkpoint.source import Source
-from trtspec.methods.base import Base, DraftPart, Extent, Method, Misfit, Options
-from trtspec.methods.fit import size_misfits
+from trtspec.diagnostics import Diagnostic
+from trtspec.methods.base import DraftHead, DraftShape, HeadTarget, Method, Options
+from trtspec.methods.fit import check_sizes
 
 # So many tokens after each beam are weighed, as in the reference; no more beams than that can be told apart.
 CANDIDATES = 50
@@ -87,10 +88,10 @@ def stored_net(document: ConfigReader) -> Net:
     )
 
 
-def read_part(source: Source, base: Base, options: RedrafterOptions) -> DraftPart:
+def read_head(source: Source, base: HeadTarget, options: RedrafterOptions) -> DraftHead:
     """Describe the net of a source for a target."""
     net, config = _find_net(source), base.config
-    return DraftPart(
+    return DraftHead(
         config={
             "architecture": "ReDrafterForQWenLM" if "qwen_type" in dict(config.extra) else "ReDrafterForLLaMALM",
             "base_model_architecture": config.architecture,
@@ -104,7 +105,7 @@ def read_part(source: Source, base: Base, options: RedrafterOptions) -> DraftPar
         },
         rules=list(net.rules()),
         excluded=("*drafter*",),
-        misfits=tuple(_misfits(net, config)),
+        diagnostics=tuple(_check_head(net, config)),
     )
 
 
@@ -134,22 +135,20 @@ def _num_layers(reader: ConfigReader, key: str) -> int:
     return layers
 
 
-def _misfits(net: Net, config: ModelConfig) -> Iterator[Misfit]:
-    yield from size_misfits("the drafter is", net.hidden_size, net.vocab_size, config)
+def _check_head(net: Net, config: ModelConfig) -> Iterator[Diagnostic]:
+    yield from check_sizes("the drafter is", net.hidden_size, net.vocab_size, config)
 
 
-def _extent(options: RedrafterOptions, draft_len: int) -> Extent:
-    return Extent(draft_len, draft_len * options.beams)
+def _extent(options: RedrafterOptions, draft_len: int) -> DraftShape:
+    return DraftShape(draft_len, draft_len * options.beams)
 
 
 METHOD = Method(
     summary="a recurrent net on the target's last hidden state drafts by beam search",
-    drafts_with="part",
-    engines=("embedded", "tensorrt_llm"),
+    drafts_with="head",
     draft_lens=range(1, 33),
     default_draft_len=5,
     options=RedrafterOptions,
-    extent=_extent,
-    read_part=read_part,
-    engine_mode="explicit_draft_tokens",
+    draft_shape=_extent,
+    read_head=read_head,
 )

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pydantic import Field
 
 from trtspec.checkpoint.model_config import ModelConfig
-from trtspec.methods.base import Method, Misfit, Options
+from trtspec.diagnostics import Diagnostic
+from trtspec.methods.base import Method, Options
 from trtspec.recipe.schema import StrictModel
 
 KINDS = ("attention", "mlp")
@@ -49,31 +50,34 @@ class SwiftOptions(Options):
     )
 
 
-def _misfits(options: SwiftOptions, config: ModelConfig) -> list[Misfit]:
-    return list(skip_misfits(options.skip, config.num_layers))
+def _check_options(options: SwiftOptions, config: ModelConfig) -> list[Diagnostic]:
+    return list(check_skip(options.skip, config.num_layers))
 
 
-def skip_misfits(skip: Skip, num_layers: int) -> Iterator[Misfit]:
+def check_skip(skip: Skip, num_layers: int) -> Iterator[Diagnostic]:
     """Yield what keeps a target of so many layers from drafting with these left out."""
     for kind in KINDS:
         layers = skip.of(kind)
         if outside := sorted({layer for layer in layers if not 0 <= layer < num_layers}):
             shown = ", ".join(map(str, outside))
-            yield Misfit(f"skip.{kind}", f"the target's layers are 0..{num_layers - 1}, not {shown}")
+            yield Diagnostic(
+                f"skip.{kind}", "out-of-range", f"the target's layers are 0..{num_layers - 1}, not {shown}"
+            )
         if repeated := sorted({layer for layer in layers if layers.count(layer) > 1}):
-            yield Misfit(f"skip.{kind}", f"named more than once: {', '.join(map(str, repeated))}")
+            yield Diagnostic(f"skip.{kind}", "out-of-range", f"named more than once: {', '.join(map(str, repeated))}")
     if not skip.sublayers:
-        yield Misfit("skip", "nothing is left out: drafting would cost what the target costs", SEARCH)
+        yield Diagnostic(
+            "skip", "out-of-range", "nothing is left out: drafting would cost what the target costs", SEARCH
+        )
     elif len(skip.sublayers) == 2 * num_layers:
-        yield Misfit("skip", "everything is left out: no layer remains to draft with", SEARCH)
+        yield Diagnostic("skip", "out-of-range", "everything is left out: no layer remains to draft with", SEARCH)
 
 
 METHOD = Method(
     summary="the target drafts for itself, with sublayers left out",
     drafts_with="nothing",
-    engines=("embedded",),
     draft_lens=range(1, 26),
     default_draft_len=8,
     options=SwiftOptions,
-    misfits=_misfits,
+    check_options=_check_options,
 )

@@ -41,7 +41,7 @@ def prune_checkpoint(model: SourceModel, skip: Skip, out: Path, on_bytes: OnByte
 
     Raises CheckpointError for a source that is quantized, and where something lies at `out` already.
     """
-    if model.existing:
+    if model.prequantized:
         message = "its weights are quantized already, and a pruned draft is made of unquantized ones"
         raise CheckpointError(message, where=str(model.source.root))
     if out.exists():

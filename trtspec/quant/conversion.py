@@ -12,7 +12,7 @@ from typing import Any
 from trtspec.checkpoint.model_config import ModelConfig
 from trtspec.checkpoint.rules import Part, Rule, Stage, layer_tensor
 from trtspec.checkpoint.safetensors import FileLayout, lay_out
-from trtspec.checkpoint.sharding import Mapping, Sharded, shard
+from trtspec.checkpoint.sharding import ParallelMapping, Sharded, shard
 from trtspec.checkpoint.trtllm import DTYPES, Quantization, render_config
 from trtspec.quant.scheme import FUSED, Scheme
 
@@ -34,7 +34,7 @@ class Conversion:
     """A planned conversion; `targets` by the rule's full name, in file order."""
 
     config: ModelConfig
-    mapping: Mapping
+    mapping: ParallelMapping
     scheme: Scheme
     targets: dict[str, Target] = field(default_factory=dict)
 
@@ -72,7 +72,7 @@ class Conversion:
         return render_config(self.config, self.mapping, self.quantization)
 
 
-def plan_conversion(config: ModelConfig, rules: list[Rule], mapping: Mapping, scheme: Scheme) -> Conversion:
+def plan_conversion(config: ModelConfig, rules: list[Rule], mapping: ParallelMapping, scheme: Scheme) -> Conversion:
     """Decide dtype and place of every tensor, scales among them."""
     plan = Conversion(config, mapping, scheme)
     for rule in rules:

@@ -17,7 +17,7 @@ import numpy as np
 from trtspec.checkpoint.cast import E4M3_MAX, Bits, Floats, e4m3_values, every_value, to_e4m3, to_floats
 from trtspec.checkpoint.encode import Census
 from trtspec.checkpoint.safetensors import TensorInfo
-from trtspec.checkpoint.stream import Lane, Transfer
+from trtspec.checkpoint.stream import Transfer, Worker
 
 # What zeros get, as from NVIDIA's exporter (modelopt, TensorQuantizer.export_amax), so that none is divided by zero.
 SCALE_OF_ZEROS = np.float32(1.0)
@@ -47,7 +47,7 @@ class QuantizeTensors:
 
     groups: tuple[Group, ...]
 
-    def run(self, lane: Lane) -> None:
+    def run(self, lane: Worker) -> None:
         """Quantize group by group."""
         for group in self.groups:
             scale = scale_of(max(amax(lane, transfer.source) for transfer in group.transfers))
@@ -57,7 +57,7 @@ class QuantizeTensors:
                 lane.put(slot.rank, slot.offset, np.array([scale], np.float32))
 
     @staticmethod
-    def _quantize(lane: Lane, transfer: Transfer, scale: np.float32) -> None:
+    def _quantize(lane: Worker, transfer: Transfer, scale: np.float32) -> None:
         source = transfer.source
         table = None if source.dtype == "F32" else to_e4m3(_divide(every_value(source.dtype), scale))
         encoded = np.empty(0, np.uint8)
@@ -79,7 +79,7 @@ class QuantizeRows:
     transfers: tuple[Transfer, ...]
     scales: tuple[Transfer, ...]
 
-    def run(self, lane: Lane) -> None:
+    def run(self, lane: Worker) -> None:
         """Quantize tensor by tensor, in one reading: a chunk has whole rows."""
         for transfer, scales in zip(self.transfers, self.scales, strict=True):
             census = Census(transfer.source)
@@ -93,7 +93,7 @@ class QuantizeRows:
             census.report(lane.flaws)
 
 
-def amax(lane: Lane, source: TensorInfo) -> np.float32:
+def amax(lane: Worker, source: TensorInfo) -> np.float32:
     """Return the largest finite magnitude of a tensor; what is not finite is a flaw."""
     census = Census(source)
     for _, bits in lane.chunks(source, last=False):

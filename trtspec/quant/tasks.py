@@ -11,13 +11,13 @@ import numpy as np
 from trtspec.checkpoint.encode import Cast, Copy
 from trtspec.checkpoint.rules import INTEGERS, Matched, Rule
 from trtspec.checkpoint.safetensors import ITEM_BYTES, FileLayout, TensorInfo
-from trtspec.checkpoint.stream import Destination, Encoding, Lane, Task, Transfer
+from trtspec.checkpoint.stream import Destination, Encoding, Task, Transfer, Worker
 from trtspec.errors import CheckpointError
 from trtspec.quant.activations import Activations
 from trtspec.quant.conversion import Conversion, Target
-from trtspec.quant.existing import Existing
 from trtspec.quant.fp8 import Group, QuantizeRows, QuantizeTensors, Slot, scale_of
-from trtspec.quant.takeover import Largest, TakeRows, TakeScales, TakeTensors
+from trtspec.quant.passthrough import Largest, TakeRows, TakeScales, TakeTensors
+from trtspec.quant.prequantized import Prequantized
 
 # NVIDIA's exporter never scales a cache up: what is below 448 is stored as it is
 LEAST_CACHE_SCALE = 1.0
@@ -29,7 +29,7 @@ class Constants:
 
     values: tuple[tuple[Slot, np.float32], ...]
 
-    def run(self, lane: Lane) -> None:
+    def run(self, lane: Worker) -> None:
         """Write them."""
         for slot, value in self.values:
             lane.put(slot.rank, slot.offset, np.array([value], np.float32))
@@ -40,7 +40,7 @@ def plan_tasks(
     layouts: list[FileLayout],
     matched: Matched,
     activations: Activations,
-    existing: Existing | None = None,
+    existing: Prequantized | None = None,
 ) -> list[Task]:
     """Return the tasks; what is quantized in the source, as `existing` has it, is taken over.
 
@@ -78,7 +78,9 @@ def _joined(one: tuple[Transfer, ...], other: tuple[Transfer, ...]) -> tuple[Tra
     )
 
 
-def _fp8_tasks(plan: Conversion, layouts: list[FileLayout], matched: Matched, existing: Existing | None) -> list[Task]:
+def _fp8_tasks(
+    plan: Conversion, layouts: list[FileLayout], matched: Matched, existing: Prequantized | None
+) -> list[Task]:
     tasks = []
     for name, parts in matched.parts.items():
         target = plan.targets[name]
@@ -98,14 +100,14 @@ def _fp8_tasks(plan: Conversion, layouts: list[FileLayout], matched: Matched, ex
 
 
 def _row_task(
-    name: str, transfers: tuple[Transfer, ...], scales: tuple[Transfer, ...], existing: Existing | None
+    name: str, transfers: tuple[Transfer, ...], scales: tuple[Transfer, ...], existing: Prequantized | None
 ) -> Task:
     if existing is None:
         return _task(name, QuantizeRows(transfers, scales), _sources(transfers))
     return _task(name, TakeRows(transfers, scales), _sources(transfers + scales))
 
 
-def _tensor_task(name: str, groups: tuple[Group, ...], existing: Existing | None) -> Task:
+def _tensor_task(name: str, groups: tuple[Group, ...], existing: Prequantized | None) -> Task:
     sources = _sources(transfer for group in groups for transfer in group.transfers)
     if existing is None:
         return _task(name, QuantizeTensors(groups), sources)
@@ -149,7 +151,7 @@ def _constants(
 
 
 def _taken_scales(
-    plan: Conversion, layouts: list[FileLayout], matched: Matched, existing: Existing
+    plan: Conversion, layouts: list[FileLayout], matched: Matched, existing: Prequantized
 ) -> Iterable[Largest]:
     for target in plan.targets.values():
         rule, slots = target.rule, _slots(target, layouts)

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from trtspec.recipe.diagnostics import TOKEN, Mark, Problem, blot_tokens, stop
+from trtspec.diagnostics import TOKEN, Diagnostic, Mark, blot_tokens, stop
 from trtspec.recipe.tree import MAX_DEPTH, MAX_NODES, Node
 
 LINE_BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
@@ -42,7 +42,7 @@ class Source:
 
     @classmethod
     def of(cls, name: str, base: Path, text: str) -> Source:
-        """Return the source of a text with lines; problems may quote them, so tokens are blotted out."""
+        """Return the source of a text with lines; diagnostics may quote them, so tokens are blotted out."""
         return cls(name, base, tuple(LINE_BREAK.split(blot_tokens(text))))
 
     def mark(self, line: int, column: int) -> Mark:
@@ -50,12 +50,12 @@ class Source:
         return Mark(self.name, line + 1, column + 1, self.lines[line]) if self.lines else Mark(self.name)
 
 
-def parse_document(text: str, source: Source, problems: list[Problem], path: tuple[str, ...] = ()) -> Node:
+def parse_document(text: str, source: Source, diagnostics: list[Diagnostic], path: tuple[str, ...] = ()) -> Node:
     """Return the tree of one YAML document (nothing written reads as null), which stands at `path` of the recipe.
 
-    Broken syntax and limits raise RecipeError at once; what reading can continue after is added to `problems`.
+    Broken syntax and limits raise RecipeError at once; what reading can continue after is added to `diagnostics`.
     """
-    return _Builder(_guarded(text, source), source, problems).document(path)
+    return _Builder(_guarded(text, source), source, diagnostics).document(path)
 
 
 def resolve_scalar(text: str) -> bool | int | float | str | None:
@@ -124,10 +124,10 @@ def _syntax_hint(error: yaml.MarkedYAMLError) -> str | None:
 class _Builder:
     """Events to nodes. A refused entry is reported and left out; reading goes on."""
 
-    def __init__(self, events: Iterator[Any], source: Source, problems: list[Problem]) -> None:
+    def __init__(self, events: Iterator[Any], source: Source, diagnostics: list[Diagnostic]) -> None:
         self.events = events
         self.source = source
-        self.problems = problems
+        self.diagnostics = diagnostics
 
     def document(self, path: tuple[str, ...]) -> Node:
         start = Mark(self.source.name)
@@ -190,4 +190,4 @@ class _Builder:
         return False
 
     def report(self, mark: Mark, code: str, path: tuple[str, ...], message: str, hint: str | None = None) -> None:
-        self.problems.append(Problem.at(mark, code, ".".join(path), message, hint))
+        self.diagnostics.append(Diagnostic(".".join(path), code, message, hint).at(mark))

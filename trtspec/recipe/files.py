@@ -10,7 +10,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from trtspec.recipe.diagnostics import Mark, Problem, stop
+from trtspec.diagnostics import Diagnostic, Mark, stop
 from trtspec.recipe.document import CONTROL, LINE_BREAK, Source, parse_document
 from trtspec.recipe.tree import Node, locate, merge, put, without
 from trtspec.registry import did_you_mean
@@ -27,9 +27,9 @@ FILE_KEYS = (
 )
 
 
-def read_recipe(path: Path, problems: list[Problem]) -> Node:
+def read_recipe(path: Path, diagnostics: list[Diagnostic]) -> Node:
     """Return the tree of a file over those it extends; what cannot be read at all raises RecipeError."""
-    return _read(path, Mark(str(path)), (), problems)
+    return _read(path, Mark(str(path)), (), diagnostics)
 
 
 def anchor_paths(root: Node) -> Node:
@@ -50,10 +50,10 @@ def _is_path(node: Node) -> bool:
     return value.startswith(("/", ".", "~")) or deep or os.path.isdir(node.base / value)
 
 
-def _read(path: Path, asked_at: Mark, chain: tuple[str, ...], problems: list[Problem]) -> Node:
+def _read(path: Path, asked_at: Mark, chain: tuple[str, ...], diagnostics: list[Diagnostic]) -> Node:
     text = _text(path, asked_at)
     base = Path(os.path.abspath(path)).parent
-    root = parse_document(text, Source.of(str(path), base, text), problems)
+    root = parse_document(text, Source.of(str(path), base, text), diagnostics)
     if root.value is None:
         stop(Mark(str(path)), "empty", "the file is empty", "begin with schema: trtspec.recipe/1")
     if not isinstance(root.value, dict):
@@ -61,11 +61,11 @@ def _read(path: Path, asked_at: Mark, chain: tuple[str, ...], problems: list[Pro
     extends = root.value.get("extends")
     if extends is None or extends.value is None:
         return without(root, "extends")
-    parent = _parent(path, extends, (*chain, os.path.realpath(path)), problems)
+    parent = _parent(path, extends, (*chain, os.path.realpath(path)), diagnostics)
     return merge(without(root, "extends"), parent)
 
 
-def _parent(child: Path, extends: Node, chain: tuple[str, ...], problems: list[Problem]) -> Node:
+def _parent(child: Path, extends: Node, chain: tuple[str, ...], diagnostics: list[Diagnostic]) -> Node:
     if not isinstance(extends.value, str) or not extends.value or CONTROL.search(extends.value):
         stop(extends.mark, "wrong-type", "expected the path of another recipe", path="extends")
     path = Path(os.path.normpath(child.parent / os.path.expanduser(extends.value)))
@@ -74,7 +74,7 @@ def _parent(child: Path, extends: Node, chain: tuple[str, ...], problems: list[P
         stop(extends.mark, "extends-cycle", f"extends goes in a circle: {around}", path="extends")
     if len(chain) > MAX_EXTENDS:
         stop(extends.mark, "extends-depth", f"more than {MAX_EXTENDS} recipes extend each other", path="extends")
-    return _read(path, extends.mark, chain, problems)
+    return _read(path, extends.mark, chain, diagnostics)
 
 
 def _text(path: Path, asked_at: Mark) -> str:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A recipe file to checked recipes: read, extend, override, expand, validate, in this order.
 
-Owns the order and the handle that later stages report problems through.
+Owns the order and the handle that later stages report diagnostics through.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trtspec.recipe.diagnostics import Mark, Problem, RecipeError, Severity, in_order, stop
+from trtspec.diagnostics import Diagnostic, Mark, RecipeError, in_order, stop
 from trtspec.recipe.document import Source, parse_document
 from trtspec.recipe.files import anchor_paths, read_recipe
 from trtspec.recipe.matrix import expand_matrix
 from trtspec.recipe.schema import Recipe
 from trtspec.recipe.tree import Node, put, split_path
-from trtspec.recipe.validate import problem_mark, validate_recipe
+from trtspec.recipe.validate import mark_of, validate_recipe
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,13 @@ class LoadedRecipe:
     path: Path
     tree: Node = field(repr=False)
 
-    def problem(self, severity: Severity, code: str, path: str, message: str, hint: str | None = None) -> Problem:
-        """Return a problem at the place of a dotted recipe path, or of its nearest ancestor that is written."""
-        mark = problem_mark(self.tree, code, path.split("."))
-        return Problem.at(mark, code, path, message, hint, severity=severity)
+    def located(self, diagnostic: Diagnostic) -> Diagnostic:
+        """Return a diagnostic at the place of its recipe path, or of that path's nearest ancestor that is written."""
+        return diagnostic.at(mark_of(self.tree, diagnostic.code, diagnostic.path.split(".")))
 
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> LoadedRecipe:
-    """Return the one recipe of a file; raise RecipeError with every problem found, or where it holds several."""
+    """Return the one recipe of a file; raise RecipeError with every diagnostic found, or where it holds several."""
     loaded = load_matrix(path, overrides)
     if len(loaded) != 1:
         message = f"this file makes {len(loaded)} recipes: {', '.join(each.recipe.name for each in loaded)}"
@@ -43,33 +42,33 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> LoadedRecipe:
 
 
 def load_matrix(path: Path, overrides: Sequence[str] = ()) -> list[LoadedRecipe]:
-    """Return one recipe per combination of `matrix` (one without); raise RecipeError with every problem found."""
-    problems: list[Problem] = []
+    """Return one recipe per combination of `matrix` (one without); raise RecipeError with every diagnostic found."""
+    diagnostics: list[Diagnostic] = []
     try:
-        trees = _trees(path, overrides, problems)
+        trees = _trees(path, overrides, diagnostics)
     except RecipeError as error:
-        raise RecipeError(in_order([*problems, *error.problems])) from None
-    recipes = [validate_recipe(tree, problems) for tree in trees]
-    if problems:
-        raise RecipeError(in_order(problems))
+        raise RecipeError(in_order([*diagnostics, *error.diagnostics])) from None
+    recipes = [validate_recipe(tree, diagnostics) for tree in trees]
+    if diagnostics:
+        raise RecipeError(in_order(diagnostics))
     return [LoadedRecipe(recipe, path, tree) for recipe, tree in zip(recipes, trees, strict=True) if recipe]
 
 
-def _trees(path: Path, overrides: Sequence[str], problems: list[Problem]) -> list[Node]:
-    root = read_recipe(path, problems)
+def _trees(path: Path, overrides: Sequence[str], diagnostics: list[Diagnostic]) -> list[Node]:
+    root = read_recipe(path, diagnostics)
     for override in overrides:
-        root = _overridden(root, override, problems)
-    return [anchor_paths(tree) for tree in expand_matrix(root, problems)]
+        root = _overridden(root, override, diagnostics)
+    return [anchor_paths(tree) for tree in expand_matrix(root, diagnostics)]
 
 
-def _overridden(root: Node, override: str, problems: list[Problem]) -> Node:
+def _overridden(root: Node, override: str, diagnostics: list[Diagnostic]) -> Node:
     """Return the tree with `a.b=value`; relative paths in it start at the current directory, as in a shell."""
     source = Source(f"--set {override}", Path.cwd())
     key, equals, text = override.partition("=")
     path = split_path(key.strip())
     if equals and path and path[0] not in ("extends", "matrix"):
-        return put(root, path, parse_document(text, source, problems, path))
+        return put(root, path, parse_document(text, source, diagnostics, path))
     message = "expected KEY=VALUE with the dotted path of a recipe's value"
     hint = "as in --set speculation.draft_len=4"
-    problems.append(Problem.at(Mark(source.name), "bad-override", key.strip(), message, hint))
+    diagnostics.append(Diagnostic(key.strip(), "bad-override", message, hint).at(Mark(source.name)))
     return root

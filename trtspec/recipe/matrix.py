@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import chain, islice, product
 
-from trtspec.recipe.diagnostics import Problem
+from trtspec.diagnostics import Diagnostic
 from trtspec.recipe.tree import Node, locate, plain, put, same, split_path, walk, without
 from trtspec.registry import did_you_mean
 
@@ -52,13 +52,13 @@ class Matrix:
         return kept + added
 
 
-def expand_matrix(root: Node, problems: list[Problem]) -> list[Node]:
+def expand_matrix(root: Node, diagnostics: list[Diagnostic]) -> list[Node]:
     """Return one tree per combination, each with a name of its own; a tree without a matrix is the only one."""
     node = root.value.get("matrix")
     base = without(root, "matrix")
     if node is None or node.value is None:
         return [base]
-    reader = _Reader(node, problems)
+    reader = _Reader(node, diagnostics)
     matrix = reader.read()
     if matrix is None:
         return [base]
@@ -91,14 +91,14 @@ def _slug(node: Node) -> str:
 
 
 class _Reader:
-    """Checks the form of a matrix; what is wrong goes to `problems`."""
+    """Checks the form of a matrix; what is wrong goes to `diagnostics`."""
 
-    def __init__(self, node: Node, problems: list[Problem]) -> None:
+    def __init__(self, node: Node, diagnostics: list[Diagnostic]) -> None:
         self.node = node
-        self.problems = problems
+        self.diagnostics = diagnostics
 
     def read(self) -> Matrix | None:
-        found = len(self.problems)
+        found = len(self.diagnostics)
         if not isinstance(self.node.value, dict):
             self.report(self.node, "", "expected a mapping of recipe paths to lists of values")
             return None
@@ -110,7 +110,7 @@ class _Reader:
         combinations = math.prod(map(len, axes.values())) + len(matrix.include)
         if max(combinations, len(matrix.exclude)) > MAX_COMBINATIONS:
             self.report(self.node, "", f"more than {MAX_COMBINATIONS} combinations", "split the recipe")
-        return matrix if len(self.problems) == found else None
+        return matrix if len(self.diagnostics) == found else None
 
     def axis(self, key: str, node: Node) -> list[Node]:
         self.check_key(key, node)
@@ -145,7 +145,7 @@ class _Reader:
                 self.report(value, f".{key}", "the matrix varies what --set sets", hint)
 
     def accepts(self, trees: list[Node]) -> bool:
-        found = len(self.problems)
+        found = len(self.diagnostics)
         if not trees:
             self.report(self.node, "", "no combination is left")
         if sum(1 for _ in islice(chain.from_iterable(map(walk, trees)), MAX_EXPANDED_NODES + 1)) > MAX_EXPANDED_NODES:
@@ -155,7 +155,7 @@ class _Reader:
         for name in (name for name, count in names.items() if count > 1):
             message = f"{names[name]} combinations have the name {name!r}"
             self.report(self.node, "", message, "give each a `name` in include")
-        return len(self.problems) == found
+        return len(self.diagnostics) == found
 
     def report(self, node: Node, below: str, message: str, hint: str | None = None) -> None:
-        self.problems.append(Problem.at(node.key_mark, "matrix", f"matrix{below}", message, hint))
+        self.diagnostics.append(Diagnostic(f"matrix{below}", "matrix", message, hint).at(node.key_mark))

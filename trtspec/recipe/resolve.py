@@ -8,6 +8,7 @@ Pure: what only a checkpoint, a machine or a method knows is handed in. Nothing 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from trtspec.recipe.schema import (
@@ -73,7 +74,7 @@ class ResolvedEngineBuild(EngineBuild):
 class ResolvedEngine(Engine):
     """`gpu` is "" where the recipe is tied to none, `version` where the engine comes with trtspec."""
 
-    backend: Literal["tensorrt_llm", "llmapi", "vllm", "embedded"]
+    backend: str
     backend_why: str
     version: str
     gpu: str
@@ -127,64 +128,69 @@ def input_len_of(engine: Engine) -> int:
     return engine.max_input_len or min(MOST_MAX_INPUT_LEN, engine.max_seq_len)
 
 
-def num_tokens_of(engine: Engine, nodes: int) -> int:
-    """Return the tokens a step over all requests, at least those of a full batch that verifies `nodes` drafts each."""
-    return engine.max_num_tokens or max(LEAST_MAX_NUM_TOKENS, engine.max_batch_size * (nodes + 1))
+def num_tokens_of(engine: Engine, max_draft_tokens: int) -> int:
+    """Return the tokens a step over all requests, at least those of a full batch that verifies so many drafts each."""
+    return engine.max_num_tokens or max(LEAST_MAX_NUM_TOKENS, engine.max_batch_size * (max_draft_tokens + 1))
 
 
-def resolve_recipe(
-    recipe: Recipe,
-    *,
-    target_dtype: str,
-    draft_dtype: str | None,
-    backend: str,
-    backend_why: str,
-    version: str,
-    draft_len: int,
-    nodes: int,
-    options: dict[str, Any],
-    acceptance: str,
-    draft_apart: bool,
-) -> ResolvedRecipe:
-    """Return the recipe with every default decided.
+@dataclass(frozen=True)
+class Decisions:
+    """What a recipe leaves open and others decide: its checkpoints, its backend, its method.
 
-    The dtypes are those that the checkpoints are stored in, `options` the method's with their defaults, and `nodes` the
-    tokens that a step drafts; `version` is the engine's. `draft_apart` tells a draft model from a part that is stored
-    with the target.
+    The dtypes are those that the checkpoints are stored in, `options` the method's with their defaults, and
+    `max_draft_tokens` the tokens that a step drafts; `version` is the backend's. `has_draft_model` tells a draft model
+    from a head that is stored with the target.
     """
+
+    target_dtype: str
+    draft_dtype: str | None
+    backend: str
+    backend_why: str
+    version: str
+    draft_len: int
+    max_draft_tokens: int
+    options: dict[str, Any]
+    acceptance: str
+    has_draft_model: bool
+
+
+def resolve_recipe(recipe: Recipe, decisions: Decisions) -> ResolvedRecipe:
+    """Return the recipe with every default decided."""
     draft = recipe.speculation.draft
-    drafts = (_model(draft, draft_dtype),) if draft else ()
-    engine = recipe.engine
-    decided = {
-        "backend": backend,
-        "backend_why": backend_why,
-        "version": version,
-        "gpu": engine.gpu or "",
-        "build": ResolvedEngineBuild(
-            image=engine.build.image or "",
-            timeout_s=engine.build.timeout_s,
-            timing_cache=engine.build.timing_cache or "",
-        ),
-        "max_input_len": input_len_of(engine),
-        "max_num_tokens": num_tokens_of(engine, nodes),
+    speculation = {
+        "method": recipe.speculation.method,
+        "draft_len": decisions.draft_len,
+        "acceptance": decisions.acceptance,
+        "drafts": (_model(draft, decisions.draft_dtype),) if draft else (),
+        "options": decisions.options,
     }
     return ResolvedRecipe(
         name=recipe.name,
-        target=_model(recipe.target, target_dtype),
-        speculation=ResolvedSpeculation.model_validate(
-            {
-                "method": recipe.speculation.method,
-                "draft_len": draft_len,
-                "acceptance": acceptance,
-                "drafts": drafts,
-                "options": options,
-            }
-        ),
-        engine=ResolvedEngine.model_validate(dict(engine) | decided),
-        serving=_serving(recipe, draft_apart),
+        target=_model(recipe.target, decisions.target_dtype),
+        speculation=ResolvedSpeculation.model_validate(speculation),
+        engine=_engine(recipe.engine, decisions),
+        serving=_serving(recipe, decisions.has_draft_model),
         plugins=recipe.plugins,
         gates=_gates(recipe.gates),
     )
+
+
+def _engine(engine: Engine, decisions: Decisions) -> ResolvedEngine:
+    build = ResolvedEngineBuild(
+        image=engine.build.image or "",
+        timeout_s=engine.build.timeout_s,
+        timing_cache=engine.build.timing_cache or "",
+    )
+    decided = {
+        "backend": decisions.backend,
+        "backend_why": decisions.backend_why,
+        "version": decisions.version,
+        "gpu": engine.gpu or "",
+        "build": build,
+        "max_input_len": input_len_of(engine),
+        "max_num_tokens": num_tokens_of(engine, decisions.max_draft_tokens),
+    }
+    return ResolvedEngine.model_validate(dict(engine) | decided)
 
 
 def _model(source: ModelSource, stored_dtype: str | None) -> ResolvedModel:
@@ -199,9 +205,9 @@ def _quantization(quantization: Quantization) -> ResolvedQuantization:
     return ResolvedQuantization.model_validate(dict(quantization) | {"calibration": calibration})
 
 
-def _serving(recipe: Recipe, draft_apart: bool) -> ResolvedServing:
+def _serving(recipe: Recipe, has_draft_model: bool) -> ResolvedServing:
     """Place each model on the first GPUs where the recipe does not say."""
-    draft, placement = recipe.speculation.draft if draft_apart else None, recipe.serving.placement
+    draft, placement = recipe.speculation.draft if has_draft_model else None, recipe.serving.placement
     target_ids = placement.target if placement else list(range(recipe.target.parallel.ranks))
     draft_ids = (placement and placement.draft) or list(range(draft.parallel.ranks if draft else 0))
     placed = ResolvedPlacement(target=target_ids, draft=draft_ids)

@@ -3,7 +3,7 @@
 
 Owns what can be said of a recipe by looking at nothing but the recipe; knows no file, no checkpoint and no method.
 Descriptions become the JSON Schema, which editors show. Rules across keys sit on the later key of the two, so that
-they are reported beside all other problems and at their own line.
+they are reported beside all other diagnostics and at their own line.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 def refuse(code: str, message: str, hint: str | None = None) -> PydanticCustomError:
-    """Return the error a validator raises, in the terms of a Problem."""
+    """Return the error a validator raises, in the terms of a Diagnostic."""
     return PydanticCustomError("recipe", "{message}", {"code": code, "message": message, "hint": hint})
 
 
@@ -198,11 +198,11 @@ class EngineBuild(StrictModel):
 class Engine(StrictModel):
     """What runs the model, and for which sizes it is built."""
 
-    backend: Literal["auto", "tensorrt_llm", "llmapi", "vllm", "embedded"] = Field(
-        default="auto", description="The engine; auto is decided and recorded by the plan"
+    backend: Identifier = Field(
+        default="auto", description="What runs the model (each backend is a folder); auto is decided by the plan"
     )
     version: Annotated[str, Field(pattern=VERSION)] | None = Field(
-        default=None, description="TensorRT-LLM's or vLLM's version; by default the one here, else the newest known"
+        default=None, description="The backend's version; by default the one installed here, else the newest known"
     )
     gpu: Annotated[str, Field(pattern=GPU)] | None = Field(default=None, description="The GPU it will run on, as h200")
     max_batch_size: int = Field(default=8, ge=1, description="Requests a step")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tree to a Recipe, or to every problem that keeps it from being one, each at its place in the file.
+"""A tree to a Recipe, or to every diagnostic that keeps it from being one, each at its place in the file.
 
 Owns how the schema's findings read to people; the rules themselves are the schema's.
 """
@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from trtspec.recipe.diagnostics import MAX_PROBLEMS, Mark, Problem, position
+from trtspec.diagnostics import MAX_DIAGNOSTICS, Diagnostic, Mark, position
 from trtspec.recipe.schema import SAYS, Recipe
 from trtspec.recipe.tree import Node, locate, plain
 from trtspec.registry import did_you_mean
@@ -38,17 +38,17 @@ BOOLEAN_WORDS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 Said = tuple[str, str, str | None]  # code, message, hint
 
 
-def validate_recipe(root: Node, problems: list[Problem]) -> Recipe | None:
-    """Return the recipe, or None and at least one more problem; of very many only the first in the file."""
+def validate_recipe(root: Node, diagnostics: list[Diagnostic]) -> Recipe | None:
+    """Return the recipe, or None and at least one more diagnostic; of very many only the first in the file."""
     try:
         return Recipe.model_validate(plain(root))
     except ValidationError as error:
         findings = sorted(error.errors(include_url=False), key=lambda finding: position(_place(root, finding)[0]))
-        problems += [_problem(root, finding) for finding in findings[: MAX_PROBLEMS + 1]]
+        diagnostics += [_diagnostic(root, finding) for finding in findings[: MAX_DIAGNOSTICS + 1]]
         return None
 
 
-def problem_mark(root: Node, code: str, path: Sequence[str]) -> Mark:
+def mark_of(root: Node, code: str, path: Sequence[str]) -> Mark:
     """Return the value's mark; the key's where the key is at fault or where the value is not written."""
     node, written = locate(root, path)
     return node.mark if written and code != "unknown-key" else node.key_mark
@@ -57,13 +57,13 @@ def problem_mark(root: Node, code: str, path: Sequence[str]) -> Mark:
 def _place(root: Node, finding: Any) -> tuple[Mark, tuple[str, ...]]:
     path = tuple(str(part) for part in finding["loc"] if part != "[key]")
     key_at_fault = finding["type"] == "extra_forbidden" or finding["loc"][-1] == "[key]"
-    return problem_mark(root, "unknown-key" if key_at_fault else "", path), path
+    return mark_of(root, "unknown-key" if key_at_fault else "", path), path
 
 
-def _problem(root: Node, finding: Any) -> Problem:
+def _diagnostic(root: Node, finding: Any) -> Diagnostic:
     mark, path = _place(root, finding)
     code, message, hint = _say(finding, path, locate(root, path)[0])
-    return Problem.at(mark, code, ".".join(path), message, hint)
+    return Diagnostic(".".join(path), code, message, hint).at(mark)
 
 
 def _say(finding: Any, path: tuple[str, ...], node: Node) -> Said:

@@ -11,10 +11,10 @@ from typing import ClassVar
 from trtspec.artifacts.prompts import Prompt, load_prompts
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.errors import CheckpointError
-from trtspec.graph.step import Inputs, Progress, Step
-from trtspec.quant.activations import ACTIVATIONS, Activations
 from trtspec.graph.files import Files
+from trtspec.graph.step import Inputs, Progress, Step
 from trtspec.models.source_model import load_model
+from trtspec.quant.activations import ACTIVATIONS, Activations
 
 
 @dataclass(frozen=True)

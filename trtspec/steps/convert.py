@@ -12,23 +12,24 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from trtspec.checkpoint.rules import Matched
-from trtspec.checkpoint.sharding import Mapping
+from trtspec.checkpoint.sharding import ParallelMapping
 from trtspec.checkpoint.trtllm import Quantization, render_config
+from trtspec.graph.files import Files
 from trtspec.graph.step import Inputs, Progress, Step, notes_of
-from trtspec.methods.base import DraftPart
+from trtspec.methods.base import DraftHead
+from trtspec.models.source_head import SourceHead, load_head
+from trtspec.models.source_model import SourceModel, load_model, padded
 from trtspec.quant.activations import ACTIVATIONS, Activations, load_activations
 from trtspec.quant.conversion import Conversion, plan_conversion
 from trtspec.quant.scheme import Scheme
 from trtspec.steps.calibrate import Calibrate
-from trtspec.graph.files import Files
-from trtspec.models.source_model import SourceModel, SourcePart, load_model, load_part, padded
 
-ONE_RANK, UNQUANTIZED = Mapping(), Scheme()
+ONE_RANK, UNQUANTIZED = ParallelMapping(), Scheme()
 
 
 @dataclass(frozen=True)
-class PartFiles:
-    """A drafting part that goes into the target's checkpoint: its files, and how the method reads them.
+class HeadFiles:
+    """A draft head that goes into the target's checkpoint: its files, and how the method reads them.
 
     `options` are the recipe's, as JSON; `method_version` is that of a method from another package.
     """
@@ -40,9 +41,9 @@ class PartFiles:
     source: Files
     nbytes: int = field(metadata={"key": False})
 
-    def load(self, target: SourceModel) -> SourcePart:
+    def load(self, target: SourceModel) -> SourceHead:
         """Read it for its target."""
-        return load_part(self.source.root, self.method, json.loads(self.options), target, self.draft_len)
+        return load_head(self.source.root, self.method, json.loads(self.options), target, self.draft_len)
 
 
 @dataclass(frozen=True)
@@ -51,21 +52,21 @@ class ConvertCheckpoint(Step):
 
     `role` is "target" or "draft", `source` the content of config.json and the shards, `family_version` that of a family
     from another package, `dtype` what the weights become where `scheme` does not quantize them; `calibration` is the
-    one that measured the activations, or none, and `parts` is what drafts from inside the target, or none. A vocabulary
+    one that measured the activations, or none, and `heads` is what drafts from inside the target, or none. A vocabulary
     is padded to `vocab_size` entries; 0 leaves it as it is.
     """
 
-    VERSION: ClassVar[int] = 4
+    VERSION: ClassVar[int] = 5
     RESUMABLE: ClassVar[bool] = True
 
     role: str
     source: Files
     family_version: str
     dtype: str
-    mapping: Mapping
+    mapping: ParallelMapping
     scheme: Scheme
     calibration: tuple[Calibrate, ...]
-    parts: tuple[PartFiles, ...]
+    heads: tuple[HeadFiles, ...]
     allow_nonfinite: bool
     vocab_size: int
     nbytes: int = field(metadata={"key": False})
@@ -78,7 +79,7 @@ class ConvertCheckpoint(Step):
     @property
     def sources(self) -> tuple[Files, ...]:
         """Return all the files that are read."""
-        return (self.source, *(part.source for part in self.parts))
+        return (self.source, *(head.source for head in self.heads))
 
     @property
     def total_bytes(self) -> int:
@@ -98,7 +99,7 @@ class ConvertCheckpoint(Step):
                 mapping=self.mapping,
                 scheme=self.scheme,
                 activations=measured[0] if measured else Activations(),
-                load_part=self.parts[0].load if self.parts else None,
+                load_head=self.heads[0].load if self.heads else None,
                 allow_nonfinite=self.allow_nonfinite,
                 vocab_size=self.vocab_size,
                 on_bytes=progress.advance,
@@ -111,10 +112,10 @@ def convert_checkpoint(
     out: Path,
     dtype: str = "auto",
     *,
-    mapping: Mapping = ONE_RANK,
+    mapping: ParallelMapping = ONE_RANK,
     scheme: Scheme = UNQUANTIZED,
     activations: Activations | None = None,
-    load_part: Callable[[SourceModel], SourcePart] | None = None,
+    load_head: Callable[[SourceModel], SourceHead] | None = None,
     allow_nonfinite: bool = False,
     vocab_size: int = 0,
     on_bytes: Callable[[int], None] = lambda count: None,
@@ -123,7 +124,7 @@ def convert_checkpoint(
 ) -> None:
     """Convert the checkpoint at `root` into `out`; with the `journal` of an interrupted conversion, go on there.
 
-    `load_part` reads what drafts from inside it and is stored with it; `on_bytes` is told the source bytes done since
+    `load_head` reads what drafts from inside it and is stored with it; `on_bytes` is told the source bytes done since
     the last call. Raises CheckpointError where the source does not add up.
     """
     from trtspec.checkpoint.stream import Flaws, run_tasks  # numpy, which planning does without
@@ -133,31 +134,31 @@ def convert_checkpoint(
     if vocab_size:
         model = padded(model, vocab_size)
     model.check(scheme, mapping)
-    part = load_part(model) if load_part else None
+    head = load_head(model) if load_head else None
     rules, matched, files = model.rules, model.matched, model.source.files
-    if part:
-        part.check(mapping)
-        rules, matched = [*rules, *part.rules], Matched(matched.parts | part.matched.parts, matched.skipped)
-        files = [*files, *part.source.files]
+    if head:
+        head.check(mapping)
+        rules, matched = [*rules, *head.rules], Matched(matched.parts | head.matched.parts, matched.skipped)
+        files = [*files, *head.source.files]
     plan = plan_conversion(model.config, rules, mapping, model.scheme(scheme))
     layouts = plan.layouts()
-    tasks = plan_tasks(plan, layouts, matched, activations or Activations(), model.existing)
+    tasks = plan_tasks(plan, layouts, matched, activations or Activations(), model.prequantized)
     flaws = Flaws(allow_nonfinite)
     stamp = _stamp(files) if journal else ""
     run_tasks(out, layouts, tasks, flaws=flaws, on_bytes=on_bytes, journal=journal, stamp=stamp, threads=threads)
-    rendered = _render_config(plan, part.part if part else None)
+    rendered = _render_config(plan, head.head if head else None)
     (out / "config.json").write_text(json.dumps(rendered, indent=2) + "\n")
 
 
-def _render_config(plan: Conversion, part: DraftPart | None) -> dict[str, Any]:
+def _render_config(plan: Conversion, head: DraftHead | None) -> dict[str, Any]:
     """Return config.json of a model, and of what drafts from inside it."""
     rendered = plan.render_config()
-    if part is None:
+    if head is None:
         return rendered
     if "exclude_modules" in rendered["quantization"]:
-        rendered["quantization"]["exclude_modules"] += part.excluded
-    models = {key: render_config(model, plan.mapping, Quantization()) for key, model in part.models.items()}
-    return rendered | models | part.config
+        rendered["quantization"]["exclude_modules"] += head.excluded
+    models = {key: render_config(model, plan.mapping, Quantization()) for key, model in head.models.items()}
+    return rendered | models | head.config
 
 
 def _stamp(paths: list[Path]) -> str:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from trtspec.graph.step import Inputs, Progress, Step
 from trtspec.graph.files import Files
+from trtspec.graph.step import Inputs, Progress, Step
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps that emit a Triton model repository, one a kind of engine."""
+"""The step that emits a Triton model repository; each backend brings one of its own kind."""
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,17 +11,13 @@ from typing import ClassVar
 from trtspec.files import file_sha256
 from trtspec.graph.step import Inputs, Progress, Step
 from trtspec.paths import model_repository_dir
-from trtspec.backends.tensorrt_llm.repository import EngineRepositorySettings, emit_engine_repository
-from trtspec.backends.llmapi.repository import LlmApiRepositorySettings, emit_llmapi_repository
-from trtspec.triton.emission import RepositorySettings, emit_repository
-from trtspec.backends.vllm.repository import VllmRepositorySettings, emit_vllm_repository
 
 
 @dataclass(frozen=True)
-class _EmitRepository(Step):
-    """Write the models with a recipe's values; `models` is the content of the hand-written ones."""
+class EmitRepository(Step):
+    """Write the models with a recipe's values; `models` is the content of the hand-written ones (`read_models`)."""
 
-    VERSION: ClassVar[int] = 2
+    VERSION: ClassVar[int] = 3
 
     models: tuple[tuple[str, str], ...]
 
@@ -37,57 +32,14 @@ class _EmitRepository(Step):
 
     @abstractmethod
     def emit(self, out: Path) -> None:
-        """Write the models below `out`."""
+        """Write the models below `out`, a directory that is ours to fill."""
 
 
-@dataclass(frozen=True)
-class EmitRepository(_EmitRepository):
-    """The repository of the embedded engine."""
-
-    settings: RepositorySettings
-
-    def emit(self, out: Path) -> None:
-        """Write the models."""
-        emit_repository(out, self.settings)
+def read_models(own: Path | None = None) -> tuple[tuple[str, str], ...]:
+    """Return (relative path, SHA-256) of every hand-written model file, sorted: the shared ones and a backend's own."""
+    return tuple(sorted(found for root in (model_repository_dir(), own) if root for found in _digests(root)))
 
 
-@dataclass(frozen=True)
-class EmitEngineRepository(_EmitRepository):
-    """The repository of TensorRT-LLM engines."""
-
-    settings: EngineRepositorySettings
-
-    def emit(self, out: Path) -> None:
-        """Write the models."""
-        emit_engine_repository(out, self.settings)
-
-
-@dataclass(frozen=True)
-class EmitLlmApiRepository(_EmitRepository):
-    """The repository of the LLM API; `model_yaml` is its arguments, as JSON."""
-
-    settings: LlmApiRepositorySettings
-    model_yaml: str
-
-    def emit(self, out: Path) -> None:
-        """Write the models."""
-        emit_llmapi_repository(out, self.settings, json.loads(self.model_yaml))
-
-
-@dataclass(frozen=True)
-class EmitVllmRepository(_EmitRepository):
-    """The repository of vLLM; `model_json` is its arguments, as JSON."""
-
-    settings: VllmRepositorySettings
-    model_json: str
-
-    def emit(self, out: Path) -> None:
-        """Write the models."""
-        emit_vllm_repository(out, self.settings, json.loads(self.model_json))
-
-
-def read_models() -> tuple[tuple[str, str], ...]:
-    """Return (relative path, SHA-256) of every hand-written model file, sorted."""
-    root = model_repository_dir()
+def _digests(root: Path) -> list[tuple[str, str]]:
     files = (path for path in root.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-    return tuple(sorted((path.relative_to(root).as_posix(), file_sha256(path)) for path in files))
+    return [(path.relative_to(root).as_posix(), file_sha256(path)) for path in files]

@@ -1,1 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
+"""The torch engine: runs converted TensorRT-LLM checkpoints in torch, on a CPU or a GPU.
+
+`engine` takes requests, `speculator` drafts and verifies a step, `model/` is the transformer, `drafters/` has one file
+a method and `drafting/` what they share, `calibration/` measures activations for FP8.
+"""
+
+import os
+
+# How long OpenMP's workers spin between operations before they sleep, read when torch is loaded. By default some
+# milliseconds: beside one other busy process on two cores a step then takes 15 times as long. Shorter than this,
+# workers sleep between the operations of one step and every step pays (docs/log.md).
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from trtspec.checkpoint.trtllm import DTYPES, load_checkpoint
-from trtspec.torch_engine.model.tensors import TORCH_DTYPES
 from trtspec.errors import TrtspecError
+from trtspec.torch_engine.model.tensors import TORCH_DTYPES
 
 
 def choose_device(wanted: str) -> torch.device:

@@ -24,11 +24,12 @@ import numpy.typing as npt
 import torch
 
 from trtspec.checkpoint.tokenizer import Tokenizer
-from trtspec.generation.checks import check_request
-from trtspec.generation.request import EngineSettings, Request, Result, Update
-from trtspec.generation.running import Running, Ticket
-from trtspec.torch_engine.speculator import Speculator
 from trtspec.errors import TrtspecError
+from trtspec.generation.checks import check_request
+from trtspec.generation.request import Request, Result, Update
+from trtspec.generation.running import RequestHandle, Running
+from trtspec.torch_engine.settings import EngineSettings
+from trtspec.torch_engine.speculator import Speculator
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class Engine:
         """Return how many token ids the target knows."""
         return self.speculator.target.config.vocab_size
 
-    def submit(self, request: Request, on_update: Callable[[Update], None]) -> Ticket:
+    def submit(self, request: Request, on_update: Callable[[Update], None]) -> RequestHandle:
         """Queue a request; `on_update` is called from the engine's thread until an update has a finish reason.
 
         Raises TrtspecError for a request that cannot be served, a full queue, or a closed engine.
@@ -106,7 +107,7 @@ class Engine:
         atexit.unregister(self.close)
 
     def _check(self, request: Request) -> None:
-        check_request(request, self.settings, self.vocab_size, self.tokenizer is not None)
+        check_request(request, self.settings.limits, self.vocab_size, self.tokenizer is not None)
         self.speculator.options_of(request)
 
     def _enqueue(self, running: Running) -> None:

@@ -17,7 +17,7 @@ class Prefilled:
     """What the model says to some texts.
 
     `logits` [texts, tail + 1, vocab]: column i is what comes after all of a text but the rest of its tail. `features`
-    are the hidden states [texts, width, taps * hidden] of each chunk, and where it starts.
+    are the hidden states [texts, width, aux_layers * hidden] of each chunk, and where it starts.
     """
 
     logits: Tensor
@@ -29,7 +29,7 @@ def prefill(
     texts: Sequence[Sequence[int]],
     first_row: int,
     max_tokens: int,
-    taps: Sequence[int] = (),
+    aux_layers: Sequence[int] = (),
     tails: Sequence[int] = (),
 ) -> Prefilled:
     """Fill rows `first_row`, ... with the texts.
@@ -41,7 +41,7 @@ def prefill(
         texts: at least one token each.
         first_row: of the first text.
         max_tokens: how many tokens, the padding among them, may go through the model at once.
-        taps: hidden states that are wanted (see `Decoder.tapped`).
+        aux_layers: hidden states that are wanted (see `Decoder.forward_with_features`).
         tails: how many tokens at the end of each text are its tail; none where not given. What `logits` says beyond a
             row's own tail means nothing.
     """
@@ -58,7 +58,7 @@ def prefill(
         here = wanted - start
         first = torch.arange(rows, device=model.device).unsqueeze(1) * chunk.shape[1]
         at = (here.clamp(0, chunk.shape[1] - 1) + first).flatten()
-        logits, features = model.tapped(chunk, window, taps, at)
+        logits, features = model.forward_with_features(chunk, window, aux_layers, at)
         logits = logits.view(*wanted.shape, -1)
         if found is None:
             found = Prefilled(logits)

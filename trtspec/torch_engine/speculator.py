@@ -14,29 +14,36 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trtspec.torch_engine.model.decoder import Decoder
+from trtspec.errors import TrtspecError
+from trtspec.generation.request import Request
+from trtspec.generation.running import Progress, Running
+from trtspec.kernels.sampling import SamplingParams
+from trtspec.kernels.tree import Typical
+from trtspec.kernels.verifier import Verifier, choose_rules
+from trtspec.kernels.verify_result import VerifyResult
+from trtspec.methods.base import DraftShape, LossyOptions, Method, Options, find_method
+from trtspec.registry import find
 from trtspec.torch_engine.device import choose_device, compute_dtype
 from trtspec.torch_engine.drafting.base import Draft, Drafter, Outcome, Room, Sampling, Setup
 from trtspec.torch_engine.given import Given
+from trtspec.torch_engine.model.decoder import Decoder
 from trtspec.torch_engine.prefill import prefill
-from trtspec.generation.request import EngineSettings, Request
-from trtspec.generation.running import Progress, Running
-from trtspec.errors import TrtspecError
-from trtspec.kernels.rules import Rules, choose_rules
-from trtspec.kernels.sampling import Warp
-from trtspec.kernels.tree import Typical
-from trtspec.kernels.verdict import Verdict
-from trtspec.methods.base import Extent, LossyOptions, Method, Options, find_method
-from trtspec.registry import find
+from trtspec.torch_engine.settings import EngineSettings
 
 
 class Speculator:
     """Made by `Speculator.load`; the rows of a batch are rows 0, 1, ... of the target's cache and of the drafter."""
 
     def __init__(
-        self, target: Decoder, drafter: Drafter, rules: Rules, extent: Extent, method: Method, options: Options
+        self,
+        target: Decoder,
+        drafter: Drafter,
+        rules: Verifier,
+        draft_shape: DraftShape,
+        method: Method,
+        options: Options,
     ) -> None:
-        self.target, self.drafter, self.rules, self.extent = target, drafter, rules, extent
+        self.target, self.drafter, self.rules, self.draft_shape = target, drafter, rules, draft_shape
         self._method, self._options = method, options
         self._typical = _typical(options)
 
@@ -46,19 +53,19 @@ class Speculator:
         method = find_method(settings.method)
         drafter_class = find("trtspec.torch_engine.drafters", "DRAFTER", settings.method, "speculation method")
         options = method.parse(dict(settings.options))
-        extent = method.extent(options, settings.draft_len)
+        draft_shape = method.draft_shape(options, settings.draft_len)
         device = choose_device(settings.device)
         # A step may write this many positions beyond the longest text, which are then overwritten.
-        max_len = settings.max_seq_len + extent.nodes + 2
+        max_len = settings.max_seq_len + draft_shape.max_tokens + 2
         dtype = compute_dtype(settings.dtype, device, target)
         model = Decoder(target, settings.max_batch_size, max_len, device, dtype)
-        if misfits := method.misfits(options, model.config):
-            raise TrtspecError(misfits[0].message, where=f"speculation.options.{misfits[0].code}")
+        if wrong := method.check_options(options, model.config):
+            raise TrtspecError(wrong[0].message, where=f"speculation.options.{wrong[0].path}")
         room = Room(settings.max_batch_size, max_len, device, dtype)
-        drafter = drafter_class(Setup(model, draft, room, options, extent))
+        drafter = drafter_class(Setup(model, draft, room, options, draft_shape))
         _check_pair(model, drafter, settings)
         rules = choose_rules(settings.kernels, device, dtype)
-        return cls(model, drafter, rules, extent, method, options)
+        return cls(model, drafter, rules, draft_shape, method, options)
 
     def options_of(self, request: Request) -> Options:
         """Return the method's options as a request lowers them; raises TrtspecError for what it may not ask for."""
@@ -80,10 +87,10 @@ class Speculator:
         """
         given = Given.of(batch, self.target.device)
         texts = [[*running.text, *running.given] for running in batch]
-        found = prefill(self.target, texts, first_row, max_tokens, self.drafter.taps, given.lens)
+        found = prefill(self.target, texts, first_row, max_tokens, self.drafter.aux_layers, given.lens)
         warp = self._warp(batch)
         probs, uniforms = (given.probs(), given.uniforms()) if warp else (None, None)
-        verdicts = self.rules.chain(found.logits, given.tokens, given.lens, warp, probs, uniforms)
+        results = self.rules.chain(found.logits, given.tokens, given.lens, warp, probs, uniforms)
         tokens = [[running.text[-1], *running.given] for running in batch]
         self.drafter.begin([running.text for running in batch], first_row, max_tokens)
         for features, start in found.features:
@@ -91,14 +98,14 @@ class Speculator:
         for row, running in enumerate(batch, first_row):
             if running.request.options:
                 self.drafter.lower(row, running.text, self.options_of(running.request))
-        return _progress(batch, tokens, given.lens, verdicts, found.logits)
+        return _progress(batch, tokens, given.lens, results, found.logits)
 
     def step(self, batch: Sequence[Running]) -> list[Progress]:
         """Draft for every row, and verify all drafts in one pass of the target."""
-        limits = [running.draft_len(self.extent.depth) for running in batch]
+        limits = [running.draft_len(self.draft_shape.max_depth) for running in batch]
         texts = [running.text for running in batch]
         starts = [len(text) - 1 for text in texts]
-        warp, nodes = self._warp(batch), self.extent.nodes
+        warp, nodes = self._warp(batch), self.draft_shape.max_tokens
         uniforms = self._uniforms(batch, 2 * nodes + 1) if warp else None
         sampling = Sampling(warp, uniforms[:, :nodes]) if warp and uniforms is not None else None
         last = torch.tensor([text[-1:] for text in texts], device=self.target.device)
@@ -108,14 +115,14 @@ class Speculator:
             window = self.target.windows.chain(starts, tokens.shape[1])
         else:
             window = self.target.windows.tree(starts, draft.tree)
-        flat, features = self.target.tapped(tokens, window, self.drafter.taps)
+        flat, features = self.target.forward_with_features(tokens, window, self.drafter.aux_layers)
         logits = flat.view(*tokens.shape, -1)
-        verdicts, drafted = self._verify(logits, tokens, draft, limits, warp, uniforms)
-        self.target.cache.compact(_moves(starts, verdicts))
+        results, drafted = self._verify(logits, tokens, draft, limits, warp, uniforms)
+        self.target.cache.compact(_moves(starts, results))
         if features is not None:
             features = features.view(*tokens.shape, -1)
-        self.drafter.observe(Outcome(verdicts, logits, features))
-        return _progress(batch, tokens.tolist(), drafted, verdicts, logits)
+        self.drafter.observe(Outcome(results, logits, features))
+        return _progress(batch, tokens.tolist(), drafted, results, logits)
 
     def move_row(self, source: int, target: int, length: int) -> None:
         """Let row `source`, `length` tokens long, become row `target`."""
@@ -128,32 +135,32 @@ class Speculator:
         tokens: Tensor,
         draft: Draft,
         limits: list[int],
-        warp: Warp | None,
+        warp: SamplingParams | None,
         uniforms: Tensor | None,
-    ) -> tuple[list[Verdict], list[int]]:
-        """Return each row's verdict and how many tokens were drafted for it.
+    ) -> tuple[list[VerifyResult], list[int]]:
+        """Return each row's result and how many tokens were drafted for it.
 
         The first uniform behind those of the draft draws the next token, the others belong to the nodes in order.
         """
-        nodes, width = self.extent.nodes, tokens.shape[1]
+        nodes, width = self.draft_shape.max_tokens, tokens.shape[1]
         if draft.tree is not None:
             ours = None if uniforms is None else uniforms[:, nodes : nodes + width]
-            verdicts = self.rules.tree(logits, tokens, draft.tree, limits, warp, draft.probs, ours, self._typical)
-            return verdicts, draft.tree.count(limits)
+            results = self.rules.tree(logits, tokens, draft.tree, limits, warp, draft.probs, ours, self._typical)
+            return results, draft.tree.count(limits)
         lens = [min(pair) for pair in zip(limits, draft.lens or [width - 1] * len(limits), strict=True)]
         ours = None
         if uniforms is not None:
             ours = torch.cat([uniforms[:, nodes + 1 : nodes + width], uniforms[:, nodes : nodes + 1]], 1)
         return self.rules.chain(logits, tokens[:, 1:], lens, warp, draft.probs, ours), lens
 
-    def _warp(self, batch: Sequence[Running]) -> Warp | None:
+    def _warp(self, batch: Sequence[Running]) -> SamplingParams | None:
         """Return how the rows sample, or None where all are greedy."""
         if not any(running.samples for running in batch):
             return None
         how = [running.request.sampling for running in batch]
         temperature = [s.temperature if running.samples else 0.0 for s, running in zip(how, batch, strict=True)]
         device = self.target.device
-        return Warp(
+        return SamplingParams(
             torch.tensor(temperature, device=device),
             torch.tensor([s.top_k for s in how], device=device),
             torch.tensor([s.top_p for s in how], device=device),
@@ -171,23 +178,23 @@ def _progress(
     batch: Sequence[Running],
     tokens: Sequence[Sequence[int]],
     drafted: Sequence[int],
-    verdicts: Sequence[Verdict],
+    results: Sequence[VerifyResult],
     logits: Tensor,
 ) -> list[Progress]:
-    """Return what verdicts came to: on tokens and logits [rows, nodes, vocab] by node, so many of them drafted."""
+    """Return what results came to: on tokens and logits [rows, nodes, vocab] by node, so many of them drafted."""
     made = []
-    for row, (running, verdict) in enumerate(zip(batch, verdicts, strict=True)):
-        wanted = logits[row, [0, *verdict.path]].float().cpu().numpy() if running.request.return_logits else None
-        made.append(Progress(drafted[row], [tokens[row][node] for node in verdict.path], verdict.token, wanted))
+    for row, (running, result) in enumerate(zip(batch, results, strict=True)):
+        wanted = logits[row, [0, *result.path]].float().cpu().numpy() if running.request.return_logits else None
+        made.append(Progress(drafted[row], [tokens[row][node] for node in result.path], result.token, wanted))
     return made
 
 
-def _moves(starts: list[int], verdicts: list[Verdict]) -> list[tuple[int, int, int]]:
+def _moves(starts: list[int], results: list[VerifyResult]) -> list[tuple[int, int, int]]:
     """Return what brings the keys of accepted nodes, which lie by number, to where their depth has its place."""
     return [
         (row, starts[row] + node, starts[row] + depth)
-        for row, verdict in enumerate(verdicts)
-        for depth, node in enumerate(verdict.path, 1)
+        for row, result in enumerate(results)
+        for depth, node in enumerate(result.path, 1)
         if node != depth
     ]
 

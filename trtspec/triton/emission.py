@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Emit the Triton repository of an artifact: the hand-written models, with this recipe's values set in their fields.
+"""Emit the models of a Triton repository: hand-written ones, with this recipe's values set in their fields.
 
 Paths inside are relative to each model's directory, so that an artifact can be moved:
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 Parameters: TypeAlias = Mapping[str, str | int | float | bool | None]
 
-MODELS = ("ensemble", "preprocessing", "tensorrt_llm", "postprocessing")
 CONFIG = "config.pbtxt"
 
 
@@ -36,45 +35,21 @@ class ServingSettings:
     streaming: bool = True
 
 
-@dataclass(frozen=True, kw_only=True)
-class RepositorySettings(ServingSettings):
-    """What differs from one repository to the next; lengths are in tokens, the method's `options` are JSON."""
-
-    method: str
-    draft_len: int
-    options: str
-    has_draft: bool
-    max_input_len: int
-    max_seq_len: int
-    max_num_tokens: int
-    device: str = "auto"
-    dtype: str = "auto"
-    target_path: str = "../../checkpoints/target"
-    draft_path: str = "../../checkpoints/draft"
-    tokenizer_path: str = "../../tokenizer"
-
-
-def emit_repository(out: Path, settings: RepositorySettings) -> None:
-    """Write the models below `out`, a directory that is ours to fill."""
-    for model in MODELS:
-        emit_model(out, model, settings, _parameters(settings))
-
-
 def emit_model(
     out: Path,
     model: str,
     settings: ServingSettings,
     parameters: Parameters,
     *,
-    template: str = "",
+    source: Path | None = None,
 ) -> None:
-    """Write one model below `out`, made of the hand-written `template`, by default the one of the model's own name.
+    """Write one model below `out`, made of the hand-written `source`, by default the shared one of the model's name.
 
-    Of `parameters` it gets those that the template has; one that is None is left out.
+    Of `parameters` it gets those that the hand-written one has; one that is None is left out.
     """
     from trtspec.triton.config import load_config, set_parameter  # protobuf: a plan does without
 
-    source = model_repository_dir() / (template or model)
+    source = source or model_repository_dir() / model
     if not source.is_dir():
         raise TrtspecError("the installation lacks this model", where=str(source), hint="install trtspec again")
     config = load_config(source / CONFIG)
@@ -104,21 +79,3 @@ def _set_fields(config: ModelConfig, settings: ServingSettings) -> None:
     if config.HasField("dynamic_batching"):
         config.dynamic_batching.max_queue_delay_microseconds = settings.max_queue_delay_us
         config.dynamic_batching.default_queue_policy.max_queue_size = settings.max_queue_size
-
-
-def _parameters(settings: RepositorySettings) -> Parameters:
-    """Return all parameters; each model sets those that it has."""
-    return {
-        "tokenizer_dir": settings.tokenizer_path,
-        "gpt_model_path": settings.target_path,
-        "draft_model_path": settings.draft_path if settings.has_draft else "",
-        "speculation_method": settings.method,
-        "draft_len": settings.draft_len,
-        "speculation_options": settings.options,
-        "max_input_len": settings.max_input_len,
-        "max_seq_len": settings.max_seq_len,
-        "max_num_tokens": settings.max_num_tokens,
-        "max_queue_size": settings.max_queue_size,
-        "device": settings.device,
-        "dtype": settings.dtype,
-    }

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from trtspec.errors import DeployError
 from trtspec.paths import cache_dir
+from trtspec.probe import Probe
 from trtspec.system import LOOPBACK, die_with_parent
 
 VARIABLE = "TRTSPEC_TRITONSERVER"
@@ -31,16 +32,6 @@ PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 EXIT_TIMEOUT_S = 10  # for requests in flight
 SHARED_MEMORY = Path("/dev/shm")
 INSTALL_HINT = f"pip install 'trtspec[triton]', or set {VARIABLE} to a tritonserver"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing a server needs on this machine, and whether it is there."""
-
-    name: str
-    ok: bool
-    detail: str
-    hint: str | None = None
 
 
 @dataclass(frozen=True)
@@ -123,15 +114,15 @@ def remove_shared_memory(shm_prefix: str) -> None:
         region.unlink(missing_ok=True)
 
 
-def probe_server() -> list[Finding]:
+def probe_server() -> list[Probe]:
     """Return what a server on this machine has and lacks, for people who ask why it does not start."""
     uses_wheel = _wheel() is not None
     try:
         server = find_server()
         uses_wheel = server.backends is not None
-        found = Finding("tritonserver", True, f"{server.executable} ({server.source})")
+        found = Probe("tritonserver", True, f"{server.executable} ({server.source})")
     except DeployError as error:
-        found = Finding("tritonserver", False, error.message, error.hint)
+        found = Probe("tritonserver", False, error.message, error.hint)
     return [found, *_needs_of_wheel()] if uses_wheel else [found]
 
 
@@ -166,7 +157,7 @@ def _server_of_wheel(root: Path, version: str) -> Server:
     )
 
 
-def _needs_of_wheel() -> list[Finding]:
+def _needs_of_wheel() -> list[Probe]:
     return [_probe_numpy(), _probe_stub(), _probe_libpython()]
 
 
@@ -213,12 +204,12 @@ def _stub(root: Path) -> Path:
     return root / "python_backend_stubs" / PYTHON / STUB
 
 
-def _probe_stub() -> Finding:
+def _probe_stub() -> Probe:
     wheel = _wheel()
     if wheel and _stub(wheel[0]).is_file():
-        return Finding("python stub", True, f"for Python {PYTHON}")
+        return Probe("python stub", True, f"for Python {PYTHON}")
     known = sorted(path.name for path in (wheel[0] / "python_backend_stubs").glob("*")) if wheel else []
-    return Finding(
+    return Probe(
         "python stub",
         False,
         f"none for Python {PYTHON}",
@@ -226,17 +217,17 @@ def _probe_stub() -> Finding:
     )
 
 
-def _probe_numpy() -> Finding:
+def _probe_numpy() -> Probe:
     version = metadata.version("numpy")
     hint = None if version.startswith("1.") else "pip install 'numpy<2': with numpy 2 the stub garbles tensors"
-    return Finding("numpy below 2", hint is None, version, hint)
+    return Probe("numpy below 2", hint is None, version, hint)
 
 
-def _probe_libpython() -> Finding:
+def _probe_libpython() -> Probe:
     name, folder = _libpython_name(), _libpython_folder()
     if folder:
-        return Finding("libpython", True, str(folder / name))
-    return Finding("libpython", False, f"{name} not found", "use an interpreter that was built with --enable-shared")
+        return Probe("libpython", True, str(folder / name))
+    return Probe("libpython", False, f"{name} not found", "use an interpreter that was built with --enable-shared")
 
 
 def _libpython_name() -> str:

@@ -1,30 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Token ids to text: of a whole answer, or of one piece of a stream."""
+"""The model's code is trtspec's; Triton looks for it here."""
 
-from __future__ import annotations
+from trtspec.triton.python_models.postprocessing import TritonPythonModel
 
-from typing import Any
-
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-from trtspec.triton.python_models.tensors import Inputs, Pieces, Settings, respond
-
-
-class TritonPythonModel:
-    """Triton calls these by name."""
-
-    def initialize(self, args: dict[str, str]) -> None:
-        self.tokenizer = Settings(args).tokenizer()
-        self.pieces = Pieces(self.tokenizer)
-
-    def execute(self, requests: list[Any]) -> list[Any]:
-        return [
-            respond(pb_utils, lambda request=request: self.decode(Inputs(pb_utils, request))) for request in requests
-        ]
-
-    def decode(self, inputs: Inputs) -> list[tuple[str, np.ndarray]]:
-        decode = self.pieces.decode if inputs.scalar("CONTINUATION", False) else self.tokenizer.decode
-        rows = zip(inputs.array("TOKENS_BATCH").tolist(), inputs.array("SEQUENCE_LENGTH").tolist(), strict=True)
-        texts = [decode(ids[:length]).encode() for ids, length in rows]
-        return [("OUTPUT", np.array([texts], dtype=object))]
+__all__ = ["TritonPythonModel"]

@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
-from tests.backends.source_cases import FP8, facts, said, source_case
-from trtspec.backends.base import Case, backends, choose_version
-from trtspec.backends.trtllm_versions import contract_of
+from tests.backends.source_contexts import FP8, facts, said, source_context
+from trtspec.backends.base import backends
+from trtspec.backends.choose import choose_version
+from trtspec.backends.context import PlanContext
 from trtspec.backends.llmapi import BACKEND, installed
 from trtspec.backends.llmapi.installed import validate_installed
 from trtspec.backends.llmapi.model_yaml import model_yaml
 from trtspec.backends.llmapi.speculative import is_greedy_only, speculative_config
+from trtspec.backends.trtllm_versions import version_spec_of
 from trtspec.errors import TrtspecError
 
 DOUBLE = Path(__file__).parents[1] / "doubles" / "tensorrt_llm_api"
@@ -25,12 +27,12 @@ TREE = {"top_k": 4, "nodes": 12}
 MTP = facts({"model_type": "deepseek_v3", "num_nextn_predict_layers": 1})
 
 
-def case(version: str = "1.2.1", method: str = "none", **changes: Any) -> Case:
-    return source_case("llmapi", version, method, **changes)
+def case(version: str = "1.2.1", method: str = "none", **changes: Any) -> PlanContext:
+    return source_context("llmapi", version, method, **changes)
 
 
-def objections(*arguments: Any, **changes: Any) -> dict[str, Any]:
-    return said(BACKEND.objections(case(*arguments, **changes)))
+def diagnostics(*arguments: Any, **changes: Any) -> dict[str, Any]:
+    return said(BACKEND.check(case(*arguments, **changes)))
 
 
 def test_the_default_is_the_newest_release_and_candidates_can_be_asked_for() -> None:
@@ -94,7 +96,7 @@ def test_a_method_is_spelled_as_its_version_reads_it(version: str, method: str, 
 @pytest.mark.parametrize("method", ["draft_target", "ngram", "eagle3", "mtp"])
 def test_a_config_has_the_fields_of_its_contract_and_no_others(version: str, method: str) -> None:
     config = speculative_config(case(version, method), DRAFT)
-    kind = contract_of(version).llmapi.methods[method]
+    kind = version_spec_of(version).llmapi.methods[method]
     assert config.pop("decoding_type") == kind.name
     assert {*kind.required} <= {*config} <= {*kind.fields}
 
@@ -159,7 +161,7 @@ def test_a_hub_id_keeps_its_revision() -> None:
 def test_versions_that_sample_from_another_law_are_warned_of(version, method, greedy_only) -> None:
     asked = case(version, method, target_facts=MTP)
     assert is_greedy_only(asked) is greedy_only
-    found = said(BACKEND.objections(asked)).get("speculation.method greedy-only")
+    found = said(BACKEND.check(asked)).get("speculation.method greedy-only")
     assert (found is not None) is greedy_only
     if found:
         assert found.severity == "warning"
@@ -259,7 +261,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("changes", "key", "message"), REFUSED, ids=[key for _, key, _ in REFUSED])
 def test_what_cannot_be_done_is_an_error(changes: dict[str, Any], key: str, message: str) -> None:
-    found = objections(**changes)[key]
+    found = diagnostics(**changes)[key]
     assert (found.severity, found.message) == ("error", message)
 
 
@@ -289,19 +291,19 @@ WARNED = [
 
 @pytest.mark.parametrize(("changes", "key", "message"), WARNED, ids=[key for _, key, _ in WARNED])
 def test_what_has_no_use_is_a_warning(changes: dict[str, Any], key: str, message: str) -> None:
-    found = objections(**changes)[key]
+    found = diagnostics(**changes)[key]
     assert (found.severity, found.message) == ("warning", message)
 
 
 def test_plain_recipes_meet_no_objection() -> None:
     quantized = facts(quantization=FP8)
-    assert objections() == {}
-    assert objections("1.3.0rc27", "draft_target") == {}
-    assert objections("1.3.0rc27", "eagle3", speculation__options=TREE) == {}
-    assert objections("1.3.0rc27", "mtp", target_facts=MTP) == {}
-    assert objections(target_facts=quantized) == {}
-    assert objections(target_facts=quantized, target__quantization={"weights": "fp8", "kv_cache": "fp8"}) == {}
-    assert objections(target__quantization={"kv_cache": "fp8"}) == {}
+    assert diagnostics() == {}
+    assert diagnostics("1.3.0rc27", "draft_target") == {}
+    assert diagnostics("1.3.0rc27", "eagle3", speculation__options=TREE) == {}
+    assert diagnostics("1.3.0rc27", "mtp", target_facts=MTP) == {}
+    assert diagnostics(target_facts=quantized) == {}
+    assert diagnostics(target_facts=quantized, target__quantization={"weights": "fp8", "kv_cache": "fp8"}) == {}
+    assert diagnostics(target__quantization={"kv_cache": "fp8"}) == {}
 
 
 def test_memory_is_that_of_the_source_on_each_gpu() -> None:

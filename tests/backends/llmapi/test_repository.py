@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.backends.source_golden import LLMAPI, LLMAPI_CASES, emit_llmapi
 from tests.triton.fakes import load_model, make_pb_utils, model_args
-from tests.triton.source_golden import LLMAPI, LLMAPI_CASES, emit_llmapi
 from trtspec.errors import TrtspecError
-from trtspec.triton.python_models.tensors import NEUTRAL, Settings
 from trtspec.triton.config import load_config
+from trtspec.triton.python_models.tensors import NEUTRAL, Settings
 
 
 def objects(repository: Path) -> dict[str, Any]:

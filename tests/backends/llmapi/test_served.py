@@ -12,6 +12,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -22,10 +23,11 @@ import yaml
 
 from tests.triton.artifact import make_tokenizer
 from tests.triton.serving import DOUBLES, Served, serving
+from trtspec.backends.llmapi.repository import MODEL_YAML, EmitLlmApiRepository
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.errors import DeployError
 from trtspec.triton.client import Client
-from trtspec.backends.llmapi.repository import MODEL_YAML, LlmApiRepositorySettings, emit_llmapi_repository
+from trtspec.triton.emission import ServingSettings
 
 pytestmark = pytest.mark.triton
 
@@ -34,11 +36,13 @@ ANSWERS = {f"prompt {number}": f"answer {number}: é and more" for number in ran
     "slow": "x" * 200,
 }
 COUNTS = {"drafted": 12, "accepted": 9}
-SETTINGS = LlmApiRepositorySettings(max_batch_size=4, max_input_len=32, max_seq_len=256, gpu_ids=(1,))
+SETTINGS = EmitLlmApiRepository(
+    (), ServingSettings(max_batch_size=4), "", max_input_len=32, max_seq_len=256, gpu_ids=(1,)
+)
 TRTLLM = "1.3.0rc27"
 
 
-def make_artifact(root: Path, settings: LlmApiRepositorySettings, **arguments: Any) -> Tokenizer:
+def make_artifact(root: Path, settings: EmitLlmApiRepository, **arguments: Any) -> Tokenizer:
     """Lay out an artifact whose models are tables; texts come three tokens a step, and end with the end id."""
     tokenizer = Tokenizer(make_tokenizer(root / "tokenizer"))
     for role in ("target", "draft"):
@@ -50,24 +54,25 @@ def make_artifact(root: Path, settings: LlmApiRepositorySettings, **arguments: A
         key = " ".join(map(str, tokenizer.encode(prompt)))
         table[key] = {"steps": steps, **COUNTS, "pause_s": 0.05 if prompt == "slow" else 0.0}
     (root / "checkpoints" / "target" / "answers.json").write_text(json.dumps(table))
-    emit_llmapi_repository(root / "model_repository", settings, document(settings, **arguments))
+    emission = replace(settings, model_yaml=json.dumps(document(settings, **arguments)))
+    emission.emit(root / "model_repository")
     # the stub looks for packages beside the model before it looks anywhere else that a test could choose
     package = root / "model_repository" / MODEL_YAML.parent / "tensorrt_llm"
     shutil.copytree(DOUBLES / "tensorrt_llm_api" / "tensorrt_llm", package)
     return tokenizer
 
 
-def document(settings: LlmApiRepositorySettings, **changes: Any) -> dict[str, Any]:
+def document(settings: EmitLlmApiRepository, **changes: Any) -> dict[str, Any]:
     speculation = {"decoding_type": "Eagle3", "max_draft_len": 3, "speculative_model": "../../checkpoints/draft"}
     return {
         "model": "../../checkpoints/target",
         "backend": "pytorch",
-        "max_batch_size": settings.max_batch_size,
+        "max_batch_size": settings.serving.max_batch_size,
         "max_input_len": settings.max_input_len,
         "max_seq_len": settings.max_seq_len,
         "kv_cache_config": {"free_gpu_memory_fraction": 0.9, "enable_block_reuse": True},
         "speculative_config": speculation,
-        "triton_config": {"max_batch_size": settings.max_batch_size, "decoupled": settings.streaming},
+        "triton_config": {"max_batch_size": settings.serving.max_batch_size, "decoupled": settings.serving.streaming},
         **changes,
     }
 
@@ -209,9 +214,8 @@ def test_a_client_that_leaves_ends_its_request(served: Served, client: Client, a
 def test_an_older_version_without_streams_refuses_sampling_and_shuts_down(tmp_path: Path) -> None:
     """Version 1.0 takes its own spelling alone, and takes the most probable tokens whatever is asked."""
     root = tmp_path / "artifact"
-    settings = LlmApiRepositorySettings(
-        max_batch_size=2, max_input_len=32, max_seq_len=64, streaming=False, greedy_only=True
-    )
+    serving_settings = ServingSettings(max_batch_size=2, streaming=False)
+    settings = EmitLlmApiRepository((), serving_settings, "", max_input_len=32, max_seq_len=64, greedy_only=True)
     speculation = {"decoding_type": "Eagle", "max_draft_len": 3, "speculative_model_dir": "../../checkpoints/draft"}
     make_artifact(root, settings, speculative_config=speculation)
     with serving(tmp_path, root / "model_repository", environment={"TRTLLM_DOUBLE": "1.0.0"}) as server:

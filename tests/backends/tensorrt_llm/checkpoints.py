@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from tests.backends.tensorrt_llm.cases import Asked
+from tests.backends.contexts import Asked
 from tests.shapes import Shape, make_checkpoint
 from trtspec.checkpoint.model_config import ModelConfig
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tests.backends.tensorrt_llm.cases import Asked, ask, ask_pair, shape
+from tests.backends.contexts import Asked, ask, ask_pair, shape
 
 SERVED = "LlamaForCausalLM, MistralForCausalLM, MixtralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM"
 

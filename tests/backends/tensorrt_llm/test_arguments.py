@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from tests.backends.tensorrt_llm.cases import make_case, make_pair
-from trtspec.backends.base import Case
-from trtspec.backends.trtllm_versions import contract_of
+from tests.backends.contexts import make_context, make_pair
+from trtspec.backends.context import PlanContext
 from trtspec.backends.tensorrt_llm import BACKEND
 from trtspec.backends.tensorrt_llm.arguments import build_arguments
+from trtspec.backends.trtllm_versions import version_spec_of
 from trtspec.errors import TrtspecError
 
 
-def parsed(role: Any, case: Case) -> dict[str, str]:
+def parsed(role: Any, case: PlanContext) -> dict[str, str]:
     """Return the arguments as a command line's parser sees them: options by name, "" for flags."""
     found: dict[str, str] = {}
     words = build_arguments(role, case)
@@ -28,7 +28,7 @@ def parsed(role: Any, case: Case) -> dict[str, str]:
 
 
 def test_the_words_of_a_plain_engine() -> None:
-    assert " ".join(build_arguments("target", make_case())) == (
+    assert " ".join(build_arguments("target", make_context())) == (
         "--max_batch_size 4 --max_input_len 1024 --max_seq_len 2048 --max_num_tokens 8192 --opt_num_tokens 4"
         " --max_beam_width 1 --kv_cache_type paged --tokens_per_block 32 --remove_input_padding enable"
         " --context_fmha enable --use_paged_context_fmha enable --use_fp8_context_fmha disable"
@@ -63,7 +63,7 @@ def test_no_logits_are_gathered_where_tokens_decide() -> None:
     ],
 )
 def test_how_an_engine_speculates(method: str, options: dict[str, Any], mode: str, draft_len: str) -> None:
-    case = make_case("vicuna-7b", speculation__method=method, speculation__options=options)
+    case = make_context("vicuna-7b", speculation__method=method, speculation__options=options)
     told = parsed("target", case)
     assert (told["speculative_decoding_mode"], told["max_draft_len"]) == (mode, draft_len)
 
@@ -83,7 +83,7 @@ def test_how_an_engine_speculates(method: str, options: dict[str, Any], mode: st
 def test_attention_and_matrices_follow_the_storage(
     weights: str, kv_cache: str, paged: str, fp8: str, gemm: str
 ) -> None:
-    told = parsed("target", make_case(target__quantization={"weights": weights, "kv_cache": kv_cache}))
+    told = parsed("target", make_context(target__quantization={"weights": weights, "kv_cache": kv_cache}))
     assert (told["use_paged_context_fmha"], told["use_fp8_context_fmha"], told["gemm_plugin"]) == (paged, fp8, gemm)
     assert told.get("fp8_rowwise_gemm_plugin") == ("auto" if weights == "fp8_rowwise" else None)
 
@@ -100,13 +100,13 @@ def test_attention_and_matrices_follow_the_storage(
     ],
 )
 def test_the_tokens_that_upstream_would_come_to(method: str, changes: dict[str, Any], tokens: int) -> None:
-    case = make_case("vicuna-7b", speculation__method=method, **changes)
+    case = make_context("vicuna-7b", speculation__method=method, **changes)
     assert parsed("target", case)["max_num_tokens"] == str(tokens)
 
 
 def test_the_recipe_has_the_last_word() -> None:
     extra = {"gemm_plugin": "bfloat16", "use_fused_mlp": False, "fast_build": True, "monitor_memory": False}
-    case = make_case(engine__extra={**extra, "lora_target_modules": "attn_q attn_v", "opt_num_tokens": 8})
+    case = make_context(engine__extra={**extra, "lora_target_modules": "attn_q attn_v", "opt_num_tokens": 8})
     words = " ".join(build_arguments("target", case))
     assert words.endswith("--workers 1 --use_fused_mlp disable --fast_build --lora_target_modules attn_q attn_v")
     assert "--gemm_plugin bfloat16" in words
@@ -116,7 +116,7 @@ def test_the_recipe_has_the_last_word() -> None:
 
 
 def test_several_profiles_have_no_optimum() -> None:
-    told = parsed("target", make_case(engine__extra={"multiple_profiles": True}))
+    told = parsed("target", make_context(engine__extra={"multiple_profiles": True}))
     assert told["multiple_profiles"] == "enable"
     assert "opt_num_tokens" not in told
 
@@ -125,8 +125,8 @@ def test_several_profiles_have_no_optimum() -> None:
 @pytest.mark.parametrize("method", ["none", "draft_target", "ngram", "medusa", "eagle", "lookahead", "redrafter"])
 def test_every_version_takes_every_word(version: str, method: str) -> None:
     draft = "llama-3.2-1b" if method == "draft_target" else None
-    case = make_case(draft=draft, version=version, speculation__method=method)
-    options = contract_of(version).options
+    case = make_context(draft=draft, version=version, speculation__method=method)
+    options = version_spec_of(version).options
     for role in ("target", "draft")[: 2 if draft else 1]:
         for name, value in parsed(role, case).items():
             choices = options[name].choices
@@ -136,9 +136,9 @@ def test_every_version_takes_every_word(version: str, method: str) -> None:
 
 def test_what_cannot_be_given() -> None:
     with pytest.raises(TrtspecError, match=r"engine\.extra\.gemm_plugin: gemm_plugin: 'fp16' cannot be given"):
-        build_arguments("target", make_case(engine__extra={"gemm_plugin": "fp16"}))
+        build_arguments("target", make_context(engine__extra={"gemm_plugin": "fp16"}))
     with pytest.raises(TrtspecError, match="the recipe has no draft engine"):
-        build_arguments("draft", make_case())
+        build_arguments("draft", make_context())
 
 
 def test_the_versions_are_those_with_a_builder() -> None:

@@ -20,25 +20,25 @@ import pytest
 
 from tests.doubles.fixtures import Installation
 from tests.tiny import make_llama
-from trtspec.checkpoint.sharding import Mapping
+from trtspec.backends.tensorrt_llm.build import REPRODUCE, TIMING_CACHE, BuildEngine, DescribeEngines
 from trtspec.backends.tensorrt_llm.toolchain import probe_toolchain
+from trtspec.checkpoint.sharding import ParallelMapping
 from trtspec.errors import StepError, StepTimeout, TrtspecError
 from trtspec.graph.digest import DigestCache
 from trtspec.graph.executor import Observer, Unobserved, execute
+from trtspec.graph.files import FileReader, Files
 from trtspec.graph.plan import Plan
 from trtspec.graph.step import Step
 from trtspec.graph.store import Store
 from trtspec.quant.scheme import Scheme
 from trtspec.steps.convert import ConvertCheckpoint
-from trtspec.backends.tensorrt_llm.build import REPRODUCE, TIMING_CACHE, BuildEngine, DescribeEngines
-from trtspec.graph.files import FileReader, Files
 from trtspec.system import is_alive, start_time, wait_until
 
 ARGUMENTS = ("--max_batch_size", "4", "--max_seq_len", "128", "--max_num_tokens", "512", "--kv_cache_type", "paged")
 EXTERNAL = ("--speculative_decoding_mode", "draft_tokens_external", "--max_draft_len", "5")
 IMAGE = f"registry.example/tritonserver@sha256:{'0' * 64}"
 TIMEOUT_S = 60.0
-ONE_RANK = Mapping()
+ONE_RANK = ParallelMapping()
 CONVERT = ConvertCheckpoint(
     role="target",
     source=Files(Path(), (), ()),
@@ -47,7 +47,7 @@ CONVERT = ConvertCheckpoint(
     mapping=ONE_RANK,
     scheme=Scheme(),
     calibration=(),
-    parts=(),
+    heads=(),
     allow_nonfinite=False,
     vocab_size=0,
     nbytes=0,
@@ -72,7 +72,7 @@ def make(source: Path, workplace: Path, trtllm: Installation) -> Make:
     """Return the step that builds an engine of the tiny source."""
     reader = FileReader(DigestCache(workplace / "digests.json"))
 
-    def make(role: str = "target", mapping: Mapping = ONE_RANK, image: str = "", **changes: Any) -> BuildEngine:
+    def make(role: str = "target", mapping: ParallelMapping = ONE_RANK, image: str = "", **changes: Any) -> BuildEngine:
         files = reader.read(source, [source / "config.json", source / "model.safetensors"])
         convert = replace(CONVERT, role=role, source=files, mapping=mapping)
         toolchain = probe_toolchain(image, "1.2.1", "h200")
@@ -116,7 +116,7 @@ class Listener(Unobserved):
 
 
 def test_an_engine_of_two_ranks(make: Make, store: Store) -> None:
-    step, listener = make(mapping=Mapping(2)), Listener()
+    step, listener = make(mapping=ParallelMapping(2)), Listener()
     files = build(step, store, listener)
     assert sorted(path.name for path in files.iterdir()) == ["config.json", "rank0.engine", "rank1.engine"]
     config = json.loads((files / "config.json").read_text())
@@ -152,7 +152,7 @@ def test_what_changes_the_key(make: Make, tmp_path: Path) -> None:
         "gpu": replace(step, toolchain=replace(step.toolchain, sm=89)),
         "tensorrt": replace(step, toolchain=replace(step.toolchain, tensorrt="10.15")),
         "image": make(image=IMAGE),
-        "checkpoint": make(mapping=Mapping(2)),
+        "checkpoint": make(mapping=ParallelMapping(2)),
         "timing cache": replace(step, timing_cache=(reader.read(tmp_path, [cache]),)),
     }
     assert len({step.key, *(other.key for other in others.values())}) == len(others) + 1

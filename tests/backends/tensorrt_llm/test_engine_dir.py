@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from tests.doubles.builder import main
-from tests.methods import eagle_nets, heads, recurrent
+from tests.methods import eagle_heads, heads, recurrent
 from tests.tiny import convert, make_llama
-from trtspec.checkpoint.sharding import Mapping
-from trtspec.backends.trtllm_versions import contract_of
 from trtspec.backends.tensorrt_llm.engine_dir import Expected, check_engine, parse_arguments
+from trtspec.backends.trtllm_versions import version_spec_of
+from trtspec.checkpoint.sharding import ParallelMapping
 from trtspec.errors import StepError
 
 ARGUMENTS = (
@@ -29,7 +29,7 @@ EXTERNAL = ("--speculative_decoding_mode", "draft_tokens_external", "--max_draft
 
 def expected(checkpoint: Path, *arguments: str) -> Expected:
     config = json.loads((checkpoint / "config.json").read_text())
-    return Expected(parse_arguments(arguments), config, "1.2.1", contract_of("1.2.1").modes)
+    return Expected(parse_arguments(arguments), config, "1.2.1", version_spec_of("1.2.1").modes)
 
 
 def build(checkpoint: Path, out: Path, *arguments: str) -> Path:
@@ -47,7 +47,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def checkpoint(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return convert(source, tmp_path_factory.mktemp("checkpoint"), mapping=Mapping(2))
+    return convert(source, tmp_path_factory.mktemp("checkpoint"), mapping=ParallelMapping(2))
 
 
 @pytest.fixture
@@ -83,14 +83,14 @@ def test_what_was_asked_for(engine: Path, checkpoint: Path) -> None:
     check_engine(engine, expected(checkpoint, *ARGUMENTS, *EXTERNAL))
 
 
-@pytest.mark.parametrize("options", [{}, {"mapping": Mapping(2)}], ids=["one", "tp2"])
+@pytest.mark.parametrize("options", [{}, {"mapping": ParallelMapping(2)}], ids=["one", "tp2"])
 def test_what_drafts_from_inside(options: dict[str, Any], source: Path, tmp_path: Path) -> None:
     medusa = heads.save_heads(tmp_path / "heads", heads.random_heads())
-    net = eagle_nets.save_net(tmp_path / "net", eagle_nets.random_net())
+    net = eagle_heads.save_net(tmp_path / "net", eagle_heads.random_net())
     drafter = recurrent.random_drafter().save(tmp_path / "drafter")
     made = {
         "medusa": heads.convert_with(source, medusa, tmp_path / "medusa", **options),
-        "eagle": eagle_nets.convert_with(source, net, tmp_path / "eagle", {}, **options),
+        "eagle": eagle_heads.convert_with(source, net, tmp_path / "eagle", {}, **options),
         "explicit_draft_tokens": recurrent.convert_with(source, drafter, tmp_path / "recurrent", **options),
     }
     for mode, checkpoint in made.items():

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.conftest import Run
-from tests.backends.tensorrt_llm.cases import ask, ask_pair, case_of, make_case
+from tests.backends.contexts import ask, ask_pair, context_of, make_context
 from tests.backends.tensorrt_llm.checkpoints import Checkpoints
 from tests.backends.tensorrt_llm.known_failures import (
     EAGLE,
@@ -25,27 +24,28 @@ from tests.backends.tensorrt_llm.known_failures import (
     extra,
     fp8,
 )
-from trtspec.backends.tensorrt_llm.rules import RULES, Rule, objections
+from tests.conftest import Run
+from trtspec.backends.tensorrt_llm.rules import RULES, Rule, check
 
 SOURCE = re.compile(r"[\w-]+/[\w-]+(:[\w./-]+@[0-9a-f]{8}|#\d+)")
 
 
 @pytest.mark.parametrize("row", KNOWN_FAILURES, ids=lambda row: row.upstream)
 def test_a_known_failure_is_met(row: Row) -> None:
-    found = [(each.path, each.message, each.severity) for each in objections(case_of(row.asked))]
+    found = [(each.path, each.message, each.severity) for each in check(context_of(row.asked))]
     assert (row.path, row.message, row.severity) in found
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_every_rule_meets_one(rule: Rule) -> None:
     words = {(row.path, row.message) for row in KNOWN_FAILURES}
-    assert any((each.path, each.message) in words for row in KNOWN_FAILURES for each in rule(case_of(row.asked)))
+    assert any((each.path, each.message) in words for row in KNOWN_FAILURES for each in rule(context_of(row.asked)))
 
 
 @pytest.mark.parametrize("row", KNOWN_FAILURES, ids=lambda row: row.upstream)
-def test_every_objection_names_files_at_commits_or_issues(row: Row) -> None:
-    for objection in objections(case_of(row.asked)):
-        assert all(SOURCE.fullmatch(each) for each in objection.source.split(", ")), objection
+def test_every_diagnostic_names_files_at_commits_or_issues(row: Row) -> None:
+    for diagnostic in check(context_of(row.asked)):
+        assert all(SOURCE.fullmatch(each) for each in diagnostic.source.split(", ")), diagnostic
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ GOOD = {
 
 @pytest.mark.parametrize("name", GOOD)
 def test_nothing_is_said_of_what_works(name: str) -> None:
-    assert [said for said in objections(case_of(GOOD[name])) if said.code != "greedy"] == []
+    assert [said for said in check(context_of(GOOD[name])) if said.code != "greedy"] == []
 
 
 @pytest.mark.parametrize("name", GOOD)
@@ -119,15 +119,15 @@ def test_check_finds_no_error_in_what_works(name: str, checkpoints: Checkpoints,
 
 
 def test_a_version_that_has_the_option() -> None:
-    removed = next(each for each in objections(case_of(extra(auto_parallel=2))) if each.code == "unknown-key")
+    removed = next(each for each in check(context_of(extra(auto_parallel=2))) if each.code == "unknown-key")
     assert removed.hint == "1.0 and 1.1 have it"
-    known = [each.code for each in objections(case_of(extra(auto_parallel=2), "1.0.0"))]
+    known = [each.code for each in check(context_of(extra(auto_parallel=2), "1.0.0"))]
     assert known == ["not-allowed"]
 
 
 def test_a_near_spelling() -> None:
-    (objection,) = objections(case_of(extra(gemm_plugn="auto")))
-    assert objection.hint == "did you mean 'gemm_plugin'?"
+    (diagnostic,) = check(context_of(extra(gemm_plugn="auto")))
+    assert diagnostic.hint == "did you mean 'gemm_plugin'?"
 
 
 @pytest.mark.parametrize(
@@ -141,15 +141,15 @@ def test_a_near_spelling() -> None:
     ],
 )
 def test_values_of_another_type(option: str, value: Any, message: str) -> None:
-    assert any(each.message.startswith(message) for each in objections(case_of(extra(**{option: value}))))
+    assert any(each.message.startswith(message) for each in check(context_of(extra(**{option: value}))))
 
 
 def test_a_gpu_that_nobody_knows() -> None:
-    (objection,) = objections(make_case(engine__gpu="h1000"))
-    assert (objection.path, objection.message) == ("engine.gpu", "nothing is known of the GPU 'h1000'")
+    (diagnostic,) = check(make_context(engine__gpu="h1000"))
+    assert (diagnostic.path, diagnostic.message) == ("engine.gpu", "nothing is known of the GPU 'h1000'")
 
 
 @pytest.mark.parametrize("option", ["checkpoint_dir", "build_config", "visualize_network", "lora_dir"])
 def test_paths_are_the_builds_own(option: str) -> None:
-    (objection,) = objections(case_of(extra(**{option: "/somewhere"})))
-    assert objection.message == f"{option} is a path: a build sees its checkpoint and nothing else"
+    (diagnostic,) = check(context_of(extra(**{option: "/somewhere"})))
+    assert diagnostic.message == f"{option} is a path: a build sees its checkpoint and nothing else"

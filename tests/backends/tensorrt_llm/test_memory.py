@@ -9,46 +9,56 @@ from typing import Any
 
 import pytest
 
-from tests.backends.tensorrt_llm.cases import make_case, make_pair
-from tests.methods.eagle_nets import random_net, save_net
+from tests.backends.contexts import make_context, make_pair
+from tests.methods.eagle_heads import random_net, save_net
 from tests.methods.heads import random_heads, save_heads
 from tests.tiny import convert, make_model, reference_model
-from trtspec.checkpoint.sharding import Mapping
-from trtspec.checkpoint.source import load_source
-from trtspec.checkpoint.trtllm import load_checkpoint
-from trtspec.backends.base import Case
+from trtspec.backends.context import PlanContext
 from trtspec.backends.memory import MemoryPlan
 from trtspec.backends.tensorrt_llm.memory import gpu_loads, memory
+from trtspec.checkpoint.sharding import ParallelMapping
+from trtspec.checkpoint.source import load_source
+from trtspec.checkpoint.trtllm import load_checkpoint
 from trtspec.families.base import family_of
-from trtspec.models.source_model import load_model, load_part
+from trtspec.models.source_head import load_head
+from trtspec.models.source_model import load_model
 
 GIB = 1 << 30
-ONE_RANK = Mapping()
-DIVISIONS = [Mapping(), Mapping(2), Mapping(4), Mapping(2, embedding=False), Mapping(1, 2), Mapping(2, 2)]
+ONE_RANK = ParallelMapping()
+DIVISIONS = [
+    ParallelMapping(),
+    ParallelMapping(2),
+    ParallelMapping(4),
+    ParallelMapping(2, embedding=False),
+    ParallelMapping(1, 2),
+    ParallelMapping(2, 2),
+]
 
 
-def plan_of(case: Case, gpu: int = 0) -> MemoryPlan:
+def plan_of(case: PlanContext, gpu: int = 0) -> MemoryPlan:
     return next(plan for plan in memory(case) if plan.id == str(gpu))
 
 
-def tiny_case(root: Path, mapping: Mapping = ONE_RANK, **changes: Any) -> Case:
+def tiny_case(root: Path, mapping: ParallelMapping = ONE_RANK, **changes: Any) -> PlanContext:
     """Return the case of a checkpoint on disk."""
     source = load_source(root)
     config = family_of(source)[1].read(source.reader, "auto")
     parallel = {"tensor": mapping.tensor, "pipeline": mapping.pipeline, "embedding": mapping.embedding}
-    return make_case(config, target__parallel=parallel, engine__max_seq_len=256, **changes)
+    return make_context(config, target__parallel=parallel, engine__max_seq_len=256, **changes)
 
 
 @pytest.mark.parametrize("mapping", DIVISIONS, ids=str)
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mixtral"])
-def test_weights_are_those_of_the_converted_files(family: str, mapping: Mapping, tmp_path: Path) -> None:
+def test_weights_are_those_of_the_converted_files(family: str, mapping: ParallelMapping, tmp_path: Path) -> None:
     root = make_model(tmp_path / "model", family, vocab_size=66, num_hidden_layers=3)
     converted = load_checkpoint(convert(root, tmp_path / "out", mapping=mapping))
     assert [plan.weights_bytes for plan in memory(tiny_case(root, mapping))] == converted.nbytes_by_rank
 
 
-@pytest.mark.parametrize(("mapping", "shared"), [(Mapping(), True), (Mapping(2), True), (Mapping(1, 2), False)])
-def test_a_head_that_equals_the_embedding_counts_once(mapping: Mapping, shared: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("mapping", "shared"), [(ParallelMapping(), True), (ParallelMapping(2), True), (ParallelMapping(1, 2), False)]
+)
+def test_a_head_that_equals_the_embedding_counts_once(mapping: ParallelMapping, shared: bool, tmp_path: Path) -> None:
     root = make_model(tmp_path / "model", "llama", tie_word_embeddings=True)
     converted = load_checkpoint(convert(root, tmp_path / "out", mapping=mapping))
     head = 64 * 32 * 2 // mapping.tensor
@@ -75,34 +85,34 @@ def layer_parts(layer: Any) -> tuple[Any, Any]:
 
 def test_published_sizes() -> None:
     """8.03 and 70.6 billion parameters, and 128 KiB of cache for a token of Llama 3.1 8B in 16 bits."""
-    plan = plan_of(make_case())
+    plan = plan_of(make_context())
     assert plan.weights_bytes == pytest.approx(2 * 8.03e9, rel=1e-3)
     assert plan.kv_cache_bytes == 4 * 2048 * 128 * 1024
-    eight = make_case("llama-3.3-70b", target__parallel={"tensor": 8}, target__quantization={"weights": "fp8"})
+    eight = make_context("llama-3.3-70b", target__parallel={"tensor": 8}, target__quantization={"weights": "fp8"})
     assert sum(plan.weights_bytes for plan in memory(eight)) == pytest.approx(70.6e9 + 2.1e9, rel=2e-2)
 
 
 def test_formats_and_drafts_change_the_cache() -> None:
-    plain = plan_of(make_case())
-    half = plan_of(make_case(target__quantization={"weights": "fp8", "kv_cache": "fp8"}))
+    plain = plan_of(make_context())
+    half = plan_of(make_context(target__quantization={"weights": "fp8", "kv_cache": "fp8"}))
     assert half.kv_cache_bytes * 2 == plain.kv_cache_bytes
     # 63 drafted tokens more, in whole blocks of 32
-    medusa = plan_of(make_case("vicuna-7b", speculation__method="medusa"))
-    assert medusa.kv_cache_bytes * 2048 == plan_of(make_case("vicuna-7b")).kv_cache_bytes * 2112
+    medusa = plan_of(make_context("vicuna-7b", speculation__method="medusa"))
+    assert medusa.kv_cache_bytes * 2048 == plan_of(make_context("vicuna-7b")).kv_cache_bytes * 2112
 
 
 def test_a_key_head_that_ranks_share_is_on_each_of_them() -> None:
-    shared = make_case("qwen2.5-7b", target__parallel={"tensor": 4})
-    more = make_case("qwen2.5-7b", target__parallel={"tensor": 7})
+    shared = make_context("qwen2.5-7b", target__parallel={"tensor": 4})
+    more = make_context("qwen2.5-7b", target__parallel={"tensor": 7})
     assert plan_of(more).kv_cache_bytes == plan_of(shared).kv_cache_bytes
 
 
-@pytest.mark.parametrize("mapping", [Mapping(), Mapping(2), Mapping(2, 2)], ids=str)
+@pytest.mark.parametrize("mapping", [ParallelMapping(), ParallelMapping(2), ParallelMapping(2, 2)], ids=str)
 @pytest.mark.parametrize(
     ("method", "options"), [("medusa", {"choices": [[0], [0, 0]]}), ("eagle", {"choices": [[0], [1], [0, 0]]})]
 )
 def test_what_drafts_inside_is_that_of_the_converted_files(
-    method: str, options: dict[str, Any], mapping: Mapping, tmp_path: Path
+    method: str, options: dict[str, Any], mapping: ParallelMapping, tmp_path: Path
 ) -> None:
     root = make_model(tmp_path / "model", "llama")
     source = (
@@ -110,9 +120,9 @@ def test_what_drafts_inside_is_that_of_the_converted_files(
         if method == "medusa"
         else save_net(tmp_path / "part", random_net())
     )
-    how: dict[str, Any] = {"load_part": lambda target: load_part(source, method, options, target), "mapping": mapping}
+    how: dict[str, Any] = {"load_head": lambda target: load_head(source, method, options, target), "mapping": mapping}
     converted = load_checkpoint(convert(root, tmp_path / "out", **how))
-    part = load_part(source, method, options, load_model(root, "auto")).part
+    part = load_head(source, method, options, load_model(root, "auto")).head
     case = tiny_case(root, mapping, speculation__method=method, speculation__options=options)
     assert [plan.weights_bytes for plan in memory(replace(case, part=part))] == converted.nbytes_by_rank
 
@@ -120,7 +130,7 @@ def test_what_drafts_inside_is_that_of_the_converted_files(
 def test_a_net_has_a_cache_of_its_own(tmp_path: Path) -> None:
     root = make_model(tmp_path / "model", "llama", num_hidden_layers=2)
     options = {"choices": [[0], [0, 0]]}
-    part = load_part(save_net(tmp_path / "net", random_net()), "eagle", options, load_model(root, "auto")).part
+    part = load_head(save_net(tmp_path / "net", random_net()), "eagle", options, load_model(root, "auto")).head
     case = tiny_case(root, speculation__method="eagle", speculation__options=options)
     ((with_net,), (alone,)) = (
         load.ranks for load in (*gpu_loads(replace(case, part=part)), *gpu_loads(tiny_case(root)))
@@ -138,13 +148,13 @@ def test_each_model_is_where_it_is_placed() -> None:
 
 
 def test_the_limit_leaves_free_what_the_caches_may_not_have() -> None:
-    plan = plan_of(make_case(serving__kv_cache_fraction=0.5))
+    plan = plan_of(make_context(serving__kv_cache_fraction=0.5))
     fixed = plan.weights_bytes + plan.activation_bytes
     assert plan.limit_bytes == pytest.approx(fixed + 0.5 * (79 * GIB - fixed), abs=1)
-    assert plan_of(make_case(engine__gpu=None)).limit_bytes == 0
+    assert plan_of(make_context(engine__gpu=None)).limit_bytes == 0
 
 
 def test_activations_grow_with_the_step() -> None:
-    small, large = (plan_of(make_case(engine__max_num_tokens=tokens)).activation_bytes for tokens in (2048, 4096))
+    small, large = (plan_of(make_context(engine__max_num_tokens=tokens)).activation_bytes for tokens in (2048, 4096))
     # 3 x 4096 hidden, 48 heads of 128, 3 x 14336 in the MLP, 2 bytes each
     assert large - small == 2048 * (3 * 4096 + 48 * 128 + 3 * 14336) * 2

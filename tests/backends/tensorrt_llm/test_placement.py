@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.backends.tensorrt_llm.cases import make_case, make_pair
+from tests.backends.contexts import make_context, make_pair
 from trtspec.backends.tensorrt_llm.memory import gpu_loads
 from trtspec.backends.tensorrt_llm.placement import plan_placement
 
@@ -23,7 +23,7 @@ def closing(rank: int) -> str:
 
 
 def test_one_engine_on_one_gpu() -> None:
-    placed = plan_placement(make_case())
+    placed = plan_placement(make_context())
     assert (placed.mode, placed.world_size, placed.environment) == ("leader", 1, {})
     assert " ".join(placed.command) == f"mpirun --allow-run-as-root -n 1 {SERVER} {closing(0)}"
     (model,) = placed.models
@@ -32,7 +32,7 @@ def test_one_engine_on_one_gpu() -> None:
 
 
 def test_one_engine_on_several_gpus() -> None:
-    placed = plan_placement(make_case(target__parallel={"tensor": 2}, serving__placement={"target": [3, 1]}))
+    placed = plan_placement(make_context(target__parallel={"tensor": 2}, serving__placement={"target": [3, 1]}))
     assert (placed.mode, placed.world_size, placed.environment) == ("leader", 2, {})
     assert placed.models[0].gpu_device_ids == (3, 1)
     assert " ".join(placed.command) == (

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.backends.tensorrt_llm.golden import REPOSITORIES, ROOT
 from tests.triton import upstream
 from tests.triton.artifact import make_tokenizer
 from tests.triton.fakes import Request, load_file, load_model, make_pb_utils, model_args
-from tests.triton.golden import REPOSITORIES, ROOT
 from tests.triton.upstream import Tensor
+from trtspec.backends.tensorrt_llm.repository import EmitEngineRepository, EngineServing, relocate
 from trtspec.checkpoint.tokenizer import Tokenizer
-from trtspec.triton.python_models.tensors import words_of_tensor
 from trtspec.triton.config import load_config
-from trtspec.backends.tensorrt_llm.repository import EngineServing, emit_engine_repository, relocate
+from trtspec.triton.python_models.tensors import words_of_tensor
 
 DOUBLE = Path(__file__).parents[1] / "doubles" / "tensorrtllm" / "model.py"
 OUTSIDE = ("draft_target", "ngram")
@@ -55,7 +55,7 @@ def emitted(tmp_path_factory) -> dict[str, dict[str, Any]]:
     """Return the configurations of all repositories, by method and model."""
     root = tmp_path_factory.mktemp("emitted")
     for method, settings in REPOSITORIES.items():
-        emit_engine_repository(root / method, settings)
+        EmitEngineRepository((), settings).emit(root / method)
     return {method: configs(root / method) for method in REPOSITORIES}
 
 
@@ -81,7 +81,9 @@ def by_name(tensors: Any) -> list[Tensor]:
 
 @pytest.mark.parametrize("method", REPOSITORIES)
 def test_a_repository_is_what_was_read_and_found_right(emitted, method: str) -> None:
-    assert emitted[method] == configs(ROOT / method), "if it should be, run python -m tests.triton.golden"
+    assert emitted[method] == configs(ROOT / method), (
+        "if it should be, run python -m tests.backends.tensorrt_llm.golden"
+    )
 
 
 def test_nothing_else_is_kept() -> None:
@@ -225,7 +227,7 @@ def test_two_engines_share_the_gpus_as_they_are_told(emitted) -> None:
 
 
 def test_what_was_not_placed_is_left_to_the_backend(tmp_path: Path) -> None:
-    emit_engine_repository(tmp_path, replace(REPOSITORIES["none"], target=EngineServing((), 0.9)))
+    EmitEngineRepository((), replace(REPOSITORIES["none"], target=EngineServing((), 0.9))).emit(tmp_path)
     told = parameters(configs(tmp_path)["tensorrt_llm"])
     assert not {"gpu_device_ids", "participant_ids"} & told.keys()
 
@@ -253,7 +255,7 @@ def test_an_engine_that_drafts_by_itself_is_asked_for_whole_texts(emitted, metho
 
 def test_relocated_paths_are_absolute_and_nothing_else_changes(tmp_path: Path) -> None:
     artifact = tmp_path / "artifact"
-    emit_engine_repository(artifact / "model_repository", REPOSITORIES["draft_target"])
+    EmitEngineRepository((), REPOSITORIES["draft_target"]).emit(artifact / "model_repository")
     relocate(artifact / "model_repository", tmp_path / "served", "/srv/artifact")
     before, after = configs(artifact / "model_repository"), configs(tmp_path / "served")
     paths = {
@@ -276,7 +278,7 @@ def test_relocated_paths_are_absolute_and_nothing_else_changes(tmp_path: Path) -
 
 def test_a_repository_of_one_artifact_can_be_relocated_from_read_only_files(tmp_path: Path) -> None:
     artifact = tmp_path / "artifact"
-    emit_engine_repository(artifact / "model_repository", REPOSITORIES["none"])
+    EmitEngineRepository((), REPOSITORIES["none"]).emit(artifact / "model_repository")
     for path in artifact.rglob("*"):
         path.chmod(0o444 if path.is_file() else 0o555)
     relocate(artifact / "model_repository", tmp_path / "served", str(artifact))
@@ -290,7 +292,7 @@ def test_every_end_id_ends_a_text_on_an_engine(tmp_path: Path) -> None:
     ends = {"eos_token_id": [0, 5, 7]}
     tokenizer = Tokenizer(make_tokenizer(tmp_path / "tokenizer"))
     (tmp_path / "tokenizer" / "generation_config.json").write_text(json.dumps(ends))
-    emit_engine_repository(tmp_path / "model_repository", REPOSITORIES["none"])
+    EmitEngineRepository((), REPOSITORIES["none"]).emit(tmp_path / "model_repository")
     model = load_model("preprocessing", make_pb_utils()).TritonPythonModel()
     model.initialize(model_args(tmp_path / "model_repository" / "preprocessing"))
     asked = {"QUERY": texts("a"), "REQUEST_OUTPUT_LEN": 1, "STOP_WORDS_DICT": texts("xy")}
@@ -316,7 +318,7 @@ def texts(value: str) -> np.ndarray:
     ],
 )
 def test_the_double_of_the_backend_is_strict(tmp_path: Path, key: str, value: str | None, message: str) -> None:
-    emit_engine_repository(tmp_path / "model_repository", REPOSITORIES["lookahead"])
+    EmitEngineRepository((), REPOSITORIES["lookahead"]).emit(tmp_path / "model_repository")
     (tmp_path / "engines" / "target").mkdir(parents=True)
     relocate(tmp_path / "model_repository", tmp_path / "served", str(tmp_path))
     pb_utils = make_pb_utils()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.backends.tensorrt_llm.cases import make_case
+from tests.backends.contexts import make_context
 from trtspec.backends.tensorrt_llm.sampling import is_greedy_only
 
 
@@ -27,5 +27,5 @@ from trtspec.backends.tensorrt_llm.sampling import is_greedy_only
 def test_engines_that_take_the_most_probable_token_are_told(
     method: str, options: dict[str, Any], greedy_only: bool
 ) -> None:
-    case = make_case(speculation__method=method, speculation__options=options)
+    case = make_context(speculation__method=method, speculation__options=options)
     assert is_greedy_only(case) is greedy_only

@@ -18,14 +18,14 @@ from typing import Any
 
 import pytest
 
+from tests.backends.tensorrt_llm.golden import REPOSITORIES
 from tests.triton.artifact import make_tokenizer
-from tests.triton.golden import REPOSITORIES
+from trtspec.backends.tensorrt_llm.repository import EmitEngineRepository, relocate
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.errors import DeployError
 from trtspec.system import free_ports
 from trtspec.triton.client import Client
 from trtspec.triton.config import load_config, render_config
-from trtspec.backends.tensorrt_llm.repository import emit_engine_repository, relocate
 from trtspec.triton.server import (
     Ports,
     Server,
@@ -74,7 +74,7 @@ def add_repository(method: str, artifact: Path, out: Path) -> None:
     """Add a method's models to `out` under names of their own."""
     place = artifact.with_name(f"{method}-artifact") / "model_repository"
     wanted = replace(REPOSITORIES[method], vocab_size=257)
-    emit_engine_repository(place, wanted)
+    EmitEngineRepository((), wanted).emit(place)
     relocate(place, artifact.with_name(f"{method}-served"), str(artifact))
     for source in sorted(artifact.with_name(f"{method}-served").iterdir()):
         renamed = rename(source.name, method)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.backends.tensorrt_llm.cases import make_case, make_pair
+from tests.backends.contexts import make_context, make_pair
 from trtspec.backends.tensorrt_llm.specs import engine_specs
 
 
@@ -22,7 +22,7 @@ from trtspec.backends.tensorrt_llm.specs import engine_specs
     ],
 )
 def test_upstream_adds_the_drafts_to_the_longest_text(method: str, built: int) -> None:
-    (spec,) = engine_specs(make_case("vicuna-7b", speculation__method=method))
+    (spec,) = engine_specs(make_context("vicuna-7b", speculation__method=method))
     assert (spec.max_seq_len, spec.built_seq_len) == (2048, built)
 
 
@@ -43,7 +43,7 @@ def test_a_draft_models_engine_speculates_not() -> None:
     ],
 )
 def test_the_longest_prompt(method: str, changes: dict[str, Any], longest: int) -> None:
-    (spec,) = engine_specs(make_case("vicuna-7b", speculation__method=method, engine__max_num_tokens=512, **changes))
+    (spec,) = engine_specs(make_context("vicuna-7b", speculation__method=method, engine__max_num_tokens=512, **changes))
     assert spec.longest_prompt == longest
 
 
@@ -58,5 +58,5 @@ def test_the_longest_prompt(method: str, changes: dict[str, Any], longest: int) 
     ],
 )
 def test_prompts_are_taken_in_chunks_where_that_costs_no_drafts(method: str, tokens: int, chunks: bool) -> None:
-    (spec,) = engine_specs(make_case(speculation__method=method, engine__max_num_tokens=tokens))
+    (spec,) = engine_specs(make_context(speculation__method=method, engine__max_num_tokens=tokens))
     assert spec.chunks_prompts is chunks

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.backends.source_golden import VLLM, VLLM_CASES, emit_vllm
 from tests.triton.artifact import make_tokenizer
 from tests.triton.fakes import Request, load_model, make_pb_utils, model_args
-from tests.triton.source_golden import VLLM, VLLM_CASES, emit_vllm
+from trtspec.backends.vllm.repository import MODEL_JSON, relocate
 from trtspec.triton.config import load_config
-from trtspec.backends.vllm.repository import MODEL_JSON, relocate_vllm
 
 PLAIN = {
     "max_tokens": 9,
@@ -64,7 +64,7 @@ def test_the_steps_of_the_ensemble_fit_the_models(tmp_path: Path) -> None:
 def test_paths_are_absolute_where_the_server_sees_the_artifact(method: str, tmp_path: Path) -> None:
     emit_vllm(method, tmp_path / "model_repository")
     before = objects(tmp_path / "model_repository")
-    relocate_vllm(tmp_path / "model_repository", tmp_path / "served", "/artifact")
+    relocate(tmp_path / "model_repository", tmp_path / "served", "/artifact")
     document = json.loads((tmp_path / "served" / MODEL_JSON).read_text())
     assert document["model"] == ("/artifact/checkpoints/target" if method == "draft_target" else "org/model")
     assert document["speculative_config"]["model"] == "/artifact/checkpoints/draft"

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.backends.source_golden import VLLM_CASES, emit_vllm
 from tests.triton.artifact import make_tokenizer
 from tests.triton.serving import Served, serving
-from tests.triton.source_golden import VLLM_CASES, emit_vllm
+from trtspec.backends.vllm.repository import relocate
 from trtspec.errors import DeployError
 from trtspec.triton.client import Client
-from trtspec.backends.vllm.repository import relocate_vllm
 
 pytestmark = pytest.mark.triton
 
@@ -47,7 +47,7 @@ def make_artifact(root: Path, method: str) -> Path:
         (root / "checkpoints" / role).mkdir(parents=True)
     (root / "checkpoints" / "target" / "answers.json").write_text(json.dumps(ANSWERS))
     emit_vllm(method, root / "model_repository")
-    relocate_vllm(root / "model_repository", root / "served", str(root))
+    relocate(root / "model_repository", root / "served", str(root))
     return root / "served"
 
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from tests.backends.source_cases import FP8, facts, said, source_case
-from trtspec.backends.base import Case, backends, choose_version
+from tests.backends.source_contexts import FP8, facts, said, source_context
+from trtspec.backends.base import backends, running
+from trtspec.backends.choose import choose_version
+from trtspec.backends.context import PlanContext
 from trtspec.backends.vllm import BACKEND
 from trtspec.backends.vllm.model_json import model_json, speculative_config
 from trtspec.backends.vllm.versions import releases
-from trtspec.methods.base import find_method
 from trtspec.registry import discover
 
 DRAFT = "../../checkpoints/draft"
@@ -27,12 +28,12 @@ FIELDS = {
 }
 
 
-def case(version: str = "0.24.0", method: str = "none", **changes: Any) -> Case:
-    return source_case("vllm", version, method, **changes)
+def case(version: str = "0.24.0", method: str = "none", **changes: Any) -> PlanContext:
+    return source_context("vllm", version, method, **changes)
 
 
-def objections(*arguments: Any, **changes: Any) -> dict[str, Any]:
-    return said(BACKEND.objections(case(*arguments, **changes)))
+def diagnostics(*arguments: Any, **changes: Any) -> dict[str, Any]:
+    return said(BACKEND.check(case(*arguments, **changes)))
 
 
 def test_versions_are_those_of_the_containers() -> None:
@@ -50,7 +51,7 @@ def test_versions_are_those_of_the_containers() -> None:
 
 @pytest.mark.parametrize("version", releases())
 def test_the_methods_that_say_so_are_those_that_a_version_has(version: str) -> None:
-    known = {name for name in discover("trtspec.methods", "METHOD") if "vllm" in find_method(name).engines}
+    known = {name for name in discover("trtspec.methods", "METHOD") if "vllm" in running(name)}
     assert known - {"none"} == {*releases()[version].methods}
 
 
@@ -124,7 +125,7 @@ def test_model_json_has_everything_that_vllm_is_told() -> None:
 def test_a_quantized_source_says_by_itself_what_it_is() -> None:
     wanted = {"weights": "fp8", "kv_cache": "fp8"}
     asked = case(target__quantization=wanted, target_facts=facts(quantization=FP8))
-    assert objections(target__quantization=wanted, target_facts=facts(quantization=FP8)) == {}
+    assert diagnostics(target__quantization=wanted, target_facts=facts(quantization=FP8)) == {}
     assert "quantization" not in model_json(asked, "m", None)
 
 
@@ -234,18 +235,18 @@ FOUND = [(*row, "error") for row in REFUSED] + [(*row, "warning") for row in WAR
 
 @pytest.mark.parametrize(("changes", "key", "message", "severity"), FOUND, ids=[row[1] for row in FOUND])
 def test_what_cannot_be_done_is_an_error_and_what_has_no_use_a_warning(changes, key, message, severity) -> None:
-    found = objections(**changes)[key]
+    found = diagnostics(**changes)[key]
     assert (found.severity, found.message) == (severity, message)
 
 
 def test_plain_recipes_meet_no_objection() -> None:
-    assert objections() == {}
-    assert objections(method="draft_target") == {}
-    assert objections(method="ngram", speculation__options={"min_match": 3}) == {}
-    assert objections(method="eagle3") == {}
+    assert diagnostics() == {}
+    assert diagnostics(method="draft_target") == {}
+    assert diagnostics(method="ngram", speculation__options={"min_match": 3}) == {}
+    assert diagnostics(method="eagle3") == {}
     mtp = facts({"model_type": "qwen3_5", "text_config": {"mtp_num_hidden_layers": 1}})
-    assert objections(method="mtp", speculation__draft_len=3, target_facts=mtp) == {}
-    assert objections(target__quantization={"weights": "fp8", "kv_cache": "fp8"}) == {}
+    assert diagnostics(method="mtp", speculation__draft_len=3, target_facts=mtp) == {}
+    assert diagnostics(target__quantization={"weights": "fp8", "kv_cache": "fp8"}) == {}
 
 
 def test_memory_counts_what_is_quantized_while_it_loads() -> None:

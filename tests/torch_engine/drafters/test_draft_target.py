@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from tests.torch_engine.lossless import LAW_SHAPE, SHAPES, assert_greedy_text, assert_targets_law, random_prompts
 from tests.tiny import convert, make_llama, make_model, reference_model
-from trtspec.torch_engine.drafting.base import Sampling as Draws
-from trtspec.torch_engine.engine import Engine
-from trtspec.generation.request import EngineSettings, Sampling
-from trtspec.kernels.sampling import Warp
+from tests.torch_engine.lossless import LAW_SHAPE, SHAPES, assert_greedy_text, assert_targets_law, random_prompts
+from trtspec.generation.request import Sampling
+from trtspec.kernels.sampling import SamplingParams
 from trtspec.quant.activations import Activations
 from trtspec.quant.scheme import Scheme
+from trtspec.torch_engine.drafting.base import Sampling as Draws
+from trtspec.torch_engine.engine import Engine
+from trtspec.torch_engine.settings import EngineSettings
 
 pytestmark = pytest.mark.integration
 
@@ -102,7 +103,7 @@ def test_without_its_logits_a_draft_is_the_same_whatever_the_seed(pair: tuple[Pa
     proposed = []
     for seed in (1, 2):
         uniforms = torch.rand((1, DRAFT_LEN), generator=torch.Generator().manual_seed(seed))
-        draws = Draws(Warp(torch.tensor([1.0]), torch.tensor([0]), torch.tensor([1.0]), False), uniforms)
+        draws = Draws(SamplingParams(torch.tensor([1.0]), torch.tensor([0]), torch.tensor([1.0]), False), uniforms)
         with torch.inference_mode():
             engine.speculator.drafter.begin([[1, 2, 3]], 0, 512)
             proposed.append(engine.speculator.drafter.propose([[1, 2, 3, 4]], DRAFT_LEN, draws))

@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.methods.eagle_heads import Oracle, Tensors, convert_with, random_net, save_net
+from tests.tiny import convert, greedy, make_model, reference_model
 from tests.torch_engine.drafters.looping import make_looping_model
 from tests.torch_engine.lossless import (
     LAW_SHAPE,
@@ -20,17 +22,16 @@ from tests.torch_engine.lossless import (
     assert_wrong_rule_is_seen,
     random_prompts,
 )
-from tests.methods.eagle_nets import Oracle, Tensors, convert_with, random_net, save_net
-from tests.tiny import convert, greedy, make_model, reference_model
-from trtspec.checkpoint.sharding import Mapping
+from trtspec.checkpoint.sharding import ParallelMapping
+from trtspec.errors import CheckpointError
+from trtspec.generation.request import Request, Sampling, Stats
+from trtspec.kernels.sampling import SamplingParams, pick
+from trtspec.quant.scheme import Scheme
 from trtspec.torch_engine.drafting import static_tree
 from trtspec.torch_engine.drafting.base import Draft
 from trtspec.torch_engine.drafting.base import Sampling as Draws
 from trtspec.torch_engine.engine import Engine
-from trtspec.generation.request import EngineSettings, Request, Sampling, Stats
-from trtspec.errors import CheckpointError
-from trtspec.kernels.sampling import Warp, pick
-from trtspec.quant.scheme import Scheme
+from trtspec.torch_engine.settings import EngineSettings
 
 pytestmark = pytest.mark.integration
 
@@ -225,7 +226,7 @@ def one_by_one(sampling: Draws, weights: Tensor, column: int) -> Tensor:
 def test_nodes_are_drawn_side_by_side_as_one_by_one() -> None:
     draw = torch.Generator().manual_seed(3)
     probs = torch.rand(4, 3, 7, generator=draw)
-    sampling = Draws(Warp(*[torch.ones(4)] * 3, False), torch.rand(4, 9, generator=draw))
+    sampling = Draws(SamplingParams(*[torch.ones(4)] * 3, False), torch.rand(4, 9, generator=draw))
     assert torch.equal(static_tree.draw_each(sampling, probs, 5), one_by_one(sampling, probs, 5))
 
 
@@ -241,7 +242,7 @@ def test_typical_acceptance_takes_more(options: dict[str, Any], knowing: Knowing
 
 def test_a_net_of_several_ranks_is_put_together(knowing: Knowing, tmp_path: Path) -> None:
     """Key heads of the net, which has one, are on both ranks."""
-    target = convert_with(knowing.source, knowing.net, tmp_path / "target", STATIC, mapping=Mapping(2))
+    target = convert_with(knowing.source, knowing.net, tmp_path / "target", STATIC, mapping=ParallelMapping(2))
     requests = [Request(prompt, 20) for prompt in knowing.prompts]
     of_two, of_one = make_engine(target, STATIC), make_engine(knowing.target, STATIC)
     assert of_two.generate(requests) == of_one.generate(requests)

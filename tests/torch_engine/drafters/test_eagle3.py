@@ -12,15 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.torch_engine.lossless import (
-    LAW_SHAPE,
-    SHAPES,
-    assert_greedy_text,
-    assert_targets_law,
-    assert_wrong_rule_is_seen,
-    random_prompts,
-)
-from tests.methods.eagle3_nets import (
+from tests.methods.eagle3_heads import (
     Net,
     aux_states,
     convert_with,
@@ -30,11 +22,20 @@ from tests.methods.eagle3_nets import (
     save_net,
 )
 from tests.tiny import SHAPE, convert, greedy, make_model, reference_model
-from trtspec.checkpoint.sharding import Mapping
+from tests.torch_engine.lossless import (
+    LAW_SHAPE,
+    SHAPES,
+    assert_greedy_text,
+    assert_targets_law,
+    assert_wrong_rule_is_seen,
+    random_prompts,
+)
+from trtspec.checkpoint.sharding import ParallelMapping
+from trtspec.errors import CheckpointError
+from trtspec.generation.request import Request, Sampling
 from trtspec.torch_engine.drafting.base import Draft
 from trtspec.torch_engine.engine import Engine
-from trtspec.generation.request import EngineSettings, Request, Sampling
-from trtspec.errors import CheckpointError
+from trtspec.torch_engine.settings import EngineSettings
 
 pytestmark = pytest.mark.integration
 
@@ -104,7 +105,7 @@ def test_what_is_accepted_is_the_targets_text(knowing: Knowing, options: dict[st
 
 def test_a_divided_net_drafts_the_same(knowing: Knowing, tmp_path: Path) -> None:
     part = save_net(knowing.net, tmp_path / "net")
-    target = convert_with(knowing.source, part, tmp_path / "two", mapping=Mapping(2))
+    target = convert_with(knowing.source, part, tmp_path / "two", mapping=ParallelMapping(2))
     requests = [Request(prompt, 24) for prompt in random_prompts(3)]
     found = []
     for root in (knowing.target, target):

@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
+from tests.tiny import convert, make_model, reference_model
 from tests.torch_engine import lossless
 from tests.torch_engine.drafters.looping import make_looping_model
 from tests.torch_engine.lossless import LAW_SHAPE, SHAPES, random_prompts
-from tests.tiny import convert, make_model, reference_model
+from trtspec.errors import TrtspecError
+from trtspec.generation.request import Request, Sampling, Stats
 from trtspec.torch_engine.drafters.lookahead import Branches, NgramPool
 from trtspec.torch_engine.engine import Engine
-from trtspec.generation.request import EngineSettings, Request, Sampling, Stats
-from trtspec.errors import TrtspecError
+from trtspec.torch_engine.settings import EngineSettings
 
 Sizes = tuple[int, int, int]  # window, n-gram, verification set
 

@@ -10,14 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from tests.torch_engine.lossless import (
-    LAW_SHAPE,
-    SHAPES,
-    assert_greedy_text,
-    assert_targets_law,
-    assert_wrong_rule_is_seen,
-    random_prompts,
-)
 from tests.methods.heads import (
     Tensors,
     convert_with,
@@ -28,12 +20,21 @@ from tests.methods.heads import (
     save_heads,
 )
 from tests.tiny import convert, greedy, make_model, reference_model
-from trtspec.checkpoint.sharding import Mapping
-from trtspec.torch_engine.engine import Engine
-from trtspec.generation.request import EngineSettings, Request, Sampling, Stats
+from tests.torch_engine.lossless import (
+    LAW_SHAPE,
+    SHAPES,
+    assert_greedy_text,
+    assert_targets_law,
+    assert_wrong_rule_is_seen,
+    random_prompts,
+)
+from trtspec.checkpoint.sharding import ParallelMapping
 from trtspec.errors import CheckpointError
+from trtspec.generation.request import Request, Sampling, Stats
 from trtspec.methods.choices import MEDUSA_CHOICES, Choice
 from trtspec.quant.scheme import Scheme
+from trtspec.torch_engine.engine import Engine
+from trtspec.torch_engine.settings import EngineSettings
 
 pytestmark = pytest.mark.integration
 
@@ -199,7 +200,7 @@ def test_typical_acceptance_takes_more_and_says_other_things(knowing: Knowing) -
 
 def test_heads_of_several_ranks_are_put_together(knowing: Knowing, tmp_path: Path) -> None:
     """Heads lie on the last pipeline stage."""
-    target = convert_with(knowing.source, knowing.part, tmp_path / "target", WRITTEN, mapping=Mapping(2, 2))
+    target = convert_with(knowing.source, knowing.part, tmp_path / "target", WRITTEN, mapping=ParallelMapping(2, 2))
     engine = make_engine(target, WRITTEN)
     results = engine.generate([Request(prompt, 20) for prompt in knowing.prompts])
     engine.close()

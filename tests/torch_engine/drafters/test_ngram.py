@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from tests.tiny import convert, greedy, make_model, reference_model
 from tests.torch_engine import lossless
 from tests.torch_engine.drafters.looping import make_looping_model
 from tests.torch_engine.lossless import LAW_SHAPE, SHAPES, random_prompts
-from tests.tiny import convert, greedy, make_model, reference_model
+from trtspec.generation.request import Request, Sampling, Stats
 from trtspec.torch_engine.engine import Engine
-from trtspec.generation.request import EngineSettings, Request, Sampling, Stats
+from trtspec.torch_engine.settings import EngineSettings
 
 pytestmark = pytest.mark.integration
 

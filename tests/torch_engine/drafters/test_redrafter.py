@@ -9,14 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.torch_engine.lossless import (
-    LAW_SHAPE,
-    SHAPES,
-    assert_greedy_text,
-    assert_targets_law,
-    assert_wrong_rule_is_seen,
-    random_prompts,
-)
 from tests.methods.recurrent import (
     Drafter,
     convert_with,
@@ -25,12 +17,21 @@ from tests.methods.recurrent import (
     random_drafter,
 )
 from tests.tiny import convert, greedy, make_model, reference_model
-from trtspec.checkpoint.sharding import Mapping
+from tests.torch_engine.lossless import (
+    LAW_SHAPE,
+    SHAPES,
+    assert_greedy_text,
+    assert_targets_law,
+    assert_wrong_rule_is_seen,
+    random_prompts,
+)
+from trtspec.checkpoint.sharding import ParallelMapping
+from trtspec.errors import CheckpointError
+from trtspec.generation.request import Request, Sampling, Stats
+from trtspec.quant.scheme import Scheme
 from trtspec.torch_engine.drafters.redrafter import Level, merge
 from trtspec.torch_engine.engine import Engine
-from trtspec.generation.request import EngineSettings, Request, Sampling, Stats
-from trtspec.errors import CheckpointError
-from trtspec.quant.scheme import Scheme
+from trtspec.torch_engine.settings import EngineSettings
 
 pytestmark = pytest.mark.integration
 
@@ -148,7 +149,9 @@ def test_sampled_text_does_not_depend_on_neighbours(knowing: Knowing, load: Load
     assert engine.generate(requests) == [engine.generate([request])[0] for request in requests]
 
 
-@pytest.mark.parametrize("how", [{"mapping": Mapping(2, 2)}, {"scheme": Scheme("fp8_rowwise")}], ids=["ranks", "fp8"])
+@pytest.mark.parametrize(
+    "how", [{"mapping": ParallelMapping(2, 2)}, {"scheme": Scheme("fp8_rowwise")}], ids=["ranks", "fp8"]
+)
 def test_a_divided_or_quantized_target_says_the_same_with_a_drafter(
     how: dict[str, Any], knowing: Knowing, tmp_path: Path, load: Load
 ) -> None:

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from tests.torch_engine import lossless
 from tests.tiny import convert, greedy, make_model, reference_model
-from trtspec.torch_engine.drafting.base import Draft
+from tests.torch_engine import lossless
+from trtspec.generation.request import Request, Sampling
 from trtspec.torch_engine.drafters.swift import SwiftDrafter
+from trtspec.torch_engine.drafting.base import Draft
 from trtspec.torch_engine.engine import Engine
-from trtspec.generation.request import EngineSettings, Request, Sampling
+from trtspec.torch_engine.settings import EngineSettings
 
 pytestmark = pytest.mark.integration
 

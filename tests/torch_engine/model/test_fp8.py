@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from tests.tiny import convert, make_model, reference_model
-from trtspec.checkpoint.sharding import Mapping
-from trtspec.torch_engine.model.decoder import Decoder
-from trtspec.torch_engine.device import compute_dtype
-from trtspec.torch_engine.model.fp8 import rows_through_e4m3, through_e4m3
+from trtspec.checkpoint.sharding import ParallelMapping
 from trtspec.errors import CheckpointError
 from trtspec.quant.activations import Activations
 from trtspec.quant.scheme import Scheme
+from trtspec.torch_engine.device import compute_dtype
+from trtspec.torch_engine.model.decoder import Decoder
+from trtspec.torch_engine.model.fp8 import rows_through_e4m3, through_e4m3
 
 Tensors = dict[str, Tensor]
 Round = Callable[[Tensor, Tensor | None], Tensor]
@@ -213,7 +213,7 @@ def test_ranks_are_joined(family: str, tmp_path: Path) -> None:
     source = make_model(tmp_path / "hf", family, **SHAPE | MODELS[family])
     options: dict[str, Any] = {"scheme": Scheme("fp8", "fp8"), "activations": measure(source, 1.0)}
     expected = logits(convert(source, tmp_path / "whole", **options))
-    for mapping in (Mapping(2, 2), Mapping(8, 1)):
+    for mapping in (ParallelMapping(2, 2), ParallelMapping(8, 1)):
         assert torch.equal(logits(convert(source, tmp_path / f"{mapping.ranks}", mapping=mapping, **options)), expected)
 
 

@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.tiny import convert, make_model
-from trtspec.checkpoint.sharding import Mapping
-from trtspec.torch_engine.model.decoder import Decoder
+from trtspec.checkpoint.sharding import ParallelMapping
 from trtspec.errors import CheckpointError
 from trtspec.quant.scheme import Scheme
+from trtspec.torch_engine.model.decoder import Decoder
 
 pytestmark = pytest.mark.integration
 
@@ -53,7 +53,7 @@ def test_ranks_are_joined(name: str, sources: dict[str, Path], tmp_path: Path) -
     expected = logits(convert(sources[name], tmp_path / "whole"))
     for tensor, pipeline in MAPPINGS:
         for embedding in (True, False):
-            mapping = Mapping(tensor, pipeline, embedding)
+            mapping = ParallelMapping(tensor, pipeline, embedding)
             root = convert(sources[name], tmp_path / f"{tensor}-{pipeline}-{embedding}", mapping=mapping)
             assert torch.equal(logits(root), expected), mapping
 
@@ -63,7 +63,7 @@ def test_rowwise_scales_are_joined_with_their_rows(name: str, sources: dict[str,
     scheme = Scheme("fp8_rowwise")
     expected = logits(convert(sources[name], tmp_path / "whole", scheme=scheme))
     for tensor, pipeline in ((2, 1), (8, 2)):
-        mapping = Mapping(tensor, pipeline)
+        mapping = ParallelMapping(tensor, pipeline)
         root = convert(sources[name], tmp_path / f"{tensor}-{pipeline}", scheme=scheme, mapping=mapping)
         assert torch.equal(logits(root), expected), mapping
 
@@ -99,7 +99,7 @@ def test_what_does_not_fit_is_named(
     change: Callable[[dict[str, Tensor]], None], message: str, sources: dict[str, Path], tmp_path: Path
 ) -> None:
     """Of the first stage's two ranks the second is the one that is broken."""
-    root = convert(sources["llama with biases"], tmp_path / "c", mapping=Mapping(2, 2))
+    root = convert(sources["llama with biases"], tmp_path / "c", mapping=ParallelMapping(2, 2))
     edit(root / "rank1.safetensors", change)
     with pytest.raises(CheckpointError) as refused:
         logits(root)

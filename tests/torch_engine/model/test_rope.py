@@ -11,8 +11,8 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from trtspec.checkpoint.model_config import ConfigReader
-from trtspec.torch_engine.model.rope import attention_factor, frequencies, rotations
 from trtspec.families.llama import read
+from trtspec.torch_engine.model.rope import attention_factor, frequencies, rotations
 
 MAX_POSITIONS = 32768
 KINDS: dict[str, dict[str, Any]] = {

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.configs import model_config
-from trtspec.torch_engine.model.windows import Windows
 from trtspec.kernels.tree import Tree
+from trtspec.torch_engine.model.windows import Windows
 
 MAX_LEN = 32
 STARTS = [5, 9, 2]

@@ -1,18 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The embedded engine: runs converted TensorRT-LLM checkpoints in torch, on any machine.
+"""The torch engine behind Triton's Python backend: runs converted checkpoints on any machine's CPU or GPU."""
 
-Import from `engine` (loads torch) and `request` (plain values); this module stays light, because planning looks here.
-"""
+from __future__ import annotations
 
-import os
+from collections.abc import Mapping
 
-from trtspec.backends.base import Backend
+from trtspec.backends.artifact_plan import ArtifactPlan
+from trtspec.backends.base import Auto, Backend, Offer
+from trtspec.backends.context import PlanContext
+from trtspec.backends.embedded.check import check
 from trtspec.backends.embedded.memory import memory
-from trtspec.backends.embedded.check import objections
+from trtspec.backends.embedded.probes import probes
+from trtspec.graph.files import FileReader
+from trtspec.registry import names
 
-# How long OpenMP's workers spin between operations before they sleep, read when torch is loaded. By default some
-# milliseconds: beside one other busy process on two cores a step then takes 15 times as long. Shorter than this,
-# workers sleep between the operations of one step and every step pays (docs/log.md).
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
-BACKEND = Backend(summary="torch on this machine's CPU or GPU", package=None, memory=memory, objections=objections)
+def _methods() -> Mapping[str, str]:
+    """Return the methods that the torch engine has a drafter for; their modules would load torch."""
+    return {name: name for name in names("trtspec.torch_engine.drafters")}
+
+
+def _plan(context: PlanContext, reader: FileReader) -> ArtifactPlan:
+    from trtspec.backends.embedded.plan import plan_artifact
+
+    return plan_artifact(context, reader)
+
+
+BACKEND = Backend(
+    summary="torch on this machine's CPU or GPU",
+    methods=_methods,
+    memory=memory,
+    plan=_plan,
+    check=check,
+    auto=Auto(rank=99, offer=lambda method, gpu: Offer(takes=True, why="")),
+    probes=probes,
+)

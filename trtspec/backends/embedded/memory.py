@@ -1,27 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the embedded engine takes of this machine's memory."""
+"""What the torch engine takes of this machine's memory."""
 
 from __future__ import annotations
 
-from trtspec.backends.base import Case, Storage
+from trtspec.backends.context import PlanContext
 from trtspec.backends.memory import MemoryPlan, plan_memory
+from trtspec.quant.quant_config import QuantFormat
 from trtspec.recipe.resolve import num_tokens_of
 
 
-def memory(case: Case) -> list[MemoryPlan]:
-    """Return the one device's plan; the case has a target, as this engine runs converted checkpoints."""
-    if case.target is None:
-        raise ValueError("the embedded engine runs models that a family describes")
-    engine = case.recipe.engine
+def memory(context: PlanContext) -> list[MemoryPlan]:
+    """Return the one device's plan; the context has a target, as this engine runs converted checkpoints."""
+    if context.target_config is None:
+        raise ValueError("the torch engine runs models that a family describes")
+    engine, shape = context.recipe.engine, context.draft_shape
     return [
         plan_memory(
-            case.target,
-            case.draft,
+            context.target_config,
+            context.draft_config,
             rows=engine.max_batch_size,
-            seq_len=min(engine.max_seq_len, case.target.exact_positions),
-            num_tokens=num_tokens_of(engine, case.extent.nodes),
-            nodes=case.extent.nodes,
-            part_parameters=case.part.num_parameters if case.part else 0,
-            quantized=case.target_storage != Storage(),
+            seq_len=min(engine.max_seq_len, context.target_config.exact_positions),
+            num_tokens=num_tokens_of(engine, shape.max_tokens),
+            max_draft_tokens=shape.max_tokens,
+            head_parameters=context.draft_head.num_parameters if context.draft_head else 0,
+            quantized=context.target_format != QuantFormat(),
         )
     ]

@@ -1,40 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The artifact of the embedded engine: converted checkpoints, and a repository whose models run them."""
+"""The artifact of the torch engine: converted checkpoints, and a repository whose models run them."""
 
 from __future__ import annotations
 
-import json
-
+from trtspec.artifacts.paths import REPOSITORY, checkpoint
+from trtspec.backends.artifact_plan import ArtifactPlan
+from trtspec.backends.common_steps import companions, converted, padding_notes, serving_settings
+from trtspec.backends.context import PlanContext
+from trtspec.backends.embedded.repository import EmitTorchRepository
+from trtspec.graph.files import FileReader
 from trtspec.graph.step import Step
-from trtspec.backends.artifact_plan import Ground, Layout
-from trtspec.backends.common_steps import companions, converted, padding_notes
-from trtspec.steps.repository import EmitRepository, read_models
-from trtspec.triton.emission import RepositorySettings
+from trtspec.steps.repository import read_models
+from trtspec.torch_engine.settings import EngineSettings
 
 
-def layout(ground: Ground) -> Layout:
+def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
     """Return the steps."""
-    checkpoints = {f"checkpoints/{role}": step for role, step in converted(ground).items()}
-    steps: dict[str, Step] = {**checkpoints, **companions(ground)}
-    steps["model_repository"] = EmitRepository(read_models(), _settings(ground))
-    return Layout(steps, notes=padding_notes(ground))
-
-
-def _settings(ground: Ground) -> RepositorySettings:
-    engine, serving, speculation = ground.recipe.engine, ground.recipe.serving, ground.recipe.speculation
-    return RepositorySettings(
-        method=speculation.method,
-        draft_len=speculation.draft_len,
-        options=json.dumps(speculation.options, sort_keys=True),
-        has_draft=ground.findings.draft is not None,
-        max_batch_size=engine.max_batch_size,
-        max_input_len=engine.max_input_len,
-        max_seq_len=engine.max_seq_len,
-        max_num_tokens=engine.max_num_tokens,
-        max_queue_size=serving.max_queue_size,
-        max_queue_delay_us=serving.max_queue_delay_us,
-        streaming=serving.streaming,
+    checkpoints = {checkpoint(role): step for role, step in converted(context, reader).items()}
+    steps: dict[str, Step] = {**checkpoints, **companions(context, reader)}
+    settings = EngineSettings.from_recipe(context.resolved.as_dict())
+    steps[REPOSITORY] = EmitTorchRepository(
+        read_models(), serving_settings(context), settings.as_json(), context.draft is not None
     )
-
-
-LAYOUT = layout
+    return ArtifactPlan(steps, notes=padding_notes(context))

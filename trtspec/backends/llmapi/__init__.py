@@ -1,23 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
 """TensorRT-LLM's LLM API: runs Hugging Face checkpoints, quantized ones too, on the PyTorch backend."""
 
-from trtspec.backends.base import Backend
-from trtspec.backends.trtllm_versions import contracts
-from trtspec.backends.llmapi.check import objections
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trtspec.backends.artifact_plan import ArtifactPlan
+from trtspec.backends.base import Auto, Backend, Offer
+from trtspec.backends.context import PlanContext
+from trtspec.backends.llmapi.check import check
+from trtspec.backends.llmapi.migrate import migrate
 from trtspec.backends.sources import plan_source_memory
+from trtspec.backends.trtllm_versions import version_specs
+from trtspec.graph.files import FileReader
+from trtspec.system import installed_version
+
+PACKAGE = "tensorrt_llm"
 
 
 def _versions() -> list[str]:
-    """Return every release that a contract names, candidates first: the default is the newest that was released."""
-    known = [release.version for contract in contracts().values() for release in contract.releases]
+    """Return every release that is known, candidates first: the default is the newest that was released."""
+    known = [release.version for spec in version_specs().values() for release in spec.releases]
     return sorted(known, key=lambda version: "rc" not in version)
+
+
+def _methods() -> Mapping[str, str]:
+    """Return what some version knows; `check` says which version lacks one."""
+    known = {name: kind.name for spec in version_specs().values() for name, kind in spec.api.methods.items()}
+    return {"none": ""} | known
+
+
+def _plan(context: PlanContext, reader: FileReader) -> ArtifactPlan:
+    from trtspec.backends.llmapi.plan import plan_artifact
+
+    return plan_artifact(context, reader)
+
+
+def _offer(method: str, gpu: str | None) -> Offer:
+    installed = installed_version(PACKAGE)
+    if not installed:
+        return Offer(False, "TensorRT-LLM is not installed here")
+    if gpu is None:
+        return Offer(False, "TensorRT-LLM is installed, but the recipe names no engine.gpu to build for")
+    if method not in _methods():
+        return Offer(False, f"TensorRT-LLM {installed} is installed, but does not know the method")
+    return Offer(True, f"TensorRT-LLM {installed} is installed")
 
 
 BACKEND = Backend(
     summary="TensorRT-LLM's LLM API on its PyTorch backend",
-    package="tensorrt_llm",
+    methods=_methods,
     memory=plan_source_memory,
+    plan=_plan,
     converts=False,
+    package=PACKAGE,
     versions=_versions,
-    objections=objections,
+    check=check,
+    auto=Auto(rank=2, offer=_offer),
+    migrate=migrate,
 )

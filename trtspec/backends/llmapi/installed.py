@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hold a model.yaml against the classes of the TensorRT-LLM that is installed here, if one is.
 
-What versions take drifts, and contracts can be wrong. Importing tensorrt_llm takes long and initialises CUDA and MPI,
-so another process does it (`probe`), with a deadline.
+What versions take drifts, and our data can be wrong. Importing tensorrt_llm takes long and initialises CUDA and MPI, so
+another process does it (`probe`), with a deadline.
 """
 
 from __future__ import annotations

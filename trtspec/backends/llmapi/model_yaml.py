@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from trtspec.backends.base import Case
+from trtspec.backends.context import PlanContext
 from trtspec.backends.llmapi.speculative import speculative_config
 from trtspec.recipe.resolve import input_len_of, num_tokens_of
 from trtspec.recipe.schema import is_directory
 
 
-def model_yaml(case: Case, target_path: str, draft_path: str | None) -> dict[str, Any]:
+def model_yaml(context: PlanContext, target_path: str, draft_path: str | None) -> dict[str, Any]:
     """Return the document; paths are directories relative to the served model's, or hub ids."""
-    recipe, engine, target = case.recipe, case.recipe.engine, case.recipe.target
+    recipe, engine, target = context.recipe, context.recipe.engine, context.recipe.target
     kv_cache: dict[str, Any] = {
         "free_gpu_memory_fraction": recipe.serving.kv_cache_fraction,
         "enable_block_reuse": True,
@@ -33,12 +33,12 @@ def model_yaml(case: Case, target_path: str, draft_path: str | None) -> dict[str
         "max_batch_size": engine.max_batch_size,
         "max_input_len": input_len_of(engine),
         "max_seq_len": engine.max_seq_len,
-        "max_num_tokens": num_tokens_of(engine, case.extent.nodes),
+        "max_num_tokens": num_tokens_of(engine, context.draft_shape.max_tokens),
         "kv_cache_config": kv_cache,
     }
     if target.revision and not is_directory(target_path):
         document["revision"] = target.revision
-    if speculation := speculative_config(case, draft_path):
+    if speculation := speculative_config(context, draft_path):
         document["speculative_config"] = speculation
     # as in config.pbtxt: a server that completes configurations by itself would take these
     return document | {

@@ -5,42 +5,37 @@ from __future__ import annotations
 
 import json
 
+from trtspec.artifacts.paths import REPOSITORY
+from trtspec.backends.artifact_plan import ArtifactPlan
+from trtspec.backends.common_steps import companions, copied, gpu_record, served_path, serving_settings
+from trtspec.backends.context import PlanContext
 from trtspec.backends.llmapi.installed import validate_installed
 from trtspec.backends.llmapi.model_yaml import model_yaml
+from trtspec.backends.llmapi.repository import MODELS, EmitLlmApiRepository
 from trtspec.backends.llmapi.speculative import is_greedy_only
+from trtspec.graph.files import FileReader
 from trtspec.graph.step import Step
-from trtspec.backends.artifact_plan import Ground, Layout
-from trtspec.backends.common_steps import companions, copied, served_path
-from trtspec.steps.repository import EmitLlmApiRepository, read_models
-from trtspec.backends.llmapi.repository import LlmApiRepositorySettings
+from trtspec.steps.repository import read_models
 
 
-def layout(ground: Ground) -> Layout:
+def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
     """Return the steps."""
-    document = model_yaml(ground.case, served_path("target"), served_path("draft"))
-    steps: dict[str, Step] = {**copied(ground), **companions(ground)}
-    steps["model_repository"] = EmitLlmApiRepository(read_models(), _settings(ground), json.dumps(document))
-    return Layout(
+    document = model_yaml(context, served_path("target"), served_path("draft"))
+    steps: dict[str, Step] = {**copied(context, reader), **companions(context, reader)}
+    engine = context.resolved.engine
+    steps[REPOSITORY] = EmitLlmApiRepository(
+        read_models(MODELS),
+        serving_settings(context),
+        json.dumps(document),
+        max_input_len=engine.max_input_len,
+        max_seq_len=engine.max_seq_len,
+        gpu_ids=tuple(context.resolved.serving.placement.target),
+        greedy_only=is_greedy_only(context),
+    )
+    return ArtifactPlan(
         steps,
-        tools={"tensorrt_llm": ground.recipe.engine.version},
-        gpu={"name": ground.recipe.engine.gpu} if ground.recipe.engine.gpu else {},
+        tools={"tensorrt_llm": context.version},
+        gpu=gpu_record(context),
         facts={"model_yaml": document},
         problems=lambda: validate_installed(document),
     )
-
-
-def _settings(ground: Ground) -> LlmApiRepositorySettings:
-    engine, serving = ground.recipe.engine, ground.recipe.serving
-    return LlmApiRepositorySettings(
-        max_batch_size=engine.max_batch_size,
-        max_queue_size=serving.max_queue_size,
-        max_queue_delay_us=serving.max_queue_delay_us,
-        streaming=serving.streaming,
-        max_input_len=engine.max_input_len,
-        max_seq_len=engine.max_seq_len,
-        gpu_ids=tuple(serving.placement.target),
-        greedy_only=is_greedy_only(ground.case),
-    )
-
-
-LAYOUT = layout

@@ -1,51 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Emit the Triton repository of TensorRT-LLM's LLM API: the models of the embedded engine's, but for tensorrt_llm.
+"""Emit the Triton repository of TensorRT-LLM's LLM API.
 
 ensemble: preprocessing -> tensorrt_llm (1/model.yaml says what LLM is started with) -> postprocessing
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
+from trtspec.artifacts.paths import TOKENIZER, from_model
+from trtspec.steps.repository import EmitRepository
 from trtspec.triton.emission import Parameters, ServingSettings, emit_model
+from trtspec.triton.names import ENSEMBLE, POSTPROCESSING, PREPROCESSING, TARGET
 
-MODEL_YAML = Path("tensorrt_llm", "1", "model.yaml")
+MODELS = Path(__file__).with_name("models")
+MODEL_YAML = Path(TARGET, "1", "model.yaml")
 
 
-@dataclass(frozen=True, kw_only=True)
-class LlmApiRepositorySettings(ServingSettings):
-    """What differs from one repository to the next; lengths are in tokens.
+@dataclass(frozen=True)
+class EmitLlmApiRepository(EmitRepository):
+    """Write the models; `model_yaml` is the arguments of LLM as JSON, paths relative to the model's directory.
 
-    `gpu_ids` are the GPUs that the engine may see, all of them where there are none. With `greedy_only` requests that
-    sample are refused.
+    Lengths are in tokens. `gpu_ids` are the GPUs that the engine may see, all of them where there are none. With
+    `greedy_only` requests that sample are refused.
     """
 
+    serving: ServingSettings
+    model_yaml: str
     max_input_len: int
     max_seq_len: int
     gpu_ids: tuple[int, ...] = ()
     greedy_only: bool = False
-    tokenizer_path: str = "../../tokenizer"
 
-
-def emit_llmapi_repository(out: Path, settings: LlmApiRepositorySettings, model_yaml: Mapping[str, Any]) -> None:
-    """Write the models below `out`, a directory that is ours to fill.
-
-    In `model_yaml` (backends/llmapi/model_yaml.py) paths are relative to the model's directory.
-    """
-    parameters: Parameters = {
-        "tokenizer_dir": settings.tokenizer_path,
-        "max_input_len": settings.max_input_len,
-        "max_seq_len": settings.max_seq_len,
-        "gpu_device_ids": ",".join(map(str, settings.gpu_ids)),
-        "greedy_only": settings.greedy_only,
-    }
-    for model in ("ensemble", "preprocessing", "postprocessing"):
-        emit_model(out, model, settings, parameters)
-    emit_model(out, "tensorrt_llm", settings, parameters, template="tensorrt_llm_llmapi")
-    (out / MODEL_YAML).write_text(yaml.safe_dump(dict(model_yaml), sort_keys=False), encoding="utf-8")
+    def emit(self, out: Path) -> None:
+        """Write the models."""
+        parameters: Parameters = {
+            "tokenizer_dir": from_model(TOKENIZER),
+            "max_input_len": self.max_input_len,
+            "max_seq_len": self.max_seq_len,
+            "gpu_device_ids": ",".join(map(str, self.gpu_ids)),
+            "greedy_only": self.greedy_only,
+        }
+        for model in (ENSEMBLE, PREPROCESSING, POSTPROCESSING):
+            emit_model(out, model, self.serving, parameters)
+        emit_model(out, TARGET, self.serving, parameters, source=MODELS / TARGET)
+        document = json.loads(self.model_yaml)
+        (out / MODEL_YAML).write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A recipe's speculation as the LLM API's `speculative_config`, in the spelling of the version that will read it.
 
-Names and fields are the contract's (engines/versions); here is what each method says in them.
+Names and fields are the spec's (engines/versions); here is what each method says in them.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from trtspec.backends.base import Case
-from trtspec.backends.trtllm_versions import DecodingType, contract_of
+from trtspec.backends.context import PlanContext
+from trtspec.backends.trtllm_versions import DecodingType, version_spec_of
 from trtspec.methods.eagle3 import Eagle3Options
 from trtspec.methods.ngram import NgramOptions
 
@@ -31,28 +31,28 @@ def minor_of(version: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def is_greedy_only(case: Case) -> bool:
+def is_greedy_only(context: PlanContext) -> bool:
     """Return whether requests that sample would get another law than the target's, and have to be refused."""
-    minor = minor_of(case.version)
+    minor = minor_of(context.version)
     if minor >= SAMPLES_WITH_DRAFTS:
         return False
-    return minor < SAMPLES or case.recipe.speculation.method not in SAMPLING_METHODS
+    return minor < SAMPLES or context.recipe.speculation.method not in SAMPLING_METHODS
 
 
-def speculative_config(case: Case, draft_path: str | None) -> dict[str, Any]:
+def speculative_config(context: PlanContext, draft_path: str | None) -> dict[str, Any]:
     """Return the LLM API's speculative_config; empty for the target alone.
 
-    `draft_path` is a directory or a hub id. The case has a method that the version knows: objections come first.
+    `draft_path` is a directory or a hub id. The context has a method that the version knows: objections come first.
     """
-    method = case.recipe.speculation.method
+    method = context.recipe.speculation.method
     if method == "none":
         return {}
-    api = contract_of(case.version).llmapi
+    api = version_spec_of(context.version).api
     kind = api.methods[method]
-    config: dict[str, Any] = {"decoding_type": kind.name, length_field(kind): case.extent.depth}
+    config: dict[str, Any] = {"decoding_type": kind.name, length_field(kind): context.draft_shape.max_depth}
     if api.draft_key in kind.required:
         config[api.draft_key] = draft_path
-    return config | _own_fields(case)
+    return config | _own_fields(context)
 
 
 def length_field(kind: DecodingType) -> str:
@@ -60,9 +60,9 @@ def length_field(kind: DecodingType) -> str:
     return next(name for name in ("num_nextn_predict_layers", "max_draft_len") if name in kind.required)
 
 
-def _own_fields(case: Case) -> dict[str, Any]:
+def _own_fields(context: PlanContext) -> dict[str, Any]:
     """Return what a method's options are called."""
-    options = case.options
+    options = context.options
     if isinstance(options, NgramOptions):
         # a pool of each request's own: what one text repeats is not drafted for another
         return {"max_matching_ngram_size": options.max_match, "is_public_pool": False}
@@ -70,6 +70,6 @@ def _own_fields(case: Case) -> dict[str, Any]:
         return {
             "use_dynamic_tree": True,
             "dynamic_tree_max_topK": options.top_k,
-            "max_total_draft_tokens": case.extent.nodes,
+            "max_total_draft_tokens": context.draft_shape.max_tokens,
         }
     return {}

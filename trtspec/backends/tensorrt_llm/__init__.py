@@ -6,21 +6,64 @@ Nothing here runs anything or imports TensorRT-LLM: a plan is made of a recipe, 
 
 from __future__ import annotations
 
-from trtspec.backends.base import Backend
-from trtspec.backends.trtllm_versions import contracts
+from collections.abc import Mapping
+
+from trtspec.backends.artifact_plan import ArtifactPlan
+from trtspec.backends.base import Auto, Backend, Offer
+from trtspec.backends.context import PlanContext
 from trtspec.backends.tensorrt_llm.memory import memory
-from trtspec.backends.tensorrt_llm.rules import objections
+from trtspec.backends.tensorrt_llm.migrate import migrate
+from trtspec.backends.tensorrt_llm.modes import MODES, build_arguments
+from trtspec.backends.tensorrt_llm.probes import probes
+from trtspec.backends.tensorrt_llm.rules import check
+from trtspec.backends.tensorrt_llm.serve import SERVING
+from trtspec.backends.trtllm_versions import version_specs
+from trtspec.graph.files import FileReader
+from trtspec.system import installed_version
+
+PACKAGE = "tensorrt_llm"
 
 
 def versions() -> list[str]:
     """Return the releases that have trtllm-build, the newest last."""
-    return [release.version for contract in contracts().values() if contract.options for release in contract.releases]
+    return [release.version for spec in version_specs().values() if spec.options for release in spec.releases]
+
+
+def _methods() -> Mapping[str, str]:
+    return MODES
+
+
+def _plan(context: PlanContext, reader: FileReader) -> ArtifactPlan:
+    from trtspec.backends.tensorrt_llm.plan import plan_artifact
+
+    return plan_artifact(context, reader)
+
+
+def _offer(method: str, gpu: str | None) -> Offer:
+    """Take what the installed version can build; the last release with trtllm-build is 1.2.1 (pull 15918)."""
+    installed = installed_version(PACKAGE)
+    if not installed:
+        return Offer(False, "TensorRT-LLM is not installed here")
+    if gpu is None:
+        return Offer(False, "TensorRT-LLM is installed, but the recipe names no engine.gpu to build for")
+    if tuple(int(part) for part in installed.split(".")[:2]) >= (1, 3):
+        return Offer(False, f"TensorRT-LLM {installed} has no trtllm-build")
+    if method not in MODES:
+        return Offer(False, f"TensorRT-LLM {installed} is installed, but does not know the method")
+    return Offer(True, f"TensorRT-LLM {installed} is installed")
 
 
 BACKEND = Backend(
     summary="TensorRT engines, built for one GPU by one version",
-    package="tensorrt_llm",
+    methods=_methods,
     memory=memory,
+    plan=_plan,
+    package=PACKAGE,
     versions=versions,
-    objections=objections,
+    check=check,
+    serving=SERVING,
+    auto=Auto(rank=1, offer=_offer),
+    build_arguments=build_arguments,
+    probes=probes,
+    migrate=migrate,
 )

@@ -5,29 +5,30 @@ from __future__ import annotations
 
 from typing import Any
 
-from trtspec.backends.base import Case
-from trtspec.backends.trtllm_versions import Option, contract_of
+from trtspec.backends.context import PlanContext
+from trtspec.backends.tensorrt_llm import modes
 from trtspec.backends.tensorrt_llm.specs import TOKENS_PER_BLOCK, EngineSpec, Role, engine_specs, uses_draft_logits
+from trtspec.backends.trtllm_versions import Option, version_spec_of
 from trtspec.errors import TrtspecError
 
 
-def build_arguments(role: Role, case: Case) -> list[str]:
+def build_arguments(role: Role, context: PlanContext) -> list[str]:
     """Return the arguments of one engine, the recipe's own `engine.extra` last.
 
     Whatever decides what is served is stated, and so are the values that upstream would change without asking. Left
     out is what follows from the checkpoint: plugins for its dtype, quantization, NCCL. Raises TrtspecError where the
-    case has no such engine, or an option of `engine.extra` cannot be given.
+    context has no such engine, or an option of `engine.extra` cannot be given.
     """
-    spec = next((spec for spec in engine_specs(case) if spec.role == role), None)
+    spec = next((spec for spec in engine_specs(context) if spec.role == role), None)
     if spec is None:
         raise TrtspecError(f"the recipe has no {role} engine")
-    own, extra = _settings(spec), _extra(case)
+    own, extra = _settings(spec), _extra(context)
     if extra.get("multiple_profiles") == ["--multiple_profiles", "enable"]:
         del own["opt_num_tokens"]  # upstream refuses the two together
     words = {name: [f"--{name}", str(value)] for name, value in own.items()}
     if spec.mode:
-        words["speculation"] = case.method.build_arguments(case.extent)
-    if uses_draft_logits(case):
+        words["speculation"] = modes.build_arguments(context.recipe.speculation.method, context.draft_shape)
+    if uses_draft_logits(context):
         words["gather_generation_logits"] = ["--gather_generation_logits"]
     return [word for option in (words | extra).values() for word in option]
 
@@ -71,10 +72,10 @@ def _switch(on: bool) -> str:
     return "enable" if on else "disable"
 
 
-def _extra(case: Case) -> dict[str, list[str]]:
+def _extra(context: PlanContext) -> dict[str, list[str]]:
     """Return the words of the recipe's own options by name; TrtspecError for what the rules object to as well."""
-    options, words = contract_of(case.version).options, {}
-    for name, value in case.recipe.engine.extra.items():
+    options, words = version_spec_of(context.version).options, {}
+    for name, value in context.recipe.engine.extra.items():
         option = options.get(name)
         found = option_words(option, value) if option else None
         if found is None:

@@ -12,18 +12,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from trtspec.checkpoint.source import MAX_CONFIG_BYTES, read_json
-from trtspec.backends.trtllm_versions import contract_of
 from trtspec.backends.tensorrt_llm.engine_dir import Expected, check_engine, parse_arguments
 from trtspec.backends.tensorrt_llm.phases import Phases, version_said
 from trtspec.backends.tensorrt_llm.placement import LAUNCH
 from trtspec.backends.tensorrt_llm.runner import Tool, run_tool
 from trtspec.backends.tensorrt_llm.toolchain import Toolchain
+from trtspec.backends.trtllm_versions import version_spec_of
+from trtspec.checkpoint.source import MAX_CONFIG_BYTES, read_json
 from trtspec.errors import StepError
+from trtspec.graph.files import Files
 from trtspec.graph.step import Inputs, Progress, Step
 from trtspec.paths import cache_dir
 from trtspec.steps.convert import ConvertCheckpoint
-from trtspec.graph.files import Files
 
 TIMING_CACHE = "timing.cache"
 REPRODUCE = "reproduce.sh"
@@ -135,7 +135,7 @@ class BuildEngine(Step):
     def _expected(self, checkpoint: Path) -> Expected:
         version = self.toolchain.tensorrt_llm
         config = read_json(checkpoint / "config.json", MAX_CONFIG_BYTES)
-        return Expected(parse_arguments(self.arguments), config, version, contract_of(version).modes)
+        return Expected(parse_arguments(self.arguments), config, version, version_spec_of(version).modes)
 
 
 def _device_variables(devices: tuple[str, ...]) -> dict[str, str]:

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, prod
 
-from trtspec.checkpoint.model_config import ModelConfig
-from trtspec.checkpoint.sharding import Mapping, shard
-from trtspec.backends.base import Case
+from trtspec.backends.context import PlanContext
 from trtspec.backends.memory import MemoryPlan
 from trtspec.backends.tensorrt_llm.specs import TOKENS_PER_BLOCK, EngineSpec, Role, engine_specs, gpu_of
-from trtspec.methods.base import DraftPart
+from trtspec.checkpoint.model_config import ModelConfig
+from trtspec.checkpoint.sharding import ParallelMapping, shard
+from trtspec.methods.base import DraftHead
 
 ITEM = 2  # bytes of a number in 16 bits
 FP8_ITEM = 1
@@ -64,22 +64,22 @@ class GpuLoad:
         return self.cache_limit // per_token // TOKENS_PER_BLOCK * TOKENS_PER_BLOCK
 
 
-def memory(case: Case) -> list[MemoryPlan]:
-    """Return a plan for each GPU, by its id; the case has a target that a family reads.
+def memory(context: PlanContext) -> list[MemoryPlan]:
+    """Return a plan for each GPU, by its id; the context has a target that a family reads.
 
     The caches hold `max_batch_size` texts of the engine's longest length each. The limit is the GPU's memory without
     what the caches have to leave free of it (`serving.kv_cache_fraction`).
     """
-    return [_plan(load) for load in gpu_loads(case)]
+    return [_plan(load) for load in gpu_loads(context)]
 
 
-def gpu_loads(case: Case) -> list[GpuLoad]:
+def gpu_loads(context: PlanContext) -> list[GpuLoad]:
     """Return what the engines take on each GPU that they use, by id."""
-    gpu = gpu_of(case)
+    gpu = gpu_of(context)
     found: dict[int, list[RankLoad]] = {}
-    for rank in _rank_loads(case):
+    for rank in _rank_loads(context):
         found.setdefault(rank.gpu_id, []).append(rank)
-    fraction = case.recipe.serving.kv_cache_fraction
+    fraction = context.recipe.serving.kv_cache_fraction
     return [GpuLoad(gpu_id, tuple(found[gpu_id]), gpu.memory_bytes if gpu else 0, fraction) for gpu_id in sorted(found)]
 
 
@@ -96,9 +96,9 @@ def _plan(load: GpuLoad) -> MemoryPlan:
     )
 
 
-def _rank_loads(case: Case) -> Iterator[RankLoad]:
-    for spec in engine_specs(case):
-        part = case.part if spec.role == "target" else None
+def _rank_loads(context: PlanContext) -> Iterator[RankLoad]:
+    for spec in engine_specs(context):
+        part = context.draft_head if spec.role == "target" else None
         for rank, gpu_id in zip(range(spec.mapping.ranks), spec.gpu_ids, strict=False):
             stage = rank // spec.mapping.tensor
             yield RankLoad(
@@ -129,7 +129,7 @@ def _weights(spec: EngineSpec, stage: int) -> int:
     return total
 
 
-def _layer_linear(config: ModelConfig, mapping: Mapping) -> int:
+def _layer_linear(config: ModelConfig, mapping: ParallelMapping) -> int:
     """Return the numbers in a rank's share of a layer's matrices; a key head that ranks share is on each of them."""
     heads = config.num_heads // mapping.tensor
     kv_heads = _kv_heads(config, mapping)
@@ -138,7 +138,7 @@ def _layer_linear(config: ModelConfig, mapping: Mapping) -> int:
     return attention + mlp * max(1, config.num_experts)
 
 
-def _layer_rest(config: ModelConfig, mapping: Mapping) -> int:
+def _layer_rest(config: ModelConfig, mapping: ParallelMapping) -> int:
     """Return the numbers in a layer's norms, biases and router, the router's counted as two of 16 bits."""
     heads = config.num_heads // mapping.tensor + 2 * _kv_heads(config, mapping)
     biases = heads * config.head_size * config.attn_bias + config.hidden_size * config.dense_bias
@@ -151,11 +151,11 @@ def _layer_rest(config: ModelConfig, mapping: Mapping) -> int:
     )
 
 
-def _kv_heads(config: ModelConfig, mapping: Mapping) -> int:
+def _kv_heads(config: ModelConfig, mapping: ParallelMapping) -> int:
     return max(1, config.num_kv_heads // mapping.tensor)
 
 
-def _part_weights(spec: EngineSpec, stage: int, part: DraftPart | None) -> int:
+def _part_weights(spec: EngineSpec, stage: int, part: DraftHead | None) -> int:
     """Return the bytes of a rank's share of what drafts inside, in 16 bits; copies of a tensor are each there."""
     rules = [*part.rules, *part.borrowed] if part else []
     shares = [shard(rule, spec.mapping, spec.config.num_layers) for rule in rules]
@@ -163,7 +163,7 @@ def _part_weights(spec: EngineSpec, stage: int, part: DraftPart | None) -> int:
     return sum(prod(share.shape) for share in shares if share.ranks == mine) * ITEM
 
 
-def _cache_per_token(spec: EngineSpec, stage: int, part: DraftPart | None) -> int:
+def _cache_per_token(spec: EngineSpec, stage: int, part: DraftHead | None) -> int:
     """Return the bytes of a token's keys and values on a rank; a net with layers of its own has its cache there too."""
     config, mapping = spec.config, spec.mapping
     item = ITEM if spec.storage.kv_cache == "none" else FP8_ITEM

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from trtspec.backends.base import Case
+from trtspec.backends.context import PlanContext
 from trtspec.backends.tensorrt_llm.memory import gpu_loads
 from trtspec.backends.tensorrt_llm.specs import EngineSpec, engine_specs
 
@@ -64,18 +64,18 @@ class Placement:
         return next(model for model in self.models if model.name == name)
 
 
-def plan_placement(case: Case) -> Placement:
-    """Return where the engines of a case run; what cannot work is what the rules object to."""
-    specs = engine_specs(case)
-    fast_logits = case.recipe.serving.fast_logits and len(specs) > 1
+def plan_placement(context: PlanContext) -> Placement:
+    """Return where the engines of a context run; what cannot work is what the rules object to."""
+    specs = engine_specs(context)
+    fast_logits = context.recipe.serving.fast_logits and len(specs) > 1
     ranks = _participants(specs) if fast_logits else {}
-    limit = _shared_cache_tokens(case) if len(specs) > 1 else 0
+    limit = _shared_cache_tokens(context) if len(specs) > 1 else 0
     models = tuple(
         PlacedModel(
             name=MODEL_NAMES[spec.role],
             gpu_device_ids=spec.gpu_ids,
             participant_ids=ranks.get(spec.role, ()),
-            kv_cache_fraction=case.recipe.serving.kv_cache_fraction,
+            kv_cache_fraction=context.recipe.serving.kv_cache_fraction,
             max_cache_tokens=limit,
             chunked_context=spec.chunks_prompts,
         )
@@ -107,13 +107,13 @@ def _participants(specs: list[EngineSpec]) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def _shared_cache_tokens(case: Case) -> int:
+def _shared_cache_tokens(context: PlanContext) -> int:
     """Return how many tokens each cache may hold where engines share a GPU, 0 where none do or it is unknown.
 
     A cache takes its fraction of what is free when its engine is loaded, so that the first one loaded would leave too
     little for the other, whichever that is; a number of tokens is the same in any order.
     """
-    return min((load.cache_tokens for load in gpu_loads(case) if len(load.ranks) > 1 and load.memory), default=0)
+    return min((load.cache_tokens for load in gpu_loads(context) if len(load.ranks) > 1 and load.memory), default=0)
 
 
 def no_pools(gpu_ids: Iterable[int]) -> tuple[str, ...]:

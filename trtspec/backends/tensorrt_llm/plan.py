@@ -8,54 +8,63 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trtspec.artifacts.paths import REPOSITORY, checkpoint, engine
+from trtspec.backends.artifact_plan import ArtifactPlan
+from trtspec.backends.common_steps import companions, converted, padding_notes, serving_settings
+from trtspec.backends.context import PlanContext
 from trtspec.backends.tensorrt_llm.arguments import build_arguments
+from trtspec.backends.tensorrt_llm.build import BuildEngine, DescribeEngines
 from trtspec.backends.tensorrt_llm.placement import MODEL_NAMES, Placement, plan_placement
+from trtspec.backends.tensorrt_llm.repository import (
+    MODELS,
+    EmitEngineRepository,
+    EngineRepositorySettings,
+    EngineServing,
+    LookaheadSizes,
+)
 from trtspec.backends.tensorrt_llm.sampling import is_greedy_only
 from trtspec.backends.tensorrt_llm.specs import engine_specs
 from trtspec.backends.tensorrt_llm.toolchain import Toolchain, probe_toolchain
+from trtspec.graph.files import FileReader
 from trtspec.graph.step import Step
-from trtspec.backends.artifact_plan import Ground, Layout
-from trtspec.backends.common_steps import companions, converted, padding_notes
 from trtspec.methods.lookahead import LookaheadOptions
 from trtspec.steps.convert import ConvertCheckpoint
-from trtspec.backends.tensorrt_llm.build import BuildEngine, DescribeEngines
-from trtspec.steps.repository import EmitEngineRepository, read_models
-from trtspec.backends.tensorrt_llm.repository import EngineRepositorySettings, EngineServing, LookaheadSizes
+from trtspec.steps.repository import read_models
 
 
-def layout(ground: Ground) -> Layout:
+def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
     """Return the steps; raises TrtspecError where another TensorRT-LLM than the recipe's is installed."""
-    engine = ground.recipe.engine
-    toolchain = probe_toolchain(engine.build.image, engine.version, engine.gpu)
-    checkpoints = converted(ground)
-    engines = _engines(ground, checkpoints, toolchain)
-    placement = plan_placement(ground.case)
-    steps: dict[str, Step] = {f"checkpoints/{role}": step for role, step in checkpoints.items()}
-    steps |= {f"engines/{built.role}": built for built in engines}
-    steps |= companions(ground)
-    steps["model_repository"] = EmitEngineRepository(read_models(), _settings(ground, placement))
+    asked = context.resolved.engine
+    toolchain = probe_toolchain(asked.build.image, asked.version, asked.gpu)
+    checkpoints = converted(context, reader)
+    engines = _engines(context, reader, checkpoints, toolchain)
+    placement = plan_placement(context)
+    steps: dict[str, Step] = {checkpoint(role): step for role, step in checkpoints.items()}
+    steps |= {engine(built.role): built for built in engines}
+    steps |= companions(context, reader)
+    steps[REPOSITORY] = EmitEngineRepository(read_models(MODELS), _settings(context, placement))
     steps[""] = DescribeEngines(engines, json.dumps(placement.as_dict(), indent=2))
-    return Layout(
+    return ArtifactPlan(
         steps,
         tools={"tensorrt_llm": toolchain.tensorrt_llm, "tensorrt": toolchain.tensorrt},
         gpu={"name": toolchain.gpu, "sm": toolchain.sm, "driver": toolchain.driver},
-        notes=(*padding_notes(ground), *_notes(toolchain)),
+        notes=(*padding_notes(context), *_notes(toolchain)),
         devices=toolchain.devices,
         facts={"placement": placement.as_dict(), "toolchain": _facts(toolchain)},
     )
 
 
 def _engines(
-    ground: Ground, checkpoints: Mapping[str, ConvertCheckpoint], toolchain: Toolchain
+    context: PlanContext, reader: FileReader, checkpoints: Mapping[str, ConvertCheckpoint], toolchain: Toolchain
 ) -> tuple[BuildEngine, ...]:
-    build = ground.recipe.engine.build
+    build = context.resolved.engine.build
     cache = Path(build.timing_cache)
-    timing_cache = (ground.reader.read(cache.parent, [cache]),) if build.timing_cache else ()
+    timing_cache = (reader.read(cache.parent, [cache]),) if build.timing_cache else ()
     return tuple(
         BuildEngine(
             role,
             checkpoint,
-            tuple(build_arguments(role, ground.case)),  # type: ignore[arg-type]  # "target" or "draft"
+            tuple(build_arguments(role, context)),  # type: ignore[arg-type]  # "target" or "draft"
             toolchain,
             timing_cache,
             build.timeout_s,
@@ -75,32 +84,28 @@ def _facts(toolchain: Toolchain) -> dict[str, Any]:
     return {name: getattr(toolchain, name) for name in names}
 
 
-def _settings(ground: Ground, placement: Placement) -> EngineRepositorySettings:
-    engine, serving, speculation = ground.recipe.engine, ground.recipe.serving, ground.recipe.speculation
-    options, target = ground.case.options, engine_specs(ground.case)[0]
+def _settings(context: PlanContext, placement: Placement) -> EngineRepositorySettings:
+    recipe, options, target = context.resolved, context.options, engine_specs(context)[0]
     placed = {role: _placed(placement, name) for role, name in MODEL_NAMES.items()}
-    draft = placed["draft"] if ground.findings.draft else None
+    draft = placed["draft"] if context.draft else None
     if placed["target"] is None:
         raise ValueError("every repository has a target")
     sizes = None
     if isinstance(options, LookaheadOptions):
         sizes = LookaheadSizes(options.window, options.ngram, options.verification)
     return EngineRepositorySettings(
-        method=speculation.method,
-        draft_len=speculation.draft_len,
-        options=json.dumps(speculation.options, sort_keys=True),
-        max_batch_size=engine.max_batch_size,
-        max_seq_len=engine.max_seq_len,
+        **vars(serving_settings(context)),
+        method=recipe.speculation.method,
+        draft_len=recipe.speculation.draft_len,
+        options=json.dumps(recipe.speculation.options, sort_keys=True),
+        max_seq_len=recipe.engine.max_seq_len,
         vocab_size=target.config.vocab_size,
-        max_queue_size=serving.max_queue_size,
-        max_queue_delay_us=serving.max_queue_delay_us,
-        streaming=serving.streaming,
         target=placed["target"],
         draft=draft,
         choices=tuple(getattr(options, "paths", ())),
         lookahead=sizes,
         fast_logits=placement.fast_logits,
-        greedy_only=is_greedy_only(ground.case),
+        greedy_only=is_greedy_only(context),
     )
 
 
@@ -115,6 +120,3 @@ def _placed(placement: Placement, name: str) -> EngineServing | None:
                 chunked_context=model.chunked_context,
             )
     return None
-
-
-LAYOUT = layout

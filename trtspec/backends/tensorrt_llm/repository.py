@@ -16,9 +16,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from trtspec.artifacts.paths import TOKENIZER, engine, from_model
+from trtspec.paths import model_repository_dir
+from trtspec.steps.repository import EmitRepository
 from trtspec.triton.emission import CONFIG, Parameters, ServingSettings, emit_model, write_model
+from trtspec.triton.names import BLS, DRAFT, ENSEMBLE, POSTPROCESSING, PREPROCESSING, TARGET
 
-ENGINE, DRAFT_ENGINE = "tensorrt_llm", "tensorrt_llm_draft"
+MODELS = Path(__file__).with_name("models")
 PATHS = ("gpt_model_path", "tokenizer_dir")
 
 DRAFTED_INSIDE = ("medusa", "eagle", "lookahead", "redrafter")  # decoding_mode has the same names
@@ -73,23 +77,27 @@ class EngineRepositorySettings(ServingSettings):
     lookahead: LookaheadSizes | None = None
     fast_logits: bool = False
     greedy_only: bool = False
-    target_path: str = "../../engines/target"
-    draft_path: str = "../../engines/draft"
-    tokenizer_path: str = "../../tokenizer"
 
 
-def emit_engine_repository(out: Path, settings: EngineRepositorySettings) -> None:
-    """Write the models below `out`, a directory that is ours to fill."""
-    text: Parameters = {"tokenizer_dir": settings.tokenizer_path, "stop_at_all_end_ids": True}
-    emit_model(out, "preprocessing", settings, text)
-    emit_model(out, "postprocessing", settings, text)
-    target = _engine(settings, settings.target, settings.target_path)
-    emit_model(out, ENGINE, settings, target, template="tensorrt_llm_engine")
-    if settings.draft:
-        draft = _engine(settings, settings.draft, settings.draft_path)
-        emit_model(out, DRAFT_ENGINE, settings, draft, template="tensorrt_llm_engine")
-    emit_model(out, "tensorrt_llm_bls", settings, _text(settings))
-    emit_model(out, "ensemble", settings, {}, template="ensemble_bls")
+@dataclass(frozen=True)
+class EmitEngineRepository(EmitRepository):
+    """Write the models of an artifact's engines."""
+
+    settings: EngineRepositorySettings
+
+    def emit(self, out: Path) -> None:
+        """Write the models."""
+        settings = self.settings
+        text: Parameters = {"tokenizer_dir": from_model(TOKENIZER), "stop_at_all_end_ids": True}
+        emit_model(out, PREPROCESSING, settings, text)
+        emit_model(out, POSTPROCESSING, settings, text)
+        engines = {TARGET: ("target", settings.target), DRAFT: ("draft", settings.draft)}
+        for model, (role, serving) in engines.items():
+            if serving:
+                parameters = _engine(settings, serving, from_model(engine(role)))
+                emit_model(out, model, settings, parameters, source=MODELS / TARGET)
+        emit_model(out, BLS, settings, _text(settings))
+        emit_model(out, ENSEMBLE, settings, {}, source=model_repository_dir() / "ensemble_bls")
 
 
 def relocate(repository: Path, out: Path, artifact: str) -> None:
@@ -135,8 +143,8 @@ def _text(settings: EngineRepositorySettings) -> Parameters:
     """Return the parameters of the model that makes texts, for which an engine that drafts by itself just writes."""
     outside, sizes = settings.method in DRAFTED_OUTSIDE, settings.lookahead
     return {
-        "tensorrt_llm_model_name": ENGINE,
-        "tensorrt_llm_draft_model_name": DRAFT_ENGINE if settings.draft else "",
+        "tensorrt_llm_model_name": TARGET,
+        "tensorrt_llm_draft_model_name": DRAFT if settings.draft else "",
         "draft_method": settings.method if outside else "none",
         "draft_len": settings.draft_len if outside else 0,
         "speculation_options": settings.options if outside else "{}",
@@ -147,7 +155,7 @@ def _text(settings: EngineRepositorySettings) -> Parameters:
         "lookahead_window_size": sizes.window if sizes else "",
         "lookahead_ngram_size": sizes.ngram if sizes else "",
         "lookahead_verification_set_size": sizes.verification if sizes else "",
-        "tokenizer_dir": settings.tokenizer_path,
+        "tokenizer_dir": from_model(TOKENIZER),
     }
 
 

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from trtspec.backends.base import Case
-from trtspec.backends.tensorrt_llm.specs import EAGLE, LOOKAHEAD, MEDUSA
+from trtspec.backends.context import PlanContext
+from trtspec.backends.tensorrt_llm.modes import EAGLE, LOOKAHEAD, MEDUSA, mode_of
 from trtspec.methods.redrafter import RedrafterOptions
 
 # Medusa: upstream supports temperature 0 alone (NVIDIA/TensorRT-LLM:examples/medusa/README.md@0f041b7b). Lookahead: the
@@ -14,8 +14,8 @@ from trtspec.methods.redrafter import RedrafterOptions
 GREEDY_MODES = (MEDUSA, EAGLE, LOOKAHEAD)
 
 
-def is_greedy_only(case: Case) -> bool:
+def is_greedy_only(context: PlanContext) -> bool:
     """Return whether the target's engine takes the most probable token whatever a request says."""
-    if isinstance(case.options, RedrafterOptions):
-        return case.options.greedy
-    return case.method.engine_mode in GREEDY_MODES
+    if isinstance(context.options, RedrafterOptions):
+        return context.options.greedy
+    return mode_of(context) in GREEDY_MODES

@@ -9,19 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from trtspec.checkpoint.model_config import ModelConfig
-from trtspec.checkpoint.sharding import Mapping
-from trtspec.backends.base import Case, Storage
+from trtspec.backends.context import PlanContext
 from trtspec.backends.gpus import GPUS, Gpu
+from trtspec.backends.tensorrt_llm.modes import EAGLE, EXTERNAL, mode_of
+from trtspec.checkpoint.model_config import ModelConfig
+from trtspec.checkpoint.sharding import ParallelMapping
 from trtspec.methods.draft_target import DraftTargetOptions
+from trtspec.quant.quant_config import QuantFormat
 from trtspec.recipe.resolve import input_len_of, num_tokens_of
 from trtspec.recipe.schema import ModelSource
 
 Role = Literal["target", "draft"]
-
-# What --speculative_decoding_mode may be (NVIDIA/TensorRT-LLM:tensorrt_llm/commands/build.py@65f1d153).
-EXTERNAL, MEDUSA, EAGLE = "draft_tokens_external", "medusa", "eagle"
-LOOKAHEAD, REDRAFTER = "lookahead_decoding", "explicit_draft_tokens"
 
 TOKENS_PER_BLOCK = 32  # of the paged KV cache
 
@@ -37,8 +35,8 @@ class EngineSpec:
     role: Role
     path: str
     config: ModelConfig
-    storage: Storage
-    mapping: Mapping
+    storage: QuantFormat
+    mapping: ParallelMapping
     gpu_ids: tuple[int, ...]
     max_batch_size: int
     max_input_len: int
@@ -71,7 +69,7 @@ class EngineSpec:
     @property
     def has_fp8_context_fmha(self) -> bool:
         """Return whether prompts are attended to in FP8: where both weights and KV cache are."""
-        return self.storage == Storage("fp8", "fp8")
+        return self.storage == QuantFormat("fp8", "fp8")
 
     @property
     def has_paged_context_fmha(self) -> bool:
@@ -99,27 +97,29 @@ class EngineSpec:
         return longest if self.chunks_prompts else min(longest, self.max_num_tokens)
 
 
-def engine_specs(case: Case) -> list[EngineSpec]:
-    """Return the target's engine, and behind it that of a draft model; the case has a target that a family reads."""
-    recipe, mode, nodes = case.recipe, case.method.engine_mode, case.extent.nodes
-    if case.target is None:
+def engine_specs(context: PlanContext) -> list[EngineSpec]:
+    """Return the target's engine, and behind it that of a draft model; the context has a target that a family reads."""
+    recipe, mode, nodes = context.recipe, mode_of(context), context.draft_shape.max_tokens
+    if context.target_config is None:
         raise ValueError("engines are built of models that a family describes")
-    target = _spec(case, "target", recipe.target, case.target, case.target_storage, nodes if mode else 0)
-    found = [replace(target, mode=mode, levels=case.extent.depth if mode == EAGLE else 0)]
-    if case.draft and recipe.speculation.draft:
-        found.append(_spec(case, "draft", recipe.speculation.draft, case.draft, case.draft_storage, 0))
+    target = _spec(context, "target", recipe.target, context.target_config, context.target_format, nodes if mode else 0)
+    found = [replace(target, mode=mode, levels=context.draft_shape.max_depth if mode == EAGLE else 0)]
+    if context.draft_config and recipe.speculation.draft:
+        found.append(_spec(context, "draft", recipe.speculation.draft, context.draft_config, context.draft_format, 0))
     return found
 
 
-def _spec(case: Case, role: Role, asked: ModelSource, config: ModelConfig, storage: Storage, nodes: int) -> EngineSpec:
-    engine, parallel, placement = case.recipe.engine, asked.parallel, case.recipe.serving.placement
+def _spec(
+    context: PlanContext, role: Role, asked: ModelSource, config: ModelConfig, storage: QuantFormat, nodes: int
+) -> EngineSpec:
+    engine, parallel, placement = context.recipe.engine, asked.parallel, context.recipe.serving.placement
     placed = getattr(placement, role) if placement else None
     return EngineSpec(
         role=role,
         path="target" if role == "target" else "speculation.draft",
         config=config,
         storage=storage,
-        mapping=Mapping(parallel.tensor, parallel.pipeline, parallel.embedding),
+        mapping=ParallelMapping(parallel.tensor, parallel.pipeline, parallel.embedding),
         gpu_ids=tuple(placed or range(parallel.ranks)),
         max_batch_size=engine.max_batch_size,
         max_input_len=input_len_of(engine),
@@ -129,11 +129,11 @@ def _spec(case: Case, role: Role, asked: ModelSource, config: ModelConfig, stora
     )
 
 
-def uses_draft_logits(case: Case) -> bool:
+def uses_draft_logits(context: PlanContext) -> bool:
     """Return whether drafts are verified with the draft model's probabilities."""
-    return isinstance(case.options, DraftTargetOptions) and case.options.use_draft_logits
+    return isinstance(context.options, DraftTargetOptions) and context.options.use_draft_logits
 
 
-def gpu_of(case: Case) -> Gpu | None:
+def gpu_of(context: PlanContext) -> Gpu | None:
     """Return the GPU that the engines are built for, None where the recipe names none that is known."""
-    return GPUS.get((case.recipe.engine.gpu or "").lower())
+    return GPUS.get((context.recipe.engine.gpu or "").lower())

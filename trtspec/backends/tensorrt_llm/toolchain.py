@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from trtspec.backends.trtllm_versions import contract_of
 from trtspec.backends.gpus import Gpu, find_gpu
 from trtspec.backends.tensorrt_llm.installed import installed_versions, seen_gpus
+from trtspec.backends.trtllm_versions import version_spec_of
 from trtspec.errors import StepError, TrtspecError
 
 BUILDER = "trtllm-build"
@@ -86,7 +86,7 @@ def probe_toolchain(image: str, version: str, gpu_name: str) -> Toolchain:
 
     Starts no process where there is nothing to ask. Raises TrtspecError where another version is installed.
     """
-    gpu, release = find_gpu(gpu_name), contract_of(version).release(version)
+    gpu, release = find_gpu(gpu_name), version_spec_of(version).release(version)
     expected = Toolchain("absent", image, version, release.tensorrt, gpu.name, gpu.sm, release.driver)
     return _in_image(expected, gpu) if image else _on_path(expected, gpu)
 

@@ -16,7 +16,7 @@ import yaml
 
 from trtspec.errors import TrtspecError
 
-VERSIONS = Path(__file__).with_name("versions")
+VERSIONS = Path(__file__).parent
 
 OptionType = Literal["int", "str", "path", "flag", "switch", "strings"]
 
@@ -66,7 +66,7 @@ class DecodingType:
 
 
 @dataclass(frozen=True)
-class LlmApi:
+class ApiSpec:
     """The LLM API's speculative_config: the key of the draft's path, and the decoding types by our method's name.
 
     Only what the PyTorch backend takes is there.
@@ -77,7 +77,7 @@ class LlmApi:
 
 
 @dataclass(frozen=True)
-class Contract:
+class VersionSpec:
     """Everything known of a minor version; `options` is empty where it has no trtllm-build.
 
     `modes` are the values of --speculative_decoding_mode and the integers that an engine's config.json stores.
@@ -88,7 +88,7 @@ class Contract:
     releases: tuple[Release, ...]
     options: dict[str, Option]
     modes: dict[str, int]
-    llmapi: LlmApi
+    api: ApiSpec
 
     def release(self, version: str) -> Release:
         """Return the release of this version."""
@@ -96,40 +96,40 @@ class Contract:
 
 
 @cache
-def contracts() -> dict[str, Contract]:
-    """Return the contracts by minor version, oldest first."""
+def version_specs() -> dict[str, VersionSpec]:
+    """Return the version_specs by minor version, oldest first."""
     minors = sorted((path.stem for path in VERSIONS.glob("*.yaml")), key=_numbers)
     return {minor: _load(minor) for minor in minors}
 
 
-def contract_of(version: str) -> Contract:
-    """Return the contract that a version stands in; TrtspecError where nothing is known of it."""
-    for contract in contracts().values():
-        if any(release.version == version for release in contract.releases):
-            return contract
-    known = ", ".join(release.version for contract in contracts().values() for release in contract.releases)
+def version_spec_of(version: str) -> VersionSpec:
+    """Return the spec that a version stands in; TrtspecError where nothing is known of it."""
+    for spec in version_specs().values():
+        if any(release.version == version for release in spec.releases):
+            return spec
+    known = ", ".join(release.version for spec in version_specs().values() for release in spec.releases)
     raise TrtspecError(f"nothing is known of TensorRT-LLM {version}", hint=f"known: {known}")
 
 
 def minors_with(option: str) -> list[str]:
     """Return the minor versions whose trtllm-build has an option."""
-    return [minor for minor, contract in contracts().items() if option in contract.options]
+    return [minor for minor, spec in version_specs().items() if option in spec.options]
 
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("."))
 
 
-def _load(minor: str) -> Contract:
+def _load(minor: str) -> VersionSpec:
     text = (VERSIONS / f"{minor}.yaml").read_text(encoding="utf-8")
     data = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    return Contract(
+    return VersionSpec(
         minor=minor,
         sources=tuple(data["sources"]),
         releases=tuple(_release(each) for each in data["releases"]),
         options={name: _option(name, each) for name, each in data.get("options", {}).items()},
         modes=data.get("modes", {}),
-        llmapi=_llmapi(data["llmapi"]),
+        api=_api(data["api"]),
     )
 
 
@@ -142,9 +142,9 @@ def _option(name: str, data: dict[str, Any]) -> Option:
     return Option(name, **{"default": None, "inferred": False, "note": "", **data, "choices": choices})
 
 
-def _llmapi(data: dict[str, Any]) -> LlmApi:
+def _api(data: dict[str, Any]) -> ApiSpec:
     methods = {method: _decoding_type(each, data["common"]) for method, each in data["methods"].items()}
-    return LlmApi(data["draft_key"], methods)
+    return ApiSpec(data["draft_key"], methods)
 
 
 def _decoding_type(data: dict[str, Any], common: list[str]) -> DecodingType:

@@ -1,16 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM, behind Triton's vLLM backend: runs Hugging Face checkpoints as they are."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trtspec.backends.artifact_plan import ArtifactPlan
 from trtspec.backends.base import Backend
+from trtspec.backends.context import PlanContext
 from trtspec.backends.sources import plan_source_memory
-from trtspec.backends.vllm.check import objections
+from trtspec.backends.vllm.check import check
+from trtspec.backends.vllm.repository import SERVING
 from trtspec.backends.vllm.versions import releases
+from trtspec.graph.files import FileReader
+
+
+def _methods() -> Mapping[str, str]:
+    """Return what some release knows; `check` says which release lacks one."""
+    return {"none": ""} | {name: theirs for each in releases().values() for name, theirs in each.methods.items()}
+
+
+def _plan(context: PlanContext, reader: FileReader) -> ArtifactPlan:
+    from trtspec.backends.vllm.plan import plan_artifact
+
+    return plan_artifact(context, reader)
+
 
 BACKEND = Backend(
     summary="vLLM, behind Triton's vLLM backend",
-    package="vllm",
+    methods=_methods,
     memory=plan_source_memory,
+    plan=_plan,
     converts=False,
+    package="vllm",
     versions=lambda: list(releases()),
-    objections=objections,
+    check=check,
+    serving=SERVING,
 )

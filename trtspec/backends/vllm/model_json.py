@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from trtspec.backends.base import Case
-from trtspec.backends.sources import source_storage
+from trtspec.backends.context import PlanContext
 from trtspec.backends.vllm.versions import releases
 from trtspec.methods.ngram import NgramOptions
+from trtspec.quant.quant_config import source_format
 from trtspec.recipe.resolve import num_tokens_of
 from trtspec.recipe.schema import ModelSource, is_directory
 
 
-def model_json(case: Case, target_path: str, draft_path: str | None) -> dict[str, Any]:
+def model_json(context: PlanContext, target_path: str, draft_path: str | None) -> dict[str, Any]:
     """Return the document; paths are directories relative to the served model's, or hub ids."""
-    recipe, engine, target = case.recipe, case.recipe.engine, case.recipe.target
+    recipe, engine, target = context.recipe, context.recipe.engine, context.recipe.target
     document: dict[str, Any] = {
         "model": target_path,
         "dtype": target.dtype,
@@ -26,32 +26,32 @@ def model_json(case: Case, target_path: str, draft_path: str | None) -> dict[str
         "pipeline_parallel_size": target.parallel.pipeline,
         "max_num_seqs": engine.max_batch_size,
         "max_model_len": engine.max_seq_len,
-        "max_num_batched_tokens": num_tokens_of(engine, case.extent.nodes),
+        "max_num_batched_tokens": num_tokens_of(engine, context.draft_shape.max_tokens),
         # of all memory, weights and activations among it: vLLM has no share of what is left free
         "gpu_memory_utilization": recipe.serving.kv_cache_fraction,
         **_revision(target, target_path),
-        **_online(case, "target", target),
+        **_online(context, "target", target),
     }
     if target.quantization.kv_cache != "none":
         document["kv_cache_dtype"] = target.quantization.kv_cache
     if recipe.speculation.method != "none":
-        document["speculative_config"] = speculative_config(case, draft_path)
+        document["speculative_config"] = speculative_config(context, draft_path)
     return document
 
 
-def speculative_config(case: Case, draft_path: str | None) -> dict[str, Any]:
+def speculative_config(context: PlanContext, draft_path: str | None) -> dict[str, Any]:
     """Return vLLM's speculative_config of a recipe that drafts; what drafts is a chain whatever the method."""
-    speculation, options = case.recipe.speculation, case.options
+    speculation, options = context.recipe.speculation, context.options
     config: dict[str, Any] = {
-        "method": releases()[case.version].methods[speculation.method],
-        "num_speculative_tokens": case.extent.depth,
+        "method": releases()[context.version].methods[speculation.method],
+        "num_speculative_tokens": context.draft_shape.max_depth,
     }
     if isinstance(options, NgramOptions):
         config |= {"prompt_lookup_min": options.min_match, "prompt_lookup_max": options.max_match}
     if (draft := speculation.draft) and draft_path:
         config |= {"model": draft_path, **_revision(draft, draft_path)}
-        if case.method.drafts_with == "model":
-            config |= {"draft_tensor_parallel_size": draft.parallel.tensor, **_online(case, "draft", draft)}
+        if context.method.drafts_with == "model":
+            config |= {"draft_tensor_parallel_size": draft.parallel.tensor, **_online(context, "draft", draft)}
     return config
 
 
@@ -59,8 +59,8 @@ def _revision(asked: ModelSource, path: str) -> dict[str, str]:
     return {} if is_directory(path) or not asked.revision else {"revision": asked.revision}
 
 
-def _online(case: Case, role: str, asked: ModelSource) -> dict[str, str]:
+def _online(context: PlanContext, role: str, asked: ModelSource) -> dict[str, str]:
     """Return the format that vLLM makes while it loads; a quantized source says by itself what it is."""
-    if asked.quantization.weights == "none" or source_storage(case.sources[role]).weights != "none":
+    if asked.quantization.weights == "none" or source_format(context.sources[role]).weights != "none":
         return {}
-    return {"quantization": releases()[case.version].online[asked.quantization.weights]}
+    return {"quantization": releases()[context.version].online[asked.quantization.weights]}

@@ -5,25 +5,20 @@ from __future__ import annotations
 
 import json
 
+from trtspec.artifacts.paths import REPOSITORY
+from trtspec.backends.artifact_plan import ArtifactPlan
+from trtspec.backends.common_steps import companions, copied, gpu_record, served_path
+from trtspec.backends.context import PlanContext
 from trtspec.backends.vllm.model_json import model_json
+from trtspec.backends.vllm.repository import MODELS, EmitVllmRepository
+from trtspec.graph.files import FileReader
 from trtspec.graph.step import Step
-from trtspec.backends.artifact_plan import Ground, Layout
-from trtspec.backends.common_steps import companions, copied, served_path
-from trtspec.steps.repository import EmitVllmRepository, read_models
-from trtspec.backends.vllm.repository import VllmRepositorySettings
+from trtspec.steps.repository import read_models
 
 
-def layout(ground: Ground) -> Layout:
+def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
     """Return the steps."""
-    document = model_json(ground.case, served_path("target"), served_path("draft"))
-    steps: dict[str, Step] = {**copied(ground), **companions(ground)}
-    steps["model_repository"] = EmitVllmRepository(read_models(), VllmRepositorySettings(), json.dumps(document))
-    return Layout(
-        steps,
-        tools={"vllm": ground.recipe.engine.version},
-        gpu={"name": ground.recipe.engine.gpu} if ground.recipe.engine.gpu else {},
-        facts={"model_json": document},
-    )
-
-
-LAYOUT = layout
+    document = model_json(context, served_path("target"), served_path("draft"))
+    steps: dict[str, Step] = {**copied(context, reader), **companions(context, reader)}
+    steps[REPOSITORY] = EmitVllmRepository(read_models(MODELS), json.dumps(document))
+    return ArtifactPlan(steps, tools={"vllm": context.version}, gpu=gpu_record(context), facts={"model_json": document})

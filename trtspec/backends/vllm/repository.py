@@ -3,7 +3,7 @@
 
     ensemble: sampling_parameters -> vllm_model (1/model.json says what vLLM is started with)
 
-vLLM reads a relative path from the server's working directory: `relocate_vllm` writes a copy whose paths are absolute.
+vLLM reads a relative path from the server's working directory: `relocate` writes a copy whose paths are absolute.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trtspec.artifacts.paths import TOKENIZER, from_model
+from trtspec.backends.serving import Serving
+from trtspec.steps.repository import EmitRepository
 from trtspec.triton.emission import ServingSettings, emit_model
 
+MODELS = Path(__file__).with_name("models")
 MODEL_JSON = Path("vllm_model", "1", "model.json")
 # vLLM does the batching: its models take one request at a time, and each as soon as it comes
-SERVING = ServingSettings(max_batch_size=0)
+UNBATCHED = ServingSettings(max_batch_size=0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class VllmRepositorySettings:
-    """What differs from one repository to the next beside model.json."""
+@dataclass(frozen=True)
+class EmitVllmRepository(EmitRepository):
+    """Write the models; `model_json` is vLLM's arguments as JSON, paths relative to the model's directory."""
 
-    tokenizer_path: str = "../../tokenizer"
+    model_json: str
 
-
-def emit_vllm_repository(out: Path, settings: VllmRepositorySettings, model_json: Mapping[str, Any]) -> None:
-    """Write the models below `out`, a directory that is ours to fill.
-
-    In `model_json` (backends/vllm/model_json.py) paths are relative to the model's directory.
-    """
-    emit_model(out, "ensemble", SERVING, {}, template="ensemble_vllm")
-    emit_model(out, "sampling_parameters", SERVING, {"tokenizer_dir": settings.tokenizer_path})
-    emit_model(out, "vllm_model", SERVING, {})
-    _write(out, model_json)
+    def emit(self, out: Path) -> None:
+        """Write the models."""
+        parameters = {"tokenizer_dir": from_model(TOKENIZER)}
+        for model in ("ensemble", "sampling_parameters", "vllm_model"):
+            emit_model(out, model, UNBATCHED, parameters, source=MODELS / model)
+        _write(out, json.loads(self.model_json))
 
 
-def relocate_vllm(repository: Path, out: Path, artifact: str) -> None:
+def relocate(repository: Path, out: Path, artifact: str) -> None:
     """Write a copy of an artifact's repository at `out` whose paths are absolute.
 
     `artifact` is where the server sees the artifact, which in a container is another place than here.
@@ -70,3 +70,6 @@ def _seen(artifact: str, repository: Path, model: str, path: str) -> str:
 
 def _write(out: Path, document: Mapping[str, Any]) -> None:
     (out / MODEL_JSON).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+SERVING = Serving(triton_backend="vllm", stage=relocate)

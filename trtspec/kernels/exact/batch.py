@@ -206,5 +206,5 @@ class Request:
 
 
 def unfilled(*shape: int) -> Ints:
-    """Return an array of -1, which stands where verdicts have nothing to say."""
+    """Return an array of -1, which stands where results have nothing to say."""
     return np.full(shape, -1, dtype=np.int32)

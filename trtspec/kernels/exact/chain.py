@@ -10,14 +10,14 @@ from trtspec.kernels.exact.fixed_point import BAD_DRAFT, DRAFT_NONFINITE, Row, W
 def verify_chain(batch: ChainBatch) -> ChainVerdicts:
     """Return how much of each request's chain the target takes, and its next token."""
     size, draft_len = batch.tokens.shape
-    verdicts = ChainVerdicts(unfilled(size), unfilled(size, draft_len + 1), unfilled(size), unfilled(size))
+    results = ChainVerdicts(unfilled(size), unfilled(size, draft_len + 1), unfilled(size), unfilled(size))
     for index in range(size):
         request = batch.request(index)
         length = draft_len if batch.lengths is None else min(max(int(batch.lengths[index]), 0), draft_len)
         accepted, token, status = _walk(request, length)
-        verdicts.accepted[index], verdicts.next[index], verdicts.status[index] = accepted, token, status
-        verdicts.output[index, : accepted + 1] = [*request.tokens[:accepted], token]
-    return verdicts
+        results.accepted[index], results.next[index], results.status[index] = accepted, token, status
+        results.output[index, : accepted + 1] = [*request.tokens[:accepted], token]
+    return results
 
 
 def _walk(request: Request, length: int) -> tuple[int, int, int]:

@@ -24,13 +24,13 @@ from trtspec.kernels.exact.fixed_point import (
 def verify_tree(batch: TreeBatch) -> TreeVerdicts:
     """Return the path of each request's tree that the target takes, and its next token."""
     size, nodes = batch.tokens.shape
-    verdicts = TreeVerdicts(unfilled(size, nodes), unfilled(size), unfilled(size), unfilled(size))
+    results = TreeVerdicts(unfilled(size, nodes), unfilled(size), unfilled(size), unfilled(size))
     for index in range(size):
         walk = _Walk(batch, index)
         token = _take(walk, batch)
-        verdicts.path[index, : len(walk.path)], verdicts.path_len[index] = walk.path, len(walk.path)
-        verdicts.next[index], verdicts.status[index] = token, walk.status
-    return verdicts
+        results.path[index, : len(walk.path)], results.path_len[index] = walk.path, len(walk.path)
+        results.next[index], results.status[index] = token, walk.status
+    return results
 
 
 def _take(walk: _Walk, batch: TreeBatch) -> int:

@@ -21,10 +21,10 @@ from trtspec.checkpoint.model_config import ModelConfig
 from trtspec.checkpoint.rules import Matched, layer_tensor
 from trtspec.checkpoint.safetensors import TensorInfo
 from trtspec.checkpoint.trtllm import EMBEDDING, FINAL_NORM, LM_HEAD
-from trtspec.torch_engine.device import choose_device
-from trtspec.torch_engine.calibration.layer_pass import INPUTS, KEYS, VALUES, LayerPass, Peaks, norm, rotation
-from trtspec.torch_engine.model.tensors import TORCH_DTYPES, map_tensor
 from trtspec.errors import CheckpointError
+from trtspec.torch_engine.calibration.layer_pass import INPUTS, KEYS, VALUES, LayerPass, Peaks, norm, rotation
+from trtspec.torch_engine.device import choose_device
+from trtspec.torch_engine.model.tensors import TORCH_DTYPES, map_tensor
 
 
 def measure(

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trtspec.torch_engine.model.decoder import Decoder
+from trtspec.errors import CheckpointError
 from trtspec.torch_engine.drafting.base import Draft, Drafter, Sampling, Setup
 from trtspec.torch_engine.drafting.chain import draft_chain
-from trtspec.torch_engine.prefill import prefill
+from trtspec.torch_engine.model.decoder import Decoder
 from trtspec.torch_engine.model.windows import Window
-from trtspec.errors import CheckpointError
+from trtspec.torch_engine.prefill import prefill
 
 
 class ModelDrafter(Drafter):

@@ -10,19 +10,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trtspec.checkpoint.trtllm import read_config
-from trtspec.torch_engine.model.attention import attend
-from trtspec.torch_engine.model.decoder import FINAL, Decoder
+from trtspec.errors import CheckpointError
+from trtspec.methods.eagle import NET_CONFIG, NETS, net_rules
 from trtspec.torch_engine.drafting.base import Room, Setup
 from trtspec.torch_engine.drafting.dynamic_tree import DynamicTree
 from trtspec.torch_engine.drafting.features import FeatureDrafter
-from trtspec.torch_engine.drafting.growing import Grower
 from trtspec.torch_engine.drafting.head import Net
 from trtspec.torch_engine.drafting.static_tree import StaticTree
+from trtspec.torch_engine.drafting.tree_builder import TreeBuilder
+from trtspec.torch_engine.model.attention import attend
+from trtspec.torch_engine.model.decoder import FINAL, Decoder
+from trtspec.torch_engine.model.head_weights import HeadWeights
 from trtspec.torch_engine.model.norm import Norm
-from trtspec.torch_engine.model.head_weights import PartWeights
 from trtspec.torch_engine.model.windows import Window
-from trtspec.errors import CheckpointError
-from trtspec.methods.eagle import NET_CONFIG, NETS, net_rules
 
 # of the equal nets of an engine, one for each level
 _NET = f"{NETS}.0.drafter"
@@ -31,7 +31,7 @@ _NET = f"{NETS}.0.drafter"
 class EagleNet(Net):
     """The net in a target's checkpoint, with the target's head."""
 
-    taps = (FINAL,)
+    aux_layers = (FINAL,)
 
     def __init__(self, target: Decoder, room: Room) -> None:
         checkpoint = target.checkpoint
@@ -41,7 +41,7 @@ class EagleNet(Net):
             raise CheckpointError("holds no EAGLE net", where=str(checkpoint.root), hint=hint)
         config = read_config(section, checkpoint.ranks[-1].keys(), f"{_NET}.layers.0.")
         super().__init__(config, room)
-        weights = PartWeights(checkpoint, net_rules(config, _NET), room.device, room.dtype)
+        weights = HeadWeights(checkpoint, net_rules(config, _NET), room.device, room.dtype)
         embedding = weights.tensor(f"{_NET}.vocab_embedding.weight")
         # mostly it is the target's, of which one in memory will do
         self._embedding = target.embedding if torch.equal(embedding, target.embedding) else embedding
@@ -71,7 +71,7 @@ class EagleDrafter(FeatureDrafter):
 
     def __init__(self, setup: Setup) -> None:
         room, options = setup.room, setup.options
-        grower: Grower = DynamicTree(*options.growth) if options.growth else StaticTree(options.paths, room.device)
+        grower: TreeBuilder = DynamicTree(*options.growth) if options.growth else StaticTree(options.paths, room.device)
         super().__init__(EagleNet(setup.target, replace(room, max_len=room.max_len + grower.scratch)), grower)
 
 

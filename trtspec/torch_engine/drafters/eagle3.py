@@ -10,18 +10,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trtspec.torch_engine.model.attention import attend
-from trtspec.torch_engine.model.decoder import Decoder
+from trtspec.errors import CheckpointError
+from trtspec.methods.eagle3_head import LAYER, NAME, net_rules, read_net
 from trtspec.torch_engine.drafting.base import Room, Setup
 from trtspec.torch_engine.drafting.dynamic_tree import DynamicTree
 from trtspec.torch_engine.drafting.features import FeatureDrafter
-from trtspec.torch_engine.drafting.growing import Chain, Grower
 from trtspec.torch_engine.drafting.head import Net
+from trtspec.torch_engine.drafting.tree_builder import Chain, TreeBuilder
+from trtspec.torch_engine.model.attention import attend
+from trtspec.torch_engine.model.decoder import Decoder
+from trtspec.torch_engine.model.head_weights import HeadWeights
 from trtspec.torch_engine.model.norm import Norm
-from trtspec.torch_engine.model.head_weights import PartWeights
 from trtspec.torch_engine.model.windows import Window
-from trtspec.errors import CheckpointError
-from trtspec.methods.eagle3_net import LAYER, NAME, net_rules, read_net
 
 
 class Eagle3Net(Net):
@@ -34,9 +34,9 @@ class Eagle3Net(Net):
             hint = "convert it with a net: method: eagle3, and the net under speculation.draft"
             raise CheckpointError("holds no EAGLE-3 net", where=str(checkpoint.root), hint=hint)
         super().__init__(net.layer, room)
-        self.taps = net.taps
+        self.aux_layers = net.aux_layers
         self._norm_output, self._norm_before_residual = net.norm_output, net.norm_before_residual
-        weights = PartWeights(checkpoint, net_rules(net), room.device, room.dtype)
+        weights = HeadWeights(checkpoint, net_rules(net), room.device, room.dtype)
         epsilon = net.layer.norm_epsilon
         fuse_norms = [weights.norm(f"{NAME}.{module}") for module in net.fuse_norms]
         self._fuse_norms = [partial(Norm(len(each), epsilon, room.device), weight=each) for each in fuse_norms]
@@ -91,10 +91,10 @@ class Eagle3Drafter(FeatureDrafter):
     """Drafts a chain, or with the options of a tree the tree of EAGLE-2."""
 
     def __init__(self, setup: Setup) -> None:
-        top_k, extent = setup.options.top_k, setup.extent
-        grower: Grower = Chain(extent.depth)
+        top_k, draft_shape = setup.options.top_k, setup.draft_shape
+        grower: TreeBuilder = Chain(draft_shape.max_depth)
         if top_k is not None:
-            grower = DynamicTree(top_k, extent.depth, extent.nodes)
+            grower = DynamicTree(top_k, draft_shape.max_depth, draft_shape.max_tokens)
         room = replace(setup.room, max_len=setup.room.max_len + grower.scratch)
         super().__init__(Eagle3Net(setup.target, room), grower)
 

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from trtspec.torch_engine.drafting.base import Draft, Drafter, Outcome, Sampling, Setup
 from trtspec.kernels.tree import Tree
 from trtspec.methods.lookahead import LookaheadOptions
+from trtspec.torch_engine.drafting.base import Draft, Drafter, Outcome, Sampling, Setup
 
 
 class NgramPool:

@@ -13,13 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trtspec.checkpoint.rules import Rule
-from trtspec.torch_engine.model.decoder import Decoder
-from trtspec.torch_engine.drafting.base import Draft, Sampling, Setup
-from trtspec.torch_engine.drafting.last_hidden import LastHiddenDrafter
-from trtspec.torch_engine.model.joining import join
 from trtspec.kernels.tree import Tree, in_node_order
 from trtspec.methods.choices import Choice, most_ranks
 from trtspec.methods.medusa import Heads
+from trtspec.torch_engine.drafting.base import Draft, Sampling, Setup
+from trtspec.torch_engine.drafting.last_hidden import LastHiddenDrafter
+from trtspec.torch_engine.model.decoder import Decoder
+from trtspec.torch_engine.model.joining import join
 
 
 class HeadStack:
@@ -70,7 +70,7 @@ class MedusaDrafter(LastHiddenDrafter):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        target, choices, depth = setup.target, setup.options.paths, setup.extent.depth
+        target, choices, depth = setup.target, setup.options.paths, setup.draft_shape.max_depth
         self._heads = HeadStack(target, depth)
         self._ranks = most_ranks(choices)
         self._shapes = [

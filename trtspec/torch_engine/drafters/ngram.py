@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from trtspec.torch_engine.drafting.base import Draft, Drafter, Sampling, Setup
 from trtspec.generation.suffix_index import SuffixIndex
+from trtspec.torch_engine.drafting.base import Draft, Drafter, Sampling, Setup
 
 
 class NgramDrafter(Drafter):

@@ -15,12 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trtspec.torch_engine.model.decoder import Decoder
-from trtspec.torch_engine.drafting.base import Draft, Sampling, Setup
-from trtspec.torch_engine.drafting.last_hidden import LastHiddenDrafter
-from trtspec.torch_engine.model.head_weights import PartWeights
 from trtspec.kernels.tree import Tree
 from trtspec.methods.redrafter import CANDIDATES, stored_net
+from trtspec.torch_engine.drafting.base import Draft, Sampling, Setup
+from trtspec.torch_engine.drafting.last_hidden import LastHiddenDrafter
+from trtspec.torch_engine.model.decoder import Decoder
+from trtspec.torch_engine.model.head_weights import HeadWeights
 
 
 class RecurrentNet:
@@ -28,7 +28,7 @@ class RecurrentNet:
 
     def __init__(self, target: Decoder) -> None:
         net = stored_net(target.checkpoint.document)
-        weights = PartWeights(target.checkpoint, net.rules(), target.device, target.dtype)
+        weights = HeadWeights(target.checkpoint, net.rules(), target.device, target.dtype)
         self._project = weights.linear("drafter.input_proj") if net.projects else None
         self._layers = [weights.linear(f"drafter.layers.{layer}.linear") for layer in range(net.num_layers)]
         self._lm_head = weights.linear("drafter.lm_head")
@@ -69,7 +69,7 @@ class RecurrentDrafter(LastHiddenDrafter):
         super().__init__(setup)
         self._net = RecurrentNet(setup.target)
         self._beams: int = setup.options.beams
-        self._depth = setup.extent.depth
+        self._depth = setup.draft_shape.max_depth
 
     def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: Sampling | None) -> Draft:
         """Draft the beams, cut off at `depth`.

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trtspec.torch_engine.model.decoder import Sublayers
+from trtspec.methods.swift import Skip
 from trtspec.torch_engine.drafting.base import Draft, Drafter, Sampling, Setup
 from trtspec.torch_engine.drafting.chain import draft_chain
+from trtspec.torch_engine.model.decoder import Sublayers
 from trtspec.torch_engine.model.windows import Window
-from trtspec.methods.swift import Skip
 
 
 class SwiftDrafter(Drafter):
@@ -34,7 +34,7 @@ class SwiftDrafter(Drafter):
         return draft_chain(self._forward, last, windows, sampling, self._stop_below)
 
     def _forward(self, tokens: Tensor, window: Window) -> Tensor:
-        return self._target.tapped(tokens, window, (), skipped=self._skipped)[0]
+        return self._target.forward_with_features(tokens, window, (), skipped=self._skipped)[0]
 
 
 def sublayers(skip: Skip) -> Sublayers:

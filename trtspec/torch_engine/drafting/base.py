@@ -11,11 +11,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from trtspec.torch_engine.model.decoder import Decoder
-from trtspec.kernels.sampling import Warp, pick
+from trtspec.kernels.sampling import SamplingParams, pick
 from trtspec.kernels.tree import Tree
-from trtspec.kernels.verdict import Verdict
-from trtspec.methods.base import Extent
+from trtspec.kernels.verify_result import VerifyResult
+from trtspec.methods.base import DraftShape
+from trtspec.torch_engine.model.decoder import Decoder
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Setup:
     root: Path | None
     room: Room
     options: Any
-    extent: Extent
+    draft_shape: DraftShape
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Sampling:
     Greedy rows are among them, with temperature 0; a batch of greedy rows alone has no Sampling.
     """
 
-    warp: Warp
+    warp: SamplingParams
     uniforms: Tensor
 
     def draw(self, probs: Tensor, column: int) -> Tensor:
@@ -78,11 +78,11 @@ class Draft:
 class Outcome:
     """What the target made of a step's tokens: node 0 is the last token of a row's text, the others what was drafted.
 
-    `logits` [rows, nodes + 1, vocab] and `features` [rows, nodes + 1, taps * hidden] (None for a drafter without taps)
-    are the target's at each node, `verdicts` the accepted path and the next token of each row.
+    `logits` [rows, nodes + 1, vocab] and `features` [rows, nodes + 1, aux_layers * hidden] (None for a drafter without
+    auxiliary layers) are the target's at each node, `results` the accepted path and the next token of each row.
     """
 
-    verdicts: list[Verdict]
+    results: list[VerifyResult]
     logits: Tensor
     features: Tensor | None
 
@@ -90,12 +90,12 @@ class Outcome:
 class Drafter(Protocol):
     """Proposes tokens for the rows of a batch. Rows are the engine's: row i is request i of the running batch.
 
-    A module of this folder joins by defining its class as `DRAFTER`. `taps` are the hidden states of the target that
-    it reads (see `Decoder.tapped`), `vocab_size` is what it drafts from where that is not the target's, `lowerable` are
-    the method's options that a request may lower for itself.
+    A module of `drafters/` joins by defining its class as `DRAFTER`. `aux_layers` are the target's auxiliary
+    hidden-state layers that it reads (see `Decoder.forward_with_features`), `vocab_size` is what it drafts from where
+    that is not the target's, `lowerable` are the method's options that a request may lower for itself.
     """
 
-    taps: tuple[int, ...] = ()
+    aux_layers: tuple[int, ...] = ()
     vocab_size: int | None = None
     lowerable: tuple[str, ...] = ()
 
@@ -105,7 +105,7 @@ class Drafter(Protocol):
         """Take in the prompts of new requests, which become rows `first_row`, `first_row` + 1, ..."""
 
     def read(self, features: Tensor, start: int) -> None:
-        """Take in the target's features [rows, width, taps * hidden] of the prompts just begun, from `start` on.
+        """Take in the target's features [rows, width, aux_layers * hidden] of the prompts just begun, from `start` on.
 
         Called for one chunk of positions after the other; what stands beyond a row's end is to be ignored.
         """

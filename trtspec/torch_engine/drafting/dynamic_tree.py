@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trtspec.torch_engine.drafting.base import Draft, Sampling
-from trtspec.torch_engine.drafting.growing import Grower
-from trtspec.torch_engine.drafting.head import Net
-from trtspec.torch_engine.model.windows import GrowingTree
 from trtspec.kernels.tree import Tree
+from trtspec.torch_engine.drafting.base import Draft, Sampling
+from trtspec.torch_engine.drafting.head import Net
+from trtspec.torch_engine.drafting.tree_builder import TreeBuilder
+from trtspec.torch_engine.model.windows import GrowingTree
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Ranked:
     parents: Tensor
 
 
-class DynamicTree(Grower):
+class DynamicTree(TreeBuilder):
     """Drafts the best `nodes` of `levels` levels of tokens."""
 
     def __init__(self, top_k: int, levels: int, nodes: int) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafting with a net that continues the target's features; what shape the draft has, a `Grower` decides.
+"""Drafting with a net that continues the target's features; what shape the draft has, a `TreeBuilder` decides.
 
 The net's cache holds pairs with the target's own features alone. Those of a step's accepted path wait until the token
 after them is known, and go through the net at the begin of the next draft; what was drafted stands behind them in the
@@ -15,17 +15,17 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from trtspec.torch_engine.drafting.base import Draft, Drafter, Outcome, Sampling
-from trtspec.torch_engine.drafting.growing import Grower
 from trtspec.torch_engine.drafting.head import Net
+from trtspec.torch_engine.drafting.tree_builder import TreeBuilder
 
 
 class FeatureDrafter(Drafter):
     """Drafts with a net; a method's drafter makes the two and hands them on."""
 
-    def __init__(self, net: Net, grower: Grower) -> None:
+    def __init__(self, net: Net, grower: TreeBuilder) -> None:
         self._net, self._grower = net, grower
-        self.taps = net.taps
-        self._waiting: dict[int, list[Tensor]] = {}  # by row, hidden states of the target [n, taps * hidden]
+        self.aux_layers = net.aux_layers
+        self._waiting: dict[int, list[Tensor]] = {}  # by row, hidden states of the target [n, aux_layers * hidden]
         self._prompts: Sequence[Sequence[int]] = ()
         self._first_row = 0
 
@@ -65,8 +65,8 @@ class FeatureDrafter(Drafter):
         """Let the hidden states of each accepted path wait for the token after them."""
         if outcome.features is None:
             raise ValueError("a net reads features of the target")
-        for row, verdict in enumerate(outcome.verdicts):
-            self._waiting[row].append(outcome.features[row, [0, *verdict.path]])
+        for row, result in enumerate(outcome.results):
+            self._waiting[row].append(outcome.features[row, [0, *result.path]])
 
     def move_row(self, source: int, target: int, length: int) -> None:
         """Move the row's cache and what waits."""

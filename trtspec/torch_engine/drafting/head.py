@@ -13,19 +13,19 @@ from abc import ABC, abstractmethod
 from torch import Tensor
 
 from trtspec.checkpoint.model_config import ModelConfig
-from trtspec.torch_engine.model.cache import KVCache
 from trtspec.torch_engine.drafting.base import Room
+from trtspec.torch_engine.model.cache import KVCache
 from trtspec.torch_engine.model.windows import Window, Windows
 
 
 class Net(ABC):
     """A net of few layers; `config` describes these, the features are `config.hidden_size` wide.
 
-    `taps` are the hidden states of the target that it reads (see `Decoder.tapped`). Tokens are ids of the target
-    except where it says otherwise: a net may draft from a vocabulary of its own, smaller than the target's.
+    `aux_layers` are the target's auxiliary hidden-state layers that it reads (see `Decoder.forward_with_features`).
+    Tokens are ids of the target except where it says otherwise: a head may draft from a smaller vocabulary of its own.
     """
 
-    taps: tuple[int, ...]
+    aux_layers: tuple[int, ...]
 
     def __init__(self, config: ModelConfig, room: Room) -> None:
         self.config = config
@@ -35,7 +35,7 @@ class Net(ABC):
 
     @abstractmethod
     def fuse(self, hidden_states: Tensor) -> Tensor:
-        """Return the features [n, hidden] of hidden states of the target [n, taps * the target's hidden]."""
+        """Return the features [n, hidden] of hidden states of the target [n, aux_layers * the target's hidden]."""
 
     @abstractmethod
     def forward(self, tokens: Tensor, features: Tensor, window: Window) -> Tensor:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trtspec.torch_engine.model.decoder import FINAL
 from trtspec.torch_engine.drafting.base import Drafter, Outcome, Setup
+from trtspec.torch_engine.model.decoder import FINAL
 
 
 class LastHiddenDrafter(Drafter):
@@ -18,7 +18,7 @@ class LastHiddenDrafter(Drafter):
     It is the hidden state after the final norm, at the last token but one.
     """
 
-    taps = (FINAL,)
+    aux_layers = (FINAL,)
 
     def __init__(self, setup: Setup) -> None:
         target, rows = setup.target, setup.room.rows
@@ -39,9 +39,9 @@ class LastHiddenDrafter(Drafter):
     def observe(self, outcome: Outcome) -> None:
         """Keep the hidden state of each row's last accepted token."""
         if outcome.features is None:
-            raise ValueError("a drafter with taps gets hidden states")
-        rows = len(outcome.verdicts)
-        ends = torch.tensor([verdict.path[-1] if verdict.path else 0 for verdict in outcome.verdicts])
+            raise ValueError("a drafter with aux_layers gets hidden states")
+        rows = len(outcome.results)
+        ends = torch.tensor([result.path[-1] if result.path else 0 for result in outcome.results])
         self._hidden[:rows] = outcome.features[self._rows[:rows], ends.to(self._rows.device)]
 
     def move_row(self, source: int, target: int, length: int) -> None:

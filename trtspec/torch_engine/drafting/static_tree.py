@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trtspec.torch_engine.drafting.base import Draft, Sampling
-from trtspec.torch_engine.drafting.growing import Grower
-from trtspec.torch_engine.drafting.head import Net
 from trtspec.kernels.sampling import pick
 from trtspec.kernels.tree import Choice, Tree, in_node_order
+from trtspec.torch_engine.drafting.base import Draft, Sampling
+from trtspec.torch_engine.drafting.head import Net
+from trtspec.torch_engine.drafting.tree_builder import TreeBuilder
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Shape:
         return of_inner.new_zeros((rows, self.tree.parents.shape[1], vocab)).index_copy_(1, self.inner_nodes, of_inner)
 
 
-class StaticTree(Grower):
+class StaticTree(TreeBuilder):
     """Drafts the tree of `choices`, such as (0,), (1,), (0, 2): the k-th best token of each level."""
 
     def __init__(self, choices: Sequence[Choice], device: torch.device) -> None:

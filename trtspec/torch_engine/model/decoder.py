@@ -64,20 +64,20 @@ class Decoder:
         Returns:
             Logits [len(at) or rows * width, vocab] in the compute dtype.
         """
-        return self.tapped(tokens, window, (), at)[0]
+        return self.forward_with_features(tokens, window, (), at)[0]
 
-    def tapped(
+    def forward_with_features(
         self,
         tokens: Tensor,
         window: Window,
-        taps: Sequence[int],
+        aux_layers: Sequence[int],
         at: Tensor | None = None,
         skipped: Sublayers = NONE_SKIPPED,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return what `forward` does and, side by side, the hidden states at `taps`, [rows * width, taps * hidden].
+        """Return what `forward` does and the hidden states at `aux_layers`, [rows * width, aux_layers * hidden].
 
-        Tap i is what goes into layer i (num_layers: what the last one gives), FINAL what the final norm makes of that;
-        without taps None. `skipped` sublayers are left out.
+        Layer i is the input of layer i (num_layers: the output of the last one), FINAL the final norm's output; None
+        without `aux_layers`. `skipped` sublayers are left out.
         """
         hidden = F.embedding(tokens.flatten(), self.embedding)
         kept = {}
@@ -89,7 +89,7 @@ class Decoder:
                 hidden = layer.mlp.add_to(hidden, self.norm(hidden, layer.post_norm))
         normed = self.norm(hidden, self.final_norm)
         kept |= {len(self.layers): hidden, FINAL: normed}
-        features = torch.cat([kept[tap] for tap in taps], -1) if taps else None
+        features = torch.cat([kept[aux_layer] for aux_layer in aux_layers], -1) if aux_layers else None
         return self.lm_head(normed if at is None else normed[at]), features
 
     def _attention(self, hidden: Tensor, number: int, layer: Layer, window: Window) -> Tensor:

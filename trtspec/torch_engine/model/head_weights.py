@@ -17,7 +17,7 @@ from trtspec.torch_engine.model.layers import Block, GatedMlp, Linear
 from trtspec.torch_engine.model.weights import norm_weight, paired_qkv, qk_norm, stack
 
 
-class PartWeights:
+class HeadWeights:
     """A part's tensors on a device; names are whole, and what the rules do not name is not there.
 
     Every call reads, and raises CheckpointError for what the checkpoint lacks.

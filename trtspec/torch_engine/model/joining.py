@@ -12,8 +12,8 @@ from trtspec.checkpoint.rules import Rule
 from trtspec.checkpoint.safetensors import TensorInfo
 from trtspec.checkpoint.sharding import Place, Sharded, join_places, shard
 from trtspec.checkpoint.trtllm import Checkpoint
-from trtspec.torch_engine.model.tensors import TORCH_DTYPES, map_tensor
 from trtspec.errors import CheckpointError
+from trtspec.torch_engine.model.tensors import TORCH_DTYPES, map_tensor
 
 
 def find(checkpoint: Checkpoint, rule: Rule) -> TensorInfo | None:

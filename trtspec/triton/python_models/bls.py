@@ -36,8 +36,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from trtspec.generation.endings import Endings
 from trtspec.errors import TrtspecError
+from trtspec.generation.endings import Endings
 
 Array = npt.NDArray[Any]
 NO_ID = -1

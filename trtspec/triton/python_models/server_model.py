@@ -11,9 +11,9 @@ from tritonclient.grpc import InferResult, service_pb2
 from tritonclient.utils import np_to_triton_dtype
 
 from trtspec.errors import TrtspecError
-from trtspec.triton.python_models.tensors import tensor_of_words
 from trtspec.triton.python_models.bls import Answer, Array, Call, Sampling
 from trtspec.triton.python_models.own_server import Stream
+from trtspec.triton.python_models.tensors import tensor_of_words
 
 COUNTS = ("total_draft_tokens", "total_accepted_draft_tokens")
 LOOKAHEAD_SIZES = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")

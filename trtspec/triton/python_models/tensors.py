@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -73,6 +74,12 @@ class Settings:
         """Return a parameter as a path, relative ones from the model's directory; an empty one is None."""
         value = self.parameter(key)
         return (self._root / value).resolve() if value else None
+
+    def required_path(self, key: str) -> Path:
+        """Return a parameter as a path; an empty one is an error that names it."""
+        if path := self.path(key):
+            return path
+        raise TrtspecError(f"parameter {key!r} names no path", where=str(self._root / "config.pbtxt"))
 
     def tokenizer(self) -> Tokenizer:
         """Load the tokenizer that `tokenizer_dir` names."""
@@ -257,6 +264,15 @@ def respond(pb_utils: Any, make: Callable[[], list[tuple[str, Array]]]) -> Any:
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in make()])
     except Exception as error:
         return failure(pb_utils, error)
+
+
+def respond_each(pb_utils: Any, requests: list[Any], make: Callable[[Inputs], list[tuple[str, Array]]]) -> list[Any]:
+    """Return a response for each request, of the tensors that `make` returns for its inputs."""
+    return [respond(pb_utils, partial(_made, pb_utils, request, make)) for request in requests]
+
+
+def _made(pb_utils: Any, request: Any, make: Callable[[Inputs], list[tuple[str, Array]]]) -> list[tuple[str, Array]]:
+    return make(Inputs(pb_utils, request))
 
 
 def cancelled(pb_utils: Any) -> Any:

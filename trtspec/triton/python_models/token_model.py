@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 
 from trtspec.checkpoint.tokenizer import Tokenizer
-from trtspec.triton.python_models.tensors import Array, Counts, Inputs, Pieces, count_tensors, end_ids_of, words_of_tensor
+from trtspec.triton.python_models.tensors import (
+    Array,
+    Counts,
+    Inputs,
+    Pieces,
+    count_tensors,
+    end_ids_of,
+    words_of_tensor,
+)
 
 
 class TokenReader:

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What keeps a recipe from being built into TensorRT-LLM's engines or served from them, before hours are spent.
 
-Every rule is a small function with its public source. Facts of single versions are the contracts', not the rules'.
+Every rule is a small function with its public source. Facts of single versions are the version_specs', not the rules'.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from trtspec.backends.base import Case, Objection
+from trtspec.backends.context import PlanContext
 from trtspec.backends.tensorrt_llm.rules import formats, hardware, methods, options, serving, sizes
+from trtspec.diagnostics import Diagnostic
 
-Rule = Callable[[Case], Iterator[Objection]]
+Rule = Callable[[PlanContext], Iterator[Diagnostic]]
 
 RULES: tuple[Rule, ...] = (
     *hardware.RULES,
@@ -23,7 +24,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def objections(case: Case) -> Iterator[Objection]:
+def check(context: PlanContext) -> Iterator[Diagnostic]:
     """Yield everything that upstream would refuse, change in silence or serve wrongly."""
     for rule in RULES:
-        yield from rule(case)
+        yield from rule(context)

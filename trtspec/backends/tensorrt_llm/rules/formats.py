@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
-from trtspec.checkpoint.rules import layer_tensor
-from trtspec.backends.base import Case, Objection
+from trtspec.backends.context import PlanContext
+from trtspec.backends.tensorrt_llm.modes import EAGLE, EXTERNAL, LOOKAHEAD, MEDUSA, REDRAFTER, mode_of
 from trtspec.backends.tensorrt_llm.rules.sources import (
     ATTENTION,
     ATTENTION_PLUGIN,
@@ -16,50 +16,52 @@ from trtspec.backends.tensorrt_llm.rules.sources import (
     QUANTIZE,
     issue,
 )
-from trtspec.backends.tensorrt_llm.specs import EAGLE, EXTERNAL, LOOKAHEAD, MEDUSA, REDRAFTER, engine_specs
+from trtspec.backends.tensorrt_llm.specs import engine_specs
+from trtspec.checkpoint.rules import layer_tensor
+from trtspec.diagnostics import Diagnostic
 
 FORMATS = {"none": "16-bit", "fp8_rowwise": "fp8_rowwise"}
 
 
-def a_cache_can_be_reused(case: Case) -> Iterator[Objection]:
+def a_cache_can_be_reused(context: PlanContext) -> Iterator[Diagnostic]:
     """An FP8 cache without FP8 weights has no paged context attention, and so no reuse.
 
     Drafts from outside come with the whole text again each step, and the runtime refuses the target without reuse.
     """
-    is_needed = case.method.engine_mode == EXTERNAL
-    for spec in engine_specs(case):
+    is_needed = mode_of(context) == EXTERNAL
+    for spec in engine_specs(context):
         if not spec.has_paged_context_fmha and spec.mode != EAGLE:
             message = f"an FP8 KV cache with {FORMATS[spec.storage.weights]} weights turns paged context attention off,"
             message += " and with it KV cache reuse and chunked prompts"
-            message += f"; {case.recipe.speculation.method} needs reuse" if is_needed else ""
+            message += f"; {context.recipe.speculation.method} needs reuse" if is_needed else ""
             path, hint = f"{spec.path}.quantization.kv_cache", "weights: fp8 beside it, or kv_cache: none"
             source = f"{BUILDER}, {BATCHING}"
-            yield Objection(path, "kv-reuse", message, hint, "error" if is_needed else "warning", source)
+            yield Diagnostic(path, "kv-reuse", message, hint, "error" if is_needed else "warning", source)
 
 
-def rows_verify_no_tree(case: Case) -> Iterator[Objection]:
+def rows_verify_no_tree(context: PlanContext) -> Iterator[Diagnostic]:
     """The attention of engines with scales by row does not hand on whether drafts are verified, and the build stops."""
-    target = engine_specs(case)[0]
+    target = engine_specs(context)[0]
     if target.storage.weights == "fp8_rowwise" and target.mode in (LOOKAHEAD, MEDUSA, REDRAFTER):
-        message = f"{case.recipe.speculation.method} engines cannot be built of fp8_rowwise weights"
+        message = f"{context.recipe.speculation.method} engines cannot be built of fp8_rowwise weights"
         source = f"{ATTENTION}, {issue(2641)}"
-        yield Objection("target.quantization.weights", "fp8", message, "weights: fp8", source=source)
+        yield Diagnostic("target.quantization.weights", "fp8", message, "weights: fp8", source=source)
 
 
-def rows_have_no_head_norms(case: Case) -> Iterator[Objection]:
+def rows_have_no_head_norms(context: PlanContext) -> Iterator[Diagnostic]:
     """The attention of engines with scales by row has no norms of its own, and a loader only warns of their weights."""
-    for spec in engine_specs(case):
+    for spec in engine_specs(context):
         if spec.storage.weights == "fp8_rowwise" and spec.config.qk_norm:
             message = f"fp8_rowwise engines of {spec.config.architecture} leave out its norms of queries and keys,"
             message += " and their text is wrong"
             path = f"{spec.path}.quantization.weights"
-            yield Objection(path, "fp8", message, "weights: fp8", source=QUANTIZE)
+            yield Diagnostic(path, "fp8", message, "weights: fp8", source=QUANTIZE)
 
 
-def fp8_attention_has_an_output_scale(case: Case) -> Iterator[Objection]:
+def fp8_attention_has_an_output_scale(context: PlanContext) -> Iterator[Diagnostic]:
     """FP8 context attention hands its output on in FP8, by the scale of the layer behind it."""
-    models = {"target": case.recipe.target, "draft": case.recipe.speculation.draft}
-    for spec in engine_specs(case):
+    models = {"target": context.recipe.target, "draft": context.recipe.speculation.draft}
+    for spec in engine_specs(context):
         asked = models[spec.role]
         if asked is None or asked.quantization.weights != "fp8" or not spec.has_fp8_context_fmha:
             continue
@@ -68,7 +70,7 @@ def fp8_attention_has_an_output_scale(case: Case) -> Iterator[Objection]:
                 message = f"{pattern!r} leaves attention.dense in 16 bits, and with an FP8 KV cache its input is FP8"
                 hint = "exclude modules without attention.dense, or kv_cache: none"
                 path = f"{spec.path}.quantization.exclude.{number}"
-                yield Objection(path, "fp8", message, hint, source=f"{ATTENTION}, {ATTENTION_PLUGIN}")
+                yield Diagnostic(path, "fp8", message, hint, source=f"{ATTENTION}, {ATTENTION_PLUGIN}")
 
 
 RULES = (

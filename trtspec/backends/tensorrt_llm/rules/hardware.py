@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trtspec.backends.base import Case, Objection
+from trtspec.backends.context import PlanContext
 from trtspec.backends.gpus import Gpu, find_gpu
 from trtspec.backends.tensorrt_llm.rules.sources import BUILDER, HARDWARE, MODELS, PLUGINS
 from trtspec.backends.tensorrt_llm.specs import engine_specs, gpu_of
+from trtspec.diagnostics import Diagnostic
 from trtspec.errors import TrtspecError
 
 AMPERE, BLACKWELL, AFTER_BLACKWELL = 80, 100, 120
@@ -35,71 +36,71 @@ ARCHITECTURES = frozenset({
 })  # fmt: skip
 
 
-def gpu_is_named(case: Case) -> Iterator[Objection]:
+def gpu_is_named(context: PlanContext) -> Iterator[Diagnostic]:
     """Engines run on the architecture that they are built for."""
-    name = case.recipe.engine.gpu
+    name = context.recipe.engine.gpu
     if name is None:
         message, hint = "engines are built for one kind of GPU, and the recipe names none", "add gpu: h100, or another"
-        yield Objection("engine", "no-gpu", message, hint, source=BUILDER)
+        yield Diagnostic("engine", "no-gpu", message, hint, source=BUILDER)
         return
     try:
         find_gpu(name)
     except TrtspecError as error:
-        yield Objection("engine.gpu", "gpu", error.message, error.hint, source=HARDWARE)
+        yield Diagnostic("engine.gpu", "gpu", error.message, error.hint, source=HARDWARE)
 
 
-def gpu_is_served(case: Case) -> Iterator[Objection]:
+def gpu_is_served(context: PlanContext) -> Iterator[Diagnostic]:
     """Volta and Turing are not on the list."""
-    gpu = gpu_of(case)
+    gpu = gpu_of(context)
     if gpu and gpu.sm < AMPERE:
-        message = f"TensorRT-LLM {case.version} runs on Ampere and later, not on {_describe(gpu)}"
-        yield Objection("engine.gpu", "gpu", message, "backend: embedded runs it without engines", source=HARDWARE)
+        message = f"TensorRT-LLM {context.version} runs on Ampere and later, not on {_describe(gpu)}"
+        yield Diagnostic("engine.gpu", "gpu", message, "backend: embedded runs it without engines", source=HARDWARE)
 
 
-def fp8_has_kernels(case: Case) -> Iterator[Objection]:
+def fp8_has_kernels(context: PlanContext) -> Iterator[Diagnostic]:
     """Tensor cores multiply FP8 from Ada on."""
-    gpu = gpu_of(case)
+    gpu = gpu_of(context)
     if gpu is None or gpu.sm < AMPERE or gpu.has_fp8:
         return
-    for spec in engine_specs(case):
+    for spec in engine_specs(context):
         for key in ("weights", "kv_cache"):
             if getattr(spec.storage, key) != "none":
                 message = f"FP8 needs compute capability 8.9 (Ada, Hopper), which {_describe(gpu)} is below"
                 path = f"{spec.path}.quantization.{key}"
-                yield Objection(path, "fp8", message, f"{key}: none, or another gpu", source=BUILDER)
+                yield Diagnostic(path, "fp8", message, f"{key}: none, or another gpu", source=BUILDER)
 
 
-def rows_have_no_scales_on_blackwell(case: Case) -> Iterator[Objection]:
+def rows_have_no_scales_on_blackwell(context: PlanContext) -> Iterator[Diagnostic]:
     """The builder refuses scales for channels and tokens there."""
-    gpu = gpu_of(case)
+    gpu = gpu_of(context)
     if gpu is None or not BLACKWELL <= gpu.sm < AFTER_BLACKWELL:
         return
-    for spec in engine_specs(case):
+    for spec in engine_specs(context):
         if spec.storage.weights == "fp8_rowwise":
             message = (
                 f"fp8_rowwise engines cannot be built for {_describe(gpu)}: the builder refuses scales by row there"
             )
             path = f"{spec.path}.quantization.weights"
-            yield Objection(path, "fp8", message, "weights: fp8", source=BUILDER)
+            yield Diagnostic(path, "fp8", message, "weights: fp8", source=BUILDER)
 
 
-def plugins_on_blackwell(case: Case) -> Iterator[Objection]:
+def plugins_on_blackwell(context: PlanContext) -> Iterator[Diagnostic]:
     """Some plugins have no kernels for compute capability 10.0."""
-    gpu = gpu_of(case)
+    gpu = gpu_of(context)
     if gpu is None or gpu.sm != BLACKWELL:
         return
     for name in NOT_ON_BLACKWELL:
-        if case.recipe.engine.extra.get(name, "disable") not in ("disable", False):
+        if context.recipe.engine.extra.get(name, "disable") not in ("disable", False):
             message = f"{name} has no kernels for {_describe(gpu)}"
-            yield Objection(f"engine.extra.{name}", "gpu", message, "remove it", source=PLUGINS)
+            yield Diagnostic(f"engine.extra.{name}", "gpu", message, "remove it", source=PLUGINS)
 
 
-def architecture_is_known(case: Case) -> Iterator[Objection]:
+def architecture_is_known(context: PlanContext) -> Iterator[Diagnostic]:
     """A family that trtspec can convert may still be none that engines are built of."""
-    for spec in engine_specs(case):
+    for spec in engine_specs(context):
         if spec.config.architecture not in ARCHITECTURES:
-            message = f"TensorRT-LLM {case.version} builds no engines of {spec.config.architecture}"
-            yield Objection(
+            message = f"TensorRT-LLM {context.version} builds no engines of {spec.config.architecture}"
+            yield Diagnostic(
                 f"{spec.path}.model", "architecture", message, "backend: llmapi may serve it", source=MODELS
             )
 

@@ -6,11 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from trtspec.backends.base import Case, Objection
-from trtspec.backends.trtllm_versions import Option, contract_of, minors_with
+from trtspec.backends.context import PlanContext
 from trtspec.backends.tensorrt_llm.arguments import choices_of, option_words
+from trtspec.backends.tensorrt_llm.modes import EAGLE, EXTERNAL, LOOKAHEAD, MEDUSA, mode_of
 from trtspec.backends.tensorrt_llm.rules.sources import BATCHING, BUILD, BUILDER, PLUGINS
-from trtspec.backends.tensorrt_llm.specs import EAGLE, EXTERNAL, LOOKAHEAD, MEDUSA, engine_specs
+from trtspec.backends.tensorrt_llm.specs import engine_specs
+from trtspec.backends.trtllm_versions import Option, minors_with, version_spec_of
+from trtspec.diagnostics import Diagnostic
 from trtspec.registry import did_you_mean
 
 # What other keys of the recipe decide.
@@ -40,20 +42,20 @@ NOT_SERVED = {
 NEEDED = ("gpt_attention_plugin", "remove_input_padding", "context_fmha")
 
 
-def options_exist(case: Case) -> Iterator[Objection]:
+def options_exist(context: PlanContext) -> Iterator[Diagnostic]:
     """An option that the version does not have is one of another version, or of none."""
-    options = contract_of(case.version).options
-    for name in case.recipe.engine.extra:
+    options = version_spec_of(context.version).options
+    for name in context.recipe.engine.extra:
         if name not in options:
             others = minors_with(name)
-            message = f"trtllm-build {case.version} has no option {name}"
+            message = f"trtllm-build {context.version} has no option {name}"
             hint = f"{' and '.join(others)} {'have' if len(others) > 1 else 'has'} it" if others else None
             yield _about(name, "unknown-key", message, hint or did_you_mean(name, options), BUILD)
 
 
-def options_are_free(case: Case) -> Iterator[Objection]:
+def options_are_free(context: PlanContext) -> Iterator[Diagnostic]:
     """Other keys of the recipe decide some options, and the served repository others; paths are the build's own."""
-    for name, option, _ in _given(case):
+    for name, option, _ in _given(context):
         if name in DECIDED_BY:
             message = f"{name} is decided by {DECIDED_BY[name]}"
             yield _about(name, "not-allowed", message, "remove it here", BUILD)
@@ -64,9 +66,9 @@ def options_are_free(case: Case) -> Iterator[Objection]:
             yield _about(name, "not-allowed", message, "remove it", BUILD)
 
 
-def options_take_their_values(case: Case) -> Iterator[Objection]:
+def options_take_their_values(context: PlanContext) -> Iterator[Diagnostic]:
     """A value is one of the choices, and of the option's type."""
-    for name, option, value in _given(case):
+    for name, option, value in _given(context):
         if option_words(option, value) is None:
             choices = choices_of(option)
             wants = f"one of {', '.join(choices)}" if choices else _TYPES[option.type]
@@ -85,58 +87,58 @@ _TYPES = {
 }
 
 
-def batching_needs(case: Case) -> Iterator[Objection]:
+def batching_needs(context: PlanContext) -> Iterator[Diagnostic]:
     """Batching in flight needs the attention plugin, packed input and a paged cache."""
     for name in NEEDED:
-        if _off(case, name):
+        if _off(context, name):
             message = f"{name} cannot be disabled: without it requests are not batched in flight"
             yield _about(name, "not-allowed", message, "remove it", BATCHING)
 
 
-def reuse_needs_paged_attention(case: Case) -> Iterator[Objection]:
+def reuse_needs_paged_attention(context: PlanContext) -> Iterator[Diagnostic]:
     """Without paged context attention the runtime turns KV cache reuse off, and refuses drafts from outside."""
     for name, is_lost in (("use_paged_context_fmha", _off), ("streamingllm", _on)):
-        if is_lost(case, name):
-            is_needed = case.method.engine_mode in (EXTERNAL, EAGLE)
+        if is_lost(context, name):
+            is_needed = mode_of(context) in (EXTERNAL, EAGLE)
             message = f"{name} turns paged context attention off, and with it KV cache reuse"
-            message += f"; {case.recipe.speculation.method} needs it" if is_needed else ""
+            message += f"; {context.recipe.speculation.method} needs it" if is_needed else ""
             yield _about(name, "kv-reuse", message, "remove it", BATCHING, warns=not is_needed)
 
 
-def fp8_attention_needs_an_fp8_cache(case: Case) -> Iterator[Objection]:
+def fp8_attention_needs_an_fp8_cache(context: PlanContext) -> Iterator[Diagnostic]:
     """With paged context attention the builder turns FP8 attention off where the cache is not in FP8."""
-    for spec in engine_specs(case) if _on(case, "use_fp8_context_fmha") else ():
+    for spec in engine_specs(context) if _on(context, "use_fp8_context_fmha") else ():
         if not spec.has_fp8_context_fmha:
             message = f"use_fp8_context_fmha needs weights and KV cache in FP8, and the {spec.role}'s are not both"
             hint = f"{spec.path}.quantization: {{weights: fp8, kv_cache: fp8}}, or remove the option"
             yield _about("use_fp8_context_fmha", "fp8", message, hint, f"{BUILDER}, NVIDIA/TensorRT-LLM#2125")
 
 
-def fp8_attention_serves_an_fp8_cache(case: Case) -> Iterator[Objection]:
+def fp8_attention_serves_an_fp8_cache(context: PlanContext) -> Iterator[Diagnostic]:
     """An FP8 cache has FP8 attention, whatever is asked for."""
-    for spec in engine_specs(case) if _off(case, "use_fp8_context_fmha") else ():
+    for spec in engine_specs(context) if _off(context, "use_fp8_context_fmha") else ():
         if spec.has_fp8_context_fmha:
             message = f"the {spec.role}'s KV cache in FP8 turns use_fp8_context_fmha on again"
             yield _about("use_fp8_context_fmha", "fp8", message, "remove it, or kv_cache: none", BUILDER)
 
 
-def context_logits_exclude_drafts(case: Case) -> Iterator[Objection]:
+def context_logits_exclude_drafts(context: PlanContext) -> Iterator[Diagnostic]:
     """The builder refuses them beside drafts, and the runtime turns KV cache reuse off."""
-    drafts = bool(case.method.engine_mode)
+    drafts = bool(mode_of(context))
     for name in ("gather_context_logits", "gather_all_token_logits"):
-        if _on(case, name):
+        if _on(context, name):
             message = f"{name} turns KV cache reuse off" + ("; trtllm-build refuses it beside drafts" if drafts else "")
             yield _about(name, "kv-reuse", message, "remove it", f"{BUILD}, {BATCHING}", warns=not drafts)
 
 
-def profiles_exclude_optimum(case: Case) -> Iterator[Objection]:
+def profiles_exclude_optimum(context: PlanContext) -> Iterator[Diagnostic]:
     """Several profiles have several optima."""
-    if _on(case, "multiple_profiles") and "opt_num_tokens" in case.recipe.engine.extra:
+    if _on(context, "multiple_profiles") and "opt_num_tokens" in context.recipe.engine.extra:
         message = "multiple_profiles and opt_num_tokens exclude each other"
         yield _about("opt_num_tokens", "not-allowed", message, "remove one of them", BUILD)
 
 
-def plugins_fit_the_weights(case: Case) -> Iterator[Objection]:
+def plugins_fit_the_weights(context: PlanContext) -> Iterator[Diagnostic]:
     """Plugins that multiply FP8 need weights that are in it."""
     wanted = {
         "gemm_swiglu_plugin": "fp8",
@@ -145,55 +147,55 @@ def plugins_fit_the_weights(case: Case) -> Iterator[Objection]:
         "fp8_rowwise_gemm_plugin": "fp8_rowwise",
     }
     for name, weights in wanted.items():
-        for spec in engine_specs(case) if _on(case, name) else ():
+        for spec in engine_specs(context) if _on(context, name) else ():
             if spec.storage.weights != weights:
                 message = f"{name} needs {weights} weights, and the {spec.role}'s are {spec.storage.weights}"
                 yield _about(name, "fp8", message, f"{spec.path}.quantization: {{weights: {weights}}}", PLUGINS)
 
 
-def fused_mlp_is_needed(case: Case) -> Iterator[Objection]:
+def fused_mlp_is_needed(context: PlanContext) -> Iterator[Diagnostic]:
     """One kernel for both branches of the MLP needs them put together."""
     for name in ("gemm_swiglu_plugin", "low_latency_gemm_swiglu_plugin"):
-        if _on(case, name) and _off(case, "use_fused_mlp"):
+        if _on(context, name) and _off(context, "use_fused_mlp"):
             yield _about(name, "not-allowed", f"{name} needs use_fused_mlp", "remove use_fused_mlp", BUILDER)
 
 
-def fusions_are_kept(case: Case) -> Iterator[Objection]:
+def fusions_are_kept(context: PlanContext) -> Iterator[Diagnostic]:
     """The builder turns fusions off, with a line in its log, where they do not apply."""
-    target = engine_specs(case)[0]
+    target = engine_specs(context)[0]
     fuses = target.mapping.tensor > 1 and target.config.architecture == "LlamaForCausalLM"
     is_plain = target.mode in ("", EXTERNAL, LOOKAHEAD, MEDUSA)
-    reduces = _on(case, "reduce_fusion")
+    reduces = _on(context, "reduce_fusion")
     if reduces and not (fuses and is_plain):
         message = "reduce_fusion is turned off by the builder: it is for Llama models divided over several GPUs"
         yield _about("reduce_fusion", "unused", message, "remove it", BUILDER, warns=True)
-    if _on(case, "user_buffer") and not reduces:
+    if _on(context, "user_buffer") and not reduces:
         message = "user_buffer is turned off by the builder: it needs reduce_fusion"
         yield _about("user_buffer", "unused", message, "add reduce_fusion: enable, or remove it", BUILDER, warns=True)
-    if _on(case, "norm_quant_fusion"):
+    if _on(context, "norm_quant_fusion"):
         message = "norm_quant_fusion is turned off by the builder: it is for NVFP4 weights"
         yield _about("norm_quant_fusion", "unused", message, "remove it", BUILDER, warns=True)
-    if _on(case, "pp_reduce_scatter") and target.config.architecture != "MixtralForCausalLM":
+    if _on(context, "pp_reduce_scatter") and target.config.architecture != "MixtralForCausalLM":
         yield _about("pp_reduce_scatter", "architecture", "pp_reduce_scatter is for Mixtral", "remove it", BUILD)
 
 
-def _given(case: Case) -> Iterator[tuple[str, Option, Any]]:
-    options = contract_of(case.version).options
-    for name, value in case.recipe.engine.extra.items():
+def _given(context: PlanContext) -> Iterator[tuple[str, Option, Any]]:
+    options = version_spec_of(context.version).options
+    for name, value in context.recipe.engine.extra.items():
         if name in options:
             yield name, options[name], value
 
 
-def _on(case: Case, name: str) -> bool:
-    return case.recipe.engine.extra.get(name, False) not in (False, "disable")
+def _on(context: PlanContext, name: str) -> bool:
+    return context.recipe.engine.extra.get(name, False) not in (False, "disable")
 
 
-def _off(case: Case, name: str) -> bool:
-    return case.recipe.engine.extra.get(name) in (False, "disable")
+def _off(context: PlanContext, name: str) -> bool:
+    return context.recipe.engine.extra.get(name) in (False, "disable")
 
 
-def _about(name: str, code: str, message: str, hint: str | None, source: str, *, warns: bool = False) -> Objection:
-    return Objection(f"engine.extra.{name}", code, message, hint, "warning" if warns else "error", source)
+def _about(name: str, code: str, message: str, hint: str | None, source: str, *, warns: bool = False) -> Diagnostic:
+    return Diagnostic(f"engine.extra.{name}", code, message, hint, "warning" if warns else "error", source)
 
 
 RULES = (

@@ -5,57 +5,59 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trtspec.backends.base import Case, Objection
+from trtspec.backends.context import PlanContext
+from trtspec.backends.tensorrt_llm.modes import EXTERNAL, mode_of
 from trtspec.backends.tensorrt_llm.rules.sources import DRAFT_README, EXECUTOR, TRITON, WORLD
-from trtspec.backends.tensorrt_llm.specs import EXTERNAL, engine_specs, uses_draft_logits
+from trtspec.backends.tensorrt_llm.specs import engine_specs, uses_draft_logits
+from trtspec.diagnostics import Diagnostic
 
 # what the checkpoint's mapping says of a node (checkpoint/trtllm.py)
 GPUS_PER_NODE = 8
 
 
-def each_rank_has_a_gpu(case: Case) -> Iterator[Objection]:
+def each_rank_has_a_gpu(context: PlanContext) -> Iterator[Diagnostic]:
     """An engine has as many GPUs as ranks."""
-    placement = case.recipe.serving.placement
-    for spec in engine_specs(case) if placement else ():
+    placement = context.recipe.serving.placement
+    for spec in engine_specs(context) if placement else ():
         if len(spec.gpu_ids) != spec.mapping.ranks:
             message = f"the {spec.role} is divided over {spec.mapping.ranks} GPUs, and {len(spec.gpu_ids)} are named"
             hint = f"name {spec.mapping.ranks}, or change {spec.path}.parallel"
-            yield Objection(f"serving.placement.{spec.role}", "placement", message, hint, source=EXECUTOR)
+            yield Diagnostic(f"serving.placement.{spec.role}", "placement", message, hint, source=EXECUTOR)
 
 
-def one_node(case: Case) -> Iterator[Objection]:
+def one_node(context: PlanContext) -> Iterator[Diagnostic]:
     """Orchestrated workers and the launch command know one node, whose GPUs are numbered from 0."""
-    placement = case.recipe.serving.placement
-    for spec in engine_specs(case):
+    placement = context.recipe.serving.placement
+    for spec in engine_specs(context):
         if spec.mapping.ranks > GPUS_PER_NODE:
             message = (
                 f"the {spec.role} has {spec.mapping.ranks} ranks; engines are served on one node of {GPUS_PER_NODE}"
             )
-            yield Objection(f"{spec.path}.parallel", "placement", message, source=WORLD)
+            yield Diagnostic(f"{spec.path}.parallel", "placement", message, source=WORLD)
         elif placement and max(spec.gpu_ids) >= GPUS_PER_NODE:
             message = f"GPU {max(spec.gpu_ids)}: a node's GPUs are numbered 0 to {GPUS_PER_NODE - 1}"
-            yield Objection(f"serving.placement.{spec.role}", "placement", message, source=WORLD)
+            yield Diagnostic(f"serving.placement.{spec.role}", "placement", message, source=WORLD)
 
 
-def a_draft_is_placed(case: Case) -> Iterator[Objection]:
+def a_draft_is_placed(context: PlanContext) -> Iterator[Diagnostic]:
     """Only a draft model has GPUs of its own."""
-    placement = case.recipe.serving.placement
-    if placement and placement.draft and case.draft is None:
-        message = f"{case.recipe.speculation.method} has no draft model to place"
-        yield Objection("serving.placement.draft", "placement", message, "remove draft", source=TRITON)
+    placement = context.recipe.serving.placement
+    if placement and placement.draft and context.draft_config is None:
+        message = f"{context.recipe.speculation.method} has no draft model to place"
+        yield Diagnostic("serving.placement.draft", "placement", message, "remove draft", source=TRITON)
 
 
-def fast_logits_have_a_way(case: Case) -> Iterator[Objection]:
+def fast_logits_have_a_way(context: PlanContext) -> Iterator[Diagnostic]:
     """They go from the draft's workers to the target's, where drafts are verified with them."""
-    if not case.recipe.serving.fast_logits:
+    if not context.recipe.serving.fast_logits:
         return
-    if case.draft is None or case.method.engine_mode != EXTERNAL:
-        message = f"fast_logits hands a draft model's logits on, and {case.recipe.speculation.method} has none"
-        yield Objection("serving.fast_logits", "not-supported", message, "remove it", source=DRAFT_README)
-    elif not uses_draft_logits(case):
+    if context.draft_config is None or mode_of(context) != EXTERNAL:
+        message = f"fast_logits hands a draft model's logits on, and {context.recipe.speculation.method} has none"
+        yield Diagnostic("serving.fast_logits", "not-supported", message, "remove it", source=DRAFT_README)
+    elif not uses_draft_logits(context):
         message = "fast_logits without use_draft_logits: no logits are handed on"
         hint = "use_draft_logits: true, or remove fast_logits"
-        yield Objection("serving.fast_logits", "not-supported", message, hint, source=DRAFT_README)
+        yield Diagnostic("serving.fast_logits", "not-supported", message, hint, source=DRAFT_README)
 
 
 RULES = (each_rank_has_a_gpu, one_node, a_draft_is_placed, fast_logits_have_a_way)

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trtspec.backends.base import Case, Objection
+from trtspec.backends.context import PlanContext
 from trtspec.backends.tensorrt_llm.memory import GpuLoad, gpu_loads
+from trtspec.backends.tensorrt_llm.modes import EXTERNAL
 from trtspec.backends.tensorrt_llm.rules.sources import (
     BATCHING,
     BUILDER,
@@ -15,88 +16,89 @@ from trtspec.backends.tensorrt_llm.rules.sources import (
     SCHEDULER,
     issue,
 )
-from trtspec.backends.tensorrt_llm.specs import EXTERNAL, engine_specs, gpu_of
+from trtspec.backends.tensorrt_llm.specs import engine_specs, gpu_of
+from trtspec.diagnostics import Diagnostic
 
 MUCH = 16_384  # tokens a step
 
 
-def tokens_hold_the_drafts(case: Case) -> Iterator[Objection]:
+def tokens_hold_the_drafts(context: PlanContext) -> Iterator[Diagnostic]:
     """The builder raises max_num_tokens to what a full batch with its drafts needs."""
-    target, wanted = engine_specs(case)[0], case.recipe.engine.max_num_tokens
+    target, wanted = engine_specs(context)[0], context.recipe.engine.max_num_tokens
     if wanted and target.mode and wanted < target.least_num_tokens:
         message = (
             f"max_num_tokens {wanted} is less than max_batch_size {target.max_batch_size} times {target.nodes + 1}"
         )
         message += " tokens to verify; trtllm-build would raise it"
         hint = f"at least {target.least_num_tokens}"
-        yield Objection("engine.max_num_tokens", "out-of-range", message, hint, source=BUILDER)
+        yield Diagnostic("engine.max_num_tokens", "out-of-range", message, hint, source=BUILDER)
 
 
-def tokens_hold_a_prompt(case: Case) -> Iterator[Objection]:
+def tokens_hold_a_prompt(context: PlanContext) -> Iterator[Diagnostic]:
     """A prompt that is not taken in chunks has to fit into one step."""
-    for spec in engine_specs(case):
+    for spec in engine_specs(context):
         if spec.longest_prompt < min(spec.max_input_len, spec.max_seq_len - 1):
             message = f"prompts of the {spec.role} are not taken in chunks, so that {spec.max_num_tokens} tokens a step"
             message += f" refuse those of max_input_len {spec.max_input_len}"
             hint = f"engine.max_num_tokens: {spec.max_input_len}, or a smaller max_input_len"
-            yield Objection("engine.max_num_tokens", "out-of-range", message, hint, source=MODEL_LIMITS)
+            yield Diagnostic("engine.max_num_tokens", "out-of-range", message, hint, source=MODEL_LIMITS)
 
 
-def chunks_cut_drafts(case: Case) -> Iterator[Objection]:
+def chunks_cut_drafts(context: PlanContext) -> Iterator[Diagnostic]:
     """Behind a text that is taken in chunks, the scheduler drops the drafts that need another block."""
-    target = engine_specs(case)[0]
+    target = engine_specs(context)[0]
     if target.mode == EXTERNAL and target.chunks_prompts:
         message = f"texts are longer than a step of {target.max_num_tokens} tokens and taken in chunks:"
         message += " the scheduler then drops drafts that reach into another block of the KV cache"
         hint = f"engine.max_num_tokens: {target.max_seq_len}"
-        yield Objection("engine.max_num_tokens", "drafts", message, hint, "warning", SCHEDULER)
+        yield Diagnostic("engine.max_num_tokens", "drafts", message, hint, "warning", SCHEDULER)
 
 
-def many_tokens(case: Case) -> Iterator[Objection]:
+def many_tokens(context: PlanContext) -> Iterator[Diagnostic]:
     """Very large steps are advised against: they take much memory, and tensors may grow too large."""
-    tokens = max(spec.max_num_tokens for spec in engine_specs(case))
+    tokens = max(spec.max_num_tokens for spec in engine_specs(context))
     if tokens > MUCH:
         message = f"{tokens} tokens a step; upstream advises against more than {MUCH}"
-        yield Objection("engine.max_num_tokens", "out-of-range", message, None, "warning", NUM_TOKENS)
+        yield Diagnostic("engine.max_num_tokens", "out-of-range", message, None, "warning", NUM_TOKENS)
 
 
-def weights_fit(case: Case) -> Iterator[Objection]:
+def weights_fit(context: PlanContext) -> Iterator[Diagnostic]:
     """Weights and activations have to fit with something left for the KV cache."""
-    for load in gpu_loads(case) if gpu_of(case) else ():
+    for load in gpu_loads(context) if gpu_of(context) else ():
         if load.fixed >= load.memory:
             message = f"GPU {load.id}: weights and activations take about {_gib(load.fixed)},"
             message += f" and the GPU has {_gib(load.memory)}"
             hint = "divide the model (parallel), store it in FP8, or lower max_num_tokens"
-            yield Objection("engine.gpu", "memory", message, hint, source=f"{issue(1221)}, {issue(2451)}")
+            yield Diagnostic("engine.gpu", "memory", message, hint, source=f"{issue(1221)}, {issue(2451)}")
 
 
-def a_text_fits(case: Case) -> Iterator[Objection]:
+def a_text_fits(context: PlanContext) -> Iterator[Diagnostic]:
     """The runtime lowers the longest text to what the KV cache holds, with a line in its log."""
-    longest = max(spec.built_seq_len for spec in engine_specs(case))
-    for load in _loaded(case):
+    longest = max(spec.built_seq_len for spec in engine_specs(context))
+    for load in _loaded(context):
         if load.cache_tokens < longest:
             message = (
                 f"GPU {load.id}: about {_gib(load.cache_limit)} are left for KV caches, {load.cache_tokens} tokens;"
             )
             message += f" one text may have {longest}, its drafts counted"
             hint = "lower engine.max_seq_len, kv_cache: fp8, or more GPUs"
-            yield Objection("engine.max_seq_len", "memory", message, hint, source=BATCHING)
+            yield Diagnostic("engine.max_seq_len", "memory", message, hint, source=BATCHING)
 
 
-def the_batch_fits(case: Case) -> Iterator[Objection]:
+def the_batch_fits(context: PlanContext) -> Iterator[Diagnostic]:
     """Requests wait for room in the KV cache."""
-    longest = max(spec.built_seq_len for spec in engine_specs(case))
-    batch = case.recipe.engine.max_batch_size
-    loads = [load for load in _loaded(case) if longest <= load.cache_tokens < batch * longest]
+    longest = max(spec.built_seq_len for spec in engine_specs(context))
+    batch = context.recipe.engine.max_batch_size
+    loads = [load for load in _loaded(context) if longest <= load.cache_tokens < batch * longest]
     if loads:
         least = min(loads, key=lambda load: load.cache_tokens)
         message = f"GPU {least.id}: KV caches have room for {least.cache_tokens // longest} of max_batch_size {batch}"
         message += " texts of max_seq_len at once; the others wait"
-        yield Objection("engine.max_batch_size", "memory", message, None, "warning", BATCHING)
+        yield Diagnostic("engine.max_batch_size", "memory", message, None, "warning", BATCHING)
 
 
-def _loaded(case: Case) -> list[GpuLoad]:
-    return [load for load in gpu_loads(case) if load.memory > load.fixed]
+def _loaded(context: PlanContext) -> list[GpuLoad]:
+    return [load for load in gpu_loads(context) if load.memory > load.fixed]
 
 
 def _gib(count: int) -> str:

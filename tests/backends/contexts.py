@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recipes for engines with the sizes of published models, as `check` would hand them to the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.configs import model_config
+from trtspec.backends.context import Choice, PlanContext
+from trtspec.checkpoint.model_config import ModelConfig
+from trtspec.checkpoint.rules import Matched, Part, Rule, Stage
+from trtspec.checkpoint.source import Source
+from trtspec.methods.base import DraftHead, find_method
+from trtspec.models.source_head import SourceHead
+from trtspec.models.source_model import SourceModel
+from trtspec.recipe.schema import Recipe
+
+# config.json of the published checkpoints
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama-3.1-8b": {
+        "vocab_size": 128256, "hidden_size": 4096, "num_layers": 32, "num_heads": 32, "num_kv_heads": 8,
+        "head_size": 128, "intermediate_size": 14336, "max_positions": 131072,
+    },
+    "llama-3.3-70b": {
+        "vocab_size": 128256, "hidden_size": 8192, "num_layers": 80, "num_heads": 64, "num_kv_heads": 8,
+        "head_size": 128, "intermediate_size": 28672, "max_positions": 131072,
+    },
+    "llama-3.2-1b": {
+        "vocab_size": 128256, "hidden_size": 2048, "num_layers": 16, "num_heads": 32, "num_kv_heads": 8,
+        "head_size": 64, "intermediate_size": 8192, "max_positions": 131072, "tied_embeddings": True,
+    },
+    "vicuna-7b": {
+        "vocab_size": 32000, "hidden_size": 4096, "num_layers": 32, "num_heads": 32, "num_kv_heads": 32,
+        "head_size": 128, "intermediate_size": 11008, "max_positions": 4096,
+    },
+    "qwen2.5-7b": {
+        "architecture": "Qwen2ForCausalLM", "vocab_size": 152064, "hidden_size": 3584, "num_layers": 28,
+        "num_heads": 28, "num_kv_heads": 4, "head_size": 128, "intermediate_size": 18944, "max_positions": 32768,
+        "attn_bias": True,
+    },
+    "mixtral-8x7b": {
+        "architecture": "MixtralForCausalLM", "vocab_size": 32000, "hidden_size": 4096, "num_layers": 32,
+        "num_heads": 32, "num_kv_heads": 8, "head_size": 128, "intermediate_size": 14336, "max_positions": 32768,
+        "num_experts": 8, "experts_per_token": 2,
+    },
+}  # fmt: skip
+
+HEADS = {
+    "medusa": "MedusaForCausalLM",
+    "eagle": "EagleForCausalLM",
+    "redrafter": "ReDrafterForLLaMALM",
+    "eagle3": "Eagle3ForCausalLM",
+}
+SOURCE = Source(Path("/nowhere"), {"model_type": "llama"}, {})
+PLAIN: dict[str, Any] = {"gpu": "h100", "backend": "tensorrt_llm", "max_batch_size": 4, "max_seq_len": 2048}
+
+
+def shape(name: str, **changes: Any) -> ModelConfig:
+    """Return a published model's description."""
+    return model_config(**SHAPES[name] | changes)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A recipe as it is written, and the models that lie where it looks for them; the draft's if it is one."""
+
+    document: dict[str, Any]
+    target: ModelConfig
+    draft: ModelConfig | None = None
+
+
+def ask(target: ModelConfig | str = "llama-3.1-8b", draft: ModelConfig | str | None = None, **changes: Any) -> Asked:
+    """Return a recipe; `changes` are its dotted keys, with __ for the dots: engine__max_batch_size=8.
+
+    Methods that need something to draft with get it, from ./draft.
+    """
+    document: dict[str, Any] = {
+        "schema": "trtspec.recipe/1",
+        "name": "case",
+        "target": {"model": "./target"},
+        "engine": dict(PLAIN),
+    }
+    if find_method(changes.get("speculation__method", "none")).drafts_with != "nothing":
+        changes.setdefault("speculation__draft__model", "./draft")
+    for dotted, value in changes.items():
+        *sections, key = dotted.split("__")
+        section = document
+        for name in sections:
+            section = section.setdefault(name, {})
+        section[key] = value
+    return Asked(document, *(shape(model) if isinstance(model, str) else model for model in (target, draft)))
+
+
+def ask_pair(**changes: Any) -> Asked:
+    """Return Llama 3.1 8B with a draft model of 1B."""
+    return ask(**{"draft": "llama-3.2-1b", "speculation__method": "draft_target", **changes})
+
+
+def context_of(asked: Asked, version: str = "1.2.1") -> PlanContext:
+    """Return what a backend is asked; methods that draft from inside get a head of one small matrix."""
+    recipe = Recipe.model_validate(asked.document)
+    speculation, method = recipe.speculation, find_method(recipe.speculation.method)
+    options = method.parse(speculation.options)
+    draft_len = speculation.draft_len
+    return PlanContext(
+        recipe=recipe,
+        choice=Choice(recipe.engine.backend, "a test", version),
+        method=method,
+        options=options,
+        draft_shape=method.draft_shape(options, method.default_draft_len if draft_len is None else draft_len),
+        sources={"target": SOURCE} | ({"draft": SOURCE} if speculation.draft else {}),
+        target=source_model(asked.target) if asked.target else None,
+        draft=source_model(asked.draft) if asked.draft else None,
+        head=_head(speculation.method) if method.drafts_with == "head" else None,
+    )
+
+
+def make_context(*models: ModelConfig | str, version: str = "1.2.1", **changes: Any) -> PlanContext:
+    """Return the context of `ask`'s recipe."""
+    return context_of(ask(*models, **changes), version)
+
+
+def make_pair(**changes: Any) -> PlanContext:
+    """Return the context of `ask_pair`'s recipe."""
+    return context_of(ask_pair(**changes))
+
+
+def source_model(config: ModelConfig) -> SourceModel:
+    """Return a source of which nothing but its description is asked."""
+    return SourceModel(SOURCE, "a family", "", config, [], Matched({}, {}), None)
+
+
+def _head(method: str) -> SourceHead:
+    head = DraftHead(
+        config={"architecture": HEADS[method]},
+        rules=[Rule("head.weight", (Part("head.weight", (64, 32)),), Stage.LAST)],
+    )
+    return SourceHead(SOURCE, head, Matched({}, {}))

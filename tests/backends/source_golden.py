@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One repository of the LLM API and one of vLLM for each method, as they were read and found right.
+
+The files lie in golden_llmapi/METHOD and golden_vllm/METHOD; `python -m tests.backends.source_golden` writes them anew:
+read what changed before you keep it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from tests.backends.source_contexts import facts, source_context
+from trtspec.backends.context import PlanContext
+from trtspec.backends.llmapi.model_yaml import model_yaml
+from trtspec.backends.llmapi.repository import EmitLlmApiRepository
+from trtspec.backends.llmapi.speculative import is_greedy_only
+from trtspec.backends.vllm.model_json import model_json
+from trtspec.backends.vllm.repository import EmitVllmRepository
+from trtspec.recipe.resolve import input_len_of
+from trtspec.triton.emission import ServingSettings
+
+LLMAPI, VLLM = (Path(__file__).with_name(name) / "golden" for name in ("llmapi", "vllm"))
+TARGET, DRAFT = "../../checkpoints/target", "../../checkpoints/draft"
+REVISION = "0123456789abcdef0123456789abcdef01234567"
+
+MTP = facts({"model_type": "deepseek_v3", "num_nextn_predict_layers": 1})
+DRAFT_TARGET = {"target__parallel": {"tensor": 2}, "speculation__draft_len": 5}
+EAGLE3 = {"speculation__draft_len": 3}
+TREE = {"speculation__options": {"top_k": 4, "nodes": 12}}
+NGRAM = {"speculation__draft_len": 8, "speculation__options": {"max_match": 4}}
+
+# method: version and recipe
+LLMAPI_CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "draft_target": ("1.2.1", DRAFT_TARGET | {"serving__placement": {"target": [2, 3]}}),
+    "ngram": ("1.0.0", NGRAM | {"serving__streaming": False}),
+    "eagle3": ("1.3.0rc27", EAGLE3 | TREE | {"target__quantization": {"kv_cache": "fp8"}}),
+    "mtp": ("1.2.1", {"target_facts": MTP, "engine__max_batch_size": 16}),
+}
+VLLM_CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "draft_target": ("0.19.0", DRAFT_TARGET | {"target__quantization": {"weights": "fp8", "kv_cache": "fp8"}}),
+    "ngram": ("0.24.0", NGRAM),
+    "eagle": ("0.24.0", {"target__model": "org/model", "target__revision": REVISION}),
+    "eagle3": ("0.24.0", EAGLE3),
+}
+
+
+def llmapi_case(method: str) -> PlanContext:
+    version, changes = LLMAPI_CASES[method]
+    return source_context("llmapi", version, method, **changes)
+
+
+def vllm_case(method: str) -> PlanContext:
+    version, changes = VLLM_CASES[method]
+    return source_context("vllm", version, method, **changes)
+
+
+def emit_llmapi(method: str, out: Path) -> None:
+    """Write the repository of a method's case."""
+    case = llmapi_case(method)
+    engine, serving = case.recipe.engine, case.recipe.serving
+    settings = ServingSettings(
+        max_batch_size=engine.max_batch_size,
+        max_queue_size=serving.max_queue_size,
+        max_queue_delay_us=serving.max_queue_delay_us,
+        streaming=serving.streaming,
+    )
+    EmitLlmApiRepository(
+        (),
+        settings,
+        json.dumps(model_yaml(case, TARGET, DRAFT)),
+        max_input_len=input_len_of(engine),
+        max_seq_len=engine.max_seq_len,
+        gpu_ids=tuple(serving.placement.target) if serving.placement else (),
+        greedy_only=is_greedy_only(case),
+    ).emit(out)
+
+
+def emit_vllm(method: str, out: Path) -> None:
+    """Write the repository of a method's case; one of them names its target on the hub."""
+    case = vllm_case(method)
+    model = case.recipe.target.model
+    target = TARGET if model.startswith(".") else model
+    EmitVllmRepository((), json.dumps(model_json(case, target, DRAFT))).emit(out)
+
+
+if __name__ == "__main__":
+    for root, methods, emit in ((LLMAPI, LLMAPI_CASES, emit_llmapi), (VLLM, VLLM_CASES, emit_vllm)):
+        shutil.rmtree(root, ignore_errors=True)
+        for name in methods:
+            emit(name, root / name)
+        for code in [*root.rglob("*.py"), *root.rglob(".gitkeep")]:
+            code.unlink()

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Triton repository of the torch engine: ensemble -> preprocessing -> tensorrt_llm -> postprocessing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtspec.artifacts.paths import TOKENIZER, checkpoint, from_model
+from trtspec.steps.repository import EmitRepository
+from trtspec.triton.emission import Parameters, ServingSettings, emit_model
+from trtspec.triton.names import ENSEMBLE, POSTPROCESSING, PREPROCESSING, TARGET
+
+MODELS = (ENSEMBLE, PREPROCESSING, TARGET, POSTPROCESSING)
+
+
+@dataclass(frozen=True)
+class EmitTorchRepository(EmitRepository):
+    """Write the models; `engine_settings` is EngineSettings as JSON."""
+
+    serving: ServingSettings
+    engine_settings: str
+    has_draft: bool
+
+    def emit(self, out: Path) -> None:
+        """Write the models."""
+        parameters: Parameters = {
+            "tokenizer_dir": from_model(TOKENIZER),
+            "gpt_model_path": from_model(checkpoint("target")),
+            "draft_model_path": from_model(checkpoint("draft")) if self.has_draft else "",
+            "engine_settings": self.engine_settings,
+        }
+        for model in MODELS:
+            emit_model(out, model, self.serving, parameters)

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recipes that move to the LLM API, from engines or from another version of its own.
+
+From 1.3 on there is no trtllm-build (NVIDIA/TensorRT-LLM pulls 15763, 15907 and 15918): engines end at 1.2.1, and the
+LLM API's PyTorch backend, which knows neither Medusa, EAGLE-1/2, lookahead nor ReDrafter
+(docs/source/legacy/tensorrt-backend-removal.md), takes a Hugging Face checkpoint as it is.
+"""
+
+from __future__ import annotations
+
+from trtspec.backends.migration import Migration
+from trtspec.backends.trtllm_versions import VersionSpec, version_spec_of
+from trtspec.recipe.schema import Recipe
+
+# EAGLE-3 nets that their authors publish for a target (SafeAILab/EAGLE:README.md).
+EAGLE3_NETS = {
+    "lmsys/vicuna-13b-v1.3": "yuhuili/EAGLE3-Vicuna1.3-13B",
+    "meta-llama/Llama-3.1-8B-Instruct": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
+    "meta-llama/Llama-3.3-70B-Instruct": "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B",
+    "deepseek-ai/DeepSeek-R1-Distill-Llama-8B": "yuhuili/EAGLE3-DeepSeek-R1-Distill-LLaMA-8B",
+}
+# Options of trtllm-build that say something the LLM API says elsewhere (tensorrt_llm/llmapi/llm_args.py).
+ELSEWHERE = {
+    "tokens_per_block": "kv_cache_config.tokens_per_block",
+    "logits_dtype": "nothing: logits are float32",
+    "gather_context_logits": "the request's return_context_logits",
+    "gather_generation_logits": "the request's return_generation_logits",
+    "lora_dir": "lora_config.lora_dir",
+    "max_lora_rank": "lora_config.max_lora_rank",
+}
+
+
+def migrate(migration: Migration, recipe: Recipe) -> None:
+    """Move a recipe."""
+    document, engine, spec = migration.document, migration.document["engine"], version_spec_of(migration.version)
+    for option in recipe.engine.extra:
+        said = f"say it as {ELSEWHERE[option]}" if option in ELSEWHERE else "it is about TensorRT engines"
+        migration.drop(f"engine.extra.{option}", f"there is no trtllm-build: {said}")
+    if "extra" in engine and not engine["extra"]:
+        del engine["extra"]
+    migration.drop("engine.build", "nothing is built")
+    migration.drop("serving.fast_logits", "draft and target run in one executor")
+    if isinstance(document.get("serving", {}).get("placement"), dict):
+        migration.drop("serving.placement.draft", "the draft runs where the target runs")
+    _method(migration, recipe, spec)
+    _quantization(migration, recipe)
+    for section in ("gates", "serving"):
+        if section in document:
+            migration.note("kept", section, "holds as it is")
+
+
+def _method(migration: Migration, recipe: Recipe, spec: VersionSpec) -> None:
+    method = recipe.speculation.method
+    if method == "none":
+        return
+    if found := spec.api.methods.get(method):
+        migration.note("kept", "speculation.method", f"{method} is the LLM API's decoding_type {found.name}")
+        migration.drop("speculation.draft.parallel", "the draft is divided as the target is")
+        migration.drop("speculation.draft.quantization", "the draft's checkpoint runs as it is stored")
+        return
+    gone = f"{method} has no successor in the LLM API"
+    net = EAGLE3_NETS.get(recipe.target.model) if method in ("medusa", "eagle", "redrafter") else None
+    if net:
+        migration.document["speculation"] = {"method": "eagle3", "draft_len": 4, "draft": {"model": net}}
+        migration.note("changed", "speculation.method", f"{gone}; eagle3 drafts with a net published for this target")
+        migration.note("open", "speculation.draft.revision", f"the commit of {net} that you mean")
+        return
+    migration.document["speculation"] = {"method": "ngram", "draft_len": 4}
+    why = "ngram needs no training; an EAGLE-3 net trained for the target drafts better"
+    migration.note("changed", "speculation.method", f"{gone}; {why}")
+    if recipe.gates.min_acceptance or recipe.gates.min_speedup:
+        migration.note("kept", "gates", "its limits were set for another method: measure again")
+
+
+def _quantization(migration: Migration, recipe: Recipe) -> None:
+    weights = recipe.target.quantization.weights
+    if weights == "none":
+        return
+    why = f"the LLM API quantizes nothing: name a checkpoint that is stored in {weights}, as ModelOpt exports it"
+    migration.drop("target.quantization.weights", why)
+    migration.drop("target.quantization.calibration", "nothing is calibrated")
+    migration.drop("target.quantization.exclude", "the checkpoint says so itself")
+    migration.note("open", "target.model", why)

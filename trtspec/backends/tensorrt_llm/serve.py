@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How engines are served: on the machine that they were built for, by one process or one for each rank.
+
+An engine runs on the GPU, the driver and the versions that built it, and nowhere else: what would fail while it is
+loaded, or quietly compute on other kernels, is refused before a server is started.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from trtspec.artifacts.manifest import Manifest
+from trtspec.backends.gpus import Gpu, find_gpu
+from trtspec.backends.serving import Launch, Serving
+from trtspec.backends.tensorrt_llm.installed import installed_versions, seen_gpus
+from trtspec.backends.tensorrt_llm.placement import ENVIRONMENT, LAUNCH, MODEL_NAMES, no_pools
+from trtspec.backends.tensorrt_llm.repository import relocate
+from trtspec.backends.tensorrt_llm.toolchain import BUILDER
+from trtspec.errors import DeployError
+
+MAX_LAUNCH_BYTES = 1 << 20
+MOST_RANKS = 512
+
+
+def check_machine(artifact: Path, manifest: Manifest) -> None:
+    """Raise DeployError where this machine is another than the artifact's engine was built for."""
+    built = {**manifest.tools, **manifest.gpu}
+    here = _machine(find_gpu(str(built.get("name"))))
+    odd = [f"{key} {built.get(key)} when built, {value} here" for key, value in here.items() if built.get(key) != value]
+    if odd:
+        hint = "build the recipe on this machine; what is converted already is not converted again"
+        raise DeployError(
+            f"the engines were built for another machine: {'; '.join(odd)}", where=str(artifact), hint=hint
+        )
+
+
+def read_launch(artifact: Path) -> Launch:
+    """Return how an artifact is launched."""
+    path = artifact / LAUNCH
+    try:
+        if path.stat().st_size > MAX_LAUNCH_BYTES:
+            raise ValueError("too large")
+        return _parse_launch(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DeployError(f"cannot be read: {error}", where=str(path), hint="build it again") from None
+
+
+def _parse_launch(document: dict[str, Any]) -> Launch:
+    """Take from the document numbers and known names alone: no word of it is run."""
+    world_size, models = document["world_size"], [model["name"] for model in document["models"]]
+    if type(world_size) is not int or not 1 <= world_size <= MOST_RANKS:
+        raise ValueError(f"world_size {world_size!r}")
+    if not models or not set(models) <= set(MODEL_NAMES.values()):
+        raise ValueError(f"models {models!r}")
+    environment = {key: str(document["environment"][key]) for key in ENVIRONMENT if key in document["environment"]}
+    if any(value not in ("0", "1") for value in environment.values()):
+        raise ValueError(f"environment {environment!r}")
+    gpu_ids = [int(gpu_id) for model in document["models"] for gpu_id in model["gpu_device_ids"]]
+    if not all(0 <= gpu_id < MOST_RANKS for gpu_id in gpu_ids):
+        raise ValueError(f"gpu_device_ids {gpu_ids!r}")
+    spawns = environment.get(ENVIRONMENT[1]) == "1"
+    return Launch(world_size, tuple(models), environment, no_pools(gpu_ids) if spawns else ())
+
+
+def _machine(wanted: Gpu) -> dict[str, Any]:
+    """Return what decides whether an engine can be loaded, in the manifest's words, as it is here."""
+    builder = shutil.which(BUILDER)
+    if builder is None:
+        hint = "deploy in the container that has TensorRT-LLM: its version has to be the one that built the engines"
+        raise DeployError(f"{BUILDER} is not on PATH, so that nothing tells TensorRT-LLM's version", hint=hint)
+    tensorrt_llm, tensorrt = installed_versions(Path(builder))
+    gpus = seen_gpus()
+    fitting = [gpu for gpu in gpus if gpu.is_a(wanted)]
+    gpu = next(iter([*fitting, *gpus]), None)
+    return {
+        "tensorrt_llm": tensorrt_llm,
+        "tensorrt": tensorrt,
+        "name": wanted.name if fitting else gpu.name if gpu else "no GPU",
+        "sm": gpu.sm if gpu else 0,
+        "driver": gpu.driver if gpu else "",
+    }
+
+
+SERVING = Serving(triton_backend="tensorrtllm", check_machine=check_machine, stage=relocate, launch=read_launch)

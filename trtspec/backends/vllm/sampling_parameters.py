@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How to sample, from the tensors of NVIDIA's ensemble to the JSON text that Triton's vLLM backend takes.
+
+What is left out means the same as on our other engines: greedy without a temperature, the text without the prompt.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from trtspec.errors import TrtspecError
+from trtspec.generation.checks import check_request
+from trtspec.generation.request import Limits, Request, Sampling
+from trtspec.triton.python_models.tensors import (
+    Array,
+    Inputs,
+    Settings,
+    read_sampling,
+    refuse_unsupported,
+    respond_each,
+)
+
+ENGINE = "vLLM"
+LIMITS = Limits(max_seq_len=1 << 31)  # vLLM holds texts against its own
+
+
+class TritonPythonModel:
+    """Triton calls these by name."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        self.end_ids = Settings(args).tokenizer().end_ids
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        return respond_each(pb_utils, requests, self.answer)
+
+    def answer(self, inputs: Inputs) -> list[tuple[str, Array]]:
+        """Return the tensors that vLLM's model takes beside the text."""
+        self.check(inputs)
+        exclude_input = inputs.scalar("exclude_input_in_output", True)
+        if inputs.scalar("stream", False) and not exclude_input:
+            raise TrtspecError("exclude_input_in_output: false is not served in a stream by vLLM")
+        text = json.dumps(self.parameters(inputs))
+        return [
+            ("sampling_parameters", np.array([[text.encode()]], object)),
+            ("exclude_input", np.array([[exclude_input]])),
+            ("return_counts", np.array([[True]])),
+        ]
+
+    def check(self, inputs: Inputs) -> None:
+        """Raise for what vLLM does not do, or would say less clearly."""
+        refuse_unsupported(inputs, ENGINE)
+        if inputs.texts("bad_words"):
+            raise TrtspecError(f"bad_words is not supported by {ENGINE}")
+        if inputs.scalar("return_generation_logits", False):
+            raise TrtspecError(f"return_generation_logits is not supported by {ENGINE}")
+        if inputs.scalar("num_draft_tokens") is not None:
+            hint = "leave it out; to compare, serve the recipe with method: none beside it"
+            raise TrtspecError(f"num_draft_tokens is not supported by {ENGINE}: model.json decides", hint=hint)
+        if not "".join(inputs.texts("text_input")):
+            raise TrtspecError("text_input is empty")
+
+    def parameters(self, inputs: Inputs) -> dict[str, Any]:
+        """Return vLLM's SamplingParams as JSON values."""
+        sampling = Sampling(**read_sampling(inputs, "runtime_"))
+        asked = Request((0,), inputs.scalar("max_tokens"), sampling, stop=tuple(inputs.texts("stop_words")))
+        check_request(asked, LIMITS, vocab_size=1, has_tokenizer=True)
+        end_id = inputs.scalar("end_id")
+        is_own = end_id is None or end_id in self.end_ids
+        return {
+            "max_tokens": asked.max_new_tokens,
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+            "seed": sampling.seed,
+            "stop": list(asked.stop),
+            "ignore_eos": not is_own,
+            "stop_token_ids": list(self.end_ids) if is_own else [end_id] * (end_id >= 0),
+        }

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The acceptance rules as an engine asks for them: in torch, or compiled where a library of them was built.
+
+Both say the same of a batch, except where a uniform lies within float32's rounding of where the result changes. The
+choice is made once, when an engine is loaded; nothing is compiled here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trtspec.errors import TrtspecError
+from trtspec.kernels.bindings import KernelLibrary, load_library
+from trtspec.kernels.build import find_libraries
+from trtspec.kernels.chain import verify_chain
+from trtspec.kernels.exact import EMPTY, NONFINITE, DraftKind, Mode
+from trtspec.kernels.sampling import SamplingParams
+from trtspec.kernels.tree import Tree, Typical, verify_tree
+from trtspec.kernels.verify_result import VerifyResult
+
+log = logging.getLogger(__name__)
+
+KERNELS = ("verify_chain", "verify_tree")
+
+
+class Verifier(Protocol):
+    """Verification of chains and of trees; the arguments are those of `chain.verify_chain` and `tree.verify_tree`."""
+
+    def chain(
+        self,
+        logits: Tensor,
+        tokens: Tensor,
+        lens: Sequence[int],
+        warp: SamplingParams | None = None,
+        draft_probs: Tensor | None = None,
+        uniforms: Tensor | None = None,
+    ) -> list[VerifyResult]:
+        """Return how much of each row's chain the target takes, and its next token."""
+
+    def tree(
+        self,
+        logits: Tensor,
+        tokens: Tensor,
+        tree: Tree,
+        limits: Sequence[int],
+        warp: SamplingParams | None = None,
+        draft_probs: Tensor | None = None,
+        uniforms: Tensor | None = None,
+        typical: Typical | None = None,
+    ) -> list[VerifyResult]:
+        """Return the path of each row's tree that the target takes, and its next token."""
+
+
+class TorchRules:
+    """The rules in torch's own operations."""
+
+    chain = staticmethod(verify_chain)
+    tree = staticmethod(verify_tree)
+
+
+@dataclass(frozen=True)
+class CompiledRules:
+    """The rules of a library, which takes logits of float32, float16 and bfloat16.
+
+    A target whose logits are NaN or infinite is a TrtspecError: a text must not go on from there.
+    """
+
+    library: KernelLibrary
+
+    def chain(
+        self,
+        logits: Tensor,
+        tokens: Tensor,
+        lens: Sequence[int],
+        warp: SamplingParams | None = None,
+        draft_probs: Tensor | None = None,
+        uniforms: Tensor | None = None,
+    ) -> list[VerifyResult]:
+        """Verify chains in one call, and bring its outcome to the host in one transfer."""
+        found = self.library.verify_chain(
+            target=logits,
+            tokens=tokens.to(torch.int32),
+            lengths=_ints(lens, logits.device),
+            draft=draft_probs,
+            draft_kind=DraftKind.PROBABILITIES,
+            threads=1,
+            **_sampling(warp, uniforms),
+        )
+        rows = torch.stack([found.status, found.accepted, found.next], 1).tolist()
+        _check_rows([status for status, *_ in rows])
+        return [VerifyResult(list(range(1, count + 1)), token) for _, count, token in rows]
+
+    def tree(
+        self,
+        logits: Tensor,
+        tokens: Tensor,
+        tree: Tree,
+        limits: Sequence[int],
+        warp: SamplingParams | None = None,
+        draft_probs: Tensor | None = None,
+        uniforms: Tensor | None = None,
+        typical: Typical | None = None,
+    ) -> list[VerifyResult]:
+        """Verify trees in one call, and bring its outcome to the host in one transfer."""
+        mode, options = _mode(draft_probs, typical)
+        parents = torch.from_numpy(tree.parents.astype(np.int32)).to(tokens.device)
+        found = self.library.verify_tree(
+            target=logits,
+            tokens=tokens.to(torch.int32),
+            parents=parents.expand(tokens.shape).contiguous(),
+            limits=_ints(limits, logits.device),
+            mode=mode,
+            draft=draft_probs if mode == Mode.DRAWN else None,
+            draft_kind=DraftKind.PROBABILITIES,
+            threads=1,
+            **options,
+            **_sampling(warp, uniforms),
+        )
+        columns = torch.stack([found.status, found.path_len, found.next], 1)
+        rows = torch.cat([columns, found.path], 1).tolist()
+        _check_rows([status for status, *_ in rows])
+        return [VerifyResult(path[:length], token) for _, length, token, *path in rows]
+
+
+def libraries_of(artifact: Path) -> tuple[Path, ...]:
+    """Return the libraries that may verify for an artifact: its own, then what was compiled on this machine before."""
+    return (*sorted((artifact / "plugins").glob("*.so")), *find_libraries(KERNELS))
+
+
+def choose_rules(candidates: Sequence[Path], device: torch.device, dtype: torch.dtype) -> Verifier:
+    """Return the rules of the first library that serves logits of `dtype` on `device`, or where none does, torch's."""
+    if dtype == torch.float64:
+        log.info("drafts are verified in torch: the model computes in float64, which the compiled rules do not take")
+        return TorchRules()
+    for path in candidates:
+        try:
+            rules = CompiledRules(load_library(path))
+            _prove(rules, device, dtype)
+        except TrtspecError as error:
+            log.warning("drafts are not verified by a compiled library: %s", error)
+        else:
+            log.info("drafts are verified by %s", path)
+            return rules
+    log.info("drafts are verified in torch")
+    return TorchRules()
+
+
+def _prove(rules: CompiledRules, device: torch.device, dtype: torch.dtype) -> None:
+    """Let a library verify a draft of no tokens: it may lack the kernels, or code for this very machine."""
+    logits = torch.tensor([[[0.0, 1.0]]], device=device, dtype=dtype)
+    tokens = torch.zeros((1, 1), dtype=torch.int32, device=device)
+    rules.chain(logits, tokens[:, :0], [0])
+    rules.tree(logits, tokens, Tree(np.array([[-1]])), [0])
+
+
+def _sampling(warp: SamplingParams | None, uniforms: Tensor | None) -> dict[str, Any]:
+    """Return how a library's rows sample; nothing where all are greedy."""
+    if warp is None or uniforms is None:
+        return {}
+    how = {"temperature": warp.temperature.contiguous(), "uniforms": (uniforms * 2.0**32).to(torch.uint32)}
+    if warp.truncates:
+        how |= {"top_k": warp.top_k.to(torch.int32), "top_p": warp.top_p.contiguous()}
+    return how
+
+
+def _mode(draft_probs: Tensor | None, typical: Typical | None) -> tuple[Mode, dict[str, Any]]:
+    """Return how a library is to verify a tree, and the numbers that this takes."""
+    if typical is not None:
+        return Mode.TYPICAL, {"threshold": typical.threshold, "alpha": typical.alpha}
+    return (Mode.CHOSEN if draft_probs is None else Mode.DRAWN), {}
+
+
+def _ints(values: Sequence[int], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=device)
+
+
+def _check_rows(statuses: Sequence[int]) -> None:
+    """Raise for what a target must not say; a draft that is no distribution costs acceptance, not the text's law."""
+    for row, status in enumerate(statuses):
+        if status & (NONFINITE | EMPTY):
+            raise TrtspecError(f"the target's logits of row {row} are NaN or infinite")

@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every acceptance rule says about one row of a batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class VerifyResult:
+    """`path`: the accepted nodes from the root down, without the root (a chain's are 1, 2, ...); `token` comes next."""
+
+    path: list[int]
+    token: int

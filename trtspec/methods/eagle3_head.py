@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An EAGLE-3 net inside its target's checkpoint: its tensors, and what config.json says of it.
+
+No engine of TensorRT reads such nets, so there is no layout to follow but TensorRT-LLM's words for their parts. In
+config.json "eagle3_net_config" describes the layer as EAGLE's "eagle_net_config" does, and "eagle3" what is not found
+in other models. The tensors' names begin with `eagle3.`:
+
+    input_norm.weight, fc_norm.{n}.weight     norms before fc: over all of the target's hidden states, or over each
+    fc.weight, fc.bias                        makes one of the hidden states side by side
+    vocab_embedding.weight                    where it is not the target's
+    layers.0.*                                a layer of a model, but attention.qkv reads twice the width: the embedding
+                                              after input_layernorm, behind it the hidden state after hidden_norm
+    norm.weight
+    lm_head.weight                            where it is not the target's
+    d2t, int64                                by how much the target's id of a token is larger than the draft's
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
+from trtspec.checkpoint.rules import Part, Rule, Stage
+from trtspec.checkpoint.trtllm import read_config
+from trtspec.families.decoder import attention, mlp
+
+NAME, LAYER_CONFIG = "eagle3", "eagle3_net_config"
+LAYER = f"{NAME}.layers.0"
+EMBEDDING = "embed_tokens.weight"  # in sources
+
+_SWITCHES = ("norm_before_fc", "fc_norm", "norm_before_residual", "norm_output",
+             "fc_bias", "own_embedding", "own_head", "maps_ids")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class NetConfig:
+    """An EAGLE-3 head of one layer, for a target of the hidden size and vocabulary given.
+
+    `layer` describes the layer, and the vocabulary that is drafted from. `aux_layers` are the target's auxiliary
+    hidden-state layers, which fc reads: i is the input of layer i, the number of layers the output of the last one.
+    They are normed together with `norm_before_fc`, apart with `fc_norm`. The layer adds to its hidden state, or with
+    `norm_before_residual` to that after hidden_norm; the next step reads the layer's output, with `norm_output` after
+    the last norm. The rest says which tensors there are beyond those that every head has.
+    """
+
+    layer: ModelConfig
+    aux_layers: tuple[int, ...]
+    target_hidden_size: int
+    target_vocab_size: int
+    norm_before_fc: bool
+    fc_norm: bool
+    norm_before_residual: bool
+    norm_output: bool
+    fc_bias: bool
+    own_embedding: bool
+    own_head: bool
+    maps_ids: bool
+
+    @property
+    def fuse_norms(self) -> tuple[str, ...]:
+        """Return the names of the norms before fc."""
+        if self.norm_before_fc:
+            return ("input_norm",)
+        return tuple(f"fc_norm.{number}" for number in range(len(self.aux_layers) * self.fc_norm))
+
+    def render(self) -> dict[str, Any]:
+        """Return what config.json says of it beside the layer."""
+        return {"aux_layers": list(self.aux_layers), **{key: getattr(self, key) for key in _SWITCHES}}
+
+
+def read_net(document: ConfigReader, names: Collection[str], target: ModelConfig) -> NetConfig | None:
+    """Return the net that the config.json of a target describes, None where there is none; `names` are its tensors."""
+    section, layer = document.section(NAME), document.section(LAYER_CONFIG)
+    if section is None or layer is None:
+        return None
+    aux_layers = tuple(section.get("aux_layers", list))
+    if not aux_layers or not all(
+        type(aux_layer) is int and 0 <= aux_layer <= target.num_layers for aux_layer in aux_layers
+    ):
+        raise section.refuse(f"aux_layers are {list(aux_layers)}, expected numbers from 0 to {target.num_layers}")
+    switches = {key: section.get(key, bool) for key in _SWITCHES}
+    return NetConfig(
+        read_config(layer, names, f"{LAYER}."), aux_layers, target.hidden_size, target.vocab_size, **switches
+    )
+
+
+@dataclass(frozen=True)
+class Names:
+    """How a source calls its tensors: with a `prefix`, those of the layer with `layer` too, and what is the `head`."""
+
+    prefix: str = ""
+    layer: str = "layers.0"
+    head: str = "lm_head.weight"
+
+
+def net_rules(net: NetConfig, names: Names = Names()) -> list[Rule]:
+    """List the tensors of a net; where they are only read back, the names do not matter."""
+    hidden, vocab = net.layer.hidden_size, net.layer.vocab_size
+
+    def rule(name: str, *shape: int, source: str = "") -> Rule:
+        return Rule(f"{NAME}.{name}", (Part(f"{names.prefix}{source or name}", shape),), Stage.LAST)
+
+    fused = len(net.aux_layers) * net.target_hidden_size
+    found = [rule(f"{module}.weight", fused // len(net.fuse_norms)) for module in net.fuse_norms]
+    found.append(rule("fc.weight", hidden, fused))
+    if net.fc_bias:
+        found.append(rule("fc.bias", hidden))
+    if net.own_embedding:
+        found.append(rule("vocab_embedding.weight", net.target_vocab_size, hidden, source=EMBEDDING))
+    found += _layer_rules(net.layer, f"{names.prefix}{names.layer}")
+    found.append(rule("norm.weight", hidden))
+    if net.own_head:
+        head = rule("lm_head.weight", vocab, hidden, source=names.head)
+        found.append(replace(head, copy=names.head == EMBEDDING))
+    if net.maps_ids:
+        found.append(replace(rule("d2t", vocab), dtype="I64"))
+    return found
+
+
+def _layer_rules(config: ModelConfig, source: str) -> list[Rule]:
+    """Return the rules of a layer as a model has it, but with an attention that reads twice the width."""
+    hidden_norm = Rule("hidden_norm.weight", (Part("model.layers.0.hidden_norm.weight", (config.hidden_size,)),), 0)
+    found = []
+    for rule in [hidden_norm, *attention(config, 0), *mlp(config, 0)]:
+        parts = tuple(replace(part, name=part.name.replace("model.layers.0", source, 1)) for part in rule.parts)
+        if rule.target == "attention.qkv.weight":
+            parts = tuple(replace(part, shape=(part.shape[0], 2 * config.hidden_size)) for part in parts)
+        found.append(Rule(f"{LAYER}.{rule.target}", parts, Stage.LAST))
+    return found

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A draft head as its source holds it, read for the target that it is stored with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trtspec.checkpoint.rules import Matched, Rule, find_parts, match
+from trtspec.checkpoint.sharding import ParallelMapping, uneven
+from trtspec.checkpoint.source import Source, load_source
+from trtspec.diagnostics import Diagnostic
+from trtspec.errors import CheckpointError
+from trtspec.methods.base import DraftHead, HeadTarget, find_method
+from trtspec.models.source_model import SourceModel
+
+
+@dataclass(frozen=True)
+class SourceHead:
+    """A draft head that adds up, for the target it was read for; `matched` holds the borrowed tensors too."""
+
+    source: Source
+    head: DraftHead
+    matched: Matched
+
+    @property
+    def rules(self) -> list[Rule]:
+        """Return the rules of everything that it adds to the target's checkpoint."""
+        return [*self.head.rules, *self.head.borrowed]
+
+    def diagnose(self, mapping: ParallelMapping) -> list[Diagnostic]:
+        """Return how the head fits its target and the target's ranks."""
+        fits = [each.below("speculation.draft") for each in self.head.diagnostics]
+        return fits + [Diagnostic("target.parallel", "parallel", message) for message in uneven(self.rules, mapping)]
+
+    def check(self, mapping: ParallelMapping) -> None:
+        """Raise CheckpointError where the head does not fit its target, or cannot be divided so."""
+        errors = [each.message for each in self.diagnose(mapping) if each.severity == "error"]
+        if errors:
+            raise CheckpointError("; ".join(errors), where=str(self.source.root))
+
+
+def read_head(
+    source: Source, method: str, options: dict[str, Any], target: SourceModel, draft_len: int | None = None
+) -> SourceHead:
+    """Return what a source says of the draft head that it holds; raises CheckpointError for what does not add up.
+
+    `draft_len` is the recipe's; None is the method's own.
+    """
+    drafting = find_method(method)
+    if drafting.read_head is None:
+        raise CheckpointError(f"{method} drafts with no head of its own", where=str(source.root))
+    parsed = drafting.parse(options)
+    shape = drafting.draft_shape(parsed, drafting.default_draft_len if draft_len is None else draft_len)
+    head = drafting.read_head(source, HeadTarget(target.config, target.rules, shape.max_depth), parsed)
+    matched = match(head.rules, head.skips, source)
+    borrowed = find_parts(head.borrowed, target.source)
+    return SourceHead(source, head, Matched(matched.parts | borrowed, matched.skipped))
+
+
+def load_head(
+    root: Path, method: str, options: dict[str, Any], target: SourceModel, draft_len: int | None = None
+) -> SourceHead:
+    """Read the draft head at `root` for a target; raises CheckpointError like `read_head`."""
+    return read_head(load_source(root), method, options, target, draft_len)

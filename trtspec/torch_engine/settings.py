@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a torch engine is set up; the settings travel into a served model as one JSON parameter. No torch here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from trtspec.errors import TrtspecError
+from trtspec.generation.request import Limits
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """How an engine is set up.
+
+    `method`, `draft_len` and the method's own `options` say how to speculate; `max_seq_len` bounds prompt plus new
+    tokens of a request, `max_input_len` its prompt alone, `max_num_tokens` the tokens of one prefill step,
+    `max_queue_size` the requests that wait. `device` is "auto", "cpu" or "cuda", `dtype` "auto", "float32", "bfloat16"
+    or "float16". `kernels` are libraries of compiled acceptance rules; the first that serves this machine is used, and
+    torch where none does.
+    """
+
+    method: str = "none"
+    draft_len: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    max_batch_size: int = 8
+    max_seq_len: int = 2048
+    max_input_len: int | None = None
+    max_num_tokens: int = 8192
+    max_queue_size: int = 128
+    device: str = "auto"
+    dtype: str = "auto"
+    kernels: tuple[Path, ...] = ()
+
+    @classmethod
+    def from_recipe(cls, recipe: Mapping[str, Any]) -> EngineSettings:
+        """Return the settings of a resolved recipe's document; TrtspecError where it lacks a key."""
+        try:
+            engine, speculation = recipe["engine"], recipe["speculation"]
+            return cls(
+                method=speculation["method"],
+                draft_len=speculation["draft_len"],
+                options=speculation["options"],
+                max_batch_size=engine["max_batch_size"],
+                max_seq_len=engine["max_seq_len"],
+                max_input_len=engine["max_input_len"],
+                max_num_tokens=engine["max_num_tokens"],
+                max_queue_size=recipe["serving"]["max_queue_size"],
+            )
+        except (KeyError, TypeError) as error:
+            raise TrtspecError(f"the recipe lacks {error}", hint="build the artifact again") from None
+
+    @classmethod
+    def from_json(cls, text: str) -> EngineSettings:
+        """Return the settings that `as_json` wrote; TrtspecError for anything else."""
+        try:
+            return cls(**json.loads(text))
+        except (ValueError, TypeError) as error:
+            raise TrtspecError(f"no settings of an engine: {error}", hint="build the artifact again") from None
+
+    def as_json(self) -> str:
+        """Return everything but the libraries, which lie elsewhere on each machine."""
+        document = asdict(replace(self, kernels=()))
+        del document["kernels"]
+        return json.dumps(document, sort_keys=True)
+
+    @property
+    def limits(self) -> Limits:
+        """Return how long a request may be."""
+        return Limits(self.max_seq_len, self.max_input_len)

@@ -1,0 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names of models in a repository, which are those of NVIDIA's inflight_batcher_llm repository.
+
+The engine's model is called so whatever engine it is: clients, ensembles and BLS models ask for these names.
+"""
+
+from __future__ import annotations
+
+ENSEMBLE, PREPROCESSING, POSTPROCESSING = "ensemble", "preprocessing", "postprocessing"
+TARGET, DRAFT, BLS = "tensorrt_llm", "tensorrt_llm_draft", "tensorrt_llm_bls"
