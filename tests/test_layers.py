@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports point one way: each package may import only what stands below it."""
+"""Imports point one way, no backend is named outside its folder, and functions and modules stay small."""
 
 from __future__ import annotations
 
 import ast
+import re
+from collections.abc import Iterator
 from pathlib import Path
+from statistics import quantiles
 
 import pytest
 
@@ -14,54 +17,153 @@ PACKAGE = Path(trtspec.__file__).parent
 
 LEVELS = [
     {"errors", "__init__", "_data"},
-    {"paths", "system", "registry", "files", "failpoint"},
-    {"recipe", "graph", "artifacts"},
+    {"paths", "system", "registry", "files", "failpoint", "diagnostics"},
+    {"recipe", "graph", "artifacts", "probe", "gpus"},
     {"checkpoint", "kernels"},
     {"families"},
-    {"methods"},
-    {"quant", "engines", "triton"},
+    {"quant", "methods"},
+    {"models", "generation"},
+    {"torch_engine", "triton"},
     {"steps"},
+    {"backends"},
     {"check", "inspection", "doctor", "migration"},
-    {"layouts"},
     {"pipeline", "deploy", "measure"},
     {"cli"},
     {"__main__"},
 ]
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
+BACKENDS = sorted(
+    path.parent.name for path in (PACKAGE / "backends").glob("*/__init__.py") if "BACKEND = " in path.read_text()
+)
+# The one place that has the models' names, one of which a backend has too.
+NAMES = PACKAGE / "triton" / "names.py"
 
 
 def modules() -> list[Path]:
     return sorted(path for path in PACKAGE.rglob("*.py") if "_data" not in path.parts)
 
 
-def room_of(path: Path) -> str:
+def named(path: Path) -> str:
+    return str(path.relative_to(PACKAGE))
+
+
+def package_of(path: Path) -> str:
     first = path.relative_to(PACKAGE).parts[0]
     return first.removesuffix(".py")
 
 
-def imported_rooms(path: Path) -> set[str]:
-    rooms = set()
+def imports(path: Path) -> set[str]:
+    """Return the dotted names that a module imports from trtspec, wherever in it."""
+    found = set()
     for node in ast.walk(ast.parse(path.read_text())):
-        names = []
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        rooms |= {
-            name.split(".")[1] for name in names if name.startswith("trtspec.") and name.split(".")[1] in LEVEL_OF
-        }
-    return rooms
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name for name in found if name.startswith("trtspec.")}
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def imported_packages(path: Path) -> set[str]:
+    return {second for name in imports(path) if (second := name.split(".")[1]) in LEVEL_OF}
+
+
+def backend_of(path: Path) -> str | None:
+    """Return the backend whose folder a module lies in."""
+    parts = path.relative_to(PACKAGE).parts
+    return parts[1] if parts[0] == "backends" and parts[1] in BACKENDS else None
+
+
+@pytest.mark.parametrize("path", modules(), ids=named)
 def test_imports_point_down(path: Path) -> None:
-    room = room_of(path)
-    assert room in LEVEL_OF, f"{room} has no place in LEVELS"
-    for other in imported_rooms(path) - {room}:
-        assert LEVEL_OF[other] < LEVEL_OF[room], f"{room} may not import {other}"
+    package = package_of(path)
+    assert package in LEVEL_OF, f"{package} has no place in LEVELS"
+    for other in imported_packages(path) - {package}:
+        assert LEVEL_OF[other] < LEVEL_OF[package], f"{package} may not import {other}"
 
 
-def test_the_check_sees_an_upward_import(tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", modules(), ids=named)
+def test_a_backend_is_imported_by_its_own_folder_alone(path: Path) -> None:
+    own = backend_of(path)
+    for name in imports(path):
+        parts = name.split(".")
+        if parts[1] == "backends" and len(parts) > 2 and parts[2] in BACKENDS:
+            assert parts[2] == own, f"{name} is another backend's"
+
+
+def words(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the strings of a module, its docstrings left out."""
+    tree = ast.parse(path.read_text())
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, documented) and node.body and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.lineno, node.value
+
+
+@pytest.mark.parametrize("path", [path for path in modules() if path != NAMES], ids=named)
+def test_a_backend_is_named_by_its_own_folder_alone(path: Path) -> None:
+    own = backend_of(path)
+    others = "|".join(name for name in BACKENDS if name != own and not (own and name == "tensorrt_llm"))
+    found = [f"{line}: {text!r}" for line, text in words(path) if re.search(rf"\b({others})\b", text)]
+    assert not found
+
+
+def cycles(graph: dict[str, set[str]]) -> list[str]:
+    """Return the modules that import themselves through others."""
+    reached: dict[str, set[str]] = {}
+
+    def reach(name: str, seen: set[str]) -> None:
+        for other in graph.get(name, ()):
+            if other not in seen:
+                seen.add(other)
+                reach(other, seen)
+
+    for name in graph:
+        reach(name, reached.setdefault(name, set()))
+    return [name for name, seen in reached.items() if name in seen]
+
+
+def top_level_imports(path: Path, known: set[str]) -> set[str]:
+    """Return what a module imports when it is imported itself."""
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            submodules = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= submodules & known or {node.module}
+    return found
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    dotted = {".".join(("trtspec", *path.relative_to(PACKAGE).with_suffix("").parts)): path for path in modules()}
+    dotted = {name.removesuffix(".__init__"): path for name, path in dotted.items()}
+    assert (
+        cycles({name: top_level_imports(path, {*dotted}) & dotted.keys() - {name} for name, path in dotted.items()})
+        == []
+    )
+
+
+def test_functions_and_modules_stay_small() -> None:
+    lengths, sizes = [], []
+    for path in modules():
+        text = path.read_text()
+        sizes.append(text.count("\n"))
+        functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+        nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, functions)]
+        lengths += [node.end_lineno - node.lineno + 1 for node in nodes]
+    median, ninth = quantiles(lengths, n=10)[4], quantiles(lengths, n=10)[8]
+    assert (median, ninth) <= (6, 17)
+    assert (quantiles(sizes, n=10)[4], quantiles(sizes, n=10)[8]) <= (93, 200)
+
+
+def test_the_checks_see_what_they_look_for(tmp_path: Path) -> None:
     module = tmp_path / "m.py"
-    module.write_text("from trtspec.cli.app import main\n")
-    assert imported_rooms(module) == {"cli"}
+    module.write_text('"""About vllm."""\nfrom trtspec.cli.app import main\nNAME = "use vllm"\n')
+    assert imported_packages(module) == {"cli"}
+    assert [text for _, text in words(module)] == ["use vllm"]
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == ["b", "c"]

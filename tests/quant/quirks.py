@@ -48,9 +48,7 @@ QUIRKS = {
     "mapping.gpus_per_node": Quirk(OURS, NO_RUNTIME),
     "rotary_base": Quirk(OURS, ROPE),
     "rotary_scaling": Quirk(OURS, ROPE),
-    "sliding_window": Quirk(
-        OURS, "for the embedded engine; TensorRT-LLM is told when it runs, max_attention_window_size"
-    ),
+    "sliding_window": Quirk(OURS, "for the torch engine; TensorRT-LLM is told when it runs, max_attention_window_size"),
     "experts that do not divide by the ranks": Quirk(
         PADS,
         "postprocess.py rounds the rows of the stacked mlp.proj as if the experts were divided",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The embedded engine against transformers: the same text and the same law, whatever drafts and shares the batch."""
+"""The torch engine against transformers: the same text and the same law, whatever drafts and shares the batch."""
 
 from __future__ import annotations
 

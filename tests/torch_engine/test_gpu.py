@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The embedded engine on a CUDA device: the text of the CPU in float32, reproducible sampling, half precision."""
+"""The torch engine on a CUDA device: the text of the CPU in float32, reproducible sampling, half precision."""
 
 from __future__ import annotations
 

@@ -128,18 +128,18 @@ def test_neutral_values_pass_and_others_are_refused(name: str) -> None:
     for value in NEUTRAL[name]:
         refuse_unsupported(inputs(**{name: value}))
     refuse_unsupported(inputs())
-    with pytest.raises(TrtspecError, match=f"{name} 7 is not supported by the embedded engine"):
+    with pytest.raises(TrtspecError, match=f"{name} 7 is not supported by the torch engine"):
         refuse_unsupported(inputs(**{name: 7}))
 
 
 def test_a_refusal_names_the_value() -> None:
-    with pytest.raises(TrtspecError, match=r"repetition_penalty 1.2 is not supported by the embedded engine"):
+    with pytest.raises(TrtspecError, match=r"repetition_penalty 1.2 is not supported by the torch engine"):
         refuse_unsupported(inputs(repetition_penalty=np.array([[1.2]], np.float32)))
 
 
 def test_bad_words_are_refused_and_their_absence_is_not() -> None:
     refuse_unsupported(inputs(bad_words_list=tensor_of_words([])[None]))
-    with pytest.raises(TrtspecError, match="bad_words is not supported by the embedded engine"):
+    with pytest.raises(TrtspecError, match="bad_words is not supported by the torch engine"):
         refuse_unsupported(inputs(bad_words_list=tensor_of_words([[3]])[None]))
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """tensorrt_llm_bls on a real tritonserver.
 
-Its two models are the embedded engine with the quickstart pair, behind the tensors that TensorRT-LLM's models have. The
+Its two models are the torch engine with the quickstart pair, behind the tensors that TensorRT-LLM's models have. The
 text is held against transformers.
 """
 

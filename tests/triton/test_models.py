@@ -217,7 +217,7 @@ def test_a_bad_request_is_answered_and_its_neighbour_served(artifact, pb_utils, 
     errors = [request.sender.sent for request in requests[:3]]
     assert [len(sent) for sent in errors] == [1, 1, 1]
     assert all(flags == FINAL for [(_, flags)] in errors)
-    assert errors[0][0][0].error.message == "beam_width 4 is not supported by the embedded engine"
+    assert errors[0][0][0].error.message == "beam_width 4 is not supported by the torch engine"
     assert errors[1][0][0].error.message == "the prompt is empty"
     assert errors[2][0][0].error.code == "internal"
     assert answers(good) == [([3], False, True)]

@@ -156,8 +156,8 @@ def test_what_clients_always_send_is_taken(client: Client) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"repetition_penalty": 1.2}, "repetition_penalty 1.2 is not supported by the embedded engine"),
-        ({"bad_words": ["x"]}, "bad_words is not supported by the embedded engine"),
+        ({"repetition_penalty": 1.2}, "repetition_penalty 1.2 is not supported by the torch engine"),
+        ({"bad_words": ["x"]}, "bad_words is not supported by the torch engine"),
         ({"temperature": -1.0}, "temperature is -1.0, expected 0 or more"),
         ({"max_tokens": 1000}, "prompt and max_tokens are 1025 tokens together, at most 128 fit"),
         ({"text_input": "x" * 65}, "the prompt has 65 tokens, at most 64 are taken"),

@@ -53,11 +53,12 @@ class Backend:
 
     `methods` returns the speculation methods it runs and what it calls each; `memory` what serving takes on each
     device; `plan` the steps of an artifact. `converts` tells whether it runs a converted checkpoint, which the torch
-    engine can open in this process, or the source as it is. `package` is the Python package that it needs, None for
-    one that comes with trtspec, and `versions` the versions that can be asked for, the default last. `check` yields
-    what keeps a recipe from being built or served. `serving` says how tritonserver runs it. `build_arguments` returns
-    what its builder is told of a method and a draft shape, for backends that build engines. `probes` says what of it
-    is on this machine, for `doctor`; `migrate` moves a recipe to one of its versions.
+    engine can open in this process, or the source as it is; `in_process` whether its engine is that very torch engine,
+    so that what is measured in this process counts. `package` is the Python package that it needs, None for one that
+    comes with trtspec, and `versions` the versions that can be asked for, the default last. `check` yields what keeps
+    a recipe from being built or served. `serving` says how tritonserver runs it. `build_arguments` returns what its
+    builder is told of a method and a draft shape, for backends that build engines. `probes` says what of it is on this
+    machine, for `doctor`; `migrate` moves a recipe to one of its versions.
     """
 
     summary: str
@@ -65,6 +66,7 @@ class Backend:
     memory: Callable[[PlanContext], list[MemoryPlan]]
     plan: Callable[[PlanContext, FileReader], ArtifactPlan]
     converts: bool = True
+    in_process: bool = False
     package: str | None = None
     versions: Callable[[], list[str]] = lambda: [""]
     check: Callable[[PlanContext], Iterable[Diagnostic]] = _nothing

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from trtspec.backends.context import PlanContext
-from trtspec.backends.gpus import GPUS
 from trtspec.backends.memory import MemoryPlan
 from trtspec.checkpoint.model_config import ModelConfig
 from trtspec.diagnostics import Diagnostic
+from trtspec.gpus import GPUS
 from trtspec.quant.quant_config import QuantFormat, source_format
 from trtspec.recipe.resolve import num_tokens_of
 from trtspec.recipe.schema import ModelSource

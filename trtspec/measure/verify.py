@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from trtspec.artifacts.manifest import Manifest, load_manifest, verify_files
 from trtspec.artifacts.paths import MANIFEST
 from trtspec.artifacts.prompts import Prompt
+from trtspec.backends.base import find_backend
 from trtspec.checkpoint.prepare import locate_source
 from trtspec.checkpoint.source import load_source
 from trtspec.checkpoint.trtllm import load_checkpoint
@@ -127,7 +128,7 @@ def ensure_gates(root: Path, on_progress: OnProgress = lambda what, done, total:
     """
     manifest = read_artifact(root)
     verification = _read_report(root)
-    if verification is None and manifest.backend.name != "embedded":
+    if verification is None and not find_backend(manifest.backend.name).in_process:
         return False
     if verification is None:
         prompts = artifact_prompts(root, None)[:DEPLOY_PROMPTS]

@@ -32,7 +32,7 @@ class RedrafterOptions(Options):
 
     beams: int = Field(default=5, ge=1, le=CANDIDATES, description="Drafts that are followed at once")
     greedy: bool = Field(
-        default=True, description="Engines take the most probable tokens; the embedded engine does as a request says"
+        default=True, description="Engines take the most probable tokens; the torch engine does as a request says"
     )
 
 

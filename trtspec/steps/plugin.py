@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from trtspec.backends.gpus import find_gpu
+from trtspec.gpus import find_gpu
 from trtspec.graph.step import Inputs, Progress, Step
 from trtspec.kernels.build import LIBRARY, LibrarySpec, build_library, plan_library
 from trtspec.kernels.toolchain import architecture_of

@@ -87,7 +87,7 @@ QKV = "transformer.layers.1.attention.qkv.weight"
         ),
         (
             lambda tensors: tensors.update({QKV: tensors[QKV].to(torch.int8)}),
-            f"tensor {QKV!r} is in I8; the embedded engine reads BF16, F16, F32, F8_E4M3, I64",
+            f"tensor {QKV!r} is in I8; the torch engine reads BF16, F16, F32, F8_E4M3, I64",
         ),
         (
             lambda tensors: tensors.pop("transformer.layers.2.input_layernorm.weight"),

@@ -31,6 +31,7 @@ BACKEND = Backend(
     methods=_methods,
     memory=memory,
     plan=_plan,
+    in_process=True,
     check=check,
     auto=Auto(rank=99, offer=lambda method, gpu: Offer(takes=True, why="")),
     probes=probes,

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from trtspec.backends.context import PlanContext
-from trtspec.backends.gpus import GPUS
 from trtspec.backends.llmapi.speculative import DRAFTS_TREES, is_greedy_only, minor_of
 from trtspec.backends.sources import check_placement, models_of
 from trtspec.backends.trtllm_versions import version_spec_of, version_specs
 from trtspec.diagnostics import Diagnostic
+from trtspec.gpus import GPUS
 from trtspec.methods.draft_target import DraftTargetOptions
 from trtspec.methods.eagle3 import Eagle3Options
 from trtspec.methods.mtp import count_layers

@@ -2,7 +2,7 @@
 """Token ids to token ids, on TensorRT-LLM's LLM API with the arguments of model.yaml beside this file.
 
 One asyncio loop in a thread of its own holds the engine, follows every request and sends every response, so that no two
-threads ever send. Stop texts, half characters and limits are those of the embedded engine: the LLM API looks for stop
+threads ever send. Stop texts, half characters and limits are those of the torch engine: the LLM API looks for stop
 words by their tokens, and a text may be written in others.
 """
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtspec.backends.gpus import Gpu
 from trtspec.errors import TrtspecError
+from trtspec.gpus import Gpu
 
 PROBE_TIMEOUT_S = 60.0
 MOST_SCRIPT_BYTES = 4096

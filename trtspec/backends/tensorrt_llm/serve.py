@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.artifacts.manifest import Manifest
-from trtspec.backends.gpus import Gpu, find_gpu
 from trtspec.backends.serving import Launch, Serving
 from trtspec.backends.tensorrt_llm.installed import installed_versions, seen_gpus
 from trtspec.backends.tensorrt_llm.placement import ENVIRONMENT, LAUNCH, MODEL_NAMES, no_pools
 from trtspec.backends.tensorrt_llm.repository import relocate
 from trtspec.backends.tensorrt_llm.toolchain import BUILDER
 from trtspec.errors import DeployError
+from trtspec.gpus import Gpu, find_gpu
 
 MAX_LAUNCH_BYTES = 1 << 20
 MOST_RANKS = 512

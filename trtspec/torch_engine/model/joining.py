@@ -61,6 +61,6 @@ def _share(checkpoint: Checkpoint, sharded: Sharded, rank: int) -> Tensor:
         made = f"config.json makes it {list(sharded.shape)}"
         raise CheckpointError(f"tensor {sharded.name!r} is {list(tensor.shape)}, but {made}", where=file)
     if tensor.dtype not in TORCH_DTYPES:
-        can = f"the embedded engine reads {', '.join(TORCH_DTYPES)}"
+        can = f"the torch engine reads {', '.join(TORCH_DTYPES)}"
         raise CheckpointError(f"tensor {sharded.name!r} is in {tensor.dtype}; {can}", where=file)
     return map_tensor(tensor)

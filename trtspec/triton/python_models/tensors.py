@@ -132,7 +132,7 @@ class Inputs:
             raise TrtspecError(f"{name} is not UTF-8 text") from None
 
 
-def refuse_unsupported(inputs: Inputs, engine: str = "the embedded engine") -> None:
+def refuse_unsupported(inputs: Inputs, engine: str = "the torch engine") -> None:
     """Raise for the first input that asks for what an engine does not do."""
     for name, accepted in NEUTRAL.items():
         value = inputs.scalar(name)

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtspec.backends.context import PlanContext
-from trtspec.backends.gpus import Gpu, find_gpu
 from trtspec.backends.tensorrt_llm.rules.sources import BUILDER, HARDWARE, MODELS, PLUGINS
 from trtspec.backends.tensorrt_llm.specs import engine_specs, gpu_of
 from trtspec.diagnostics import Diagnostic
 from trtspec.errors import TrtspecError
+from trtspec.gpus import Gpu, find_gpu
 
 AMPERE, BLACKWELL, AFTER_BLACKWELL = 80, 100, 120
 
@@ -54,7 +54,7 @@ def gpu_is_served(context: PlanContext) -> Iterator[Diagnostic]:
     gpu = gpu_of(context)
     if gpu and gpu.sm < AMPERE:
         message = f"TensorRT-LLM {context.version} runs on Ampere and later, not on {_describe(gpu)}"
-        yield Diagnostic("engine.gpu", "gpu", message, "backend: embedded runs it without engines", source=HARDWARE)
+        yield Diagnostic("engine.gpu", "gpu", message, "a backend that builds no engines runs it", source=HARDWARE)
 
 
 def fp8_has_kernels(context: PlanContext) -> Iterator[Diagnostic]:
@@ -101,7 +101,11 @@ def architecture_is_known(context: PlanContext) -> Iterator[Diagnostic]:
         if spec.config.architecture not in ARCHITECTURES:
             message = f"TensorRT-LLM {context.version} builds no engines of {spec.config.architecture}"
             yield Diagnostic(
-                f"{spec.path}.model", "architecture", message, "backend: llmapi may serve it", source=MODELS
+                f"{spec.path}.model",
+                "architecture",
+                message,
+                "a backend that converts nothing may serve it",
+                source=MODELS,
             )
 
 

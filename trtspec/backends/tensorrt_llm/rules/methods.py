@@ -67,7 +67,7 @@ def eagle_is_for_llama(context: PlanContext) -> Iterator[Diagnostic]:
     target = _target(context, EAGLE)
     if target and target.config.architecture != "LlamaForCausalLM":
         message = f"EAGLE engines are built for Llama alone, not for {target.config.architecture}"
-        hint = "method: draft_target or ngram; or eagle3 on backend llmapi"
+        hint = "method: draft_target or ngram; or eagle3 on another backend"
         yield Diagnostic(METHOD, "architecture", message, hint, source=f"{issue(2511)}, {issue(10396)}")
 
 
