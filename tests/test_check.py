@@ -239,7 +239,7 @@ LINES: list[tuple[str, str, tuple[int, int, str], str, str | None]] = [
         "max_batch_size: 4",
         "backend: embeded",
         (11, 12, "engine.backend"),
-        "'embeded' is not one of auto, tensorrt_llm, llmapi, vllm, embedded",
+        "unknown backend 'embeded'; known: embedded, llmapi, tensorrt_llm, vllm",
         "did you mean 'embedded'?",
     ),
     (

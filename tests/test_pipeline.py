@@ -31,7 +31,7 @@ def test_the_layout_of_an_artifact(recipe: Path) -> None:
         "prompts": "copy-prompts",
         "model_repository": "emit-repository",
     }
-    without = plan(recipe, "gates.prompts=null").layout.steps
+    without = plan(recipe, "gates.prompts=null").artifact.steps
     assert list(without) == [each for each in build.artifact.steps if each != "prompts"]
 
 

@@ -181,7 +181,7 @@ def _eagle(model: _Model, config: dict[str, Any]) -> None:
     net = config["eagle_net_config"]
     rows = net["hidden_size"] // config["mapping"]["world_size"]
     for number in range(config["num_eagle_layers"]):
-        prefix = f"eagle_heads.{number}"
+        prefix = f"eagle_nets.{number}"
         model.embedding(f"{prefix}.drafter.vocab_embedding", net)
         model.linear(f"{prefix}.drafter.fc", rows, 2 * net["hidden_size"], bias=rows)
         for layer in range(net["num_hidden_layers"]):

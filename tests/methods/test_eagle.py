@@ -69,17 +69,17 @@ class TestConversion:
         assert len(ranks) == tensor
         for level in range(3):
             own_names = {f"drafter.{name}" for name in (*STORED, "layers.0.attention.qkv.weight")}
-            wanted = {f"eagle_heads.{level}.{name}" for name in {"lm_head.weight", *own_names}}
+            wanted = {f"eagle_nets.{level}.{name}" for name in {"lm_head.weight", *own_names}}
             for rank in ranks:
-                assert {name for name in rank if name.startswith(f"eagle_heads.{level}.")} == wanted
+                assert {name for name in rank if name.startswith(f"eagle_nets.{level}.")} == wanted
             for name, (sources, dimension) in STORED.items():
-                parts = [rank[f"eagle_heads.{level}.drafter.{name}"] for rank in ranks]
+                parts = [rank[f"eagle_nets.{level}.drafter.{name}"] for rank in ranks]
                 whole = parts[0] if dimension is None else torch.cat(parts, dimension)
                 expected = torch.cat([(absent | tensors)[each] for each in sources])
                 assert torch.equal(whole[: len(expected)], expected), name  # a divided vocabulary is padded
-            heads = torch.cat([rank[f"eagle_heads.{level}.lm_head.weight"] for rank in ranks])
+            heads = torch.cat([rank[f"eagle_nets.{level}.lm_head.weight"] for rank in ranks])
             assert torch.equal(heads[:ODD], target["lm_head.weight"])
-        assert all(name.startswith(("eagle_heads.0.", "eagle_heads.1.", "eagle_heads.2.")) for name in ranks[0])
+        assert all(name.startswith(("eagle_nets.0.", "eagle_nets.1.", "eagle_nets.2.")) for name in ranks[0])
 
     def test_heads_are_divided_and_the_one_key_head_is_on_both_ranks(self, source: Path, tmp_path: Path) -> None:
         tensors = random_net()
@@ -88,7 +88,7 @@ class TestConversion:
         query, key, value = (tensors[f"{BLOCK}.self_attn.{name}_proj.weight"] for name in "qkv")
         for rank, own in zip(ranks, query.chunk(2), strict=True):
             assert torch.equal(
-                rank["eagle_heads.1.drafter.layers.0.attention.qkv.weight"], torch.cat([own, key, value])
+                rank["eagle_nets.1.drafter.layers.0.attention.qkv.weight"], torch.cat([own, key, value])
             )
 
     def test_what_config_json_says(self, source: Path, tmp_path: Path) -> None:
@@ -121,14 +121,14 @@ class TestConversion:
         (net,) = nets_of(out)
         assert {value.dtype for value in net.values()} == {torch.bfloat16}
         quantization = json.loads((out / "config.json").read_text())["quantization"]
-        assert quantization["exclude_modules"] == ["lm_head", "*eagle_heads*"]
+        assert quantization["exclude_modules"] == ["lm_head", "*eagle_nets*"]
 
     def test_a_target_that_ties_its_head_lends_it(self, tmp_path: Path) -> None:
         tied = make_llama(tmp_path / "hf", tie_word_embeddings=True)
         part = save_net(tmp_path / "net", random_net())
         (net,) = nets_of(convert_with(tied, part, tmp_path / "out", TREE))
         embedding = load_file(tied / "model.safetensors")["model.embed_tokens.weight"]
-        assert torch.equal(net["eagle_heads.2.lm_head.weight"], embedding)
+        assert torch.equal(net["eagle_nets.2.lm_head.weight"], embedding)
 
     def test_biases_of_attention_are_found_by_their_names(self, source: Path, tmp_path: Path) -> None:
         """As in the nets for Qwen2."""
@@ -136,7 +136,7 @@ class TestConversion:
                   for name, size in (("q", HIDDEN), ("k", HIDDEN // 2), ("v", HIDDEN // 2))}  # fmt: skip
         part = save_net(tmp_path / "net", random_net() | biases, vocab=ODD)
         (net,) = nets_of(convert_with(source, part, tmp_path / "out", TREE))
-        stored = net["eagle_heads.0.drafter.layers.0.attention.qkv.bias"]
+        stored = net["eagle_nets.0.drafter.layers.0.attention.qkv.bias"]
         assert torch.equal(stored, torch.cat(list(biases.values())))
 
 

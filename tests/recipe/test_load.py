@@ -48,10 +48,9 @@ BAD_LINES = [
         "  unknown key 'bananas'        hint: known keys here: lossless, min_acceptance, min_speedup, prompts",
     ),
     (
-        "engine: {backend: tensort_llm}",
-        "r.yaml:4:19  engine.backend\n  4 │ engine: {backend: tensort_llm}\n"
-        "  'tensort_llm' is not one of auto, tensorrt_llm, llmapi, vllm, embedded"
-        "        hint: did you mean 'tensorrt_llm'?",
+        "engine: {backend: tensorrt-llm}",
+        "r.yaml:4:19  engine.backend\n  4 │ engine: {backend: tensorrt-llm}\n"
+        "  'tensorrt-llm' is not an identifier: lower-case letters, digits and '_', a letter first",
     ),
     (
         'engine: {max_batch_size: "8"}',

@@ -114,7 +114,7 @@ def conversion(files: Files, **changes: Any) -> ConvertCheckpoint:
         "mapping": ParallelMapping(),
         "scheme": Scheme(),
         "calibration": (),
-        "parts": (),
+        "heads": (),
         "allow_nonfinite": False,
         "vocab_size": 0,
         "nbytes": 6,

@@ -21,7 +21,7 @@ from trtspec.backends.llmapi.speculative import is_greedy_only, speculative_conf
 from trtspec.backends.trtllm_versions import version_spec_of
 from trtspec.errors import TrtspecError
 
-DOUBLE = Path(__file__).parents[1] / "doubles" / "tensorrt_llm_api"
+DOUBLE = Path(__file__).parents[2] / "doubles" / "tensorrt_llm_api"
 DRAFT = "../../checkpoints/draft"
 TREE = {"top_k": 4, "nodes": 12}
 MTP = facts({"model_type": "deepseek_v3", "num_nextn_predict_layers": 1})
@@ -96,7 +96,7 @@ def test_a_method_is_spelled_as_its_version_reads_it(version: str, method: str, 
 @pytest.mark.parametrize("method", ["draft_target", "ngram", "eagle3", "mtp"])
 def test_a_config_has_the_fields_of_its_contract_and_no_others(version: str, method: str) -> None:
     config = speculative_config(case(version, method), DRAFT)
-    kind = version_spec_of(version).llmapi.methods[method]
+    kind = version_spec_of(version).api.methods[method]
     assert config.pop("decoding_type") == kind.name
     assert {*kind.required} <= {*config} <= {*kind.fields}
 

@@ -122,18 +122,18 @@ def test_what_drafts_inside_is_that_of_the_converted_files(
     )
     how: dict[str, Any] = {"load_head": lambda target: load_head(source, method, options, target), "mapping": mapping}
     converted = load_checkpoint(convert(root, tmp_path / "out", **how))
-    part = load_head(source, method, options, load_model(root, "auto")).head
+    head = load_head(source, method, options, load_model(root, "auto"))
     case = tiny_case(root, mapping, speculation__method=method, speculation__options=options)
-    assert [plan.weights_bytes for plan in memory(replace(case, part=part))] == converted.nbytes_by_rank
+    assert [plan.weights_bytes for plan in memory(replace(case, head=head))] == converted.nbytes_by_rank
 
 
 def test_a_net_has_a_cache_of_its_own(tmp_path: Path) -> None:
     root = make_model(tmp_path / "model", "llama", num_hidden_layers=2)
     options = {"choices": [[0], [0, 0]]}
-    part = load_head(save_net(tmp_path / "net", random_net()), "eagle", options, load_model(root, "auto")).head
+    head = load_head(save_net(tmp_path / "net", random_net()), "eagle", options, load_model(root, "auto"))
     case = tiny_case(root, speculation__method="eagle", speculation__options=options)
     ((with_net,), (alone,)) = (
-        load.ranks for load in (*gpu_loads(replace(case, part=part)), *gpu_loads(tiny_case(root)))
+        load.ranks for load in (*gpu_loads(replace(case, head=head)), *gpu_loads(tiny_case(root)))
     )
     assert with_net.cache_per_token * 2 == alone.cache_per_token * 3
 

@@ -22,7 +22,7 @@ from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.triton.config import load_config
 from trtspec.triton.python_models.tensors import words_of_tensor
 
-DOUBLE = Path(__file__).parents[1] / "doubles" / "tensorrtllm" / "model.py"
+DOUBLE = Path(__file__).parents[2] / "doubles" / "tensorrtllm" / "model.py"
 OUTSIDE = ("draft_target", "ngram")
 LOOKAHEAD_SIZES = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
 TYPES = ("", "BOOL", "UINT8", "", "", "UINT64", "", "", "INT32", "INT64", "FP16", "FP32", "", "STRING")

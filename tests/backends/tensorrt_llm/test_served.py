@@ -37,7 +37,7 @@ from trtspec.triton.server import (
 
 pytestmark = pytest.mark.triton
 
-DOUBLE = Path(__file__).parents[1] / "doubles" / "tensorrtllm"
+DOUBLE = Path(__file__).parents[2] / "doubles" / "tensorrtllm"
 SHARED = ("preprocessing", "postprocessing")
 SCRIPT = "The target says this, and that is né ✓, whatever it is asked. "
 OTHER_SCRIPT = "The draft says that, and that is né ✓, whatever it is asked. "
