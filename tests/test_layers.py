@@ -18,7 +18,8 @@ PACKAGE = Path(trtspec.__file__).parent
 LEVELS = [
     {"errors", "__init__", "_data"},
     {"paths", "system", "registry", "files", "failpoint", "diagnostics"},
-    {"recipe", "graph", "artifacts", "probe", "gpus"},
+    {"recipe", "graph", "probe", "gpus"},
+    {"artifacts"},
     {"checkpoint", "kernels"},
     {"families"},
     {"quant", "methods"},
@@ -27,7 +28,8 @@ LEVELS = [
     {"steps"},
     {"backends"},
     {"check", "inspection", "doctor", "migration"},
-    {"pipeline", "deploy", "measure"},
+    {"pipeline", "measure"},
+    {"deploy"},
     {"cli"},
     {"__main__"},
 ]

@@ -78,14 +78,14 @@ def _words(quantization: Quantization) -> str:
 
 def _artifact(path: Path) -> dict[str, Any]:
     manifest = load_manifest(path)
-    speculation = manifest.recipe["speculation"]
+    speculation = manifest.recipe.speculation
     return {
         "kind": "artifact",
-        "name": manifest.recipe["name"],
+        "name": manifest.recipe.name,
         "backend": f"{manifest.backend.name} ({manifest.backend.why})",
-        "method": speculation["method"],
-        "draft_len": speculation["draft_len"],
-        "acceptance": speculation["acceptance"],
+        "method": speculation.method,
+        "draft_len": speculation.draft_len,
+        "acceptance": speculation.acceptance,
         "files": len(manifest.files),
         "bytes": sum(file.size for file in manifest.files),
         "tools": manifest.tools,

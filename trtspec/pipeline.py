@@ -180,7 +180,7 @@ def run_build(build: Build, out: Path, store: Store, observer: Observer) -> Buil
             records.append(FileRecord(path=path, size=file.size, sha256=file.sha256))
             files[path] = entry.files_dir / file.path
     manifest = Manifest(
-        recipe=build.recipe.as_dict(),
+        recipe=build.recipe,
         steps=tuple(StepRecord(name=result.name, key=result.key) for result in results),
         files=tuple(sorted(records, key=lambda record: record.path)),
         tools={**_tools(), **build.artifact.tools},

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.durability import die_at, finish, start, synced  # noqa: F401
+from tests.manifests import resolved
 from trtspec.artifacts.manifest import BackendRecord, Manifest, StepRecord
 from trtspec.files import FileRecord
 
@@ -32,7 +33,7 @@ def make(tmp_path: Path) -> Make:
             files[path] = source
             records.append(FileRecord(path=path, size=len(text), sha256=digest))
         manifest = Manifest(
-            recipe={"name": "tiny", "engine": {"max_batch_size": 8}},
+            recipe=resolved(),
             steps=(StepRecord(name="convert", key=step * 64),),
             files=tuple(records),
             tools={"trtspec": "0.1.0"},

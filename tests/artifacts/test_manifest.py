@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.manifests import resolved
 from trtspec.artifacts.manifest import Manifest, load_manifest, verify_files
 from trtspec.errors import TrtspecError
 
@@ -35,7 +36,7 @@ def test_golden_document(make: Make) -> None:
     _, manifest = make({"one": "1"})
     assert json.loads(manifest.render()) == {
         "schema": "trtspec.manifest/1",
-        "recipe": {"name": "tiny", "engine": {"max_batch_size": 8}},
+        "recipe": resolved().as_dict(),
         "steps": [{"name": "convert", "key": "a" * 64}],
         "files": [
             {

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.manifests import resolved
 from trtspec.artifacts import manifest as manifest_module
 from trtspec.artifacts import publish
 from trtspec.artifacts.manifest import Manifest, StepRecord, load_manifest, verify_files
@@ -335,7 +336,7 @@ def test_a_published_store_needs_no_reading_afterwards(
         files = {record.path: result.entry.files_dir / record.path for record in records}
         step = StepRecord(name=result.name, key=result.key)
         backend = {"name": "embedded", "why": ""}
-        manifest = Manifest(recipe={}, steps=(step,), files=records, tools={}, gpu={}, backend=backend)
+        manifest = Manifest(recipe=resolved(), steps=(step,), files=records, tools={}, gpu={}, backend=backend)
         assert publish_artifact(out, files, manifest) == expected
         return time.perf_counter() - started
 

@@ -91,7 +91,7 @@ def test_plan_says_what_build_will_do(recipe: Path, trtspec: Run) -> None:
 def test_out_chooses_the_place(recipe: Path, trtspec: Run) -> None:
     document = trtspec("build", recipe, "--out", "elsewhere/it", "--json").document
     assert document["artifact"] == "elsewhere/it"
-    assert load_manifest(recipe.parent / "elsewhere" / "it").recipe["name"] == "tiny"
+    assert load_manifest(recipe.parent / "elsewhere" / "it").recipe.name == "tiny"
     assert not (recipe.parent / "build").exists()
 
 
@@ -99,7 +99,7 @@ def test_a_matrix_builds_each(recipe: Path, trtspec: Run) -> None:
     recipe.write_text(recipe.read_text() + "matrix:\n  speculation.draft_len: [1, 2]\n")
     documents = trtspec("build", recipe, "--json").document["recipes"]
     assert len({document["artifact"] for document in documents}) == 2
-    lens = [load_manifest(Path(document["artifact"])).recipe["speculation"]["draft_len"] for document in documents]
+    lens = [load_manifest(Path(document["artifact"])).recipe.speculation.draft_len for document in documents]
     assert lens == [1, 2]
     assert [step["status"] for step in documents[1]["steps"]] == ["hit", "hit", "hit", "hit", "built"]
     assert len(trtspec("plan", recipe, "--json").document["recipes"]) == 2
@@ -121,7 +121,7 @@ def test_set_changes_what_is_built(recipe: Path, trtspec: Run) -> None:
         "emit-repository": "built",
     }
     manifest = load_manifest(recipe.parent / "build" / "tiny")
-    assert manifest.recipe["speculation"]["draft_len"] == 2
+    assert manifest.recipe.speculation.draft_len == 2
 
 
 @pytest.mark.parametrize(("name", "change"), [("config.json", {"rms_norm_eps": 1e-4}), ("hf_quant_config.json", {})])
@@ -224,7 +224,7 @@ def test_a_build_killed_while_it_replaces(point: str, recipe: Path, trtspec: Run
     flip(recipe.parent / "target" / "model.safetensors")
     with start(recipe, TRTSPEC_FAILPOINT=point) as process:
         assert process.wait(30) == -signal.SIGKILL
-    assert load_manifest(recipe.parent / "build" / "tiny").recipe["name"] == "tiny"
+    assert load_manifest(recipe.parent / "build" / "tiny").recipe.name == "tiny"
     assert trtspec("build", recipe).code == 0
     check_sound(recipe.parent, trtspec)
 

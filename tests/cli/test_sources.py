@@ -74,7 +74,7 @@ def test_a_hub_id_is_downloaded_by_build_alone(expected: bytes, recipe: Path, hu
     assert "  download org/target\n" in built.stderr
     assert TOKEN not in built.stdout + built.stderr
     assert weights(recipe) == expected
-    assert load_manifest(recipe.parent / "build" / "tiny").recipe["target"]["revision"] == COMMIT
+    assert load_manifest(recipe.parent / "build" / "tiny").recipe.target.revision == COMMIT
     hub.asked.clear()
     again = run("build", recipe, hub)
     assert "nothing to do" in again.stderr
@@ -114,7 +114,7 @@ def test_pinned_pickles_are_built_from(expected: bytes, recipe: Path, trtspec: R
     assert built.code == 0, built.err
     assert f"  unpickle {recipe.parent}/target\n" in built.err
     assert weights(recipe) == expected
-    assert load_manifest(recipe.parent / "build" / "tiny").recipe["target"]["allow_pickle"] is True
+    assert load_manifest(recipe.parent / "build" / "tiny").recipe.target.allow_pickle is True
     assert trtspec("check", recipe).code == 0
     assert "unpickle" not in trtspec("build", recipe).err
 

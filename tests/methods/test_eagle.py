@@ -87,9 +87,7 @@ class TestConversion:
         ranks = nets_of(convert_with(source, part, tmp_path / "out", TREE, mapping=ParallelMapping(2)))
         query, key, value = (tensors[f"{BLOCK}.self_attn.{name}_proj.weight"] for name in "qkv")
         for rank, own in zip(ranks, query.chunk(2), strict=True):
-            assert torch.equal(
-                rank["eagle_nets.1.drafter.layers.0.attention.qkv.weight"], torch.cat([own, key, value])
-            )
+            assert torch.equal(rank["eagle_nets.1.drafter.layers.0.attention.qkv.weight"], torch.cat([own, key, value]))
 
     def test_what_config_json_says(self, source: Path, tmp_path: Path) -> None:
         part = save_net(tmp_path / "net", random_net(), vocab=ODD, max_position_embeddings=64)

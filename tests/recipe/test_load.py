@@ -15,7 +15,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trtspec.diagnostics import RecipeError
+from trtspec.diagnostics import Diagnostic, RecipeError
 from trtspec.recipe.load import load_matrix, load_recipe
 from trtspec.recipe.validate import recipe_keys
 
@@ -261,7 +261,7 @@ def test_the_smallest_recipe_has_the_defaults_of_the_contract(write: Write) -> N
 def test_a_byte_order_mark_is_fine_and_does_not_shift_columns(write: Write) -> None:
     text = "schema: trtspec.recipe/1\nname: tiny\ntarget: {model: ./t}\n"
     loaded = load_recipe(write(text.encode("utf-8-sig")))
-    problem = loaded.problem("error", "c", "schema", "m")
+    problem = loaded.located(Diagnostic("schema", "c", "m"))
     assert (problem.line, problem.column) == (1, 9)
 
 
@@ -514,7 +514,7 @@ def test_later_stages_place_their_problems(write: Write) -> None:
     loaded = load_recipe(write("speculation:\n  method: ngram\n  options: {max_mtch: 3}\n"))
 
     def place(code: str, path: str) -> tuple[int | None, int | None]:
-        problem = loaded.problem("warning", code, path, "m", "h")
+        problem = loaded.located(Diagnostic(path, code, "m", "h", "warning"))
         return problem.line, problem.column
 
     assert place("bad-value", "speculation.options.max_mtch") == (6, 23)
@@ -522,7 +522,7 @@ def test_later_stages_place_their_problems(write: Write) -> None:
     assert place("missing-key", "speculation.draft.model") == (4, 1)
     assert place("memory", "engine.max_batch_size") == (1, 1)
     assert place("memory", "") == (1, 1)
-    assert loaded.problem("warning", "c", "name", "m", "h").as_dict() == {
+    assert loaded.located(Diagnostic("name", "c", "m", "h", "warning")).as_dict() == {
         "severity": "warning",
         "code": "c",
         "file": "r.yaml",

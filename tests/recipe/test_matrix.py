@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtspec.diagnostics import Mark, RecipeError
+from trtspec.diagnostics import Diagnostic, Mark, RecipeError
 from trtspec.recipe.load import load_matrix, load_recipe
 from trtspec.recipe.matrix import Matrix
 from trtspec.recipe.tree import Node, plain
@@ -113,7 +113,7 @@ def test_one_recipe_per_combination_named_after_its_values(write: Write) -> None
         ("tiny-7", 7, "auto"),
     ]
     assert loaded[3].recipe.engine.gpu == "h200"
-    assert loaded[2].problem("error", "c", "speculation.draft_len", "m").line == 6
+    assert loaded[2].located(Diagnostic("speculation.draft_len", "c", "m")).line == 6
 
 
 def test_names_are_made_of_what_a_name_may_hold(write: Write) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.manifests import resolved
 from tests.tiny import convert, make_llama
 from trtspec.artifacts.manifest import BackendRecord, Manifest
 from trtspec.backends.embedded.repository import EmitTorchRepository
@@ -42,7 +43,7 @@ class TritonPythonModel:
 
 def write_manifest(root: Path, name: str) -> None:
     manifest = Manifest(
-        recipe={"name": name},
+        recipe=resolved(name),
         steps=(),
         files=(),
         tools={},

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from trtspec.artifacts.paths import MANIFEST
 from trtspec.errors import TrtspecError
 from trtspec.files import FileRecord, Sha256, file_sha256, in_threads
+from trtspec.recipe.resolve import ResolvedRecipe
 
 SCHEMA = "trtspec.manifest/1"
 MAX_BYTES = 16 << 20
@@ -49,7 +50,7 @@ class BackendRecord(_Record):
 class Manifest(_Record):
     """What was built, from what, with what, for what; equal manifests describe equal artifacts."""
 
-    recipe: dict[str, Any]
+    recipe: ResolvedRecipe
     steps: tuple[StepRecord, ...]
     files: tuple[Annotated[FileRecord, AfterValidator(_not_itself)], ...]
     tools: dict[str, str]
@@ -58,7 +59,8 @@ class Manifest(_Record):
 
     def render(self) -> bytes:
         """Return the document as it is written, its schema first."""
-        return json.dumps({"schema": SCHEMA, **self.model_dump(mode="json")}, indent=1).encode() + b"\n"
+        document = {"schema": SCHEMA, **self.model_dump(mode="json"), "recipe": self.recipe.as_dict()}
+        return json.dumps(document, indent=1).encode() + b"\n"
 
 
 def load_manifest(artifact_dir: Path) -> Manifest:
@@ -70,7 +72,8 @@ def load_manifest(artifact_dir: Path) -> Manifest:
         hint = "read it with the trtspec that wrote it, or build it again" if is_ours(artifact_dir) else None
         raise TrtspecError(f"its schema is {schema!r}; this trtspec reads {SCHEMA!r}", where=str(path), hint=hint)
     try:
-        return Manifest.model_validate(document)
+        recipe = ResolvedRecipe.from_dict(document.pop("recipe", None))
+        return Manifest.model_validate({**document, "recipe": recipe})
     except ValidationError as error:
         raise TrtspecError(_first_of(error), where=str(path), hint="build the artifact again") from error
 

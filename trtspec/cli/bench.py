@@ -60,9 +60,9 @@ def _find(what: str) -> tuple[str, Path | None]:
         return what, None
     if Path(what).exists() or "/" in what:
         return "", None
-    from trtspec.deploy.base import find_target
+    from trtspec.deploy.base import status
 
-    document = find_target("local").status(what)
+    document = status(what)
     return document["endpoints"]["http"], Path(document["artifact"])
 
 
@@ -76,12 +76,12 @@ def _measure_server(
     on_progress: OnProgress,
 ) -> Comparison:
     from trtspec.artifacts.manifest import load_manifest
-    from trtspec.measure.artifact import acceptance_of, artifact_prompts
+    from trtspec.measure.artifact import artifact_prompts
     from trtspec.measure.bench import measure_server
     from trtspec.triton.client import Client
 
     texts = [prompt.text for prompt in artifact_prompts(root, prompts)]
-    acceptance = acceptance_of(load_manifest(root)) if root else "unknown"
+    acceptance = load_manifest(root).recipe.speculation.acceptance if root else "unknown"
     other = Client.at(baseline) if baseline else None
     return measure_server(Client.at(url), texts, max_tokens, runs, on_progress, acceptance, other)
 

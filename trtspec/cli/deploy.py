@@ -27,23 +27,21 @@ def deploy(
     Example: trtspec deploy build/quickstart --detach
     """
     from trtspec.cli.render import counter, print_json, say
-    from trtspec.deploy.base import find_target
-    from trtspec.measure.verify import ensure_gates
+    from trtspec.deploy.base import deploy as serve
 
-    where = find_target(target)
     with counter() as on_progress:
-        measured = ensure_gates(artifact, on_progress)
-    if not measured:
-        say("its gates can only be measured on the server: trtspec bench NAME", "yellow")
-    deployment = where.deploy(
-        artifact,
-        http_port=http_port,
-        grpc_port=grpc_port,
-        metrics_port=metrics_port,
-        detach=detach,
-        timeout_s=timeout,
-        on_event=lambda state, what: say(f"  {state:<7} {what}"),
-    )
+        deployment = serve(
+            artifact,
+            target,
+            on_progress=on_progress,
+            on_unmeasured=lambda: say("its gates can only be measured on the server: trtspec bench NAME", "yellow"),
+            http_port=http_port,
+            grpc_port=grpc_port,
+            metrics_port=metrics_port,
+            detach=detach,
+            timeout_s=timeout,
+            on_event=lambda state, what: say(f"  {state:<7} {what}"),
+        )
     document = deployment.as_dict()
     if json:
         print_json(document)

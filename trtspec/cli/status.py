@@ -14,9 +14,9 @@ def status(name: Name, json: Json = False) -> None:
     Example: trtspec status quickstart
     """
     from trtspec.cli.render import print_json, say
-    from trtspec.deploy.base import find_target
+    from trtspec.deploy.base import status as ask
 
-    document = find_target("local").status(name)
+    document = ask(name)
     if json:
         print_json(document)
     fine = document["state"] in ("live", "starting", "stopped")

@@ -12,10 +12,9 @@ def stop(name: Name, json: Json = False) -> None:
     Example: trtspec stop quickstart
     """
     from trtspec.cli.render import print_json, say
-    from trtspec.deploy.base import find_target
-    from trtspec.deploy.local import STOP_TIMEOUT_S
+    from trtspec.deploy.base import stop as end
 
-    document = find_target("local").stop(name, STOP_TIMEOUT_S)
+    document = end(name)
     if json:
         print_json(document)
     say(f"{name} is {document['state']}" if document["was_running"] else f"{name} was not running")

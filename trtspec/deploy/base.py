@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from trtspec.deploy.journal import Journal
+from trtspec.measure.verify import OnProgress, ensure_gates
 from trtspec.registry import find
 
 OnEvent = Callable[[str, str], None]  # (state, what happened): for people, as it happens
@@ -45,7 +47,35 @@ class Target:
 
     deploy: Deploy
     status: Callable[[str], dict[str, Any]]
-    stop: Callable[[str, float], dict[str, Any]]
+    stop: Callable[[str], dict[str, Any]]
+
+
+def deploy(
+    artifact: Path,
+    target: str,
+    *,
+    on_progress: OnProgress = lambda what, done, total: None,
+    on_unmeasured: Callable[[], None] = lambda: None,
+    **options: Any,
+) -> Deployment:
+    """Serve an artifact whose gates hold, by its report or by measuring them now; `options` are those of `Deploy`.
+
+    `on_unmeasured` is called where only the server itself can be measured. Raises like `ensure_gates` and the target.
+    """
+    where = find_target(target)
+    if not ensure_gates(artifact, on_progress):
+        on_unmeasured()
+    return where.deploy(artifact, **options)
+
+
+def status(name: str) -> dict[str, Any]:
+    """Return how a deployment fares, wherever it runs."""
+    return find_target(Journal(name).known().target).status(name)
+
+
+def stop(name: str) -> dict[str, Any]:
+    """End a deployment, wherever it runs."""
+    return find_target(Journal(name).known().target).stop(name)
 
 
 def find_target(name: str) -> Target:

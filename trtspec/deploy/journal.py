@@ -34,7 +34,10 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 @dataclass(frozen=True)
 class Record:
-    """One deployment: `pid` and `started` together name its process, also after a reboot or a reused pid."""
+    """One deployment and the target that it runs on.
+
+    `pid` and `started` together name its process, also after a reboot or a reused pid.
+    """
 
     name: str
     state: str  # staged, loaded, smoke, live, stopped, failed
@@ -46,6 +49,7 @@ class Record:
     metrics: int
     shm_prefix: str
     detached: bool
+    target: str = "local"
     format_version: int = FORMAT_VERSION
 
     @property

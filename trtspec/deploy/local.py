@@ -50,7 +50,7 @@ def deploy_local(
     Raises StepTimeout after `timeout_s`, SmokeTestFailed where the first request fails, DeployError for the rest.
     """
     deadline = time.monotonic() + timeout_s
-    journal = Journal(str(load_manifest(artifact).recipe["name"]))
+    journal = Journal(load_manifest(artifact).recipe.name)
     with journal.lock():
         _check_not_running(journal)
         ports = _choose_ports(http_port, grpc_port, metrics_port)

@@ -16,6 +16,7 @@ from trtspec.backends.base import find_backend
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.errors import DigestMismatch, TrtspecError
 from trtspec.generation.request import Request, Sampling
+from trtspec.recipe.resolve import ResolvedRecipe
 from trtspec.torch_engine.settings import EngineSettings
 
 if TYPE_CHECKING:
@@ -35,27 +36,19 @@ class OpenArtifact:
     engine: Engine
 
     @property
-    def recipe(self) -> dict[str, Any]:
+    def recipe(self) -> ResolvedRecipe:
         """Return the recipe as it was resolved."""
         return self.manifest.recipe
 
     @property
     def acceptance(self) -> str:
         """Return the rule that drafts are accepted by: "exact", or one that changes the text."""
-        return acceptance_of(self.manifest)
+        return self.recipe.speculation.acceptance
 
     def request(self, prompt: str, max_tokens: int, sampling: Sampling | None = None, **options: Any) -> Request:
         """Return a request for the text of a prompt, ended by the model's own end tokens."""
         ids = tuple(self.tokenizer.encode(prompt))
         return Request(ids, max_tokens, sampling or Sampling(), end_ids=self.tokenizer.end_ids, **options)
-
-
-def acceptance_of(manifest: Manifest) -> str:
-    """Return the rule that an artifact accepts drafts by; TrtspecError where its manifest names none."""
-    try:
-        return str(manifest.recipe["speculation"]["acceptance"])
-    except (KeyError, TypeError):
-        raise TrtspecError("its manifest names no acceptance rule", hint="build the artifact again") from None
 
 
 def read_artifact(root: Path) -> Manifest:
@@ -90,7 +83,7 @@ def open_artifact(root: Path, manifest: Manifest | None = None) -> Iterator[Open
         opened.close()
 
 
-def _settings(root: Path, recipe: dict[str, Any]) -> EngineSettings:
+def _settings(root: Path, recipe: ResolvedRecipe) -> EngineSettings:
     from trtspec.kernels.verifier import libraries_of
 
     return replace(EngineSettings.from_recipe(recipe), kernels=libraries_of(root))

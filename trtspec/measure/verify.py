@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtspec.artifacts.manifest import Manifest, load_manifest, verify_files
-from trtspec.artifacts.paths import MANIFEST
+from trtspec.artifacts.paths import MANIFEST, REPORTS
 from trtspec.artifacts.prompts import Prompt
 from trtspec.backends.base import find_backend
 from trtspec.checkpoint.prepare import locate_source
@@ -29,19 +29,17 @@ from trtspec.generation.request import Result
 from trtspec.measure.artifact import (
     TARGET,
     OpenArtifact,
-    acceptance_of,
     artifact_prompts,
     open_artifact,
     read_artifact,
 )
 from trtspec.measure.bench import measure_engine
-from trtspec.recipe.resolve import ResolvedModel
 
 if TYPE_CHECKING:
     import torch
 
 FORMAT_VERSION = 1
-REPORT = "reports/verify.json"
+REPORT = f"{REPORTS}/verify.json"
 # Two float32 implementations differ by about 1e-5 of a logit; a lead smaller than this decides nothing.
 TIE = 1e-3
 # A conversion gone wrong agrees with its source on few tokens; one rounded to FP8 on all but a few.
@@ -134,7 +132,7 @@ def ensure_gates(root: Path, on_progress: OnProgress = lambda what, done, total:
         prompts = artifact_prompts(root, None)[:DEPLOY_PROMPTS]
         with open_artifact(root, manifest) as artifact:
             checks = _check_gates(artifact, prompts, DEPLOY_TOKENS, on_progress)[1]
-        verification = Verification(tuple(checks), acceptance_of(manifest), _manifest_sha256(root))
+        verification = Verification(tuple(checks), manifest.recipe.speculation.acceptance, _manifest_sha256(root))
     if failure := verification.failure:
         raise failure
     return True
@@ -149,23 +147,23 @@ def _check_files(root: Path, manifest: Manifest) -> Check:
 def _check_gates(
     artifact: OpenArtifact, prompts: Sequence[Prompt], max_tokens: int, on_progress: OnProgress
 ) -> tuple[list[Result], list[Check]]:
-    gates, speculates = artifact.recipe["gates"], artifact.recipe["speculation"]["method"] != "none"
+    gates, speculates = artifact.recipe.gates, artifact.recipe.speculation.method != "none"
     texts = [prompt.text for prompt in prompts]
     measured, results = measure_engine(artifact, texts, max_tokens, runs=1, on_progress=on_progress)
     checks = []
-    if gates["lossless"]:
+    if gates.lossless:
         same, total = measured.identical_texts, len(prompts)
         detail = f"{same} of {total} texts are the same with and without speculation"
         exact = artifact.acceptance == "exact"
         if not exact:
             detail += f", but {artifact.acceptance} acceptance is lossy: sampled text is not the target's"
         checks.append(Check("lossless", exact and same == total, same, total, detail))
-    if speculates and gates["min_acceptance"]:
-        rate, limit = measured.speculative.stats.acceptance_rate, gates["min_acceptance"]
+    if speculates and gates.min_acceptance:
+        rate, limit = measured.speculative.stats.acceptance_rate, gates.min_acceptance
         detail = f"acceptance rate {rate:.3f}, at least {limit} is wanted"
         checks.append(Check("min_acceptance", rate >= limit, round(rate, 4), limit, detail))
-    if speculates and gates["min_speedup"]:
-        speedup, limit = measured.speedup, gates["min_speedup"]
+    if speculates and gates.min_speedup:
+        speedup, limit = measured.speedup, gates.min_speedup
         detail = f"{speedup:.2f} times the tokens/s without speculation, at least {limit} is wanted"
         checks.append(Check("min_speedup", speedup >= limit, round(speedup, 3), limit, detail))
     return results, checks
@@ -174,7 +172,7 @@ def _check_gates(
 def _find_source(root: Path, manifest: Manifest, given: Path | None) -> Path:
     """Return the directory of the target's source, its config and headers seen to add up."""
     try:
-        source = load_source(given or locate_source(ResolvedModel.model_validate(manifest.recipe["target"])))
+        source = load_source(given or locate_source(manifest.recipe.target))
         theirs, ours = source.reader.positive("vocab_size"), load_checkpoint(root / TARGET).config.vocab_size
     except CheckpointError as error:
         raise TrtspecError(
@@ -268,7 +266,7 @@ def _disagreements(artifact: OpenArtifact, model: Any, prompt: str, result: Resu
 
 
 def _report(root: Path, manifest: Manifest, checks: list[Check]) -> Verification:
-    verification = Verification(tuple(checks), acceptance_of(manifest), _manifest_sha256(root))
+    verification = Verification(tuple(checks), manifest.recipe.speculation.acceptance, _manifest_sha256(root))
     path = root / REPORT
     try:
         path.parent.mkdir(exist_ok=True)

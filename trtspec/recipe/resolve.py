@@ -122,6 +122,15 @@ class ResolvedRecipe(StrictModel):
         ordered: dict[str, Any] = json.loads(json.dumps(document, sort_keys=True))
         return ordered
 
+    @classmethod
+    def from_dict(cls, document: Any) -> ResolvedRecipe:
+        """Return the recipe that `as_dict` gave; raises pydantic's ValidationError for anything else."""
+        if isinstance(document, dict) and isinstance(speculation := document.get("speculation"), dict):
+            drafts = [speculation["draft"]] if "draft" in speculation else []
+            rest = {key: value for key, value in speculation.items() if key != "draft"}
+            document = document | {"speculation": rest | {"drafts": drafts}}
+        return cls.model_validate_json(json.dumps(document))
+
 
 def input_len_of(engine: Engine) -> int:
     """Return the longest prompt in tokens, the default where the recipe does not say."""

@@ -7,10 +7,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trtspec.errors import TrtspecError
 from trtspec.generation.request import Limits
+
+if TYPE_CHECKING:
+    from trtspec.recipe.resolve import ResolvedRecipe
 
 
 @dataclass(frozen=True)
@@ -37,22 +40,19 @@ class EngineSettings:
     kernels: tuple[Path, ...] = ()
 
     @classmethod
-    def from_recipe(cls, recipe: Mapping[str, Any]) -> EngineSettings:
-        """Return the settings of a resolved recipe's document; TrtspecError where it lacks a key."""
-        try:
-            engine, speculation = recipe["engine"], recipe["speculation"]
-            return cls(
-                method=speculation["method"],
-                draft_len=speculation["draft_len"],
-                options=speculation["options"],
-                max_batch_size=engine["max_batch_size"],
-                max_seq_len=engine["max_seq_len"],
-                max_input_len=engine["max_input_len"],
-                max_num_tokens=engine["max_num_tokens"],
-                max_queue_size=recipe["serving"]["max_queue_size"],
-            )
-        except (KeyError, TypeError) as error:
-            raise TrtspecError(f"the recipe lacks {error}", hint="build the artifact again") from None
+    def from_recipe(cls, recipe: ResolvedRecipe) -> EngineSettings:
+        """Return the settings of a resolved recipe."""
+        engine, speculation = recipe.engine, recipe.speculation
+        return cls(
+            method=speculation.method,
+            draft_len=speculation.draft_len,
+            options=speculation.options,
+            max_batch_size=engine.max_batch_size,
+            max_seq_len=engine.max_seq_len,
+            max_input_len=engine.max_input_len,
+            max_num_tokens=engine.max_num_tokens,
+            max_queue_size=recipe.serving.max_queue_size,
+        )
 
     @classmethod
     def from_json(cls, text: str) -> EngineSettings:

@@ -18,7 +18,7 @@ def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
     """Return the steps."""
     checkpoints = {checkpoint(role): step for role, step in converted(context, reader).items()}
     steps: dict[str, Step] = {**checkpoints, **companions(context, reader)}
-    settings = EngineSettings.from_recipe(context.resolved.as_dict())
+    settings = EngineSettings.from_recipe(context.resolved)
     steps[REPOSITORY] = EmitTorchRepository(
         read_models(), serving_settings(context), settings.as_json(), context.draft is not None
     )
