@@ -21,6 +21,8 @@ from tests.tiny import make_pair
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+pytest_plugins = ("tests.sharing", "tests.skips")
+
 
 @dataclass(frozen=True)
 class Outcome:

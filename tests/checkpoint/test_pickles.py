@@ -371,6 +371,7 @@ def test_a_cache_that_cannot_be_written(root: Path, workplace: Path) -> None:
         unpickle(root, pins, lambda _: None)
 
 
+@pytest.mark.alone
 def test_finding_is_quick_and_opens_nothing(root: Path) -> None:
     pins = save(root, {"a": torch.ones(8 << 20)})
     started = time.perf_counter()

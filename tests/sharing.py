@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How tests share a machine when several processes run them (`pytest -n 2`).
+
+    alone     nothing else runs meanwhile: the test measures time
+    triton    one at a time: ports that are free when they are looked for have to be so when the server takes them
+
+Locks of the kernel keep to this, in whatever order and process tests run: they go when a process does.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+FIRST = ("alone", "triton")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Take turns where there are other workers."""
+    if folder := shared_folder(config):
+        config.pluginmanager.register(Turns(folder))
+
+
+def shared_folder(config: pytest.Config) -> Path | None:
+    """Return the directory that this run's workers have in common; None without workers."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return None
+    return Path(config.option.basetemp).parent
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put those first that others wait for: one worker begins with them all, and what is left at the end is small."""
+    items.sort(key=lambda item: next((place for place, name in enumerate(FIRST) if name in item.keywords), len(FIRST)))
+
+
+class Turns:
+    """Lets every test wait until it may run beside those of the other workers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        """Run the test, set-up and all, while the others keep to their turns."""
+        with ExitStack() as held:
+            if "triton" in item.keywords:
+                held.enter_context(self._lock("ports", fcntl.LOCK_EX))
+            how = fcntl.LOCK_EX if "alone" in item.keywords else fcntl.LOCK_SH
+            with self._lock("next", fcntl.LOCK_EX):  # or one that waits to be alone would wait for ever
+                held.enter_context(self._lock("machine", how))
+            return (yield)
+
+    @contextmanager
+    def _lock(self, name: str, how: int) -> Iterator[None]:
+        with (self.folder / f"{name}.lock").open("w") as file:
+            fcntl.flock(file, how)
+            try:
+                yield
+            finally:
+                fcntl.flock(file, fcntl.LOCK_UN)  # closing it is not enough where a child was forked meanwhile
