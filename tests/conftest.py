@@ -88,13 +88,19 @@ def artifact(recipe: Path, trtspec: Run) -> Path:
 
 
 @pytest.fixture(scope="session")
-def kernel_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def kernel_cache(shared_folder: Path) -> Path:
+    """The cache in which the kernels of plugins/ are compiled once, whichever workers use them."""
+    return shared_folder / "kernels"
+
+
+@pytest.fixture(scope="session")
+def kernel_library(kernel_cache: Path) -> Path:
     """The kernels of plugins/, compiled for CPUs."""
     from trtspec.errors import TrtspecError
     from trtspec.kernels.build import build_library, plan_library
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRTSPEC_CACHE", str(tmp_path_factory.mktemp("kernels")))
+        patch.setenv("TRTSPEC_CACHE", str(kernel_cache))
         try:
             spec = plan_library()
         except TrtspecError as missing:

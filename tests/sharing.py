@@ -17,26 +17,31 @@ from pathlib import Path
 
 import pytest
 
-FIRST = ("alone", "triton")
+WORKER = "PYTEST_XDIST_WORKER"
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Take turns where there are other workers."""
-    if folder := shared_folder(config):
-        config.pluginmanager.register(Turns(folder))
+    if WORKER in os.environ:
+        config.pluginmanager.register(Turns(Path(config.option.basetemp).parent))
 
 
-def shared_folder(config: pytest.Config) -> Path | None:
-    """Return the directory that this run's workers have in common; None without workers."""
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        return None
-    return Path(config.option.basetemp).parent
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory that all workers of this run have in common."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if WORKER in os.environ else own
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put those first that others wait for: one worker begins with them all, and what is left at the end is small."""
-    items.sort(key=lambda item: next((place for place, name in enumerate(FIRST) if name in item.keywords), len(FIRST)))
+    items.sort(key=lambda item: [not is_marked(item, name) for name in ("alone", "triton")])
+
+
+def is_marked(item: pytest.Item, name: str) -> bool:
+    """Return whether a test has a mark; its keywords would say that of its folder's name too."""
+    return item.get_closest_marker(name) is not None
 
 
 class Turns:
@@ -49,9 +54,9 @@ class Turns:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """Run the test, set-up and all, while the others keep to their turns."""
         with ExitStack() as held:
-            if "triton" in item.keywords:
+            if is_marked(item, "triton"):
                 held.enter_context(self._lock("ports", fcntl.LOCK_EX))
-            how = fcntl.LOCK_EX if "alone" in item.keywords else fcntl.LOCK_SH
+            how = fcntl.LOCK_EX if is_marked(item, "alone") else fcntl.LOCK_SH
             with self._lock("next", fcntl.LOCK_EX):  # or one that waits to be alone would wait for ever
                 held.enter_context(self._lock("machine", how))
             return (yield)

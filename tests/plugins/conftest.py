@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from trtspec.errors import TrtspecError
@@ -13,10 +15,10 @@ PATHS = Plugin.paths
 
 
 @pytest.fixture(scope="session", params=["this processor", "any processor"])
-def cpu_library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
+def cpu_library(request: pytest.FixtureRequest, kernel_cache: Path) -> KernelLibrary:
     """All plugins, compiled for CPUs: with what is chosen for this processor, and without."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRTSPEC_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("TRTSPEC_CACHE", str(kernel_cache))
         if request.param == "any processor":
             patch.setattr(Plugin, "paths", lambda plugin, architectures, _: PATHS(plugin, architectures, ""))
         try:
