@@ -45,21 +45,26 @@ def is_marked(item: pytest.Item, name: str) -> bool:
 
 
 class Turns:
-    """Lets every test wait until it may run beside those of the other workers."""
+    """Lets every test wait until it may run beside those of the other workers, which have the same folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        """Run the test, set-up and all, while the others keep to their turns."""
-        with ExitStack() as held:
-            if is_marked(item, "triton"):
-                held.enter_context(self._lock("ports", fcntl.LOCK_EX))
-            how = fcntl.LOCK_EX if is_marked(item, "alone") else fcntl.LOCK_SH
-            with self._lock("next", fcntl.LOCK_EX):  # or one that waits to be alone would wait for ever
-                held.enter_context(self._lock("machine", how))
+        """Run the test, set-up and all, when it is its turn."""
+        with self.turn(alone=is_marked(item, "alone"), ports=is_marked(item, "triton")):
             return (yield)
+
+    @contextmanager
+    def turn(self, *, alone: bool = False, ports: bool = False) -> Iterator[None]:
+        """Wait, and hold what others wait for."""
+        with ExitStack() as held:
+            if ports:
+                held.enter_context(self._lock("ports", fcntl.LOCK_EX))
+            with self._lock("next", fcntl.LOCK_EX):  # or one that waits to be alone would wait for ever
+                held.enter_context(self._lock("machine", fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
+            yield
 
     @contextmanager
     def _lock(self, name: str, how: int) -> Iterator[None]:
