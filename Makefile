@@ -37,7 +37,7 @@ test: setup ## Run all tests that need no GPU, on all cores.
 	$(BIN)/pytest $(WORKERS)
 
 test-fast: setup ## Run those that take no time: without servers, whole builds and what is marked slow.
-	$(BIN)/pytest $(WORKERS) -m "not (slow or triton or integration or gpu)"
+	$(BIN)/pytest $(WORKERS) -m "not (slow or triton or integration or gpu)" --durations 10 --durations-min 2
 
 test-gpu: setup ## Run the tests that need a CUDA device.
 	$(BIN)/pytest -m gpu
