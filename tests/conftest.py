@@ -88,9 +88,9 @@ def artifact(recipe: Path, trtspec: Run) -> Path:
 
 
 @pytest.fixture(scope="session")
-def kernel_cache(shared_folder: Path) -> Path:
-    """The cache in which the kernels of plugins/ are compiled once, whichever workers use them."""
-    return shared_folder / "kernels"
+def kernel_cache(pytestconfig: pytest.Config) -> Path:
+    """The cache in which the kernels of plugins/ are compiled once for equal sources, whoever runs them when."""
+    return pytestconfig.cache.mkdir("kernels")
 
 
 @pytest.fixture(scope="session")

@@ -26,13 +26,6 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Turns(Path(config.option.basetemp).parent))
 
 
-@pytest.fixture(scope="session")
-def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory that all workers of this run have in common."""
-    own = tmp_path_factory.getbasetemp()
-    return own.parent if WORKER in os.environ else own
-
-
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put those first that others wait for: one worker begins with them all, and what is left at the end is small."""
