@@ -79,6 +79,7 @@ def refused(root: Path, pins: dict[str, str], message: str) -> CheckpointError:
 
 
 class TestWhatComesOut:
+    @pytest.mark.slow
     def test_is_what_torch_saved(self, root: Path) -> None:
         torch.manual_seed(0)
         saved = {dtype: torch.randn(3, 5).mul(50).to(getattr(torch, dtype)) for dtype in unpickler.DTYPES}
@@ -126,6 +127,7 @@ class TestWhatComesOut:
         names = sorted(path.name for path in unpickled_dir(root, pins).iterdir())
         assert names == ["config.json", "model.safetensors", "tokenizer.json"]
 
+    @pytest.mark.slow
     def test_is_the_same_bytes_every_time(self, root: Path) -> None:
         pins = save(root, {"b": torch.ones(2), "a": torch.zeros(3)})
         opened(root, pins)
@@ -194,6 +196,7 @@ class Gadget:
         return os.system, (f"touch {self.victim}",)
 
 
+@pytest.mark.slow
 class TestCodeInAPickle:
     def test_is_real_for_an_ordinary_unpickler(self, tmp_path: Path) -> None:
         pickle.loads(pickle.dumps(Gadget(tmp_path / "ran")))
@@ -379,6 +382,7 @@ def test_what_a_killed_build_left_is_no_checkpoint_and_goes_away(root: Path) -> 
     assert not left.exists()
 
 
+@pytest.mark.slow
 def test_two_at_once_make_it_once(root: Path) -> None:
     pins = save(root, {"a": torch.ones(2)})
     code = "import json, sys; from pathlib import Path; from trtspec.checkpoint.pickles import unpickle\n" + (

@@ -11,7 +11,15 @@ from trtspec.errors import TrtspecError
 from trtspec.kernels.bindings import KernelLibrary, load_library
 from trtspec.kernels.build import Plugin, build_library, plan_library
 
+HERE = Path(__file__).parent
 PATHS = Plugin.paths
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark all tests of this folder: they compile."""
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker("slow")
 
 
 @pytest.fixture(scope="session", params=["this processor", "any processor"])
