@@ -44,6 +44,13 @@ class Outcome:
 Run = Callable[..., Outcome]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what compiles."""
+    for item in items:
+        if "kernel_library" in getattr(item, "fixturenames", ()):
+            item.add_marker("slow")
+
+
 @pytest.fixture(scope="session")
 def pair_master(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The pair that every test gets a copy of."""
@@ -88,24 +95,30 @@ def artifact(recipe: Path, trtspec: Run) -> Path:
 
 
 @pytest.fixture(scope="session")
-def kernel_cache(pytestconfig: pytest.Config) -> Path:
-    """The cache in which the kernels of plugins/ are compiled once for equal sources, whoever runs them when."""
-    return pytestconfig.cache.mkdir("kernels")
+def build_kernels(pytestconfig: pytest.Config) -> Callable[[], Path]:
+    """A function that compiles the kernels of plugins/ for CPUs, once for equal sources, whoever asks when.
 
-
-@pytest.fixture(scope="session")
-def kernel_library(kernel_cache: Path) -> Path:
-    """The kernels of plugins/, compiled for CPUs."""
+    Every library lies in a cache of its own.
+    """
     from trtspec.errors import TrtspecError
     from trtspec.kernels.build import build_library, plan_library
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRTSPEC_CACHE", str(kernel_cache))
+    def build() -> Path:
         try:
             spec = plan_library()
         except TrtspecError as missing:
             pytest.skip(str(missing))
-        return build_library(spec)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TRTSPEC_CACHE", str(pytestconfig.cache.mkdir("kernels") / spec.key))
+            return build_library(spec)
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def kernel_library(build_kernels: Callable[[], Path]) -> Path:
+    """The kernels of plugins/, compiled for CPUs."""
+    return build_kernels()
 
 
 @pytest.fixture

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from trtspec.errors import TrtspecError
 from trtspec.kernels.bindings import KernelLibrary, load_library
-from trtspec.kernels.build import Plugin, build_library, plan_library
+from trtspec.kernels.build import Plugin
 
 HERE = Path(__file__).parent
 PATHS = Plugin.paths
@@ -23,14 +23,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", params=["this processor", "any processor"])
-def cpu_library(request: pytest.FixtureRequest, kernel_cache: Path) -> KernelLibrary:
+def cpu_library(request: pytest.FixtureRequest, build_kernels: Callable[[], Path]) -> KernelLibrary:
     """All plugins, compiled for CPUs: with what is chosen for this processor, and without."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRTSPEC_CACHE", str(kernel_cache))
         if request.param == "any processor":
             patch.setattr(Plugin, "paths", lambda plugin, architectures, _: PATHS(plugin, architectures, ""))
-        try:
-            spec = plan_library()
-        except TrtspecError as error:
-            pytest.skip(error.message)
-        return load_library(build_library(spec))
+        return load_library(build_kernels())
