@@ -47,7 +47,7 @@ Run = Callable[..., Outcome]
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what compiles."""
     for item in items:
-        if "kernel_library" in getattr(item, "fixturenames", ()):
+        if "build_kernels" in getattr(item, "fixturenames", ()):
             item.add_marker("slow")
 
 
@@ -95,17 +95,17 @@ def artifact(recipe: Path, trtspec: Run) -> Path:
 
 
 @pytest.fixture(scope="session")
-def build_kernels(pytestconfig: pytest.Config) -> Callable[[], Path]:
-    """A function that compiles the kernels of plugins/ for CPUs, once for equal sources, whoever asks when.
+def build_kernels(pytestconfig: pytest.Config) -> Callable[..., Path]:
+    """A function that compiles kernels of plugins/ (none named: all) for CPUs, once for equal sources and all runs.
 
     Every library lies in a cache of its own.
     """
     from trtspec.errors import TrtspecError
     from trtspec.kernels.build import build_library, plan_library
 
-    def build() -> Path:
+    def build(*names: str) -> Path:
         try:
-            spec = plan_library()
+            spec = plan_library(names)
         except TrtspecError as missing:
             pytest.skip(str(missing))
         with pytest.MonkeyPatch.context() as patch:
@@ -116,7 +116,7 @@ def build_kernels(pytestconfig: pytest.Config) -> Callable[[], Path]:
 
 
 @pytest.fixture(scope="session")
-def kernel_library(build_kernels: Callable[[], Path]) -> Path:
+def kernel_library(build_kernels: Callable[..., Path]) -> Path:
     """The kernels of plugins/, compiled for CPUs."""
     return build_kernels()
 

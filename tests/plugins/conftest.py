@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", params=["this processor", "any processor"])
-def cpu_library(request: pytest.FixtureRequest, build_kernels: Callable[[], Path]) -> KernelLibrary:
+def cpu_library(request: pytest.FixtureRequest, build_kernels: Callable[..., Path]) -> KernelLibrary:
     """All plugins, compiled for CPUs: with what is chosen for this processor, and without."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "any processor":
