@@ -2,9 +2,10 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+WORKERS := -n logical --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check format test test-gpu bench plugins-trt clean
+.PHONY: help setup demo check format test test-fast test-gpu bench plugins-trt clean
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,8 +33,11 @@ format: setup ## Format the sources and mend what can be mended.
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-test: setup ## Run all tests that need no GPU.
-	$(BIN)/pytest
+test: setup ## Run all tests that need no GPU, on all cores.
+	$(BIN)/pytest $(WORKERS)
+
+test-fast: setup ## Run those that take no time: without servers, whole builds and what is marked slow.
+	$(BIN)/pytest $(WORKERS) -m "not (slow or triton or integration or gpu)" --durations 10 --durations-min 2
 
 test-gpu: setup ## Run the tests that need a CUDA device.
 	$(BIN)/pytest -m gpu

@@ -21,6 +21,8 @@ from tests.tiny import make_pair
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+pytest_plugins = ("tests.sharing", "tests.skips")
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -40,6 +42,13 @@ class Outcome:
 
 
 Run = Callable[..., Outcome]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what compiles."""
+    for item in items:
+        if "build_kernels" in getattr(item, "fixturenames", ()):
+            item.add_marker("slow")
 
 
 @pytest.fixture(scope="session")
@@ -86,18 +95,30 @@ def artifact(recipe: Path, trtspec: Run) -> Path:
 
 
 @pytest.fixture(scope="session")
-def kernel_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The kernels of plugins/, compiled for CPUs."""
+def build_kernels(pytestconfig: pytest.Config) -> Callable[..., Path]:
+    """A function that compiles kernels of plugins/ (none named: all) for CPUs, once for equal sources and all runs.
+
+    Every library lies in a cache of its own.
+    """
     from trtspec.errors import TrtspecError
     from trtspec.kernels.build import build_library, plan_library
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRTSPEC_CACHE", str(tmp_path_factory.mktemp("kernels")))
+    def build(*names: str) -> Path:
         try:
-            spec = plan_library()
+            spec = plan_library(names)
         except TrtspecError as missing:
             pytest.skip(str(missing))
-        return build_library(spec)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TRTSPEC_CACHE", str(pytestconfig.cache.mkdir("kernels") / spec.key))
+            return build_library(spec)
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def kernel_library(build_kernels: Callable[..., Path]) -> Path:
+    """The kernels of plugins/, compiled for CPUs."""
+    return build_kernels()
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
         "#!/usr/bin/env bash\n"
         'case "$1" in test|check) set -- -n "$@";; esac\n'
         'exec /usr/bin/env -i HOME="$HOME" PATH="${PATH#*:}" TRTSPEC_CACHE="$TRTSPEC_CACHE" '
-        'TRTSPEC_STATE="$TRTSPEC_STATE" make -o .venv/.installed "$@"\n'
+        'TRTSPEC_STATE="$TRTSPEC_STATE" OMP_NUM_THREADS="$OMP_NUM_THREADS" make -o .venv/.installed "$@"\n'
     )
     make.chmod(0o755)
     environment = {
@@ -53,6 +53,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
         "PATH": os.pathsep.join([str(shims), str(Path(sys.executable).parent), os.environ["PATH"]]),
         "TRTSPEC_CACHE": str(root / "cache"),
         "TRTSPEC_STATE": str(root / "state"),
+        "OMP_NUM_THREADS": "1",  # two spin where another worker has the core
     }
     return root, environment
 

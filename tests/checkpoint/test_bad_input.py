@@ -16,6 +16,8 @@ from tests.checkpoint.corpus import CASES, WEIGHTS, Case, make_good, make_sharde
 from trtspec.checkpoint.source import load_source
 from trtspec.inspection import inspect_path
 
+pytestmark = pytest.mark.slow  # two commands in a process of their own for each case
+
 MAX_SECONDS = 2 * 2.0  # of the processor for two commands; unlike the clock it does not depend on what else runs
 MAX_RESIDENT_KIB = 256 << 10
 # Forks for each directory that it is told, which saves every child the imports, and says what the child took.

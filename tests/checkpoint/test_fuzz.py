@@ -26,6 +26,8 @@ from trtspec.families.base import Family
 from trtspec.inspection import inspect_path
 from trtspec.registry import discover
 
+pytestmark = pytest.mark.slow
+
 FUZZ = settings(
     max_examples=int(os.environ.get("TRTSPEC_FUZZ_EXAMPLES", "400")),
     deadline=None,

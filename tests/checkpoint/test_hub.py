@@ -16,6 +16,8 @@ from safetensors.numpy import save_file
 from tests.hub import COMMIT, Hub, serving
 from trtspec.system import wait_until
 
+pytestmark = pytest.mark.slow  # a client's process for each test
+
 # The client asks again after 1, 2, 4 ... seconds, which no test has to wait for.
 CLIENT = """
 import json, sys, time

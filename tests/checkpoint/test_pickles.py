@@ -56,6 +56,19 @@ def opened(root: Path, pins: dict[str, str]) -> dict[str, torch.Tensor]:
     return {name: tensor for file in load_source(out).weight_files for name, tensor in load_file(file).items()}
 
 
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open pickles in this process, which has torch already, for what does not depend on who opens them."""
+
+    def run(pickle: Path, descriptor: int, out: Path) -> None:
+        try:
+            unpickler.main(f"/dev/fd/{descriptor}", str(out))
+        except SystemExit as ended:
+            raise CheckpointError(str(ended.code), where=str(pickle)) from None
+
+    monkeypatch.setattr(pickles, "_run_unpickler", run)
+
+
 def refused(root: Path, pins: dict[str, str], message: str) -> CheckpointError:
     """Demand an error, and that nothing is left of the attempt."""
     with pytest.raises(CheckpointError) as caught:
@@ -66,6 +79,7 @@ def refused(root: Path, pins: dict[str, str], message: str) -> CheckpointError:
 
 
 class TestWhatComesOut:
+    @pytest.mark.slow
     def test_is_what_torch_saved(self, root: Path) -> None:
         torch.manual_seed(0)
         saved = {dtype: torch.randn(3, 5).mul(50).to(getattr(torch, dtype)) for dtype in unpickler.DTYPES}
@@ -84,6 +98,7 @@ class TestWhatComesOut:
             )
         assert found["scalar"].item() == 3.5
 
+    @pytest.mark.usefixtures("in_process")
     def test_of_shared_and_strided_tensors_is_a_copy_each(self, root: Path) -> None:
         base = torch.arange(12.0).reshape(3, 4)
         saved = OrderedDict(embedding=base, head=base, transposed=base.T[1:])
@@ -91,6 +106,7 @@ class TestWhatComesOut:
         for name, tensor in saved.items():
             assert torch.equal(found[name], tensor)
 
+    @pytest.mark.usefixtures("in_process")
     def test_of_shards_has_an_index_as_transformers_writes_it(self, root: Path) -> None:
         first = save(root, {"a": torch.ones(2)}, "pytorch_model-00001-of-00002.bin")
         second = save(root, {"b": torch.zeros(3)}, "pytorch_model-00002-of-00002.bin")
@@ -104,12 +120,14 @@ class TestWhatComesOut:
             "b": "model-00002-of-00002.safetensors",
         }
 
+    @pytest.mark.usefixtures("in_process")
     def test_has_config_and_tokenizer_beside_it(self, root: Path) -> None:
         pins = save(root, {"a": torch.ones(2)})
         unpickle(root, pins, lambda _: None)
         names = sorted(path.name for path in unpickled_dir(root, pins).iterdir())
         assert names == ["config.json", "model.safetensors", "tokenizer.json"]
 
+    @pytest.mark.slow
     def test_is_the_same_bytes_every_time(self, root: Path) -> None:
         pins = save(root, {"b": torch.ones(2), "a": torch.zeros(3)})
         opened(root, pins)
@@ -119,12 +137,14 @@ class TestWhatComesOut:
         assert digest(unpickled_dir(root, pins) / "model.safetensors") == before
         assert len(list(unpickled_dir(root, pins).parent.glob("*/model.safetensors"))) == 2
 
+    @pytest.mark.usefixtures("in_process")
     def test_is_made_once(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         pins = save(root, {"a": torch.ones(2)})
         opened(root, pins)
         (root / "pytorch_model.bin").unlink()
         opened(root, pins)
 
+    @pytest.mark.usefixtures("in_process")
     def test_is_told_in_bytes_read(self, root: Path) -> None:
         pins = save(root, {"a": torch.ones(1 << 20)})
         told: list[int] = []
@@ -143,6 +163,7 @@ class TestThePin:
     def test_is_of_a_file_that_is_not_there(self, root: Path) -> None:
         refused(root, {"other.bin": "0" * 64}, "other.bin: sha256 pins this file, which is missing")
 
+    @pytest.mark.usefixtures("in_process")
     def test_holds_for_the_file_that_was_read_whatever_is_put_in_its_place(
         self, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -175,6 +196,7 @@ class Gadget:
         return os.system, (f"touch {self.victim}",)
 
 
+@pytest.mark.slow
 class TestCodeInAPickle:
     def test_is_real_for_an_ordinary_unpickler(self, tmp_path: Path) -> None:
         pickle.loads(pickle.dumps(Gadget(tmp_path / "ran")))
@@ -235,10 +257,12 @@ def test_what_is_not_a_state_dict_says_so(tmp_path: Path, saved: Any, message: s
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_name_that_is_a_path(root: Path) -> None:
     refused(root, save(root, {"a/b": torch.ones(2)}), "tensor name 'a/b' has a path separator")
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_torch_file_without_a_pickle(root: Path) -> None:
     with zipfile.ZipFile(root / "x.bin", "w") as empty:
         for name in ("data.pkl", "version", "byteorder"):
@@ -246,6 +270,7 @@ def test_a_torch_file_without_a_pickle(root: Path) -> None:
     refused(root, {"x.bin": digest(root / "x.bin")}, "x.bin: cannot be opened: ")
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_file_that_is_cut_off(root: Path) -> None:
     save(root, {"a": torch.ones(1000)})
     path = root / "pytorch_model.bin"
@@ -253,11 +278,13 @@ def test_a_file_that_is_cut_off(root: Path) -> None:
     refused(root, {path.name: digest(path)}, "pytorch_model.bin: not a file of torch.save")
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_tensor_that_is_in_two_files(root: Path) -> None:
     pins = save(root, {"a": torch.ones(2)}, "x.bin") | save(root, {"a": torch.ones(2)}, "y.bin")
     refused(root, pins, "y.bin: tensor 'a' is also in x.bin")
 
 
+@pytest.mark.usefixtures("in_process")
 def test_an_index_that_is_wrong(root: Path) -> None:
     pins = save(root, {"a": torch.ones(2)}, "x.bin") | save(root, {"b": torch.ones(2)}, "y.bin")
     (root / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": {"a": "y.bin", "b": "y.bin"}}))
@@ -344,6 +371,7 @@ def ended(pids: Path) -> None:
         assert wait_until(lambda pid=pid: is_gone(pid), 5)  # type: ignore[misc]
 
 
+@pytest.mark.usefixtures("in_process")
 def test_what_a_killed_build_left_is_no_checkpoint_and_goes_away(root: Path) -> None:
     pins = save(root, {"a": torch.ones(2)})
     target = unpickled_dir(root, pins)
@@ -354,6 +382,7 @@ def test_what_a_killed_build_left_is_no_checkpoint_and_goes_away(root: Path) -> 
     assert not left.exists()
 
 
+@pytest.mark.slow
 def test_two_at_once_make_it_once(root: Path) -> None:
     pins = save(root, {"a": torch.ones(2)})
     code = "import json, sys; from pathlib import Path; from trtspec.checkpoint.pickles import unpickle\n" + (
@@ -371,6 +400,7 @@ def test_a_cache_that_cannot_be_written(root: Path, workplace: Path) -> None:
         unpickle(root, pins, lambda _: None)
 
 
+@pytest.mark.alone
 def test_finding_is_quick_and_opens_nothing(root: Path) -> None:
     pins = save(root, {"a": torch.ones(8 << 20)})
     started = time.perf_counter()

@@ -21,6 +21,8 @@ from tests.conftest import Run
 from trtspec.artifacts.manifest import load_manifest, verify_files
 from trtspec.failpoint import failpoint
 
+pytestmark = pytest.mark.slow  # whole builds, many in processes that are killed
+
 FAILPOINTS = (
     "journal.finished",
     "journal.committed",

@@ -12,6 +12,7 @@ from trtspec.kernels.bindings import KernelLibrary
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ on the PATH")
 
 
+@pytest.mark.slow
 def test_build_test_and_list(workplace: Path, trtspec: Run) -> None:
     built = trtspec("plugins", "build", "--json")
     assert built.code == 0
@@ -35,7 +36,11 @@ def test_build_test_and_list(workplace: Path, trtspec: Run) -> None:
     assert [library["path"] for library in listed["libraries"]] == [str(path)]
 
 
-def test_a_wrong_library_fails_the_test(workplace: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_library_fails_the_test(
+    workplace: Path, kernel_library: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRTSPEC_CACHE", str(kernel_library.parents[2]))
+
     def worse(self: KernelLibrary, right=KernelLibrary.verify_chain, **arrays: object) -> object:
         found = right(self, **arrays)
         return found._replace(next=found.next + 1)

@@ -18,6 +18,8 @@ from tests.conftest import Run
 from tests.hub import COMMIT, Hub, serving
 from trtspec.artifacts.manifest import load_manifest
 
+pytestmark = pytest.mark.slow  # commands in processes of their own, against a hub
+
 TOKEN = "hf_averysecrettoken"
 WEIGHTS = "checkpoints/target/rank0.safetensors"
 

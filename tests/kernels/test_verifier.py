@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,6 @@ import torch
 from tests.kernels import test_chain, test_tree
 from trtspec.errors import TrtspecError
 from trtspec.kernels.bindings import load_library
-from trtspec.kernels.build import build_library, plan_library
 from trtspec.kernels.tree import Tree, Typical
 from trtspec.kernels.verifier import CompiledRules, TorchRules, choose_rules, libraries_of
 from trtspec.kernels.verify_result import VerifyResult
@@ -92,9 +92,10 @@ class TestChoice:
         assert isinstance(choose_rules([other, kernel_library], CPU, torch.float32), CompiledRules)
         assert f"drafts are not verified by a compiled library: {other}: cannot be loaded" in caplog.text
 
-    def test_a_library_without_a_kernel_is_passed_over(self, workplace: Path, caplog: pytest.LogCaptureFixture) -> None:
-        chains = build_library(plan_library(("verify_chain",)))
-        assert isinstance(choose_rules([chains], CPU, torch.float32), TorchRules)
+    def test_a_library_without_a_kernel_is_passed_over(
+        self, build_kernels: Callable[..., Path], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        assert isinstance(choose_rules([build_kernels("verify_chain")], CPU, torch.float32), TorchRules)
         assert "this library has no trtspec_verify_tree_cpu" in caplog.text
 
     def test_torch_without_any(self, caplog: pytest.LogCaptureFixture) -> None:

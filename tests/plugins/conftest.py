@@ -3,24 +3,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
-from trtspec.errors import TrtspecError
 from trtspec.kernels.bindings import KernelLibrary, load_library
-from trtspec.kernels.build import Plugin, build_library, plan_library
+from trtspec.kernels.build import Plugin
 
+HERE = Path(__file__).parent
 PATHS = Plugin.paths
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark all tests of this folder: they compile."""
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker("slow")
+
+
 @pytest.fixture(scope="session", params=["this processor", "any processor"])
-def cpu_library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
+def cpu_library(request: pytest.FixtureRequest, build_kernels: Callable[..., Path]) -> KernelLibrary:
     """All plugins, compiled for CPUs: with what is chosen for this processor, and without."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRTSPEC_CACHE", str(tmp_path_factory.mktemp("cache")))
         if request.param == "any processor":
             patch.setattr(Plugin, "paths", lambda plugin, architectures, _: PATHS(plugin, architectures, ""))
-        try:
-            spec = plan_library()
-        except TrtspecError as error:
-            pytest.skip(error.message)
-        return load_library(build_library(spec))
+        return load_library(build_kernels())

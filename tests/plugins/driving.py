@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.compiled import compile_once
 from trtspec.kernels.build import COMMON_SOURCES, WITHOUT_CUDA, discover_plugins
 from trtspec.kernels.toolchain import CXX_FLAGS
 from trtspec.paths import plugins_dir
@@ -28,5 +28,4 @@ def run_compiler(compiler: str, folder: Path, *arguments: str | Path) -> None:
     """Run a compiler with the flags of every library."""
     includes = [f"-I{plugins_dir() / place}" for place in (".", "include")]
     command = [compiler, *CXX_FLAGS, *includes, *arguments]
-    made = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert made.returncode == 0, made.stderr
+    compile_once(command, folder)

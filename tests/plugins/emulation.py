@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
+from tests.compiled import compile_once
 
 HERE = Path(__file__).parent
 PLUGINS = HERE.parents[1] / "plugins"
@@ -34,6 +35,5 @@ def compile_emulated(out: Path, *sources: Path, first_includes: Sequence[Path] =
     library = out / f"{sources[0].stem}.so"
     include = [f"-I{folder}" for folder in (*first_includes, PLUGINS, PLUGINS / "include", HERE)]
     command = [compiler, *FLAGS, *include, *map(str, sources), "-o", str(library)]
-    made = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert made.returncode == 0, made.stderr
+    compile_once(command, out)
     return library

@@ -6,13 +6,14 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+from tests.compiled import compile_once
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
 SOURCES = ("tensorrt/*.cpp", "verify_*/tensorrt.cpp", "verify_*/cpu.cpp", "common/*.cpp")
@@ -48,7 +49,7 @@ def compile_driver(out: Path) -> Path:
     sources.append(str(Path(__file__).with_suffix(".cpp")))
     wraps = [f"-Wl,--wrap=trtspec_{name}" for name in WRAPPED]
     library = out / "driver.so"
-    subprocess.run([compiler, *FLAGS, *STRICT, *wraps, *includes, *sources, "-o", str(library), "-ldl"], check=True)
+    compile_once([compiler, *FLAGS, *STRICT, *wraps, *includes, *sources, "-o", str(library), "-ldl"], out)
     return library
 
 

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
 
 import pytest
 
+from tests.compiled import compile_once
 from tests.plugins.emulation import PLUGINS
 from trtspec.errors import TrtspecError
 from trtspec.kernels.toolchain import probe_toolchain
@@ -32,8 +32,7 @@ def ptx(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         output = folder / f"{kernel.parent.name}.ptx"
         command = toolchain.compile_command(str(kernel), str(output), includes, (ARCHITECTURE,))
         command = tuple("-ptx" if word == "-c" else word for word in command)
-        made = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert made.returncode == 0, made.stderr
+        compile_once(command, folder)
         texts[kernel.parent.name] = output.read_text()
     return texts
 

@@ -234,6 +234,7 @@ def test_what_ends_the_reading_comes_with_what_was_found_before(fail: Fail) -> N
     assert [problem.code for problem in error.diagnostics] == ["duplicate-key", "syntax"]
 
 
+@pytest.mark.alone
 def test_ten_thousand_unknown_keys_are_cut_short(fail: Fail) -> None:
     start = time.perf_counter()
     error = fail("".join(f"key{number}: 1\n" for number in range(9_000)))
@@ -242,6 +243,7 @@ def test_ten_thousand_unknown_keys_are_cut_short(fail: Fail) -> None:
     assert error.diagnostics[0].message == "unknown key 'key0'"
 
 
+@pytest.mark.alone
 def test_ten_thousand_list_items_take_no_square_of_the_time(fail: Fail) -> None:
     start = time.perf_counter()
     fail("plugins: [" + "1," * 19_000 + "]")
@@ -293,6 +295,7 @@ def test_a_file_without_permission(write: Write) -> None:
         load_recipe(path)
 
 
+@pytest.mark.alone
 def test_2_mb_are_refused_unread(write: Write) -> None:
     path = write(b"# " + b"x" * (2 << 20))
     start = time.perf_counter()

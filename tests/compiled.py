@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles once for equal commands and sources: what tests compile is kept in pytest's cache for later runs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+KEPT = ROOT / ".pytest_cache" / "d" / "compiled"
+FOLDERS = (ROOT / "plugins", ROOT / "tests" / "plugins")
+READ = {".h", ".cuh", ".cpp", ".cu", ".o"}
+TIMEOUT_S = 500
+
+
+def compile_once(command: Sequence[str | Path], folder: Path) -> None:
+    """Run a compiler in a folder, or bring what it made there of the same sources; raises AssertionError if it fails.
+
+    What it makes follows `-o` and depends on the command and on sources of this repository and of the folder.
+    """
+    output = folder / command[list(command).index("-o") + 1]
+    kept = KEPT / key_of([str(word).replace(str(folder), ".") for word in command], folder)
+    if not kept.exists():
+        made = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
+        assert made.returncode == 0, made.stderr
+        keep(output, kept)
+    shutil.copy(kept, output)
+
+
+def keep(made: Path, kept: Path) -> None:
+    """Copy a file to its place in the cache at once, whoever else does."""
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    part = kept.with_name(f"{kept.name}.{os.getpid()}")
+    shutil.copy(made, part)
+    part.replace(kept)
+
+
+def key_of(words: Sequence[str], folder: Path) -> str:
+    """Return what a compilation is known by."""
+    known = hashlib.sha256("\0".join([version(words[0]), *words]).encode())
+    for path in sources((*FOLDERS, folder)):
+        known.update(b"\0".join([path.name.encode(), path.read_bytes()]))
+    return known.hexdigest()
+
+
+def sources(folders: Sequence[Path]) -> Iterator[Path]:
+    """Yield what may be compiled or included, in one order."""
+    for folder in folders:
+        yield from sorted(path for path in folder.rglob("*") if path.suffix in READ and path.is_file())
+
+
+@cache
+def version(compiler: str) -> str:
+    """Return what a compiler says of itself."""
+    return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=60).stdout

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How tests share a machine when several processes run them (`pytest -n 2`).
+
+    alone     nothing else runs meanwhile: the test measures time
+    triton    one at a time: ports that are free when they are looked for have to be so when the server takes them
+
+Locks of the kernel keep to this, in whatever order and process tests run: they go when a process does.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+WORKER = "PYTEST_XDIST_WORKER"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Take turns where there are other workers."""
+    if WORKER in os.environ:
+        config.pluginmanager.register(Turns(Path(config.option.basetemp).parent))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put those first that others wait for: one worker begins with them all, and what is left at the end is small."""
+    items.sort(key=lambda item: [not is_marked(item, name) for name in ("alone", "triton")])
+
+
+def is_marked(item: pytest.Item, name: str) -> bool:
+    """Return whether a test has a mark; its keywords would say that of its folder's name too."""
+    return item.get_closest_marker(name) is not None
+
+
+class Turns:
+    """Lets every test wait until it may run beside those of the other workers, which have the same folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        """Run the test, set-up and all, when it is its turn."""
+        with self.turn(alone=is_marked(item, "alone"), ports=is_marked(item, "triton")):
+            return (yield)
+
+    @contextmanager
+    def turn(self, *, alone: bool = False, ports: bool = False) -> Iterator[None]:
+        """Wait, and hold what others wait for."""
+        with ExitStack() as held:
+            if ports:
+                held.enter_context(self._lock("ports", fcntl.LOCK_EX))
+            with self._lock("next", fcntl.LOCK_EX):  # or one that waits to be alone would wait for ever
+                held.enter_context(self._lock("machine", fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
+            yield
+
+    @contextmanager
+    def _lock(self, name: str, how: int) -> Iterator[None]:
+        with (self.folder / f"{name}.lock").open("w") as file:
+            fcntl.flock(file, how)
+            try:
+                yield
+            finally:
+                fcntl.flock(file, fcntl.LOCK_UN)  # closing it is not enough where a child was forked meanwhile

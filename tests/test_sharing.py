@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns between workers, which are threads here."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.sharing import Turns
+
+LONG_S = 20.0
+SHORT_S = 0.3
+
+
+class Worker:
+    """Takes a turn in a thread of its own, and keeps it until it is let go."""
+
+    def __init__(self, folder: Path, **how: bool) -> None:
+        self.has_it, self.may_end = threading.Event(), threading.Event()
+        self.thread = threading.Thread(target=self._work, args=(Turns(folder), how), daemon=True)
+        self.thread.start()
+
+    def _work(self, turns: Turns, how: dict[str, bool]) -> None:
+        with turns.turn(**how):
+            self.has_it.set()
+            self.may_end.wait(LONG_S)
+
+    def has_its_turn(self) -> bool:
+        return self.has_it.wait(LONG_S)
+
+    def waits(self) -> bool:
+        return not self.has_it.wait(SHORT_S)
+
+    def end(self) -> None:
+        self.may_end.set()
+        self.thread.join(LONG_S)
+        assert not self.thread.is_alive()
+
+
+@contextmanager
+def working(folder: Path, **how: bool) -> Iterator[Worker]:
+    worker = Worker(folder, **how)
+    yield worker
+    worker.end()
+
+
+def test_tests_run_beside_each_other(tmp_path: Path) -> None:
+    with working(tmp_path) as one, working(tmp_path) as other, working(tmp_path, ports=True) as third:
+        assert all(worker.has_its_turn() for worker in (one, other, third))
+
+
+@pytest.mark.parametrize("ports", [False, True])
+def test_one_that_runs_alone_waits_and_lets_wait(tmp_path: Path, ports: bool) -> None:
+    first = Worker(tmp_path, ports=ports)
+    assert first.has_its_turn()
+    alone = Worker(tmp_path, alone=True)
+    assert alone.waits()
+    late = Worker(tmp_path)
+    assert late.waits(), "or one that runs alone would never have its turn"
+    first.end()
+    assert alone.has_its_turn()
+    assert late.waits()
+    alone.end()
+    assert late.has_its_turn()
+    late.end()
+
+
+def test_servers_start_one_after_the_other(tmp_path: Path) -> None:
+    first = Worker(tmp_path, ports=True)
+    assert first.has_its_turn()
+    second = Worker(tmp_path, ports=True)
+    assert second.waits()
+    with working(tmp_path) as other:
+        assert other.has_its_turn()
+    first.end()
+    assert second.has_its_turn()
+    second.end()
