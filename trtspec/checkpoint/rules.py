@@ -29,6 +29,36 @@ class Stage(Enum):
     LAST = "last"
 
 
+class Split(Enum):
+    """How the ranks of a stage share a target.
+
+    Layers that are divided by columns add their bias after the sum over ranks, so that is whole, as norms and routers.
+    """
+
+    WHOLE = "whole"
+    ROWS = "rows"
+    COLUMNS = "columns"
+    VOCABULARY = "vocabulary"  # by rows, padded with zeros
+    EMBEDDING = "embedding"  # like a vocabulary, where the embedding is divided at all
+
+
+def of_rows(split: Split) -> Split:
+    """Return how ranks share what belongs to the rows of a matrix that they share so: a bias, scales."""
+    return Split.WHOLE if split is Split.COLUMNS else split
+
+
+@dataclass(frozen=True)
+class LinearLayer:
+    """What an engine does with a linear layer beside multiplying, which says how far its weight may be FP8 alone.
+
+    `norm` is the norm, in the same layer of the model, of what goes into the layer's block; engines change the two
+    together where FP8 has a scale for each row. `fused` is the target that engines make one matrix of with this one.
+    """
+
+    norm: str = ""
+    fused: str = ""
+
+
 @dataclass(frozen=True)
 class Part:
     """A source tensor that a target is made of; `heads` says that its rows are so many heads, which stay whole.
@@ -53,15 +83,17 @@ class Rule:
     """`target` is the rows of the `parts`, one below the other.
 
     A target of a layer is named without its prefix ("attention.qkv.weight") and `at` is the layer's number in the whole
-    model; any other target is named whole and `at` is its stage. With `experts` the parts are those of the first
-    expert, then of the second and so on, and the target has a leading dimension of that size. `copy` allows that
-    another rule uses the same parts. `dtype` is what the target becomes where that is not the model's own; integers are
-    copied as they are.
+    model; any other target is named whole and `at` is its stage. `split` is how ranks share it; `linear` makes it the
+    weight of a linear layer, which may be FP8. With `experts` the parts are those of the first expert, then of the
+    second and so on, and the target has a leading dimension of that size. `copy` allows that another rule uses the same
+    parts. `dtype` is what the target becomes where that is not the model's own; integers are copied as they are.
     """
 
     target: str
     parts: tuple[Part, ...]
     at: int | Stage
+    split: Split = Split.WHOLE
+    linear: LinearLayer | None = None
     experts: int = 0
     copy: bool = False
     dtype: str = ""
@@ -75,6 +107,11 @@ class Rule:
     def module(self) -> str:
         """Return the name of the module that holds the target, which is what patterns are matched with."""
         return self.name.rpartition(".")[0]
+
+    @property
+    def block(self) -> str:
+        """Return the part of a layer that the module belongs to, e.g. "attention"."""
+        return self.target.partition(".")[0]
 
 
 @dataclass(frozen=True)

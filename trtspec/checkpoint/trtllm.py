@@ -27,6 +27,7 @@ MOST_LAYERS = 4096
 EMBEDDING = "transformer.vocab_embedding.weight"
 FINAL_NORM = "transformer.ln_f.weight"
 LM_HEAD = "lm_head.weight"
+QKV = "attention.qkv.weight"  # in a layer
 
 # NVIDIA/TensorRT-LLM, tensorrt_llm/quantization/mode.py QuantAlgo
 FP8 = "FP8"

@@ -6,14 +6,16 @@ A family says only where it differs. Nothing here knows which families there are
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import isfinite
 from typing import Any
 
 from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
 from trtspec.checkpoint.rope import read_rope_scaling
-from trtspec.checkpoint.rules import Part, Rule, Skip, Stage
+from trtspec.checkpoint.rules import LinearLayer, Part, Rule, Skip, Split, Stage, of_rows
 from trtspec.checkpoint.trtllm import DTYPES, EMBEDDING, FINAL_NORM, LM_HEAD, MOST_LAYERS
 
+ATTENTION, MLP = LinearLayer(norm="input_layernorm"), LinearLayer(norm="post_layernorm")
 NORMS = (("input_layernorm", "input_layernorm"), ("post_layernorm", "post_attention_layernorm"))
 
 
@@ -82,8 +84,10 @@ def _dtype(reader: ConfigReader, wanted: str) -> str:
 
 
 def decoder_rules(config: ModelConfig) -> list[Rule]:
-    """List every tensor of the converted checkpoint of a dense decoder, in file order."""
-    return assemble(config, [attention(config, layer) + mlp(config, layer) for layer in range(config.num_layers)])
+    """List every tensor of the converted checkpoint of a decoder, in file order."""
+    feed_forward = experts if config.num_experts else mlp
+    layers = [attention(config, layer) + feed_forward(config, layer) for layer in range(config.num_layers)]
+    return assemble(config, layers)
 
 
 def assemble(config: ModelConfig, layers: list[list[Rule]]) -> list[Rule]:
@@ -92,11 +96,11 @@ def assemble(config: ModelConfig, layers: list[list[Rule]]) -> list[Rule]:
     tokens = Part("model.embed_tokens.weight", embedding)
     head = tokens if config.tied_embeddings else Part("lm_head.weight", embedding)
     return [
-        Rule(EMBEDDING, (tokens,), Stage.FIRST),
+        Rule(EMBEDDING, (tokens,), Stage.FIRST, Split.EMBEDDING),
         *(rule for layer in layers for rule in layer),
         Rule(FINAL_NORM, (Part("model.norm.weight", (config.hidden_size,)),), Stage.LAST),
         # TensorRT-LLM finds out by itself that a head equals the embedding, and then keeps one of them
-        Rule(LM_HEAD, (head,), Stage.LAST, copy=config.tied_embeddings),
+        Rule(LM_HEAD, (head,), Stage.LAST, Split.VOCABULARY, LinearLayer(), copy=config.tied_embeddings),
     ]
 
 
@@ -110,11 +114,11 @@ def attention(config: ModelConfig, layer: int) -> list[Rule]:
     def projections(kind: str, *width: int) -> tuple[Part, ...]:
         return tuple(Part(f"{own}.{name}_proj.{kind}", (count * size, *width), count) for name, count in heads)
 
-    found.append(Rule("attention.qkv.weight", projections("weight", hidden), layer))
+    found.append(Rule("attention.qkv.weight", projections("weight", hidden), layer, Split.ROWS, ATTENTION))
     if config.attn_bias:
-        found.append(Rule("attention.qkv.bias", projections("bias"), layer))
+        found.append(Rule("attention.qkv.bias", projections("bias"), layer, Split.ROWS))
     output = Part(f"{own}.o_proj.weight", (hidden, config.num_heads * size))
-    found.append(Rule("attention.dense.weight", (output,), layer))
+    found.append(Rule("attention.dense.weight", (output,), layer, Split.COLUMNS, ATTENTION))
     if config.dense_bias:
         found.append(Rule("attention.dense.bias", (Part(f"{own}.o_proj.bias", (hidden,)),), layer))
     if config.qk_norm:
@@ -128,16 +132,32 @@ def mlp(config: ModelConfig, layer: int) -> list[Rule]:
     """Return the rules of a layer's dense MLP: `fc` is the branch that goes through the activation."""
     hidden, inter = config.hidden_size, config.intermediate_size
     found = []
-    for target, name, shape in (
-        ("fc", "gate_proj", (inter, hidden)),
-        ("gate", "up_proj", (inter, hidden)),
-        ("proj", "down_proj", (hidden, inter)),
+    for target, name, shape, split, linear in (
+        ("fc", "gate_proj", (inter, hidden), Split.ROWS, replace(MLP, fused="mlp.gate.weight")),
+        ("gate", "up_proj", (inter, hidden), Split.ROWS, replace(MLP, fused="mlp.fc.weight")),
+        ("proj", "down_proj", (hidden, inter), Split.COLUMNS, MLP),
     ):
         source = f"model.layers.{layer}.mlp.{name}"
-        found.append(Rule(f"mlp.{target}.weight", (Part(f"{source}.weight", shape),), layer))
+        found.append(Rule(f"mlp.{target}.weight", (Part(f"{source}.weight", shape),), layer, split, linear))
         if config.mlp_bias:
-            found.append(Rule(f"mlp.{target}.bias", (Part(f"{source}.bias", shape[:1]),), layer))
+            bias = Part(f"{source}.bias", shape[:1])
+            found.append(Rule(f"mlp.{target}.bias", (bias,), layer, of_rows(split)))
     return found
+
+
+def experts(config: ModelConfig, layer: int) -> list[Rule]:
+    """Return a layer's router and stacked experts: `fc` is w3 (linear) above w1 (activated), `proj` is w2."""
+    hidden, inter, count = config.hidden_size, config.intermediate_size, config.num_experts
+    source = f"model.layers.{layer}.block_sparse_moe"
+
+    def stacked(shape: tuple[int, int], *names: str) -> tuple[Part, ...]:
+        return tuple(Part(f"{source}.experts.{e}.{name}.weight", shape) for e in range(count) for name in names)
+
+    return [
+        Rule("mlp.router.weight", (Part(f"{source}.gate.weight", (count, hidden)),), layer, dtype="F32"),
+        Rule("mlp.fc.weight", stacked((inter, hidden), "w3", "w1"), layer, Split.ROWS, MLP, count),
+        Rule("mlp.proj.weight", stacked((hidden, inter), "w2"), layer, Split.COLUMNS, MLP, count),
+    ]
 
 
 def decoder_skips(config: ModelConfig) -> list[Skip]:

@@ -14,11 +14,11 @@ from trtspec.checkpoint.model_config import ModelConfig
 from trtspec.checkpoint.rules import QUANTIZED, Quantized, Rule
 from trtspec.checkpoint.safetensors import TensorInfo
 from trtspec.checkpoint.source import Source
+from trtspec.checkpoint.trtllm import QKV
 from trtspec.errors import CheckpointError
 from trtspec.quant.declared import HINT, Declared, read_declared
-from trtspec.quant.scheme import Scheme, is_linear, scheme_problems
+from trtspec.quant.scheme import Scheme, scheme_problems
 
-QKV = "attention.qkv.weight"
 ONE_VALUE: tuple[tuple[int, ...], ...] = ((), (1,))
 WORDS = {
     "none": "weights in 16 bits",
@@ -71,7 +71,7 @@ class Existing:
         """Return the scheme by which a conversion leaves everything in the format it is in."""
         if self.declared.weights == "none":
             return Scheme(kv_cache=self.declared.kv_cache)
-        left_out = tuple(rule.module for rule in rules if is_linear(rule) and not self._holds(rule))
+        left_out = tuple(rule.module for rule in rules if rule.linear and not self._holds(rule))
         return Scheme(self.declared.weights, self.declared.kv_cache, left_out)
 
     def describe(self) -> str:
@@ -102,7 +102,7 @@ class Existing:
 
     def _complaint(self, rule: Rule) -> str | None:
         inside = [part.name for part in rule.parts if part.name in self.weights]
-        if inside and not is_linear(rule):
+        if inside and not rule.linear:
             return f"{inside[0]} is in FP8, and engines have {rule.module} in 16 bits"
         if inside and len(inside) < len(rule.parts):
             other = next(part.name for part in rule.parts if part.name not in self.weights)

@@ -80,18 +80,19 @@ def _joined(one: tuple[Transfer, ...], other: tuple[Transfer, ...]) -> tuple[Tra
 
 def _fp8_tasks(plan: Conversion, layouts: list[FileLayout], matched: Matched, existing: Existing | None) -> list[Task]:
     tasks = []
+    with_another: set[str] = set()
     for name, parts in matched.parts.items():
         target = plan.targets[name]
-        if target.dtype != "F8_E4M3":
+        if target.dtype != "F8_E4M3" or name in with_another:
             continue
         transfers = _transfers(target, parts, layouts)
         if plan.scheme.weights == "fp8_rowwise":
             scales = parts if existing is None else tuple(existing.weight_scale(part.name) for part in parts)
             by_row = _transfers(plan.scale_of(target, "per_channel_scale"), scales, layouts)
             tasks.append(_row_task(name, transfers, by_row, existing))
-        elif target.rule.target == "mlp.gate.weight" and not target.rule.experts:
-            continue  # with its fc
         else:
+            if twin := plan.fused_with(target):
+                with_another.add(twin.rule.name)
             groups = _groups(plan, layouts, matched, target, transfers)
             tasks.append(_tensor_task(name, groups, existing))
     return tasks

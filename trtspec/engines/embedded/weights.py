@@ -14,11 +14,12 @@ from torch import Tensor
 
 from trtspec.checkpoint.model_config import ModelConfig
 from trtspec.checkpoint.rules import Rule, Stage
-from trtspec.checkpoint.trtllm import EMBEDDING, FINAL_NORM, FP8_ROWWISE, Checkpoint
+from trtspec.checkpoint.scales import KV_SCALES, activation_scale, cache_scale, row_scales, weight_scale
+from trtspec.checkpoint.trtllm import EMBEDDING, FINAL_NORM, FP8_ROWWISE, QKV, Checkpoint
 from trtspec.engines.embedded.fp8 import dequantize, rows_through_e4m3, through_e4m3
 from trtspec.engines.embedded.joining import find, join
 from trtspec.engines.embedded.layers import GatedMlp, Layer, Linear, Mixture
-from trtspec.engines.embedded.targets import At, matrices, vector
+from trtspec.engines.embedded.targets import At, stored_rules
 
 
 class Weights:
@@ -27,11 +28,11 @@ class Weights:
     def __init__(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
         self._checkpoint, self._config = checkpoint, checkpoint.config
         self._device, self._dtype = device, dtype
-        self._matrices = matrices(checkpoint.config)
+        self._rules = stored_rules(checkpoint.config)
 
     def embedding(self) -> Tensor:
         """Return the embedding [vocab, hidden]."""
-        return self._weight(Stage.FIRST, EMBEDDING.removesuffix(".weight"))
+        return self._weight(self._rules[Stage.FIRST, EMBEDDING])
 
     def lm_head(self, embedding: Tensor) -> Linear:
         """Return the head, which is the embedding where they are tied."""
@@ -67,7 +68,7 @@ class Weights:
         fc = self._linear(layer, "mlp.fc", order=partial(torch.roll, shifts=self._config.intermediate_size, dims=1))
         proj = self._linear(layer, "mlp.proj")
         return Mixture(
-            router=self._take(self._weight_rule(layer, "mlp.router"), torch.float32),
+            router=self._take(self._rules[layer, "mlp.router.weight"], torch.float32),
             top_k=self._config.experts_per_token,
             experts=tuple(
                 GatedMlp(Linear(gate_up, None, fc.quantize), Linear(down, None, proj.quantize))
@@ -79,56 +80,45 @@ class Weights:
         self, at: At, *modules: str, bias: bool = False, order: Callable[[Tensor], Tensor] = lambda rows: rows
     ) -> Linear:
         """Return the modules, one below the other, as one; experts have a leading dimension. `order` moves rows."""
+        weights = [self._rules[at, f"{module}.weight"] for module in modules]
+        biases = [self._take(self._rules[at, f"{module}.bias"]) for module in modules if bias]
         return Linear(
-            matrix=order(stack([self._weight(at, module) for module in modules])).mT.contiguous(),
-            bias=order(stack([self._bias(at, module) for module in modules])) if bias else None,
-            quantize=self._quantize(at, *modules),
+            matrix=order(stack([self._weight(weight) for weight in weights])).mT.contiguous(),
+            bias=order(stack(biases)) if biases else None,
+            quantize=self._quantize(weights),
         )
 
-    def _weight(self, at: At, module: str) -> Tensor:
+    def _weight(self, rule: Rule) -> Tensor:
         """Return a weight [out, in], or [experts, out, in]."""
-        stored = join(self._checkpoint, self._weight_rule(at, module)).to(self._device)
+        stored = join(self._checkpoint, rule).to(self._device)
         if stored.dtype != torch.float8_e4m3fn:
             return stored.to(self._dtype)
-        return dequantize(stored, self._take(self._scale_rule(at, module), torch.float32).unsqueeze(-1), self._dtype)
+        scale = row_scales(rule) if self._checkpoint.quantization.algo == FP8_ROWWISE else weight_scale(rule)
+        return dequantize(stored, self._take(scale, torch.float32).unsqueeze(-1), self._dtype)
 
-    def _bias(self, at: At, module: str) -> Tensor:
-        return self._take(self._matrices[module].rule(f"{module}.bias", at))
-
-    def _quantize(self, at: At, *modules: str) -> Callable[[Tensor], Tensor] | None:
-        """Return what happens to the input of modules that share it: nothing, unless their weights are FP8."""
-        stored = find(self._checkpoint, self._weight_rule(at, modules[0]))
+    def _quantize(self, weights: list[Rule]) -> Callable[[Tensor], Tensor] | None:
+        """Return what happens to the input of weights that share it: nothing, unless they are FP8."""
+        stored = find(self._checkpoint, weights[0])
         if stored is None or stored.dtype != "F8_E4M3":
             return None
         if self._checkpoint.quantization.algo == FP8_ROWWISE:
             return rows_through_e4m3
-        scales = [self._take(vector(f"{module}.activation_scaling_factor", at, 1), torch.float32) for module in modules]
+        scales = [self._take(activation_scale(weight), torch.float32) for weight in weights]
         return partial(through_e4m3, scale=torch.cat(scales).amax())
-
-    def _weight_rule(self, at: At, module: str) -> Rule:
-        return self._matrices[module].rule(f"{module}.weight", at)
-
-    def _scale_rule(self, at: At, module: str) -> Rule:
-        """Return the rule of a weight's scales: one for each row, each expert or all of it."""
-        matrix = self._matrices[module]
-        if self._checkpoint.quantization.algo == FP8_ROWWISE:
-            return matrix.rule(f"{module}.per_channel_scale", at)
-        shape = (matrix.experts, 1) if matrix.experts else (1,)
-        return vector(f"{module}.weights_scaling_factor", at, *shape)
 
     def _kv_scale(self, layer: int) -> Tensor:
         """Return the KV cache's scale as TensorRT-LLM picks it: the larger of two, or the common one alone."""
-        kinds = {kind: vector(f"attention.{kind}_cache_scaling_factor", layer, 1) for kind in ("k", "v", "kv")}
+        kinds = {kind: cache_scale(self._rules[layer, QKV], kind) for kind in KV_SCALES}
         apart = all(find(self._checkpoint, kinds[kind]) for kind in ("k", "v"))
         taken = ("k", "v") if apart else ("kv",)
         return torch.cat([self._take(kinds[kind], torch.float32) for kind in taken]).amax()
 
     def _norm(self, at: At, target: str) -> Tensor:
-        return norm_weight(self._take(vector(target, at, self._config.hidden_size)))
+        return norm_weight(self._take(self._rules[at, target]))
 
     def _qk_norm(self, layer: int) -> Tensor:
         names = (f"attention.{kind}_layernorm.weight" for kind in "qk")
-        q, k = (self._take(vector(name, layer, self._config.head_size)) for name in names)
+        q, k = (self._take(self._rules[layer, name]) for name in names)
         return qk_norm(q, k, self._config)
 
     def _take(self, rule: Rule, dtype: torch.dtype | None = None) -> Tensor:
