@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trtspec.checkpoint.model_config import ModelConfig
-from trtspec.checkpoint.rules import QUANTIZED, Quantized, Rule
+from trtspec.checkpoint.rules import QUANTIZED, Quantized, Rule, rows_of
 from trtspec.checkpoint.safetensors import TensorInfo
 from trtspec.checkpoint.source import Source
 from trtspec.checkpoint.trtllm import QKV
@@ -42,6 +42,10 @@ class Existing:
     def weight_scale(self, weight: str) -> TensorInfo:
         """Return the tensor that scales a weight."""
         return self.source.tensors[_weight_scale(weight)]
+
+    def row_scales(self, rule: Rule) -> tuple[TensorInfo, ...]:
+        """Return the scales of the rows of each of a rule's parts."""
+        return tuple(rows_of(part, self.weight_scale(part.name)) for part in rule.parts)
 
     def input_scale(self, weight: str) -> TensorInfo:
         """Return the tensor that scales what a weight is multiplied with."""

@@ -18,7 +18,7 @@ def memory(case: Case) -> list[MemoryPlan]:
             case.target,
             case.draft,
             rows=engine.max_batch_size,
-            seq_len=min(engine.max_seq_len, case.target.exact_positions),
+            seq_len=min(engine.max_seq_len, case.target.max_positions),
             num_tokens=num_tokens_of(engine, case.extent.nodes),
             nodes=case.extent.nodes,
             part_parameters=case.part.num_parameters if case.part else 0,

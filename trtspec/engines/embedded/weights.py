@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from trtspec.checkpoint.model_config import ModelConfig
@@ -18,8 +19,16 @@ from trtspec.checkpoint.scales import KV_SCALES, activation_scale, cache_scale, 
 from trtspec.checkpoint.trtllm import EMBEDDING, FINAL_NORM, FP8_ROWWISE, QKV, Checkpoint
 from trtspec.engines.embedded.fp8 import dequantize, rows_through_e4m3, through_e4m3
 from trtspec.engines.embedded.joining import find, join
-from trtspec.engines.embedded.layers import GatedMlp, Layer, Linear, Mixture
+from trtspec.engines.embedded.layers import CappedHead, GatedMlp, Layer, Linear, Mixture, Normed
+from trtspec.engines.embedded.norm import Norm
 from trtspec.engines.embedded.targets import At, stored_rules
+
+# What goes through the gate of an MLP, in TensorRT-LLM's words.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "swiglu": F.silu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+}
 
 
 class Weights:
@@ -34,9 +43,10 @@ class Weights:
         """Return the embedding [vocab, hidden]."""
         return self._weight(self._rules[Stage.FIRST, EMBEDDING])
 
-    def lm_head(self, embedding: Tensor) -> Linear:
+    def lm_head(self, embedding: Tensor) -> Linear | CappedHead:
         """Return the head, which is the embedding where they are tied."""
-        return Linear(embedding.t()) if self._config.tied_embeddings else self._linear(Stage.LAST, "lm_head")
+        head = Linear(embedding.t()) if self._config.tied_embeddings else self._linear(Stage.LAST, "lm_head")
+        return CappedHead(head, self._config.logit_cap) if self._config.logit_cap else head
 
     def final_norm(self) -> Tensor:
         """Return the weight of the last norm."""
@@ -45,22 +55,41 @@ class Weights:
     def layer(self, number: int) -> Layer:
         """Return a layer."""
         config = self._config
+        qkv = self._linear(number, "attention.qkv", bias=config.attn_bias, order=partial(paired_qkv, config=config))
+        dense = self._linear(number, "attention.dense", bias=config.dense_bias)
+        norm_before_mlp = "pre_feedforward_layernorm" if config.inner_norms else "post_layernorm"
         return Layer(
+            has_window=config.has_window(number),
             input_norm=self._norm(number, "input_layernorm.weight"),
-            qkv=self._linear(number, "attention.qkv", bias=config.attn_bias, order=partial(paired_qkv, config=config)),
+            qkv=qkv,
             qk_norm=self._qk_norm(number) if config.qk_norm else None,
             kv_scale=self._kv_scale(number) if self._checkpoint.quantization.kv_cache_algo else None,
-            dense=self._linear(number, "attention.dense", bias=config.dense_bias),
-            post_norm=self._norm(number, "post_layernorm.weight"),
-            mlp=self._mixture(number) if config.num_experts else self._mlp(number),
+            dense=self._normed(dense, number, "post_layernorm") if config.inner_norms else dense,
+            post_norm=self._norm(number, f"{norm_before_mlp}.weight"),
+            mlp=self._feed_forward(number),
         )
 
+    def _feed_forward(self, layer: int) -> GatedMlp | Mixture | Normed:
+        if self._config.num_experts:
+            return self._mixture(layer)
+        mlp = self._mlp(layer)
+        return self._normed(mlp, layer, "post_feedforward_layernorm") if self._config.inner_norms else mlp
+
+    def _normed(self, inner: Linear | GatedMlp, layer: int, module: str) -> Normed:
+        norm = Norm(self._config.hidden_size, self._config.norm_epsilon, self._device)
+        return Normed(inner, partial(norm, weight=self._norm(layer, f"{module}.weight")))
+
     def _mlp(self, layer: int) -> GatedMlp:
-        bias = self._config.mlp_bias
-        return GatedMlp(
-            gate_up=self._linear(layer, "mlp.fc", "mlp.gate", bias=bias),
-            down=self._linear(layer, "mlp.proj", bias=bias),
-        )
+        bias, act = self._config.mlp_bias, self._config.hidden_act
+        if act not in ACTIVATIONS:
+            message = f"hidden_act {act!r} is not supported; supported: {', '.join(ACTIVATIONS)}"
+            raise self._checkpoint.document.refuse(message)
+        if act == "swiglu":  # the linear half is stored above the activated one
+            halves = partial(torch.roll, shifts=self._config.intermediate_size, dims=0)
+            gate_up = self._linear(layer, "mlp.fc", bias=bias, order=halves)
+        else:
+            gate_up = self._linear(layer, "mlp.fc", "mlp.gate", bias=bias)
+        return GatedMlp(gate_up, self._linear(layer, "mlp.proj", bias=bias), ACTIVATIONS[act])
 
     def _mixture(self, layer: int) -> Mixture:
         """Return the experts apart; the router stays in float32, whatever the rest is computed in."""
@@ -137,8 +166,8 @@ def norm_weight(weight: Tensor) -> Tensor:
 
 def paired_qkv(rows: Tensor, config: ModelConfig) -> Tensor:
     """Reorder the rows of q and k in those of q, k and v, as `Block` has them."""
-    rotated = (config.num_heads + config.num_kv_heads) * config.head_size
-    return torch.cat([_paired(rows[:rotated], config), rows[rotated:]])
+    turning = (config.num_heads + config.num_kv_heads) * config.head_size
+    return torch.cat([_paired(rows[:turning], config), rows[turning:]])
 
 
 def qk_norm(q: Tensor, k: Tensor, config: ModelConfig) -> Tensor:
@@ -148,6 +177,8 @@ def qk_norm(q: Tensor, k: Tensor, config: ModelConfig) -> Tensor:
 
 
 def _paired(heads: Tensor, config: ModelConfig) -> Tensor:
-    """Interleave the halves of each head: rotary pairs (i, i + size/2) become (2i, 2i + 1)."""
-    halves = heads.view(-1, 2, config.head_size // 2, *heads.shape[1:])
-    return halves.transpose(1, 2).reshape(heads.shape)
+    """Interleave the halves of what is rotated of each head: rotary pairs (i, i + size/2) become (2i, 2i + 1)."""
+    size = config.rotary_size
+    order = torch.arange(config.head_size, device=heads.device)
+    order[:size] = order[:size].view(2, -1).t().flatten()
+    return heads.view(-1, config.head_size, *heads.shape[1:])[:, order].reshape(heads.shape)
