@@ -45,9 +45,9 @@ class ModelConfig:
 
     `attn_bias` is that of queries, keys and values, `dense_bias` that of the attention's output. `num_experts` is 0 for
     a dense MLP; `intermediate_size` is one expert's. `hidden_act` "swiglu" is "silu" where `mlp.fc` holds both
-    branches, as TensorRT-LLM stores them. `sliding_window` is how far back attention reaches, 0 for all the way; of
-    every `window_pattern` layers the last one reaches all the way nevertheless. Layers with a window rotate by
-    `local_rotary_base`, unscaled, where it is not 0. `rotary_share` is the part of each head that is rotated.
+    branches, as TensorRT-LLM stores them. `sliding_window` is how far back attention reaches, 0 for all the way;
+    in the `full_layers` it reaches all the way nevertheless. Layers with a window rotate by `local_rotary_base`,
+    unscaled, where it is not 0. `rotary_share` is the part of each head that is rotated.
 
     With `inner_norms` what attention and MLP give is normed before it is added; `scaled_embedding` multiplies
     embeddings by the root of the hidden size. Scores are divided by the root of `query_scalar`, 0 for the head size.
@@ -77,7 +77,7 @@ class ModelConfig:
     num_experts: int = 0
     experts_per_token: int = 0
     sliding_window: int = 0
-    window_pattern: int = 0
+    full_layers: tuple[int, ...] = ()
     local_rotary_base: float = 0.0
     rotary_share: float = 1.0
     inner_norms: bool = False
@@ -85,7 +85,7 @@ class ModelConfig:
     query_scalar: float = 0.0
     attention_cap: float = 0.0
     logit_cap: float = 0.0
-    extra: tuple[tuple[str, str | int | bool], ...] = ()
+    extra: tuple[tuple[str, str | int | float], ...] = ()
 
     @property
     def num_parameters(self) -> int:
@@ -112,7 +112,7 @@ class ModelConfig:
 
     def has_window(self, layer: int) -> bool:
         """Return whether a layer's attention reaches back no further than the sliding window."""
-        return bool(self.sliding_window) and not (self.window_pattern and (layer + 1) % self.window_pattern == 0)
+        return bool(self.sliding_window) and layer not in self.full_layers
 
     @property
     def exact_positions(self) -> int:

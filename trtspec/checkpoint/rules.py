@@ -185,7 +185,7 @@ def match(rules: list[Rule], skips: list[Skip], source: Source, quantized: Quant
         else:
             problems.append(f"{name}: no rule uses it")
     if problems:
-        raise _error(sorted(problems), source)
+        raise _error(sorted(set(problems)), source)
     return Matched(find_parts(rules, source), dict(sorted(skipped.items())))
 
 

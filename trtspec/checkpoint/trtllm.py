@@ -32,9 +32,9 @@ QKV = "attention.qkv.weight"  # in a layer
 # NVIDIA/TensorRT-LLM, tensorrt_llm/quantization/mode.py QuantAlgo
 FP8 = "FP8"
 FP8_ROWWISE = "FP8_PER_CHANNEL_PER_TOKEN"
+KINDS = {False: "full_attention", True: "sliding_attention"}  # of layers, by whether they have a window
 # Keys that say something only of some families, and the fields of ModelConfig that they are.
 _FEATURES = {
-    "_sliding_window_pattern": "window_pattern",
     "rope_local_base_freq": "local_rotary_base",
     "inter_layernorms": "inner_norms",
     "emb_scale_by_sqrt_dim": "scaled_embedding",
@@ -42,6 +42,8 @@ _FEATURES = {
     "attn_logit_softcapping": "attention_cap",
     "final_logit_softcapping": "logit_cap",
 }
+# Keys of some config classes of TensorRT-LLM, as they are.
+_EXTRA: dict[str, type] = {"qwen_type": str, "rotary_pct": float, "_sliding_window_pattern": int}
 RENORMALIZE = 1  # MoeConfig.ExpertScaleNormalizationMode: the weights of the picked experts add up to one
 
 
@@ -56,7 +58,7 @@ class Quantization:
 
 def render_config(config: ModelConfig, mapping: Mapping, quantization: Quantization) -> dict[str, Any]:
     """Return config.json."""
-    rendered = {
+    rendered: dict[str, Any] = {
         "producer": {"name": "trtspec"},
         "architecture": config.architecture,
         "dtype": config.dtype,
@@ -86,6 +88,8 @@ def render_config(config: ModelConfig, mapping: Mapping, quantization: Quantizat
     }
     if config.sliding_window:
         rendered["sliding_window"] = config.sliding_window
+    if config.full_layers:
+        rendered["layer_types"] = [KINDS[config.has_window(layer)] for layer in range(config.num_layers)]
     rendered |= {key: value for key, field in _FEATURES.items() if (value := getattr(config, field))}
     if config.rope_scaling and config.rope_scaling.kind == "longrope":
         rendered |= render_longrope(config.rope_scaling)
@@ -211,10 +215,22 @@ def read_config(reader: ConfigReader, names: Collection[str], prefix: str = "tra
         experts_per_token=moe.positive("top_k") if moe and experts else 0,
         sliding_window=reader.positive("sliding_window") if reader.values.get("sliding_window") else 0,
         rotary_share=reader.get("rotary_pct", float, 1.0),
+        full_layers=read_full_layers(reader),
         **_read_features(reader),
         tied_embeddings=reader.get("tie_word_embeddings", bool, False),
-        extra=tuple((key, reader.get(key, str)) for key in ("qwen_type",) if key in reader.values),
+        extra=tuple((key, reader.get(key, kind)) for key, kind in _EXTRA.items() if key in reader.values),
     )
+
+
+def read_full_layers(reader: ConfigReader, default: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """Return the layers that `layer_types` gives no sliding window, in Hugging Face's words too."""
+    kinds = reader.values.get("layer_types")
+    if kinds is None:
+        return default
+    layers = reader.positive("num_hidden_layers", most=MOST_LAYERS)
+    if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in KINDS.values() for kind in kinds):
+        raise reader.refuse(f"layer_types is {kinds!r}, expected {layers} times {' or '.join(KINDS.values())}")
+    return tuple(layer for layer, kind in enumerate(kinds) if kind == KINDS[False])
 
 
 def _read_features(reader: ConfigReader) -> dict[str, Any]:

@@ -8,10 +8,11 @@ from typing import Any
 
 from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
 from trtspec.checkpoint.rules import Rule
+from trtspec.checkpoint.trtllm import MOST_LAYERS, read_full_layers
 from trtspec.families.base import Family
 from trtspec.families.decoder import decoder_rules, decoder_skips, read_decoder, sliding_window
 
-FULL, SLIDING, LOGIT_CAP = "full_attention", "sliding_attention", "final_logit_softcapping"
+LOGIT_CAP = "final_logit_softcapping"
 NORMS = ("layernorm.weight", "ln_f.weight")
 
 
@@ -26,7 +27,9 @@ def read_gemma(reader: ConfigReader, dtype: str, pattern: int, **differences: An
     if reader.get("use_bidirectional_attention", bool, False):
         raise reader.refuse("use_bidirectional_attention is not supported: text is generated from left to right")
     bias = reader.get("attention_bias", bool, False)
-    window = sliding_window(reader)
+    pattern = reader.positive("sliding_window_pattern", pattern)
+    every = tuple(range(pattern - 1, reader.positive("num_hidden_layers", most=MOST_LAYERS), pattern))
+    full = read_full_layers(reader, every)
     return read_decoder(
         reader,
         dtype,
@@ -35,25 +38,15 @@ def read_gemma(reader: ConfigReader, dtype: str, pattern: int, **differences: An
         attn_bias=bias,
         dense_bias=bias,
         tied_embeddings=reader.get("tie_word_embeddings", bool, True),
-        sliding_window=window,
-        window_pattern=_window_pattern(reader, pattern) if window else 0,
+        sliding_window=sliding_window(reader),
+        full_layers=full,
         inner_norms=True,
         scaled_embedding=True,
         query_scalar=float(reader.positive("query_pre_attn_scalar", 256)),
+        # by which TensorRT-LLM finds the layers of Gemma 3 without a window
+        extra=(("_sliding_window_pattern", full[0] + 1 if full else MOST_LAYERS),),
         **differences,
     )
-
-
-def _window_pattern(reader: ConfigReader, default: int) -> int:
-    """Return of how many layers the last one has no window; more than there are layers where all have one."""
-    layers = reader.positive("num_hidden_layers")
-    kinds = reader.values.get("layer_types")
-    if kinds is None:
-        return reader.positive("sliding_window_pattern", default)
-    pattern = 1 + (kinds.index(FULL) if FULL in kinds else layers)
-    if kinds != [SLIDING if (layer + 1) % pattern else FULL for layer in range(layers)]:
-        raise reader.refuse(f"layer_types are not {FULL} at every layer of a fixed distance, which engines ask for")
-    return pattern
 
 
 def cap(reader: ConfigReader, key: str, default: float = 0.0) -> float:

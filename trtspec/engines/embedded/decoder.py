@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trtspec.checkpoint.model_config import ModelConfig
 from trtspec.checkpoint.trtllm import load_checkpoint
 from trtspec.engines.embedded.attention import attend
 from trtspec.engines.embedded.cache import KVCache
+from trtspec.engines.embedded.layer_pass import embedding_scale
 from trtspec.engines.embedded.layers import Layer
 from trtspec.engines.embedded.norm import Norm
 from trtspec.engines.embedded.weights import Weights
@@ -102,8 +102,3 @@ class Decoder:
         qkv = layer.qkv(self.norm(hidden, layer.input_norm))
         seen = window.near if layer.has_window and window.near else window
         return layer.dense.add_to(hidden, attend(qkv, layer, number, seen, self.cache, self.config))
-
-
-def embedding_scale(config: ModelConfig, dtype: torch.dtype) -> Tensor:
-    """Return what embeddings are multiplied by where they are, rounded as they are."""
-    return torch.tensor(config.hidden_size**0.5, dtype=dtype)

@@ -9,12 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from trtspec.engines.embedded.moe import mix_experts
+
+# What goes through the gate of an MLP, in TensorRT-LLM's words.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "swiglu": F.silu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+}
 
 
 @dataclass(frozen=True)

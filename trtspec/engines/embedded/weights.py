@@ -10,7 +10,6 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from trtspec.checkpoint.model_config import ModelConfig
@@ -19,16 +18,9 @@ from trtspec.checkpoint.scales import KV_SCALES, activation_scale, cache_scale, 
 from trtspec.checkpoint.trtllm import EMBEDDING, FINAL_NORM, FP8_ROWWISE, QKV, Checkpoint
 from trtspec.engines.embedded.fp8 import dequantize, rows_through_e4m3, through_e4m3
 from trtspec.engines.embedded.joining import find, join
-from trtspec.engines.embedded.layers import CappedHead, GatedMlp, Layer, Linear, Mixture, Normed
+from trtspec.engines.embedded.layers import ACTIVATIONS, CappedHead, GatedMlp, Layer, Linear, Mixture, Normed
 from trtspec.engines.embedded.norm import Norm
 from trtspec.engines.embedded.targets import At, stored_rules
-
-# What goes through the gate of an MLP, in TensorRT-LLM's words.
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "swiglu": F.silu,
-    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
-}
 
 
 class Weights:

@@ -57,7 +57,7 @@ class Windows:
         self._max_len, self._device, self._dtype = max_len, device, dtype
         self._rotations = rotations(config, max_len, length or max_len).to(device)
         self._positions = torch.arange(max_len, device=device)
-        self._reach = config.sliding_window
+        self._reach = config.sliding_window if any(map(config.has_window, range(config.num_layers))) else 0
         self._near_rotations = None
         if self._reach and config.local_rotary_base:
             self._near_rotations = rotations(under_windows(config), max_len).to(device)
