@@ -15,6 +15,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from trtspec.artifacts.prompts import load_prompts
+from trtspec.checkpoint.model_config import ModelConfig
 from trtspec.checkpoint.prepare import locate_source
 from trtspec.checkpoint.sharding import mapping_problems
 from trtspec.checkpoint.source import Source, load_source
@@ -67,6 +68,11 @@ class Findings:
     def converts(self) -> bool:
         """Return whether the checkpoints are converted; until an engine is chosen they are taken to be."""
         return self.chosen is None or self.chosen.engine.converts
+
+    def positions(self, config: ModelConfig) -> int:
+        """Return how long texts may be on the chosen engine, which may know no sliding windows."""
+        keeps_windows = self.chosen is not None and self.chosen.engine.keeps_windows
+        return config.max_positions if keeps_windows else config.exact_positions
 
     @property
     def errors(self) -> list[Problem]:
@@ -224,7 +230,7 @@ class _Examination:
 
     def _check_sizes(self, target: SourceModel) -> None:
         engine = self.recipe.engine
-        limit = target.config.exact_positions
+        limit = self.found.positions(target.config)
         what = "positions" if limit == target.config.max_positions else "tokens of sliding window"
         for key, value in (("max_seq_len", engine.max_seq_len), ("max_input_len", engine.max_input_len)):
             if value and key in engine.model_fields_set and value > limit:
@@ -241,9 +247,10 @@ class _Examination:
             self._attempt(path, "tokenizer", lambda: check_tokenizers(target.source.root, draft.source.root))
         if theirs.vocab_size < ours.vocab_size:  # published with fewer unused rows: converted with as many
             self.found.draft = padded(draft, ours.vocab_size)
-        if theirs.exact_positions < min(self.recipe.engine.max_seq_len, ours.exact_positions):
-            message = f"the draft has {theirs.exact_positions} positions, fewer than engine.max_seq_len"
-            self._error(path, "positions", message, f"set engine.max_seq_len to at most {theirs.exact_positions}")
+        limit = self.found.positions(theirs)
+        if limit < min(self.recipe.engine.max_seq_len, self.found.positions(ours)):
+            message = f"the draft has {limit} positions, fewer than engine.max_seq_len"
+            self._error(path, "positions", message, f"set engine.max_seq_len to at most {limit}")
         ratio = ours.num_parameters / theirs.num_parameters
         if not USUAL_SIZES[0] <= ratio <= USUAL_SIZES[1]:
             sizes = f"{ours.num_parameters / 1e6:,.1f} M and {theirs.num_parameters / 1e6:,.1f} M parameters"
@@ -294,7 +301,7 @@ class _Examination:
             return None
         draft_len = recipe.speculation.draft_len
         return Case(
-            recipe=_fitted(recipe, target),
+            recipe=_fitted(recipe, found.positions(target.config) if target else recipe.engine.max_seq_len),
             version=found.chosen.version,
             method=method,
             options=options,
@@ -308,10 +315,10 @@ class _Examination:
         )
 
 
-def _fitted(recipe: Recipe, target: SourceModel | None) -> Recipe:
+def _fitted(recipe: Recipe, most: int) -> Recipe:
     """Lower the default length to what the target has positions for; what the recipe says itself was checked."""
     engine = recipe.engine
-    length = min(engine.max_seq_len, target.config.exact_positions) if target else engine.max_seq_len
+    length = min(engine.max_seq_len, most)
     return recipe.model_copy(update={"engine": engine.model_copy(update={"max_seq_len": length})})
 
 

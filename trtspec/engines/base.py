@@ -72,7 +72,8 @@ class Backend:
 
     `package` is the Python package it needs to build or run, None for one that comes with trtspec. `converts` tells
     whether it runs a converted checkpoint, or the source as it is. `versions` returns the engine's versions that can
-    be asked for, the default last; `objections` yields what keeps a recipe from being built or served, and `memory`
+    be asked for, the default last; `keeps_windows` tells whether layers with a sliding window keep to it, so that texts
+    may be longer; `objections` yields what keeps a recipe from being built or served, and `memory`
     returns what serving takes on each device.
     """
 
@@ -80,6 +81,7 @@ class Backend:
     package: str | None
     memory: Callable[[Case], list[MemoryPlan]]
     converts: bool = True
+    keeps_windows: bool = False
     versions: Callable[[], list[str]] = lambda: [""]
     objections: Callable[[Case], Iterable[Objection]] = _nothing
 

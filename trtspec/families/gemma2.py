@@ -34,6 +34,7 @@ def read_gemma(reader: ConfigReader, dtype: str, pattern: int, **differences: An
         reader,
         dtype,
         activation=("hidden_activation", "gelu_pytorch_tanh"),
+        hidden_act="gelu",  # as TensorRT-LLM calls that one
         head_size=reader.positive("head_dim", 256),
         attn_bias=bias,
         dense_bias=bias,

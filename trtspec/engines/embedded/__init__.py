@@ -15,4 +15,10 @@ from trtspec.engines.embedded.objections import objections
 # workers sleep between the operations of one step and every step pays (docs/log.md).
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
-BACKEND = Backend(summary="torch on this machine's CPU or GPU", package=None, memory=memory, objections=objections)
+BACKEND = Backend(
+    summary="torch on this machine's CPU or GPU",
+    package=None,
+    memory=memory,
+    keeps_windows=True,
+    objections=objections,
+)

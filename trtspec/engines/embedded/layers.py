@@ -17,10 +17,11 @@ from torch import Tensor
 
 from trtspec.engines.embedded.moe import mix_experts
 
-# What goes through the gate of an MLP, in TensorRT-LLM's words.
+# What goes through the gate of an MLP, in TensorRT-LLM's words, whose gelu is the approximation by tanh.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "swiglu": F.silu,
+    "gelu": partial(F.gelu, approximate="tanh"),
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
 }
 

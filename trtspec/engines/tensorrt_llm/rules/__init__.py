@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from trtspec.engines.base import Case, Objection
-from trtspec.engines.tensorrt_llm.rules import formats, hardware, methods, options, serving, sizes
+from trtspec.engines.tensorrt_llm.rules import formats, hardware, methods, models, options, serving, sizes
 
 Rule = Callable[[Case], Iterator[Objection]]
 
@@ -19,6 +19,7 @@ RULES: tuple[Rule, ...] = (
     *sizes.RULES,
     *formats.RULES,
     *methods.RULES,
+    *models.RULES,
     *serving.RULES,
 )
 
