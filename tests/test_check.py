@@ -109,7 +109,10 @@ def test_a_model_that_cannot_be_read(name: str, trtspec: Run, recipe: Path) -> N
     assert message == f"target/{name}: not a regular file"
 
 
-SERVED = "LlamaForCausalLM, MistralForCausalLM, MixtralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM"
+SERVED = (
+    "Gemma2ForCausalLM, Gemma3ForCausalLM, LlamaForCausalLM, MistralForCausalLM, MixtralForCausalLM, Phi3ForCausalLM,"
+    " Qwen2ForCausalLM, Qwen3ForCausalLM"
+)
 CONFIGS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"architectures": None}, "architectures is None, expected a list with one name", None),
     ({"architectures": []}, "architectures is [], expected a list with one name", None),

@@ -19,11 +19,20 @@ LLAMA3_ROPE = {
 }  # fmt: skip
 
 
+GEMMA = {
+    "head_dim": 8, "query_pre_attn_scalar": 12, "sliding_window": 32, "pad_token_id": None,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+# What transformers calls a family where it is not our name.
+MODEL_TYPES = {"gemma3": "gemma3_text"}
 # What a family's configuration needs beside SHAPE for a model of that size.
 FAMILY_SHAPES: dict[str, dict[str, Any]] = {
+    "gemma2": GEMMA,
+    "gemma3": GEMMA,
     "llama": {},
     "mistral": {"sliding_window": None},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "phi3": {"pad_token_id": None},
     "qwen2": {},
     "qwen3": {"head_dim": 8},
 }
@@ -37,12 +46,17 @@ def make_model(
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(family, **{**SHAPE, **FAMILY_SHAPES[family], **shape}, initializer_range=scale)
+    config = AutoConfig.for_model(
+        MODEL_TYPES.get(family, family), **{**SHAPE, **FAMILY_SHAPES[family], **shape}, initializer_range=scale
+    )
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name or name.endswith("bias"):
                 parameter.add_(torch.randn_like(parameter) * 0.1)
+            if "norm" in name and family.startswith("gemma"):
+                # to which conversion adds 1: what that makes is a bfloat16, and nothing is rounded
+                parameter.mul_(128).round_().div_(128)
     model.to(getattr(torch, dtype)).save_pretrained(root)
     return root
 

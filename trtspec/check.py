@@ -18,6 +18,7 @@ from trtspec.artifacts.prompts import load_prompts
 from trtspec.backends.base import Backend, find_backend, running
 from trtspec.backends.choose import AUTO, choose
 from trtspec.backends.context import Choice, PlanContext
+from trtspec.checkpoint.model_config import ModelConfig
 from trtspec.checkpoint.prepare import locate_source
 from trtspec.checkpoint.source import Source, load_source
 from trtspec.checkpoint.tokenizer import check_tokenizer, check_tokenizers
@@ -80,6 +81,11 @@ class _Check:
     def converts(self) -> bool:
         """Return whether the checkpoints are converted; until a backend is chosen they are taken to be."""
         return self.backend is None or self.backend.converts
+
+    def positions(self, config: ModelConfig) -> int:
+        """Return how long texts may be on the backend, which may know no sliding windows."""
+        keeps_windows = self.backend is not None and self.backend.keeps_windows
+        return config.max_positions if keeps_windows else config.exact_positions
 
     def run(self) -> CheckResult:
         """Check everything in turn."""
@@ -227,7 +233,7 @@ class _Check:
 
     def _check_sizes(self, target: SourceModel) -> None:
         engine = self.recipe.engine
-        limit = target.config.exact_positions
+        limit = self.positions(target.config)
         what = "positions" if limit == target.config.max_positions else "tokens of sliding window"
         for key, value in (("max_seq_len", engine.max_seq_len), ("max_input_len", engine.max_input_len)):
             if value and key in engine.model_fields_set and value > limit:
@@ -244,9 +250,10 @@ class _Check:
             self._attempt(path, "tokenizer", lambda: check_tokenizers(target.source.root, draft.source.root))
         if theirs.vocab_size < ours.vocab_size:  # published with fewer unused rows: converted with as many
             self.draft = padded(draft, ours.vocab_size)
-        if theirs.exact_positions < min(self.recipe.engine.max_seq_len, ours.exact_positions):
-            message = f"the draft has {theirs.exact_positions} positions, fewer than engine.max_seq_len"
-            self._error(path, "positions", message, f"set engine.max_seq_len to at most {theirs.exact_positions}")
+        limit = self.positions(theirs)
+        if limit < min(self.recipe.engine.max_seq_len, self.positions(ours)):
+            message = f"the draft has {limit} positions, fewer than engine.max_seq_len"
+            self._error(path, "positions", message, f"set engine.max_seq_len to at most {limit}")
         ratio = ours.num_parameters / theirs.num_parameters
         if not USUAL_SIZES[0] <= ratio <= USUAL_SIZES[1]:
             sizes = f"{ours.num_parameters / 1e6:,.1f} M and {theirs.num_parameters / 1e6:,.1f} M parameters"
@@ -289,7 +296,7 @@ class _Check:
         draft_len = self.recipe.speculation.draft_len
         draft_len = self.method.default_draft_len if draft_len is None else draft_len
         return PlanContext(
-            recipe=_fitted(self.recipe, self.target),
+            recipe=self._fitted(),
             choice=self.choice,
             method=self.method,
             options=self.options,
@@ -300,9 +307,8 @@ class _Check:
             head=self.head,
         )
 
-
-def _fitted(recipe: Recipe, target: SourceModel | None) -> Recipe:
-    """Lower the default length to what the target has positions for; what the recipe says itself was checked."""
-    engine = recipe.engine
-    length = min(engine.max_seq_len, target.config.exact_positions) if target else engine.max_seq_len
-    return recipe.model_copy(update={"engine": engine.model_copy(update={"max_seq_len": length})})
+    def _fitted(self) -> Recipe:
+        """Lower the default length to what the target has positions for; what the recipe says itself was checked."""
+        engine = self.recipe.engine
+        length = min(engine.max_seq_len, self.positions(self.target.config)) if self.target else engine.max_seq_len
+        return self.recipe.model_copy(update={"engine": engine.model_copy(update={"max_seq_len": length})})

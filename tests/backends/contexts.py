@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.configs import model_config
 from trtspec.backends.context import Choice, PlanContext
-from trtspec.checkpoint.model_config import ModelConfig
+from trtspec.checkpoint.model_config import ModelConfig, RopeScaling
 from trtspec.checkpoint.rules import Matched, Part, Rule, Stage
 from trtspec.checkpoint.source import Source
 from trtspec.methods.base import DraftHead, find_method
@@ -17,6 +17,13 @@ from trtspec.models.source_head import SourceHead
 from trtspec.models.source_model import SourceModel
 from trtspec.recipe.schema import Recipe
 
+GEMMA: dict[str, Any] = {
+    "head_size": 256, "hidden_act": "gelu", "norm_epsilon": 1e-6, "tied_embeddings": True, "inner_norms": True,
+    "scaled_embedding": True, "query_scalar": 256.0,
+}  # fmt: skip
+LONGROPE = RopeScaling(
+    "longrope", 32.0, 4096, attention_factor=1.1902380714238083, short_factors=(1.0,) * 48, long_factors=(2.0,) * 48
+)
 # config.json of the published checkpoints
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-3.1-8b": {
@@ -44,6 +51,27 @@ SHAPES: dict[str, dict[str, Any]] = {
         "architecture": "MixtralForCausalLM", "vocab_size": 32000, "hidden_size": 4096, "num_layers": 32,
         "num_heads": 32, "num_kv_heads": 8, "head_size": 128, "intermediate_size": 14336, "max_positions": 32768,
         "num_experts": 8, "experts_per_token": 2,
+    },
+    "gemma-2-9b": GEMMA | {
+        "architecture": "Gemma2ForCausalLM", "vocab_size": 256000, "hidden_size": 3584, "num_layers": 42,
+        "num_heads": 16, "num_kv_heads": 8, "intermediate_size": 14336, "max_positions": 8192,
+        "sliding_window": 4096, "full_layers": tuple(range(1, 42, 2)), "attention_cap": 50.0, "logit_cap": 30.0,
+    },
+    "gemma-3-4b": GEMMA | {
+        "architecture": "Gemma3ForCausalLM", "vocab_size": 262208, "hidden_size": 2560, "num_layers": 34,
+        "num_heads": 8, "num_kv_heads": 4, "intermediate_size": 10240, "max_positions": 131072, "qk_norm": True,
+        "sliding_window": 1024, "full_layers": tuple(range(5, 34, 6)), "rotary_base": 1e6,
+        "local_rotary_base": 1e4, "rope_scaling": RopeScaling("linear", 8.0),
+    },
+    "phi-4": {
+        "architecture": "Phi3ForCausalLM", "vocab_size": 100352, "hidden_size": 5120, "num_layers": 40,
+        "num_heads": 40, "num_kv_heads": 10, "head_size": 128, "intermediate_size": 17920, "max_positions": 16384,
+        "rotary_base": 250000.0, "hidden_act": "swiglu",
+    },
+    "phi-4-mini": {
+        "architecture": "Phi3ForCausalLM", "vocab_size": 200064, "hidden_size": 3072, "num_layers": 32,
+        "num_heads": 24, "num_kv_heads": 8, "head_size": 128, "intermediate_size": 8192, "max_positions": 131072,
+        "hidden_act": "swiglu", "tied_embeddings": True, "rotary_share": 0.75, "rope_scaling": LONGROPE,
     },
 }  # fmt: skip
 

@@ -92,7 +92,7 @@ class TestCoverage:
 
     def test_a_dtype_that_cannot_be_converted_is_named(self, family: str, sources: Callable[[str], Source]) -> None:
         source = sources(family)
-        name = "model.layers.1.self_attn.k_proj.weight"
+        name = "model.layers.1.self_attn.o_proj.weight"
         wrong = source.tensors | {name: replace(source.tensors[name], dtype="I8")}
         expected = f"{name}: dtype I8 in model.safetensors, only BF16, F16, F32 can be converted"
         assert said_of(replace(source, tensors=wrong)) == [expected]

@@ -107,7 +107,7 @@ def test_without_it_the_architecture_is_unknown(toy: Path) -> None:
     argv = [sys.executable, "-m", "trtspec", "inspect", str(toy)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "architecture 'ToyForCausalLM' is not supported; supported: LlamaForCausalLM, " in done.stderr
+    assert "architecture 'ToyForCausalLM' is not supported; supported: Gemma2ForCausalLM, " in done.stderr
 
 
 VERSION = """

@@ -129,7 +129,7 @@ ROWWISE_HEAD = "fp8_rowwise engines need lm_head in the model's dtype; exclude l
 ROWWISE_ATTENTION = (
     "fp8_rowwise engines have one format for a layer's attention; exclude '*.attention.*' or none (layer 0)"
 )
-ROWWISE_MLP = "fp8_rowwise engines have one format for a layer's MLP; exclude '*.mlp.*' or none (layer 0)"
+ROWWISE_MLP = "fp8_rowwise engines have one format for a layer's mlp; exclude '*.mlp.*' or none (layer 0)"
 EXPERTS = "engines have one format for a layer's experts; exclude '*.mlp.*' or none (layer 0)"
 UNKNOWN = "no module matches '*.attn.*'; one is transformer.layers.0.attention.qkv"
 

@@ -9,6 +9,9 @@ from typing import Any
 
 Config = dict[str, Any]
 
+NORMS = ("input_layernorm", "post_attention_layernorm")
+INNER_NORMS = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
+
 
 @dataclass(frozen=True)
 class Tensor:
@@ -25,7 +28,7 @@ class Tensor:
 
 
 def decoder(config: Config) -> Iterator[Tensor]:
-    """Yield a causal language model as transformers saves it: Llama, Mistral, Mixtral, Qwen2 and Qwen3."""
+    """Yield a causal language model as transformers saves it: Gemma, Llama, Mistral, Mixtral, Phi-3, Qwen2 or Qwen3."""
     hidden, vocab = config["hidden_size"], config["vocab_size"]
     yield Tensor("model.embed_tokens.weight", (vocab, hidden))
     for number in range(config["num_hidden_layers"]):
@@ -36,7 +39,7 @@ def decoder(config: Config) -> Iterator[Tensor]:
             if "num_local_experts" in config
             else mlp(config, f"{prefix}mlp.")
         )
-        for norm in ("input_layernorm", "post_attention_layernorm"):
+        for norm in (*NORMS, *(INNER_NORMS if "gemma" in config.get("model_type", "") else ())):
             yield Tensor(f"{prefix}{norm}.weight", (hidden,))
     yield Tensor("model.norm.weight", (hidden,))
     if not config.get("tie_word_embeddings", False):
@@ -49,20 +52,26 @@ def attention(config: Config, prefix: str, width: int) -> Iterator[Tensor]:
     size = config.get("head_dim") or config["hidden_size"] // heads
     rows = {"q": heads * size, "k": config.get("num_key_value_heads", heads) * size}
     rows["v"] = rows["k"]
+    if config.get("model_type") == "phi3":
+        yield Tensor(f"{prefix}qkv_proj.weight", (sum(rows.values()), width))
+        rows = {}
     for name, count in rows.items():
         yield Tensor(f"{prefix}{name}_proj.weight", (count, width))
         if config.get("model_type") == "qwen2":
             yield Tensor(f"{prefix}{name}_proj.bias", (count,))
     yield Tensor(f"{prefix}o_proj.weight", (config["hidden_size"], heads * size))
-    if config.get("model_type") == "qwen3":
+    if config.get("model_type") in ("qwen3", "gemma3_text"):
         yield from (Tensor(f"{prefix}{name}_norm.weight", (size,)) for name in "qk")
 
 
 def mlp(config: Config, prefix: str) -> Iterator[Tensor]:
     """Yield the gated MLP of a layer."""
     hidden, inter = config["hidden_size"], config["intermediate_size"]
-    yield Tensor(f"{prefix}gate_proj.weight", (inter, hidden))
-    yield Tensor(f"{prefix}up_proj.weight", (inter, hidden))
+    if config.get("model_type") == "phi3":
+        yield Tensor(f"{prefix}gate_up_proj.weight", (2 * inter, hidden))
+    else:
+        yield Tensor(f"{prefix}gate_proj.weight", (inter, hidden))
+        yield Tensor(f"{prefix}up_proj.weight", (inter, hidden))
     yield Tensor(f"{prefix}down_proj.weight", (hidden, inter))
 
 

@@ -37,13 +37,25 @@ ROPES: dict[str, dict[str, Any]] = {
     "llama3": LLAMA3_ROPE,
     "yarn": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 128},
 }
+PART_OF_A_HEAD = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 1.1, 1.3, 1.7],
+    "long_factor": [1.0, 2.0, 3.0, 5.0],
+}  # fmt: skip
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-biases-tied": ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
     "llama-one-kv-head": ("llama", {"num_key_value_heads": 1, "num_hidden_layers": 3}),
     "llama-all-kv-heads": ("llama", {"num_key_value_heads": 4}),
     **{f"llama-{kind}": ("llama", {"rope_parameters": rope}) for kind, rope in ROPES.items()},
+    "gemma2": ("gemma2", {"sliding_window": 40}),
+    "gemma2-caps": ("gemma2", {"attn_logit_softcapping": 2.0, "num_key_value_heads": 1, "tie_word_embeddings": True}),
+    "gemma3": ("gemma3", {"sliding_window": 40, "num_hidden_layers": 7}),
     "mistral-head-dim": ("mistral", {"head_dim": 24}),
+    "mistral-window": ("mistral", {"sliding_window": 40}),
+    "phi3": ("phi3", {}),
+    "phi3-part-of-a-head": ("phi3", {"rope_parameters": PART_OF_A_HEAD, "sliding_window": 40}),
+    "phi3-longrope": ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 400}),
     "qwen2": ("qwen2", {}),
     "qwen3-yarn": ("qwen3", {"rope_parameters": ROPES["yarn"]}),
     "mixtral": ("mixtral", {}),
@@ -51,7 +63,8 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 MODULES = {
     "q_proj": "attention.qkv", "k_proj": "attention.qkv", "v_proj": "attention.qkv", "o_proj": "attention.dense",
-    "gate_proj": "mlp.fc", "gate_up_proj": "mlp.fc", "up_proj": "mlp.gate", "down_proj": "mlp.proj",
+    "qkv_proj": "attention.qkv", "gate_proj": "mlp.fc", "gate_up_proj": "mlp.fc", "up_proj": "mlp.gate",
+    "down_proj": "mlp.proj",
 }  # fmt: skip
 
 
@@ -85,7 +98,7 @@ def make_source(root: Path, family: str = "llama", dtype: str = "bfloat16", **sh
 
 def reference(root: Path, max_len: int = MAX_LEN) -> Activations:
     """Return what goes on in transformers' own model of `root`, in the dtype of its weights."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, DynamicCache
 
     model = AutoModelForCausalLM.from_pretrained(root, dtype="auto", experts_implementation="eager").eval()
     listener, tokenizer = Listener(model), Tokenizer(root)
@@ -93,7 +106,8 @@ def reference(root: Path, max_len: int = MAX_LEN) -> Activations:
     for prompt in PROMPTS:
         ids = torch.tensor([tokenizer.encode(prompt.text)[:max_len]])
         with torch.inference_mode(), listener:
-            cache = model(ids, use_cache=True).past_key_values
+            # one that forgets nothing, as those of layers with a window do
+            cache = model(ids, past_key_values=DynamicCache()).past_key_values
         for number, layer in enumerate(cache.layers):
             module = f"transformer.layers.{number}.attention"
             for table, tensor in ((found.keys, layer.keys), (found.values, layer.values)):
@@ -113,10 +127,11 @@ def test_measures_the_bits_of_transformers(family: str, shape: dict[str, Any], d
         assert mine == pytest.approx(theirs, rel=tolerance, abs=0.0)
 
 
-def test_texts_end_where_a_window_would_slide(tmp_path: Path) -> None:
-    source = make_source(tmp_path, "mistral", sliding_window=40)
+def test_texts_end_where_longropes_factors_change(tmp_path: Path) -> None:
+    rope = {"rope_parameters": LONGROPE, "original_max_position_embeddings": 40}
+    source = make_source(tmp_path, "phi3", **rope)
     assert calibrate_checkpoint(source, PROMPTS, MAX_LEN) == calibrate_checkpoint(source, PROMPTS, 40)
-    assert calibrate_checkpoint(source, PROMPTS, 39) == reference(source, 39)
+    assert calibrate_checkpoint(source, PROMPTS, 40) == reference(source, 40)
 
 
 def test_the_number_of_threads_changes_nothing(tmp_path: Path) -> None:

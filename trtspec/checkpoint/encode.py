@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trtspec.checkpoint.cast import INFINITY, SIGNLESS, Bits, cast
+from trtspec.checkpoint.cast import INFINITY, SIGNLESS, Bits, cast, from_floats, to_floats
 from trtspec.checkpoint.safetensors import TensorInfo
 from trtspec.checkpoint.stream import Flaws, Transfer, Worker
 
@@ -16,10 +16,11 @@ DAMAGED = "the checkpoint is damaged; allow_nonfinite: true in the recipe conver
 
 @dataclass(frozen=True)
 class Cast:
-    """Tensors become `dtype` (BF16, F16 or F32), each value rounded to nearest even."""
+    """Tensors become `dtype` (BF16, F16 or F32), each value, with `plus` added, rounded to nearest even."""
 
     transfers: tuple[Transfer, ...]
     dtype: str
+    plus: float = 0.0
 
     def run(self, lane: Worker) -> None:
         """Encode; values that are not finite, or no longer in `dtype`, are flaws."""
@@ -27,11 +28,16 @@ class Cast:
             source, census = transfer.source, Census(transfer.source)
             for first, bits in lane.chunks(source):
                 census.add(bits)
-                encoded = cast(bits, source.dtype, self.dtype)
+                encoded = self._encode(bits, source.dtype)
                 if source.dtype != self.dtype == "F16" or source.dtype == "F32":
                     census.add_encoded(encoded, self.dtype)
                 lane.write(transfer.destinations, first, encoded)
             census.report(lane.flaws, self.dtype)
+
+    def _encode(self, bits: Bits, dtype: str) -> Bits:
+        if not self.plus:
+            return cast(bits, dtype, self.dtype)
+        return from_floats(to_floats(bits, dtype) + np.float32(self.plus), self.dtype)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,9 @@ class RopeScaling:
     "llama3" reads the two `freq_factor`s: wavelengths below `original_max_position / high_freq_factor` stay, those
     above `original_max_position / low_freq_factor` are stretched, the ones between are interpolated. "yarn" reads the
     rest: frequencies that turn more than `beta_fast` times over `original_max_position` stay, those that turn less than
-    `beta_slow` times are stretched, and sines and cosines are multiplied by `attention_factor`.
+    `beta_slow` times are stretched, and sines and cosines are multiplied by `attention_factor`. "longrope" reads that
+    too, and divides each frequency by its own of the `short_factors`, or of the `long_factors` for texts beyond
+    `original_max_position`.
     """
 
     kind: str
@@ -33,6 +35,8 @@ class RopeScaling:
     beta_slow: float = 1.0
     attention_factor: float = 1.0
     truncate: bool = True
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -40,8 +44,15 @@ class ModelConfig:
     """A decoder-only transformer with rotary positions and gated MLP, dense or a mixture of experts.
 
     `attn_bias` is that of queries, keys and values, `dense_bias` that of the attention's output. `num_experts` is 0 for
-    a dense MLP; `intermediate_size` is one expert's. `sliding_window` is how far back attention reaches, 0 for all the
-    way. `extra` holds keys that the family's own TensorRT-LLM config class reads beside the common ones.
+    a dense MLP; `intermediate_size` is one expert's. `hidden_act` "swiglu" is "silu" where `mlp.fc` holds both
+    branches, as TensorRT-LLM stores them. `sliding_window` is how far back attention reaches, 0 for all the way;
+    in the `full_layers` it reaches all the way nevertheless. Layers with a window rotate by `local_rotary_base`,
+    unscaled, where it is not 0. `rotary_share` is the part of each head that is rotated.
+
+    With `inner_norms` what attention and MLP give is normed before it is added; `scaled_embedding` multiplies
+    embeddings by the root of the hidden size. Scores are divided by the root of `query_scalar`, 0 for the head size.
+    Scores and logits x become cap * tanh(x / cap) where their cap is not 0. `extra` holds keys that the family's own
+    TensorRT-LLM config class reads beside the common ones.
     """
 
     architecture: str
@@ -66,7 +77,15 @@ class ModelConfig:
     num_experts: int = 0
     experts_per_token: int = 0
     sliding_window: int = 0
-    extra: tuple[tuple[str, str | int | bool], ...] = ()
+    full_layers: tuple[int, ...] = ()
+    local_rotary_base: float = 0.0
+    rotary_share: float = 1.0
+    inner_norms: bool = False
+    scaled_embedding: bool = False
+    query_scalar: float = 0.0
+    attention_cap: float = 0.0
+    logit_cap: float = 0.0
+    extra: tuple[tuple[str, str | int | float], ...] = ()
 
     @property
     def num_parameters(self) -> int:
@@ -77,8 +96,23 @@ class ModelConfig:
         mlp = 3 * self.hidden_size * self.intermediate_size
         mlp += (2 * self.intermediate_size + self.hidden_size) * self.mlp_bias
         mlp = mlp * max(1, self.num_experts) + self.num_experts * self.hidden_size
+        norms = (4 if self.inner_norms else 2) * self.hidden_size
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
-        return embeddings + self.num_layers * (attention + mlp + 2 * self.hidden_size) + self.hidden_size
+        return embeddings + self.num_layers * (attention + mlp + norms) + self.hidden_size
+
+    @property
+    def rotary_size(self) -> int:
+        """Return how many numbers of a head are rotated, the first ones."""
+        return int(self.head_size * self.rotary_share)
+
+    @property
+    def score_scale(self) -> float:
+        """Return what the products of queries and keys are multiplied by."""
+        return float((self.query_scalar or self.head_size) ** -0.5)
+
+    def has_window(self, layer: int) -> bool:
+        """Return whether a layer's attention reaches back no further than the sliding window."""
+        return bool(self.sliding_window) and layer not in self.full_layers
 
     @property
     def exact_positions(self) -> int:

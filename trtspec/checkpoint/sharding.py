@@ -9,14 +9,12 @@ of the ranks.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from enum import Enum
 from math import ceil, prod
 
 from trtspec.checkpoint.model_config import ModelConfig
-from trtspec.checkpoint.rules import Part, Rule, Stage, layer_tensor
+from trtspec.checkpoint.rules import Part, Rule, Split, Stage, layer_tensor
 
 MOST_RANKS = 512  # each is an open file
 
@@ -70,57 +68,18 @@ def mapping_problems(config: ModelConfig, mapping: ParallelMapping) -> list[str]
     return problems
 
 
-class Split(Enum):
-    """How the ranks of a stage share a tensor."""
-
-    WHOLE = "whole"
-    ROWS = "rows"
-    COLUMNS = "columns"
-    VOCABULARY = "vocabulary"  # by rows, padded with zeros
-
-
-# By the ends of names, so that a layer inside a drafting part is divided like a layer of the model. Row-parallel layers
-# add their bias after the sum over ranks, so it is whole everywhere, as are norms and the router.
-_DIVIDED = {
-    "attention.qkv.weight": Split.ROWS,
-    "attention.qkv.bias": Split.ROWS,
-    "attention.qkv.per_channel_scale": Split.ROWS,
-    "attention.dense.weight": Split.COLUMNS,
-    "mlp.fc.weight": Split.ROWS,
-    "mlp.fc.bias": Split.ROWS,
-    "mlp.fc.per_channel_scale": Split.ROWS,
-    "mlp.gate.weight": Split.ROWS,
-    "mlp.gate.bias": Split.ROWS,
-    "mlp.gate.per_channel_scale": Split.ROWS,
-    "mlp.proj.weight": Split.COLUMNS,
-    "drafter.fc.weight": Split.ROWS,
-    "drafter.fc.bias": Split.ROWS,
-    "drafter.input_proj.weight": Split.ROWS,
-    "drafter.input_proj.bias": Split.ROWS,
-    "drafter.rnn_u.weight": Split.ROWS,
-    "drafter.rnn_u.bias": Split.ROWS,
-    "drafter.rnn_w.weight": Split.ROWS,
-    "linear.weight": Split.ROWS,
-    "linear.bias": Split.ROWS,
-    "lm_head.weight": Split.VOCABULARY,
-    "vocab_embedding.weight": Split.VOCABULARY,
-}
-_ENDS = re.compile(rf"(?:.*\.)?({'|'.join(map(re.escape, _DIVIDED))})")
-
-
-def split_of(target: str, mapping: ParallelMapping) -> Split:
-    """Return how a target (as a rule names it) is divided."""
-    found = _ENDS.fullmatch(target)
-    if not found or (found[1] == "vocab_embedding.weight" and not mapping.embedding):
-        return Split.WHOLE
-    return _DIVIDED[found[1]]
+def split_of(rule: Rule, mapping: ParallelMapping) -> Split:
+    """Return how a rule's target is divided by a mapping, which may leave embeddings whole."""
+    if rule.split is Split.EMBEDDING:
+        return Split.VOCABULARY if mapping.embedding else Split.WHOLE
+    return rule.split
 
 
 def uneven(rules: Iterable[Rule], mapping: ParallelMapping) -> list[str]:
     """Return which targets cannot be divided by rows, in words; of a model's own tensors its config tells."""
     problems = []
     for rule in rules:
-        for part in rule.parts if split_of(rule.target, mapping) is Split.ROWS else ():
+        for part in rule.parts if rule.split is Split.ROWS else ():
             count, what = (part.heads, "heads") if part.heads else (part.shape[0], "rows")
             if count % mapping.tensor and not (part.heads and mapping.tensor % part.heads == 0):
                 problems.append(f"{rule.name}: {count} {what} cannot be divided by {mapping.tensor} ranks")
@@ -150,7 +109,7 @@ class Sharded:
 def shard(rule: Rule, mapping: ParallelMapping, num_layers: int) -> Sharded:
     """Divide a rule's target over the ranks of its stage."""
     stage, layer = mapping.locate(rule.at, num_layers)
-    ranks, split = mapping.stage_ranks(stage), split_of(rule.target, mapping)
+    ranks, split = mapping.stage_ranks(stage), split_of(rule, mapping)
     at_row, columns, parts = 0, range(0), []
     for part in rule.parts:
         height, places = 0, []

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
-from trtspec.checkpoint.rope import read_rope_scaling, render_rope_scaling
+from trtspec.checkpoint.rope import read_stored_scaling, render_longrope, render_rope_scaling
 from trtspec.checkpoint.safetensors import TensorInfo, read_header
 from trtspec.checkpoint.sharding import ParallelMapping
 from trtspec.checkpoint.source import MAX_CONFIG_BYTES, read_json
@@ -27,10 +27,23 @@ MOST_LAYERS = 4096
 EMBEDDING = "transformer.vocab_embedding.weight"
 FINAL_NORM = "transformer.ln_f.weight"
 LM_HEAD = "lm_head.weight"
+QKV = "attention.qkv.weight"  # in a layer
 
 # NVIDIA/TensorRT-LLM, tensorrt_llm/quantization/mode.py QuantAlgo
 FP8 = "FP8"
 FP8_ROWWISE = "FP8_PER_CHANNEL_PER_TOKEN"
+KINDS = {False: "full_attention", True: "sliding_attention"}  # of layers, by whether they have a window
+# Keys that say something only of some families, and the fields of ModelConfig that they are.
+_FEATURES = {
+    "rope_local_base_freq": "local_rotary_base",
+    "inter_layernorms": "inner_norms",
+    "emb_scale_by_sqrt_dim": "scaled_embedding",
+    "query_pre_attn_scalar": "query_scalar",
+    "attn_logit_softcapping": "attention_cap",
+    "final_logit_softcapping": "logit_cap",
+}
+# Keys of some config classes of TensorRT-LLM, as they are.
+_EXTRA: dict[str, type] = {"qwen_type": str, "rotary_pct": float, "_sliding_window_pattern": int}
 RENORMALIZE = 1  # MoeConfig.ExpertScaleNormalizationMode: the weights of the picked experts add up to one
 
 
@@ -45,7 +58,7 @@ class Quantization:
 
 def render_config(config: ModelConfig, mapping: ParallelMapping, quantization: Quantization) -> dict[str, Any]:
     """Return config.json."""
-    rendered = {
+    rendered: dict[str, Any] = {
         "producer": {"name": "trtspec"},
         "architecture": config.architecture,
         "dtype": config.dtype,
@@ -75,6 +88,11 @@ def render_config(config: ModelConfig, mapping: ParallelMapping, quantization: Q
     }
     if config.sliding_window:
         rendered["sliding_window"] = config.sliding_window
+    if config.full_layers:
+        rendered["layer_types"] = [KINDS[config.has_window(layer)] for layer in range(config.num_layers)]
+    rendered |= {key: value for key, field in _FEATURES.items() if (value := getattr(config, field))}
+    if config.rope_scaling and config.rope_scaling.kind == "longrope":
+        rendered |= render_longrope(config.rope_scaling)
     if config.num_experts:
         rendered["moe"] = {
             "num_experts": config.num_experts,
@@ -188,7 +206,7 @@ def read_config(reader: ConfigReader, names: Collection[str], prefix: str = "tra
         norm_epsilon=reader.get("norm_epsilon", float, 1e-5),
         max_positions=max_positions,
         rotary_base=reader.get("rotary_base", float, 10000.0),
-        rope_scaling=read_rope_scaling(reader.section("rotary_scaling"), max_positions),
+        rope_scaling=read_stored_scaling(reader, max_positions),
         attn_bias=has("attention.qkv.bias"),
         dense_bias=has("attention.dense.bias"),
         mlp_bias=has("mlp.fc.bias"),
@@ -196,6 +214,25 @@ def read_config(reader: ConfigReader, names: Collection[str], prefix: str = "tra
         num_experts=experts,
         experts_per_token=moe.positive("top_k") if moe and experts else 0,
         sliding_window=reader.positive("sliding_window") if reader.values.get("sliding_window") else 0,
+        rotary_share=reader.get("rotary_pct", float, 1.0),
+        full_layers=read_full_layers(reader),
+        **_read_features(reader),
         tied_embeddings=reader.get("tie_word_embeddings", bool, False),
-        extra=tuple((key, reader.get(key, str)) for key in ("qwen_type",) if key in reader.values),
+        extra=tuple((key, reader.get(key, kind)) for key, kind in _EXTRA.items() if key in reader.values),
     )
+
+
+def read_full_layers(reader: ConfigReader, default: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """Return the layers that `layer_types` gives no sliding window, in Hugging Face's words too."""
+    kinds = reader.values.get("layer_types")
+    if kinds is None:
+        return default
+    layers = reader.positive("num_hidden_layers", most=MOST_LAYERS)
+    if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in KINDS.values() for kind in kinds):
+        raise reader.refuse(f"layer_types is {kinds!r}, expected {layers} times {' or '.join(KINDS.values())}")
+    return tuple(layer for layer, kind in enumerate(kinds) if kind == KINDS[False])
+
+
+def _read_features(reader: ConfigReader) -> dict[str, Any]:
+    defaults = {field: getattr(ModelConfig, field) for field in _FEATURES.values()}
+    return {field: reader.get(key, type(defaults[field]), defaults[field]) for key, field in _FEATURES.items()}

@@ -6,33 +6,39 @@ A family says only where it differs. Nothing here knows which families there are
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import isfinite
 from typing import Any
 
 from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
 from trtspec.checkpoint.rope import read_rope_scaling
-from trtspec.checkpoint.rules import Part, Rule, Skip, Stage
+from trtspec.checkpoint.rules import LinearLayer, Part, Rule, Skip, Split, Stage, of_rows
 from trtspec.checkpoint.trtllm import DTYPES, EMBEDDING, FINAL_NORM, LM_HEAD, MOST_LAYERS
 
+ATTENTION = LinearLayer(norm="input_layernorm")
 NORMS = (("input_layernorm", "input_layernorm"), ("post_layernorm", "post_attention_layernorm"))
+INNER_NORMS = tuple((name, name) for name in ("pre_feedforward_layernorm", "post_feedforward_layernorm"))
 
 
-def read_decoder(reader: ConfigReader, dtype: str, **differences: Any) -> ModelConfig:
+def read_decoder(
+    reader: ConfigReader, dtype: str, activation: tuple[str, str] = ("hidden_act", "silu"), **differences: Any
+) -> ModelConfig:
     """Map a config.json in Llama's words; `differences` are fields of ModelConfig that the family sets itself.
 
-    Raises CheckpointError for what cannot be served.
+    `activation` is the key of the MLP's and what it has to say. Raises CheckpointError for what cannot be served.
     """
     hidden, heads = reader.positive("hidden_size"), reader.positive("num_attention_heads")
     kv_heads = reader.positive("num_key_value_heads", heads)
-    head_size = reader.positive("head_dim", max(1, hidden // heads))
+    head_size = differences.pop("head_size", None) or reader.positive("head_dim", max(1, hidden // heads))
     if heads % kv_heads:
         raise reader.refuse(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
     if reader.values.get("head_dim") is None and hidden % heads:
         raise reader.refuse(f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
     if head_size % 2:
         raise reader.refuse(f"head size {head_size} is odd; rotary positions need pairs")
-    if (act := reader.get("hidden_act", str, "silu")) != "silu":
-        raise reader.refuse(f"hidden_act {act!r} is not supported; supported: silu")
+    key, served = activation
+    if (act := reader.get(key, str, served)) != served:
+        raise reader.refuse(f"{key} {act!r} is not supported; supported: {served}")
     max_positions = reader.positive("max_position_embeddings")
     # transformers 5 gathers what was rope_theta and rope_scaling under rope_parameters
     rope = reader.section("rope_parameters")
@@ -49,7 +55,7 @@ def read_decoder(reader: ConfigReader, dtype: str, **differences: Any) -> ModelC
         "hidden_act": act,
         "norm_epsilon": reader.get("rms_norm_eps", float),
         "max_positions": max_positions,
-        "rotary_base": _rotary_base(rope or reader),
+        "rotary_base": rotary_base(rope or reader),
         "rope_scaling": read_rope_scaling(rope or reader.section("rope_scaling"), max_positions),
         "attn_bias": False,
         "mlp_bias": False,
@@ -58,8 +64,9 @@ def read_decoder(reader: ConfigReader, dtype: str, **differences: Any) -> ModelC
     return ModelConfig(**fields | differences)
 
 
-def _rotary_base(reader: ConfigReader) -> float:
-    base = reader.get("rope_theta", float, 10000.0)
+def rotary_base(reader: ConfigReader, default: float = 10000.0) -> float:
+    """Return the base of the rotary frequencies."""
+    base = reader.get("rope_theta", float, default)
     if not (isfinite(base) and base > 1):
         raise reader.refuse(f"rope_theta is {base}, expected a number above 1")
     return base
@@ -82,8 +89,10 @@ def _dtype(reader: ConfigReader, wanted: str) -> str:
 
 
 def decoder_rules(config: ModelConfig) -> list[Rule]:
-    """List every tensor of the converted checkpoint of a dense decoder, in file order."""
-    return assemble(config, [attention(config, layer) + mlp(config, layer) for layer in range(config.num_layers)])
+    """List every tensor of the converted checkpoint of a decoder, in file order."""
+    feed_forward = experts if config.num_experts else mlp
+    layers = [attention(config, layer) + feed_forward(config, layer) for layer in range(config.num_layers)]
+    return assemble(config, layers)
 
 
 def assemble(config: ModelConfig, layers: list[list[Rule]]) -> list[Rule]:
@@ -92,11 +101,11 @@ def assemble(config: ModelConfig, layers: list[list[Rule]]) -> list[Rule]:
     tokens = Part("model.embed_tokens.weight", embedding)
     head = tokens if config.tied_embeddings else Part("lm_head.weight", embedding)
     return [
-        Rule(EMBEDDING, (tokens,), Stage.FIRST),
+        Rule(EMBEDDING, (tokens,), Stage.FIRST, Split.EMBEDDING),
         *(rule for layer in layers for rule in layer),
         Rule(FINAL_NORM, (Part("model.norm.weight", (config.hidden_size,)),), Stage.LAST),
         # TensorRT-LLM finds out by itself that a head equals the embedding, and then keeps one of them
-        Rule(LM_HEAD, (head,), Stage.LAST, copy=config.tied_embeddings),
+        Rule(LM_HEAD, (head,), Stage.LAST, Split.VOCABULARY, LinearLayer(), copy=config.tied_embeddings),
     ]
 
 
@@ -104,17 +113,18 @@ def attention(config: ModelConfig, layer: int) -> list[Rule]:
     """Return the rules of a layer's norms and attention."""
     hidden, size, prefix = config.hidden_size, config.head_size, f"model.layers.{layer}"
     own = f"{prefix}.self_attn"
-    found = [Rule(f"{target}.weight", (Part(f"{prefix}.{name}.weight", (hidden,)),), layer) for target, name in NORMS]
+    norms = NORMS + INNER_NORMS if config.inner_norms else NORMS
+    found = [Rule(f"{target}.weight", (Part(f"{prefix}.{name}.weight", (hidden,)),), layer) for target, name in norms]
     heads = (("q", config.num_heads), ("k", config.num_kv_heads), ("v", config.num_kv_heads))
 
     def projections(kind: str, *width: int) -> tuple[Part, ...]:
         return tuple(Part(f"{own}.{name}_proj.{kind}", (count * size, *width), count) for name, count in heads)
 
-    found.append(Rule("attention.qkv.weight", projections("weight", hidden), layer))
+    found.append(Rule("attention.qkv.weight", projections("weight", hidden), layer, Split.ROWS, ATTENTION))
     if config.attn_bias:
-        found.append(Rule("attention.qkv.bias", projections("bias"), layer))
+        found.append(Rule("attention.qkv.bias", projections("bias"), layer, Split.ROWS))
     output = Part(f"{own}.o_proj.weight", (hidden, config.num_heads * size))
-    found.append(Rule("attention.dense.weight", (output,), layer))
+    found.append(Rule("attention.dense.weight", (output,), layer, Split.COLUMNS, ATTENTION))
     if config.dense_bias:
         found.append(Rule("attention.dense.bias", (Part(f"{own}.o_proj.bias", (hidden,)),), layer))
     if config.qk_norm:
@@ -125,19 +135,44 @@ def attention(config: ModelConfig, layer: int) -> list[Rule]:
 
 
 def mlp(config: ModelConfig, layer: int) -> list[Rule]:
-    """Return the rules of a layer's dense MLP: `fc` is the branch that goes through the activation."""
-    hidden, inter = config.hidden_size, config.intermediate_size
+    """Return the rules of a layer's dense MLP: `fc` is the branch that goes through the activation, or both."""
+    hidden, inter, linear = config.hidden_size, config.intermediate_size, _mlp_layer(config)
+    modules: dict[str, tuple[tuple[str, ...], tuple[int, int], Split, LinearLayer]] = {
+        "fc": (("gate_proj",), (inter, hidden), Split.ROWS, replace(linear, fused="mlp.gate.weight")),
+        "gate": (("up_proj",), (inter, hidden), Split.ROWS, replace(linear, fused="mlp.fc.weight")),
+        "proj": (("down_proj",), (hidden, inter), Split.COLUMNS, linear),
+    }
+    if config.hidden_act == "swiglu":  # the linear branch is above the activated one
+        modules["fc"] = (("up_proj", "gate_proj"), (inter, hidden), Split.ROWS, linear)
+        del modules["gate"]
     found = []
-    for target, name, shape in (
-        ("fc", "gate_proj", (inter, hidden)),
-        ("gate", "up_proj", (inter, hidden)),
-        ("proj", "down_proj", (hidden, inter)),
-    ):
-        source = f"model.layers.{layer}.mlp.{name}"
-        found.append(Rule(f"mlp.{target}.weight", (Part(f"{source}.weight", shape),), layer))
+    for target, (names, shape, split, kind) in modules.items():
+        sources = [f"model.layers.{layer}.mlp.{name}" for name in names]
+        weights = tuple(Part(f"{source}.weight", shape) for source in sources)
+        found.append(Rule(f"mlp.{target}.weight", weights, layer, split, kind))
         if config.mlp_bias:
-            found.append(Rule(f"mlp.{target}.bias", (Part(f"{source}.bias", shape[:1]),), layer))
+            biases = tuple(Part(f"{source}.bias", shape[:1]) for source in sources)
+            found.append(Rule(f"mlp.{target}.bias", biases, layer, of_rows(split)))
     return found
+
+
+def _mlp_layer(config: ModelConfig) -> LinearLayer:
+    return LinearLayer(norm="pre_feedforward_layernorm" if config.inner_norms else "post_layernorm")
+
+
+def experts(config: ModelConfig, layer: int) -> list[Rule]:
+    """Return a layer's router and stacked experts: `fc` is w3 (linear) above w1 (activated), `proj` is w2."""
+    hidden, inter, count = config.hidden_size, config.intermediate_size, config.num_experts
+    source, linear = f"model.layers.{layer}.block_sparse_moe", _mlp_layer(config)
+
+    def stacked(shape: tuple[int, int], *names: str) -> tuple[Part, ...]:
+        return tuple(Part(f"{source}.experts.{e}.{name}.weight", shape) for e in range(count) for name in names)
+
+    return [
+        Rule("mlp.router.weight", (Part(f"{source}.gate.weight", (count, hidden)),), layer, dtype="F32"),
+        Rule("mlp.fc.weight", stacked((inter, hidden), "w3", "w1"), layer, Split.ROWS, linear, count),
+        Rule("mlp.proj.weight", stacked((hidden, inter), "w2"), layer, Split.COLUMNS, linear, count),
+    ]
 
 
 def decoder_skips(config: ModelConfig) -> list[Skip]:

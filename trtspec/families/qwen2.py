@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
+from trtspec.checkpoint.trtllm import MOST_LAYERS, read_full_layers
 from trtspec.families.base import Family
 from trtspec.families.decoder import decoder_rules, decoder_skips, read_decoder, sliding_window
 
@@ -12,12 +15,16 @@ def read(reader: ConfigReader, dtype: str) -> ModelConfig:
     """Map a Qwen2 config.json."""
     # TensorRT-LLM's QWenConfig tells its generations apart by this key
     extra = (("qwen_type", "qwen2"),)
-    return read_decoder(reader, dtype, attn_bias=True, sliding_window=switched_window(reader), extra=extra)
+    return read_decoder(reader, dtype, attn_bias=True, extra=extra, **switched_window(reader))
 
 
-def switched_window(reader: ConfigReader) -> int:
-    """Return how far back the layers with a window reach; 0 where `use_sliding_window` leaves it off."""
-    return sliding_window(reader) if reader.get("use_sliding_window", bool, False) else 0
+def switched_window(reader: ConfigReader) -> dict[str, Any]:
+    """Return the fields for layers with a window: none where `use_sliding_window` leaves it off, or the last ones."""
+    if not reader.get("use_sliding_window", bool, False) or not (window := sliding_window(reader)):
+        return {}
+    layers = reader.positive("num_hidden_layers", most=MOST_LAYERS)
+    first = min(reader.get("max_window_layers", int, 28), layers)
+    return {"sliding_window": window, "full_layers": read_full_layers(reader, tuple(range(first)))}
 
 
 FAMILY = Family(architectures=("Qwen2ForCausalLM",), read=read, rules=decoder_rules, skips=decoder_skips)

@@ -19,8 +19,8 @@ def read(reader: ConfigReader, dtype: str) -> ModelConfig:
         attn_bias=bias,
         dense_bias=bias,
         qk_norm=True,
-        sliding_window=switched_window(reader),
         extra=(("qwen_type", "qwen3"),),
+        **switched_window(reader),
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from pydantic import Field, ValidationInfo, field_validator
 
 from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
-from trtspec.checkpoint.rules import Part, Rule, Skip, Stage
+from trtspec.checkpoint.rules import Part, Rule, Skip, Split, Stage
 from trtspec.checkpoint.source import Source
 from trtspec.checkpoint.trtllm import EMBEDDING, LM_HEAD
 from trtspec.diagnostics import Diagnostic
@@ -112,16 +112,18 @@ class EagleOptions(LossyOptions):
 def net_rules(config: ModelConfig, prefix: str) -> list[Rule]:
     """List the tensors of a net, all but the head; they are the same for each of the nets of an engine."""
     hidden, vocab = config.hidden_size, config.vocab_size
-    matrices = {
-        "fc.weight": Part("fc.weight", (hidden, 2 * hidden)),
-        "fc.bias": Part(_FC_BIAS, (hidden,)),
-        "vocab_embedding.weight": Part(_EMBEDDING, (vocab, hidden)),
-    }
-    found = [Rule(f"{prefix}.{name}", (part,), Stage.LAST, copy=True) for name, part in matrices.items()]
+    found = [
+        Rule(f"{prefix}.{name}", (part,), Stage.LAST, split, copy=True)
+        for name, part, split in (
+            ("fc.weight", Part("fc.weight", (hidden, 2 * hidden)), Split.ROWS),
+            ("fc.bias", Part(_FC_BIAS, (hidden,)), Split.ROWS),
+            ("vocab_embedding.weight", Part(_EMBEDDING, (vocab, hidden)), Split.EMBEDDING),
+        )
+    ]
     for rule in attention(config, 0) + mlp(config, 0):
         if rule.target != "input_layernorm.weight":
             parts = tuple(replace(part, name=part.name.removeprefix("model.")) for part in rule.parts)
-            found.append(Rule(f"{prefix}.layers.0.{rule.target}", parts, Stage.LAST, copy=True))
+            found.append(Rule(f"{prefix}.layers.0.{rule.target}", parts, Stage.LAST, rule.split, copy=True))
     return found
 
 
@@ -140,7 +142,8 @@ def read_head(source: Source, base: HeadTarget, options: EagleOptions) -> DraftH
                 rules.append(replace(rule, parts=(replace(part, name=""),)))
             else:
                 rules.append(rule)
-        borrowed.append(Rule(f"{NETS}.{level}.lm_head.weight", _parts_of(base, LM_HEAD), Stage.LAST, copy=True))
+        head = f"{NETS}.{level}.lm_head.weight"
+        borrowed.append(Rule(head, _parts_of(base, LM_HEAD), Stage.LAST, Split.VOCABULARY, copy=True))
     return DraftHead(
         config={
             "architecture": "EagleForCausalLM",

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
-from trtspec.checkpoint.rules import Part, Rule, Stage
+from trtspec.checkpoint.rules import Part, Rule, Split, Stage
 from trtspec.checkpoint.trtllm import read_config
 from trtspec.families.decoder import attention, mlp
 
@@ -99,8 +99,8 @@ def net_rules(net: NetConfig, names: Names = Names()) -> list[Rule]:
     """List the tensors of a net; where they are only read back, the names do not matter."""
     hidden, vocab = net.layer.hidden_size, net.layer.vocab_size
 
-    def rule(name: str, *shape: int, source: str = "") -> Rule:
-        return Rule(f"{NAME}.{name}", (Part(f"{names.prefix}{source or name}", shape),), Stage.LAST)
+    def rule(name: str, *shape: int, source: str = "", split: Split = Split.WHOLE) -> Rule:
+        return Rule(f"{NAME}.{name}", (Part(f"{names.prefix}{source or name}", shape),), Stage.LAST, split)
 
     fused = len(net.aux_layers) * net.target_hidden_size
     found = [rule(f"{module}.weight", fused // len(net.fuse_norms)) for module in net.fuse_norms]
@@ -108,11 +108,12 @@ def net_rules(net: NetConfig, names: Names = Names()) -> list[Rule]:
     if net.fc_bias:
         found.append(rule("fc.bias", hidden))
     if net.own_embedding:
-        found.append(rule("vocab_embedding.weight", net.target_vocab_size, hidden, source=EMBEDDING))
+        embedding = (net.target_vocab_size, hidden)
+        found.append(rule("vocab_embedding.weight", *embedding, source=EMBEDDING, split=Split.EMBEDDING))
     found += _layer_rules(net.layer, f"{names.prefix}{names.layer}")
     found.append(rule("norm.weight", hidden))
     if net.own_head:
-        head = rule("lm_head.weight", vocab, hidden, source=names.head)
+        head = rule("lm_head.weight", vocab, hidden, source=names.head, split=Split.VOCABULARY)
         found.append(replace(head, copy=names.head == EMBEDDING))
     if net.maps_ids:
         found.append(replace(rule("d2t", vocab), dtype="I64"))
@@ -127,5 +128,5 @@ def _layer_rules(config: ModelConfig, source: str) -> list[Rule]:
         parts = tuple(replace(part, name=part.name.replace("model.layers.0", source, 1)) for part in rule.parts)
         if rule.target == "attention.qkv.weight":
             parts = tuple(replace(part, shape=(part.shape[0], 2 * config.hidden_size)) for part in parts)
-        found.append(Rule(f"{LAYER}.{rule.target}", parts, Stage.LAST))
+        found.append(Rule(f"{LAYER}.{rule.target}", parts, Stage.LAST, rule.split))
     return found

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
-from trtspec.checkpoint.rules import Part, Rule, Stage
+from trtspec.checkpoint.rules import Part, Rule, Split, Stage
 from trtspec.checkpoint.source import Source
 from trtspec.diagnostics import Diagnostic
 from trtspec.methods.base import DraftHead, DraftShape, HeadTarget, Method, Options
@@ -61,20 +61,22 @@ class Net:
         """Yield the rules of all its tensors."""
         exit_dim, hidden = self.exit_dim, self.hidden_size
         if self.projects:
-            yield _rule("input_proj.weight", f"{self.projection}.weight", exit_dim, 2 * hidden)
-            yield _rule("input_proj.bias", f"{self.projection}.bias", exit_dim)
+            yield _rule("input_proj.weight", f"{self.projection}.weight", Split.ROWS, exit_dim, 2 * hidden)
+            yield _rule("input_proj.bias", f"{self.projection}.bias", Split.ROWS, exit_dim)
         for layer in range(self.num_layers):
-            yield _rule(f"layers.{layer}.linear.weight", f"{self.stack}.{layer}.linear.weight", exit_dim, exit_dim)
-            yield _rule(f"layers.{layer}.linear.bias", f"{self.stack}.{layer}.linear.bias", exit_dim)
-        yield _rule("lm_head.weight", f"{self.stack}.{self.num_layers}.weight", self.vocab_size, exit_dim)
+            target, source = f"layers.{layer}.linear", f"{self.stack}.{layer}.linear"
+            yield _rule(f"{target}.weight", f"{source}.weight", Split.ROWS, exit_dim, exit_dim)
+            yield _rule(f"{target}.bias", f"{source}.bias", Split.ROWS, exit_dim)
+        head = f"{self.stack}.{self.num_layers}.weight"
+        yield _rule("lm_head.weight", head, Split.VOCABULARY, self.vocab_size, exit_dim)
         if self.is_rnn:
-            yield _rule("rnn_u.weight", "rnn_u.weight", hidden, hidden)
-            yield _rule("rnn_u.bias", "rnn_u.bias", hidden)
-            yield _rule("rnn_w.weight", "rnn_w.weight", hidden, hidden)
+            yield _rule("rnn_u.weight", "rnn_u.weight", Split.ROWS, hidden, hidden)
+            yield _rule("rnn_u.bias", "rnn_u.bias", Split.ROWS, hidden)
+            yield _rule("rnn_w.weight", "rnn_w.weight", Split.ROWS, hidden, hidden)
 
 
-def _rule(target: str, source: str, *shape: int) -> Rule:
-    return Rule(f"drafter.{target}", (Part(source, shape),), Stage.LAST)
+def _rule(target: str, source: str, split: Split, *shape: int) -> Rule:
+    return Rule(f"drafter.{target}", (Part(source, shape),), Stage.LAST, split)
 
 
 def stored_net(document: ConfigReader) -> Net:

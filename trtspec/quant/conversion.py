@@ -6,18 +6,16 @@ Pure, from headers; running it is checkpoint/stream.py's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from trtspec.checkpoint.model_config import ModelConfig
-from trtspec.checkpoint.rules import Part, Rule, Stage, layer_tensor
+from trtspec.checkpoint.rules import Rule, Stage, layer_tensor
 from trtspec.checkpoint.safetensors import FileLayout, lay_out
+from trtspec.checkpoint.scales import KV_SCALES, activation_scale, cache_scale, row_scales, weight_scale
 from trtspec.checkpoint.sharding import ParallelMapping, Sharded, shard
-from trtspec.checkpoint.trtllm import DTYPES, Quantization, render_config
-from trtspec.quant.scheme import FUSED, Scheme
-
-# TensorRT-LLM takes the larger of the first two, or the last where it is alone.
-KV_SCALES = ("k", "v", "kv")
+from trtspec.checkpoint.trtllm import DTYPES, QKV, Quantization, render_config
+from trtspec.quant.scheme import Scheme
 
 
 @dataclass(frozen=True)
@@ -49,9 +47,9 @@ class Conversion:
     def fused_with(self, target: Target) -> Target | None:
         """Return the weight that the engine fuses with this one, where both are quantized."""
         rule = target.rule
-        if rule.experts or isinstance(rule.at, Stage) or rule.target not in FUSED:
+        if isinstance(rule.at, Stage) or not rule.linear or not rule.linear.fused:
             return None
-        twin = self.targets.get(layer_tensor(rule.at, FUSED[rule.target]))
+        twin = self.targets.get(layer_tensor(rule.at, rule.linear.fused))
         return twin if twin and twin.dtype == target.dtype else None
 
     def layouts(self) -> list[FileLayout]:
@@ -81,23 +79,12 @@ def plan_conversion(config: ModelConfig, rules: list[Rule], mapping: ParallelMap
         if quantized:
             for scale in _scales(rule, scheme):
                 plan.add(scale, "F32")
-        if rule.target == "attention.qkv.weight" and scheme.kv_cache == "fp8":
+        if rule.target == QKV and scheme.kv_cache == "fp8":
             for kind in KV_SCALES:
-                plan.add(_scalar(rule, f"attention.{kind}_cache_scaling_factor"), "F32")
+                plan.add(cache_scale(rule, kind), "F32")
     return plan
 
 
 def _scales(rule: Rule, scheme: Scheme) -> list[Rule]:
-    """Return rules for the scales beside a quantized weight; their parts are in the order of the weight's."""
-    base = rule.target.removesuffix("weight")
-    if scheme.weights == "fp8_rowwise":
-        parts = tuple(replace(part, name="", shape=part.shape[:1]) for part in rule.parts)
-        return [replace(rule, target=f"{base}per_channel_scale", parts=parts)]
-    weights = Rule(f"{base}weights_scaling_factor", (Part("", (max(1, rule.experts), 1)),), rule.at)
-    if not rule.experts:
-        weights = _scalar(rule, weights.target)
-    return [weights, _scalar(rule, f"{base}activation_scaling_factor")]
-
-
-def _scalar(rule: Rule, target: str) -> Rule:
-    return Rule(target, (Part("", (1,)),), rule.at)
+    """Return rules for the scales beside a quantized weight."""
+    return [row_scales(rule)] if scheme.weights == "fp8_rowwise" else [weight_scale(rule), activation_scale(rule)]

@@ -11,14 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trtspec.checkpoint.model_config import ModelConfig
-from trtspec.checkpoint.rules import QUANTIZED, Quantized, Rule
+from trtspec.checkpoint.rules import QUANTIZED, Quantized, Rule, rows_of
 from trtspec.checkpoint.safetensors import TensorInfo
 from trtspec.checkpoint.source import Source
+from trtspec.checkpoint.trtllm import QKV
 from trtspec.errors import CheckpointError
 from trtspec.quant.quant_config import HINT, QuantConfig, read_quant_config
-from trtspec.quant.scheme import Scheme, is_linear, scheme_problems
+from trtspec.quant.scheme import Scheme, scheme_problems
 
-QKV = "attention.qkv.weight"
 ONE_VALUE: tuple[tuple[int, ...], ...] = ((), (1,))
 WORDS = {
     "none": "weights in 16 bits",
@@ -42,6 +42,10 @@ class Prequantized:
     def weight_scale(self, weight: str) -> TensorInfo:
         """Return the tensor that scales a weight."""
         return self.source.tensors[_weight_scale(weight)]
+
+    def row_scales(self, rule: Rule) -> tuple[TensorInfo, ...]:
+        """Return the scales of the rows of each of a rule's parts."""
+        return tuple(rows_of(part, self.weight_scale(part.name)) for part in rule.parts)
 
     def input_scale(self, weight: str) -> TensorInfo:
         """Return the tensor that scales what a weight is multiplied with."""
@@ -71,7 +75,7 @@ class Prequantized:
         """Return the scheme by which a conversion leaves everything in the format it is in."""
         if self.declared.weights == "none":
             return Scheme(kv_cache=self.declared.kv_cache)
-        left_out = tuple(rule.module for rule in rules if is_linear(rule) and not self._holds(rule))
+        left_out = tuple(rule.module for rule in rules if rule.linear and not self._holds(rule))
         return Scheme(self.declared.weights, self.declared.kv_cache, left_out)
 
     def describe(self) -> str:
@@ -102,7 +106,7 @@ class Prequantized:
 
     def _complaint(self, rule: Rule) -> str | None:
         inside = [part.name for part in rule.parts if part.name in self.weights]
-        if inside and not is_linear(rule):
+        if inside and not rule.linear:
             return f"{inside[0]} is in FP8, and engines have {rule.module} in 16 bits"
         if inside and len(inside) < len(rule.parts):
             other = next(part.name for part in rule.parts if part.name not in self.weights)

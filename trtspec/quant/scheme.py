@@ -9,25 +9,12 @@ from fnmatch import fnmatchcase, translate
 from functools import cache
 
 from trtspec.checkpoint.model_config import ModelConfig
-from trtspec.checkpoint.rules import Rule, Stage
+from trtspec.checkpoint.rules import Rule, Stage, layer_tensor
 from trtspec.checkpoint.trtllm import FP8, FP8_ROWWISE, LM_HEAD, Quantization
 
 ALGORITHMS = {"none": "", "fp8": FP8, "fp8_rowwise": FP8_ROWWISE}
-LINEAR = ("attention.qkv.weight", "attention.dense.weight", "mlp.fc.weight", "mlp.gate.weight", "mlp.proj.weight")
 # The engine picks experts in float32, whatever the experts are stored in.
 ROUTERS = "*router"
-# TensorRT-LLM changes these norms together with what they feed, where FP8 has a scale for each row.
-NORM_OF = {"attention": "input_layernorm", "mlp": "post_layernorm"}
-FUSED = {"mlp.fc.weight": "mlp.gate.weight", "mlp.gate.weight": "mlp.fc.weight"}
-# Linear layers of which engines quantize all or none, and why.
-UNITS: dict[str, list[tuple[tuple[str, ...], str]]] = {
-    "fp8": [(LINEAR[2:4], "engines fuse mlp.fc and mlp.gate of a layer; exclude both or none")],
-    "fp8_rowwise": [
-        (LINEAR[:2], "fp8_rowwise engines have one format for a layer's attention; exclude '*.attention.*' or none"),
-        (LINEAR[2:], "fp8_rowwise engines have one format for a layer's MLP; exclude '*.mlp.*' or none"),
-    ],
-    "experts": [(LINEAR[2:], "engines have one format for a layer's experts; exclude '*.mlp.*' or none")],
-}
 
 
 @dataclass(frozen=True)
@@ -50,7 +37,7 @@ class Scheme:
 
     def quantizes(self, rule: Rule) -> bool:
         """Return whether a rule's target becomes FP8."""
-        return self.weights != "none" and is_linear(rule) and not _any_of(self.exclude).fullmatch(rule.module)
+        return self.weights != "none" and bool(rule.linear) and not _any_of(self.exclude).fullmatch(rule.module)
 
     def describe(self, rules: list[Rule]) -> Quantization:
         """Return what config.json says of it.
@@ -60,7 +47,7 @@ class Scheme:
         """
         if self.weights == "none":
             return Quantization(kv_cache_algo=ALGORITHMS[self.kv_cache])
-        left_out = (rule for rule in rules if is_linear(rule) and not self.quantizes(rule))
+        left_out = (rule for rule in rules if rule.linear and not self.quantizes(rule))
         names = [name for rule in left_out for name in self._names_of(rule)]
         if any(rule.experts for rule in rules):
             names.append(ROUTERS)
@@ -73,13 +60,7 @@ class Scheme:
             return [block]
         if self.weights == "fp8" or isinstance(rule.at, Stage):
             return [rule.module]
-        layer, _, kind = block.rpartition(".")
-        return [block, f"{layer}.{NORM_OF[kind]}"]
-
-
-def is_linear(rule: Rule) -> bool:
-    """Return whether a rule's target is the weight of a linear layer, which may be FP8."""
-    return rule.target in LINEAR or rule.target == LM_HEAD
+        return [block, *([layer_tensor(rule.at, rule.linear.norm)] if rule.linear else [])]
 
 
 @cache
@@ -91,7 +72,7 @@ def stage_problems(scheme: Scheme, rules: list[Rule]) -> list[tuple[str, str]]:
     """Return what pipeline stages add to `scheme_problems`: each numbers its layers from 0, and patterns see that."""
     by_kind: dict[str, set[bool]] = {}
     for rule in rules:
-        if is_linear(rule) and not isinstance(rule.at, Stage):
+        if rule.linear and not isinstance(rule.at, Stage):
             by_kind.setdefault(rule.target, set()).add(scheme.quantizes(rule))
     if all(len(kinds) == 1 for kinds in by_kind.values()):
         return []
@@ -124,13 +105,23 @@ def scheme_problems(scheme: Scheme, config: ModelConfig, rules: list[Rule]) -> l
 
 def _torn(scheme: Scheme, rules: list[Rule]) -> str | None:
     """Return what is wrong where linear layers that engines have in one format are not left out together."""
-    is_mixture = any(rule.experts for rule in rules)
-    for targets, words in UNITS["experts" if is_mixture else scheme.weights]:
-        kinds: dict[int | Stage, set[bool]] = {}
-        for rule in rules:
-            if rule.target in targets:
-                kinds.setdefault(rule.at, set()).add(scheme.quantizes(rule))
-        for layer, kind in kinds.items():
-            if len(kind) > 1:
-                return f"{words} (layer {layer})"
-    return None
+    kinds: dict[tuple[int, str], set[bool]] = {}
+    for rule in rules:
+        if not isinstance(rule.at, Stage) and (reason := _unit(rule, scheme)):
+            kinds.setdefault((rule.at, reason), set()).add(scheme.quantizes(rule))
+    torn = (f"{reason} (layer {layer})" for (layer, reason), found in kinds.items() if len(found) > 1)
+    return next(torn, None)
+
+
+def _unit(rule: Rule, scheme: Scheme) -> str:
+    """Return why engines quantize a linear layer together with others or not at all; "" where there is no reason."""
+    if not rule.linear:
+        return ""
+    if rule.experts:
+        return f"engines have one format for a layer's experts; exclude '*.{rule.block}.*' or none"
+    if scheme.weights == "fp8_rowwise":
+        return f"fp8_rowwise engines have one format for a layer's {rule.block}; exclude '*.{rule.block}.*' or none"
+    if rule.linear.fused:
+        one, other = sorted(target.removesuffix(".weight") for target in (rule.target, rule.linear.fused))
+        return f"engines fuse {one} and {other} of a layer; exclude both or none"
+    return ""

@@ -55,7 +55,7 @@ def plan_tasks(
 
 
 def _cast_tasks(plan: Conversion, layouts: list[FileLayout], matched: Matched) -> list[Task]:
-    found: dict[tuple[TensorInfo, ...], tuple[str, str, tuple[Transfer, ...]]] = {}
+    found: dict[tuple[TensorInfo, ...], tuple[str, Target, tuple[Transfer, ...]]] = {}
     for name, parts in matched.parts.items():
         target = plan.targets[name]
         if target.dtype == "F8_E4M3":
@@ -64,11 +64,12 @@ def _cast_tasks(plan: Conversion, layouts: list[FileLayout], matched: Matched) -
         if parts in found:  # a tied head, the nets of several steps: what is wanted twice is read once
             name, _, others = found[parts]  # noqa: PLW2901
             transfers = _joined(others, transfers)
-        found[parts] = name, target.dtype, transfers
-    return [
-        _task(name, Copy(transfers) if dtype in INTEGERS else Cast(transfers, dtype), _sources(transfers))
-        for name, dtype, transfers in found.values()
-    ]
+        found[parts] = name, target, transfers
+    return [_task(name, _plain(target, transfers), _sources(transfers)) for name, target, transfers in found.values()]
+
+
+def _plain(target: Target, transfers: tuple[Transfer, ...]) -> Encoding:
+    return Copy(transfers) if target.dtype in INTEGERS else Cast(transfers, target.dtype, target.rule.plus)
 
 
 def _joined(one: tuple[Transfer, ...], other: tuple[Transfer, ...]) -> tuple[Transfer, ...]:
@@ -82,18 +83,19 @@ def _fp8_tasks(
     plan: Conversion, layouts: list[FileLayout], matched: Matched, existing: Prequantized | None
 ) -> list[Task]:
     tasks = []
+    with_another: set[str] = set()
     for name, parts in matched.parts.items():
         target = plan.targets[name]
-        if target.dtype != "F8_E4M3":
+        if target.dtype != "F8_E4M3" or name in with_another:
             continue
         transfers = _transfers(target, parts, layouts)
         if plan.scheme.weights == "fp8_rowwise":
-            scales = parts if existing is None else tuple(existing.weight_scale(part.name) for part in parts)
+            scales = parts if existing is None else existing.row_scales(target.rule)
             by_row = _transfers(plan.scale_of(target, "per_channel_scale"), scales, layouts)
             tasks.append(_row_task(name, transfers, by_row, existing))
-        elif target.rule.target == "mlp.gate.weight" and not target.rule.experts:
-            continue  # with its fc
         else:
+            if twin := plan.fused_with(target):
+                with_another.add(twin.rule.name)
             groups = _groups(plan, layouts, matched, target, transfers)
             tasks.append(_tensor_task(name, groups, existing))
     return tasks

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from trtspec.artifacts.prompts import Prompt, load_prompts
+from trtspec.checkpoint.model_config import ModelConfig
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.errors import CheckpointError
 from trtspec.graph.files import Files
@@ -67,13 +68,19 @@ def calibrate_checkpoint(
 
     model = load_model(root, "auto")
     config = model.config
-    # texts are served no longer than attention is exact, so nothing beyond has to be measured
-    texts = _tokenize(root, prompts, min(max_len, config.exact_positions))
+    texts = _tokenize(root, prompts, min(max_len, _most_positions(config)))
     largest = max(map(max, texts))
     if largest >= config.vocab_size:
         message = f"the tokenizer makes the id {largest}, and the model has {config.vocab_size}"
         raise CheckpointError(message, where=str(root), hint="take tokenizer and weights from the same model")
-    return Activations(**measure(config, model.matched, texts, on_bytes=on_bytes))
+    plus = {rule.name: rule.plus for rule in model.rules}
+    return Activations(**measure(config, model.matched, texts, plus=plus, on_bytes=on_bytes))
+
+
+def _most_positions(config: ModelConfig) -> int:
+    """Return how long texts are measured: LongRoPE's factors of long texts are not those that most texts meet."""
+    scaling = config.rope_scaling
+    return scaling.original_max_position if scaling and scaling.kind == "longrope" else config.max_positions
 
 
 def _tokenize(root: Path, prompts: list[Prompt], max_len: int) -> list[list[int]]:

@@ -58,10 +58,10 @@ class Speculator:
         # A step may write this many positions beyond the longest text, which are then overwritten.
         max_len = settings.max_seq_len + draft_shape.max_tokens + 2
         dtype = compute_dtype(settings.dtype, device, target)
-        model = Decoder(target, settings.max_batch_size, max_len, device, dtype)
+        model = Decoder(target, settings.max_batch_size, max_len, device, dtype, settings.max_seq_len)
         if wrong := method.check_options(options, model.config):
             raise TrtspecError(wrong[0].message, where=f"speculation.options.{wrong[0].path}")
-        room = Room(settings.max_batch_size, max_len, device, dtype)
+        room = Room(settings.max_batch_size, max_len, device, dtype, settings.max_seq_len)
         drafter = drafter_class(Setup(model, draft, room, options, draft_shape))
         _check_pair(model, drafter, settings)
         rules = choose_rules(settings.kernels, device, dtype)
@@ -200,10 +200,9 @@ def _moves(starts: list[int], results: list[VerifyResult]) -> list[tuple[int, in
 
 
 def _check_pair(model: Decoder, drafter: Drafter, settings: EngineSettings) -> None:
-    limit = model.config.exact_positions
+    limit = model.config.max_positions
     if settings.max_seq_len > limit:
-        what = "positions" if limit == model.config.max_positions else "positions of sliding-window attention"
-        raise TrtspecError(f"max_seq_len {settings.max_seq_len} is more than the target's {limit} {what}")
+        raise TrtspecError(f"max_seq_len {settings.max_seq_len} is more than the target's {limit} positions")
     vocab = drafter.vocab_size
     if vocab not in (None, model.config.vocab_size):
         raise TrtspecError(f"the draft has {vocab} vocabulary entries, the target {model.config.vocab_size}")

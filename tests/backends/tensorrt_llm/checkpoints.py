@@ -13,7 +13,14 @@ from tests.backends.contexts import Asked
 from tests.shapes import Shape, make_checkpoint
 from trtspec.checkpoint.model_config import ModelConfig
 
-MODEL_TYPES = {"MixtralForCausalLM": "mixtral", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
+MODEL_TYPES = {
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3_text",
+    "MixtralForCausalLM": "mixtral",
+    "Phi3ForCausalLM": "phi3",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
 
 
 @dataclass(frozen=True)
@@ -59,10 +66,42 @@ def _decoder(config: ModelConfig) -> dict[str, Any]:
         "max_position_embeddings": config.max_positions,
         "rms_norm_eps": config.norm_epsilon,
         "rope_theta": config.rotary_base,
-        "hidden_act": config.hidden_act,
+        "hidden_act": "silu",
         "tie_word_embeddings": config.tied_embeddings,
         **(experts if config.num_experts else {}),
+        **_gemma(config),
+        **_phi(config),
     }
+
+
+def _gemma(config: ModelConfig) -> dict[str, Any]:
+    """Return what config.json of Gemma says beyond others."""
+    if not config.inner_norms:
+        return {}
+    kinds = ("full_attention", "sliding_attention")
+    scaling = config.rope_scaling
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": int(config.query_scalar),
+        "attn_logit_softcapping": config.attention_cap or None,
+        "final_logit_softcapping": config.logit_cap or None,
+        "sliding_window": config.sliding_window,
+        "layer_types": [kinds[config.has_window(layer)] for layer in range(config.num_layers)],
+        "rope_local_base_freq": config.local_rotary_base,
+        "rope_scaling": {"rope_type": scaling.kind, "factor": scaling.factor} if scaling else None,
+    }
+
+
+def _phi(config: ModelConfig) -> dict[str, Any]:
+    """Return what config.json of Phi says beyond others."""
+    if config.architecture != "Phi3ForCausalLM":
+        return {}
+    found: dict[str, Any] = {"partial_rotary_factor": config.rotary_share}
+    if scaling := config.rope_scaling:
+        factors = {"short_factor": list(scaling.short_factors), "long_factor": list(scaling.long_factors)}
+        found["original_max_position_embeddings"] = scaling.original_max_position
+        found["rope_scaling"] = {"type": "longrope", "attention_factor": scaling.attention_factor, **factors}
+    return found
 
 
 def _net(config: ModelConfig) -> dict[str, Any]:

@@ -24,7 +24,34 @@ ONE_KEY_HEAD = {"num_key_value_heads": 1}
 TIED = {"tie_word_embeddings": True}
 WIDE_HEADS = {"head_dim": 16}
 BIASES = {"attention_bias": True}
+LENGTH = 200  # beyond the original positions of LLAMA3_ROPE and YARN_ROPE, and beyond most windows
+NO_CAPS = {"attn_logit_softcapping": None, "final_logit_softcapping": None}
+FIRM_CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 1.5}
+# one layer without a window, which is not the last one
+FEW_LAYERS = {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+}  # fmt: skip
+TWO_ROPES = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+PART_OF_A_HEAD = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 1.1, 1.3, 1.7],
+    "long_factor": [1.0, 2.0, 3.0, 5.0],
+}  # fmt: skip
+LONGROPE_OF_A_PART = PART_OF_A_HEAD | {
+    "rope_type": "longrope", "short_factor": [1.0, 1.1, 1.3], "long_factor": [1.0, 2.0, 3.0], "factor": 4.0,
+}  # fmt: skip
 CASES: list[tuple[str, dict[str, Any]]] = [
+    ("gemma2", {}),
+    ("gemma2", TIED | ONE_KEY_HEAD | FIRM_CAPS | {"num_hidden_layers": 5}),
+    ("gemma2", NO_CAPS | {"sliding_window": 300}),
+    ("gemma2", BIASES | WIDE_HEADS),
+    ("gemma3", {"num_hidden_layers": 7}),
+    ("gemma3", TIED | FEW_LAYERS | {"rope_parameters": TWO_ROPES, "final_logit_softcapping": 3.0}),
+    ("gemma3", ONE_KEY_HEAD | {"sliding_window": 1}),
     ("llama", {}),
     ("llama", MANY_HEADS),
     ("llama", ONE_KEY_HEAD | TIED),
@@ -37,11 +64,19 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("mistral", {}),
     ("mistral", WIDE_HEADS | ONE_KEY_HEAD),
     ("mistral", {"sliding_window": 200}),
+    ("mistral", {"sliding_window": 30}),
     ("mixtral", {"num_experts_per_tok": 1}),
     ("mixtral", {"num_experts_per_tok": 2, "num_key_value_heads": 4}),
     ("mixtral", {"num_experts_per_tok": 4} | ONE_KEY_HEAD),
     ("mixtral", {"num_experts_per_tok": 3, "num_local_experts": 7} | TIED),
+    ("phi3", {}),
+    ("phi3", TIED | MANY_HEADS | {"sliding_window": 50}),
+    ("phi3", ONE_KEY_HEAD | {"rope_parameters": PART_OF_A_HEAD}),
+    ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": LENGTH - 1}),
+    ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": LENGTH}),
+    ("phi3", {"rope_parameters": LONGROPE_OF_A_PART, "original_max_position_embeddings": 64}),
     ("qwen2", {}),
+    ("qwen2", {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1}),
     ("qwen2", TIED | ONE_KEY_HEAD),
     ("qwen2", {"rope_parameters": YARN_ROPE} | MANY_HEADS),
     ("qwen3", {}),
@@ -50,7 +85,6 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("qwen3", {"rope_parameters": YARN_ROPE}),
 ]
 NAMES = [" ".join([family, *(f"{key}={str(value)[:24]}" for key, value in shape.items())]) for family, shape in CASES]
-LENGTH = 200  # beyond the original positions of LLAMA3_ROPE and YARN_ROPE
 
 
 def tokens_of(rows: int = 2, length: int = LENGTH) -> Tensor:

@@ -32,6 +32,7 @@ BACKEND = Backend(
     memory=memory,
     plan=_plan,
     in_process=True,
+    keeps_windows=True,
     check=check,
     auto=Auto(rank=99, offer=lambda method, gpu: Offer(takes=True, why="")),
     probes=probes,

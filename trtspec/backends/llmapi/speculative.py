@@ -42,7 +42,7 @@ def is_greedy_only(context: PlanContext) -> bool:
 def speculative_config(context: PlanContext, draft_path: str | None) -> dict[str, Any]:
     """Return the LLM API's speculative_config; empty for the target alone.
 
-    `draft_path` is a directory or a hub id. The context has a method that the version knows: objections come first.
+    `draft_path` is a directory or a hub id. The context has a method that the version knows: check come first.
     """
     method = context.recipe.speculation.method
     if method == "none":

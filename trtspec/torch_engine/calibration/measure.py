@@ -8,10 +8,12 @@ many as torch has threads.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
+from types import MappingProxyType
 
 import torch
 import torch.nn.functional as F
@@ -22,9 +24,21 @@ from trtspec.checkpoint.rules import Matched, layer_tensor
 from trtspec.checkpoint.safetensors import TensorInfo
 from trtspec.checkpoint.trtllm import EMBEDDING, FINAL_NORM, LM_HEAD
 from trtspec.errors import CheckpointError
-from trtspec.torch_engine.calibration.layer_pass import INPUTS, KEYS, VALUES, LayerPass, Peaks, norm, rotation
+from trtspec.torch_engine.calibration.layer_pass import (
+    INPUTS,
+    KEYS,
+    VALUES,
+    LayerPass,
+    Peaks,
+    embedding_scale,
+    norm,
+    rotation,
+)
 from trtspec.torch_engine.device import choose_device
+from trtspec.torch_engine.model.rope import under_windows
 from trtspec.torch_engine.model.tensors import TORCH_DTYPES, map_tensor
+
+NOTHING: Mapping[str, float] = MappingProxyType({})
 
 
 def measure(
@@ -32,22 +46,25 @@ def measure(
     matched: Matched,
     prompts: Sequence[Sequence[int]],
     *,
+    plus: Mapping[str, float] = NOTHING,
     device: str = "auto",
     on_bytes: Callable[[int], None] = lambda count: None,
 ) -> dict[str, dict[str, float]]:
     """Return the largest magnitudes over `prompts` (token ids, one text each, none empty) by module name.
 
     Under "inputs" is what goes into every linear layer and the head, under "keys" and "values" what each attention puts
-    into its cache, keys rotated. The same on a device whatever the number of threads. `on_bytes` is told the source
-    bytes done with since the last call. Raises CheckpointError where a magnitude is not finite.
+    into its cache, keys rotated. The same on a device whatever the number of threads. `plus` is what belongs to the
+    norms' weights and is not in them, by target. `on_bytes` is told the source bytes done with since the last call.
+    Raises CheckpointError where a magnitude is not finite.
     """
     where = choose_device(device)
     with _one_thread_an_operation() as threads, ThreadPoolExecutor(threads if where.type == "cpu" else 1) as pool:
-        calibration = _Calibration(config, matched, where, on_bytes)
+        calibration = _Calibration(config, matched, plus, where, on_bytes)
         states = calibration.embed(prompts)
-        turns = rotation(config, max(map(len, prompts)), where, calibration.dtype)
+        length = max(map(len, prompts))
+        turns = [rotation(each, length, where, calibration.dtype) for each in (config, under_windows(config))]
         for number in range(config.num_layers):
-            calibration.pass_layer(number, states, turns, pool)
+            calibration.pass_layer(number, states, turns[config.has_window(number)], pool)
         calibration.finish(states)
     return calibration.tables
 
@@ -70,9 +87,14 @@ class _Calibration:
     """The source's weights, read when their turn comes, and the peaks so far in `tables`: by kind, then by module."""
 
     def __init__(
-        self, config: ModelConfig, matched: Matched, device: torch.device, on_bytes: Callable[[int], None]
+        self,
+        config: ModelConfig,
+        matched: Matched,
+        plus: Mapping[str, float],
+        device: torch.device,
+        on_bytes: Callable[[int], None],
     ) -> None:
-        self.config, self.sources = config, matched.parts
+        self.config, self.sources, self.plus = config, matched.parts, plus
         self.device, self.on_bytes = device, on_bytes
         self.dtype = TORCH_DTYPES[self.sources[EMBEDDING][0].dtype]
         self.tables: dict[str, dict[str, float]] = {INPUTS: {}, KEYS: {}, VALUES: {}}
@@ -82,6 +104,8 @@ class _Calibration:
         (source,) = self.sources[EMBEDDING]
         table = map_tensor(source)
         states = [F.embedding(torch.tensor([prompt]), table).to(self.device) for prompt in prompts]
+        if self.config.scaled_embedding:
+            states = [hidden * embedding_scale(self.config, self.dtype) for hidden in states]
         self.on_bytes(source.nbytes)
         return states
 
@@ -89,11 +113,12 @@ class _Calibration:
         """Replace each of `states` by what layer `number` makes of it."""
         prefix = layer_tensor(number, "")
         sources = {name.removeprefix(prefix): of for name, of in self.sources.items() if name.startswith(prefix)}
-        weights = {name: [self._load(source) for source in of] for name, of in sources.items()}
+        weights = {name: [self._load(source) for source in joined(of)] for name, of in sources.items()}
+        plus = self.plus.get(f"{prefix}input_layernorm.weight", 0.0)
         nbytes, peaks = sum(source.nbytes for source in chain(*sources.values())), Peaks()
 
         def run(hidden: Tensor) -> tuple[Tensor, Peaks]:
-            layer_pass = LayerPass(self.config, prefix, weights, turns)
+            layer_pass = LayerPass(self.config, prefix, weights, turns, self.config.has_window(number), plus)
             with torch.inference_mode():  # which each thread turns on for itself
                 return layer_pass.run(hidden), layer_pass.peaks
 
@@ -107,9 +132,10 @@ class _Calibration:
     def finish(self, states: list[Tensor]) -> None:
         """Measure what goes into the head, whose weights are not needed for that."""
         (source,), (head,) = self.sources[FINAL_NORM], self.sources[LM_HEAD]
-        weight, peaks = self._load(source), Peaks()
+        weight, plus, peaks = self._load(source), self.plus.get(FINAL_NORM, 0.0), Peaks()
         for hidden in states:
-            peaks.see(INPUTS, LM_HEAD.removesuffix(".weight"), norm(hidden, weight, self.config.norm_epsilon))
+            normed = norm(hidden, weight, self.config.norm_epsilon, plus)
+            peaks.see(INPUTS, LM_HEAD.removesuffix(".weight"), normed)
         self._take(peaks)
         self.on_bytes(source.nbytes + (0 if self.config.tied_embeddings else head.nbytes))
 
@@ -125,3 +151,12 @@ class _Calibration:
                 hint = f"weights up to there are damaged, or too large for {str(self.dtype).removeprefix('torch.')}"
                 raise CheckpointError(message, where=str(self.sources[EMBEDDING][0].file.parent), hint=hint)
             self.tables[kind][module] = value
+
+
+def joined(sources: Sequence[TensorInfo]) -> list[TensorInfo]:
+    """Return the tensors that parts are rows of, in which a source's own products are computed, or the parts."""
+    first, *others = sorted(sources, key=lambda source: source.offset)
+    if not others or any(other.name != first.name for other in others):
+        return list(sources)
+    rows, nbytes = (sum(column) for column in zip(*((one.shape[0], one.nbytes) for one in sources), strict=True))
+    return [replace(first, shape=(rows, *first.shape[1:]), nbytes=nbytes)]

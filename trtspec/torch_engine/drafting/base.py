@@ -20,12 +20,16 @@ from trtspec.torch_engine.model.decoder import Decoder
 
 @dataclass(frozen=True)
 class Room:
-    """The place a drafter gets: a KV cache of `rows` x `max_len` on `device`, computing in `dtype`."""
+    """The place a drafter gets: a KV cache of `rows` x `max_len` on `device`, computing in `dtype`.
+
+    `length` is that of the longest text that is served.
+    """
 
     rows: int
     max_len: int
     device: torch.device
     dtype: torch.dtype
+    length: int = 0
 
 
 @dataclass(frozen=True)

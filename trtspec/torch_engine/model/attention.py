@@ -38,13 +38,25 @@ def attend(qkv: Tensor, layer: Block, number: int, window: Window, cache: KVCach
     else:
         queries = queries.view(rows, width, kv_heads, group, size).permute(0, 2, 3, 1, 4)
         queries = queries.reshape(rows, kv_heads, group * width, size)
-    mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=window.mask)
+    mixed = _mix(queries, keys, values, window.mask, config)
     if width > 1:
         mixed = mixed.view(rows, kv_heads, group, width, size).permute(0, 3, 1, 2, 4)
     return mixed.reshape(rows * width, heads * size)
 
 
+def _mix(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, config: ModelConfig) -> Tensor:
+    scale, cap = config.score_scale, config.attention_cap
+    if not cap:
+        return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
+    scores = torch.tanh(torch.matmul(queries, keys.mT) * (scale / cap)) * cap
+    if mask is not None:
+        scores += mask
+    return torch.matmul(scores.softmax(-1, torch.float32).to(queries.dtype), values)
+
+
 def _rotate(heads: Tensor, rotation: Tensor) -> Tensor:
-    shape = heads.shape
-    pairs = torch.view_as_complex(heads.float().view(*shape[:-1], -1, 2))
+    shape, rotated = heads.shape, 2 * rotation.shape[-1]
+    if rotated < shape[-1]:
+        return torch.cat((_rotate(heads[..., :rotated], rotation), heads[..., rotated:]), -1)
+    pairs = torch.view_as_complex(heads.float().reshape(*shape[:-1], -1, 2))
     return torch.view_as_real(pairs * rotation).view(shape).to(heads.dtype)

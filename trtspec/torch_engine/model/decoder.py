@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trtspec.checkpoint.trtllm import load_checkpoint
+from trtspec.torch_engine.calibration.layer_pass import embedding_scale
 from trtspec.torch_engine.model.attention import attend
 from trtspec.torch_engine.model.cache import KVCache
 from trtspec.torch_engine.model.layers import Layer
@@ -38,19 +39,22 @@ NONE_SKIPPED = Sublayers()
 
 
 class Decoder:
-    """A model on a device, with a KV cache of `rows` x `max_len`."""
+    """A model on a device, with a KV cache of `rows` x `max_len`, for texts of `length` tokens, 0 for `max_len`."""
 
-    def __init__(self, root: Path, rows: int, max_len: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, root: Path, rows: int, max_len: int, device: torch.device, dtype: torch.dtype, length: int = 0
+    ) -> None:
         self.checkpoint = load_checkpoint(root)
         self.config = self.checkpoint.config
         self.device, self.dtype = device, dtype
         self.weights = Weights(self.checkpoint, device, dtype)
         self.embedding = self.weights.embedding()
+        self._embedding_scale = embedding_scale(self.config, dtype).to(device)
         self.layers = [self.weights.layer(number) for number in range(self.config.num_layers)]
         self.final_norm = self.weights.final_norm()
         self.lm_head = self.weights.lm_head(self.embedding)
         self.norm = Norm(self.config.hidden_size, self.config.norm_epsilon, device)
-        self.windows = Windows(self.config, max_len, device, dtype)
+        self.windows = Windows(self.config, max_len, device, dtype, length)
         self.cache = KVCache(self.config, rows, max_len, device, dtype)
 
     def forward(self, tokens: Tensor, window: Window, at: Tensor | None = None) -> Tensor:
@@ -80,6 +84,8 @@ class Decoder:
         without `aux_layers`. `skipped` sublayers are left out.
         """
         hidden = F.embedding(tokens.flatten(), self.embedding)
+        if self.config.scaled_embedding:
+            hidden = hidden * self._embedding_scale
         kept = {}
         for number, layer in enumerate(self.layers):
             kept[number] = hidden
@@ -94,4 +100,5 @@ class Decoder:
 
     def _attention(self, hidden: Tensor, number: int, layer: Layer, window: Window) -> Tensor:
         qkv = layer.qkv(self.norm(hidden, layer.input_norm))
-        return layer.dense.add_to(hidden, attend(qkv, layer, number, window, self.cache, self.config))
+        seen = window.near if layer.has_window and window.near else window
+        return layer.dense.add_to(hidden, attend(qkv, layer, number, seen, self.cache, self.config))

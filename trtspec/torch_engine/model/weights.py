@@ -14,11 +14,13 @@ from torch import Tensor
 
 from trtspec.checkpoint.model_config import ModelConfig
 from trtspec.checkpoint.rules import Rule, Stage
-from trtspec.checkpoint.trtllm import EMBEDDING, FINAL_NORM, FP8_ROWWISE, Checkpoint
+from trtspec.checkpoint.scales import KV_SCALES, activation_scale, cache_scale, row_scales, weight_scale
+from trtspec.checkpoint.trtllm import EMBEDDING, FINAL_NORM, FP8_ROWWISE, QKV, Checkpoint
 from trtspec.torch_engine.model.fp8 import dequantize, rows_through_e4m3, through_e4m3
 from trtspec.torch_engine.model.joining import find, join
-from trtspec.torch_engine.model.layers import GatedMlp, Layer, Linear, Mixture
-from trtspec.torch_engine.model.targets import At, matrices, vector
+from trtspec.torch_engine.model.layers import ACTIVATIONS, CappedHead, GatedMlp, Layer, Linear, Mixture, Normed
+from trtspec.torch_engine.model.norm import Norm
+from trtspec.torch_engine.model.targets import At, stored_rules
 
 
 class Weights:
@@ -27,15 +29,16 @@ class Weights:
     def __init__(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
         self._checkpoint, self._config = checkpoint, checkpoint.config
         self._device, self._dtype = device, dtype
-        self._matrices = matrices(checkpoint.config)
+        self._rules = stored_rules(checkpoint.config)
 
     def embedding(self) -> Tensor:
         """Return the embedding [vocab, hidden]."""
-        return self._weight(Stage.FIRST, EMBEDDING.removesuffix(".weight"))
+        return self._weight(self._rules[Stage.FIRST, EMBEDDING])
 
-    def lm_head(self, embedding: Tensor) -> Linear:
+    def lm_head(self, embedding: Tensor) -> Linear | CappedHead:
         """Return the head, which is the embedding where they are tied."""
-        return Linear(embedding.t()) if self._config.tied_embeddings else self._linear(Stage.LAST, "lm_head")
+        head = Linear(embedding.t()) if self._config.tied_embeddings else self._linear(Stage.LAST, "lm_head")
+        return CappedHead(head, self._config.logit_cap) if self._config.logit_cap else head
 
     def final_norm(self) -> Tensor:
         """Return the weight of the last norm."""
@@ -44,22 +47,41 @@ class Weights:
     def layer(self, number: int) -> Layer:
         """Return a layer."""
         config = self._config
+        qkv = self._linear(number, "attention.qkv", bias=config.attn_bias, order=partial(paired_qkv, config=config))
+        dense = self._linear(number, "attention.dense", bias=config.dense_bias)
+        norm_before_mlp = "pre_feedforward_layernorm" if config.inner_norms else "post_layernorm"
         return Layer(
+            has_window=config.has_window(number),
             input_norm=self._norm(number, "input_layernorm.weight"),
-            qkv=self._linear(number, "attention.qkv", bias=config.attn_bias, order=partial(paired_qkv, config=config)),
+            qkv=qkv,
             qk_norm=self._qk_norm(number) if config.qk_norm else None,
             kv_scale=self._kv_scale(number) if self._checkpoint.quantization.kv_cache_algo else None,
-            dense=self._linear(number, "attention.dense", bias=config.dense_bias),
-            post_norm=self._norm(number, "post_layernorm.weight"),
-            mlp=self._mixture(number) if config.num_experts else self._mlp(number),
+            dense=self._normed(dense, number, "post_layernorm") if config.inner_norms else dense,
+            post_norm=self._norm(number, f"{norm_before_mlp}.weight"),
+            mlp=self._feed_forward(number),
         )
 
+    def _feed_forward(self, layer: int) -> GatedMlp | Mixture | Normed:
+        if self._config.num_experts:
+            return self._mixture(layer)
+        mlp = self._mlp(layer)
+        return self._normed(mlp, layer, "post_feedforward_layernorm") if self._config.inner_norms else mlp
+
+    def _normed(self, inner: Linear | GatedMlp, layer: int, module: str) -> Normed:
+        norm = Norm(self._config.hidden_size, self._config.norm_epsilon, self._device)
+        return Normed(inner, partial(norm, weight=self._norm(layer, f"{module}.weight")))
+
     def _mlp(self, layer: int) -> GatedMlp:
-        bias = self._config.mlp_bias
-        return GatedMlp(
-            gate_up=self._linear(layer, "mlp.fc", "mlp.gate", bias=bias),
-            down=self._linear(layer, "mlp.proj", bias=bias),
-        )
+        bias, act = self._config.mlp_bias, self._config.hidden_act
+        if act not in ACTIVATIONS:
+            message = f"hidden_act {act!r} is not supported; supported: {', '.join(ACTIVATIONS)}"
+            raise self._checkpoint.document.refuse(message)
+        if act == "swiglu":  # the linear half is stored above the activated one
+            halves = partial(torch.roll, shifts=self._config.intermediate_size, dims=0)
+            gate_up = self._linear(layer, "mlp.fc", bias=bias, order=halves)
+        else:
+            gate_up = self._linear(layer, "mlp.fc", "mlp.gate", bias=bias)
+        return GatedMlp(gate_up, self._linear(layer, "mlp.proj", bias=bias), ACTIVATIONS[act])
 
     def _mixture(self, layer: int) -> Mixture:
         """Return the experts apart; the router stays in float32, whatever the rest is computed in."""
@@ -67,7 +89,7 @@ class Weights:
         fc = self._linear(layer, "mlp.fc", order=partial(torch.roll, shifts=self._config.intermediate_size, dims=1))
         proj = self._linear(layer, "mlp.proj")
         return Mixture(
-            router=self._take(self._weight_rule(layer, "mlp.router"), torch.float32),
+            router=self._take(self._rules[layer, "mlp.router.weight"], torch.float32),
             top_k=self._config.experts_per_token,
             experts=tuple(
                 GatedMlp(Linear(gate_up, None, fc.quantize), Linear(down, None, proj.quantize))
@@ -79,56 +101,45 @@ class Weights:
         self, at: At, *modules: str, bias: bool = False, order: Callable[[Tensor], Tensor] = lambda rows: rows
     ) -> Linear:
         """Return the modules, one below the other, as one; experts have a leading dimension. `order` moves rows."""
+        weights = [self._rules[at, f"{module}.weight"] for module in modules]
+        biases = [self._take(self._rules[at, f"{module}.bias"]) for module in modules if bias]
         return Linear(
-            matrix=order(stack([self._weight(at, module) for module in modules])).mT.contiguous(),
-            bias=order(stack([self._bias(at, module) for module in modules])) if bias else None,
-            quantize=self._quantize(at, *modules),
+            matrix=order(stack([self._weight(weight) for weight in weights])).mT.contiguous(),
+            bias=order(stack(biases)) if biases else None,
+            quantize=self._quantize(weights),
         )
 
-    def _weight(self, at: At, module: str) -> Tensor:
+    def _weight(self, rule: Rule) -> Tensor:
         """Return a weight [out, in], or [experts, out, in]."""
-        stored = join(self._checkpoint, self._weight_rule(at, module)).to(self._device)
+        stored = join(self._checkpoint, rule).to(self._device)
         if stored.dtype != torch.float8_e4m3fn:
             return stored.to(self._dtype)
-        return dequantize(stored, self._take(self._scale_rule(at, module), torch.float32).unsqueeze(-1), self._dtype)
+        scale = row_scales(rule) if self._checkpoint.quantization.algo == FP8_ROWWISE else weight_scale(rule)
+        return dequantize(stored, self._take(scale, torch.float32).unsqueeze(-1), self._dtype)
 
-    def _bias(self, at: At, module: str) -> Tensor:
-        return self._take(self._matrices[module].rule(f"{module}.bias", at))
-
-    def _quantize(self, at: At, *modules: str) -> Callable[[Tensor], Tensor] | None:
-        """Return what happens to the input of modules that share it: nothing, unless their weights are FP8."""
-        stored = find(self._checkpoint, self._weight_rule(at, modules[0]))
+    def _quantize(self, weights: list[Rule]) -> Callable[[Tensor], Tensor] | None:
+        """Return what happens to the input of weights that share it: nothing, unless they are FP8."""
+        stored = find(self._checkpoint, weights[0])
         if stored is None or stored.dtype != "F8_E4M3":
             return None
         if self._checkpoint.quantization.algo == FP8_ROWWISE:
             return rows_through_e4m3
-        scales = [self._take(vector(f"{module}.activation_scaling_factor", at, 1), torch.float32) for module in modules]
+        scales = [self._take(activation_scale(weight), torch.float32) for weight in weights]
         return partial(through_e4m3, scale=torch.cat(scales).amax())
-
-    def _weight_rule(self, at: At, module: str) -> Rule:
-        return self._matrices[module].rule(f"{module}.weight", at)
-
-    def _scale_rule(self, at: At, module: str) -> Rule:
-        """Return the rule of a weight's scales: one for each row, each expert or all of it."""
-        matrix = self._matrices[module]
-        if self._checkpoint.quantization.algo == FP8_ROWWISE:
-            return matrix.rule(f"{module}.per_channel_scale", at)
-        shape = (matrix.experts, 1) if matrix.experts else (1,)
-        return vector(f"{module}.weights_scaling_factor", at, *shape)
 
     def _kv_scale(self, layer: int) -> Tensor:
         """Return the KV cache's scale as TensorRT-LLM picks it: the larger of two, or the common one alone."""
-        kinds = {kind: vector(f"attention.{kind}_cache_scaling_factor", layer, 1) for kind in ("k", "v", "kv")}
+        kinds = {kind: cache_scale(self._rules[layer, QKV], kind) for kind in KV_SCALES}
         apart = all(find(self._checkpoint, kinds[kind]) for kind in ("k", "v"))
         taken = ("k", "v") if apart else ("kv",)
         return torch.cat([self._take(kinds[kind], torch.float32) for kind in taken]).amax()
 
     def _norm(self, at: At, target: str) -> Tensor:
-        return norm_weight(self._take(vector(target, at, self._config.hidden_size)))
+        return norm_weight(self._take(self._rules[at, target]))
 
     def _qk_norm(self, layer: int) -> Tensor:
         names = (f"attention.{kind}_layernorm.weight" for kind in "qk")
-        q, k = (self._take(vector(name, layer, self._config.head_size)) for name in names)
+        q, k = (self._take(self._rules[layer, name]) for name in names)
         return qk_norm(q, k, self._config)
 
     def _take(self, rule: Rule, dtype: torch.dtype | None = None) -> Tensor:
@@ -147,8 +158,8 @@ def norm_weight(weight: Tensor) -> Tensor:
 
 def paired_qkv(rows: Tensor, config: ModelConfig) -> Tensor:
     """Reorder the rows of q and k in those of q, k and v, as `Block` has them."""
-    rotated = (config.num_heads + config.num_kv_heads) * config.head_size
-    return torch.cat([_paired(rows[:rotated], config), rows[rotated:]])
+    turning = (config.num_heads + config.num_kv_heads) * config.head_size
+    return torch.cat([_paired(rows[:turning], config), rows[turning:]])
 
 
 def qk_norm(q: Tensor, k: Tensor, config: ModelConfig) -> Tensor:
@@ -158,6 +169,8 @@ def qk_norm(q: Tensor, k: Tensor, config: ModelConfig) -> Tensor:
 
 
 def _paired(heads: Tensor, config: ModelConfig) -> Tensor:
-    """Interleave the halves of each head: rotary pairs (i, i + size/2) become (2i, 2i + 1)."""
-    halves = heads.view(-1, 2, config.head_size // 2, *heads.shape[1:])
-    return halves.transpose(1, 2).reshape(heads.shape)
+    """Interleave the halves of what is rotated of each head: rotary pairs (i, i + size/2) become (2i, 2i + 1)."""
+    size = config.rotary_size
+    order = torch.arange(config.head_size, device=heads.device)
+    order[:size] = order[:size].view(2, -1).t().flatten()
+    return heads.view(-1, config.head_size, *heads.shape[1:])[:, order].reshape(heads.shape)

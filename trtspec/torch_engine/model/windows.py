@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from trtspec.checkpoint.model_config import ModelConfig
-from trtspec.torch_engine.model.rope import rotations
+from trtspec.torch_engine.model.rope import rotations, under_windows
 
 if TYPE_CHECKING:
     from trtspec.kernels.tree import Tree
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 class Window:
     """Where `width` tokens of each of `rows` cache rows stand; shared by all layers of a step.
 
-    `slots` [rows * width] are their cache slots, `rotation` complex [rows * width, 1, head_size / 2], `mask`
-    [rows, 1, queries, key_len] is added to the scores, None where every query sees all `key_len` keys.
+    `slots` [rows * width] are their cache slots, `rotation` complex [rows * width, 1, rotary_size / 2], `mask`
+    [rows, 1, queries, key_len] is added to the scores, None where every query sees all `key_len` keys. `near` is what
+    layers with a sliding window see instead, None where the model has no such layers.
     """
 
     first_row: int
@@ -32,6 +33,7 @@ class Window:
     rotation: Tensor
     mask: Tensor | None
     key_len: int
+    near: Window | None = None
 
     def part(self, first: int, last: int) -> Window:
         """Return the window of the tokens from number `first` up to `last`, without that, of each row."""
@@ -41,17 +43,24 @@ class Window:
         mask = None
         if self.mask is not None:
             mask = self.mask.view(len(self.mask), -1, width, self.key_len)[:, :, taken].flatten(1, 2).unsqueeze(1)
-        return Window(self.first_row, rows, last - first, slots, rotation, mask, self.key_len)
+        near = self.near.part(first, last) if self.near else None
+        return Window(self.first_row, rows, last - first, slots, rotation, mask, self.key_len, near)
 
 
 class Windows:
-    """Makes the windows of a model whose cache has `max_len` positions a row."""
+    """Makes the windows of a model whose cache has `max_len` positions a row, for texts of at most `length` tokens."""
 
-    def __init__(self, config: ModelConfig, max_len: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: ModelConfig, max_len: int, device: torch.device, dtype: torch.dtype, length: int = 0
+    ) -> None:
         self._group = config.num_heads // config.num_kv_heads
         self._max_len, self._device, self._dtype = max_len, device, dtype
-        self._rotations = rotations(config, max_len).to(device)
+        self._rotations = rotations(config, max_len, length or max_len).to(device)
         self._positions = torch.arange(max_len, device=device)
+        self._reach = config.sliding_window if any(map(config.has_window, range(config.num_layers))) else 0
+        self._near_rotations = None
+        if self._reach and config.local_rotary_base:
+            self._near_rotations = rotations(under_windows(config), max_len).to(device)
 
     def chain(self, starts: list[int], width: int, first_row: int = 0) -> Window:
         """Return the window of `width` tokens, one after another, from `starts[i]` on in cache row `first_row + i`."""
@@ -62,7 +71,8 @@ class Windows:
         if width > 1 or min(starts) != max(starts):
             mask = self._grouped(self._hiding(self._positions[:key_len] > positions.unsqueeze(-1)))
         rotation = self._rotations[positions.flatten()]
-        return Window(first_row, len(starts), width, self._slots(positions, first_row), rotation, mask, key_len)
+        window = Window(first_row, len(starts), width, self._slots(positions, first_row), rotation, mask, key_len)
+        return self._with_near(window, positions, self._positions[:key_len])
 
     def tree(self, starts: list[int], tree: Tree, offset: int = 0) -> Window:
         """Return the window of the nodes of a tree from number `offset` on, whose root stands at `starts[i]` in row i.
@@ -71,14 +81,19 @@ class Windows:
         a node sees the text, its ancestors and itself.
         """
         rows, nodes = len(starts), tree.parents.shape[1]
-        depths, sees = (torch.from_numpy(part[:, offset:]).to(self._device) for part in (tree.depths, tree.sees))
+        depths, sees = (torch.from_numpy(part).to(self._device) for part in (tree.depths, tree.sees[:, offset:]))
         begin, key_len, width = self._column(starts), max(starts) + nodes, nodes - offset
         places = begin + self._positions[:nodes]
         text = self._hiding(self._positions[:key_len] >= begin).unsqueeze(1).expand(-1, width, -1)
         among = self._hiding(~sees).expand(rows, -1, -1)
         mask = text.scatter(2, places.unsqueeze(1).expand(-1, width, -1), among)
-        rotation = self._rotations[(begin + depths).flatten()]
-        return Window(0, rows, width, self._slots(places[:, offset:], 0), rotation, self._grouped(mask), key_len)
+        positions = begin + depths[:, offset:]
+        rotation, slots = self._rotations[positions.flatten()], self._slots(places[:, offset:], 0)
+        window = Window(0, rows, width, slots, rotation, self._grouped(mask), key_len)
+        if not self._reach:
+            return window
+        keys = self._positions[:key_len].expand(rows, -1).scatter(1, places, begin + depths)
+        return self._with_near(window, positions, keys.unsqueeze(1))
 
     def growing(self, starts: list[int], width: int, levels: int) -> GrowingTree:
         """Return what makes the windows of trees that grow level by level, `levels` of `width` nodes below the root.
@@ -103,13 +118,30 @@ class Windows:
         slots = self._slots(positions, 0).view(positions.shape).t().contiguous().unbind(0)
         turns = self._rotations[positions.t()].unbind(0)
         ragged = min(starts) != max(starts)
-        windows = []
+        windows: list[Window] = []
         for step, (slot, turn) in enumerate(zip(slots, turns, strict=True)):
             key_len = max(starts) + step + 1
             hidden = self._positions[:key_len] > positions[:, step : step + 1].unsqueeze(-1) if ragged else None
             mask = None if hidden is None else self._grouped(self._hiding(hidden))
-            windows.append(Window(0, len(starts), 1, slot, turn, mask, key_len))
+            window = Window(0, len(starts), 1, slot, turn, mask, key_len)
+            windows.append(self._with_near(window, positions[:, step : step + 1], self._positions[:key_len]))
         return windows
+
+    def _with_near(self, window: Window, positions: Tensor, keys: Tensor) -> Window:
+        """Return a window with what layers with a sliding window see of it, where the model has some.
+
+        `positions` [rows, width] are those of the tokens, `keys` those of the keys, for all tokens [key_len] or for
+        those of each row [rows, 1, key_len].
+        """
+        if not self._reach:
+            return window
+        mask, rotation = window.mask, window.rotation
+        if window.key_len > self._reach:
+            far = self._grouped(self._hiding(keys <= positions.unsqueeze(-1) - self._reach))
+            mask = far if mask is None else mask + far
+        if self._near_rotations is not None:
+            rotation = self._near_rotations[positions.flatten()]
+        return replace(window, near=replace(window, mask=mask, rotation=rotation))
 
     def _column(self, starts: list[int]) -> Tensor:
         return torch.tensor(starts, device=self._device).unsqueeze(1)
@@ -131,7 +163,7 @@ class GrowingTree:
     """Makes the window of one level of a tree after the other; made by `Windows.growing`.
 
     `levels` are the positions of each level's keys, their slots [rows, width] and their rotations [rows, width, 1,
-    head_size / 2]. `mask` [rows, 1, key_len] is what the root sees, `grouped` makes a window's mask of one.
+    rotary_size / 2]. `mask` [rows, 1, key_len] is what the root sees, `grouped` makes a window's mask of one.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from trtspec.backends.context import PlanContext
-from trtspec.backends.tensorrt_llm.rules import formats, hardware, methods, options, serving, sizes
+from trtspec.backends.tensorrt_llm.rules import formats, hardware, methods, models, options, serving, sizes
 from trtspec.diagnostics import Diagnostic
 
 Rule = Callable[[PlanContext], Iterator[Diagnostic]]
@@ -20,6 +20,7 @@ RULES: tuple[Rule, ...] = (
     *sizes.RULES,
     *formats.RULES,
     *methods.RULES,
+    *models.RULES,
     *serving.RULES,
 )
 

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gemma 2: norms of 1 + w, also of what attention and MLP give, windows in every other layer, capped scores."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
+from trtspec.checkpoint.rules import Rule
+from trtspec.checkpoint.trtllm import MOST_LAYERS, read_full_layers
+from trtspec.families.base import Family
+from trtspec.families.decoder import decoder_rules, decoder_skips, read_decoder, sliding_window
+
+LOGIT_CAP = "final_logit_softcapping"
+NORMS = ("layernorm.weight", "ln_f.weight")
+
+
+def read(reader: ConfigReader, dtype: str) -> ModelConfig:
+    """Map a Gemma 2 config.json."""
+    caps = {"attention_cap": cap(reader, "attn_logit_softcapping", 50.0), "logit_cap": cap(reader, LOGIT_CAP, 30.0)}
+    return read_gemma(reader, dtype, pattern=2, **caps)
+
+
+def read_gemma(reader: ConfigReader, dtype: str, pattern: int, **differences: Any) -> ModelConfig:
+    """Map what Gemma 2 and 3 have in common; of `pattern` layers one has no window where config.json does not say."""
+    if reader.get("use_bidirectional_attention", bool, False):
+        raise reader.refuse("use_bidirectional_attention is not supported: text is generated from left to right")
+    bias = reader.get("attention_bias", bool, False)
+    pattern = reader.positive("sliding_window_pattern", pattern)
+    every = tuple(range(pattern - 1, reader.positive("num_hidden_layers", most=MOST_LAYERS), pattern))
+    full = read_full_layers(reader, every)
+    return read_decoder(
+        reader,
+        dtype,
+        activation=("hidden_activation", "gelu_pytorch_tanh"),
+        hidden_act="gelu",  # as TensorRT-LLM calls that one
+        head_size=reader.positive("head_dim", 256),
+        attn_bias=bias,
+        dense_bias=bias,
+        tied_embeddings=reader.get("tie_word_embeddings", bool, True),
+        sliding_window=sliding_window(reader),
+        full_layers=full,
+        inner_norms=True,
+        scaled_embedding=True,
+        query_scalar=float(reader.positive("query_pre_attn_scalar", 256)),
+        # by which TensorRT-LLM finds the layers of Gemma 3 without a window
+        extra=(("_sliding_window_pattern", full[0] + 1 if full else MOST_LAYERS),),
+        **differences,
+    )
+
+
+def cap(reader: ConfigReader, key: str, default: float = 0.0) -> float:
+    """Return how far scores or logits go; 0 for null, which is no cap."""
+    return reader.get(key, float, 0.0) if key in reader.values else default
+
+
+def rules(config: ModelConfig) -> list[Rule]:
+    """List every tensor of the converted checkpoint; to the weights of norms belongs a 1 that engines do not add."""
+    return [replace(rule, plus=1.0) if rule.target.endswith(NORMS) else rule for rule in decoder_rules(config)]
+
+
+FAMILY = Family(architectures=("Gemma2ForCausalLM",), read=read, rules=rules, skips=decoder_skips)
