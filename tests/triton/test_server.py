@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from trtspec.errors import DeployError
-from trtspec.probe import Ports, Probe, Server, find_server, probe_server, server_command, start_server
+from trtspec.probe import Probe
 from trtspec.triton import server as server_module
+from trtspec.triton.server import Ports, Server, find_server, probe_server, server_command, start_server
 
 
 @pytest.fixture
