@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A backend from another package: from `check` to `bench`, with no line of trtspec changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+
+from tests.tiny import make_pair
+from trtspec.errors import DeployError
+from trtspec.triton.server import find_server
+
+pytestmark = [pytest.mark.triton, pytest.mark.integration]
+
+TIMEOUT_S = 180
+CODE = '''
+"""Toy: the torch engine once more, behind a model of its own."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtspec.artifacts.paths import REPOSITORY, TOKENIZER, checkpoint, from_model
+from trtspec.backends.artifact_plan import ArtifactPlan
+from trtspec.backends.base import Backend
+from trtspec.backends.common_steps import companions, converted, serving_settings
+from trtspec.backends.memory import MemoryPlan
+from trtspec.diagnostics import Diagnostic
+from trtspec.steps.repository import EmitRepository, read_models
+from trtspec.torch_engine.settings import EngineSettings
+from trtspec.triton.emission import ServingSettings, emit_model
+from trtspec.triton.names import ENSEMBLE, POSTPROCESSING, PREPROCESSING, TARGET
+
+MODELS = Path(__file__).with_name("toy_models")
+
+
+@dataclass(frozen=True)
+class EmitToyRepository(EmitRepository):
+    serving: ServingSettings
+    engine_settings: str
+
+    def emit(self, out):
+        parameters = {
+            "tokenizer_dir": from_model(TOKENIZER),
+            "gpt_model_path": from_model(checkpoint("target")),
+            "draft_model_path": from_model(checkpoint("draft")),
+            "engine_settings": self.engine_settings,
+        }
+        for model in (ENSEMBLE, PREPROCESSING, POSTPROCESSING):
+            emit_model(out, model, self.serving, parameters)
+        emit_model(out, TARGET, self.serving, parameters, source=MODELS / TARGET)
+
+
+def plan(context, reader):
+    steps = {checkpoint(role): step for role, step in converted(context, reader).items()}
+    steps |= companions(context, reader)
+    settings = EngineSettings.from_recipe(context.resolved)
+    steps[REPOSITORY] = EmitToyRepository(read_models(MODELS), serving_settings(context), settings.as_json())
+    return ArtifactPlan(steps, tools={"toy": "1.0"}, notes=("toys are for children",), facts={"toy": True})
+
+
+def memory(context):
+    return [MemoryPlan("toy", context.target_config.num_parameters, 0, 0, 0, 0)]
+
+
+def check(context):
+    if context.recipe.engine.max_batch_size > 4:
+        yield Diagnostic("engine.max_batch_size", "out-of-range", "toys take 4 requests", "at most 4", source="toy:1")
+
+
+BACKEND = Backend(
+    summary="a toy",
+    methods=lambda: {"none": "alone", "draft_target": "together"},
+    memory=memory,
+    plan=plan,
+    versions=lambda: ["0.9", "1.0"],
+    check=check,
+    in_process=True,
+)
+'''
+MODEL = """
+from trtspec.backends.embedded.served_model import TritonPythonModel as TorchModel
+
+
+class TritonPythonModel(TorchModel):
+    def initialize(self, args):
+        print("a toy is loaded", flush=True)
+        super().initialize(args)
+"""
+
+Trtspec = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of installed packages with toy's: its module, its model and its entry point."""
+    from trtspec.paths import model_repository_dir
+
+    root = tmp_path_factory.mktemp("site")
+    (root / "toy.py").write_text(CODE)
+    model = root / "toy_models" / "tensorrt_llm"
+    (model / "1").mkdir(parents=True)
+    (model / "1" / "model.py").write_text(MODEL)
+    (model / "config.pbtxt").write_bytes((model_repository_dir() / "tensorrt_llm" / "config.pbtxt").read_bytes())
+    metadata = root / "toy-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[trtspec.backends]\ntoy = toy:BACKEND\n")
+    return root
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = make_pair(tmp_path_factory.mktemp("pair"))
+    path.write_text(path.read_text().replace("engine:\n", "engine:\n  backend: toy\n"))
+    return path
+
+
+@pytest.fixture(scope="module")
+def trtspec(site: Path, recipe: Path) -> Iterator[Trtspec]:
+    """Run a command as a process that finds toy; what it left running is stopped."""
+    places = {"TRTSPEC_CACHE": str(recipe.parent / "cache"), "TRTSPEC_STATE": str(recipe.parent / "state")}
+    environment = {**os.environ, **places, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
+
+    def run(*argv: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "trtspec", *map(str, argv)]
+        done = subprocess.run(
+            command, env=environment, cwd=recipe.parent, capture_output=True, text=True, check=False, timeout=TIMEOUT_S
+        )
+        assert done.returncode == code, done.stderr
+        return done
+
+    yield run
+    subprocess.run([sys.executable, "-m", "trtspec", "stop", "tiny"], env=environment, check=False, timeout=TIMEOUT_S)
+
+
+def read(done: subprocess.CompletedProcess[str]) -> Any:
+    return json.loads(done.stdout)
+
+
+def test_check_asks_it_and_names_it_among_the_backends(trtspec: Trtspec, recipe: Path) -> None:
+    assert read(trtspec("check", recipe, "--json"))["ok"]
+    (wrong,) = read(trtspec("check", recipe, "--set", "engine.max_batch_size=5", "--json", code=1))["problems"]
+    assert (wrong["path"], wrong["message"]) == ("engine.max_batch_size", "toys take 4 requests")
+    (wrong,) = read(trtspec("check", recipe, "--set", "engine.backend=toi", "--json", code=1))["problems"]
+    assert wrong["message"].endswith("known: embedded, llmapi, tensorrt_llm, vllm, toy")
+    assert wrong["hint"] == "did you mean 'toy'?"
+
+
+def test_a_method_that_it_lacks_is_refused_with_those_that_have_it(trtspec: Trtspec, recipe: Path) -> None:
+    lookahead = ("--set", "speculation={method: lookahead}")
+    (wrong,) = read(trtspec("check", recipe, *lookahead, "--json", code=1))["problems"]
+    assert wrong["message"] == "lookahead runs on embedded, tensorrt_llm, not on toy"
+
+
+def test_its_versions_are_its_own(trtspec: Trtspec, recipe: Path) -> None:
+    assert trtspec("check", recipe, "--set", "engine.version='0.9'").returncode == 0
+    (wrong,) = read(trtspec("check", recipe, "--set", "engine.version='2.0'", "--json", code=1))["problems"]
+    assert (wrong["message"], wrong["hint"]) == ("nothing is known of version 2.0", "known: 0.9, 1.0")
+
+
+def test_from_plan_to_bench(trtspec: Trtspec, recipe: Path) -> None:
+    try:
+        find_server()
+    except DeployError as error:
+        pytest.skip(str(error))
+    plan = read(trtspec("plan", recipe, "--json"))
+    assert plan["backend"] == {"name": "toy", "why": "the recipe asks for it"}
+    assert (plan["toy"], plan["notes"]) == (True, ["toys are for children"])
+    assert [gpu["id"] for gpu in plan["memory"]["gpus"]] == ["toy"]
+    artifact = Path(read(trtspec("build", recipe, "--json"))["artifact"])
+    manifest = json.loads((recipe.parent / artifact / "manifest.json").read_text())
+    assert (manifest["backend"]["name"], manifest["tools"]["toy"]) == ("toy", "1.0")
+    verified = read(trtspec("verify", artifact, "--max-tokens", 8, "--json"))
+    assert verified["ok"]
+    alone = read(trtspec("generate", artifact, "-p", "abc", "--max-tokens", 8, "--json"))["text"]
+    served = read(trtspec("deploy", artifact, "--detach", "--json"))
+    assert served["state"] == "live"
+    assert ask(served["endpoints"]["http"], "abc") == alone
+    assert "a toy is loaded" in (recipe.parent / "state" / "deployments" / "tiny" / "server.log").read_text()
+    measured = read(trtspec("bench", "tiny", "--runs", 1, "--max-tokens", 8, "--json"))
+    assert measured["identical_texts"] == measured["prompts"]
+    assert read(trtspec("status", "tiny", "--json"))["state"] == "live"
+    assert read(trtspec("stop", "tiny", "--json"))["was_running"]
+
+
+def ask(url: str, text: str) -> str:
+    body = json.dumps({"text_input": text, "max_tokens": 8}).encode()
+    with urlopen(Request(f"{url}/v2/models/ensemble/generate", body), timeout=60) as answer:
+        return str(json.loads(answer.read())["text_output"])
