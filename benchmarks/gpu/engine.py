@@ -124,14 +124,19 @@ def measure_set(bench: Bench) -> list[Any]:
                 speculator = bench.chains(drafter, SET_LEN, rules)
                 row = timed_steps(speculator, Load(batch, PROMPT_LEN), bench.steps)
                 speed_up = round(row["tokens_per_s"] / alone[batch], 3)
-                rows.append({"drafts": drafts, "draft_len": SET_LEN, "acceptance": acceptance, **row, "speed_up": speed_up})
+                rows.append(
+                    {"drafts": drafts, "draft_len": SET_LEN, "acceptance": acceptance, **row, "speed_up": speed_up}
+                )
     return rows
 
 
 def measure_small(bench: Bench) -> list[Any]:
     """Drafting with the small model: a step of 1 and of 4 drafted tokens with its real acceptance."""
     return [
-        {"draft_len": draft_len, **timed_steps(bench.chains(bench.draft, draft_len), Load(batch, PROMPT_LEN), bench.steps)}
+        {
+            "draft_len": draft_len,
+            **timed_steps(bench.chains(bench.draft, draft_len), Load(batch, PROMPT_LEN), bench.steps),
+        }
         for batch in BATCHES
         for draft_len in (1, SET_LEN)
     ]
@@ -172,7 +177,9 @@ def measure_profile(bench: Bench) -> dict[str, Any]:
         found[f"{draft_len} drafted"] = {
             "launches": sum(event.count for event in kernels),
             "busy_ms": round(sum(event.self_device_time_total for event in kernels) / 1000, 3),
-            "kernels": [[event.key[:90], event.count, round(event.self_device_time_total, 1)] for event in kernels[:15]],
+            "kernels": [
+                [event.key[:90], event.count, round(event.self_device_time_total, 1)] for event in kernels[:15]
+            ],
         }
     return found
 
@@ -241,9 +248,13 @@ def table(found: dict[str, Any]) -> list[str]:
     lines = [f"a copy moves {found['machine']['copy_bytes_per_s'] / 1e9:.0f} GB/s; rules: {found['rules']}"]
     for row in found.get("alone", []):
         share = f"{row['read_bytes_per_s'] / 1e9:.0f} GB/s, {row['share_of_copy']:.0%} of a copy's"
-        lines.append(f"alone, {row['how']:<8} b{row['batch']:<3} {row['ms']:8.2f} ms {row['tokens_per_s']:9.0f} tok/s  {share}")
+        lines.append(
+            f"alone, {row['how']:<8} b{row['batch']:<3} {row['ms']:8.2f} ms {row['tokens_per_s']:9.0f} tok/s  {share}"
+        )
     for row in found.get("over_drafts", []):
-        lines.append(f"{row['draft_len']} drafted    b{row['batch']:<3} {row['ms']:8.2f} ms {row['of_one_token']:7.2f}x one token")
+        lines.append(
+            f"{row['draft_len']} drafted    b{row['batch']:<3} {row['ms']:8.2f} ms {row['of_one_token']:7.2f}x one token"
+        )
     for row in found.get("forward", []):
         replayed = f"{row['replayed_ms']:8.2f} replayed" if "replayed_ms" in row else ""
         lines.append(f"forward of {row['width']:<3} b{row['batch']:<3} {row['launched_ms']:8.2f} ms {replayed}")

@@ -90,13 +90,13 @@ def timed_steps(speculator: Speculator, load: Load, count: int) -> dict[str, Any
     before, times = sum(len(row.text) for row in rows), []
     for _ in range(count):
         times.append(clocked(lambda: _step(speculator, rows), speculator.target.device))
-    tokens = sum(len(row.text) for row in rows) - before
+    a_step, ms = (sum(len(row.text) for row in rows) - before) / count, statistics.median(times)
     return {
         "batch": load.batch,
-        "ms": round(statistics.median(times), 3),
+        "ms": round(ms, 3),
         "least_ms": round(min(times), 3),
-        "tokens_per_step": round(tokens / count / load.batch, 3),
-        "tokens_per_s": round(1000 * tokens / sum(times), 1),
+        "tokens_per_step": round(a_step / load.batch, 3),
+        "tokens_per_s": round(1000 * a_step / ms, 1),
         "text_len": len(rows[0].text),
     }
 
