@@ -9,9 +9,9 @@ Sides: ours; torch (softmax, gather, multinomial; sort for top_k and top_p); tha
 softmax and chain_speculative_sampling where it is installed. "hot" verifies the same logits again, "cold" takes others
 each time, so that all come from memory. The floor is the time that the memory needs for the rows that have to be read,
 at the rate at which a copy was measured in the same run. On a GPU, batch 1 is also replayed as a CUDA graph,
-torch.compile is asked where both sizes are above 1 (it compiles those anew, for seconds), and what takes longer than its
-logits stay in a cache is measured cold alone. With --seconds each kind and dtype has its share of the time, the sizes of
-the table first; what is left out is counted.
+torch.compile is asked where both sizes are above 1 (for a size of 1 it compiles anew, for seconds), and calls of more
+than 10 ms are measured cold alone. With --seconds each kind and dtype has its share of the time, the sizes of the
+document's table first; what is left out is counted.
 """
 
 from __future__ import annotations

@@ -13,7 +13,12 @@ WORK = ROOT / "build" / "gpu"
 LIBRARY = WORK / "libtrtspec.so"
 
 KERNEL_TESTS = ("tests/plugins/test_cuda.py",)
-ENGINE_TESTS = ("tests/engines/test_gpu.py", "tests/engines/test_gpu_methods.py", "tests/engines/test_gpu_fp8.py")
+ENGINE_TESTS = (
+    "tests/engines/test_gpu.py",
+    "tests/engines/test_gpu_methods.py",
+    "tests/engines/test_gpu_fp8.py",
+    "tests/engines/test_calibration.py",
+)
 SANITIZERS = ("memcheck", "racecheck", "synccheck")
 SANITIZER_TEST = "test_the_sanitizer_finds_nothing"
 
@@ -22,9 +27,9 @@ SANITIZER_TEST = "test_the_sanitizer_finds_nothing"
 class Part:
     """A command and what it needs.
 
-    `{seconds}` in the command becomes what is left to it, `{report}` the file it writes its findings to. `until` is when
-    it ends at the latest, in seconds after its group began: what a part leaves over is the next one's. `needs` are names
-    of `probe.REASONS`; `tests` tells that the findings are those of pytest.
+    `{seconds}` in the command becomes what is left to it, `{report}` the file it writes its findings to. `until` is
+    when it ends at the latest, in seconds after its group began: what a part leaves over is the next one's. `needs` are
+    what `probe` may find lacking; `tests` tells that the findings are those of pytest.
     """
 
     name: str
@@ -42,7 +47,7 @@ def parts(python: str, architecture: str = "") -> list[Part]:
     verify = (python, "benchmarks/verify.py", "--device", "cuda", "--library", str(LIBRARY))
     gpu = ("torch", "gpu")
     return [
-        Part("build", "tests", 130, build, ("torch", "nvcc") if architecture else (*gpu, "nvcc"), tests=False),
+        Part("build", "tests", 130, build, ("torch", "nvcc") if architecture else (*gpu, "nvcc")),
         Part("kernels", "tests", 240, _pytest(python, KERNEL_TESTS, f"not {SANITIZER_TEST}"), (*gpu, "pytest"), True),
         Part(
             "sanitizer",

@@ -7,7 +7,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ class Load:
 
     batch: int
     prompt_len: int
-    sampling: RequestSampling = RequestSampling()
+    sampling: RequestSampling = field(default_factory=RequestSampling)
 
     def begin(self, speculator: Speculator, new_tokens: int) -> list[Running]:
         """Return the requests, taken in."""

@@ -14,8 +14,8 @@ TIMEOUT_S = 120
 def install(folder: Path, site: Path) -> str:
     """Unpack each package of `folder` into `site`, which is made anew; returns what went wrong, "" for nothing.
 
-    Of the wheels of a package pip takes the one that fits this Python. What a package needs is not looked for: it has to
-    be in the folder too, or on the machine.
+    Of the wheels of a package pip takes the one that fits this Python. What a package needs is not looked for: it has
+    to be in the folder too, or on the machine.
     """
     shutil.rmtree(site, ignore_errors=True)
     names = sorted({path.name.split("-")[0] for path in folder.glob("*.whl")})

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every method on a CUDA device: in float32 the greedy text is transformers' and the drawn one the CPU's, whichever rules
-verify; half precision runs."""
+"""Every method on a CUDA device, in float32: the greedy text is transformers', and the drawn one the CPU's, whichever
+rules verify. Half precision runs."""
 
 from __future__ import annotations
 
