@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check format test test-gpu bench plugins-trt clean
+.PHONY: help setup demo check format test test-gpu gpu bench plugins-trt clean
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,10 @@ test: setup ## Run all tests that need no GPU.
 
 test-gpu: setup ## Run the tests that need a CUDA device.
 	$(BIN)/pytest -m gpu
+
+gpu: ## Run what waits for a GPU, with the machine's own Python (PARTS= WHEELS= OUT= ARCH=, see docs/gpu.md).
+	PYTHON=$(PYTHON) benchmarks/gpu/run.sh $(if $(PARTS),--parts $(PARTS)) $(if $(WHEELS),--wheels $(WHEELS)) \
+	    $(if $(OUT),--out $(OUT)) $(if $(ARCH),--arch $(ARCH))
 
 bench: setup ## Measure the claims again: the quickstart, all methods, and a conversion of 8 GB (25 GB of disk).
 	$(BIN)/python benchmarks/quickstart.py --out benchmarks/results/quickstart.json

@@ -255,7 +255,8 @@ def table(found: dict[str, Any]) -> list[str]:
         )
     for row in found.get("over_drafts", []):
         lines.append(
-            f"{row['draft_len']} drafted    b{row['batch']:<3} {row['ms']:8.2f} ms {row['of_one_token']:7.2f}x one token"
+            f"{row['draft_len']} drafted    b{row['batch']:<3} {row['ms']:8.2f} ms"
+            f" {row['of_one_token']:7.2f}x one token"
         )
     for row in found.get("forward", []):
         replayed = f"{row['replayed_ms']:8.2f} replayed" if "replayed_ms" in row else ""

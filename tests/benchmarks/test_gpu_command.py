@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +105,8 @@ def test_a_program_that_is_not_there(place: Place) -> None:
 
 STARTS_ANOTHER = """
 import signal, subprocess, sys
-other = subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"])
+code = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
+other = subprocess.Popen([sys.executable, "-c", code])
 open(sys.argv[1] + ".pid", "w").write(str(other.pid))
 """
 
@@ -237,7 +238,7 @@ Tools = Callable[..., dict[str, str]]
 
 
 @pytest.fixture
-def tools(tmp_path: Path) -> Iterator[Tools]:
+def tools(tmp_path: Path) -> Tools:
     """Make a PATH of nothing but the named programs, each of which prints a line."""
 
     def make(**said: str) -> dict[str, str]:
@@ -249,7 +250,7 @@ def tools(tmp_path: Path) -> Iterator[Tools]:
             program.chmod(0o755)
         return {"PATH": str(folder)}
 
-    yield make
+    return make
 
 
 def distribution(site: Path, name: str, version: str) -> Path:
