@@ -41,19 +41,21 @@ class Part:
 
 
 def parts(python: str, architecture: str = "") -> list[Part]:
-    """Return all parts; with an `architecture` kernels are compiled for it where there is no GPU, too."""
+    """Return all parts; with an `architecture` kernels are compiled for it, in a group of their own, GPU or not."""
     build = (python, "-m", "benchmarks.gpu.build", *([architecture] if architecture else []))
     engine = (python, "-m", "benchmarks.gpu.engine", "--seconds", "{seconds}", "--out", "{report}")
     verify = (python, "benchmarks/verify.py", "--device", "cuda", "--library", str(LIBRARY))
-    gpu = ("torch", "gpu")
+    gpu, sanitizers = ("packages", "torch", "gpu"), f"{SANITIZER_TEST} and ({' or '.join(SANITIZERS)})"
     return [
-        Part("build", "tests", 130, build, ("torch", "nvcc") if architecture else (*gpu, "nvcc")),
-        Part("kernels", "tests", 240, _pytest(python, KERNEL_TESTS, f"not {SANITIZER_TEST}"), (*gpu, "pytest"), True),
+        Part("build", "build", 1200, build, ("packages", "nvcc"))
+        if architecture
+        else Part("build", "tests", 170, build, (*gpu, "nvcc")),
+        Part("kernels", "tests", 270, _pytest(python, KERNEL_TESTS, f"not {SANITIZER_TEST}"), (*gpu, "pytest"), True),
         Part(
             "sanitizer",
             "tests",
-            320,
-            _pytest(python, KERNEL_TESTS, f"{SANITIZER_TEST} and ({' or '.join(SANITIZERS)})"),
+            340,
+            _pytest(python, KERNEL_TESTS, sanitizers),
             (*gpu, "pytest", "compute-sanitizer"),
             True,
         ),

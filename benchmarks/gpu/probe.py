@@ -46,8 +46,8 @@ def probe(environment: Mapping[str, str], site: Path) -> Machine:
     path = environment["PATH"]
     lacks: dict[str, str] = {}
     version = _version("torch", site)
-    if reason := _torch_reason(version) or _modules_reason(site):
-        lacks["torch"] = reason
+    reasons = {"torch": _torch_reason(version), "packages": _modules_reason(site)}
+    lacks |= {name: reason for name, reason in reasons.items() if reason}
     gpus = _lines(shutil.which("nvidia-smi", path=path), *QUERY)
     if not gpus:
         lacks["gpu"] = "nvidia-smi finds no GPU"

@@ -59,6 +59,13 @@ def test_the_parts_and_their_time() -> None:
     assert max(one.until for one in known) + runner.GRACE_S <= 9 * 60
 
 
+def test_compiling_for_another_machine() -> None:
+    """It needs no GPU, takes its time, and none of the others'."""
+    build, *others = table.parts("python", "sm_90a")
+    assert (build.group, build.needs, build.command[-1]) == ("build", ("packages", "nvcc"), "sm_90a")
+    assert others == table.parts("python")[1:]
+
+
 def test_every_test_of_a_gpu_is_run() -> None:
     """But the one that needs TensorRT."""
     marked = {
@@ -294,7 +301,7 @@ def test_packages_that_are_missing(tools: Tools, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("benchmarks.gpu.probe.MODULES", ("numpy", "nothing_of_that_name"))
     site = distribution(tmp_path / "site", "torch", "2.11.0")
     lacks = probe(tools(**EVERYTHING), site).lacks
-    assert lacks == {"torch": "not installed (bring them as wheels): nothing_of_that_name"}
+    assert lacks == {"packages": "not installed (bring them as wheels): nothing_of_that_name"}
     (site / "nothing_of_that_name").mkdir()
     assert probe(tools(**EVERYTHING), site).lacks == {}
 
