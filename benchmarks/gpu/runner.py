@@ -51,7 +51,8 @@ def run(part: Part, limit: float, environment: Mapping[str, str], place: Place) 
     code = _execute(command, limit, environment, log)
     seconds = time.monotonic() - started
     findings = _findings(part, report)
-    reason = _reason(code, limit, findings)
+    tail = log.read_text(errors="replace")[-LOG_CHARACTERS:]
+    reason = _reason(code, limit, findings, tail)
     return write(
         part,
         place,
@@ -61,7 +62,7 @@ def run(part: Part, limit: float, environment: Mapping[str, str], place: Place) 
         limit_s=round(limit, 1),
         exit_code=code,
         command=command,
-        log_tail=log.read_text(errors="replace")[-LOG_CHARACTERS:] if log.exists() else "",
+        log_tail=tail,
         **findings,
     )
 
@@ -129,12 +130,13 @@ def _findings(part: Part, report: Path) -> dict[str, Any]:
     }
 
 
-def _reason(code: int | None, limit: float, findings: Mapping[str, Any]) -> str:
+def _reason(code: int | None, limit: float, findings: Mapping[str, Any], tail: str) -> str:
     """Return why a part failed; "" where it did not."""
     tests = findings.get("tests")
     if code is None:
         return f"did not end within {limit:.0f} s" + (f"; {tests['passed']} tests had passed" if tests else "")
     if code:
-        failed = f": {tests['failed']} of {tests['failed'] + tests['passed']} tests failed" if tests else ""
+        last = f": {tail.strip().splitlines()[-1]}" if tail.strip() else ""
+        failed = f": {tests['failed']} of {tests['failed'] + tests['passed']} tests failed" if tests else last
         return f"exit code {code}{failed}"
     return "ran no test" if tests is not None and not tests["passed"] else ""

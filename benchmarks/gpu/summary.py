@@ -48,5 +48,9 @@ def _told(document: Mapping[str, Any]) -> str:
     """Return a part's line, the tests that failed, and the table of what was measured."""
     failures = document.get("tests", {}).get("failures", [])
     table = document.get("measured", {}).get("table", [])
-    details = [f"{failure['test']}: {failure['message'].splitlines()[-1:]}" for failure in failures]
+    details = [f"{failure['test']}: {_last_line(failure['message'])}" for failure in failures]
     return "\n".join([line(document), *(f"    {detail}" for detail in [*details, *table])])
+
+
+def _last_line(text: str) -> str:
+    return text.strip().rpartition("\n")[2]

@@ -98,7 +98,7 @@ def test_a_part_that_passes(place: Place) -> None:
 
 def test_a_part_that_fails(place: Place) -> None:
     document = run(part("one", "import sys; sys.exit('broken')"), place)
-    assert (document["status"], document["reason"]) == ("failed", "exit code 1")
+    assert (document["status"], document["reason"]) == ("failed", "exit code 1: broken")
     assert document["log_tail"] == "broken\n"
 
 
