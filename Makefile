@@ -5,7 +5,7 @@ INSTALLED := $(VENV)/.installed
 WORKERS := -n logical --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check format test test-fast test-gpu bench plugins-trt clean
+.PHONY: help setup demo check format test test-fast test-gpu gpu bench plugins-trt clean
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,10 @@ test-fast: setup ## Run those that take no time: without servers, whole builds a
 
 test-gpu: setup ## Run the tests that need a CUDA device.
 	$(BIN)/pytest -m gpu
+
+gpu: ## Run what waits for a GPU, with the machine's own Python (PARTS= WHEELS= OUT= ARCH=, see docs/gpu.md).
+	PYTHON=$(PYTHON) benchmarks/gpu/run.sh $(if $(PARTS),--parts $(PARTS)) $(if $(WHEELS),--wheels $(WHEELS)) \
+	    $(if $(OUT),--out $(OUT)) $(if $(ARCH),--arch $(ARCH))
 
 bench: setup ## Measure the claims again: the quickstart, all methods, and a conversion of 8 GB (25 GB of disk).
 	$(BIN)/python benchmarks/quickstart.py --out benchmarks/results/quickstart.json

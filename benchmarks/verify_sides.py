@@ -176,8 +176,9 @@ def flashinfer() -> Side | None:
 
 def sides_for(case: Case, library: KernelLibrary, device: torch.device, threads: int) -> dict[str, Side]:
     """Return who can verify a case here."""
-    compiled = torch.compile(textbook, dynamic=True, fullgraph=True)
-    sides = {"ours": ours(library, threads), "torch": in_torch(textbook), "torch.compile": in_torch(compiled)}
+    sides = {"ours": ours(library, threads), "torch": in_torch(textbook)}
+    if device.type == "cpu" or min(case.batch, case.draft_len) > 1:
+        sides["torch.compile"] = in_torch(torch.compile(textbook, dynamic=True, fullgraph=True))
     if device.type == "cuda" and case.kind == "sampled" and (peer := flashinfer()):
         sides["flashinfer"] = peer
     return sides

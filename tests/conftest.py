@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.strict_hw import pytest_addoption, pytest_runtest_makereport  # noqa: F401 - hooks
 from tests.tiny import make_pair
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -120,10 +120,10 @@ def test_an_error_is_told_with_its_line_and_leaves_nothing(sources: Path) -> Non
     assert [path.suffix for path in build._libraries().iterdir()] == [".lock"]
 
 
-def test_a_warning_is_an_error(sources: Path) -> None:
+def test_a_warning_stops_nobody(sources: Path) -> None:
+    """Other compilers warn of other things; our own tests compile with -Werror."""
     (sources / "one" / "cpu.cpp").write_text("static int unused;\n")
-    with pytest.raises(StepError, match="defined but not used"):
-        build_library(plan_library())
+    assert build_library(plan_library()).exists()
 
 
 def test_what_nvcc_says(tmp_path: Path) -> None:

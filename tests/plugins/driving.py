@@ -27,5 +27,5 @@ def compile_driver(compiler: str, folder: Path, *flags: str, more: Sequence[str]
 def run_compiler(compiler: str, folder: Path, *arguments: str | Path) -> None:
     """Run a compiler with the flags of every library."""
     includes = [f"-I{plugins_dir() / place}" for place in (".", "include")]
-    command = [compiler, *CXX_FLAGS, *includes, *arguments]
+    command = [compiler, *CXX_FLAGS, "-Werror", *includes, *arguments]
     compile_once(command, folder)

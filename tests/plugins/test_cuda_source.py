@@ -13,6 +13,7 @@ from trtspec.errors import TrtspecError
 from trtspec.kernels.toolchain import probe_toolchain
 
 ARCHITECTURE = "sm_90a"
+STRICT = ("-Werror=all-warnings", "-Xcompiler=-Werror")
 # instructions that are not IEEE's, and what only a contraction makes: no source of ours fuses doubles
 INEXACT = re.compile(r"\.approx|\.ftz|\bex2\.|\blg2\.|\bfma\.rn\.f64|\bmad\.[a-z.]*f(32|64)")
 
@@ -31,7 +32,7 @@ def ptx(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     for kernel in PLUGINS.glob("*/kernel.cu"):
         output = folder / f"{kernel.parent.name}.ptx"
         command = toolchain.compile_command(str(kernel), str(output), includes, (ARCHITECTURE,))
-        command = tuple("-ptx" if word == "-c" else word for word in command)
+        command = (*("-ptx" if word == "-c" else word for word in command), *STRICT)
         compile_once(command, folder)
         texts[kernel.parent.name] = output.read_text()
     return texts

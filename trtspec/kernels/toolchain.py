@@ -19,14 +19,14 @@ NVCC = ("nvcc", "/usr/local/cuda/bin/nvcc")
 TIMEOUT_S = 60
 
 # Nothing is contracted and no order is changed: equal results everywhere depend on it. What clang does not make vectors
-# of is slower there and no mistake.
+# of is slower there and no mistake. The tests compile with -Werror; a user's compiler may be one that warns of more.
 CXX_FLAGS = (
     "-std=c++17", "-O3", "-ffp-contract=off", "-fno-trapping-math", "-fno-math-errno", "-fopenmp",
-    "-Wall", "-Wextra", "-Werror", "-Wno-pass-failed", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden",
+    "-Wall", "-Wextra", "-Wno-pass-failed", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden",
 )  # fmt: skip
 NVCC_FLAGS = (
-    "-std=c++17", "-O3", "--fmad=false", "-Werror=all-warnings",
-    "-Xcompiler=-Wall,-Werror,-fPIC,-fvisibility=hidden,-fvisibility-inlines-hidden",
+    "-std=c++17", "-O3", "--fmad=false", "-split-compile=0",  # on as many threads as there are cores
+    "-Xcompiler=-Wall,-fPIC,-fvisibility=hidden,-fvisibility-inlines-hidden",
 )  # fmt: skip
 # The least of an x86 machine that a library is compiled for: AVX2, fused multiply-adds and F16C.
 X86_FLAGS = ("-march=x86-64-v3",)

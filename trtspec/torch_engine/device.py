@@ -14,10 +14,14 @@ from trtspec.torch_engine.model.tensors import TORCH_DTYPES
 
 def choose_device(wanted: str) -> torch.device:
     """Return the device for "auto" (CUDA where there is one), "cuda" or "cpu"; raises TrtspecError for none."""
-    if wanted == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if wanted == "cuda" and not torch.cuda.is_available():
         raise TrtspecError("device cuda was asked for and this machine has none", hint="use device auto or cpu")
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted == "cuda":
+        # torch prefers cuDNN's attention on Hopper and Blackwell, which is planned anew for every length of the keys
+        # (pytorch/pytorch 155958): every decode step has another
+        torch.backends.cuda.enable_cudnn_sdp(False)
     return torch.device(wanted)
 
 

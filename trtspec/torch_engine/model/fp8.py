@@ -27,7 +27,9 @@ def rows_through_e4m3(values: Tensor) -> Tensor:
     """Return values [tokens, columns] through float8_e4m3, each token at the scale of its largest value."""
     clamped = values.clamp(-CLAMP, CLAMP)
     largest = clamped.float().abs().amax(-1, keepdim=True)
-    return through_e4m3(clamped, (largest / E4M3_MAX).clamp_min_(LEAST_SCALE))
+    # by a tensor: where a number divides, a GPU multiplies by its reciprocal, and the scale has another last bit
+    most = largest.new_full((), E4M3_MAX)
+    return through_e4m3(clamped, (largest / most).clamp_min_(LEAST_SCALE))
 
 
 def dequantize(quantized: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs what needs a GPU, with the machine's own Python, and leaves JSON for each part.
+
+    benchmarks/gpu/run.sh [--parts tests|engine|build|...] [--wheels DIR] [--out DIR] [--arch sm_90a]
+
+Parts, in order: build (the kernels' library), kernels (their tests), sanitizer, verify (benchmarks/verify.py),
+engine-tests; then engine, the benchmark of the torch engine. "tests" are all but the last: each group takes at most
+9 minutes. A part that fails or is ended stops no other. The exit code is 0 where every part chosen passed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu import runner, summary, wheels
+from benchmarks.gpu.parts import WORK, Part, environment, parts
+from benchmarks.gpu.probe import Machine, probe
+
+
+def choose(known: Sequence[Part], wanted: Sequence[str]) -> list[Part]:
+    """Return the parts of these names or groups, in their own order; all where none is named."""
+    names = {name for part in known for name in (part.name, part.group)}
+    if unknown := set(wanted) - names:
+        sys.exit(f"no part {', '.join(sorted(unknown))}; known: {', '.join(sorted(names))}")
+    return [part for part in known if not wanted or {part.name, part.group} & set(wanted)]
+
+
+def run_all(chosen: Sequence[Part], machine: Machine, given: dict[str, str], place: runner.Place) -> list[Any]:
+    """Run the parts one after the other and return their documents; a group's time begins with its first part."""
+    documents, began = [], {}
+    for part in chosen:
+        began.setdefault(part.group, time.monotonic())
+        if reason := machine.reason(part.needs):
+            documents.append(runner.write(part, place, status="skipped", reason=reason, seconds=0.0))
+        else:
+            limit = began[part.group] + part.until - time.monotonic()
+            print(f"{part.name}: at most {limit:.0f} s", flush=True)
+            documents.append(runner.run(part, limit, given, place))
+        print(summary.line(documents[-1]), flush=True)
+    return documents
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="benchmarks/gpu/run.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--parts", nargs="*", default=[], help="names of parts, or of the groups tests and engine")
+    parser.add_argument("--wheels", type=Path, help="a folder of wheels for what this Python lacks")
+    parser.add_argument("--out", type=Path, default=WORK, help="where the documents go")
+    parser.add_argument("--arch", default="", help="compile kernels for this GPU, as sm_90a, whether it is here or not")
+    options = parser.parse_args(arguments)
+    # a run that is asked to end writes its summary and leaves no process behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("asked to end"))
+    chosen = choose(parts(sys.executable, options.arch), options.parts)
+    options.out.mkdir(parents=True, exist_ok=True)
+    site = WORK / "site"
+    trouble = wheels.install(options.wheels, site) if options.wheels else ""
+    given = environment(site)
+    machine = probe(given, site)
+    print(summary.header(machine, trouble), flush=True)
+    documents = run_all(chosen, machine, given, runner.Place(options.out, WORK))
+    print(summary.write(options.out, machine, trouble, documents))
+    return 0 if all(document["status"] == "passed" for document in documents) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles the kernels for this machine's GPU, or the one named, unless that was done; links the library where the
+other parts look for it.
+
+    python -m benchmarks.gpu.build [sm_90a]
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from benchmarks.gpu.parts import LIBRARY
+from trtspec.kernels.build import build_library, find_libraries, list_libraries, plan_library
+from trtspec.kernels.toolchain import architecture_of
+
+
+def library_for(architecture: str) -> Path:
+    """Return a library of today's sources for the architecture, whichever compiler made it; compiled where none is."""
+    made = {one.path for one in list_libraries() if architecture in one.architectures}
+    found = next((path for path in find_libraries() if path in made), None)
+    return found or build_library(plan_library(architectures=(architecture,)))
+
+
+def here() -> str:
+    """Return what nvcc calls this machine's GPU."""
+    import torch
+
+    major, minor = torch.cuda.get_device_capability()
+    return architecture_of(10 * major + minor)
+
+
+def main() -> None:
+    path = library_for(sys.argv[1] if len(sys.argv) > 1 else here())
+    LIBRARY.parent.mkdir(parents=True, exist_ok=True)
+    LIBRARY.unlink(missing_ok=True)
+    # relative, as the folder may be taken to another machine
+    LIBRARY.symlink_to(os.path.relpath(path, LIBRARY.parent))
+    print(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is measured of the torch engine with a pair of models on a device; each measurement stands alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.random_model import read_bytes
+from benchmarks.gpu.stepping import MAX_TOKENS, Load, RandomDrafter, SetRules, chains_of, least_ms, timed_steps, wait
+from trtspec.generation.request import Sampling
+from trtspec.methods.base import DraftShape, find_method
+from trtspec.torch_engine.drafters.draft_target import ModelDrafter
+from trtspec.torch_engine.drafting.base import Drafter, Room, Setup
+from trtspec.torch_engine.model.decoder import Decoder
+from trtspec.torch_engine.prefill import prefill
+
+BATCHES = (1, 8, 32)
+DRAFT_LENS = (1, 2, 4, 8)
+WIDTHS = (1, 2, 3, 5, 9, 17, 33, 65)  # the last ones are trees'
+ACCEPTANCES = (0.6, 0.8, 0.9)
+SET_LEN = 4
+PROMPT_LEN = 256
+STEPS = 30
+ROOM = 1024  # tokens of a row, all that is measured among them
+AGREEMENT_TOKENS, AGREEMENT_WIDTH = 128, 5
+
+
+@dataclass
+class Bench:
+    """A pair of models on a device, and what was measured of them so far."""
+
+    target: Decoder
+    draft: ModelDrafter
+    room: Room
+    rules: Any
+    steps: int
+    found: dict[str, Any] = field(default_factory=dict)
+
+    def chains(self, drafter: Drafter | None = None, draft_len: int = 0, rules: Any = None) -> Any:
+        """Return what drafts chains for the target: random tokens, unless a drafter is given."""
+        method = find_method("none")
+        setup = Setup(self.target, None, self.room, method.parse({}), DraftShape(draft_len, draft_len))
+        return chains_of(self.target, drafter or RandomDrafter(setup), rules or self.rules, draft_len)
+
+
+def measure_alone(bench: Bench) -> list[Any]:
+    """The target alone: greedy, and drawn, for which the uniforms go to the device."""
+    rows = []
+    rate = bench.found["machine"]["copy_bytes_per_s"]
+    for batch in BATCHES:
+        for how, sampling in (("greedy", Sampling()), ("sampled", Sampling(1.0, seed=1))):
+            row = timed_steps(bench.chains(), Load(batch, PROMPT_LEN, sampling), bench.steps)
+            nbytes = read_bytes(bench.target) + batch * row["text_len"] * bench.target.config.kv_bytes_per_token(2)
+            per_s = 1000 * nbytes / row["ms"]
+            rows.append({"how": how, **row, "read_bytes_per_s": round(per_s), "share_of_copy": round(per_s / rate, 3)})
+    return rows
+
+
+def measure_drafts(bench: Bench) -> list[Any]:
+    """A step over drafted tokens, none of them accepted but by chance, relative to the target alone."""
+    alone = {row["batch"]: row["ms"] for row in bench.found["alone"] if row["how"] == "greedy"}
+    rows = []
+    for batch in BATCHES:
+        for draft_len in DRAFT_LENS:
+            row = timed_steps(bench.chains(draft_len=draft_len), Load(batch, PROMPT_LEN), bench.steps)
+            rows.append({"draft_len": draft_len, **row, "of_one_token": round(row["ms"] / alone[batch], 3)})
+    return rows
+
+
+def measure_forward(bench: Bench) -> list[Any]:
+    """The target's forward pass alone by its width, as the engine launches it and replayed as a CUDA graph."""
+    model, rows = bench.target, []
+    for batch in BATCHES:
+        for width in WIDTHS:
+            tokens = torch.zeros((batch, width), dtype=torch.int64, device=model.device)
+            window = model.windows.chain([PROMPT_LEN] * batch, width)
+
+            def run(tokens: Any = tokens, window: Any = window) -> Any:
+                return model.forward(tokens, window)
+
+            times = {"launched_ms": least_ms(run, model.device), **_replayed(run, model.device)}
+            rows.append({"batch": batch, "width": width, **times})
+    return rows
+
+
+def _replayed(run: Callable[[], object], device: torch.device) -> dict[str, Any]:
+    """Return the time of a call as a CUDA graph, or why it is none; nothing without a GPU."""
+    if device.type != "cuda":
+        return {}
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            run()
+    except RuntimeError as error:
+        return {"not_replayed": str(error)[:500]}
+    return {"replayed_ms": least_ms(graph.replay, device)}
+
+
+def measure_set(bench: Bench) -> list[Any]:
+    """Tokens/s where drafted tokens are accepted with a set probability: drafts for nothing, and the small model's."""
+    alone = {row["batch"]: row["tokens_per_s"] for row in bench.found["alone"] if row["how"] == "greedy"}
+    rows = []
+    for batch in BATCHES:
+        for acceptance in ACCEPTANCES:
+            for drafts, drafter in (("free", None), ("small model", bench.draft)):
+                rules = SetRules(bench.rules, acceptance, random.Random(0))
+                speculator = bench.chains(drafter, SET_LEN, rules)
+                row = timed_steps(speculator, Load(batch, PROMPT_LEN), bench.steps)
+                speed_up = round(row["tokens_per_s"] / alone[batch], 3)
+                rows.append(
+                    {"drafts": drafts, "draft_len": SET_LEN, "acceptance": acceptance, **row, "speed_up": speed_up}
+                )
+    return rows
+
+
+def measure_small(bench: Bench) -> list[Any]:
+    """Drafting with the small model: a step of 1 and of 4 drafted tokens with its real acceptance."""
+    return [
+        {
+            "draft_len": draft_len,
+            **timed_steps(bench.chains(bench.draft, draft_len), Load(batch, PROMPT_LEN), bench.steps),
+        }
+        for batch in BATCHES
+        for draft_len in (1, SET_LEN)
+    ]
+
+
+def measure_agreement(bench: Bench) -> dict[str, Any]:
+    """How often a token's argmax among five tokens is what it is alone: what bf16 leaves of equal texts."""
+    model = bench.target
+    (row,) = Load(1, PROMPT_LEN).begin(bench.chains(), 10**6)
+    speculator = bench.chains()
+    for _ in range(AGREEMENT_TOKENS):
+        row.advance(speculator.step([row])[0])
+    text, same = row.text, 0
+    prefill(model, [text[:PROMPT_LEN]], 0, MAX_TOKENS)
+    starts = range(PROMPT_LEN, len(text) - AGREEMENT_WIDTH, AGREEMENT_WIDTH)
+    for start in starts:
+        tokens = torch.tensor([text[start : start + AGREEMENT_WIDTH]], device=model.device)
+        said = model.forward(tokens, model.windows.chain([start], AGREEMENT_WIDTH)).argmax(-1).tolist()
+        same += sum(one == other for one, other in zip(said, text[start + 1 :], strict=False))
+    count = len(starts) * AGREEMENT_WIDTH
+    return {"tokens": count, "same": same, "share": round(same / count, 4)}
+
+
+def measure_profile(bench: Bench) -> dict[str, Any]:
+    """Which kernels a step of the target at batch 1 consists of, and how long the GPU is busy with them."""
+    from torch.profiler import ProfilerActivity, profile
+
+    found = {}
+    for draft_len in (0, SET_LEN):
+        speculator = bench.chains(draft_len=draft_len)
+        rows = Load(1, PROMPT_LEN).begin(speculator, 10**6)
+        speculator.step(rows)
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
+            speculator.step(rows)
+            wait(bench.room.device)
+        kernels = [event for event in profiled.key_averages() if event.device_type == torch.autograd.DeviceType.CUDA]
+        kernels.sort(key=lambda event: -event.self_device_time_total)
+        found[f"{draft_len} drafted"] = {
+            "launches": sum(event.count for event in kernels),
+            "busy_ms": round(sum(event.self_device_time_total for event in kernels) / 1000, 3),
+            "kernels": [
+                [event.key[:90], event.count, round(event.self_device_time_total, 1)] for event in kernels[:15]
+            ],
+        }
+    return found
+
+
+MEASURES: dict[str, Callable[[Bench], Any]] = {
+    "alone": measure_alone,
+    "over_drafts": measure_drafts,
+    "forward": measure_forward,
+    "set_acceptance": measure_set,
+    "small_model": measure_small,
+    "agreement": measure_agreement,
+    "profile": measure_profile,
+}
+ON_GPUS = {"profile"}

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is run on a GPU machine, in order, and how long each part may take."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# what one run leaves for the next: unpacked wheels, compiled kernels, logs
+WORK = ROOT / "build" / "gpu"
+LIBRARY = WORK / "libtrtspec.so"
+
+KERNEL_TESTS = ("tests/plugins/test_cuda.py",)
+ENGINE_TESTS = (
+    "tests/torch_engine/test_gpu.py",
+    "tests/torch_engine/test_gpu_methods.py",
+    "tests/torch_engine/test_gpu_fp8.py",
+    "tests/torch_engine/test_calibration.py",
+)
+SANITIZERS = ("memcheck", "racecheck", "synccheck")
+SANITIZER_TEST = "test_the_sanitizer_finds_nothing"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A command and what it needs.
+
+    `{seconds}` in the command becomes what is left to it, `{report}` the file it writes its findings to. `until` is
+    when it ends at the latest, in seconds after its group began: what a part leaves over is the next one's. `needs` are
+    what `probe` may find lacking; `tests` tells that the findings are those of pytest.
+    """
+
+    name: str
+    group: str
+    until: float
+    command: tuple[str, ...]
+    needs: tuple[str, ...]
+    tests: bool = False
+
+
+def parts(python: str, architecture: str = "") -> list[Part]:
+    """Return all parts; with an `architecture` kernels are compiled for it, in a group of their own, GPU or not."""
+    build = (python, "-m", "benchmarks.gpu.build", *([architecture] if architecture else []))
+    engine = (python, "-m", "benchmarks.gpu.engine", "--seconds", "{seconds}", "--out", "{report}")
+    verify = (python, "benchmarks/verify.py", "--device", "cuda", "--library", str(LIBRARY))
+    gpu, sanitizers = ("packages", "torch", "gpu"), f"{SANITIZER_TEST} and ({' or '.join(SANITIZERS)})"
+    return [
+        Part("build", "build", 1200, build, ("packages", "nvcc"))
+        if architecture
+        else Part("build", "tests", 170, build, (*gpu, "nvcc")),
+        Part("kernels", "tests", 270, _pytest(python, KERNEL_TESTS, f"not {SANITIZER_TEST}"), (*gpu, "pytest"), True),
+        Part(
+            "sanitizer",
+            "tests",
+            340,
+            _pytest(python, KERNEL_TESTS, sanitizers),
+            (*gpu, "pytest", "compute-sanitizer"),
+            True,
+        ),
+        Part("verify", "tests", 450, (*verify, "--seconds", "{seconds}", "--out", "{report}"), gpu),
+        Part("engine-tests", "tests", 530, _pytest(python, ENGINE_TESTS), (*gpu, "pytest", "transformers"), True),
+        Part("engine", "engine", 530, engine, gpu),
+    ]
+
+
+def environment(site: Path) -> dict[str, str]:
+    """Return the environment of every part: this checkout and the unpacked wheels first, CUDA's tools on the PATH."""
+    tools = [os.environ.get("CUDA_HOME", ""), "/usr/local/cuda"]
+    paths = [os.environ.get("PATH", os.defpath), *(f"{root}/bin" for root in tools if root)]
+    return {
+        **os.environ,
+        "PATH": os.pathsep.join(paths),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(site)]),
+        "PYTHONUNBUFFERED": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TRTSPEC_CACHE": str(WORK / "cache"),
+        "TRTSPEC_TEST_LIBRARY": str(LIBRARY),
+    }
+
+
+def _pytest(python: str, files: tuple[str, ...], chosen: str = "") -> tuple[str, ...]:
+    plugin = ("-p", "benchmarks.gpu.pytest_report", "--gpu-report", "{report}")
+    choice = ("-k", chosen) if chosen else ()
+    return (python, "-m", "pytest", "-m", "gpu", "--strict-hw", "--durations=15", *plugin, *choice, *files)

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of real shapes with random weights: the file is one hole, and the weights are drawn where they are used."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from trtspec.checkpoint.model_config import ModelConfig
+from trtspec.checkpoint.rules import layer_tensor
+from trtspec.checkpoint.safetensors import lay_out
+from trtspec.checkpoint.sharding import Mapping
+from trtspec.checkpoint.trtllm import EMBEDDING, FINAL_NORM, LM_HEAD, Quantization, render_config
+from trtspec.torch_engine.model.decoder import Decoder
+from trtspec.torch_engine.model.layers import GatedMlp
+
+SPREAD = 0.02  # that of Llama's own initialization
+NORMS = ("input_layernorm.weight", "post_layernorm.weight")
+
+
+def llama(
+    hidden: int, layers: int, heads: int, kv_heads: int, head_size: int, inner: int, vocab: int, tied: bool = False
+) -> ModelConfig:
+    """Return a Llama in bfloat16."""
+    return ModelConfig(
+        architecture="LlamaForCausalLM",
+        dtype="bfloat16",
+        vocab_size=vocab,
+        hidden_size=hidden,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_size=head_size,
+        intermediate_size=inner,
+        hidden_act="silu",
+        norm_epsilon=1e-5,
+        max_positions=8192,
+        rotary_base=500000.0,
+        rope_scaling=None,
+        attn_bias=False,
+        mlp_bias=False,
+        tied_embeddings=tied,
+    )
+
+
+# of Llama 3.1 8B and Llama 3.2 1B; and of a pair for machines without a GPU
+PAIRS = {
+    "8b": (llama(4096, 32, 32, 8, 128, 14336, 128256), llama(2048, 16, 32, 8, 64, 8192, 128256, tied=True)),
+    "tiny": (llama(64, 3, 4, 2, 16, 96, 512), llama(32, 1, 4, 2, 8, 48, 512, tied=True)),
+}
+
+
+def write_hollow(config: ModelConfig, root: Path) -> Path:
+    """Write a converted checkpoint whose weights take no room on the disk and are zero; returns `root`."""
+    root.mkdir(parents=True, exist_ok=True)
+    (root / "config.json").write_text(json.dumps(render_config(config, Mapping(), Quantization())))
+    layout = lay_out((name, "BF16", shape) for name, shape in _tensors(config))
+    with (root / "rank0.safetensors").open("wb") as file:
+        file.write(layout.header)
+        file.truncate(layout.nbytes)
+    return root
+
+
+def randomize(model: Decoder, seed: int) -> None:
+    """Draw a decoder's weights, in place; norms are ones."""
+    drawn = torch.Generator(model.device).manual_seed(seed)
+    for weight in _weights(model):
+        if weight.dim() > 1:
+            weight.normal_(0.0, SPREAD, generator=drawn)
+        else:
+            weight.fill_(1.0)
+
+
+def read_bytes(model: Decoder) -> int:
+    """Return the bytes of weights that a step reads: all but the rows of the embedding that it does not look up."""
+    weights = {weight.data_ptr(): weight.numel() * weight.element_size() for weight in _weights(model)}
+    tied = model.lm_head.matrix.data_ptr() == model.embedding.data_ptr()
+    return sum(weights.values()) - (0 if tied else weights[model.embedding.data_ptr()])
+
+
+def _weights(model: Decoder) -> Iterator[Tensor]:
+    yield model.embedding
+    yield model.final_norm
+    if model.lm_head.matrix.data_ptr() != model.embedding.data_ptr():
+        yield model.lm_head.matrix
+    for layer in model.layers:
+        if not isinstance(layer.mlp, GatedMlp):
+            raise TypeError("these shapes have no experts")
+        yield from (layer.input_norm, layer.post_norm, layer.qkv.matrix, layer.dense.matrix)
+        yield from (layer.mlp.gate_up.matrix, layer.mlp.down.matrix)
+
+
+def _tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield names and shapes of a converted checkpoint's tensors."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    heads = config.num_heads * config.head_size
+    of_layer = {
+        "attention.qkv.weight": (heads + 2 * config.num_kv_heads * config.head_size, hidden),
+        "attention.dense.weight": (hidden, heads),
+        "mlp.fc.weight": (inner, hidden),
+        "mlp.gate.weight": (inner, hidden),
+        "mlp.proj.weight": (hidden, inner),
+        **dict.fromkeys(NORMS, (hidden,)),
+    }
+    yield EMBEDDING, (config.vocab_size, hidden)
+    for number in range(config.num_layers):
+        yield from ((layer_tensor(number, name), shape) for name, shape in of_layer.items())
+    yield FINAL_NORM, (hidden,)
+    if not config.tied_embeddings:
+        yield LM_HEAD, (config.vocab_size, hidden)

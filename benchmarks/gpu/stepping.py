@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The torch engine's steps, one at a time under a clock, and drafts whose acceptance is set instead of earned."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from trtspec.generation.request import Request
+from trtspec.generation.request import Sampling as RequestSampling
+from trtspec.generation.running import Running
+from trtspec.kernels.verifier import Rules
+from trtspec.kernels.verify_result import VerifyResult
+from trtspec.methods.base import Extent, find_method
+from trtspec.torch_engine.drafting.base import Draft, Drafter, Sampling, Setup
+from trtspec.torch_engine.model.decoder import Decoder
+from trtspec.torch_engine.speculator import Speculator
+
+WARM_STEPS = 4
+MAX_TOKENS = 8192  # in one prefill
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a batch asks for: so many requests with prompts of so many random tokens."""
+
+    batch: int
+    prompt_len: int
+    sampling: RequestSampling = field(default_factory=RequestSampling)
+
+    def begin(self, speculator: Speculator, new_tokens: int) -> list[Running]:
+        """Return the requests, taken in."""
+        drawn, vocab = random.Random(self.batch), speculator.target.config.vocab_size
+        prompts = [tuple(drawn.randrange(vocab) for _ in range(self.prompt_len)) for _ in range(self.batch)]
+        rows = [Running(Request(prompt, new_tokens, self.sampling), lambda _: None, None) for prompt in prompts]
+        for row, made in zip(rows, speculator.prefill(rows, 0, MAX_TOKENS), strict=True):
+            row.begin(made)
+        return rows
+
+
+class RandomDrafter(Drafter):
+    """Drafts a chain of random tokens, for next to nothing."""
+
+    def __init__(self, setup: Setup) -> None:
+        shape, made = (setup.room.rows, max(1, setup.extent.depth)), torch.Generator().manual_seed(0)
+        self._tokens = torch.randint(setup.target.config.vocab_size, shape, generator=made).to(setup.room.device)
+
+    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: Sampling | None) -> Draft:
+        """Return the same tokens for every step."""
+        return Draft(self._tokens[: len(texts), :depth])
+
+
+@dataclass
+class SetRules:
+    """Verifies with `rules`, at their full cost, and then accepts each token with a probability that is set."""
+
+    rules: Rules
+    acceptance: float
+    drawn: random.Random
+
+    def chain(self, logits: Any, tokens: Any, lens: Sequence[int], *rest: Any) -> list[VerifyResult]:
+        """Return verdicts on chains."""
+        found = self.rules.chain(logits, tokens, lens, *rest)
+        return [self._decide(verdict, length) for verdict, length in zip(found, lens, strict=True)]
+
+    def _decide(self, verdict: VerifyResult, length: int) -> VerifyResult:
+        accepted = 0
+        while accepted < length and self.drawn.random() < self.acceptance:
+            accepted += 1
+        return VerifyResult(list(range(1, accepted + 1)), verdict.token)
+
+
+def chains_of(target: Decoder, drafter: Drafter, rules: Any, draft_len: int) -> Speculator:
+    """Return what drafts chains of `draft_len` tokens with a drafter for a target that is loaded."""
+    method = find_method("none")
+    return Speculator(target, drafter, rules, Extent(draft_len, draft_len), method, method.parse({}))
+
+
+def timed_steps(speculator: Speculator, load: Load, count: int) -> dict[str, Any]:
+    """Return milliseconds of a step, and what the steps came to."""
+    rows = load.begin(speculator, 10**6)
+    for _ in range(WARM_STEPS):
+        _step(speculator, rows)
+    before, times = sum(len(row.text) for row in rows), []
+    for _ in range(count):
+        times.append(clocked(lambda: _step(speculator, rows), speculator.target.device))
+    a_step, ms = (sum(len(row.text) for row in rows) - before) / count, statistics.median(times)
+    return {
+        "batch": load.batch,
+        "ms": round(ms, 3),
+        "least_ms": round(min(times), 3),
+        "tokens_per_step": round(a_step / load.batch, 3),
+        "tokens_per_s": round(1000 * a_step / ms, 1),
+        "text_len": len(rows[0].text),
+    }
+
+
+def clocked(call: Callable[[], object], device: torch.device) -> float:
+    """Return the milliseconds until a call's work is done on its device."""
+    wait(device)
+    started = time.perf_counter()
+    call()
+    wait(device)
+    return 1000 * (time.perf_counter() - started)
+
+
+def least_ms(call: Callable[[], object], device: torch.device) -> float:
+    """Return the least milliseconds of a call."""
+    for _ in range(3):
+        call()
+    return round(min(clocked(call, device) for _ in range(10)), 4)
+
+
+def wait(device: torch.device) -> None:
+    """Wait until a device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _step(speculator: Speculator, rows: Sequence[Running]) -> None:
+    for row, made in zip(rows, speculator.step(rows), strict=True):
+        row.advance(made)
