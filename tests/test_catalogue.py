@@ -269,6 +269,7 @@ def without_type(config: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key != "model_type"}
 
 
+@pytest.mark.slow
 def test_the_shell_function_of_the_readme_makes_safetensors_of_a_pickle(tmp_path: Path) -> None:
     import torch
     from safetensors.torch import load_file

@@ -60,6 +60,7 @@ def test_padding_is_no_part_of_the_header(padding: bytes, tmp_path: Path) -> Non
     assert read_header(path)["model.norm.weight"].shape == (8,)
 
 
+@pytest.mark.slow
 def test_as_many_matrices_as_a_large_model_has_in_one_file(tmp_path: Path) -> None:
     """Qwen3-235B in FP8: 94 layers of 128 experts, each with three matrices and their scales."""
     shapes = {f"{layer}.{expert}.{n}": [1, 1] for layer in range(94) for expert in range(128) for n in range(6)}

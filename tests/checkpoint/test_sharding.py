@@ -77,6 +77,7 @@ def whole(rule: Rule) -> torch.Tensor:
     return joined.unflatten(0, (rule.experts, -1)) if rule.experts else joined
 
 
+@pytest.mark.slow
 @given(models())
 @settings(deadline=None, max_examples=60)
 def test_every_element_is_where_torch_would_divide_it_to(model: tuple[ModelConfig, ParallelMapping]) -> None:

@@ -23,6 +23,7 @@ def search(text: list[int], max_match: int) -> tuple[int, int]:
     return 0, 0
 
 
+@pytest.mark.slow
 @given(text=TEXTS, max_match=st.sampled_from([1, 2, 3, 5, 64]))
 @settings(max_examples=400, deadline=None)
 def test_after_each_token_the_match_is_that_of_a_search(text: list[int], max_match: int) -> None:

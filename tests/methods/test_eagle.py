@@ -330,6 +330,7 @@ class TestRecipes:
         ]
         assert trtspec("build", eagle).code == 0
 
+    @pytest.mark.slow
     def test_pinned_pickles_are_built_from(self, eagle: Path, trtspec: Run) -> None:
         """As most nets are published: pytorch_model.bin beside config.json."""
         root = eagle.parent / "net"

@@ -181,6 +181,7 @@ class TestLayouts:
             assert diagnostic.code == "aux-layers"
             assert diagnostic.message == "the net reads what goes into the layers 2, 3, 3 of a target that has 6"
 
+    @pytest.mark.slow
     @pytest.mark.filterwarnings("ignore")  # ModelOpt warns of what is on its way out
     def test_what_nvidias_exporter_writes(self, source: Path, tmp_path: Path) -> None:
         """It names the layers that it chose, and stretches rotary positions by YaRN."""

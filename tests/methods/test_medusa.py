@@ -281,6 +281,7 @@ class TestRecipes:
         (problem,) = problems_of(trtspec, medusa, "--set", "speculation.draft_len=4")
         assert problem["message"] == "medusa has no draft_len: its options decide"
 
+    @pytest.mark.slow
     def test_pinned_pickles_are_built_from(self, medusa: Path, trtspec: Run) -> None:
         """As most heads are published: medusa_lm_head.pt beside config.json."""
         root = medusa.parent / "heads"
