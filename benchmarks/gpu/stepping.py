@@ -15,9 +15,9 @@ import torch
 from trtspec.generation.request import Request
 from trtspec.generation.request import Sampling as RequestSampling
 from trtspec.generation.running import Running
-from trtspec.kernels.verifier import Rules
+from trtspec.kernels.verifier import Verifier
 from trtspec.kernels.verify_result import VerifyResult
-from trtspec.methods.base import Extent, find_method
+from trtspec.methods.base import DraftShape, find_method
 from trtspec.torch_engine.drafting.base import Draft, Drafter, Sampling, Setup
 from trtspec.torch_engine.model.decoder import Decoder
 from trtspec.torch_engine.speculator import Speculator
@@ -60,7 +60,7 @@ class RandomDrafter(Drafter):
 class SetRules:
     """Verifies with `rules`, at their full cost, and then accepts each token with a probability that is set."""
 
-    rules: Rules
+    rules: Verifier
     acceptance: float
     drawn: random.Random
 
@@ -79,7 +79,7 @@ class SetRules:
 def chains_of(target: Decoder, drafter: Drafter, rules: Any, draft_len: int) -> Speculator:
     """Return what drafts chains of `draft_len` tokens with a drafter for a target that is loaded."""
     method = find_method("none")
-    return Speculator(target, drafter, rules, Extent(draft_len, draft_len), method, method.parse({}))
+    return Speculator(target, drafter, rules, DraftShape(draft_len, draft_len), method, method.parse({}))
 
 
 def timed_steps(speculator: Speculator, load: Load, count: int) -> dict[str, Any]:
