@@ -48,7 +48,7 @@ class RandomDrafter(Drafter):
     """Drafts a chain of random tokens, for next to nothing."""
 
     def __init__(self, setup: Setup) -> None:
-        shape, made = (setup.room.rows, max(1, setup.extent.depth)), torch.Generator().manual_seed(0)
+        shape, made = (setup.room.rows, max(1, setup.draft_shape.max_depth)), torch.Generator().manual_seed(0)
         self._tokens = torch.randint(setup.target.config.vocab_size, shape, generator=made).to(setup.room.device)
 
     def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: Sampling | None) -> Draft:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tests.tiny import FAMILY_SHAPES, convert, make_model
-from trtspec.generation.request import EngineSettings, Request
+from trtspec.generation.request import Request
 from trtspec.models.source_model import load_model
 from trtspec.quant.activations import Activations
 from trtspec.quant.scheme import Scheme
@@ -20,6 +20,7 @@ from trtspec.torch_engine.calibration.measure import measure
 from trtspec.torch_engine.engine import Engine
 from trtspec.torch_engine.model.decoder import Decoder
 from trtspec.torch_engine.model.fp8 import rows_through_e4m3, through_e4m3
+from trtspec.torch_engine.settings import EngineSettings
 
 pytestmark = [
     pytest.mark.gpu,

@@ -15,9 +15,10 @@ import torch
 from tests.methods import eagle3_heads, eagle_heads, heads, recurrent
 from tests.tiny import convert, make_llama, reference_model
 from tests.torch_engine.lossless import assert_greedy_text, random_prompts
-from trtspec.generation.request import EngineSettings, Request, Result, Sampling
+from trtspec.generation.request import Request, Result, Sampling
 from trtspec.kernels.verifier import CompiledRules
 from trtspec.torch_engine.engine import Engine
+from trtspec.torch_engine.settings import EngineSettings
 
 pytestmark = [
     pytest.mark.gpu,
