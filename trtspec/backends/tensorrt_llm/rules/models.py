@@ -53,7 +53,7 @@ def layers_without_a_window_are_counted(context: PlanContext) -> Iterator[Diagno
         if config.local_rotary_base and config.full_layers != _counted(config):
             message = f"engines of {config.architecture} take every layer of a fixed distance as one without a window,"
             message += " and those of this model are others"
-            yield Diagnostic(f"{spec.path}.model", "windows", message, "another backend, as engine.backend: auto chooses", source=GEMMA_MODEL)
+            yield Diagnostic(f"{spec.path}.model", "windows", message, "use another backend", source=GEMMA_MODEL)
 
 
 def _counted(config: ModelConfig) -> tuple[int, ...]:
@@ -102,7 +102,7 @@ def longrope_computes_its_own_factor(context: PlanContext) -> Iterator[Diagnosti
         if not isclose(factor, scaling.attention_factor, rel_tol=1e-6):
             message = f"engines of {spec.config.architecture} compute an attention_factor of {factor:.4f} from their"
             message += f" lengths, and the model says {scaling.attention_factor:.4f}"
-            yield Diagnostic(f"{spec.path}.model", "rope", message, "another backend, as engine.backend: auto chooses", source=PHI_CONFIG)
+            yield Diagnostic(f"{spec.path}.model", "rope", message, "use another backend", source=PHI_CONFIG)
 
 
 def ranks_of_phi_are_not_listed(context: PlanContext) -> Iterator[Diagnostic]:
