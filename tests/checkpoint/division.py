@@ -14,12 +14,14 @@ BY_ROWS = ("mlp.fc.weight", "mlp.fc.bias", "mlp.fc.per_channel_scale",
 BY_COLUMNS = ("attention.dense.weight", "mlp.proj.weight")
 
 
-def divided(whole: Tensors, heads: int, kv_heads: int, layers: int, tensor: int, pipeline: int) -> list[Tensors]:
-    """Return the tensors of each rank: `tensor` ranks a stage, `pipeline` stages."""
+def divided(
+    whole: Tensors, heads: int, kv_heads: int, layers: int, tensor: int, pipeline: int, branches: int = 1
+) -> list[Tensors]:
+    """Return the tensors of each rank: `tensor` ranks a stage, `pipeline` stages; mlp.fc holds so many `branches`."""
     stages = [part.tolist() for part in torch.tensor_split(torch.arange(layers), pipeline)]
     return [
         {
-            local: divide(value, local, heads, kv_heads, tensor)[position]
+            local: divide(value, local, heads, kv_heads, tensor, branches)[position]
             for name, value in whole.items()
             if (local := local_name(name, stages, stage))
         }
@@ -37,21 +39,31 @@ def local_name(name: str, stages: list[list[int]], stage: int) -> str | None:
     return f"transformer.layers.{mine.index(int(layer))}.{rest}" if int(layer) in mine else None
 
 
-def divide(value: torch.Tensor, name: str, heads: int, kv_heads: int, tensor: int) -> list[torch.Tensor]:
+def divide(
+    value: torch.Tensor, name: str, heads: int, kv_heads: int, tensor: int, branches: int = 1
+) -> list[torch.Tensor]:
     """Return the shares of a tensor over the ranks of a stage."""
     if value.dtype == torch.float8_e4m3fn:  # few operations know it
-        bits = divide(value.view(torch.uint8), name, heads, kv_heads, tensor)
+        bits = divide(value.view(torch.uint8), name, heads, kv_heads, tensor, branches)
         return [share.view(torch.float8_e4m3fn) for share in bits]
     if name.endswith(("attention.qkv.weight", "attention.qkv.bias", "attention.qkv.per_channel_scale")):
         return divide_heads(value, heads, kv_heads, tensor)
     if value.dim() == 3:
         return divide_experts(value, name, tensor)
     if name.endswith(BY_ROWS + BY_COLUMNS):
-        return list(value.chunk(tensor, dim=1 if name.endswith(BY_COLUMNS) else 0))
+        return divide_mlp(value, name, tensor, branches)
     if name in ("lm_head.weight", *FIRST):
         missing = math.ceil(len(value) / tensor) * tensor - len(value)
         return list(torch.cat([value, value.new_zeros(missing, *value.shape[1:])]).chunk(tensor))
     return [value] * tensor
+
+
+def divide_mlp(value: torch.Tensor, name: str, tensor: int, branches: int) -> list[torch.Tensor]:
+    """Divide a matrix of an MLP or attention's dense, or each of the `branches` in mlp.fc alike."""
+    if name.endswith(BY_COLUMNS):
+        return list(value.chunk(tensor, dim=1))
+    apart = [branch.chunk(tensor) for branch in value.chunk(branches if ".mlp.fc." in name else 1)]
+    return [torch.cat(share) for share in zip(*apart, strict=True)]
 
 
 def divide_heads(value: torch.Tensor, heads: int, kv_heads: int, tensor: int) -> list[torch.Tensor]:

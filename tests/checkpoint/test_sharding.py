@@ -39,6 +39,8 @@ def models(draw: st.DrawFn) -> tuple[ModelConfig, ParallelMapping]:
         mlp_bias=draw(st.booleans()) and not experts,
         qk_norm=draw(st.booleans()),
         tied_embeddings=draw(st.booleans()),
+        hidden_act=draw(st.sampled_from(["silu", "silu" if experts else "swiglu"])),
+        inner_norms=draw(st.booleans()),
     )
     return config, ParallelMapping(tensor, draw(st.integers(1, min(4, layers))))
 
@@ -90,7 +92,9 @@ def test_every_element_is_where_torch_would_divide_it_to(model: tuple[ModelConfi
             ours[rank][sharded.name] = tensor
     everything = {rule.name: whole(rule) for rule in rules_of(config)}
     sizes = (config.num_heads, config.num_kv_heads, config.num_layers)
-    for mine, expected in zip(ours, divided(everything, *sizes, mapping.tensor, mapping.pipeline), strict=True):
+    branches = 2 if config.hidden_act == "swiglu" else 1
+    theirs = divided(everything, *sizes, mapping.tensor, mapping.pipeline, branches)
+    for mine, expected in zip(ours, theirs, strict=True):
         assert mine.keys() == expected.keys()
         for name, tensor in mine.items():
             assert torch.equal(tensor, expected[name]), name

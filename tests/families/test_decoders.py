@@ -4,15 +4,22 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.families.sources import edit, rewrite
 from tests.tiny import convert, make_model
+from trtspec.checkpoint.model_config import RopeScaling
+from trtspec.checkpoint.source import load_source
 from trtspec.checkpoint.trtllm import load_checkpoint
+from trtspec.families.phi3 import FAMILY as PHI3
 
 Tensors = dict[str, Tensor]
 
@@ -51,6 +58,108 @@ def assert_equal(ours: Tensors, expected: Tensors) -> None:
     assert ours.keys() == expected.keys()
     for name, tensor in expected.items():
         assert torch.equal(ours[name], tensor), name
+
+
+def inner_norms(theirs: Tensors) -> Tensors:
+    """Return the two norms more of Gemma's layers."""
+    return {
+        f"transformer.layers.0.{name}_feedforward_layernorm.weight": theirs[
+            f"model.layers.0.{name}_feedforward_layernorm.weight"
+        ]
+        for name in ("pre", "post")
+    }
+
+
+def plus_one(expected: Tensors) -> Tensors:
+    """Return the tensors with 1 added, in float32, to the weights of norms."""
+    return {
+        name: (tensor.float() + 1).to(tensor.dtype) if tensor.dim() == 1 else tensor
+        for name, tensor in expected.items()
+    }
+
+
+def test_gemma2_has_norms_of_one_and_more_everywhere(tmp_path: Path) -> None:
+    theirs, ours, config = converted(tmp_path, "gemma2")
+    assert_equal(ours, plus_one(layer_of(theirs) | dense_mlp(theirs) | inner_norms(theirs)))
+    facts = ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "hidden_act")
+    assert [config[fact] for fact in facts] == [12.0, 50.0, 30.0, "gelu"]
+    assert (config["inter_layernorms"], config["emb_scale_by_sqrt_dim"], config["sliding_window"]) == (True, True, 32)
+
+
+def test_weights_that_one_is_added_to_are_rounded_once(tmp_path: Path) -> None:
+    source = make_model(tmp_path / "hf", "gemma2")
+    name = "model.norm.weight"
+    weight = torch.linspace(-0.3, 0.3, 32).bfloat16()
+    rewrite(source, lambda tensors: tensors.update({name: weight}))
+    ours = load_file(convert(source, tmp_path / "c", "float16") / "rank0.safetensors")["transformer.ln_f.weight"]
+    assert torch.equal(ours, (weight.float() + 1).half())
+    assert not torch.equal(ours, (weight + 1).half())
+
+
+def test_gemma3_norms_queries_and_keys_too(tmp_path: Path) -> None:
+    theirs, ours, config = converted(tmp_path, "gemma3")
+    norms = {
+        f"transformer.layers.0.attention.{n}_layernorm.weight": theirs[f"model.layers.0.self_attn.{n}_norm.weight"]
+        for n in "qk"
+    }
+    assert_equal(ours, plus_one(layer_of(theirs) | dense_mlp(theirs) | inner_norms(theirs) | norms))
+    assert (config["rotary_base"], config["rope_local_base_freq"]) == (1e6, 1e4)
+    assert "attn_logit_softcapping" not in config
+
+
+@pytest.mark.parametrize("layers", [5, 6, 13])
+def test_configs_of_gemma_3_before_transformers_5(layers: int, tmp_path: Path) -> None:
+    """Rotary positions and layers are told by keys of their own, as in the published ones."""
+    root = make_model(tmp_path / "hf", "gemma3", num_hidden_layers=layers)
+    new = load_checkpoint(convert(root, tmp_path / "new")).config
+    keys = {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 6}
+    edit(root, rope_parameters=None, layer_types=None, **keys)
+    assert load_checkpoint(convert(root, tmp_path / "old")).config == new
+    assert new.full_layers == tuple(range(5, layers, 6))
+    edit(root, rope_scaling={"rope_type": "linear", "factor": 8.0})
+    scaled = load_checkpoint(convert(root, tmp_path / "scaled")).config
+    assert scaled == replace(new, rope_scaling=RopeScaling("linear", 8.0))
+
+
+def test_phi3s_projections_are_rows_of_fewer_tensors(tmp_path: Path) -> None:
+    theirs, ours, config = converted(tmp_path, "phi3")
+    own = "model.layers.0"
+    gate, up = theirs[f"{own}.mlp.gate_up_proj.weight"].chunk(2)
+    q, k, v = theirs[f"{own}.self_attn.qkv_proj.weight"].split([32, 16, 16])
+    apart = {f"{own}.self_attn.{n}_proj.weight": rows for n, rows in (("q", q), ("k", k), ("v", v))}
+    mlp = {
+        "transformer.layers.0.mlp.fc.weight": torch.cat([up, gate]),
+        "transformer.layers.0.mlp.proj.weight": theirs[f"{own}.mlp.down_proj.weight"],
+    }
+    assert_equal(ours, layer_of(theirs | apart) | mlp)
+    assert (config["architecture"], config["hidden_act"], config["rotary_pct"]) == ("Phi3ForCausalLM", "swiglu", 1.0)
+
+
+def test_phi3s_parts_are_all_rows_of_what_is_stored(tmp_path: Path) -> None:
+    source = load_source(make_model(tmp_path / "hf", "phi3"))
+    rules = PHI3.rules(PHI3.read(source.reader, "auto"))
+    taken: dict[str, list[int]] = {}
+    for part in (part for rule in rules for part in rule.parts):
+        taken.setdefault(part.name, []).extend(range(part.first_row, part.first_row + part.shape[0]))
+    assert {name: sorted(rows) for name, rows in taken.items()} == {
+        name: list(range(tensor.shape[0])) for name, tensor in source.tensors.items()
+    }
+
+
+@pytest.mark.parametrize("kind", ["longrope", "su", "yarn"])
+def test_longrope_in_the_words_of_phi3s_config_class(kind: str, tmp_path: Path) -> None:
+    root = make_model(tmp_path / "hf", "phi3")
+    rope = {"type": kind, "short_factor": [1.0, 1.1, 1.3, 1.7], "long_factor": [1.0, 2.0, 3.0, 5.0]}
+    edit(root, rope_parameters=None, rope_theta=1e4, rope_scaling=rope, original_max_position_embeddings=64)
+    out = convert(root, tmp_path / "c")
+    config = json.loads((out / "config.json").read_text())
+    assert (config["position_embedding_type"], config["original_max_position_embeddings"]) == ("long_rope", 64)
+    factors = (config["longrope_scaling_short_factors"], config["longrope_scaling_long_factors"])
+    assert factors == (rope["short_factor"], rope["long_factor"])
+    assert config["rotary_scaling"] is None
+    read = load_checkpoint(out).config.rope_scaling
+    assert read is not None
+    assert read.attention_factor == (1 + math.log(256 / 64) / math.log(64)) ** 0.5
 
 
 def test_mistral_is_llama_with_a_window(tmp_path: Path) -> None:

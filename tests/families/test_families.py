@@ -127,7 +127,43 @@ def test_many_problems_are_counted_and_the_first_shown(sources: Callable[[str], 
     assert str(caught.value).endswith("\n  ... and 9 more")
 
 
+FACTORS = {"short_factor": [1.0] * 4, "long_factor": [1.0] * 4, "rope_type": "longrope"}
 WRONG = {
+    "gemma2": [
+        ({"hidden_activation": "gelu"}, "hidden_activation 'gelu' is not supported; supported: gelu_pytorch_tanh"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention is not supported: text is generated from"),
+        ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0, expected a positive number"),
+        ({"layer_types": ["full_attention"]}, "layer_types is ['full_attention'], expected 2 times full_attention or"),
+        ({"attn_logit_softcapping": "50"}, "attn_logit_softcapping is '50', expected float"),
+        ({"attn_logit_softcapping": -1.0}, "attn_logit_softcapping is -1.0, expected 0 or more"),
+    ],
+    "gemma3": [
+        (
+            {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
+            "rotary positions under a window are not scaled in engines",
+        ),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 0.0}}}, "rope_theta is 0.0, expected a number above 1"),
+    ],
+    "phi3": [
+        (
+            {"rope_parameters": {"rope_type": "llama3"}},
+            "rope type 'llama3' is not supported; supported: default, longrope",
+        ),
+        (
+            {"rope_parameters": {"partial_rotary_factor": 0.1}},
+            "partial_rotary_factor is 0.1, which rotates 0 of a head",
+        ),
+        (
+            {"rope_parameters": {"partial_rotary_factor": 1.5}},
+            "partial_rotary_factor is 1.5, which rotates 12 of a head",
+        ),
+        (
+            {"rope_parameters": FACTORS | {"long_factor": [1.0] * 5}},
+            "short_factor and long_factor are not 4 numbers each, one for each rotary pair",
+        ),
+        ({"rope_parameters": FACTORS | {"short_factor": [0.0] * 4}}, "short_factor is [0.0, 0.0, 0.0, 0.0], expected"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu"),
+    ],
     "mistral": [
         ({"sliding_window": "all"}, "config.json: sliding_window is 'all', expected int"),
         ({"sliding_window": -1}, "config.json: sliding_window is -1, expected a positive number"),

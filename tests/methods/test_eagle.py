@@ -175,12 +175,12 @@ BAD: dict[str, tuple[Callable[[], Tensors], dict[str, Any], str]] = {
     "a tensor is missing": (
         lambda: without(f"{BLOCK}.mlp.up_proj.weight"),
         {},
-        f": 3 tensors do not add up:\n  {BLOCK}.mlp.up_proj.weight: missing",
+        f": 1 tensor does not add up:\n  {BLOCK}.mlp.up_proj.weight: missing",
     ),
     "another shape": (
         lambda: without() | {"fc.weight": torch.zeros(4, 4)},
         {},
-        ": 3 tensors do not add up:\n  fc.weight: [4, 4] in model.safetensors, but config.json makes it [32, 64]",
+        ": 1 tensor does not add up:\n  fc.weight: [4, 4] in model.safetensors, but config.json makes it [32, 64]",
     ),
     "something else": (
         lambda: without() | {"layers.1.mlp.up_proj.weight": torch.zeros(4)},

@@ -6,9 +6,12 @@ from __future__ import annotations
 import copy
 import random
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -17,20 +20,28 @@ from trtspec.quant.activations import Activations
 
 # What ModelOpt calls the decoder of each architecture.
 DECODERS = {
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3",
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "llama",
     "MixtralForCausalLM": "llama",
+    "Phi3ForCausalLM": "phi3",
     "Qwen2ForCausalLM": "qwen",
     "Qwen3ForCausalLM": "qwen",
 }
 # Options that config.json of an architecture has beyond the common ones.
-FLAGS = {
+FLAGS: dict[str, tuple[str, ...]] = {
+    "Gemma2ForCausalLM": (),
+    "Gemma3ForCausalLM": (),
     "LlamaForCausalLM": ("attention_bias", "mlp_bias", "tie_word_embeddings"),
     "MistralForCausalLM": (),
     "MixtralForCausalLM": (),
+    "Phi3ForCausalLM": ("tie_word_embeddings",),
     "Qwen2ForCausalLM": ("tie_word_embeddings",),
     "Qwen3ForCausalLM": ("attention_bias", "tie_word_embeddings"),
 }
+# What transformers calls a configuration that is not named like its model.
+CONFIGS = {"Gemma3ForCausalLM": "Gemma3TextConfig"}
 # What a source is stored in, and what it is converted to.
 DTYPES = (("bfloat16", "bfloat16"), ("float16", "float16"), ("float32", "float16"), ("bfloat16", "float16"))
 # Ranks of a stage, and stages.
@@ -40,10 +51,12 @@ EXPERT = re.compile(r"experts\.\d+\.")
 MODULES = {
     "self_attn": "attention",
     "self_attn.q_proj": "attention.qkv",
+    "self_attn.qkv_proj": "attention.qkv",
     "self_attn.k_proj": "attention.qkv",
     "self_attn.v_proj": "attention.qkv",
     "self_attn.o_proj": "attention.dense",
     "mlp.gate_proj": "mlp.fc",
+    "mlp.gate_up_proj": "mlp.fc",
     "mlp.up_proj": "mlp.gate",
     "mlp.down_proj": "mlp.proj",
     "mlp.w1": "mlp.fc",
@@ -99,6 +112,10 @@ def random_case(architecture: str, tensor: int, pipeline: int, seed: int = 0, **
     shape |= {flag: draw.random() < 0.5 for flag in FLAGS[architecture]}
     if architecture == "Qwen3ForCausalLM" or draw.random() < 0.5:
         shape |= {"head_dim": head_size, "hidden_size": heads * draw.choice((2, 4, 6))}
+    if "Gemma" in architecture:
+        shape |= {"head_dim": head_size, "query_pre_attn_scalar": 12, "sliding_window": 32, "pad_token_id": None}
+    if architecture == "Phi3ForCausalLM":
+        shape |= {"head_dim": shape["hidden_size"] // heads, "pad_token_id": None}
     if architecture == "MixtralForCausalLM":
         shape |= {"num_local_experts": max(tensor, draw.choice((2, 4))), "num_experts_per_tok": 2}
     return Case(architecture, tensor, pipeline, stored, dtype, shape, **quantization)
@@ -112,7 +129,8 @@ def make_model(case: Case, *, stacked_experts: bool = False) -> Any:
     import transformers
 
     torch.manual_seed(0)
-    config_class = getattr(transformers, case.architecture.replace("ForCausalLM", "Config"))
+    name = CONFIGS.get(case.architecture, case.architecture.replace("ForCausalLM", "Config"))
+    config_class = getattr(transformers, name)
     config = config_class(**case.shape, architectures=[case.architecture])
     model = getattr(transformers, case.architecture)(config)
     if case.architecture == "MixtralForCausalLM" and not stacked_experts:
@@ -225,11 +243,32 @@ def export(model: Any, case: Case, root: Path) -> None:
     """Let ModelOpt write its TensorRT-LLM checkpoint of a model to `root`."""
     from modelopt.torch.export import export_tensorrt_llm_checkpoint
 
-    export_tensorrt_llm_checkpoint(
-        model,
-        DECODERS[case.architecture],
-        dtype=getattr(torch, case.dtype),
-        export_dir=root,
-        inference_tensor_parallel=case.tensor,
-        inference_pipeline_parallel=case.pipeline,
-    )
+    with patch.dict(sys.modules, tensorrt_llm_knowing(case.architecture) if needs_tensorrt_llm(case) else {}):
+        export_tensorrt_llm_checkpoint(
+            model,
+            DECODERS[case.architecture],
+            dtype=getattr(torch, case.dtype),
+            export_dir=root,
+            inference_tensor_parallel=case.tensor,
+            inference_pipeline_parallel=case.pipeline,
+        )
+
+
+def needs_tensorrt_llm(case: Case) -> bool:
+    """Return whether ModelOpt leaves config.json, but not the tensors, of a model to TensorRT-LLM."""
+    return DECODERS[case.architecture] not in ("llama", "qwen")
+
+
+def tensorrt_llm_knowing(architecture: str) -> dict[str, ModuleType]:
+    """Return modules of TensorRT-LLM's names, whose config class of a model adds nothing to what it is handed."""
+
+    class Config(SimpleNamespace):
+        def to_dict(self) -> dict[str, Any]:
+            return {"mapping": self.mapping, "quantization": self.quant_config}
+
+    given = SimpleNamespace(from_dict=lambda values: values)
+    config_class = SimpleNamespace(from_hugging_face=lambda hf_config_or_dir, **rest: Config(**rest))
+    package, models, utils = (ModuleType(f"tensorrt_llm{name}") for name in ("", ".models", ".models.modeling_utils"))
+    models.__dict__["MODEL_MAP"] = {architecture: SimpleNamespace(config_class=config_class)}
+    utils.__dict__.update(Mapping=given, QuantConfig=given)
+    return {module.__name__: module for module in (package, models, utils)}

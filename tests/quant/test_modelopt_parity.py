@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.checkpoint.division import divided
+from tests.quant import modelopt
 from tests.quant.modelopt import (
     DECODERS,
     LAYOUTS,
@@ -39,6 +40,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 Tensors = dict[str, torch.Tensor]
 DENSE = [name for name in DECODERS if name != "MixtralForCausalLM"]
+# What both of them divide alike.
+DIVIDED = [name for name in DECODERS if name != "Phi3ForCausalLM"]
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,11 @@ def flat(config: dict[str, Any]) -> dict[str, Any]:
     return config | {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
 
 
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's bytes."""
+    return tensor.view(torch.uint8)
+
+
 def assert_same_tensors(ours: list[Tensors], theirs: list[Tensors]) -> None:
     """Demand the same names, dtypes, shapes and bits on every rank."""
     assert len(ours) == len(theirs)
@@ -107,7 +115,7 @@ def assert_same_tensors(ours: list[Tensors], theirs: list[Tensors]) -> None:
         assert mine.keys() == other.keys(), f"rank {rank}"
         for name, tensor in mine.items():
             assert (tensor.dtype, tensor.shape) == (other[name].dtype, other[name].shape), f"rank {rank}: {name}"
-            assert torch.equal(tensor.view(torch.uint8), other[name].view(torch.uint8)), f"rank {rank}: {name}"
+            assert torch.equal(bits(tensor), bits(other[name])), f"rank {rank}: {name}"
 
 
 def per_row(architecture: str, tensor: int, pipeline: int, kv_cache: str) -> Case:
@@ -122,13 +130,30 @@ def shaped(case: Case, **shape: Any) -> Case:
     return replace(case, shape=case.shape | shape)
 
 
-PLAIN = [random_case(name, *layout, seed) for name in DECODERS for layout in LAYOUTS for seed in range(2)]
+def is_divided_alike(architecture: str, tensor: int) -> bool:
+    """Return whether both divide a model in the same way over so many ranks."""
+    return tensor == 1 or architecture in DIVIDED
+
+
+PLAIN = [
+    random_case(name, *layout, seed)
+    for name in DECODERS
+    for layout in LAYOUTS
+    for seed in range(2)
+    if is_divided_alike(name, layout[0])
+]
 FP8 = [
     random_case(name, *layout, weights="fp8", kv_cache=kv_cache)
     for name in DECODERS
-    for layout, kv_cache in (((1, 1), "none"), ((2, 2), "fp8"), ((4, 1), "fp8"))
+    for layout, kv_cache in (((1, 1), "none"), ((1, 2), "fp8"), ((2, 2), "fp8"), ((4, 1), "fp8"))
+    if is_divided_alike(name, layout[0]) and (layout != (1, 2) or name not in DIVIDED)
 ]
-BY_ROW = [per_row(name, *how) for name in DENSE for how in ((1, 2, "none"), (2, 1, "fp8"), (4, 1, "none"))]
+BY_ROW = [
+    per_row(name, *how)
+    for name in DENSE
+    for how in ((1, 2, "none"), (2, 1, "fp8"), (4, 1, "none"))
+    if is_divided_alike(name, how[0])
+]
 CACHE_ONLY = [random_case(name, 2, 1, kv_cache="fp8") for name in ("LlamaForCausalLM", "Qwen3ForCausalLM")]
 CASES = PLAIN + FP8 + BY_ROW + CACHE_ONLY
 
@@ -180,9 +205,10 @@ class TestWhatBothExport:
         assert ours["tie_word_embeddings"] == case.shape["tie_word_embeddings"]
         model_type = case.architecture.removesuffix("ForCausalLM").lower()
         assert ours.get("qwen_type", model_type) == model_type
+        assert ours.get("inter_layernorms", False) == (f"{layer}.pre_feedforward_layernorm.weight" in names)
         assert ("qwen_type" in ours) == ("Qwen" in case.architecture)
 
-    @pytest.mark.parametrize("architecture", DENSE)
+    @pytest.mark.parametrize("architecture", [name for name in DENSE if name in DIVIDED])
     def test_a_quantized_head_and_unquantized_layers(
         self, architecture: str, exports: Callable[[Case], Exports]
     ) -> None:
@@ -281,8 +307,38 @@ class TestTheTable:
         with pytest.raises(TypeError, match="'MixtralExperts' has no len"):
             export(make_model(case, stacked_experts=True), case, tmp_path)
 
+    @pytest.mark.parametrize("architecture", ["Gemma2ForCausalLM", "Gemma3ForCausalLM", "Phi3ForCausalLM"])
+    def test_it_still_leaves_the_config_of_some_to_tensorrt_llm(
+        self, architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(modelopt, "needs_tensorrt_llm", lambda case: False)
+        case = random_case(architecture, 1, 1)
+        with pytest.raises(NotImplementedError, match="Cannot export tensorrt_llm checkpoint"):
+            export(make_model(case), case, tmp_path)
+
+    @pytest.mark.parametrize("architecture", ["Gemma2ForCausalLM", "Gemma3ForCausalLM"])
+    def test_a_tied_head_of_gemma_is_left_out(self, architecture: str, exports: Callable[[Case], Exports]) -> None:
+        both = exports(shaped(random_case(architecture, 2, 1), tie_word_embeddings=True))
+        for ours, theirs in zip(both.ours.ranks, both.theirs.ranks, strict=True):
+            assert torch.equal(ours["lm_head.weight"], theirs["transformer.vocab_embedding.weight"])
+            theirs["lm_head.weight"] = ours["lm_head.weight"]
+        assert_same_tensors(both.ours.ranks, both.theirs.ranks)
+
+    @pytest.mark.parametrize("weights", ["none", "fp8_rowwise"])
+    def test_both_branches_of_phi_are_still_cut_as_one(self, weights: str, exports: Callable[[Case], Exports]) -> None:
+        """The first rank gets the linear branch and no other; ours has the same half of both on every rank."""
+        case = shaped(random_case("Phi3ForCausalLM", 2, 1, weights=weights), num_key_value_heads=2)
+        case = shaped(case, num_attention_heads=4, head_dim=8, hidden_size=32)
+        both, (whole,) = exports(case), exports(replace(case, tensor=1)).theirs.ranks
+        expected = divided(whole, 4, 2, case.shape["num_hidden_layers"], 2, 1, branches=2)
+        assert_same_tensors(both.ours.ranks, expected)
+        for ours, theirs in zip(both.ours.ranks, both.theirs.ranks, strict=True):
+            others = {name for name in ours if not torch.equal(bits(ours[name]), bits(theirs[name]))}
+            assert others
+            assert all(".mlp.fc." in name for name in others)
+
     def test_every_refusal_is_proved(self) -> None:
-        proved = {*REFUSED, "stacked experts"}
+        proved = {*REFUSED, "stacked experts", "config.json of Gemma and Phi"}
         assert proved == {name for name, quirk in QUIRKS.items() if quirk.kind == REFUSES}
 
     @pytest.mark.parametrize("quirk", ["uneven pipeline", "shared key heads by rows"])

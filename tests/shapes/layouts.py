@@ -28,7 +28,7 @@ class Tensor:
 
 
 def decoder(config: Config) -> Iterator[Tensor]:
-    """Yield a causal language model as transformers saves it: Gemma, Llama, Mistral, Mixtral, Phi-3, Qwen2 or Qwen3."""
+    """Yield a causal language model as transformers saves it, of any family that there is."""
     hidden, vocab = config["hidden_size"], config["vocab_size"]
     yield Tensor("model.embed_tokens.weight", (vocab, hidden))
     for number in range(config["num_hidden_layers"]):

@@ -32,7 +32,7 @@ QKV = "attention.qkv.weight"  # in a layer
 # NVIDIA/TensorRT-LLM, tensorrt_llm/quantization/mode.py QuantAlgo
 FP8 = "FP8"
 FP8_ROWWISE = "FP8_PER_CHANNEL_PER_TOKEN"
-KINDS = {False: "full_attention", True: "sliding_attention"}  # of layers, by whether they have a window
+LAYER_KINDS = {False: "full_attention", True: "sliding_attention"}  # of layers, by whether they have a window
 # Keys that say something only of some families, and the fields of ModelConfig that they are.
 _FEATURES = {
     "rope_local_base_freq": "local_rotary_base",
@@ -89,7 +89,7 @@ def render_config(config: ModelConfig, mapping: ParallelMapping, quantization: Q
     if config.sliding_window:
         rendered["sliding_window"] = config.sliding_window
     if config.full_layers:
-        rendered["layer_types"] = [KINDS[config.has_window(layer)] for layer in range(config.num_layers)]
+        rendered["layer_types"] = [LAYER_KINDS[config.has_window(layer)] for layer in range(config.num_layers)]
     rendered |= {key: value for key, field in _FEATURES.items() if (value := getattr(config, field))}
     if config.rope_scaling and config.rope_scaling.kind == "longrope":
         rendered |= render_longrope(config.rope_scaling)
@@ -228,9 +228,9 @@ def read_full_layers(reader: ConfigReader, default: tuple[int, ...] = ()) -> tup
     if kinds is None:
         return default
     layers = reader.positive("num_hidden_layers", most=MOST_LAYERS)
-    if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in KINDS.values() for kind in kinds):
-        raise reader.refuse(f"layer_types is {kinds!r}, expected {layers} times {' or '.join(KINDS.values())}")
-    return tuple(layer for layer, kind in enumerate(kinds) if kind == KINDS[False])
+    if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in LAYER_KINDS.values() for kind in kinds):
+        raise reader.refuse(f"layer_types is {kinds!r}, expected {layers} times {' or '.join(LAYER_KINDS.values())}")
+    return tuple(layer for layer, kind in enumerate(kinds) if kind == LAYER_KINDS[False])
 
 
 def _read_features(reader: ConfigReader) -> dict[str, Any]:

@@ -56,11 +56,12 @@ def read_decoder(
         "norm_epsilon": reader.get("rms_norm_eps", float),
         "max_positions": max_positions,
         "rotary_base": rotary_base(rope or reader),
-        "rope_scaling": read_rope_scaling(rope or reader.section("rope_scaling"), max_positions),
         "attn_bias": False,
         "mlp_bias": False,
         "tied_embeddings": reader.get("tie_word_embeddings", bool, False),
     }
+    if "rope_scaling" not in differences:
+        fields["rope_scaling"] = read_rope_scaling(rope or reader.section("rope_scaling"), max_positions)
     return ModelConfig(**fields | differences)
 
 

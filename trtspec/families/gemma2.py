@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import isfinite
 from typing import Any
 
 from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
@@ -52,7 +53,10 @@ def read_gemma(reader: ConfigReader, dtype: str, pattern: int, **differences: An
 
 def cap(reader: ConfigReader, key: str, default: float = 0.0) -> float:
     """Return how far scores or logits go; 0 for null, which is no cap."""
-    return reader.get(key, float, 0.0) if key in reader.values else default
+    value = reader.get(key, float, 0.0) if key in reader.values else default
+    if not (isfinite(value) and value >= 0):
+        raise reader.refuse(f"{key} is {value}, expected 0 or more")
+    return value
 
 
 def rules(config: ModelConfig) -> list[Rule]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
 from trtspec.checkpoint.rope import read_rope_scaling
-from trtspec.checkpoint.trtllm import KINDS
+from trtspec.checkpoint.trtllm import LAYER_KINDS
 from trtspec.families.base import Family
 from trtspec.families.decoder import decoder_skips, rotary_base
 from trtspec.families.gemma2 import LOGIT_CAP, cap, read_gemma, rules
@@ -32,7 +32,7 @@ def _rotary(reader: ConfigReader) -> tuple[ConfigReader, ConfigReader]:
     """Return what is said of rotary positions in layers without and with a window, by transformers 5 or before."""
     if nested := reader.section("rope_parameters"):
         empty = ConfigReader({}, nested.where)
-        return nested.section(KINDS[False]) or empty, nested.section(KINDS[True]) or empty
+        return nested.section(LAYER_KINDS[False]) or empty, nested.section(LAYER_KINDS[True]) or empty
     scaling, values = reader.section("rope_scaling"), reader.values
     whole = {**(scaling.values if scaling else {}), "rope_theta": values.get("rope_theta")}
     local = {"rope_theta": values.get("rope_local_base_freq")}

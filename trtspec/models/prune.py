@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from trtspec.checkpoint.safetensors import TensorInfo, lay_out
+from trtspec.checkpoint.trtllm import LAYER_KINDS
 from trtspec.errors import CheckpointError
 from trtspec.methods.swift import KINDS, Skip
 from trtspec.models.source_model import SourceModel
@@ -50,7 +51,7 @@ def prune_checkpoint(model: SourceModel, skip: Skip, out: Path, on_bytes: OnByte
     try:
         temporary.mkdir(parents=True)
         _write_tensors(temporary / "model.safetensors", list(_kept_tensors(model, skip)), on_bytes)
-        config = _pruned_config(model.source.config, _kept_layers(model, skip))
+        config = _pruned_config(model, _kept_layers(model, skip))
         (temporary / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         for path in model.source.tokenizer_files:
             shutil.copyfile(path, temporary / path.name)
@@ -83,10 +84,11 @@ def _kept_tensors(model: SourceModel, skip: Skip) -> Iterator[Kept]:
             yield Kept(name, model.source.tensors[part.name], is_zero)
 
 
-def _pruned_config(config: dict[str, Any], layers: list[int]) -> dict[str, Any]:
-    pruned = config | {"num_hidden_layers": len(layers)}
-    if isinstance(kinds := config.get("layer_types"), list):
-        pruned["layer_types"] = [kinds[layer] for layer in layers]
+def _pruned_config(model: SourceModel, layers: list[int]) -> dict[str, Any]:
+    """Return config.json with fewer layers; where some have a window it names their kinds one by one."""
+    pruned = model.source.config | {"num_hidden_layers": len(layers)}
+    if model.config.full_layers or isinstance(pruned.get("layer_types"), list):
+        pruned["layer_types"] = [LAYER_KINDS[model.config.has_window(layer)] for layer in layers]
     return pruned
 
 

@@ -463,7 +463,8 @@ KNOWN_FAILURES += [
         "#3247 Gemma 3 of 1B alone",
         ask("gemma-3-4b", engine__max_seq_len=1024),
         "target.model",
-        "engines of Gemma3ForCausalLM scale the rotary positions under its sliding windows too, and their text is wrong",  # noqa: E501
+        "engines of Gemma3ForCausalLM scale the rotary positions under its sliding windows too,"
+        " and their text is wrong",
     ),
     Row(
         "layer_idx + 1) % _sliding_window_pattern",
@@ -495,7 +496,8 @@ KNOWN_FAILURES += [
         "Phi3Config reads no attention_factor",
         ask(shape("phi-4-mini", rope_scaling=replace(LONGROPE, attention_factor=1.5))),
         "target.model",
-        "engines of Phi3ForCausalLM compute an attention_factor of 1.1902 from their lengths, and the model says 1.5000",  # noqa: E501
+        "engines of Phi3ForCausalLM compute an attention_factor of 1.1902 from their lengths,"
+        " and the model says 1.5000",
     ),
     Row(
         "examples/phi: no TP for Phi-4",

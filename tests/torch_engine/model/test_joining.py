@@ -26,6 +26,9 @@ SHAPE: dict[str, Any] = {
     "vocab_size": 61, "hidden_size": 64, "num_hidden_layers": 5, "num_attention_heads": 8, "num_key_value_heads": 2,
 }  # fmt: skip
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma2": ("gemma2", {}),
+    "gemma3, one key head": ("gemma3", {"num_key_value_heads": 1}),
+    "phi3": ("phi3", {}),
     "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "llama, tied, a head each": ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 8}),
     "mixtral": ("mixtral", {}),
@@ -58,7 +61,7 @@ def test_ranks_are_joined(name: str, sources: dict[str, Path], tmp_path: Path) -
             assert torch.equal(logits(root), expected), mapping
 
 
-@pytest.mark.parametrize("name", ["llama with biases", "qwen2, one key head", "qwen3"])
+@pytest.mark.parametrize("name", ["llama with biases", "phi3", "qwen2, one key head", "qwen3"])
 def test_rowwise_scales_are_joined_with_their_rows(name: str, sources: dict[str, Path], tmp_path: Path) -> None:
     scheme = Scheme("fp8_rowwise")
     expected = logits(convert(sources[name], tmp_path / "whole", scheme=scheme))

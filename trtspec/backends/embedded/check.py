@@ -10,7 +10,7 @@ from trtspec.diagnostics import Diagnostic
 
 
 def check(context: PlanContext) -> Iterator[Diagnostic]:
-    """Yield a warning for each key that has no effect here."""
+    """Yield a warning for each key without effect here, and for lengths that change texts."""
     engine, serving = context.recipe.engine, context.recipe.serving
     for option in engine.extra:
         message = "an option of trtllm-build; the torch engine has no use for it"
@@ -18,6 +18,19 @@ def check(context: PlanContext) -> Iterator[Diagnostic]:
     for key in sorted(engine.build.model_fields_set):
         message = f"{key} is for trtllm-build; the torch engine has no use for it"
         yield Diagnostic(f"engine.build.{key}", "unused", message, severity="warning")
+    yield from _about_longrope(context)
     if serving.fast_logits:
         message = "the torch engine hands no logits from GPU to GPU"
         yield Diagnostic("serving.fast_logits", "unused", message, severity="warning")
+
+
+def _about_longrope(context: PlanContext) -> Iterator[Diagnostic]:
+    """Yield a warning where short texts get the rotary factors of long ones."""
+    longest = context.recipe.engine.max_seq_len
+    for path, config in (("target", context.target_config), ("speculation.draft", context.draft_config)):
+        scaling = config.rope_scaling if config else None
+        if scaling and scaling.kind == "longrope" and longest > (most := scaling.original_max_position):
+            message = f"texts beyond {most} tokens have LongRoPE's long factors, and an engine has one set for all:"
+            message += f" with max_seq_len {longest} short texts have the long ones too"
+            hint = f"engine.max_seq_len: {most}, where no text is longer"
+            yield Diagnostic(f"{path}.model", "rope", message, hint, "warning")
