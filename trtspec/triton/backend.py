@@ -7,7 +7,7 @@ Runs inside Triton's Python stub. The stub's own module is handed in, so that al
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -251,10 +251,15 @@ def count_tensors(counts: Counts) -> list[tuple[str, Array]]:
     ]
 
 
-def respond(pb_utils: Any, make: Callable[[], list[tuple[str, Array]]]) -> Any:
-    """Return the response whose tensors `make` returns; what goes wrong is this request's error and nobody else's."""
+def respond(pb_utils: Any, make: Callable[[], list[tuple[str, Array]]], wanted: Container[str]) -> Any:
+    """Return the response that has the wanted ones of the tensors that `make` returns.
+
+    The wanted ones are those that the request names. Sending any other ends the stub of tritonserver before 2.53 on
+    Python 3.12 and newer: it frees them without Python's lock (python_backend#390). What goes wrong in `make` is this
+    request's error and nobody else's.
+    """
     try:
-        return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in make()])
+        return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in make() if name in wanted])
     except Exception as error:
         return failure(pb_utils, error)
 

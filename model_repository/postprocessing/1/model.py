@@ -20,7 +20,12 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> list[Any]:
         return [
-            respond(pb_utils, lambda request=request: self.decode(Inputs(pb_utils, request))) for request in requests
+            respond(
+                pb_utils,
+                lambda request=request: self.decode(Inputs(pb_utils, request)),
+                request.requested_output_names(),
+            )
+            for request in requests
         ]
 
     def decode(self, inputs: Inputs) -> list[tuple[str, np.ndarray]]:

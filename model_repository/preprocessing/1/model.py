@@ -25,7 +25,12 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> list[Any]:
         return [
-            respond(pb_utils, lambda request=request: self.encode(Inputs(pb_utils, request))) for request in requests
+            respond(
+                pb_utils,
+                lambda request=request: self.encode(Inputs(pb_utils, request)),
+                request.requested_output_names(),
+            )
+            for request in requests
         ]
 
     def encode(self, inputs: Inputs) -> list[tuple[str, np.ndarray]]:

@@ -225,6 +225,7 @@ class Reply:
         self.lock = lock
         self.sender = sender
         self.is_cancelled = (sender or request).is_cancelled
+        self.wanted = request.requested_output_names()
         self.done = threading.Event()
         self.response: Any = None
 
@@ -239,7 +240,7 @@ class Reply:
                     news = transcript.add(step)
                     last = step.finish_reason is not None
                     if last or (streams and news):
-                        self.send(respond(pb_utils, transcript.tensors), final=last)
+                        self.send(respond(pb_utils, transcript.tensors, self.wanted), final=last)
         except Exception as error:
             self.send(failure(pb_utils, error), final=True)
 
