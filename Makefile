@@ -11,9 +11,12 @@ help: ## Show this help.
 
 setup: $(INSTALLED) ## Fill .venv with trtspec and everything it is developed with.
 
+# The second installation is of Triton's server for Python 3.13, and nothing elsewhere: see `triton` in pyproject.toml.
 $(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -I trtspec/interpreter.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps nvidia-pytriton
 	@touch $@
 
 demo: setup ## Build, verify and serve the quickstart, and measure it on the running server.

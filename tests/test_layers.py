@@ -14,7 +14,7 @@ PACKAGE = Path(trtspec.__file__).parent
 
 LEVELS = [
     {"errors", "__init__", "_data"},
-    {"paths", "system", "registry", "files", "failpoint"},
+    {"paths", "system", "registry", "files", "failpoint", "interpreter"},
     {"recipe", "graph", "artifacts"},
     {"checkpoint", "kernels"},
     {"families"},
