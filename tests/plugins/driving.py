@@ -28,5 +28,5 @@ def run_compiler(compiler: str, folder: Path, *arguments: str | Path) -> None:
     """Run a compiler with the flags of every library."""
     includes = [f"-I{plugins_dir() / place}" for place in (".", "include")]
     command = [compiler, *CXX_FLAGS, *includes, *arguments]
-    made = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    made = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
     assert made.returncode == 0, made.stderr

@@ -34,6 +34,6 @@ def compile_emulated(out: Path, *sources: Path, first_includes: Sequence[Path] =
     library = out / f"{sources[0].stem}.so"
     include = [f"-I{folder}" for folder in (*first_includes, PLUGINS, PLUGINS / "include", HERE)]
     command = [compiler, *FLAGS, *include, *map(str, sources), "-o", str(library)]
-    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    made = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert made.returncode == 0, made.stderr
     return library

@@ -48,7 +48,9 @@ def compile_driver(out: Path) -> Path:
     sources.append(str(Path(__file__).with_suffix(".cpp")))
     wraps = [f"-Wl,--wrap=trtspec_{name}" for name in WRAPPED]
     library = out / "driver.so"
-    subprocess.run([compiler, *FLAGS, *STRICT, *wraps, *includes, *sources, "-o", str(library), "-ldl"], check=True)
+    subprocess.run(
+        [compiler, *FLAGS, *STRICT, *wraps, *includes, *sources, "-o", str(library), "-ldl"], check=True, timeout=300
+    )
     return library
 
 

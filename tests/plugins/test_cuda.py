@@ -133,7 +133,9 @@ def test_the_sanitizer_finds_nothing(library: KernelLibrary, tmp_path: Path, too
     options = ["--tool", tool, "--error-exitcode", "9", "--kernel-name", "kernel_substring=verify_kernel"]
     command = [sanitizer, *options, sys.executable, str(script), str(library.path)]
     root = Path(__file__).parents[2]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root, env=_environment(root))
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=root, env=_environment(root), timeout=300
+    )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 
 

@@ -32,7 +32,7 @@ def ptx(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         output = folder / f"{kernel.parent.name}.ptx"
         command = toolchain.compile_command(str(kernel), str(output), includes, (ARCHITECTURE,))
         command = tuple("-ptx" if word == "-c" else word for word in command)
-        made = subprocess.run(command, capture_output=True, text=True, check=False)
+        made = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
         assert made.returncode == 0, made.stderr
         texts[kernel.parent.name] = output.read_text()
     return texts

@@ -22,11 +22,12 @@ from tests.triton.artifact import make_tokenizer
 from tests.triton.golden import REPOSITORIES
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.errors import DeployError
-from trtspec.system import free_ports
+from trtspec.system import free_ports, start_time, stop_session
 from trtspec.triton.client import Client
 from trtspec.triton.config import load_config, render_config
 from trtspec.triton.engine_repository import emit_engine_repository, relocate
 from trtspec.triton.server import (
+    EXIT_TIMEOUT_S,
     Ports,
     Server,
     find_server,
@@ -125,8 +126,8 @@ def served(tmp_path_factory) -> Iterator[Served]:
             time.sleep(0.1)
         yield Served(client, artifact, root / "log")
     finally:
-        process.terminate()
-        process.wait()
+        stop_session(process.pid, start_time(process.pid), EXIT_TIMEOUT_S + 5)
+        process.wait(30)
         remove_shared_memory(prefix)
 
 

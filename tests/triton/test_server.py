@@ -90,7 +90,7 @@ def test_many_at_once_agree_on_one_directory_and_leave_no_other(wheel: Path, tmp
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(30)
     assert len(found) == 16
     assert list((tmp_path / "cache" / "triton").iterdir()) == [found[0]]
     assert set(found) == {found[0]}

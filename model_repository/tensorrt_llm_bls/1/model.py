@@ -258,7 +258,7 @@ class Reply:
 
     def result(self) -> Any:
         """Return the response once there is one."""
-        self.done.wait()
+        self.done.wait()  # unbounded: `follow` ends with its stream, which is timed
         return self.response
 
 
