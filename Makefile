@@ -2,9 +2,10 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+QUIETLY := --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check format test test-gpu bench plugins-trt clean
+.PHONY: help setup demo check format test test-python test-gpu bench plugins-trt clean
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -15,8 +16,8 @@ setup: $(INSTALLED) ## Fill .venv with trtspec and everything it is developed wi
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -I trtspec/interpreter.py
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps nvidia-pytriton
+	$(BIN)/python -m pip install $(QUIETLY) -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install $(QUIETLY) -c constraints.txt --no-deps nvidia-pytriton
 	@touch $@
 
 demo: setup ## Build, verify and serve the quickstart, and measure it on the running server.
@@ -38,6 +39,13 @@ format: setup ## Format the sources and mend what can be mended.
 test: setup ## Run all tests that need no GPU.
 	$(BIN)/pytest
 
+test-python: ## Run the tests that each supported Python must pass, on one: make test-python PYTHON=python3.12
+	@$(PYTHON) -I trtspec/interpreter.py
+	$(PYTHON) -m venv --clear .venv-python
+	.venv-python/bin/python -m pip install $(QUIETLY) --no-compile -c constraints.txt -e '.[test]'
+	.venv-python/bin/python -m pip install $(QUIETLY) --no-compile -c constraints.txt --no-deps nvidia-pytriton
+	.venv-python/bin/pytest -m every_python
+
 test-gpu: setup ## Run the tests that need a CUDA device.
 	$(BIN)/pytest -m gpu
 
@@ -51,4 +59,4 @@ plugins-trt: ## Build TensorRT's plugin library (TENSORRT_ROOT=... has include/N
 	cmake --build build/plugins --target trtspec_tensorrt
 
 clean: ## Remove the environment, artifacts and caches in this directory.
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-python build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -11,6 +11,8 @@ import pytest
 
 from trtspec import interpreter
 
+pytestmark = pytest.mark.every_python
+
 LATER = (3, 99, 0)
 
 

@@ -10,32 +10,40 @@ from importlib import metadata
 from pathlib import Path
 
 from trtspec.engines.tensorrt_llm.toolchain import BUILDER
+from trtspec.interpreter import version_fault
 from trtspec.kernels.build import find_libraries
 from trtspec.paths import cache_dir, state_dir
-from trtspec.triton.server import Finding, probe_server
+from trtspec.triton.server import INSTALL_WHEEL, WHEEL, Finding, probe_server
 
 LEAST_FREE_BYTES = 2 << 30
 EXTRAS = {
     "embedded": ("torch", "transformers", "tokenizers"),
     "hub": ("huggingface_hub",),
-    "triton": ("tritonclient", "nvidia-pytriton"),
+    "triton": ("tritonclient", WHEEL),
 }
 
 
 def probe_machine() -> list[Finding]:
     """Return what a build, a measurement and a deployment need here, and whether it is there."""
-    findings = [Finding("python", True, f"{platform.python_version()} on {platform.system()} {platform.machine()}")]
+    findings = [_python()]
     findings += [_package(package, extra) for extra, packages in EXTRAS.items() for package in packages]
     findings += probe_server()
     findings += [_folder("cache", cache_dir()), _folder("state", state_dir())]
     return [*findings, _gpu(), _kernels(), _tensorrt_llm(), _builder()]
 
 
+def _python() -> Finding:
+    detail = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    fault = version_fault()
+    return Finding("python", fault is None, detail, fault)
+
+
 def _package(package: str, extra: str) -> Finding:
     try:
         return Finding(package, True, metadata.version(package))
     except metadata.PackageNotFoundError:
-        return Finding(package, False, "not installed", f"pip install 'trtspec[{extra}]'")
+        hint = INSTALL_WHEEL if package == WHEEL else f"pip install 'trtspec[{extra}]'"
+        return Finding(package, False, "not installed", hint)
 
 
 def _folder(name: str, folder: Path) -> Finding:

@@ -32,11 +32,18 @@ def libpython() -> Path | None:
     return next((folder / libpython_name() for folder in folders if (folder / libpython_name()).is_file()), None)
 
 
+def version_fault() -> str | None:
+    """Return what is wrong with the version of this Python, if anything is."""
+    fits = OLDEST <= sys.version_info[:2] <= NEWEST
+    return None if fits else f"Python {VERSION}: 3.{OLDEST[1]} to 3.{NEWEST[1]} can be used on this machine"
+
+
 def faults() -> list[tuple[str, str]]:
     """Return what is wrong with this Python for `make setup`, each with its remedy."""
     found = []
-    if not OLDEST <= sys.version_info[:2] <= NEWEST:
-        found.append((f"Python {VERSION}: 3.{OLDEST[1]} to 3.{NEWEST[1]} can be used on this machine", ANOTHER))
+    fault = version_fault()
+    if fault:
+        found.append((fault, ANOTHER))
     if platform.system() != "Linux":
         found.append((f"{platform.system()}: the tritonserver to test with runs on Linux", "use Linux or a container"))
     if importlib.util.find_spec("ensurepip") is None:
