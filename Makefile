@@ -3,18 +3,22 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 WORKERS := -n logical --maxprocesses 8 --dist worksteal
+QUIETLY := --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check format test test-fast test-gpu gpu bench plugins-trt clean
+.PHONY: help setup demo check format test test-fast test-python test-gpu gpu bench plugins-trt clean
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(INSTALLED) ## Fill .venv with trtspec and everything it is developed with.
 
+# The second installation is of Triton's server for Python 3.13, and nothing elsewhere: see `triton` in pyproject.toml.
 $(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -I trtspec/interpreter.py
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install $(QUIETLY) -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install $(QUIETLY) -c constraints.txt --no-deps nvidia-pytriton
 	@touch $@
 
 demo: setup ## Build, verify and serve the quickstart, and measure it on the running server.
@@ -39,6 +43,13 @@ test: setup ## Run all tests that need no GPU, on all cores.
 test-fast: setup ## Run those that take no time: without servers, whole builds and what is marked slow.
 	$(BIN)/pytest $(WORKERS) -m "not (slow or triton or integration or gpu)" --durations 10 --durations-min 2
 
+test-python: ## Run the tests that each supported Python must pass, on one: make test-python PYTHON=python3.12
+	@$(PYTHON) -I trtspec/interpreter.py
+	$(PYTHON) -m venv --clear .venv-python
+	.venv-python/bin/python -m pip install $(QUIETLY) --no-compile -c constraints.txt -e '.[test]'
+	.venv-python/bin/python -m pip install $(QUIETLY) --no-compile -c constraints.txt --no-deps nvidia-pytriton
+	.venv-python/bin/pytest -m every_python
+
 test-gpu: setup ## Run the tests that need a CUDA device.
 	$(BIN)/pytest -m gpu
 
@@ -56,4 +67,4 @@ plugins-trt: ## Build TensorRT's plugin library (TENSORRT_ROOT=... has include/N
 	cmake --build build/plugins --target trtspec_tensorrt
 
 clean: ## Remove the environment, artifacts and caches in this directory.
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-python build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -249,7 +249,7 @@ SIDES: dict[str, Callable[[Path, Path], float | None]] = {
 def run_side(side: str, source: Path, out: Path) -> tuple[float, int]:
     """Run a side in a process of its own; return (seconds, peak memory in bytes)."""
     command = [sys.executable, __file__, "--side", side, str(source), str(out)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=3600)
     found = json.loads(done.stdout.splitlines()[-1])
     return found["seconds"], found["peak_bytes"]
 
@@ -414,7 +414,9 @@ def measure_planning(root: Path, runs: int = 7) -> dict[str, list[float]]:
     for command, samples in [pair for _ in range(runs) for pair in found.items()]:
         started = time.perf_counter()
         line = [sys.executable, "-m", "trtspec", command, str(root / "headers.yaml"), "--json"]
-        subprocess.run(line, check=True, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        subprocess.run(
+            line, check=True, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=3600
+        )
         samples.append(time.perf_counter() - started)
     shutil.rmtree(root / "headers")
     print(", ".join(f"{name} {statistics.median(each):.2f} s" for name, each in found.items()), file=sys.stderr)

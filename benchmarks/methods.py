@@ -48,7 +48,7 @@ def build(method: str, out: Path) -> None:
     """Build a method's recipe as a user does."""
     recipe = RECIPES / ("quickstart.yaml" if method == "draft_target" else f"quickstart-{method}.yaml")
     command = [sys.executable, "-m", "trtspec", "build", str(recipe), "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=3600)
     if done.returncode:
         sys.exit(f"{' '.join(command)}\n{done.stderr}")
 

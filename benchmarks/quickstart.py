@@ -97,7 +97,7 @@ class Peer:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def close(self) -> None:
-        self._process.communicate()
+        self._process.communicate(timeout=30)
 
     def run(self, how: str) -> dict[str, Any]:
         assert self._process.stdin is not None
@@ -178,7 +178,7 @@ def measure(artifact: Path, runs: int, count: int) -> dict[str, Any]:
     ours.close()
     peer.close()
     command = [sys.executable, __file__, "--steps", "--artifact", str(artifact)]
-    steps = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    steps = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=3600).stdout)
     return report(samples, last, steps)
 
 

@@ -147,4 +147,4 @@ def serving(root: Path) -> Iterator[Hub]:
         yield hub
         hub.released.set()
         server.shutdown()
-        thread.join()
+        thread.join(30)

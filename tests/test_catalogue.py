@@ -280,7 +280,7 @@ def test_the_shell_function_of_the_readme_makes_safetensors_of_a_pickle(tmp_path
     torch.save(tensors, tmp_path / "heads.pt")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     command = f"{block[1]}\nto_safetensors {tmp_path}/heads.pt"
-    subprocess.run(["bash", "-euc", command], env={**os.environ, "PATH": path}, check=True)
+    subprocess.run(["bash", "-euc", command], env={**os.environ, "PATH": path}, check=True, timeout=300)
     made = load_file(tmp_path / "heads.safetensors")
     assert made.keys() == tensors.keys()
     assert all(torch.equal(made[name], tensors[name]) for name in tensors)

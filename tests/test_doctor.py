@@ -39,6 +39,13 @@ def test_a_package_that_is_missing_says_how_to_get_it(trtspec: Run, monkeypatch:
     assert shown.err.endswith("torch: pip install 'trtspec[embedded]'\n")
 
 
+def test_a_python_that_cannot_run_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert findings()["python"].ok
+    monkeypatch.setattr(doctor, "version_fault", lambda: "Python 3.99: 3.10 to 3.13 can be used on this machine")
+    assert findings()["python"].hint == "Python 3.99: 3.10 to 3.13 can be used on this machine"
+    assert not findings()["python"].ok
+
+
 def test_a_disk_that_is_nearly_full(monkeypatch: pytest.MonkeyPatch, workplace: Path) -> None:
     free = doctor.LEAST_FREE_BYTES
     usage = shutil.disk_usage(workplace)

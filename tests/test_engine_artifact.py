@@ -82,7 +82,7 @@ def test_plan_and_build_and_script_say_the_same_words(built: Path, engine_recipe
     assert plan["toolchain"]["kind"] == "local"
     assert plan["placement"]["mode"] == "orchestrator"
     engines = built.parent / "again"
-    subprocess.run(["sh", built / "reproduce.sh", engines], check=True, capture_output=True)
+    subprocess.run(["sh", built / "reproduce.sh", engines], check=True, capture_output=True, timeout=300)
     for role in ("target", "draft"):
         theirs, ours = (root / "engines" / role / "config.json" for root in (engines, built))
         assert json.loads(theirs.read_text()) == json.loads(ours.read_text())

@@ -19,6 +19,6 @@ finally:
 @pytest.mark.parametrize(("asked", "said"), [("here", b""), ("there", b"cleaned up\n"), ("", b"cleaned up\n")])
 def test_only_the_named_point_kills_and_lets_nothing_clean_up(asked: str, said: bytes) -> None:
     command = [sys.executable, "-c", CODE]
-    done = subprocess.run(command, env={"TRTSPEC_FAILPOINT": asked}, capture_output=True, check=False)
+    done = subprocess.run(command, env={"TRTSPEC_FAILPOINT": asked}, capture_output=True, check=False, timeout=300)
     assert done.stdout == said
     assert done.returncode == (0 if said else -signal.SIGKILL)

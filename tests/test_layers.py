@@ -17,7 +17,7 @@ PACKAGE = Path(trtspec.__file__).parent
 
 LEVELS = [
     {"errors", "__init__", "_data"},
-    {"paths", "system", "registry", "files", "failpoint", "diagnostics"},
+    {"paths", "system", "registry", "files", "failpoint", "diagnostics", "interpreter"},
     {"recipe", "graph", "probe", "gpus"},
     {"artifacts"},
     {"checkpoint", "kernels"},

@@ -40,6 +40,7 @@ def lead_of(model: Any, prompt: list[int], ours: list[int], theirs: list[int]) -
     return other - mine
 
 
+@pytest.mark.every_python
 def test_the_text_is_that_of_transformers(trtspec: Run, workplace: Path) -> None:
     from trtspec.artifacts.prompts import load_prompts
     from trtspec.checkpoint.tokenizer import Tokenizer

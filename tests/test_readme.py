@@ -76,7 +76,9 @@ def test_every_command_block_runs(workplace: tuple[Path, dict[str, str]]) -> Non
             )
             assert run.returncode == 0, f"{block}\n{run.stdout}\n{run.stderr}"
     finally:
-        subprocess.run(["trtspec", "stop", "quickstart"], cwd=root, env=environment, capture_output=True, check=False)
+        subprocess.run(
+            ["trtspec", "stop", "quickstart"], cwd=root, env=environment, capture_output=True, check=False, timeout=300
+        )
 
 
 def test_the_mistake_it_shows_reads_like_that(

@@ -35,7 +35,7 @@ def test_a_command_imports_no_more_than_it_uses(command: str, unwanted: set[str]
     recipe = [] if command == "--help" else [str(recipes_dir() / "quickstart.yaml")]
     environment = {**os.environ, "TRTSPEC_CACHE": str(tmp_path)}
     argv = [sys.executable, "-c", CODE, command, *recipe]
-    done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=True, timeout=300)
     imported = set(done.stdout.split())
     assert "trtspec.cli.app" in imported
     assert not imported & unwanted

@@ -25,7 +25,7 @@ def sleeper():
     process = subprocess.Popen(SLEEP, start_new_session=True)
     yield process
     process.kill()
-    process.wait()
+    process.wait(30)
 
 
 def test_free_ports_are_different_and_free() -> None:
@@ -67,7 +67,7 @@ def test_stop_session_ends_orphans_of_a_dead_leader() -> None:
     orphan = int(leader.stdout.readline())
     started = system.start_time(leader.pid)
     leader.kill()
-    leader.wait()
+    leader.wait(30)
     assert system.session_of(leader.pid, started) == [orphan]
     system.stop_session(leader.pid, started, timeout_s=5)
     assert system.start_time(orphan) is None

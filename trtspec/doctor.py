@@ -9,21 +9,36 @@ import shutil
 from pathlib import Path
 
 from trtspec.backends.base import backends
+from trtspec.interpreter import version_fault
 from trtspec.paths import cache_dir, state_dir
 from trtspec.probe import Probe, probe_package
-from trtspec.triton.server import probe_server
+from trtspec.triton.server import INSTALL_WHEEL, WHEEL, probe_server
 
 LEAST_FREE_BYTES = 2 << 30
-EXTRAS = {"hub": ("huggingface_hub",), "triton": ("tritonclient", "nvidia-pytriton")}
+HINTS = {
+    "huggingface_hub": "pip install 'trtspec[hub]'",
+    "tritonclient": "pip install 'trtspec[triton]'",
+    WHEEL: INSTALL_WHEEL,
+}
 
 
 def probe_machine() -> list[Probe]:
     """Return what a build, a measurement and a deployment need here, and whether it is there."""
-    found = [Probe("python", True, f"{platform.python_version()} on {platform.system()} {platform.machine()}")]
-    found += [probe_package(package, extra) for extra, packages in EXTRAS.items() for package in packages]
-    found += probe_server()
+    found = [_python(), *(probe_package(package, hint) for package, hint in HINTS.items()), *probe_server()]
     found += [_folder("cache", cache_dir()), _folder("state", state_dir())]
     return [*found, *(probe for backend in backends().values() for probe in backend.probes())]
+
+
+def install_hint(package: str) -> str | None:
+    """Return how a Python package that is missing here is installed; None for one that nothing of ours needs."""
+    probes = (probe for backend in backends().values() for probe in backend.probes())
+    return HINTS.get(package) or next((probe.hint for probe in probes if probe.name == package), None)
+
+
+def _python() -> Probe:
+    detail = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    fault = version_fault()
+    return Probe("python", fault is None, detail, fault)
 
 
 def _folder(name: str, folder: Path) -> Probe:

@@ -18,8 +18,7 @@ class Probe:
     hint: str | None = None
 
 
-def probe_package(package: str, extra: str) -> Probe:
-    """Return whether a Python package is installed, and the extra of trtspec that brings it."""
+def probe_package(package: str, hint: str) -> Probe:
+    """Return whether a Python package is installed; `hint` says how to install it."""
     version = installed_version(package)
-    hint = None if version else f"pip install 'trtspec[{extra}]'"
-    return Probe(package, bool(version), version or "not installed", hint)
+    return Probe(package, bool(version), version or "not installed", None if version else hint)

@@ -305,7 +305,7 @@ def test_a_reader_never_sees_a_part(out: Path, make: Make) -> None:
             publish_artifact(out, *both[turn % 2])
     finally:
         done.set()
-        watcher.join()
+        watcher.join(30)
     assert not gaps
 
 

@@ -78,7 +78,7 @@ def in_another_process(artifact: Path, how: str) -> tuple[subprocess.Popen[str],
         stderr=subprocess.PIPE,
         text=True,
     )
-    return process, int(process.stdout.readline() or process.communicate()[1])
+    return process, int(process.stdout.readline() or process.communicate(timeout=30)[1])
 
 
 def states(name: str = "echo") -> list[str]:
@@ -131,7 +131,7 @@ def test_a_killed_server_is_dead_with_its_last_words_and_can_be_deployed_again(d
     assert "Started Metrics Service" in found["log"]
     assert leftovers(server.record), "its Python stub outlives it"
     with pytest.raises(DeployError, match="the server ended by itself with status -9") as caught:
-        server.wait()
+        server.wait()  # unbounded: the server has ended already
     assert "Started Metrics Service" in caught.value.hint
     again = deploy()
     assert leftovers(server.record) == []
@@ -188,7 +188,7 @@ def test_without_detach_a_killed_owner_takes_the_server_along(tritonserver, tmp_
     started = Journal("echo").known().started
     assert is_alive(pid, started)
     owner.kill()
-    owner.communicate()
+    owner.communicate(timeout=30)
     assert wait_until(lambda: not session_of(pid, started), 10)
     assert status("echo")["state"] == "dead"
 

@@ -320,11 +320,11 @@ def test_heads_are_asked_for_on_every_stage(
 
 def test_as_a_program(llama: Path, tmp_path: Path) -> None:
     command = [DOUBLES / "trtllm-build", "--checkpoint_dir", llama, "--output_dir", "engine", "--max_beam_width", "1"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=300)
     assert done.stdout.startswith("[TensorRT-LLM] TensorRT LLM version: 1.2.1\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["engine", "llama", "model.cache"]
     refused = subprocess.run([*command, "--max_draft_len", "1", "--gather_context_logits"], cwd=tmp_path,
-                             capture_output=True, text=True, check=False)  # fmt: skip
+                             capture_output=True, text=True, check=False, timeout=300)  # fmt: skip
     assert refused.returncode == 1
     assert "RuntimeError: Gather context logits is not support with draft len > 0" in refused.stderr
 

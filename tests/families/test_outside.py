@@ -80,7 +80,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def run(environment: dict[str, str], *argv: object) -> str:
     """Run Python and return what it printed; it must succeed."""
     command = [sys.executable, *map(str, argv)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=300).stdout
 
 
 def test_inspect_names_it(toy: Path, installed: dict[str, str]) -> None:
@@ -105,7 +105,7 @@ def test_it_converts_to_what_llama_does(llama: Path, toy: Path, installed: dict[
 
 def test_without_it_the_architecture_is_unknown(toy: Path) -> None:
     argv = [sys.executable, "-m", "trtspec", "inspect", str(toy)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 1
     assert "architecture 'ToyForCausalLM' is not supported; supported: Gemma2ForCausalLM, " in done.stderr
 

@@ -32,7 +32,7 @@ def needs(flag: str) -> None:
 
 
 def said(driver: Path, *runner: str) -> str:
-    return subprocess.run([*runner, driver], capture_output=True, text=True, check=True).stdout
+    return subprocess.run([*runner, driver], capture_output=True, text=True, check=True, timeout=300).stdout
 
 
 @pytest.fixture(scope="module")

@@ -150,8 +150,10 @@ def test_structs_are_those_of_the_header(cpu_library: KernelLibrary, tmp_path: P
     source = f'#include <stddef.h>\n#include <stdio.h>\n#include "trtspec/verify.h"\nint main(void) {{ {prints} }}\n'
     (tmp_path / "sizes.c").write_text(source)
     command = ["gcc", "-std=c11", "-Wall", "-Werror", f"-I{plugins_dir() / 'include'}", "sizes.c", "-o", "sizes"]
-    subprocess.run(command, cwd=tmp_path, check=True)
-    said = subprocess.run([tmp_path / "sizes"], capture_output=True, text=True, check=True).stdout.splitlines()
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=300)
+    said = subprocess.run(
+        [tmp_path / "sizes"], capture_output=True, text=True, check=True, timeout=300
+    ).stdout.splitlines()
     ours = [f"{sizeof(struct)} {getattr(struct, last).offset}" for last, struct in lasts.values()]
     assert said == ours
 

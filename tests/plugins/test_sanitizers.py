@@ -23,6 +23,6 @@ def test_the_driver_is_clean(tmp_path: Path) -> None:
     driver = compile_driver(compiler, tmp_path, *SANITIZERS)
     # OpenMP's threads are there to the end of the process, with what they hold
     environment = os.environ | {"ASAN_OPTIONS": "detect_leaks=0"}
-    ran = subprocess.run([driver], capture_output=True, text=True, check=False, env=environment)
+    ran = subprocess.run([driver], capture_output=True, text=True, check=False, env=environment, timeout=300)
     assert (ran.returncode, ran.stderr) == (0, "")
     assert re.fullmatch("clean [0-9a-f]{16}\n", ran.stdout)

@@ -49,7 +49,9 @@ def runtime() -> str:
     found = next((name for name in RUNTIMES if importlib.util.find_spec(name) is not None), None)
     if found is None:
         pytest.skip(f"none of {', '.join(RUNTIMES)} is installed")
-    version = subprocess.check_output([sys.executable, "-c", f"print(__import__('{found}').__version__)"], text=True)
+    version = subprocess.check_output(
+        [sys.executable, "-c", f"print(__import__('{found}').__version__)"], text=True, timeout=300
+    )
     header = (find_includes()[0] / "NvInferVersion.h").read_text()
     major = re.search(r"define (?:NV_TENSORRT_MAJOR|TRT_MAJOR_ENTERPRISE) +(\d+)", header)
     assert major is not None
@@ -70,6 +72,7 @@ def run(runtime: str, library: Path, script: str) -> subprocess.CompletedProcess
         text=True,
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
         check=False,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     return done

@@ -240,5 +240,5 @@ def make_large(root: Path) -> Path:
 def test_one_layer_is_in_memory(tmp_path: Path) -> None:
     warm, large = make_source(tmp_path / "warm"), make_large(tmp_path / "large")
     command = [sys.executable, "-c", MEASURE_MEMORY, str(warm), str(large)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=Path.cwd())
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=Path.cwd(), timeout=300)
     assert LAYER_BYTES / 2 < int(done.stdout) < 1.5 * LAYER_BYTES  # of 636 MB

@@ -140,7 +140,7 @@ class TestEndOfARequest:
 
         def collect(number: int):
             def on_update(update: Update) -> None:
-                ready.wait()
+                ready.wait(30)
                 texts[number] += update.new_ids
                 if number == 1 and len(texts[1]) > 10:
                     tickets[1].cancel()
@@ -206,7 +206,7 @@ def test_a_request_that_cannot_be_served_says_why(engine: Engine, request_: Requ
 def test_a_full_queue_refuses(pair: tuple[Path, Path]) -> None:
     engine = make_engine(*pair, max_batch_size=1, max_queue_size=2)
     hold = threading.Event()
-    engine.submit(Request((1, 2), 3), lambda update: hold.wait())
+    engine.submit(Request((1, 2), 3), lambda update: hold.wait(30))
     with pytest.raises(TrtspecError, match="the queue is full: 2 requests wait"):  # noqa: PT012
         for _ in range(4):  # one may run already, two wait
             engine.submit(Request((1, 2), 3), lambda update: None)

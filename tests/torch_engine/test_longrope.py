@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from tests.backends.contexts import make_case
+from tests.backends.contexts import make_context
 from tests.tiny import convert, make_model, reference_model
-from trtspec.backends.embedded.check import objections
-from trtspec.generation.request import EngineSettings, Request
+from trtspec.backends.embedded.check import check
+from trtspec.generation.request import Request
 from trtspec.torch_engine.engine import Engine
+from trtspec.torch_engine.settings import EngineSettings
 
 ORIGINAL = 48
 LONGROPE: dict[str, Any] = {
@@ -48,7 +49,7 @@ def test_the_longest_text_decides_for_all(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("longest", "said"), [(4096, False), (4097, True)])
 def test_check_says_where_short_texts_change(longest: int, said: bool) -> None:
-    case = make_case("phi-4-mini", engine__backend="embedded", engine__max_seq_len=longest)
-    found = [(each.path, each.severity, each.hint) for each in objections(case)]
+    case = make_context("phi-4-mini", engine__backend="embedded", engine__max_seq_len=longest)
+    found = [(each.path, each.severity, each.hint) for each in check(case)]
     expected = ("target.model", "warning", "engine.max_seq_len: 4096, where no text is longer")
     assert found == [expected] * said

@@ -109,4 +109,4 @@ def answering() -> Iterator[Models]:
     try:
         yield models
     finally:
-        server.stop(grace=None).wait()
+        server.stop(grace=None).wait(30)

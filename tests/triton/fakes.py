@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -62,11 +63,22 @@ class Sender:
         return self.cancelled
 
 
+class AllOutputs(set[str]):
+    """What a request asks for that names no outputs."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
 class Request:
-    def __init__(self, **inputs: Any) -> None:
+    def __init__(self, wanted: Collection[str] = (), **inputs: Any) -> None:
         self.inputs = inputs
+        self.wanted = wanted
         self.sender = Sender()
         self.cancelled = False
+
+    def requested_output_names(self) -> set[str]:
+        return set(self.wanted) or AllOutputs()
 
     def get_response_sender(self) -> Sender:
         return self.sender

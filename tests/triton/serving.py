@@ -13,9 +13,16 @@ from pathlib import Path
 import pytest
 
 from trtspec.errors import DeployError
-from trtspec.system import free_ports
+from trtspec.system import free_ports, start_time, stop_session
 from trtspec.triton.client import Client
-from trtspec.triton.server import Ports, find_server, remove_shared_memory, server_command, start_server
+from trtspec.triton.server import (
+    EXIT_TIMEOUT_S,
+    Ports,
+    find_server,
+    remove_shared_memory,
+    server_command,
+    start_server,
+)
 
 DOUBLES = Path(__file__).parents[1] / "doubles"
 LOADING_S = 120.0
@@ -60,6 +67,6 @@ def serving(
         assert client.is_ready(), "\n".join(errors)
         yield Served(client, ports.grpc, root / "log")
     finally:
-        process.terminate()
-        process.wait()
+        stop_session(process.pid, start_time(process.pid), EXIT_TIMEOUT_S + 5)
+        process.wait(10)
         remove_shared_memory(prefix)

@@ -264,6 +264,12 @@ def test_a_stream_sends_whole_characters_and_ends_with_its_counts(root, pb_utils
     assert last["acceptance_rate"] == pytest.approx(last["total_accepted_draft_tokens"] / last["total_draft_tokens"])
 
 
+def test_a_response_has_the_outputs_that_its_request_names_and_no_others(root, pb_utils) -> None:
+    [sent] = run(start(root, pb_utils), ask(stream=True, wanted={"text_output"}))
+    assert len(sent) > 3
+    assert all(set(answer.outputs) == {"text_output"} for answer, _ in sent)
+
+
 def test_without_stream_there_is_one_response(root, pb_utils) -> None:
     [[(answer, final)]] = run(start(root, pb_utils), ask())
     assert (answer.outputs["text_output"].item().decode(), final) == (SCRIPT[:19], True)

@@ -165,6 +165,7 @@ def test_a_target_alone_samples_what_it_samples_without_this_model(client: Clien
     assert client.generate(asked, "alone_bls")["text_output"] == tokenizer.decode(own["output_ids"])
 
 
+@pytest.mark.every_python
 @pytest.mark.parametrize(("model", "least"), [("ensemble", 0.7), ("lookup_bls", 0.2)])
 def test_many_requests_at_once_say_what_transformers_says(model: str, least: float, client: Client, expected) -> None:
     answers = ask_all(client, model)
@@ -226,6 +227,7 @@ def test_pieces_gather_where_the_repository_says_so(client: Client, expected) ->
     assert len(events) > 2
 
 
+@pytest.mark.every_python
 @pytest.mark.parametrize("model", ["ensemble", "lookup_bls"])
 @pytest.mark.parametrize("use_draft_logits", [True, False])
 def test_a_seed_repeats_a_sampled_text(model: str, use_draft_logits: bool, client: Client) -> None:
@@ -237,6 +239,7 @@ def test_a_seed_repeats_a_sampled_text(model: str, use_draft_logits: bool, clien
     assert texts[0] == texts[1] != texts[2]
 
 
+@pytest.mark.every_python
 def test_one_requests_error_stays_its_own(client: Client, expected) -> None:
     """The draft model of `short_bls` refuses longer texts, those that grow so long too, while others are served."""
     long = PROMPTS[0] * 4
@@ -277,6 +280,7 @@ def test_a_bad_request_is_told_so(change: dict[str, Any], message: str, client: 
         list(client.generate_stream(request))
 
 
+@pytest.mark.every_python
 def test_clients_that_hang_up_free_their_places(client: Client) -> None:
     """More leave at once than there are places, and each had asked for a minute of work."""
     for _ in range(3 * PLACES):

@@ -122,6 +122,15 @@ def test_without_stream_there_is_one_response(artifact, pb_utils, monkeypatch) -
     assert answers(request) == [([3, 4, 5], False, True)]
 
 
+def test_a_response_has_the_outputs_that_its_request_names_and_no_others(artifact, pb_utils, monkeypatch) -> None:
+    model, request = start(artifact, pb_utils, monkeypatch), ask(1, 2, streaming=True)
+    request.wanted = {"output_ids", "sequence_length"}
+    model.execute([request])
+    for update in (Update((3,), None, STATS), Update((4,), "length", STATS)):
+        model.engine.tell[0](update)
+    assert [set(response.outputs) for response, _ in request.sender.sent] == [request.wanted] * 2
+
+
 def test_the_prompt_comes_back_where_it_is_asked_for(artifact, pb_utils, monkeypatch) -> None:
     model, request = start(artifact, pb_utils, monkeypatch), ask(1, 2, exclude_input_in_output=False)
     model.execute([request])

@@ -83,6 +83,7 @@ def streamed(client: Client, prompt: str, **request: Any) -> str:
     return "".join(event["text_output"] for event in events)
 
 
+@pytest.mark.every_python
 def test_the_canonical_request_works(client: Client) -> None:
     answer = client.generate(CANONICAL)
     assert answer["num_input_tokens"] == len(CANONICAL["text_input"])
@@ -90,6 +91,7 @@ def test_the_canonical_request_works(client: Client) -> None:
     assert answer["total_draft_tokens"] > 0
 
 
+@pytest.mark.every_python
 def test_one_response_or_a_stream_say_what_the_target_says(client: Client, expected: dict[str, str]) -> None:
     for prompt in PROMPTS[:4]:
         assert client.generate({"text_input": prompt, "max_tokens": TOKENS})["text_output"] == expected[prompt]
@@ -215,6 +217,7 @@ def test_a_grpc_stream_of_the_engine_gives_new_ids_and_ends_with_data(record, to
     assert result.as_numpy("num_output_tokens").item() == len(ids)
 
 
+@pytest.mark.every_python
 def test_a_client_that_hangs_up_frees_its_place(record, client: Client) -> None:
     """More clients leave at once than there are places; whoever comes next is served as if they had never been."""
     for _ in range(SERVING.max_batch_size + 4):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from pathlib import Path
@@ -10,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from trtspec.errors import DeployError
+from trtspec.files import file_sha256
 from trtspec.probe import Probe
+from trtspec.triton import python_stub
 from trtspec.triton import server as server_module
 from trtspec.triton.server import Ports, Server, find_server, probe_server, server_command, start_server
 
@@ -26,7 +29,8 @@ def wheel(tmp_path: Path, monkeypatch) -> Path:
     stub.parent.mkdir(parents=True)
     stub.write_text("stub")
     monkeypatch.setattr(server_module, "_wheel", lambda: (root, "0.7.0"))
-    monkeypatch.setattr(server_module, "_libpython_folder", lambda: tmp_path / "lib")
+    monkeypatch.setattr(server_module, "libpython", lambda: tmp_path / "lib" / "libpython.so")
+    monkeypatch.setattr(server_module, "_numpy_2", lambda: False)
     monkeypatch.setenv("TRTSPEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     monkeypatch.delenv(server_module.VARIABLE, raising=False)
@@ -58,7 +62,7 @@ def test_no_server_at_all_says_how_to_get_one(wheel: Path, monkeypatch) -> None:
     monkeypatch.setattr(server_module, "_wheel", lambda: None)
     with pytest.raises(DeployError, match="no tritonserver on this machine") as caught:
         find_server()
-    assert "pip install 'trtspec[triton]'" in caught.value.hint
+    assert caught.value.hint == f"{server_module.INSTALL_WHEEL}, or set TRTSPEC_TRITONSERVER to a tritonserver"
     assert probe_server() == [
         Probe("tritonserver", False, "no tritonserver on this machine", server_module.INSTALL_HINT)
     ]
@@ -76,7 +80,8 @@ def test_the_wheels_backends_are_linked_and_its_folder_is_left_alone(wheel: Path
     assert server.backends.is_relative_to(tmp_path / "cache" / "triton")
     assert sorted(wheel.rglob("*")) == before
     libraries = server.environment["LD_LIBRARY_PATH"].split(":")
-    assert libraries == [str(tmp_path / "site-packages" / "nvidia_pytriton.libs"), str(tmp_path / "lib")]
+    ours, theirs, python = server.backends / "python", tmp_path / "site-packages/nvidia_pytriton.libs", tmp_path / "lib"
+    assert libraries == [str(folder) for folder in (ours, theirs, python)]
     assert server.environment["PATH"].split(":")[0] == str(Path(sys.executable).parent)
 
 
@@ -86,7 +91,7 @@ def test_many_at_once_agree_on_one_directory_and_leave_no_other(wheel: Path, tmp
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(30)
     assert len(found) == 16
     assert list((tmp_path / "cache" / "triton").iterdir()) == [found[0]]
     assert set(found) == {found[0]}
@@ -103,10 +108,10 @@ def test_a_cache_that_cannot_be_written_is_an_error_and_a_finding(wheel: Path, t
 
 
 def test_a_python_without_a_stub_or_a_shared_library_is_a_finding_and_an_error(wheel: Path, monkeypatch) -> None:
-    monkeypatch.setattr(server_module, "_libpython_folder", lambda: None)
+    monkeypatch.setattr(server_module, "libpython", lambda: None)
     with pytest.raises(DeployError, match=r"cannot run Python models here: libpython: libpython.* not found") as caught:
         find_server()
-    assert caught.value.hint == "use an interpreter that was built with --enable-shared"
+    assert caught.value.hint.endswith("or use a Python that was built with --enable-shared")
     stubs = wheel / "python_backend_stubs"
     (stubs / server_module.PYTHON).rename(stubs / "2.7")
     with pytest.raises(DeployError, match=f"python stub: none for Python {server_module.PYTHON}") as caught:
@@ -114,12 +119,37 @@ def test_a_python_without_a_stub_or_a_shared_library_is_a_finding_and_an_error(w
     assert caught.value.hint == "use a Python of 2.7"
 
 
-def test_numpy_2_is_a_finding(wheel: Path, monkeypatch) -> None:
+@pytest.fixture
+def numpy_2(monkeypatch) -> None:
+    """The fixture `wheel` says before that there is none."""
+    monkeypatch.setattr(server_module, "_numpy_2", lambda: True)
     monkeypatch.setattr(server_module.metadata, "version", lambda name: "2.1.0")
+
+
+def test_numpy_2_with_a_stub_that_is_not_known_is_a_finding(wheel: Path, numpy_2: None) -> None:
     server, finding = [finding for finding in probe_server() if not finding.ok]
-    assert (finding.name, finding.detail) == ("numpy below 2", "2.1.0")
-    assert server.detail.endswith("cannot run Python models here: numpy below 2: 2.1.0")
-    assert server.hint == finding.hint == "pip install 'numpy<2': with numpy 2 the stub garbles tensors"
+    assert (finding.name, finding.detail) == ("numpy", "2.1.0 is not below 2")
+    assert server.detail.endswith("cannot run Python models here: numpy: 2.1.0 is not below 2")
+    assert server.hint == finding.hint == "pip install 'numpy<2': with 2 the stub garbles tensors"
+
+
+def test_numpy_2_gets_a_copy_of_a_known_stub(wheel: Path, numpy_2: None, tmp_path: Path, monkeypatch) -> None:
+    """The copy differs in the bytes that say where an array's item size is, and loads this Python's own library."""
+    stub = wheel / "python_backend_stubs" / server_module.PYTHON / server_module.STUB
+    stub.write_bytes(bytes(range(64)))
+    monkeypatch.setattr(python_stub, "LOADS", {file_sha256(stub): (32, 7)})
+    bundled = tmp_path / "site-packages" / "nvidia_pytriton.libs" / "libpython3-1.so"
+    bundled.parent.mkdir()
+    bundled.touch()
+    folder = find_server().backends / "python"
+    copy = folder / server_module.STUB
+    changed = {place: byte for place, byte in enumerate(copy.read_bytes()) if byte != place}
+    assert (changed, os.access(copy, os.X_OK), copy.is_symlink()) == ({32: 40, 7: 15}, True, False)
+    assert stub.read_bytes() == bytes(range(64))
+    assert (folder / bundled.name).readlink() == server_module.libpython()
+    assert {finding.name: finding.ok for finding in probe_server()}["numpy"]
+    monkeypatch.setattr(server_module, "_numpy_2", lambda: False)
+    assert (find_server().backends / "python" / server_module.STUB).readlink() == stub
 
 
 def test_the_command_keeps_the_server_on_loopback(tmp_path: Path) -> None:

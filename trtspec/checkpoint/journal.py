@@ -34,7 +34,7 @@ class Journal:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join()
+        self._thread.join()  # unbounded: the disk
         self._commit()
 
     def finish(self, name: str) -> None:

@@ -157,7 +157,7 @@ def _run_unpickler(pickle: Path, descriptor: int, out: Path) -> None:
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+            process.communicate(timeout=LEAST_TIME_S)
     if process.returncode:
         ended = f"the process that opened it ended with {process.returncode}"
         raise CheckpointError(said[-1][:500] if said else ended, where=str(pickle))

@@ -68,13 +68,12 @@ def _run(arguments: Sequence[str]) -> int | None:
     try:
         code: int | None = make_app()(args=arguments, standalone_mode=False)
     except ModuleNotFoundError as error:
-        from trtspec.doctor import EXTRAS
+        from trtspec.doctor import install_hint
 
         package = (error.name or "").partition(".")[0]
-        extra = next((extra for extra, packages in EXTRAS.items() if package in packages), None)
-        if extra is None:
+        hint = install_hint(package)
+        if hint is None:
             raise
-        hint = f"pip install 'trtspec[{extra}]'"
         raise TrtspecError(f"this needs {package}, which is not installed", hint=hint) from None
     return code
 

@@ -48,7 +48,7 @@ def deploy(
     show(document)
     if not detach:
         say("press Ctrl-C to stop")
-        deployment.wait()
+        deployment.wait()  # unbounded: a server in the foreground, as long as its owner wants
 
 
 def show(document: dict[str, object]) -> None:

@@ -81,7 +81,7 @@ class LocalDeployment:
         """Block until the server ends; SIGINT and SIGTERM stop it first, its own death is a DeployError."""
         try:
             with sigterm_as_interrupt():
-                code = self.process.wait()
+                code = self.process.wait()  # unbounded: a server in the foreground, as long as its owner wants
         except KeyboardInterrupt:
             self.stop()
             raise

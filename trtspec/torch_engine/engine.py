@@ -31,6 +31,8 @@ from trtspec.generation.running import RequestHandle, Running
 from trtspec.torch_engine.settings import EngineSettings
 from trtspec.torch_engine.speculator import Speculator
 
+CLOSE_TIMEOUT_S = 300.0  # for the one step that is being computed
+
 log = logging.getLogger(__name__)
 
 
@@ -103,7 +105,7 @@ class Engine:
         with self._changed:
             self._closed = self._closed or "the engine was closed"
             self._changed.notify()
-        self._thread.join()
+        self._thread.join(CLOSE_TIMEOUT_S)
         atexit.unregister(self.close)
 
     def _check(self, request: Request) -> None:
@@ -215,7 +217,7 @@ class _Collector:
             self._done.set()
 
     def result(self) -> Result:
-        self._done.wait()
+        self._done.wait()  # unbounded: the engine's thread ends each request, and all of them when it fails
         last = self._last
         if last is None or last.finish_reason is None or last.finish_reason == "error":
             raise TrtspecError(last.error if last and last.error else "the engine gave no result")

@@ -12,7 +12,6 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,17 +20,21 @@ from importlib import metadata
 from pathlib import Path
 
 from trtspec.errors import DeployError
+from trtspec.interpreter import VERSION as PYTHON
+from trtspec.interpreter import libpython, libpython_name
 from trtspec.paths import cache_dir
 from trtspec.probe import Probe
 from trtspec.system import LOOPBACK, die_with_parent
+from trtspec.triton import python_stub
 
 VARIABLE = "TRTSPEC_TRITONSERVER"
 WHEEL = "nvidia-pytriton"
 STUB = "triton_python_backend_stub"
-PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 EXIT_TIMEOUT_S = 10  # for requests in flight
 SHARED_MEMORY = Path("/dev/shm")
-INSTALL_HINT = f"pip install 'trtspec[triton]', or set {VARIABLE} to a tritonserver"
+# pip takes no wheel that asks for numpy below 2 where there is none, on Python 3.13; by itself the wheel works there
+INSTALL_WHEEL = "pip install 'trtspec[triton]'" if PYTHON < "3.13" else f"pip install --no-deps {WHEEL}==0.7.0"
+INSTALL_HINT = f"{INSTALL_WHEEL}, or set {VARIABLE} to a tritonserver"
 
 
 @dataclass(frozen=True)
@@ -148,11 +151,12 @@ def _server_of_wheel(root: Path, version: str) -> Server:
             raise DeployError(
                 f"the tritonserver of {WHEEL} cannot run Python models here: {need.name}: {need.detail}", hint=need.hint
             )
-    libraries = [root.parents[1] / "nvidia_pytriton.libs", _libpython_folder() or root]
+    backends, library = _linked_backends(root), libpython()
+    libraries = [backends / "python", _libraries(root), *([library.parent] if library else [])]
     return Server(
         root / "bin" / "tritonserver",
         f"{WHEEL} {version}",
-        backends=_linked_backends(root),
+        backends=backends,
         environment=_environment(libraries),
     )
 
@@ -175,18 +179,15 @@ def _linked_backends(root: Path) -> Path:
 
     It is made beside its place and renamed into it: of two processes one wins, and both have the same directory.
     """
-    links = {path.name: path for path in (root / "backends" / "python").iterdir() if path.is_file()}
-    links[STUB] = _stub(root)
-    content = "\n".join(f"{name} {target}" for name, target in sorted(links.items()))
+    links = _links(root)
+    content = "\n".join([f"numpy {_numpy_2()}", *(f"{name} {target}" for name, target in sorted(links.items()))])
     place = cache_dir() / "triton" / hashlib.sha256(content.encode()).hexdigest()[:16]
     if place.is_dir():
         return place
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(dir=place.parent))
-        (fresh / "python").mkdir()
-        for name, target in links.items():
-            (fresh / "python" / name).symlink_to(target)
+        _fill(fresh / "python", links)
     except OSError as error:
         raise DeployError(
             f"cannot be written: {error.strerror}",
@@ -200,8 +201,38 @@ def _linked_backends(root: Path) -> Path:
     return place
 
 
+def _links(root: Path) -> dict[str, Path]:
+    """Return what the Python backend's folder holds: names and where they point."""
+    links = {path.name: path for path in (root / "backends" / "python").iterdir() if path.is_file()}
+    links[STUB] = _stub(root)
+    library = libpython()
+    if _numpy_2() and library:  # in the place of one that the wheel brings, which is not the one of our modules
+        links |= {path.name: library for path in _libraries(root).glob("libpython*")}
+    return links
+
+
+def _fill(folder: Path, links: Mapping[str, Path]) -> None:
+    folder.mkdir()
+    for name, target in links.items():
+        (folder / name).symlink_to(target)
+    if _numpy_2():
+        stub = folder / STUB
+        content = python_stub.for_numpy_2(stub)
+        stub.unlink()
+        stub.write_bytes(content)
+        stub.chmod(0o755)
+
+
+def _libraries(root: Path) -> Path:
+    return root.parents[1] / "nvidia_pytriton.libs"
+
+
 def _stub(root: Path) -> Path:
     return root / "python_backend_stubs" / PYTHON / STUB
+
+
+def _numpy_2() -> bool:
+    return not metadata.version("numpy").startswith("1.")
 
 
 def _probe_stub() -> Probe:
@@ -218,25 +249,16 @@ def _probe_stub() -> Probe:
 
 
 def _probe_numpy() -> Probe:
-    version = metadata.version("numpy")
-    hint = None if version.startswith("1.") else "pip install 'numpy<2': with numpy 2 the stub garbles tensors"
-    return Probe("numpy below 2", hint is None, version, hint)
+    version, wheel = metadata.version("numpy"), _wheel()
+    if not _numpy_2():
+        return Probe("numpy", True, version)
+    if wheel and _stub(wheel[0]).is_file() and python_stub.is_known(_stub(wheel[0])):
+        return Probe("numpy", True, f"{version}; a copy of the stub reads its tensors")
+    return Probe("numpy", False, f"{version} is not below 2", "pip install 'numpy<2': with 2 the stub garbles tensors")
 
 
 def _probe_libpython() -> Probe:
-    name, folder = _libpython_name(), _libpython_folder()
-    if folder:
-        return Probe("libpython", True, str(folder / name))
-    return Probe("libpython", False, f"{name} not found", "use an interpreter that was built with --enable-shared")
-
-
-def _libpython_name() -> str:
-    return str(sysconfig.get_config_var("INSTSONAME") or f"libpython{PYTHON}.so.1.0").replace(".a", ".so.1.0")
-
-
-def _libpython_folder() -> Path | None:
-    """Return where this interpreter's shared library lies; distributions move it away from where it was built."""
-    multiarch = sysconfig.get_config_var("MULTIARCH") or ""
-    built = Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib")
-    places = [built, Path(sys.base_prefix) / "lib", built / multiarch, Path("/usr/lib") / multiarch]
-    return next((place for place in places if (place / _libpython_name()).is_file()), None)
+    if found := libpython():
+        return Probe("libpython", True, str(found))
+    hint = f"install libpython{PYTHON} (Debian's name), or use a Python that was built with --enable-shared"
+    return Probe("libpython", False, f"{libpython_name()} not found", hint)

@@ -246,11 +246,13 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 4 MiB."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], capture_output=True, check=False)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], capture_output=True, check=False, timeout=300
+    )
     if mounted.returncode:
         pytest.skip("needs to be allowed to mount a tmpfs")
     yield disk
-    subprocess.run(["umount", "-l", disk], check=True)
+    subprocess.run(["umount", "-l", disk], check=True, timeout=300)
 
 
 def test_a_full_disk(make: Make, tiny_disk: Path, trtllm: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,11 +359,13 @@ def test_the_script_builds_the_same_engines(make: Make, store: Store, workplace:
     text = (artifact / REPRODUCE).read_text()
     assert "# TensorRT-LLM 1.2.1, TensorRT 10.14.1.48, driver 590.44.01\n# GPU h200, compute capability 9.0\n" in text
     assert f"\n{' '.join(engines[0].command)}\n" in text
-    subprocess.run(["sh", artifact / REPRODUCE, "again"], cwd=workplace, check=True, capture_output=True)
+    subprocess.run(["sh", artifact / REPRODUCE, "again"], cwd=workplace, check=True, capture_output=True, timeout=300)
     for role in ("target", "draft"):
         for path in results[f"build-{role}"].iterdir():
             assert (workplace / "again" / "engines" / role / path.name).read_bytes() == path.read_bytes()
-    refused = subprocess.run(["sh", artifact / REPRODUCE], cwd=workplace, check=False, capture_output=True, text=True)
+    refused = subprocess.run(
+        ["sh", artifact / REPRODUCE], cwd=workplace, check=False, capture_output=True, text=True, timeout=300
+    )
     assert refused.returncode != 0
     assert "a new directory for the engines" in refused.stderr
 
@@ -376,7 +380,9 @@ def test_the_script_for_an_image_lets_the_shell_say_who_runs_it(
     script = workplace / "reproduce.sh"
     script.write_text("\n".join(DescribeEngines((engine,), "{}")._lines()) + "\n")
     (workplace / "checkpoints").mkdir()
-    done = subprocess.run(["sh", script, "again"], cwd=workplace, check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        ["sh", script, "again"], cwd=workplace, check=True, capture_output=True, text=True, timeout=300
+    )
     assert done.stdout == f"{list(engine.command[1:])}\n"
 
 

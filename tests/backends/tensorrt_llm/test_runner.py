@@ -186,7 +186,7 @@ run_tool(tool, lambda line: print(line, flush=True))
     while not family.is_complete:
         family.listen(us.stdout.readline())
     us.kill()
-    assert us.wait() == -signal.SIGKILL
+    assert us.wait(30) == -signal.SIGKILL
     us.stdout.close()
     assert family.is_gone
     assert wait_until(cleaned.exists, 5), "what a container needs to end is done too"

@@ -23,10 +23,11 @@ from tests.triton.artifact import make_tokenizer
 from trtspec.backends.tensorrt_llm.repository import EmitEngineRepository, relocate
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.errors import DeployError
-from trtspec.system import free_ports
+from trtspec.system import free_ports, start_time, stop_session
 from trtspec.triton.client import Client
 from trtspec.triton.config import load_config, render_config
 from trtspec.triton.server import (
+    EXIT_TIMEOUT_S,
     Ports,
     Server,
     find_server,
@@ -125,8 +126,8 @@ def served(tmp_path_factory) -> Iterator[Served]:
             time.sleep(0.1)
         yield Served(client, artifact, root / "log")
     finally:
-        process.terminate()
-        process.wait()
+        stop_session(process.pid, start_time(process.pid), EXIT_TIMEOUT_S + 5)
+        process.wait(30)
         remove_shared_memory(prefix)
 
 

@@ -62,7 +62,7 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         self.requests.put(None)
-        self.thread.join()
+        self.thread.join(30)
 
     def work(self) -> None:
         while (request := self.requests.get()) is not None:

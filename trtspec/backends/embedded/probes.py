@@ -13,7 +13,7 @@ PACKAGES = ("torch", "transformers", "tokenizers")
 
 def probes() -> list[Probe]:
     """Return them."""
-    return [*(probe_package(package, "embedded") for package in PACKAGES), _gpu(), _kernels()]
+    return [*(probe_package(package, "pip install 'trtspec[embedded]'") for package in PACKAGES), _gpu(), _kernels()]
 
 
 def _gpu() -> Probe:

@@ -70,7 +70,7 @@ class TritonPythonModel:
     def start(self, request: Any) -> Generation:
         """Hand one request to the engine; a request that it cannot serve is answered here."""
         sender = request.get_response_sender() if self.decoupled else None
-        generation = Generation(self.lock, sender, (sender or request).is_cancelled)
+        generation = Generation(self.lock, sender, (sender or request).is_cancelled, request.requested_output_names())
         try:
             inputs = Inputs(pb_utils, request)
             refuse_unsupported(inputs)
@@ -101,10 +101,13 @@ class TritonPythonModel:
 class Generation:
     """One request on its way: collects what the engine says and answers the client."""
 
-    def __init__(self, lock: threading.Lock, sender: Any | None, is_cancelled: Callable[[], bool]) -> None:
+    def __init__(
+        self, lock: threading.Lock, sender: Any | None, is_cancelled: Callable[[], bool], wanted: set[str]
+    ) -> None:
         self.lock = lock
         self.sender = sender
         self.is_cancelled = is_cancelled
+        self.wanted = wanted
         self.streaming = False
         self.unsent: Any = None  # Unsent, once the request's tensors are read
         self.ticket: RequestHandle | None = None
@@ -118,7 +121,8 @@ class Generation:
             if update.finish_reason in ("error", "cancelled"):
                 self.send(refused(update), final=True)
             elif update.finish_reason or self.streaming:
-                self.send(respond(pb_utils, lambda: self.unsent.take(update.stats)), final=bool(update.finish_reason))
+                response = respond(pb_utils, lambda: self.unsent.take(update.stats), self.wanted)
+                self.send(response, final=bool(update.finish_reason))
             if not update.finish_reason and self.is_cancelled():
                 self.drop()
         except Exception:

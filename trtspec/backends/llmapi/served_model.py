@@ -74,7 +74,7 @@ class TritonPythonModel:
     async def serve(self, request: Any) -> Any:
         """Answer one request; returns the response where only one may be sent."""
         sender = request.get_response_sender() if self.decoupled else None
-        answers = Answers(sender)
+        answers = Answers(sender, request.requested_output_names())
         try:
             inputs = Inputs(pb_utils, request)
             asked = self.read(inputs)
@@ -131,8 +131,9 @@ class Cancelled(Exception):
 class Answers:
     """The responses of one request."""
 
-    def __init__(self, sender: Any | None) -> None:
+    def __init__(self, sender: Any | None, wanted: set[str]) -> None:
         self.sender = sender
+        self.wanted = wanted
         self.response: Any = None
         self.streaming = False
         self.unsent: Any = None  # Unsent, once the request's tensors are read
@@ -140,7 +141,8 @@ class Answers:
     def take(self, update: Update) -> None:
         self.unsent.add(update.new_ids)
         if update.finish_reason or self.streaming:
-            self.send(respond(pb_utils, lambda: self.unsent.take(update.stats)), final=bool(update.finish_reason))
+            response = respond(pb_utils, lambda: self.unsent.take(update.stats), self.wanted)
+            self.send(response, final=bool(update.finish_reason))
 
     def send(self, response: Any, final: bool) -> None:
         self.response = response

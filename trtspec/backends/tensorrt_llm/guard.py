@@ -24,6 +24,7 @@ import time
 PR_SET_CHILD_SUBREAPER = 36
 CANNOT_START = 127
 PATIENCE_S = 5.0
+CLEANUP_S = 60.0
 
 
 def main(grace_s: float, cleanup: list[str], command: list[str]) -> int:
@@ -36,11 +37,12 @@ def main(grace_s: float, cleanup: list[str], command: list[str]) -> int:
         print(f"{command[0]}: {error.strerror}", flush=True)  # noqa: T201  into the command's own output
         return CANNOT_START
     threading.Thread(target=_end_with_asker, args=(process, grace_s), daemon=True).start()
-    status = process.wait()
+    status = process.wait()  # unbounded: the thread ends it when the asker has had enough
     _kill_descendants()
     if cleanup:
         nothing = subprocess.DEVNULL
-        subprocess.run(cleanup, stdin=nothing, stdout=nothing, stderr=nothing, check=False)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(cleanup, stdin=nothing, stdout=nothing, stderr=nothing, check=False, timeout=CLEANUP_S)
     return 128 - status if status < 0 else status
 
 

@@ -76,7 +76,7 @@ def run_tool(
         for line in _lines(process.stdout, keep_waiting):
             log.add(line)
             on_line(line)
-        status = process.wait()
+        status = _status(process, keep_waiting)
     if status:
         raise log.error(StepError, f"{tool.command[0]} ended with {_in_words(status)}")
 
@@ -136,7 +136,15 @@ def _guarded(tool: Tool) -> Iterator[subprocess.Popen[bytes]]:
         for stream in (process.stdout, process.stdin):
             if stream:
                 stream.close()
-        process.wait()
+        process.wait()  # unbounded: the guard ends what it guards within its grace, and then itself
+
+
+def _status(process: subprocess.Popen[bytes], on_wait: Callable[[], None]) -> int:
+    """Return how a process ended, which may have closed its output long before."""
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(POLL_S)
+        on_wait()
 
 
 def _lines(stream: IO[bytes] | None, on_wait: Callable[[], None]) -> Iterator[str]:

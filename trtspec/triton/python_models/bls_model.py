@@ -226,6 +226,7 @@ class Reply:
         self.lock = lock
         self.sender = sender
         self.is_cancelled = (sender or request).is_cancelled
+        self.wanted = request.requested_output_names()
         self.done = threading.Event()
         self.response: Any = None
 
@@ -240,7 +241,7 @@ class Reply:
                     news = transcript.add(step)
                     last = step.finish_reason is not None
                     if last or (streams and news):
-                        self.send(respond(pb_utils, transcript.tensors), final=last)
+                        self.send(respond(pb_utils, transcript.tensors, self.wanted), final=last)
         except Exception as error:
             self.send(failure(pb_utils, error), final=True)
 
@@ -258,7 +259,7 @@ class Reply:
 
     def result(self) -> Any:
         """Return the response once there is one."""
-        self.done.wait()
+        self.done.wait()  # unbounded: `follow` ends with its stream, which is timed
         return self.response
 
 

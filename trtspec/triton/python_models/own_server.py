@@ -23,6 +23,7 @@ from trtspec.errors import TrtspecError
 TRUE = ("true", "1")
 # A response then says whether it is the last, and comes without tensors where that is all it says.
 ASKS_FOR_LAST, IS_LAST = "triton_enable_empty_final_response", "triton_final_response"
+LONGEST_TEXT_S = 3600.0  # a model whose process died never answers
 NO_LIMIT = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]  # logits are large
 
 
@@ -63,9 +64,9 @@ class Stream:
     To open one takes as long as all else that is done for a small request.
     """
 
-    def __init__(self, open_stream: Callable[[Iterator[Any]], Any]) -> None:
+    def __init__(self, open_stream: Callable[..., Any]) -> None:
         self._requests: SimpleQueue[Any] = SimpleQueue()
-        self._responses = open_stream(iter(self._requests.get, None))
+        self._responses = open_stream(iter(self._requests.get, None), timeout=LONGEST_TEXT_S)
 
     def ask(self, request: Any) -> Iterator[Any]:
         """Yield the responses to a ModelInferRequest; raises TrtspecError where the server does not give them all."""

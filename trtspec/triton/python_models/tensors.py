@@ -7,7 +7,7 @@ Runs inside Triton's Python stub. The stub's own module is handed in, so that al
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -258,17 +258,25 @@ def count_tensors(counts: Counts) -> list[tuple[str, Array]]:
     ]
 
 
-def respond(pb_utils: Any, make: Callable[[], list[tuple[str, Array]]]) -> Any:
-    """Return the response whose tensors `make` returns; what goes wrong is this request's error and nobody else's."""
+def respond(pb_utils: Any, make: Callable[[], list[tuple[str, Array]]], wanted: Container[str]) -> Any:
+    """Return the response that has the wanted ones of the tensors that `make` returns.
+
+    The wanted ones are those that the request names. Sending any other ends the stub of tritonserver before 2.53 on
+    Python 3.12 and newer: it frees them without Python's lock (python_backend#390). What goes wrong in `make` is this
+    request's error and nobody else's.
+    """
     try:
-        return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in make()])
+        return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in make() if name in wanted])
     except Exception as error:
         return failure(pb_utils, error)
 
 
 def respond_each(pb_utils: Any, requests: list[Any], make: Callable[[Inputs], list[tuple[str, Array]]]) -> list[Any]:
     """Return a response for each request, of the tensors that `make` returns for its inputs."""
-    return [respond(pb_utils, partial(_made, pb_utils, request, make)) for request in requests]
+    return [
+        respond(pb_utils, partial(_made, pb_utils, request, make), request.requested_output_names())
+        for request in requests
+    ]
 
 
 def _made(pb_utils: Any, request: Any, make: Callable[[Inputs], list[tuple[str, Array]]]) -> list[tuple[str, Array]]:

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this Python must have for trtspec and for Triton's Python stub, and whether it has it.
+
+Uses the standard library alone: `make setup` runs this file before anything is installed, with whatever Python it is
+given, so that what cannot work is said at once and not after minutes of installing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import sys
+import sysconfig
+from pathlib import Path
+
+OLDEST = (3, 10)
+NEWEST = (3, 13) if platform.machine() == "x86_64" else (3, 12)  # for which nvidia-pytriton has a stub that can be used
+VERSION = "{}.{}".format(*sys.version_info)
+ANOTHER = "use another Python: make setup PYTHON=python3.12"
+
+
+def libpython_name() -> str:
+    """Return the file name of this interpreter's shared library."""
+    return str(sysconfig.get_config_var("INSTSONAME") or f"libpython{VERSION}.so.1.0").replace(".a", ".so.1.0")
+
+
+def libpython() -> Path | None:
+    """Return this interpreter's shared library; distributions move it away from where it was built."""
+    multiarch = sysconfig.get_config_var("MULTIARCH") or ""
+    built = Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib")
+    folders = [built, Path(sys.base_prefix) / "lib", built / multiarch, Path("/usr/lib") / multiarch]
+    return next((folder / libpython_name() for folder in folders if (folder / libpython_name()).is_file()), None)
+
+
+def version_fault() -> str | None:
+    """Return what is wrong with the version of this Python, if anything is."""
+    fits = OLDEST <= sys.version_info[:2] <= NEWEST
+    return None if fits else f"Python {VERSION}: 3.{OLDEST[1]} to 3.{NEWEST[1]} can be used on this machine"
+
+
+def faults() -> list[tuple[str, str]]:
+    """Return what is wrong with this Python for `make setup`, each with its remedy."""
+    found = []
+    fault = version_fault()
+    if fault:
+        found.append((fault, ANOTHER))
+    if platform.system() != "Linux":
+        found.append((f"{platform.system()}: the tritonserver to test with runs on Linux", "use Linux or a container"))
+    if importlib.util.find_spec("ensurepip") is None:
+        found.append(("no ensurepip, so no virtual environments", f"install python{VERSION}-venv, or {ANOTHER}"))
+    if libpython() is None:
+        remedy = f"install libpython{VERSION} (Debian's name), or {ANOTHER}"
+        found.append((f"no {libpython_name()}: Triton's Python stub loads it", remedy))
+    return found
+
+
+if __name__ == "__main__":
+    for fault, remedy in faults():
+        sys.stderr.write(f"{sys.executable}: {fault}\n  {remedy}\n")
+    sys.exit(1 if faults() else 0)
