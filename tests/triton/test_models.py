@@ -212,7 +212,7 @@ def test_a_threshold_of_acceptance_is_refused_where_it_would_count(artifact, pb_
     model.execute([idle, lossy])
     assert len(model.engine.asked) == 1
     assert lossy.sender.sent[0][0].error.message.startswith(
-        "draft_acceptance_threshold 0.5 with draft_logits would change the text's law"
+        "draft_acceptance_threshold 0.5 with draft_logits would change the text's distribution"
     )
 
 
