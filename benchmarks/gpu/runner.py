@@ -99,7 +99,7 @@ def _execute(command: list[str], limit: float, environment: Mapping[str, str], l
             return None
         finally:
             _signal(process, signal.SIGKILL)
-            process.wait()
+            process.wait()  # unbounded: it was killed
 
 
 def _signal(process: subprocess.Popen[bytes], number: int) -> None:
