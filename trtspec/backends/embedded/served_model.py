@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Token ids to token ids, on the torch engine.
 
-Requests join the engine's running batch as they come. Responses leave from the engine's one thread, under one lock
-with the refusals of `execute`, and the final flag rides on the last of them: many senders with separate final flags
-crash tritonserver 2.51.
+Requests join the engine's running batch as they come. Responses leave from the engine's one thread, under one lock with
+the refusals of `execute`.
 """
 
 from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,19 +21,10 @@ from trtspec.generation.running import RequestHandle
 from trtspec.kernels.verifier import libraries_of
 from trtspec.torch_engine.engine import Engine
 from trtspec.torch_engine.settings import EngineSettings
-from trtspec.triton.python_models.tensors import (
-    Inputs,
-    Settings,
-    cancelled,
-    failure,
-    read_sampling,
-    refuse_unsupported,
-    respond,
-    wants_stream,
-)
+from trtspec.triton.python_models.responses import Responder
+from trtspec.triton.python_models.tensors import Inputs, Settings, read_sampling, refuse_unsupported, wants_stream
 from trtspec.triton.python_models.token_model import TokenReader, Unsent
 
-POLL_S = 0.1  # how often a waiting `execute` looks for cancellations
 LOOKAHEAD_SIZES = {
     "window": "lookahead_window_size",
     "ngram": "lookahead_ngram_size",
@@ -69,8 +58,7 @@ class TritonPythonModel:
 
     def start(self, request: Any) -> Generation:
         """Hand one request to the engine; a request that it cannot serve is answered here."""
-        sender = request.get_response_sender() if self.decoupled else None
-        generation = Generation(self.lock, sender, (sender or request).is_cancelled, request.requested_output_names())
+        generation = Generation(Responder(pb_utils, request, self.lock, decoupled=self.decoupled))
         try:
             inputs = Inputs(pb_utils, request)
             refuse_unsupported(inputs)
@@ -78,9 +66,9 @@ class TritonPythonModel:
             asked = self.read(inputs)
             generation.streaming = wants_stream(inputs, "streaming", decoupled=self.decoupled)
             generation.unsent = Unsent(inputs, asked.prompt_ids)
-            generation.ticket = self.engine.submit(asked, generation.on_update)
+            generation.handle = self.engine.submit(asked, generation.on_update)
         except Exception as error:
-            generation.send(failure(pb_utils, error), final=True)
+            generation.responder.send_failure(error)
         return generation
 
     def read(self, inputs: Inputs) -> Request:
@@ -101,55 +89,36 @@ class TritonPythonModel:
 class Generation:
     """One request on its way: collects what the engine says and answers the client."""
 
-    def __init__(
-        self, lock: threading.Lock, sender: Any | None, is_cancelled: Callable[[], bool], wanted: set[str]
-    ) -> None:
-        self.lock = lock
-        self.sender = sender
-        self.is_cancelled = is_cancelled
-        self.wanted = wanted
+    def __init__(self, responder: Responder) -> None:
+        self.responder = responder
         self.streaming = False
         self.unsent: Any = None  # Unsent, once the request's tensors are read
-        self.ticket: RequestHandle | None = None
-        self.done = threading.Event()
-        self.response: Any = None
+        self.handle: RequestHandle | None = None
 
     def on_update(self, update: Update) -> None:
         """Take news from the engine's thread, which no mistake made here may end."""
         try:
             self.unsent.add(update.new_ids, update.logits)
-            if update.finish_reason in ("error", "cancelled"):
-                self.send(refused(update), final=True)
+            if update.finish_reason == "cancelled":
+                self.responder.send_cancelled()
+            elif update.finish_reason == "error":
+                self.responder.send(refused(update), final=True)
             elif update.finish_reason or self.streaming:
-                response = respond(pb_utils, lambda: self.unsent.take(update.stats), self.wanted)
-                self.send(response, final=bool(update.finish_reason))
-            if not update.finish_reason and self.is_cancelled():
+                self.responder.send_tensors(lambda: self.unsent.take(update.stats), final=bool(update.finish_reason))
+            if not update.finish_reason and self.responder.is_cancelled():
                 self.drop()
         except Exception:
             pb_utils.Logger.log_error(f"a response was lost: {traceback.format_exc()}")
             self.drop()
-            self.done.set()
-
-    def send(self, response: Any, final: bool) -> None:
-        """Send one response; where only one may be sent, keep it for `result`."""
-        flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
-        self.response = response
-        if self.sender is not None:
-            with self.lock:
-                self.sender.send(response, flags=flags)
-        if final:
-            self.done.set()
+            self.responder.abandon()
 
     def result(self) -> Any:
         """Return the response once there is one."""
-        while not self.done.wait(POLL_S):
-            if self.is_cancelled():
-                self.drop()
-        return self.response
+        return self.responder.result(self.drop)
 
     def drop(self) -> None:
-        if self.ticket is not None:
-            self.ticket.cancel()
+        if self.handle is not None:
+            self.handle.cancel()
 
 
 def read_lookahead(inputs: Inputs) -> dict[str, int]:
@@ -173,6 +142,4 @@ def refuse_lossy(inputs: Inputs) -> None:
 
 
 def refused(update: Update) -> Any:
-    if update.finish_reason == "cancelled":
-        return cancelled(pb_utils)
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(update.error, pb_utils.TritonError.INTERNAL))

@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,8 @@ from trtspec.errors import TrtspecError
 from trtspec.generation.checks import check_request
 from trtspec.generation.request import Limits, Request, Sampling, Update
 from trtspec.generation.running import Progress, Running
-from trtspec.triton.python_models.tensors import (
-    Inputs,
-    Settings,
-    cancelled,
-    failure,
-    read_sampling,
-    refuse_unsupported,
-    respond,
-    wants_stream,
-)
+from trtspec.triton.python_models.responses import Responder
+from trtspec.triton.python_models.tensors import Inputs, Settings, read_sampling, refuse_unsupported, wants_stream
 from trtspec.triton.python_models.token_model import TokenReader, Unsent
 
 ENGINE = "the LLM API"
@@ -56,6 +49,7 @@ class TritonPythonModel:
         # before tensorrt_llm is imported: its workers see the GPUs that this process saw then
         if gpus := settings.parameter("gpu_device_ids"):
             os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["TRTLLM_VISIBLE_DEVICES"] = gpus
+        self.lock = threading.Lock()
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, name="llmapi", daemon=True)
         self.thread.start()
@@ -73,20 +67,21 @@ class TritonPythonModel:
 
     async def serve(self, request: Any) -> Any:
         """Answer one request; returns the response where only one may be sent."""
-        sender = request.get_response_sender() if self.decoupled else None
-        answers = Answers(sender, request.requested_output_names())
+        responder = Responder(pb_utils, request, self.lock, decoupled=self.decoupled)
         try:
             inputs = Inputs(pb_utils, request)
             asked = self.read(inputs)
-            answers.streaming = wants_stream(inputs, "streaming", decoupled=self.decoupled)
-            answers.unsent = Unsent(inputs, asked.prompt_ids)
-            async for update in self.generate(asked, (sender or request).is_cancelled):
-                answers.take(update)
+            streaming = wants_stream(inputs, "streaming", decoupled=self.decoupled)
+            unsent = Unsent(inputs, asked.prompt_ids)
+            async for update in self.generate(asked, responder.is_cancelled):
+                unsent.add(update.new_ids)
+                if update.finish_reason or streaming:
+                    responder.send_tensors(partial(unsent.take, update.stats), final=bool(update.finish_reason))
         except Cancelled:
-            answers.send(cancelled(pb_utils), final=True)
+            responder.send_cancelled()
         except Exception as error:
-            answers.send(failure(pb_utils, error), final=True)
-        return answers.response
+            responder.send_failure(error)
+        return responder.response
 
     def read(self, inputs: Inputs) -> Request:
         """Return what the tensors of a request ask for; raises for what this engine does not do."""
@@ -126,28 +121,6 @@ class TritonPythonModel:
 
 class Cancelled(Exception):
     """The client has left."""
-
-
-class Answers:
-    """The responses of one request."""
-
-    def __init__(self, sender: Any | None, wanted: set[str]) -> None:
-        self.sender = sender
-        self.wanted = wanted
-        self.response: Any = None
-        self.streaming = False
-        self.unsent: Any = None  # Unsent, once the request's tensors are read
-
-    def take(self, update: Update) -> None:
-        self.unsent.add(update.new_ids)
-        if update.finish_reason or self.streaming:
-            response = respond(pb_utils, lambda: self.unsent.take(update.stats), self.wanted)
-            self.send(response, final=bool(update.finish_reason))
-
-    def send(self, response: Any, final: bool) -> None:
-        self.response = response
-        if self.sender is not None:
-            self.sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0)
 
 
 def read_arguments(root: Path, version: int, settings: Settings) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from trtspec.generation.suffix_index import SuffixIndex
 from trtspec.methods.base import find_method
 from trtspec.triton.python_models.bls import NO_ID, Drafter, Job, LookupDrafter, ModelDrafter, Sampling, Step, generate
 from trtspec.triton.python_models.own_server import Stream, own_server
+from trtspec.triton.python_models.responses import Responder
 from trtspec.triton.python_models.server_model import LOOKAHEAD_SIZES, ServerModel
 from trtspec.triton.python_models.tensors import (
     Array,
@@ -30,10 +31,8 @@ from trtspec.triton.python_models.tensors import (
     Pieces,
     Settings,
     TextStream,
-    failure,
     read_sampling,
     refuse_unsupported,
-    respond,
 )
 
 NAME = "tensorrt_llm_bls"
@@ -67,7 +66,7 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
         replies = [self.start(request) for request in requests]
-        return None if self.decoupled else [reply.result() for reply in replies]
+        return None if self.decoupled else [reply.responder.result() for reply in replies]
 
     def finalize(self) -> None:
         self.threads.shutdown()
@@ -75,7 +74,7 @@ class TritonPythonModel:
 
     def start(self, request: Any) -> Reply:
         """Give one request a thread; what its tensors hold is read here, where the server's memory is still its own."""
-        reply = Reply(self.lock, request.get_response_sender() if self.decoupled else None, request)
+        reply = Reply(Responder(pb_utils, request, self.lock, decoupled=self.decoupled))
         try:
             inputs = Inputs(pb_utils, request)
             self.refuse(inputs)
@@ -89,7 +88,7 @@ class TritonPythonModel:
             steps = self.steps(job, inputs.scalar("use_draft_logits"))
             self.threads.submit(reply.follow, steps, transcript, streams=bool(inputs.scalar("stream", False)))
         except Exception as error:
-            reply.send(failure(pb_utils, error), final=True)
+            reply.responder.send_failure(error)
         return reply
 
     def steps(self, job: Job, use_draft_logits: bool | None) -> Generator[Step]:
@@ -222,48 +221,20 @@ class Transcript:
 class Reply:
     """One client, who gets a response or several."""
 
-    def __init__(self, lock: threading.Lock, sender: Any | None, request: Any) -> None:
-        self.lock = lock
-        self.sender = sender
-        self.is_cancelled = (sender or request).is_cancelled
-        self.wanted = request.requested_output_names()
-        self.done = threading.Event()
-        self.response: Any = None
+    def __init__(self, responder: Responder) -> None:
+        self.responder = responder
 
     def follow(self, steps: Generator[Step], transcript: Transcript, *, streams: bool) -> None:
         """Send what the steps bring, until the text ends, they fail, or the client is gone."""
         try:
             with closing(steps):
                 for step in steps:
-                    if self.is_cancelled():
-                        self.send(cancelled(), final=True)
+                    if self.responder.is_cancelled():
+                        self.responder.send_cancelled()
                         return
                     news = transcript.add(step)
                     last = step.finish_reason is not None
                     if last or (streams and news):
-                        self.send(respond(pb_utils, transcript.tensors, self.wanted), final=last)
+                        self.responder.send_tensors(transcript.tensors, final=last)
         except Exception as error:
-            self.send(failure(pb_utils, error), final=True)
-
-    def send(self, response: Any, final: bool) -> None:
-        """Send one response; where only one may be sent, keep it for `result`."""
-        flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
-        self.response = response
-        try:
-            if self.sender is not None:
-                with self.lock:
-                    self.sender.send(response, flags=flags)
-        finally:
-            if final:
-                self.done.set()
-
-    def result(self) -> Any:
-        """Return the response once there is one."""
-        self.done.wait()  # unbounded: `follow` ends with its stream, which is timed
-        return self.response
-
-
-def cancelled() -> Any:
-    return pb_utils.InferenceResponse(
-        error=pb_utils.TritonError("the request was cancelled", pb_utils.TritonError.CANCELLED)
-    )
+            self.responder.send_failure(error)
