@@ -136,7 +136,7 @@ def step_ms(artifact: Path) -> dict[str, float]:
     device, text = torch.device("cpu"), list(range(1, 101))
     samples: dict[str, list[float]] = {"draft": [], "verify": [], "target": []}
     with torch.inference_mode():
-        target = Decoder(artifact / "checkpoints" / "target", 1, 256, device, torch.float32)
+        target = Decoder.load(artifact / "checkpoints" / "target", 1, 256, device, torch.float32)
         room, options = Room(1, 256, device, torch.float32), find_method("draft_target").parse({})
         draft_shape = DraftShape(DRAFT_LEN, DRAFT_LEN)
         drafter = ModelDrafter(Setup(target, artifact / "checkpoints" / "draft", room, options, draft_shape))

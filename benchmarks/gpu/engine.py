@@ -59,7 +59,7 @@ def load(shape: str, device: torch.device, steps: int, work: Path) -> Bench:
     )
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     room = Room(max(BATCHES), ROOM, device, dtype)
-    target = Decoder(target_root, room.rows, room.max_len, device, dtype)
+    target = Decoder.load(target_root, room.rows, room.max_len, device, dtype)
     options = find_method("draft_target").parse({})
     draft = ModelDrafter(Setup(target, draft_root, room, options, DraftShape(SET_LEN, SET_LEN)))
     for seed, model in enumerate((target, draft._model)):

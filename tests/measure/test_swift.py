@@ -27,7 +27,7 @@ def test_matchness_is_the_share_of_places_where_the_part_agrees(tmp_path: Path) 
     whole = reference_model(source)
     said = [tuple(_answer(whole, prompt, len(said))) for prompt, said in TEXTS]
     texts = [(prompt, answer) for (prompt, _), answer in zip(TEXTS, said, strict=True)]
-    model = Decoder(convert(source, tmp_path / "target"), 4, 16, torch.device("cpu"), torch.float32)
+    model = Decoder.load(convert(source, tmp_path / "target"), 4, 16, torch.device("cpu"), torch.float32)
     with torch.inference_mode():
         matcher = Matcher(model, texts, 1)
         shares = [matcher.matchness(skip) for skip in SETS]

@@ -38,7 +38,7 @@ def test_its_logits_are_the_drafters(shape: dict[str, Any], tmp_path: Path) -> N
     model = load_model(source, "auto")
     done: list[int] = []
     prune_checkpoint(model, SKIP, tmp_path / "pruned", done.append)
-    decoder = Decoder(convert(source, tmp_path / "target"), 1, 16, torch.device("cpu"), torch.float32)
+    decoder = Decoder.load(convert(source, tmp_path / "target"), 1, 16, torch.device("cpu"), torch.float32)
     tokens = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
     with torch.inference_mode():
         ours = decoder.forward_with_features(tokens, decoder.windows.chain([0], 8), (), skipped=sublayers(SKIP))[0]

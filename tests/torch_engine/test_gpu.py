@@ -53,7 +53,7 @@ def test_greedy_text_in_float32_is_that_of_the_cpu(pair: tuple[Path, Path]) -> N
 @torch.inference_mode()
 def test_logits_in_float32_are_those_of_the_cpu(family: str, tmp_path: Path) -> None:
     root, tokens = convert(make_model(tmp_path / "hf", family), tmp_path / "c"), torch.arange(60).view(2, 30)
-    decoders = [Decoder(root, 2, 30, torch.device(device), torch.float32) for device in ("cpu", "cuda")]
+    decoders = [Decoder.load(root, 2, 30, torch.device(device), torch.float32) for device in ("cpu", "cuda")]
     ours = [decoder.forward(tokens.to(decoder.device), decoder.windows.chain([0, 0], 30)).cpu() for decoder in decoders]
     torch.testing.assert_close(ours[0], ours[1], rtol=1e-4, atol=1e-4)
 

@@ -49,7 +49,7 @@ def quantized(root: Path, family: str, name: str) -> Path:
 
 
 def logits(root: Path, device: str) -> Tensor:
-    decoder = Decoder(root, ROWS, LENGTH, torch.device(device), torch.float32)
+    decoder = Decoder.load(root, ROWS, LENGTH, torch.device(device), torch.float32)
     tokens = torch.randint(0, 64, (ROWS, LENGTH), generator=torch.Generator().manual_seed(0)).to(device)
     found = decoder.forward(tokens, decoder.windows.chain([0] * ROWS, LENGTH))
     return found.view(ROWS, LENGTH, -1).cpu()

@@ -15,6 +15,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from trtspec.artifacts.manifest import load_manifest
+from trtspec.checkpoint.trtllm import load_checkpoint
 from trtspec.errors import TrtspecError
 from trtspec.measure.artifact import TARGET, artifact_prompts, open_artifact
 from trtspec.measure.skips import Candidate, Limits, OnProgress, ranked, rate, search
@@ -115,7 +116,8 @@ def _load(root: Path, texts: Sequence[Text]) -> Decoder:
 
     device, target = choose_device("auto"), root / TARGET
     longest = max(len(prompt) for prompt, _ in texts) + max(len(said) for _, said in texts)
-    return Decoder(target, len(texts), longest, device, compute_dtype("auto", device, target))
+    checkpoint = load_checkpoint(target)
+    return Decoder(checkpoint, len(texts), longest, device, compute_dtype("auto", device, checkpoint))
 
 
 class Matcher:

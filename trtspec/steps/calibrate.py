@@ -26,7 +26,7 @@ class Calibrate(Step):
     one JSON-lines file, of which the first `samples` are used, cut to `max_len` tokens.
     """
 
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
 
     role: str
     source: Files

@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
-from trtspec.checkpoint.trtllm import DTYPES, load_checkpoint
+from trtspec.checkpoint.trtllm import DTYPES, Checkpoint
 from trtspec.errors import TrtspecError
 from trtspec.torch_engine.model.tensors import TORCH_DTYPES
 
@@ -25,11 +23,10 @@ def choose_device(wanted: str) -> torch.device:
     return torch.device(wanted)
 
 
-def compute_dtype(wanted: str, device: torch.device, target: Path) -> torch.dtype:
+def compute_dtype(wanted: str, device: torch.device, checkpoint: Checkpoint) -> torch.dtype:
     """Return what a checkpoint is computed in on a device: as wanted, or for "auto" as suits both."""
     if wanted != "auto":
         return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[wanted]
-    checkpoint = load_checkpoint(target)
     if device.type != "cpu":
         return TORCH_DTYPES[DTYPES[checkpoint.config.dtype]]
     # Rounding to FP8 blows a difference of one float32 ulp, as between one row and six, up to a step of e4m3: at 1e-16

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trtspec.checkpoint.trtllm import load_checkpoint
 from trtspec.errors import TrtspecError
 from trtspec.generation.request import Request
 from trtspec.generation.running import Progress, Running
@@ -57,8 +58,9 @@ class Speculator:
         device = choose_device(settings.device)
         # A step may write this many positions beyond the longest text, which are then overwritten.
         max_len = settings.max_seq_len + draft_shape.max_tokens + 2
-        dtype = compute_dtype(settings.dtype, device, target)
-        model = Decoder(target, settings.max_batch_size, max_len, device, dtype, settings.max_seq_len)
+        checkpoint = load_checkpoint(target)
+        dtype = compute_dtype(settings.dtype, device, checkpoint)
+        model = Decoder(checkpoint, settings.max_batch_size, max_len, device, dtype, settings.max_seq_len)
         if wrong := method.check_options(options, model.config):
             raise TrtspecError(wrong[0].message, where=f"speculation.options.{wrong[0].path}")
         room = Room(settings.max_batch_size, max_len, device, dtype, settings.max_seq_len)

@@ -102,7 +102,7 @@ def logits_of(decoder: Decoder, tokens: Tensor, *widths: int) -> Tensor:
 
 
 def load(root: Path, dtype: torch.dtype = torch.float32) -> Decoder:
-    return Decoder(root, 2, LENGTH, torch.device("cpu"), dtype)
+    return Decoder.load(root, 2, LENGTH, torch.device("cpu"), dtype)
 
 
 @pytest.mark.parametrize(("family", "shape"), CASES, ids=NAMES)

@@ -16,6 +16,7 @@ from transformers import DynamicCache
 
 from tests.tiny import convert, make_model, reference_model
 from trtspec.checkpoint.sharding import ParallelMapping
+from trtspec.checkpoint.trtllm import load_checkpoint
 from trtspec.errors import CheckpointError
 from trtspec.quant.activations import Activations
 from trtspec.quant.scheme import Scheme
@@ -155,7 +156,7 @@ def measure(source: Path, share: float) -> Activations:
 
 
 def logits(root: Path) -> Tensor:
-    decoder = Decoder(root, ROWS, LENGTH, torch.device("cpu"), torch.float32)
+    decoder = Decoder.load(root, ROWS, LENGTH, torch.device("cpu"), torch.float32)
     return decoder.forward(tokens_of(), decoder.windows.chain([0] * ROWS, LENGTH)).view(ROWS, LENGTH, -1)
 
 
@@ -287,5 +288,5 @@ def test_what_rounding_would_blow_up_is_computed_in_float64(scheme: Scheme, tmp_
     source = make_model(tmp_path / "hf", "llama")
     root = convert(source, tmp_path / "c", scheme=scheme, activations=measure(source, 1.0))
     expected = torch.float32 if scheme == Scheme() else torch.float64
-    assert compute_dtype("auto", torch.device("cpu"), root) == expected
-    assert compute_dtype("float32", torch.device("cpu"), root) == torch.float32
+    assert compute_dtype("auto", torch.device("cpu"), load_checkpoint(root)) == expected
+    assert compute_dtype("float32", torch.device("cpu"), load_checkpoint(root)) == torch.float32

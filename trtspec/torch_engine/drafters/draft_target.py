@@ -27,7 +27,7 @@ class ModelDrafter(Drafter):
         if setup.root is None:
             raise CheckpointError("draft_target needs a draft checkpoint", hint="name one under speculation.draft")
         room = setup.room
-        self._model = Decoder(setup.root, room.rows, room.max_len, room.device, room.dtype, room.length)
+        self._model = Decoder.load(setup.root, room.rows, room.max_len, room.device, room.dtype, room.length)
         self._stop_below: float = setup.options.stop_below
         self._draws: bool = setup.options.use_draft_logits
         self.vocab_size = self._model.config.vocab_size

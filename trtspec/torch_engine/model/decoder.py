@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trtspec.checkpoint.trtllm import load_checkpoint
+from trtspec.checkpoint.trtllm import Checkpoint, load_checkpoint
 from trtspec.torch_engine.calibration.layer_pass import embedding_scale
 from trtspec.torch_engine.model.attention import attend
 from trtspec.torch_engine.model.cache import KVCache
@@ -42,10 +43,15 @@ class Decoder:
     """A model on a device, with a KV cache of `rows` x `max_len`, for texts of `length` tokens, 0 for `max_len`."""
 
     def __init__(
-        self, root: Path, rows: int, max_len: int, device: torch.device, dtype: torch.dtype, length: int = 0
+        self,
+        checkpoint: Checkpoint,
+        rows: int,
+        max_len: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        length: int = 0,
     ) -> None:
-        self.checkpoint = load_checkpoint(root)
-        self.config = self.checkpoint.config
+        self.checkpoint, self.config = checkpoint, checkpoint.config
         self.device, self.dtype = device, dtype
         self.weights = Weights(self.checkpoint, device, dtype)
         self.embedding = self.weights.embedding()
@@ -56,6 +62,11 @@ class Decoder:
         self.norm = Norm(self.config.hidden_size, self.config.norm_epsilon, device)
         self.windows = Windows(self.config, max_len, device, dtype, length)
         self.cache = KVCache(self.config, rows, max_len, device, dtype)
+
+    @classmethod
+    def load(cls, root: Path, *arguments: Any, **options: Any) -> Decoder:
+        """Load the checkpoint at `root`; what follows is as for the class."""
+        return cls(load_checkpoint(root), *arguments, **options)
 
     def forward(self, tokens: Tensor, window: Window, at: Tensor | None = None) -> Tensor:
         """Run `tokens` [rows, width] through the model, writing their keys and values.
