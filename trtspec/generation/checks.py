@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from trtspec.errors import TrtspecError
-from trtspec.generation.request import Limits, Request, Sampling
+from trtspec.generation.request import Limits, Request, SamplingOptions
 
 
 def check_request(request: Request, limits: Limits, vocab_size: int, has_tokenizer: bool) -> None:
@@ -43,7 +43,7 @@ def _about_text(request: Request, limits: Limits, vocab_size: int) -> dict[str, 
     }
 
 
-def _about_sampling(sampling: Sampling) -> dict[str, bool]:
+def _about_sampling(sampling: SamplingOptions) -> dict[str, bool]:
     return {
         f"temperature is {sampling.temperature}, expected 0 or more": (
             not math.isfinite(sampling.temperature) or sampling.temperature < 0

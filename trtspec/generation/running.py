@@ -50,7 +50,7 @@ class Running:
     def __init__(self, request: Request, on_update: Callable[[Update], None], tokenizer: Tokenizer | None) -> None:
         self.request = request
         self.on_update = on_update
-        self.ticket = RequestHandle()
+        self.handle = RequestHandle()
         self.text = list(request.prompt_ids)
         self._tokenizer = tokenizer
         self._shown = len(self.text)
@@ -71,7 +71,7 @@ class Running:
         return Stats(prompt, len(self.text) - prompt, self._drafted, self._accepted, self._steps)
 
     @property
-    def given(self) -> tuple[int, ...]:
+    def external_draft(self) -> tuple[int, ...]:
         """Return the draft that came with the request, as far as there is a place for it and a token after it."""
         return self.request.draft_ids[: self.request.max_new_tokens - 1]
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trtspec.errors import TrtspecError
-from trtspec.kernels.abi import DTYPES, Rows, Sampling
+from trtspec.kernels.abi import DTYPES, Rows, SamplingStruct
 
 # a numpy array or a torch tensor
 Array = Any
@@ -82,10 +82,10 @@ class Call:
 
     def sampling(
         self, temperature: Array | None, top_k: Array | None, top_p: Array | None, uniforms: Array | None
-    ) -> Sampling:
+    ) -> SamplingStruct:
         """Return how the requests sample; uniforms are one for each row of the first array."""
         batch, rows, _ = self.shape
-        return Sampling(
+        return SamplingStruct(
             self.pointer("temperature", temperature, "float32", batch),
             self.pointer("top_p", top_p, "float32", batch),
             self.pointer("top_k", top_k, "int32", batch),

@@ -20,7 +20,7 @@ def verify_chain(
     logits: Tensor,
     tokens: Tensor,
     lens: Sequence[int],
-    warp: SamplingParams | None = None,
+    params: SamplingParams | None = None,
     draft_probs: Tensor | None = None,
     uniforms: Tensor | None = None,
 ) -> list[VerifyResult]:
@@ -30,18 +30,18 @@ def verify_chain(
         logits: [rows, draft_len + 1, vocab], the target's at each drafted position and after the last.
         tokens: [rows, draft_len], drafted.
         lens: how many of the drafted tokens count in each row.
-        warp: how rows sample, together with `uniforms`; without them every row is greedy.
+        params: how rows sample, together with `uniforms`; without them every row is greedy.
         draft_probs: [rows, draft_len, vocab], what each token was drawn from; None for tokens that were not drawn but
             chosen or looked up.
         uniforms: [rows, draft_len + 1] in [0, 1): one for each drafted token, then one for the next token.
     """
     limits = torch.tensor(lens, device=logits.device)
-    if warp is None or uniforms is None:
+    if params is None or uniforms is None:
         choices = logits.argmax(-1)
         accepted = _count(choices[:, :-1] == tokens, limits)
         following = choices.gather(1, accepted.unsqueeze(1)).squeeze(1)
     else:
-        accepted, following = _sample(warp.probs(logits), tokens, limits, draft_probs, uniforms)
+        accepted, following = _sample(params.probs(logits), tokens, limits, draft_probs, uniforms)
     results = torch.stack([accepted, following], 1).tolist()
     return [VerifyResult(list(range(1, count + 1)), token) for count, token in results]
 

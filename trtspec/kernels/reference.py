@@ -29,7 +29,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
-def warp(logits: Floats, temperature: float, top_k: int, top_p: float) -> Floats:
+def probs_of(logits: Floats, temperature: float, top_k: int, top_p: float) -> Floats:
     """Return the probabilities [vocab] a request samples from.
 
     Temperature 0 is greedy: all mass on the largest logit, the lowest id among equals. Otherwise temperature, then
@@ -80,7 +80,9 @@ def verify_chain(target_probs: Floats, draft_probs: Floats | None, tokens: Ints,
     return VerifyResult(path, pick(target_probs[-1], uniforms[-1]))
 
 
-def verify_chosen(target_probs: Floats, tokens: Ints, parents: Ints, limit: int, uniforms: Floats) -> VerifyResult:
+def verify_deterministic(
+    target_probs: Floats, tokens: Ints, parents: Ints, limit: int, uniforms: Floats
+) -> VerifyResult:
     """Verify one request's tree, the tokens of which were chosen and not drawn.
 
     Args:
@@ -101,7 +103,7 @@ def verify_chosen(target_probs: Floats, tokens: Ints, parents: Ints, limit: int,
         path.append(node)
 
 
-def verify_drawn(
+def verify_sampled(
     target_probs: Floats, draft_probs: Floats, tokens: Ints, parents: Ints, limit: int, uniforms: Floats
 ) -> VerifyResult:
     """Verify one request's tree, the siblings of which were drawn without replacement.
@@ -168,7 +170,7 @@ def accepts(target: Floats, proposal: Floats, token: int, uniform: float) -> boo
 
 
 def residual(target: Floats, proposal: Floats) -> Floats:
-    """Return the law [vocab] of the token instead of a rejected one; the target's where none is left."""
+    """Return the distribution [vocab] of the token instead of a rejected one; the target's where none is left."""
     rest = np.maximum(target - proposal, 0.0)
     return rest / rest.sum() if rest.sum() > 0.0 else target
 
@@ -181,7 +183,7 @@ def without(draft: Floats, token: int) -> Floats:
 
 
 def one_hot(token: int, like: Floats) -> Floats:
-    """Return the law [vocab] that gives one token for sure."""
-    law = np.zeros_like(like)
-    law[token] = 1.0
-    return law
+    """Return the distribution [vocab] that gives one token for sure."""
+    distribution = np.zeros_like(like)
+    distribution[token] = 1.0
+    return distribution

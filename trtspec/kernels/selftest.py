@@ -86,7 +86,7 @@ def _trees(vocab: int, dtype: type, mode: Mode) -> TreeBatch:
     rng = np.random.default_rng([SEED, vocab, mode])
     target = _logits(rng, vocab, dtype)
     parents = np.tile(np.array([-1, 0, 0, 1, 1, 3], dtype=np.int32), (REQUESTS, 1))
-    common = _common(rng, target, target, DraftKind.LOGITS if mode == Mode.DRAWN else None)
+    common = _common(rng, target, target, DraftKind.LOGITS if mode == Mode.SAMPLED else None)
     tokens = _tokens(rng, np.take_along_axis(target, parents.clip(0)[..., None], 1))
     return TreeBatch(target=target, tokens=tokens, parents=parents, mode=mode, **common)
 
@@ -142,4 +142,4 @@ def _to_numpy(array: Array) -> Any:
 
 
 def _word(kind: DraftKind | None) -> str:
-    return "chosen" if kind is None else kind.name.lower()
+    return "deterministic" if kind is None else kind.name.lower()

@@ -111,7 +111,7 @@ class TreeLayer(VerifyLayer):
     plugin: ClassVar[str] = "TrtspecVerifyTree"
 
     nodes: int
-    mode: Mode = Mode.CHOSEN
+    mode: Mode = Mode.DETERMINISTIC
     threshold: float = 0.09
     alpha: float = 0.3
 

@@ -120,7 +120,7 @@ class Tree:
 
 @dataclass(frozen=True)
 class Typical:
-    """Acceptance of what is probable enough (Medusa, arXiv:2401.10774, section 2.3.1); the text's law is not kept."""
+    """Typical acceptance (Medusa, arXiv:2401.10774, section 2.3.1), which does not keep the target's distribution."""
 
     threshold: float = 0.09
     alpha: float = 0.3
@@ -131,7 +131,7 @@ def verify_tree(
     tokens: Tensor,
     tree: Tree,
     limits: Sequence[int],
-    warp: SamplingParams | None = None,
+    params: SamplingParams | None = None,
     draft_probs: Tensor | None = None,
     uniforms: Tensor | None = None,
     typical: Typical | None = None,
@@ -143,7 +143,7 @@ def verify_tree(
         tokens: [rows, nodes], drafted; the root's and unused nodes' may be any of the vocabulary.
         tree: how the nodes hang together.
         limits: the most tokens that may be accepted in each row.
-        warp: how rows sample, together with `uniforms`; without them every row is greedy.
+        params: how rows sample, together with `uniforms`; without them every row is greedy.
         draft_probs: [rows, nodes, vocab], what each node's children were drawn from, in node order without
             replacement; a row of zeros, and None, for children that were chosen.
         uniforms: [rows, nodes] in [0, 1). With `draft_probs` a node's accepts it and the root's draws the next token;
@@ -152,23 +152,23 @@ def verify_tree(
             token. Greedy rows stay exact.
     """
     tree = tree.within(limits)
-    if warp is None or uniforms is None:
+    if params is None or uniforms is None:
         return _agree(tree, logits.argmax(-1), tokens)
-    target_probs = warp.probs(logits)
+    target_probs = params.probs(logits)
     if typical is not None:
         paths = _longest(tree, _is_typical(target_probs, tokens, tree, typical))
     elif draft_probs is not None:
         target_probs, accepted = _reject_recursively(target_probs, draft_probs, tokens, tree, uniforms)
         paths = _walk(tree, accepted.tolist())
     else:
-        drawn = pick(target_probs.flatten(0, 1), uniforms.flatten()).view(uniforms.shape)
-        return _agree(tree, drawn, tokens)
+        sampled = pick(target_probs.flatten(0, 1), uniforms.flatten()).view(uniforms.shape)
+        return _agree(tree, sampled, tokens)
     return _draw_after(paths, target_probs, uniforms[:, 0])
 
 
-def _agree(tree: Tree, drawn: Tensor, tokens: Tensor) -> list[VerifyResult]:
+def _agree(tree: Tree, sampled: Tensor, tokens: Tensor) -> list[VerifyResult]:
     """Go down as long as a child has the token that was drawn [rows, nodes] after its parent."""
-    following, drafted = torch.stack([drawn, tokens]).tolist()
+    following, drafted = torch.stack([sampled, tokens]).tolist()
     rows = zip(following, drafted, _of_rows(tree.parents.tolist(), len(tokens)), strict=True)
     fits = [[own[parent] == token for token, parent in zip(row, parents, strict=True)] for own, row, parents in rows]
     paths = _walk(tree, fits)

@@ -73,7 +73,7 @@ class DraftHead:
     @property
     def num_parameters(self) -> int:
         """Return how many numbers the part's own tensors hold; what several targets share counts once."""
-        return sum({part.name: prod(part.shape) for rule in self.rules for part in rule.parts}.values())
+        return sum({tensor.name: prod(tensor.shape) for rule in self.rules for tensor in rule.sources}.values())
 
 
 @dataclass(frozen=True)

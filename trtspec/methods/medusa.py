@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from trtspec.checkpoint.model_config import ModelConfig
-from trtspec.checkpoint.rules import Part, Rule, Skip, Split, Stage
+from trtspec.checkpoint.rules import Rule, Skip, SourceTensor, Split, Stage
 from trtspec.checkpoint.source import Source
 from trtspec.diagnostics import Diagnostic
 from trtspec.methods.base import DraftHead, DraftShape, HeadTarget, LossyOptions, Method
@@ -66,7 +66,7 @@ class Heads:
 
     def lm_head(self, head: int) -> Rule:
         """Return the rule of a head's matrix to the vocabulary [vocab, hidden]."""
-        source = Part(f"{self.prefix}{head}.{self.num_layers}.weight", (self.vocab_size, self.hidden_size))
+        source = SourceTensor(f"{self.prefix}{head}.{self.num_layers}.weight", (self.vocab_size, self.hidden_size))
         return Rule(f"medusa_heads.{head}.lm_head.weight", (source,), Stage.LAST, Split.VOCABULARY)
 
     def rules(self) -> Iterator[Rule]:
@@ -77,7 +77,7 @@ class Heads:
             yield self.lm_head(head)
 
     def _block(self, head: int, layer: int, kind: str, *shape: int) -> Rule:
-        source = Part(f"{self.prefix}{head}.{layer}.linear.{kind}", shape)
+        source = SourceTensor(f"{self.prefix}{head}.{layer}.linear.{kind}", shape)
         return Rule(f"medusa_heads.{head}.medusa_layers.{layer}.linear.{kind}", (source,), Stage.LAST, Split.ROWS)
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small recurrent net on the target's last hidden state drafts by beam search.
+"""A small recurrent head on the target's last hidden state drafts by beam search.
 
-Recurrent Drafter (Zhang et al. 2024, arXiv:2403.09919). The net reads the hidden state of the last token that the
+Recurrent Drafter (Zhang et al. 2024, arXiv:2403.09919). The head reads the hidden state of the last token that the
 target has taken in and the target's own embeddings of what it drafts itself. Its beams share their beginnings, so they
 are verified as one tree.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
-from trtspec.checkpoint.rules import Part, Rule, Split, Stage
+from trtspec.checkpoint.rules import Rule, SourceTensor, Split, Stage
 from trtspec.checkpoint.source import Source
 from trtspec.diagnostics import Diagnostic
 from trtspec.methods.base import DraftHead, DraftShape, HeadTarget, Method, Options
@@ -37,8 +37,8 @@ class RedrafterOptions(Options):
 
 
 @dataclass(frozen=True)
-class Net:
-    """The net's sizes; `stack` and `projection` are what a source calls its head and its first layer.
+class RedrafterHeadConfig:
+    """The head's sizes; `stack` and `projection` are what a source calls its head and its first layer.
 
     The first layer is there where it is needed: `exit_dim` is what the head's blocks work on, and what goes in is twice
     `hidden_size` wide. Without `is_rnn` the state is the sum of what was embedded.
@@ -76,12 +76,12 @@ class Net:
 
 
 def _rule(target: str, source: str, split: Split, *shape: int) -> Rule:
-    return Rule(f"drafter.{target}", (Part(source, shape),), Stage.LAST, split)
+    return Rule(f"drafter.{target}", (SourceTensor(source, shape),), Stage.LAST, split)
 
 
-def stored_net(document: ConfigReader) -> Net:
-    """Return the net that a converted checkpoint's config.json describes."""
-    return Net(
+def stored_head(document: ConfigReader) -> RedrafterHeadConfig:
+    """Return the head that a converted checkpoint's config.json describes."""
+    return RedrafterHeadConfig(
         hidden_size=document.positive("redrafter_hidden_size"),
         vocab_size=document.positive("vocab_size"),
         exit_dim=document.positive("redrafter_exit_dim"),
@@ -91,27 +91,27 @@ def stored_net(document: ConfigReader) -> Net:
 
 
 def read_head(source: Source, base: HeadTarget, options: RedrafterOptions) -> DraftHead:
-    """Describe the net of a source for a target."""
-    net, config = _find_net(source), base.config
+    """Describe the head of a source for a target."""
+    head, config = _find_head(source), base.config
     return DraftHead(
         config={
             "architecture": "ReDrafterForQWenLM" if "qwen_type" in dict(config.extra) else "ReDrafterForLLaMALM",
             "base_model_architecture": config.architecture,
-            "redrafter_num_layers": net.num_layers,
-            "redrafter_hidden_size": net.hidden_size,
-            "redrafter_exit_dim": net.exit_dim,
-            "redrafter_is_rnn": net.is_rnn,
+            "redrafter_num_layers": head.num_layers,
+            "redrafter_hidden_size": head.hidden_size,
+            "redrafter_exit_dim": head.exit_dim,
+            "redrafter_is_rnn": head.is_rnn,
             "redrafter_num_beams": options.beams,
             "redrafter_draft_len_per_beam": base.draft_len,
             "redrafter_greedy_search": options.greedy,
         },
-        rules=list(net.rules()),
+        rules=list(head.rules()),
         excluded=("*drafter*",),
-        diagnostics=tuple(_check_head(net, config)),
+        diagnostics=tuple(_check_head(head, config)),
     )
 
 
-def _find_net(source: Source) -> Net:
+def _find_head(source: Source) -> RedrafterHeadConfig:
     """Read the sizes from config.json, and the names off the tensors."""
     reader, tensors = source.reader, source.tensors
     layers = _num_layers(reader, "num_draft_layers")
@@ -119,7 +119,7 @@ def _find_net(source: Source) -> Net:
     if stack is None:
         named = ", ".join(f"{name}.{layers}.weight" for name in STACKS)
         raise reader.refuse(f"holds no recurrent drafter of {layers} layers: no tensor is named any of {named}")
-    return Net(
+    return RedrafterHeadConfig(
         hidden_size=reader.positive("hidden_size"),
         vocab_size=reader.positive("vocab_size"),
         exit_dim=reader.positive("exit_dim"),
@@ -137,8 +137,8 @@ def _num_layers(reader: ConfigReader, key: str) -> int:
     return layers
 
 
-def _check_head(net: Net, config: ModelConfig) -> Iterator[Diagnostic]:
-    yield from check_sizes("the drafter is", net.hidden_size, net.vocab_size, config)
+def _check_head(head: RedrafterHeadConfig, config: ModelConfig) -> Iterator[Diagnostic]:
+    yield from check_sizes("the drafter is", head.hidden_size, head.vocab_size, config)
 
 
 def _extent(options: RedrafterOptions, draft_len: int) -> DraftShape:
@@ -146,7 +146,7 @@ def _extent(options: RedrafterOptions, draft_len: int) -> DraftShape:
 
 
 METHOD = Method(
-    summary="a recurrent net on the target's last hidden state drafts by beam search",
+    summary="a recurrent head on the target's last hidden state drafts by beam search",
     drafts_with="head",
     draft_lens=range(1, 33),
     default_draft_len=5,

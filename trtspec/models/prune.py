@@ -72,15 +72,15 @@ def _kept_tensors(model: SourceModel, skip: Skip) -> Iterator[Kept]:
     empty = {(layer, OUTPUT_OF[kind]) for kind in KINDS for layer in skip.of(kind)}
     seen = set()
     for rule in model.rules:
-        for part in rule.parts:
-            name = part.name
+        for source in rule.sources:
+            name = source.name
             if name in seen or (isinstance(rule.at, int) and rule.at not in numbers):
                 continue
             seen.add(name)
             if isinstance(rule.at, int):
                 name = name.replace(f".layers.{rule.at}.", f".layers.{numbers[rule.at]}.", 1)
             is_zero = (rule.at, rule.target.rpartition(".")[0]) in empty
-            yield Kept(name, model.source.tensors[part.name], is_zero)
+            yield Kept(name, model.source.tensors[source.name], is_zero)
 
 
 def _pruned_config(config: dict[str, Any], layers: list[int]) -> dict[str, Any]:

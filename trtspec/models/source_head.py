@@ -56,7 +56,7 @@ def read_head(
     head = drafting.read_head(source, HeadTarget(target.config, target.rules, shape.max_depth), parsed)
     matched = match(head.rules, head.skips, source)
     borrowed = find_parts(head.borrowed, target.source)
-    return SourceHead(source, head, Matched(matched.parts | borrowed, matched.skipped))
+    return SourceHead(source, head, Matched(matched.sources | borrowed, matched.skipped))
 
 
 def load_head(

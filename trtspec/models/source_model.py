@@ -86,7 +86,7 @@ def padded(model: SourceModel, vocab_size: int) -> SourceModel:
     from 7B on), and engines want those of a pair to be equal (NVIDIA/TensorRT-LLM issue 2789).
     """
     wider = [
-        replace(rule, parts=tuple(replace(part, least_rows=vocab_size) for part in rule.parts))
+        replace(rule, sources=tuple(replace(source, least_rows=vocab_size) for source in rule.sources))
         if rule.target in (EMBEDDING, LM_HEAD)
         else rule
         for rule in model.rules

@@ -83,7 +83,7 @@ class Engine:
             if len(self._waiting) >= self.settings.max_queue_size:
                 raise TrtspecError(f"the queue is full: {len(self._waiting)} requests wait (serving.max_queue_size)")
             self._enqueue(running)
-        return running.ticket
+        return running.handle
 
     def generate(self, requests: Sequence[Request]) -> list[Result]:
         """Run requests to their end and return their results in order; the queue's bound does not apply.
@@ -147,11 +147,11 @@ class Engine:
 
     def _drop_cancelled(self) -> None:
         with self._changed:
-            dropped = [running for running in self._waiting if running.ticket.cancelled]
-            self._waiting = deque(running for running in self._waiting if not running.ticket.cancelled)
+            dropped = [running for running in self._waiting if running.handle.cancelled]
+            self._waiting = deque(running for running in self._waiting if not running.handle.cancelled)
         for running in dropped:
             self._tell(running, "cancelled")
-        cancelled = ["cancelled" if running.ticket.cancelled else None for running in self._running]
+        cancelled = ["cancelled" if running.handle.cancelled else None for running in self._running]
         if any(cancelled):
             self._settle(cancelled)
 
@@ -161,7 +161,7 @@ class Engine:
         with self._changed:
             longest = 0
             while self._waiting and len(self._running) + len(new) < self.settings.max_batch_size:
-                longest = max(longest, len(self._waiting[0].text) + len(self._waiting[0].given))
+                longest = max(longest, len(self._waiting[0].text) + len(self._waiting[0].external_draft))
                 if new and longest * (len(new) + 1) > self.settings.max_num_tokens:
                     break
                 new.append(self._waiting.popleft())
@@ -194,7 +194,7 @@ class Engine:
         except Exception:
             # the caller's function failed; the other requests must not
             log.exception("an update was not taken; its request is cancelled")
-            running.ticket.cancel()
+            running.handle.cancel()
 
 
 class _Collector:

@@ -18,7 +18,7 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from trtspec.errors import TrtspecError
-from trtspec.generation.request import Request, Sampling, Update
+from trtspec.generation.request import Request, SamplingOptions, Update
 from trtspec.generation.running import RequestHandle
 from trtspec.kernels.verifier import libraries_of
 from trtspec.torch_engine.engine import Engine
@@ -78,7 +78,7 @@ class TritonPythonModel:
             asked = self.read(inputs)
             generation.streaming = wants_stream(inputs, "streaming", decoupled=self.decoupled)
             generation.unsent = Unsent(inputs, asked.prompt_ids)
-            generation.ticket = self.engine.submit(asked, generation.on_update)
+            generation.handle = self.engine.submit(asked, generation.on_update)
         except Exception as error:
             generation.send(failure(pb_utils, error), final=True)
         return generation
@@ -88,7 +88,7 @@ class TritonPythonModel:
         draft_ids, draft_logits = inputs.array("draft_input_ids"), inputs.array("draft_logits")
         return Request(
             **self.reader.read(inputs),
-            sampling=Sampling(**read_sampling(inputs, "runtime_")),
+            sampling=SamplingOptions(**read_sampling(inputs, "runtime_")),
             draft_len=inputs.scalar("num_draft_tokens"),
             options=read_lookahead(inputs),
             draft_ids=() if draft_ids is None else tuple(draft_ids.tolist()),
@@ -107,7 +107,7 @@ class Generation:
         self.is_cancelled = is_cancelled
         self.streaming = False
         self.unsent: Any = None  # Unsent, once the request's tensors are read
-        self.ticket: RequestHandle | None = None
+        self.handle: RequestHandle | None = None
         self.done = threading.Event()
         self.response: Any = None
 
@@ -144,8 +144,8 @@ class Generation:
         return self.response
 
     def drop(self) -> None:
-        if self.ticket is not None:
-            self.ticket.cancel()
+        if self.handle is not None:
+            self.handle.cancel()
 
 
 def read_lookahead(inputs: Inputs) -> dict[str, int]:

@@ -15,7 +15,7 @@ from trtspec.kernels.exact.fixed_point import (
     Floats,
     Logits,
     Row,
-    Sampling,
+    RowSampling,
     Weights,
     fix,
     read_row,
@@ -36,10 +36,10 @@ class DraftKind(IntEnum):
 
 
 class Mode(IntEnum):
-    """How the children of a tree's node came about, or with TYPICAL, that the text's law need not be kept."""
+    """How the children of a tree's node came about, or with TYPICAL, that the text's distribution need not be kept."""
 
-    CHOSEN = 0
-    DRAWN = 1
+    DETERMINISTIC = 0
+    SAMPLED = 1
     TYPICAL = 2
 
 
@@ -69,13 +69,13 @@ class Batch:
 
     def request(self, index: int) -> Request:
         """Return one request."""
-        sampling = Sampling(
+        sampling = RowSampling(
             1.0 if self.temperature is None else float(self.temperature[index]),
             0 if self.top_k is None else int(self.top_k[index]),
             1.0 if self.top_p is None else float(self.top_p[index]),
         )
         if self.uniforms is None:
-            sampling = Sampling(temperature=0.0)
+            sampling = RowSampling(temperature=0.0)
         return Request(
             target=self.target[index],
             tokens=self.tokens[index].tolist(),
@@ -112,17 +112,17 @@ class TreeBatch(Batch):
 
     parents: Ints
     limits: Ints | None = None
-    mode: Mode = Mode.CHOSEN
+    mode: Mode = Mode.DETERMINISTIC
     threshold: float = 0.09
     alpha: float = 0.3
 
     def __post_init__(self) -> None:
-        if self.mode == Mode.DRAWN and self.draft is None:
-            raise ValueError("Mode.DRAWN needs to know what tokens were drawn from")
+        if self.mode == Mode.SAMPLED and self.draft is None:
+            raise ValueError("Mode.SAMPLED needs to know what tokens were drawn from")
 
 
 @dataclass(frozen=True, eq=False)
-class ChainVerdicts:
+class ExactChainResult:
     """[batch] each, but `output` [batch, draft_len + 1]: the accepted tokens, the next one, then -1."""
 
     accepted: Ints
@@ -132,7 +132,7 @@ class ChainVerdicts:
 
 
 @dataclass(frozen=True, eq=False)
-class TreeVerdicts:
+class ExactTreeResult:
     """[batch] each, but `path` [batch, nodes]: the accepted nodes from the root down, then -1."""
 
     path: Ints
@@ -169,7 +169,7 @@ class Request:
     draft: Values | None
     draft_kind: DraftKind
     draft_column: Ints | None
-    sampling: Sampling
+    sampling: RowSampling
     uniforms: list[int]
 
     @property

@@ -36,7 +36,7 @@ _BELOW_TWO = np.nextafter(np.float32(2.0), np.float32(0.0))
 
 
 @dataclass(frozen=True)
-class Sampling:
+class RowSampling:
     """How one request samples: `top_k` 0 and `top_p` 1 keep all ids; temperature 0 is greedy."""
 
     temperature: float = 1.0
@@ -90,7 +90,7 @@ class Row:
         return rest
 
 
-def read_row(logits: npt.NDArray[np.floating[Any]], sampling: Sampling) -> Row:
+def read_row(logits: npt.NDArray[np.floating[Any]], sampling: RowSampling) -> Row:
     """Turn logits [vocab], float32 or float16, into weights as a request samples."""
     row = logits.astype(np.float32)
     finite = np.isfinite(row)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trtspec.kernels.exact.batch import DraftRow, Mode, TreeBatch, TreeVerdicts, unfilled
+from trtspec.kernels.exact.batch import DraftRow, ExactTreeResult, Mode, TreeBatch, unfilled
 from trtspec.kernels.exact.fixed_point import (
     BAD_DRAFT,
     DRAFT_NONFINITE,
@@ -21,10 +21,10 @@ from trtspec.kernels.exact.fixed_point import (
 )
 
 
-def verify_tree(batch: TreeBatch) -> TreeVerdicts:
+def verify_tree(batch: TreeBatch) -> ExactTreeResult:
     """Return the path of each request's tree that the target takes, and its next token."""
     size, nodes = batch.tokens.shape
-    results = TreeVerdicts(unfilled(size, nodes), unfilled(size), unfilled(size), unfilled(size))
+    results = ExactTreeResult(unfilled(size, nodes), unfilled(size), unfilled(size), unfilled(size))
     for index in range(size):
         walk = _Walk(batch, index)
         token = _take(walk, batch)
@@ -35,9 +35,9 @@ def verify_tree(batch: TreeBatch) -> TreeVerdicts:
 
 def _take(walk: _Walk, batch: TreeBatch) -> int:
     """Walk to the end, and return the next token."""
-    if walk.request.sampling.greedy or batch.mode == Mode.CHOSEN:
+    if walk.request.sampling.greedy or batch.mode == Mode.DETERMINISTIC:
         return _choose(walk)
-    if batch.mode == Mode.DRAWN:
+    if batch.mode == Mode.SAMPLED:
         return _reject_recursively(walk)
     return _take_typical(walk, np.float32(batch.threshold), np.float32(batch.alpha))
 
@@ -85,10 +85,10 @@ def _choose(walk: _Walk) -> int:
         row = walk.row(walk.node)
         if row.status:
             return row.argmax
-        drawn = draw(row.weights, walk.request.uniforms[walk.node])
-        child = next((child for child in walk.children(walk.path) if walk.token(child) == drawn), None)
+        sampled = draw(row.weights, walk.request.uniforms[walk.node])
+        child = next((child for child in walk.children(walk.path) if walk.token(child) == sampled), None)
         if child is None:
-            return drawn
+            return sampled
         walk.path.append(child)
 
 
@@ -148,14 +148,14 @@ class _Left:
 
     def reject(self, token: int) -> None:
         """Take a rejected token out of T and D, and normalise both."""
-        drawn = self.draft.probs[token] * self.d > 0.0
-        taken = self.d if drawn else 0.0
+        sampled = self.draft.probs[token] * self.d > 0.0
+        taken = self.d if sampled else 0.0
         rest = fix(self.target() - self.draft.probs * taken)
         self.open[token] = False
         mass = wrapped_sum(rest[self.open]) / FIXED_ONE
         if mass > 0.0:
             self.a, self.b = self.a / mass, (self.b + taken) / mass
-        if drawn:
+        if sampled:
             self._mass = (self._mass - int(self.draft.masses[token])) % 2**64
             self.d = self.draft.unit / float(self._mass) if self._mass > 0 else 0.0
 

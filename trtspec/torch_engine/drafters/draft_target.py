@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trtspec.errors import CheckpointError
-from trtspec.torch_engine.drafting.base import Draft, Drafter, Sampling, Setup
+from trtspec.torch_engine.drafting.base import Draft, Drafter, DraftSampling, Setup
 from trtspec.torch_engine.drafting.chain import draft_chain
 from trtspec.torch_engine.model.decoder import Decoder
 from trtspec.torch_engine.model.windows import Window
@@ -36,7 +36,7 @@ class ModelDrafter(Drafter):
         """Fill the draft's cache with the prompts."""
         prefill(self._model, prompts, first_row, max_tokens)
 
-    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: Sampling | None) -> Draft:
+    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
         """Draft one token a step, each after the one before, until no row is sure enough of its next one."""
         model = self._model
         starts = [len(text) - 2 for text in texts]

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from trtspec.checkpoint.trtllm import read_config
 from trtspec.errors import CheckpointError
-from trtspec.methods.eagle import NET_CONFIG, NETS, net_rules
+from trtspec.methods.eagle import NET_CONFIG, NETS, head_rules
 from trtspec.torch_engine.drafting.base import Room, Setup
 from trtspec.torch_engine.drafting.dynamic_tree import DynamicTree
 from trtspec.torch_engine.drafting.features import FeatureDrafter
-from trtspec.torch_engine.drafting.head import Net
+from trtspec.torch_engine.drafting.head import FeatureHead
 from trtspec.torch_engine.drafting.static_tree import StaticTree
 from trtspec.torch_engine.drafting.tree_builder import TreeBuilder
 from trtspec.torch_engine.model.attention import attend
@@ -24,12 +24,12 @@ from trtspec.torch_engine.model.head_weights import HeadWeights
 from trtspec.torch_engine.model.norm import Norm
 from trtspec.torch_engine.model.windows import Window
 
-# of the equal nets of an engine, one for each level
+# of the equal heads of an engine, one for each level
 _NET = f"{NETS}.0.drafter"
 
 
-class EagleNet(Net):
-    """The net in a target's checkpoint, with the target's head."""
+class EagleHead(FeatureHead):
+    """The head in a target's checkpoint, with the target's head."""
 
     aux_layers = (FINAL,)
 
@@ -37,11 +37,11 @@ class EagleNet(Net):
         checkpoint = target.checkpoint
         section = checkpoint.document.section(NET_CONFIG)
         if section is None:
-            hint = "convert it with a net: method: eagle, and the net under speculation.draft"
-            raise CheckpointError("holds no EAGLE net", where=str(checkpoint.root), hint=hint)
+            hint = "convert it with a head: method: eagle, and the head under speculation.draft"
+            raise CheckpointError("holds no EAGLE head", where=str(checkpoint.root), hint=hint)
         config = read_config(section, checkpoint.ranks[-1].keys(), f"{_NET}.layers.0.")
         super().__init__(config, room)
-        weights = HeadWeights(checkpoint, net_rules(config, _NET), room.device, room.dtype)
+        weights = HeadWeights(checkpoint, head_rules(config, _NET), room.device, room.dtype)
         embedding = weights.tensor(f"{_NET}.vocab_embedding.weight")
         # mostly it is the target's, of which one in memory will do
         self._embedding = target.embedding if torch.equal(embedding, target.embedding) else embedding
@@ -51,7 +51,7 @@ class EagleNet(Net):
         self._lm_head = target.lm_head
 
     def fuse(self, hidden_states: Tensor) -> Tensor:
-        """Return the hidden states: they are what the net continues."""
+        """Return the hidden states: they are what the head continues."""
         return hidden_states
 
     def forward(self, tokens: Tensor, features: Tensor, window: Window) -> Tensor:
@@ -67,12 +67,14 @@ class EagleNet(Net):
 
 
 class EagleDrafter(FeatureDrafter):
-    """Drafts a tree with the net."""
+    """Drafts a tree with the head."""
 
     def __init__(self, setup: Setup) -> None:
         room, options = setup.room, setup.options
-        grower: TreeBuilder = DynamicTree(*options.growth) if options.growth else StaticTree(options.paths, room.device)
-        super().__init__(EagleNet(setup.target, replace(room, max_len=room.max_len + grower.scratch)), grower)
+        builder: TreeBuilder = (
+            DynamicTree(*options.growth) if options.growth else StaticTree(options.paths, room.device)
+        )
+        super().__init__(EagleHead(setup.target, replace(room, max_len=room.max_len + builder.scratch)), builder)
 
 
 DRAFTER = EagleDrafter

@@ -21,7 +21,7 @@ import torch
 
 from trtspec.kernels.tree import Tree
 from trtspec.methods.lookahead import LookaheadOptions
-from trtspec.torch_engine.drafting.base import Draft, Drafter, Outcome, Sampling, Setup
+from trtspec.torch_engine.drafting.base import Draft, Drafter, DraftSampling, Outcome, Setup
 
 
 class NgramPool:
@@ -129,7 +129,7 @@ class LookaheadDrafter(Drafter):
         """Start the row's window and pool in smaller sizes; branches are verified as deep as the engine's may be."""
         self._rows[row] = Lookahead(options, prompt)
 
-    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: Sampling | None) -> Draft:
+    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
         """Return each row's tree, whole whatever `depth` is: the window is no draft alone, it makes the next ones."""
         drafts = [self._rows[row].draft(text) for row, text in enumerate(texts)]
         self._ends = [ends for _, ends in drafts]

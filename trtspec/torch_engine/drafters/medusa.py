@@ -16,7 +16,7 @@ from trtspec.checkpoint.rules import Rule
 from trtspec.kernels.tree import Tree, in_node_order
 from trtspec.methods.choices import Choice, most_ranks
 from trtspec.methods.medusa import Heads
-from trtspec.torch_engine.drafting.base import Draft, Sampling, Setup
+from trtspec.torch_engine.drafting.base import Draft, DraftSampling, Setup
 from trtspec.torch_engine.drafting.last_hidden import LastHiddenDrafter
 from trtspec.torch_engine.model.decoder import Decoder
 from trtspec.torch_engine.model.joining import join
@@ -78,7 +78,7 @@ class MedusaDrafter(LastHiddenDrafter):
             for levels in range(1, depth + 1)
         ]
 
-    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: Sampling | None) -> Draft:
+    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
         """Draft the first `depth` levels of the tree."""
         logits = self._heads.logits(self._hidden[: len(texts)], depth)
         return self._shapes[depth - 1].fill(logits.topk(self._ranks).indices)
@@ -86,7 +86,7 @@ class MedusaDrafter(LastHiddenDrafter):
 
 def _stack(target: Decoder, rules: list[Rule]) -> Tensor:
     """Return matrices as [heads, in, out], biases as [heads, 1, out]; they are read one at a time."""
-    out_size, *in_size = rules[0].parts[0].shape
+    out_size, *in_size = rules[0].sources[0].shape
     stack = torch.empty((len(rules), *(in_size or [1]), out_size), device=target.device, dtype=target.dtype)
     for place, rule in zip(stack, rules, strict=True):
         place.copy_(join(target.checkpoint, rule).t())

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from trtspec.generation.suffix_index import SuffixIndex
-from trtspec.torch_engine.drafting.base import Draft, Drafter, Sampling, Setup
+from trtspec.torch_engine.drafting.base import Draft, Drafter, DraftSampling, Setup
 
 
 class NgramDrafter(Drafter):
@@ -26,7 +26,7 @@ class NgramDrafter(Drafter):
             self._indexes[row] = SuffixIndex(self._max_match)
             self._indexes[row].extend(prompt)
 
-    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: Sampling | None) -> Draft:
+    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
         """Return a chain of `depth` tokens for each row that has a match; of no tokens where none has."""
         chains = [self._look_up(row, text, depth) for row, text in enumerate(texts)]
         lens = [len(chain) for chain in chains]

@@ -48,13 +48,13 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """How the rows of a batch sample: `warp` turns logits into probabilities, `uniforms` [rows, nodes] draw drafts.
+class DraftSampling:
+    """How the rows of a batch sample: `params` turns logits into probabilities, `uniforms` [rows, nodes] draw drafts.
 
-    Greedy rows are among them, with temperature 0; a batch of greedy rows alone has no Sampling.
+    Greedy rows are among them, with temperature 0; a batch of greedy rows alone has no DraftSampling.
     """
 
-    warp: SamplingParams
+    params: SamplingParams
     uniforms: Tensor
 
     def draw(self, probs: Tensor, column: int) -> Tensor:
@@ -117,11 +117,11 @@ class Drafter(Protocol):
     def lower(self, row: int, prompt: Sequence[int], options: Any) -> None:
         """Let a row just begun be drafted for with options of its own, none of `lowerable` larger than the engine's."""
 
-    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: Sampling | None) -> Draft:
+    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
         """Draft at most `depth` tokens, one after another, behind each text (prompt and output so far).
 
-        With `sampling`, what is drawn is drawn by its uniforms; the text keeps the target's law only if a draft depends
-        on nothing but the text, those uniforms and what was observed.
+        With `sampling`, sampled tokens are drawn by its uniforms. The output keeps the target's distribution only if a
+        draft depends on nothing but the text, those uniforms and what was observed.
         """
 
     def observe(self, outcome: Outcome) -> None:

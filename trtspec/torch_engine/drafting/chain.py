@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from trtspec.torch_engine.drafting.base import Draft, Sampling
+from trtspec.torch_engine.drafting.base import Draft, DraftSampling
 from trtspec.torch_engine.model.windows import Window
 
 
@@ -16,7 +16,7 @@ def draft_chain(
     forward: Callable[[Tensor, Window], Tensor],
     tokens: Tensor,
     windows: Sequence[Window],
-    sampling: Sampling | None,
+    sampling: DraftSampling | None,
     stop_below: float,
 ) -> Draft:
     """Draft one token for each window, each after the one before, until no row is sure enough of its next one.
@@ -40,7 +40,7 @@ def draft_chain(
         if sampling is None:
             tokens = logits.argmax(-1)
         else:
-            probs = sampling.warp.probs(logits)
+            probs = sampling.params.probs(logits)
             all_probs.append(probs)
             tokens = sampling.draw(probs, step)
         chain.append(tokens)

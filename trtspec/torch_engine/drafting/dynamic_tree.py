@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trees that follow the net's confidence (EAGLE-2, arXiv:2406.16858): at each step another shape for each row.
+"""Trees that follow the head's confidence (EAGLE-2, arXiv:2406.16858): at each step another shape for each row.
 
-Level by level the net ranks `top_k` tokens after each node of its frontier. A token is worth the net's probability of
+Level by level the head ranks `top_k` tokens after each node of its frontier. A token is worth the head's probability of
 the whole path to it; the `top_k` best of a level are its frontier, and of all tokens that were ranked the best are the
 draft. None is worth more than its parent, which is ranked before it, so the best are a tree.
 
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from trtspec.kernels.tree import Tree
-from trtspec.torch_engine.drafting.base import Draft, Sampling
-from trtspec.torch_engine.drafting.head import Net
+from trtspec.torch_engine.drafting.base import Draft, DraftSampling
+from trtspec.torch_engine.drafting.head import FeatureHead
 from trtspec.torch_engine.drafting.tree_builder import TreeBuilder
 from trtspec.torch_engine.model.windows import GrowingTree
 
@@ -52,40 +52,44 @@ class DynamicTree(TreeBuilder):
         self._top_k, self._levels, self._nodes = top_k, levels, nodes
         self.scratch = top_k * levels
 
-    def grow(self, net: Net, features: Tensor, ends: list[int], depth: int, sampling: Sampling | None) -> Draft:
+    def grow(
+        self, head: FeatureHead, features: Tensor, ends: list[int], depth: int, sampling: DraftSampling | None
+    ) -> Draft:
         """Return the tree of all levels, whatever `depth`: which tokens are the best is not a neighbour's matter."""
         rows = len(features)
         frontier = Frontier(
             features.unsqueeze(1),
-            torch.zeros((rows, 1), device=net.device),
-            torch.full((rows, 1), -1, device=net.device),
+            torch.zeros((rows, 1), device=head.device),
+            torch.full((rows, 1), -1, device=head.device),
         )
-        levels = [self._rank(net, frontier)]
+        levels = [self._rank(head, frontier)]
         # the root is the token of the last pair
-        windows = net.windows.growing(ends, self._top_k, self._levels - 1)
+        windows = head.windows.growing(ends, self._top_k, self._levels - 1)
         before = 0
         for _ in range(1, self._levels):
-            frontier = self._advance(net, frontier, levels[-1], before, windows)
+            frontier = self._advance(head, frontier, levels[-1], before, windows)
             before += levels[-1].tokens.shape[1]
-            levels.append(self._rank(net, frontier))
+            levels.append(self._rank(head, frontier))
         return self._best(levels)
 
-    def _rank(self, net: Net, frontier: Frontier) -> Ranked:
+    def _rank(self, head: FeatureHead, frontier: Frontier) -> Ranked:
         """Rank the tokens after each node of a frontier."""
-        logits = net.logits(frontier.features.flatten(0, 1)).view(*frontier.scores.shape, -1)
+        logits = head.logits(frontier.features.flatten(0, 1)).view(*frontier.scores.shape, -1)
         best = torch.log_softmax(logits.float(), -1).topk(self._top_k, -1)
         return Ranked(
-            tokens=net.to_target(best.indices).flatten(1),
+            tokens=head.to_target(best.indices).flatten(1),
             scores=(frontier.scores.unsqueeze(2) + best.values).flatten(1),
             parents=frontier.ranked.unsqueeze(2).expand_as(best.indices).flatten(1),
         )
 
-    def _advance(self, net: Net, frontier: Frontier, ranked: Ranked, before: int, windows: GrowingTree) -> Frontier:
+    def _advance(
+        self, head: FeatureHead, frontier: Frontier, ranked: Ranked, before: int, windows: GrowingTree
+    ) -> Frontier:
         """Return the frontier of the best of the tokens ranked last, which were ranked after `before` others."""
         chosen = _best_of(ranked.scores, self._top_k)
         parents = chosen // self._top_k
         features = frontier.features.gather(1, parents.unsqueeze(2).expand(-1, -1, frontier.features.shape[2]))
-        passed = net.forward(ranked.tokens.gather(1, chosen), features.flatten(0, 1), windows.below(parents))
+        passed = head.forward(ranked.tokens.gather(1, chosen), features.flatten(0, 1), windows.below(parents))
         return Frontier(passed.view_as(features), ranked.scores.gather(1, chosen), before + chosen)
 
     def _best(self, levels: list[Ranked]) -> Draft:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a net has to be so that features of the target can be drafted with: EAGLE's idea, whatever the layers are.
+"""What a head has to be so that features of the target can be drafted with: EAGLE's idea, whatever the layers are.
 
-A pair is the feature of position t and the token after it, at t + 1; it stands at position t of the net's cache. From
-it the net makes a guess at the feature of position t + 1, which says what token comes after that and, paired with
-that token, is what the net goes on from where the target has no feature yet.
+A pair is the feature of position t and the token after it, at t + 1; it stands at position t of the head's cache. From
+it the head makes a guess at the feature of position t + 1, which says what token comes after that and, paired with
+that token, is what the head goes on from where the target has no feature yet.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from trtspec.torch_engine.model.cache import KVCache
 from trtspec.torch_engine.model.windows import Window, Windows
 
 
-class Net(ABC):
-    """A net of few layers; `config` describes these, the features are `config.hidden_size` wide.
+class FeatureHead(ABC):
+    """A head of few layers; `config` describes these, the features are `config.hidden_size` wide.
 
     `aux_layers` are the target's auxiliary hidden-state layers that it reads (see `Decoder.forward_with_features`).
     Tokens are ids of the target except where it says otherwise: a head may draft from a smaller vocabulary of its own.
@@ -46,12 +46,12 @@ class Net(ABC):
 
     @abstractmethod
     def logits(self, features: Tensor) -> Tensor:
-        """Return logits [n, the net's vocabulary] of the tokens after features [n, hidden]."""
+        """Return logits [n, the head's vocabulary] of the tokens after features [n, hidden]."""
 
     def to_target(self, tokens: Tensor) -> Tensor:
         """Return the target's ids of tokens that were chosen from `logits`."""
         return tokens
 
     def spread(self, probs: Tensor) -> Tensor:
-        """Return probabilities [..., the net's vocabulary] over the target's vocabulary."""
+        """Return probabilities [..., the head's vocabulary] over the target's vocabulary."""
         return probs

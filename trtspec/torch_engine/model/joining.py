@@ -32,24 +32,24 @@ def join(checkpoint: Checkpoint, rule: Rule) -> Tensor:
     first = shares[sharded.ranks[0]]
     if len(shares) == 1:
         return first
-    heights = [part.shape[0] for part in rule.parts]
-    whole = torch.empty((sum(heights), prod(rule.parts[0].shape[1:])), dtype=first.dtype)
+    heights = [source.shape[0] for source in rule.sources]
+    whole = torch.empty((sum(heights), prod(rule.sources[0].shape[1:])), dtype=first.dtype)
     parts = torch.split_with_sizes(whole, heights)
     for number, place in join_places(sharded):
         _copy(shares[place.rank], place, parts[number])
     leading = (rule.experts, -1) if rule.experts else (len(whole),)
-    return whole.view(*leading, *rule.parts[0].shape[1:])
+    return whole.view(*leading, *rule.sources[0].shape[1:])
 
 
 def _shard(checkpoint: Checkpoint, rule: Rule) -> Sharded:
     return shard(rule, checkpoint.mapping, checkpoint.config.num_layers)
 
 
-def _copy(share: Tensor, place: Place, part: Tensor) -> None:
+def _copy(share: Tensor, place: Place, source: Tensor) -> None:
     """Copy a rank's rectangle to its place in a part [rows, columns]."""
     rows, columns = place.rows, place.columns
     held = share.view(-1, len(columns))[place.at_row : place.at_row + len(rows)]
-    part[rows.start : rows.stop, columns.start : columns.stop] = held
+    source[rows.start : rows.stop, columns.start : columns.stop] = held
 
 
 def _share(checkpoint: Checkpoint, sharded: Sharded, rank: int) -> Tensor:

@@ -14,7 +14,7 @@ from trtspec.generation.running import Running
 
 
 @dataclass(frozen=True)
-class Given:
+class ExternalDrafts:
     """The drafts of some rows: `tokens` [rows, width], of which `lens` count in each row."""
 
     batch: Sequence[Running]
@@ -22,11 +22,11 @@ class Given:
     lens: list[int]
 
     @classmethod
-    def of(cls, batch: Sequence[Running], device: torch.device) -> Given:
+    def of(cls, batch: Sequence[Running], device: torch.device) -> ExternalDrafts:
         """Return what came with the requests of a batch."""
-        lens = [len(running.given) for running in batch]
+        lens = [len(running.external_draft) for running in batch]
         width = max(lens)
-        rows = [[*running.given, *[0] * (width - len(running.given))] for running in batch]
+        rows = [[*running.external_draft, *[0] * (width - len(running.external_draft))] for running in batch]
         return cls(batch, torch.tensor(rows, dtype=torch.int64, device=device), lens)
 
     def probs(self) -> Tensor | None:
