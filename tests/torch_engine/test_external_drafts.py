@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""External drafts: the distribution are the target's, it ends the request, neighbours are not affected."""
+"""External drafts: the output distribution is the target's, the request ends there, neighbours are not affected."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a compiled library says on this machine what it has to: random batches against `exact`, id for id.
+"""Self-test of a compiled library on this machine: random batches are compared with `exact`, id for id.
 
-A few seconds' check of what was built. The checks of the rules themselves are tests/kernels/exactness.py.
+It takes a few seconds. The checks of the acceptance rules themselves are in tests/kernels/exactness.py.
 """
 
 from __future__ import annotations
@@ -113,13 +113,13 @@ def _logits(rng: np.random.Generator, vocab: int, dtype: type) -> Array:
 
 
 def _tokens(rng: np.random.Generator, logits: Array) -> Array:
-    """Return likely tokens, such that some are accepted and some are not."""
+    """Return probable tokens, of which some are accepted and some are not."""
     noisy = logits + rng.gumbel(size=logits.shape)
     return noisy.argmax(-1).astype(np.int32)
 
 
 def _placer(device: str) -> Callable[[Arrays], Arrays]:
-    """Return what brings a call's arrays to a device."""
+    """Return a function that moves a call's arrays to a device."""
     if device == "cpu":
         return dict
 

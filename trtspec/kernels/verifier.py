@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The acceptance rules as an engine asks for them: in torch, or compiled where a library of them was built.
+"""The verifiers that an engine chooses from: torch, or a compiled library where one was built.
 
-Both say the same of a batch, except where a uniform lies within float32's rounding of where the result changes. The
+Both return the same results, except where a uniform lies within float32's rounding of where the result changes. The
 choice is made once, when an engine is loaded; nothing is compiled here.
 """
 
@@ -43,7 +43,7 @@ class Verifier(Protocol):
         draft_probs: Tensor | None = None,
         uniforms: Tensor | None = None,
     ) -> list[VerifyResult]:
-        """Return how much of each row's chain the target takes, and its next token."""
+        """Return the accepted part of each row's chain, and its next token."""
 
     def tree(
         self,
@@ -56,11 +56,11 @@ class Verifier(Protocol):
         uniforms: Tensor | None = None,
         typical: Typical | None = None,
     ) -> list[VerifyResult]:
-        """Return the path of each row's tree that the target takes, and its next token."""
+        """Return the accepted path of each row's tree, and its next token."""
 
 
 class TorchVerifier:
-    """The rules in torch's own operations."""
+    """Verification with torch's own operations."""
 
     chain = staticmethod(verify_chain)
     tree = staticmethod(verify_tree)
@@ -68,9 +68,9 @@ class TorchVerifier:
 
 @dataclass(frozen=True)
 class CompiledVerifier:
-    """The rules of a library, which takes logits of float32, float16 and bfloat16.
+    """Verification by a compiled library, which takes logits of float32, float16 and bfloat16.
 
-    A target whose logits are NaN or infinite is a TrtspecError: a text must not go on from there.
+    Raises TrtspecError for target logits that are NaN or infinite: no token can follow from them.
     """
 
     library: KernelLibrary
@@ -84,7 +84,7 @@ class CompiledVerifier:
         draft_probs: Tensor | None = None,
         uniforms: Tensor | None = None,
     ) -> list[VerifyResult]:
-        """Verify chains in one call, and bring its outcome to the host in one transfer."""
+        """Verify chains with one call and one transfer to the host."""
         found = self.library.verify_chain(
             target=logits,
             tokens=tokens.to(torch.int32),
@@ -109,7 +109,7 @@ class CompiledVerifier:
         uniforms: Tensor | None = None,
         typical: Typical | None = None,
     ) -> list[VerifyResult]:
-        """Verify trees in one call, and bring its outcome to the host in one transfer."""
+        """Verify trees with one call and one transfer to the host."""
         mode, options = _mode(draft_probs, typical)
         parents = torch.from_numpy(tree.parents.astype(np.int32)).to(tokens.device)
         found = self.library.verify_tree(
@@ -131,14 +131,14 @@ class CompiledVerifier:
 
 
 def libraries_of(artifact: Path) -> tuple[Path, ...]:
-    """Return the libraries that may verify for an artifact: its own, then what was compiled on this machine before."""
+    """Return the libraries an artifact may use: its own ones, then those compiled on this machine before."""
     return (*sorted((artifact / "plugins").glob("*.so")), *find_libraries(KERNELS))
 
 
 def choose_verifier(candidates: Sequence[Path], device: torch.device, dtype: torch.dtype) -> Verifier:
-    """Return the rules of the first library that serves logits of `dtype` on `device`, or where none does, torch's."""
+    """Return the first library that can verify logits of `dtype` on `device`, or torch where there is none."""
     if dtype == torch.float64:
-        log.info("drafts are verified in torch: the model computes in float64, which the compiled rules do not take")
+        log.info("drafts are verified in torch: the model computes in float64, which compiled libraries do not take")
         return TorchVerifier()
     for path in candidates:
         try:
@@ -154,7 +154,7 @@ def choose_verifier(candidates: Sequence[Path], device: torch.device, dtype: tor
 
 
 def _prove(verifier: CompiledVerifier, device: torch.device, dtype: torch.dtype) -> None:
-    """Let a library verify a draft of no tokens: it may lack the kernels, or code for this very machine."""
+    """Let a library verify an empty draft: it may lack the kernels, or code for this machine."""
     logits = torch.tensor([[[0.0, 1.0]]], device=device, dtype=dtype)
     tokens = torch.zeros((1, 1), dtype=torch.int32, device=device)
     verifier.chain(logits, tokens[:, :0], [0])
@@ -162,7 +162,7 @@ def _prove(verifier: CompiledVerifier, device: torch.device, dtype: torch.dtype)
 
 
 def _sampling(params: SamplingParams | None, uniforms: Tensor | None) -> dict[str, Any]:
-    """Return how a library's rows sample; nothing where all are greedy."""
+    """Return the sampling arguments of a library call; none where all rows are greedy."""
     if params is None or uniforms is None:
         return {}
     how = {"temperature": params.temperature.contiguous(), "uniforms": (uniforms * 2.0**32).to(torch.uint32)}
@@ -172,7 +172,7 @@ def _sampling(params: SamplingParams | None, uniforms: Tensor | None) -> dict[st
 
 
 def _mode(draft_probs: Tensor | None, typical: Typical | None) -> tuple[Mode, dict[str, Any]]:
-    """Return how a library is to verify a tree, and the numbers that this takes."""
+    """Return the mode of a tree's verification, and its arguments."""
     if typical is not None:
         return Mode.TYPICAL, {"threshold": typical.threshold, "alpha": typical.alpha}
     return (Mode.DETERMINISTIC if draft_probs is None else Mode.SAMPLED), {}

@@ -68,7 +68,7 @@ class Speculator:
         return cls(model, drafter, verifier, draft_shape, method, options)
 
     def options_of(self, request: Request) -> Options:
-        """Return the method's options as a request lowers them; raises TrtspecError for what it may not ask for."""
+        """Return the method's options, lowered by a request; raises TrtspecError for values that it may not ask for."""
         if not request.options:
             return self._options
         options = self._options.model_dump()
@@ -80,10 +80,10 @@ class Speculator:
         return self._method.parse({**options, **request.options})
 
     def prefill(self, batch: Sequence[Running], first_row: int, max_tokens: int) -> list[Progress]:
-        """Take in the prompts of new requests, at most `max_tokens` at once, and verify the drafts they came with.
+        """Prefill the prompts of new requests, at most `max_tokens` at once, and verify their external drafts.
 
-        These are accepted by the exact rule of chains, whatever the method's own rule is; for a request that brought
-        one there is no step.
+        External drafts are accepted by the exact rule of chains, whatever the method's own rule is. A request with one
+        ends here, without a step.
         """
         external = ExternalDrafts.of(batch, self.target.device)
         texts = [[*running.text, *running.external_draft] for running in batch]
@@ -140,7 +140,7 @@ class Speculator:
     ) -> tuple[list[VerifyResult], list[int]]:
         """Return each row's result and how many tokens were drafted for it.
 
-        The first uniform behind those of the draft draws the next token, the others belong to the nodes in order.
+        The uniforms after those of the draft: the first one samples the next token, the others belong to the nodes.
         """
         nodes, width = self.draft_shape.max_tokens, tokens.shape[1]
         if draft.tree is not None:
@@ -169,7 +169,7 @@ class Speculator:
         )
 
     def _uniforms(self, batch: Sequence[Running], count: int) -> Tensor:
-        """Return [rows, count] in [0, 1); each request draws its own."""
+        """Return uniforms [rows, count] in [0, 1), from each request's own stream."""
         drawn = np.stack([running.uniforms(count) for running in batch])
         return torch.from_numpy(drawn).to(self.target.device)
 
@@ -181,7 +181,7 @@ def _progress(
     results: Sequence[VerifyResult],
     logits: Tensor,
 ) -> list[Progress]:
-    """Return what results came to: on tokens and logits [rows, nodes, vocab] by node, so many of them drafted."""
+    """Return the progress of each row from its result, its tokens and logits [rows, nodes, vocab] by node."""
     made = []
     for row, (running, result) in enumerate(zip(batch, results, strict=True)):
         wanted = logits[row, [0, *result.path]].float().cpu().numpy() if running.request.return_logits else None
@@ -190,7 +190,7 @@ def _progress(
 
 
 def _moves(starts: list[int], results: list[VerifyResult]) -> list[tuple[int, int, int]]:
-    """Return what brings the keys of accepted nodes, which lie by number, to where their depth has its place."""
+    """Return the cache moves from the positions of accepted nodes, which are by number, to those of their depths."""
     return [
         (row, starts[row] + node, starts[row] + depth)
         for row, result in enumerate(results)

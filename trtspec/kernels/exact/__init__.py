@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verification of drafts, exact on every machine: plugins/README.md in numpy, the oracle of what runs faster.
+"""Verification of drafts, bit-exact on every machine: plugins/README.md in numpy, the reference for compiled kernels.
 
-The rules are those of `reference`, whose output distribution is tested exactly; here they decide by integers, from
-logits to tokens, so that CUDA and C++ must return equal ids. Vectors over the vocabulary, plain loops over requests and
-positions: made to be read, not to be fast.
+The rules are those of `reference`, whose output distribution is tested exactly; here they compute in integers,
+so that CUDA and C++ must return equal ids. Vectorized over the vocabulary, with plain loops over requests and
+positions: written for readability, not speed.
 """
 
 from trtspec.kernels.exact.batch import ChainBatch, DraftKind, ExactChainResult, ExactTreeResult, Mode, TreeBatch

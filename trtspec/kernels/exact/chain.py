@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verification of chains: each token tested against its row, and what comes in place of the first that is rejected."""
+"""Verification of chains: test each token against its row, and sample the replacement of the first rejected one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from trtspec.kernels.exact.fixed_point import BAD_DRAFT, DRAFT_NONFINITE, Row, W
 
 
 def verify_chain(batch: ChainBatch) -> ExactChainResult:
-    """Return how much of each request's chain the target takes, and its next token."""
+    """Return the accepted part of each request's chain, and its next token."""
     size, draft_len = batch.tokens.shape
     results = ExactChainResult(unfilled(size), unfilled(size, draft_len + 1), unfilled(size), unfilled(size))
     for index in range(size):

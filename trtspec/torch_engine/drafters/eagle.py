@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EAGLE drafts with one layer that continues the hidden state which the target's head reads (arXiv:2401.15077)."""
+"""EAGLE drafts with one layer that predicts the next of the hidden states that the LM head reads (arXiv:2401.15077)."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from trtspec.torch_engine.model.head_weights import HeadWeights
 from trtspec.torch_engine.model.norm import Norm
 from trtspec.torch_engine.model.windows import Window
 
-# of the equal heads of an engine, one for each level
+# an engine has an identical head for each level of the tree; the first one is used
 _NET = f"{NETS}.0.drafter"
 
 
 class EagleHead(FeatureHead):
-    """The head in a target's checkpoint, with the target's head."""
+    """The EAGLE head in a target's checkpoint, with the target's LM head."""
 
     aux_layers = (FINAL,)
 
@@ -43,7 +43,7 @@ class EagleHead(FeatureHead):
         super().__init__(config, room)
         weights = HeadWeights(checkpoint, head_rules(config, _NET), room.device, room.dtype)
         embedding = weights.tensor(f"{_NET}.vocab_embedding.weight")
-        # mostly it is the target's, of which one in memory will do
+        # usually a copy of the target's, which is then shared
         self._embedding = target.embedding if torch.equal(embedding, target.embedding) else embedding
         self._fc = weights.linear(f"{_NET}.fc")
         self._block = weights.block(f"{_NET}.layers.0", config)
@@ -51,23 +51,23 @@ class EagleHead(FeatureHead):
         self._lm_head = target.lm_head
 
     def fuse(self, hidden_states: Tensor) -> Tensor:
-        """Return the hidden states: they are what the head continues."""
+        """Return the hidden states unchanged: they are the features."""
         return hidden_states
 
     def forward(self, tokens: Tensor, features: Tensor, window: Window) -> Tensor:
-        """Join embeddings with the features before them, and pass the layer."""
+        """Join embeddings with the features before them, and run the layer."""
         block = self._block
         hidden = self._fc(torch.cat([F.embedding(tokens.flatten(), self._embedding), features], 1))
         hidden = block.dense.add_to(hidden, attend(block.qkv(hidden), block, 0, window, self.cache, self.config))
         return block.mlp.add_to(hidden, self._norm(hidden, block.post_norm))
 
     def logits(self, features: Tensor) -> Tensor:
-        """Return what the target's head says to the features."""
+        """Return the target's LM head's logits."""
         return self._lm_head(features)
 
 
 class EagleDrafter(FeatureDrafter):
-    """Drafts a tree with the head."""
+    """Drafts a tree with an EAGLE head."""
 
     def __init__(self, setup: Setup) -> None:
         room, options = setup.room, setup.options

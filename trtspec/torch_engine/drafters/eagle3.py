@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EAGLE-3 drafts with one layer that reads several of the target's hidden states at once (arXiv:2503.01840)."""
+"""EAGLE-3 drafts with one layer that reads hidden states of several target layers (arXiv:2503.01840)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trtspec.torch_engine.model.windows import Window
 
 
 class Eagle3Head(FeatureHead):
-    """The head in a target's checkpoint; embedding and head are the target's where it has none of its own."""
+    """The EAGLE-3 head in a target's checkpoint; it shares the target's embedding and LM head where it has none."""
 
     def __init__(self, target: Decoder, room: Room) -> None:
         checkpoint = target.checkpoint
@@ -55,14 +55,14 @@ class Eagle3Head(FeatureHead):
             self._target_ids = drafted + weights.tensor(f"{NAME}.d2t", torch.int64)
 
     def fuse(self, hidden_states: Tensor) -> Tensor:
-        """Return one feature of the hidden states of several layers."""
+        """Return one feature from the hidden states of several layers."""
         if self._fuse_norms:
-            parts = hidden_states.chunk(len(self._fuse_norms), -1)
-            hidden_states = torch.cat([norm(part) for norm, part in zip(self._fuse_norms, parts, strict=True)], -1)
+            chunks = hidden_states.chunk(len(self._fuse_norms), -1)
+            hidden_states = torch.cat([norm(chunk) for norm, chunk in zip(self._fuse_norms, chunks, strict=True)], -1)
         return self._fc(hidden_states)
 
     def forward(self, tokens: Tensor, features: Tensor, window: Window) -> Tensor:
-        """Return the features that follow: what the layer gives, as it is or after the last norm."""
+        """Return the next features: the layer's output, before or after the last norm."""
         block, embedded = self._block, F.embedding(tokens.flatten(), self._embedding)
         normed = self._norm(features, self._hidden_norm)
         qkv = block.qkv(torch.cat([self._norm(embedded, self._input_norm), normed], -1))
@@ -80,7 +80,7 @@ class Eagle3Head(FeatureHead):
         return tokens if self._target_ids is None else self._target_ids[tokens]
 
     def spread(self, probs: Tensor) -> Tensor:
-        """Return probabilities over the target's vocabulary, most of which may never be drafted."""
+        """Return probabilities over the target's vocabulary; ids that are never drafted get 0."""
         if self._target_ids is None:
             return probs
         whole = probs.new_zeros((*probs.shape[:-1], self._target_vocab_size))
@@ -88,7 +88,7 @@ class Eagle3Head(FeatureHead):
 
 
 class Eagle3Drafter(FeatureDrafter):
-    """Drafts a chain, or with the options of a tree the tree of EAGLE-2."""
+    """Drafts a chain, or with `top_k` and `nodes` the dynamic tree of EAGLE-2."""
 
     def __init__(self, setup: Setup) -> None:
         top_k, draft_shape = setup.options.top_k, setup.draft_shape

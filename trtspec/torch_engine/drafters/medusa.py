@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Medusa heads draft a whole tree at once, from the hidden state of the last token that the target has taken in.
 
-All heads together are one matrix product a block, and one lookup puts what they rank in its places in the tree.
+All heads are computed by one matrix product a block, and one lookup puts their ranked tokens in place in the tree.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class HeadStack:
         self._lm_heads = _stack(target, [heads.lm_head(head) for head in range(count)])
 
     def logits(self, hidden: Tensor, count: int) -> Tensor:
-        """Return what the first `count` heads say to hidden states [rows, hidden]: [count, rows, vocab]."""
+        """Return the logits [count, rows, vocab] of the first `count` heads for hidden states [rows, hidden]."""
         states = hidden.expand(count, -1, -1)
         for weights, biases in self._blocks:
             states = states + F.silu(torch.baddbmm(biases[:count], states, weights[:count]))
@@ -61,7 +61,7 @@ class Shape:
         self._places = torch.tensor(places, device=device)
 
     def fill(self, ranked: Tensor) -> Draft:
-        """Return the tree with the tokens ranked [heads, rows, ranks]; they are chosen, not drawn."""
+        """Return the tree with the tokens ranked [heads, rows, ranks]; they are deterministic."""
         return Draft(ranked.transpose(0, 1).flatten(1)[:, self._places], tree=self.tree)
 
 

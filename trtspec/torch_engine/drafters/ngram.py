@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks the text's last tokens up in the text itself; no model, no work on the device."""
+"""Prompt lookup: searches the text itself for its last tokens; no model, no work on the device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trtspec.torch_engine.drafting.base import Draft, Drafter, DraftSampling, Se
 
 
 class NgramDrafter(Drafter):
-    """Drafts what followed the longest repetition; a row whose last tokens are new drafts nothing."""
+    """Drafts what followed the longest repetition; a row without a repetition drafts nothing."""
 
     def __init__(self, setup: Setup) -> None:
         self._device = setup.room.device
@@ -27,7 +27,7 @@ class NgramDrafter(Drafter):
             self._indexes[row].extend(prompt)
 
     def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
-        """Return a chain of `depth` tokens for each row that has a match; of no tokens where none has."""
+        """Return a chain of `depth` tokens for each row that has a match; empty chains if no row has one."""
         chains = [self._look_up(row, text, depth) for row, text in enumerate(texts)]
         lens = [len(chain) for chain in chains]
         width = max(lens)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafting with a head that continues the target's features; what shape the draft has, a `TreeBuilder` decides.
+"""Drafting with a head that predicts the target's next features; a `TreeBuilder` decides the shape of the draft.
 
-The head's cache holds pairs with the target's own features alone. Those of a step's accepted path wait until the token
-after them is known, and go through the head at the begin of the next draft; what was drafted stands behind them in the
+The head's cache keeps only pairs with the target's own features. Those of a step's accepted path wait until the token
+after them is known, and go through the head when the next draft begins; what was drafted stands behind them in the
 cache and is written over then.
 """
 
@@ -20,7 +20,7 @@ from trtspec.torch_engine.drafting.tree_builder import TreeBuilder
 
 
 class FeatureDrafter(Drafter):
-    """Drafts with a head; a method's drafter makes the two and hands them on."""
+    """Drafts with a head and a tree builder, which a method's drafter creates."""
 
     def __init__(self, head: FeatureHead, builder: TreeBuilder) -> None:
         self._head, self._builder = head, builder
@@ -34,7 +34,7 @@ class FeatureDrafter(Drafter):
         self._prompts, self._first_row = prompts, first_row
 
     def read(self, features: Tensor, start: int) -> None:
-        """Take the pairs of a chunk into the head's cache.
+        """Write the pairs of a chunk into the head's cache.
 
         A prompt's last feature has no token after it yet: what is paired with it, and stands beyond, is overwritten.
         """
@@ -62,14 +62,14 @@ class FeatureDrafter(Drafter):
         return self._builder.grow(head, found[last], [len(text) - 2 for text in texts], depth, sampling)
 
     def observe(self, outcome: Outcome) -> None:
-        """Let the hidden states of each accepted path wait for the token after them."""
+        """Keep the hidden states of each accepted path until the token after them is known."""
         if outcome.features is None:
             raise ValueError("a head reads features of the target")
         for row, result in enumerate(outcome.results):
             self._waiting[row].append(outcome.features[row, [0, *result.path]])
 
     def move_row(self, source: int, target: int, length: int) -> None:
-        """Move the row's cache and what waits."""
+        """Move the row's cache and its waiting hidden states."""
         self._head.cache.move_row(source, target, length)
         self._waiting[target] = self._waiting[source]
 

@@ -22,12 +22,13 @@ from trtspec.torch_engine.drafting.tree_builder import TreeBuilder
 
 @dataclass(frozen=True)
 class Level:
-    """The nodes of one depth and how they are found; "above" are their parents, all that the level above has.
+    """The nodes of one depth and how they are drafted; "above" are the inner nodes of the level above, their parents.
 
     `parents` and `ranks` [nodes] are each node's parent above and its rank. `inner` [inner nodes] are the nodes that
-    have children, `inner_parents` their parents above and `span` their numbers, from and up to, among all of the tree's
-    inner nodes but the root. Where children are drawn, all above draw their first; `rounds` say who of the round before
-    draws a second one, a third and so on, and `drawn` [nodes] is a node's place in this order.
+    have children, `inner_parents` their parents above and `span` the range of their numbers among all of the tree's
+    inner nodes without the root. Where children are sampled, all nodes above sample their first child; `rounds` are the
+    nodes of the round before that sample a second one, a third and so on. `sampled` [nodes] is a node's index in this
+    order.
     """
 
     parents: Tensor
@@ -49,9 +50,9 @@ class Shape:
     inner: Tree
     inner_nodes: Tensor
 
-    def by_node(self, distributions: list[Tensor]) -> Tensor:
-        """Return what children were drawn from [rows, nodes, vocab], given that of each level's parents."""
-        of_inner = torch.cat(distributions, 1)
+    def by_node(self, probs: list[Tensor]) -> Tensor:
+        """Return what children were sampled from [rows, nodes, vocab], from the `probs` of each level's parents."""
+        of_inner = torch.cat(probs, 1)
         rows, _, vocab = of_inner.shape
         return of_inner.new_zeros((rows, self.tree.parents.shape[1], vocab)).index_copy_(1, self.inner_nodes, of_inner)
 
@@ -62,7 +63,7 @@ class StaticTree(TreeBuilder):
     def __init__(self, choices: Sequence[Choice], device: torch.device) -> None:
         self.scratch = len(choices)
         depth = max(map(len, choices))
-        # near the end of a request a tree is cut off at some depth
+        # near the end of a request the tree is cut off at a lower depth
         self._shapes = [
             _shape([choice for choice in choices if len(choice) <= at], device) for at in range(1, depth + 1)
         ]
@@ -75,20 +76,20 @@ class StaticTree(TreeBuilder):
         rows, above = len(features), features.unsqueeze(1)
         # the root is the token of the last pair
         window = head.windows.tree(ends, shape.inner, 1) if len(shape.levels) > 1 else None
-        tokens, distributions, sampled = [], [], 0
+        tokens, probs, column = [], [], 0
         for level in shape.levels:
             logits = head.logits(above.flatten(0, 1)).view(rows, above.shape[1], -1)
             if sampling is None:
                 found = _ranked(logits, level)
             else:
-                found, distribution = _sampled(logits, level, sampling, sampled)
-                distributions.append(head.spread(distribution))
-            sampled += found.shape[1]
+                found, distribution = _sampled(logits, level, sampling, column)
+                probs.append(head.spread(distribution))
+            column += found.shape[1]
             tokens.append(head.to_target(found))
             if window is not None and len(level.inner):
                 pairs = tokens[-1][:, level.inner], above[:, level.inner_parents].flatten(0, 1)
                 above = head.forward(*pairs, window.part(*level.span)).view(rows, len(level.inner), -1)
-        return Draft(torch.cat(tokens, 1), shape.by_node(distributions) if distributions else None, shape.tree)
+        return Draft(torch.cat(tokens, 1), shape.by_node(probs) if probs else None, shape.tree)
 
 
 def _ranked(logits: Tensor, level: Level) -> Tensor:
@@ -97,10 +98,10 @@ def _ranked(logits: Tensor, level: Level) -> Tensor:
 
 
 def _sampled(logits: Tensor, level: Level, sampling: DraftSampling, column: int) -> tuple[Tensor, Tensor]:
-    """Draw each node's token [rows, nodes] by the uniforms from `column` on.
+    """Sample each node's token [rows, nodes] with the uniforms from `column` on.
 
-    Returns also what the children of each node above were drawn from [rows, above, vocab]: in a greedy row from zeros,
-    which says that they were chosen.
+    Returns also what the children of each node above were sampled from [rows, above, vocab]; zeros in a greedy row,
+    whose tokens are deterministic.
     """
     distribution = sampling.params.probs(logits)
     left, found = distribution, [draw_each(sampling, distribution, column)]
@@ -117,7 +118,7 @@ def _sampled(logits: Tensor, level: Level, sampling: DraftSampling, column: int)
 
 
 def draw_each(sampling: DraftSampling, weights: Tensor, column: int) -> Tensor:
-    """Return tokens [rows, n] drawn by weights [rows, n, vocab], each by a uniform of its own from `column` on."""
+    """Return tokens [rows, n] sampled by weights [rows, n, vocab], with one uniform each from `column` on."""
     rows, count, _ = weights.shape
     uniforms = sampling.uniforms[:, column : column + count]
     return pick(weights.flatten(0, 1), uniforms.flatten()).view(rows, count)
