@@ -23,7 +23,7 @@ SHOWN_PROBLEMS = 12
 
 
 class Stage(Enum):
-    """Which pipeline stage holds a tensor that belongs to no layer."""
+    """The pipeline stage of a tensor that belongs to no layer."""
 
     FIRST = "first"
     LAST = "last"
@@ -32,27 +32,27 @@ class Stage(Enum):
 class Split(Enum):
     """How the ranks of a stage share a target.
 
-    Layers that are divided by columns add their bias after the sum over ranks, so that is whole, as norms and routers.
+    Layers that are divided by columns add their bias after the sum over ranks, so it is whole, like norms and routers.
     """
 
     WHOLE = "whole"
     ROWS = "rows"
     COLUMNS = "columns"
     VOCABULARY = "vocabulary"  # by rows, padded with zeros
-    EMBEDDING = "embedding"  # like a vocabulary, where the embedding is divided at all
+    EMBEDDING = "embedding"  # like a vocabulary, if the embedding is divided
 
 
 def of_rows(split: Split) -> Split:
-    """Return how ranks share what belongs to the rows of a matrix that they share so: a bias, scales."""
+    """Return how ranks share values that belong to the rows of a matrix split like this: a bias, scales."""
     return Split.WHOLE if split is Split.COLUMNS else split
 
 
 @dataclass(frozen=True)
 class LinearLayer:
-    """What an engine does with a linear layer beside multiplying, which says how far its weight may be FP8 alone.
+    """The neighbours of a linear layer, with which it has to be quantized together.
 
-    `norm` is the norm, in the same layer of the model, of what goes into the layer's block; engines change the two
-    together where FP8 has a scale for each row. `fused` is the target that engines make one matrix of with this one.
+    `norm` is the norm of its block's input, in the same model layer; with FP8 scales for each row, engines replace the
+    two together. `fused` is the target that engines fuse with this one to one matrix.
     """
 
     norm: str = ""
@@ -77,7 +77,7 @@ class SourceTensor:
 
     @property
     def target_rows(self) -> int:
-        """Return how many rows of the undivided target it makes."""
+        """Return the number of its rows in the undivided target."""
         return max(self.shape[0], self.least_rows)
 
     @property
@@ -115,7 +115,7 @@ class Rule:
 
     @property
     def module(self) -> str:
-        """Return the name of the module that holds the target, which is what patterns are matched with."""
+        """Return the name of the module that holds the target, which patterns are matched against."""
         return self.name.rpartition(".")[0]
 
     @property
@@ -134,7 +134,7 @@ class Skip:
 
 @dataclass(frozen=True)
 class Quantized:
-    """What a source has in FP8 already: its `weights`, and for each of their `scales` the shapes it may have."""
+    """The FP8 tensors of a source: its `weights`, and for each of their `scales` the allowed shapes."""
 
     weights: frozenset[str]
     scales: dict[str, tuple[tuple[int, ...], ...]]
@@ -154,7 +154,7 @@ def layer_tensor(layer: int, name: str) -> str:
 
 
 def match(rules: list[Rule], skips: list[Skip], source: Source, quantized: Quantized | None = None) -> Matched:
-    """Find every rule's tensors in `source`; raises one CheckpointError that lists all that does not add up.
+    """Find every rule's tensors in `source`; raises one CheckpointError that lists all problems.
 
     `quantized` names the source tensors that are in FP8 and passed through with their scales.
     """
@@ -190,7 +190,7 @@ def match(rules: list[Rule], skips: list[Skip], source: Source, quantized: Quant
 
 
 def find_parts(rules: list[Rule], source: Source) -> dict[str, tuple[TensorInfo, ...]]:
-    """Return the source tensors of each rule that has any, by its full name; KeyError for one that is not there."""
+    """Return the source tensors of each rule that has any, by its full name; KeyError for a missing one."""
     return {
         rule.name: tuple(rows_of(tensor, source.tensors[tensor.name]) for tensor in rule.sources)
         for rule in rules

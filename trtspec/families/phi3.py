@@ -51,7 +51,7 @@ def _scaling(reader: ConfigReader, section: ConfigReader | None) -> RopeScaling 
 
 
 def rules(config: ModelConfig) -> list[Rule]:
-    """List every tensor of the converted checkpoint: a decoder's, whose parts are rows of fewer source tensors."""
+    """List every tensor of the converted checkpoint: a decoder's, from rows of fewer source tensors."""
     fused = _fused(config)
     return [
         replace(rule, sources=tuple(fused.get(tensor.name, tensor) for tensor in rule.sources))
@@ -60,7 +60,7 @@ def rules(config: ModelConfig) -> list[Rule]:
 
 
 def _fused(config: ModelConfig) -> dict[str, SourceTensor]:
-    """Return the part that stands for each projection of its own."""
+    """Return the source tensor, rows of a fused one, for each projection by its usual name."""
     heads, kv_heads, size = config.num_heads, config.num_kv_heads, config.head_size
     found = {}
     for layer in range(config.num_layers):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request may ask of the engine, checked before it waits for its turn."""
+"""Checks of a request before it is queued."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trtspec.generation.request import Limits, Request, SamplingOptions
 
 
 def check_request(request: Request, limits: Limits, vocab_size: int, has_tokenizer: bool) -> None:
-    """Raise TrtspecError for a request the engine cannot serve, with the number that is wrong."""
+    """Raise TrtspecError for a request the engine cannot serve, naming the wrong value."""
     complaints = (
         _about_text(request, limits, vocab_size)
         | _about_sampling(request.sampling)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a client asks for and what it gets, whichever engine serves it: plain values, no torch."""
+"""Requests and results, independent of the engine that serves them: plain values, no torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Limits:
-    """How long a request may be in tokens: its prompt alone, None for no limit, and prompt and answer together."""
+    """The most tokens of a request: of prompt and output together, and of the prompt alone (None for no limit)."""
 
     max_seq_len: int
     max_input_len: int | None = None
@@ -54,8 +54,8 @@ class Request:
     """A prompt to continue.
 
     Generation ends after `max_new_tokens`, before one of `end_ids`, or with the token that completes a `stop` text.
-    `draft_len` lowers the engine's draft length for this request; 0 is the target alone. `options` lower sizes of the
-    engine's method, as far as its drafter lets requests do so.
+    `draft_len` lowers the engine's draft length for this request; 0 disables drafting. `options` lower sizes of the
+    engine's method, where its drafter supports that.
 
     `draft_ids` is an external draft of the first new tokens, cut off so that `max_new_tokens` is kept. It is verified
     together with the prompt, whatever the engine's own method is. The request then ends with the accepted tokens and
@@ -64,7 +64,7 @@ class Request:
     apply to the target only. With them more of the draft is accepted, and the output has the target's distribution.
     Without them a token is accepted only if the target samples the same one.
 
-    `return_logits` asks for the target's logits of every new token, as they are before temperature, top_k and top_p.
+    `return_logits` asks for the target's logits of every new token, before temperature, top_k and top_p.
     """
 
     prompt_ids: tuple[int, ...]
@@ -81,10 +81,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Stats:
-    """What a request cost so far.
+    """The counts of a request so far.
 
-    `steps` counts the target's decode steps; the prefill is one where it verified a draft that came with the request.
-    `drafted` counts every token that was verified, all nodes of a tree among them.
+    `steps` counts the target's decode steps; the prefill is one if it verified an external draft. `drafted`
+    counts every verified token, including all nodes of a tree.
     """
 
     prompt_tokens: int = 0
@@ -104,16 +104,16 @@ class Stats:
 
     @property
     def mean_accepted_len(self) -> float:
-        """Return the tokens a decode step gave on average: accepted drafts and the target's own; 1 without drafts."""
+        """Return the mean tokens of a decode step: accepted drafts and the target's own; 1 without drafts."""
         return 1.0 + self.accepted / self.steps if self.steps else 1.0
 
 
 @dataclass(frozen=True)
 class Update:
-    """News of a request: the ids since the last update, and at its end the reason.
+    """An update of a request: the ids since the last update, and at its end the reason.
 
     `finish_reason` is None while it runs, then "length", "end_id", "stop", "cancelled" or "error" (with `error`).
-    `logits` [len(new_ids), vocab] are there where the request asked for them and came to run.
+    `logits` [len(new_ids), vocab] are set if the request asked for them and has run.
     """
 
     new_ids: tuple[int, ...]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A head of one layer drafts a tree: it continues the hidden state that the target's head reads.
+"""An EAGLE head of one layer drafts a tree: it predicts the hidden states that the target's LM head reads.
 
-Li et al. 2024, arXiv:2401.15077 (EAGLE, one tree for all steps) and arXiv:2406.16858 (EAGLE-2, which lets the tree
-follow the head's confidence). Both draft with the same heads: a matrix that joins a token's embedding with the hidden
-state before it, and a layer of Llama's kind without the norm that it begins with. Embedding and head are the target's.
+Li et al. 2024, arXiv:2401.15077 (EAGLE, one tree for all steps) and arXiv:2406.16858 (EAGLE-2, whose trees follow the
+head's confidence). Both use the same heads: a matrix that joins a token's embedding with the hidden state before it,
+and a Llama layer without its input norm. The embedding and the LM head are the target's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from trtspec.recipe.schema import refuse
 
 NETS, NET_CONFIG = "eagle_nets", "eagle_net_config"
 
-_EMBEDDING, _FC_BIAS = "embed_tokens.weight", "fc.bias"  # what a source may lack
+_EMBEDDING, _FC_BIAS = "embed_tokens.weight", "fc.bias"  # optional in a source
 _DEFAULT_CHOICES = "mc_sim_7b_63"
 # SafeAILab/EAGLE's: its depth 7 does not count the first level, its total_token 60 counts the root
 _DEFAULTS = {"top_k": 10, "depth": 8, "nodes": 59}
@@ -38,7 +38,7 @@ _SKIPS = [
 
 
 class Growth(NamedTuple):
-    """How a tree that follows the head's confidence grows; `nodes` are the tokens drafted, without the root."""
+    """The size of a dynamic tree, which follows the head's confidence; `nodes` counts tokens without the root."""
 
     top_k: int
     depth: int
@@ -46,7 +46,7 @@ class Growth(NamedTuple):
 
 
 class EagleOptions(LossyOptions):
-    """Either the choices of a static tree, or with `dynamic` how a tree grows; those of the other kind are None."""
+    """Either the choices of a static tree, or with `dynamic` the size of a dynamic one; the others are None."""
 
     dynamic: bool = Field(default=False, description="Let the tree follow the head's confidence (EAGLE-2)")
     choices: str | list[list[int]] | None = Field(
@@ -98,12 +98,12 @@ class EagleOptions(LossyOptions):
 
     @property
     def paths(self) -> tuple[Choice, ...]:
-        """Return the paths of the static tree, none where it is dynamic."""
+        """Return the paths of the static tree; empty if it is dynamic."""
         return () if self.dynamic else find_choices(self.choices, EAGLE_CHOICES)
 
     @property
     def growth(self) -> Growth | None:
-        """Return how the dynamic tree grows, None where it is static."""
+        """Return the size of the dynamic tree, None if it is static."""
         if self.top_k is None or self.depth is None or self.nodes is None:
             return None
         return Growth(self.top_k, self.depth, self.nodes)
@@ -129,7 +129,7 @@ def head_rules(config: ModelConfig, prefix: str) -> list[Rule]:
 
 def read_head(source: Source, base: HeadTarget, options: EagleOptions) -> DraftHead:
     """Describe the EAGLE head in `source` for a target."""
-    head, draft_shape = _read_head_config(source, base.config), _extent(options, 0)
+    head, draft_shape = _read_head_config(source, base.config), _draft_shape(options, 0)
     rules: list[Rule] = []
     borrowed: list[Rule] = []
     # an engine has one head for each level of the tree
@@ -183,14 +183,14 @@ def _sources_of(base: HeadTarget, target: str) -> tuple[SourceTensor, ...]:
 
 
 def _most_inner(options: EagleOptions) -> int:
-    """Return how many nodes with children a level has at most."""
+    """Return the most nodes with children that a level has."""
     if options.growth:
         return options.growth.top_k
     parents = {choice[:-1] for choice in options.paths}
     return max(Counter(map(len, parents)).values())
 
 
-def _extent(options: EagleOptions, draft_len: int) -> DraftShape:
+def _draft_shape(options: EagleOptions, draft_len: int) -> DraftShape:
     if options.growth:
         top_k, depth, nodes = options.growth
         return DraftShape(depth, min(nodes, top_k + (depth - 1) * top_k**2))
@@ -212,10 +212,10 @@ def _check_options(options: EagleOptions, config: ModelConfig) -> list[Diagnosti
 
 
 METHOD = Method(
-    summary="a head that continues the target's hidden states drafts a tree",
+    summary="an EAGLE head that predicts the target's hidden states drafts a tree",
     drafts_with="head",
     options=EagleOptions,
-    draft_shape=_extent,
+    draft_shape=_draft_shape,
     check_options=_check_options,
     read_head=read_head,
 )

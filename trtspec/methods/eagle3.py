@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A layer trained for the target drafts from three of its hidden states, then from its own: a chain, or a tree.
+"""An EAGLE-3 head drafts a chain or a tree from hidden states of three target layers, and then from its own.
 
-EAGLE-3, Li et al. 2025, arXiv:2503.01840. Nets are read as SafeAILab/EAGLE, SpecForge, ModelOpt and speculators write
-them. Names of tensors mean the same everywhere; the layouts differ in prefixes, in what may be missing because the
-target has it, and in how they count the target's layers.
+EAGLE-3, Li et al. 2025, arXiv:2503.01840. Heads are read as SafeAILab/EAGLE, SpecForge, ModelOpt and speculators write
+them. Tensor names mean the same everywhere; the formats differ in prefixes, in which tensors may be missing because the
+target has them, and in how they count the target's layers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MOST_IDS = 1 << 20  # of a draft vocabulary; published ones have 32,000
 
 
 class Eagle3Options(LossyOptions):
-    """Without `top_k` and `nodes` a chain is drafted; with them a tree of draft_len levels."""
+    """Without `top_k` and `nodes` the draft is a chain; with them it is a tree of draft_len levels."""
 
     top_k: int | None = Field(
         default=None, ge=1, le=64, description="Width of the tree: tokens that are drafted on, children of each"
@@ -47,23 +47,23 @@ class Eagle3Options(LossyOptions):
     @field_validator("nodes")
     @classmethod
     def _go_together(cls, nodes: int | None, info: ValidationInfo) -> int | None:
-        given = info.data
-        if "top_k" in given and (given["top_k"] is None) != (nodes is None):
+        data = info.data
+        if "top_k" in data and (data["top_k"] is None) != (nodes is None):
             raise refuse("bad-value", "top_k and nodes make a tree together; give both of them, or none for a chain")
-        if given.get("lossy") and nodes is None:
+        if data.get("lossy") and nodes is None:
             raise refuse("bad-value", "lossy acceptance is a rule for trees; give top_k and nodes")
         return nodes
 
 
-def _extent(options: Eagle3Options, draft_len: int) -> DraftShape:
+def _draft_shape(options: Eagle3Options, draft_len: int) -> DraftShape:
     if options.top_k is None or options.nodes is None:
         return DraftShape(draft_len, draft_len)
-    nodes = min(options.nodes, options.top_k + (draft_len - 1) * options.top_k**2)  # what is ranked in all
+    nodes = min(options.nodes, options.top_k + (draft_len - 1) * options.top_k**2)  # all ranked tokens
     return DraftShape(min(draft_len, nodes), nodes)
 
 
 def read_head(source: Source, base: HeadTarget, options: Eagle3Options) -> DraftHead:
-    """Describe the head in `source`; raises CheckpointError for what is no EAGLE-3 head of one layer."""
+    """Describe the head in `source`; raises CheckpointError if it is not an EAGLE-3 head of one layer."""
     names = _find_names(source)
     head = _read_head_config(source, names, base.config)
     prefix = re.escape(names.prefix)
@@ -99,7 +99,7 @@ def _find_names(source: Source) -> Names:
 
 
 def _decoder_reader(reader: ConfigReader) -> ConfigReader:
-    """Return what describes the layer: config.json, or where speculators writes it."""
+    """Return the reader of the layer's config: config.json, or speculators' section of it."""
     kind = reader.get("speculators_model_type", str, NAME)
     if kind != NAME:
         raise reader.refuse(f"speculators_model_type is {kind!r}, expected {NAME!r}")
@@ -107,7 +107,7 @@ def _decoder_reader(reader: ConfigReader) -> ConfigReader:
 
 
 def _read_head_config(source: Source, names: Names, target: ModelConfig) -> Eagle3HeadConfig:
-    """Return what config.json says, and which of the optional tensors are there."""
+    """Read config.json, and which of the optional tensors exist."""
     reader = source.reader
     eagle = reader.section("eagle_config") or ConfigReader({}, reader.where)
 
@@ -125,7 +125,7 @@ def _read_head_config(source: Source, names: Names, target: ModelConfig) -> Eagl
         norm_before_fc=reader.get("norm_before_fc", bool, eagle.get("norm_before_fc", bool, False)),
         fc_norm=reader.get("fc_norm", bool, False),
         norm_before_residual=reader.get("norm_before_residual", bool, False),
-        # as servers read it: what is fed back is normed, whatever SpecForge's trainer did
+        # as servers read it: the fed-back state is normed, whatever SpecForge's trainer did
         norm_output=reader.get("norm_output", bool, eagle.get("return_hidden_post_norm", bool, False)),
         fc_bias=has("fc.bias"),
         own_embedding=has(EMBEDDING) or layer.hidden_size != hidden,
@@ -138,7 +138,7 @@ def _read_head_config(source: Source, names: Names, target: ModelConfig) -> Eagl
 
 
 def _read_layer(reader: ConfigReader, has: Callable[[str], bool], dtype: str) -> ModelConfig:
-    """Return the layer's description, with the vocabulary of the target; biases and norms are where tensors are."""
+    """Return the layer's config, with the target's vocabulary; it has those biases and norms whose tensors exist."""
     layers = reader.positive("num_hidden_layers", 1)
     if layers > 1:
         raise reader.refuse(f"an EAGLE-3 head of {layers} layers; drafting from one is what is supported")
@@ -156,9 +156,9 @@ def _read_layer(reader: ConfigReader, has: Callable[[str], bool], dtype: str) ->
 
 
 def _read_aux_layers(reader: ConfigReader, eagle: ConfigReader, layers: int) -> tuple[int, ...]:
-    """Return which hidden states are read.
+    """Return the auxiliary layers, by their inputs.
 
-    Within eagle_config a number means what comes out of a layer, elsewhere what goes into it; none are EAGLE-3's own.
+    A number within eagle_config means a layer's output, elsewhere its input; the default is EAGLE-3's own choice.
     """
     inner, outer = (section.get(AUX_LAYERS, list, []) for section in (eagle, reader))
     named = inner or outer
@@ -185,7 +185,7 @@ def _check_head(head: Eagle3HeadConfig, target: ModelConfig, options: Eagle3Opti
 
 
 def _check_ids(head: Eagle3HeadConfig, source: Source, prefix: str) -> Iterator[Diagnostic]:
-    """Hold the table of drafted ids against both vocabularies; of headers that do not fit other checks tell."""
+    """Check the table of drafted ids against both vocabularies; other checks report headers of a wrong shape."""
     d2t, t2d = (source.tensors.get(f"{prefix}{name}") for name in ("d2t", "t2d"))
     if d2t is None or (d2t.dtype, d2t.shape) != ("I64", (head.layer.vocab_size,)):
         return
@@ -218,6 +218,6 @@ METHOD = Method(
     draft_lens=range(1, 17),
     default_draft_len=4,
     options=Eagle3Options,
-    draft_shape=_extent,
+    draft_shape=_draft_shape,
     read_head=read_head,
 )

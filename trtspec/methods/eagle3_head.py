@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An EAGLE-3 head inside its target's checkpoint: its tensors, and what config.json says of it.
+"""An EAGLE-3 head inside its target's checkpoint: its tensors, and its keys of config.json.
 
-No engine of TensorRT reads such heads, so there is no layout to follow but TensorRT-LLM's words for their parts. In
-config.json "eagle3_net_config" describes the layer as EAGLE's "eagle_net_config" does, and "eagle3" what is not found
-in other models. The tensors' names begin with `eagle3.`:
+No TensorRT engine reads such heads, so the format is our own, with TensorRT-LLM's names for modules. In config.json
+"eagle3_net_config" describes the layer as EAGLE's "eagle_net_config" does, and "eagle3" what other models do not have.
+Tensor names begin with `eagle3.`:
 
-    input_norm.weight, fc_norm.{n}.weight     norms before fc: over all of the target's hidden states, or over each
-    fc.weight, fc.bias                        makes one of the hidden states side by side
-    vocab_embedding.weight                    where it is not the target's
-    layers.0.*                                a layer of a model, but attention.qkv reads twice the width: the embedding
-                                              after input_layernorm, behind it the hidden state after hidden_norm
+    input_norm.weight, fc_norm.{n}.weight     norms before fc: of all hidden states together, or of each
+    fc.weight, fc.bias                        joins the concatenated hidden states
+    vocab_embedding.weight                    unless it is the target's
+    layers.0.*                                a decoder layer, but attention.qkv reads twice the width: the embedding
+                                              after input_layernorm, then the hidden state after hidden_norm
     norm.weight
-    lm_head.weight                            where it is not the target's
-    d2t, int64                                by how much the target's id of a token is larger than the draft's
+    lm_head.weight                            unless it is the target's
+    d2t, int64                                the target's id of a token minus the draft's
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _SWITCHES = ("norm_before_fc", "fc_norm", "norm_before_residual", "norm_output",
 
 @dataclass(frozen=True)
 class Eagle3HeadConfig:
-    """An EAGLE-3 head of one layer, for a target of the hidden size and vocabulary given.
+    """An EAGLE-3 head of one layer, for a target of `target_hidden_size` and `target_vocab_size`.
 
-    `layer` describes the layer, and the vocabulary that is drafted from. `aux_layers` are the target's auxiliary
+    `layer` describes the layer and the draft vocabulary. `aux_layers` are the target's auxiliary
     hidden-state layers, which fc reads: i is the input of layer i, the number of layers the output of the last one.
-    They are normed together with `norm_before_fc`, apart with `fc_norm`. The layer adds to its hidden state, or with
-    `norm_before_residual` to that after hidden_norm; the next step reads the layer's output, with `norm_output` after
-    the last norm. The rest says which tensors there are beyond those that every head has.
+    They are normed together with `norm_before_fc`, one by one with `fc_norm`. The residual is the layer's hidden state,
+    with `norm_before_residual` after hidden_norm. The next step reads the layer's output, with `norm_output` after the
+    last norm. The other fields list the optional tensors that it has.
     """
 
     layer: ModelConfig
@@ -66,12 +66,12 @@ class Eagle3HeadConfig:
         return tuple(f"fc_norm.{number}" for number in range(len(self.aux_layers) * self.fc_norm))
 
     def render(self) -> dict[str, Any]:
-        """Return what config.json says of it beside the layer."""
+        """Return the head's section of config.json, without the layer's."""
         return {"aux_layers": list(self.aux_layers), **{key: getattr(self, key) for key in _SWITCHES}}
 
 
 def stored_head(document: ConfigReader, names: Collection[str], target: ModelConfig) -> Eagle3HeadConfig | None:
-    """Return the head that the config.json of a target describes, None where there is none; `names` are its tensors."""
+    """Return the head described by a target's config.json, or None; `names` are the checkpoint's tensors."""
     section, layer = document.section(NAME), document.section(LAYER_CONFIG)
     if section is None or layer is None:
         return None
@@ -88,7 +88,7 @@ def stored_head(document: ConfigReader, names: Collection[str], target: ModelCon
 
 @dataclass(frozen=True)
 class Names:
-    """How a source calls its tensors: with a `prefix`, those of the layer with `layer` too, and what is the `head`."""
+    """A source's tensor names: `prefix` of all, `layer` after it for those of the layer, and the LM head's name."""
 
     prefix: str = ""
     layer: str = "layers.0"
@@ -121,7 +121,7 @@ def head_rules(head: Eagle3HeadConfig, names: Names = Names()) -> list[Rule]:
 
 
 def _layer_rules(config: ModelConfig, source: str) -> list[Rule]:
-    """Return the rules of a layer as a model has it, but with an attention that reads twice the width."""
+    """Return the rules of a decoder layer whose attention reads twice the width."""
     hidden_norm = Rule(
         "hidden_norm.weight", (SourceTensor("model.layers.0.hidden_norm.weight", (config.hidden_size,)),), 0
     )

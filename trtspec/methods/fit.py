@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was trained for a target, held against the one that is there."""
+"""Checks of a draft head against its target."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trtspec.diagnostics import Diagnostic
 
 
 def check_sizes(what: str, hidden_size: int, vocab_size: int, target: ModelConfig) -> Iterator[Diagnostic]:
-    """Yield where the sizes that a part was trained for are not the target's; `what` is it, as "the head is"."""
+    """Report sizes of a head that are not the target's; `what` is its subject and verb, as in "the head is"."""
     hint = "it drafts for the model that it was trained with, and for its fine-tunes"
     if hidden_size != target.hidden_size:
         message = f"{what} for hidden states of {hidden_size}, the target's have {target.hidden_size}"
@@ -21,7 +21,7 @@ def check_sizes(what: str, hidden_size: int, vocab_size: int, target: ModelConfi
 
 
 def check_layer(head: ModelConfig, target: ModelConfig) -> Iterator[Diagnostic]:
-    """Yield warnings about a head's layers, which cost acceptance and not the text.
+    """Warn where a head's layer differs from the target's, which lowers acceptance and does not change the output.
 
     Published heads have fewer positions than their targets.
     """

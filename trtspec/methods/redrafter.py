@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small recurrent head on the target's last hidden state drafts by beam search.
+"""A recurrent draft head on the target's last hidden state drafts by beam search.
 
 Recurrent Drafter (Zhang et al. 2024, arXiv:2403.09919). The head reads the hidden state of the last token that the
-target has taken in and the target's own embeddings of what it drafts itself. Its beams share their beginnings, so they
-are verified as one tree.
+target has processed, and the target's embeddings of the tokens it drafts. Beams with a common prefix share its nodes
+and are verified as one tree.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from trtspec.diagnostics import Diagnostic
 from trtspec.methods.base import DraftHead, DraftShape, HeadTarget, Method, Options
 from trtspec.methods.fit import check_sizes
 
-# So many tokens after each beam are weighed, as in the reference; no more beams than that can be told apart.
+# Tokens ranked after each beam, as in the reference, and therefore the most beams.
 CANDIDATES = 50
 MOST_LAYERS = 64
-# apple/ml-recurrent-drafter has changed the names twice.
+# apple/ml-recurrent-drafter has renamed them twice.
 STACKS, PROJECTIONS = ("lm_head", "lm_heads", "0"), ("input_proj", "input_projs")
 
 
 class RedrafterOptions(Options):
-    """How wide is searched; `greedy` is for engines, where the choice is made when they are built."""
+    """The width of the beam search; `greedy` is for engines, which are built for it."""
 
     beams: int = Field(default=5, ge=1, le=CANDIDATES, description="Drafts that are followed at once")
     greedy: bool = Field(
@@ -38,10 +38,10 @@ class RedrafterOptions(Options):
 
 @dataclass(frozen=True)
 class RedrafterHeadConfig:
-    """The head's sizes; `stack` and `projection` are what a source calls its head and its first layer.
+    """The head's sizes; `stack` and `projection` are a source's names for its output layers and its input projection.
 
-    The first layer is there where it is needed: `exit_dim` is what the head's blocks work on, and what goes in is twice
-    `hidden_size` wide. Without `is_rnn` the state is the sum of what was embedded.
+    The projection exists where it is needed: the input is twice `hidden_size` wide, and the layers are `exit_dim` wide.
+    Without `is_rnn` the state is the sum of embeddings.
     """
 
     hidden_size: int
@@ -54,7 +54,7 @@ class RedrafterHeadConfig:
 
     @property
     def projects(self) -> bool:
-        """Return whether there is a first layer."""
+        """Return whether there is an input projection."""
         return 2 * self.hidden_size != self.exit_dim
 
     def rules(self) -> Iterator[Rule]:
@@ -80,7 +80,7 @@ def _rule(target: str, source: str, split: Split, *shape: int) -> Rule:
 
 
 def stored_head(document: ConfigReader) -> RedrafterHeadConfig:
-    """Return the head that a converted checkpoint's config.json describes."""
+    """Return the head described by a converted checkpoint's config.json."""
     return RedrafterHeadConfig(
         hidden_size=document.positive("redrafter_hidden_size"),
         vocab_size=document.positive("vocab_size"),
@@ -91,7 +91,7 @@ def stored_head(document: ConfigReader) -> RedrafterHeadConfig:
 
 
 def read_head(source: Source, base: HeadTarget, options: RedrafterOptions) -> DraftHead:
-    """Describe the head of a source for a target."""
+    """Describe the recurrent drafter in `source` for a target."""
     head, config = _find_head(source), base.config
     return DraftHead(
         config={
@@ -112,7 +112,7 @@ def read_head(source: Source, base: HeadTarget, options: RedrafterOptions) -> Dr
 
 
 def _find_head(source: Source) -> RedrafterHeadConfig:
-    """Read the sizes from config.json, and the names off the tensors."""
+    """Read the sizes from config.json, and find the tensors' names."""
     reader, tensors = source.reader, source.tensors
     layers = _num_layers(reader, "num_draft_layers")
     stack = next((name for name in STACKS if f"{name}.{layers}.weight" in tensors), None)
@@ -141,16 +141,16 @@ def _check_head(head: RedrafterHeadConfig, config: ModelConfig) -> Iterator[Diag
     yield from check_sizes("the drafter is", head.hidden_size, head.vocab_size, config)
 
 
-def _extent(options: RedrafterOptions, draft_len: int) -> DraftShape:
+def _draft_shape(options: RedrafterOptions, draft_len: int) -> DraftShape:
     return DraftShape(draft_len, draft_len * options.beams)
 
 
 METHOD = Method(
-    summary="a recurrent head on the target's last hidden state drafts by beam search",
+    summary="a recurrent draft head on the target's last hidden state drafts by beam search",
     drafts_with="head",
     draft_lens=range(1, 33),
     default_draft_len=5,
     options=RedrafterOptions,
-    draft_shape=_extent,
+    draft_shape=_draft_shape,
     read_head=read_head,
 )

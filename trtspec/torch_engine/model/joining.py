@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of a converted checkpoint as they were before ranks divided them. Knows places, not meanings."""
+"""Joins the tensors of a converted checkpoint's ranks to what they were before they were divided."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def find(checkpoint: Checkpoint, rule: Rule) -> TensorInfo | None:
 def join(checkpoint: Checkpoint, rule: Rule) -> Tensor:
     """Return a rule's target whole, on the CPU and in the dtype it is stored in; from one rank without a copy.
 
-    Raises CheckpointError that names tensor and file, where a rank lacks its part or has it in another shape or dtype.
+    Raises CheckpointError that names tensor and file, where a rank lacks its share or has it in another shape or dtype.
     """
     sharded = _shard(checkpoint, rule)
     shares = {rank: _share(checkpoint, sharded, rank) for rank in sharded.ranks}
@@ -46,7 +46,7 @@ def _shard(checkpoint: Checkpoint, rule: Rule) -> Sharded:
 
 
 def _copy(share: Tensor, place: Place, source: Tensor) -> None:
-    """Copy a rank's rectangle to its place in a part [rows, columns]."""
+    """Copy a rank's rectangle to its place in a source tensor [rows, columns]."""
     rows, columns = place.rows, place.columns
     held = share.view(-1, len(columns))[place.at_row : place.at_row + len(rows)]
     source[rows.start : rows.stop, columns.start : columns.stop] = held
