@@ -166,7 +166,7 @@ def test_logits_of_nothing_are_no_rows() -> None:
 
 
 def test_openmp_workers_spin_briefly_unless_the_user_says_otherwise() -> None:
-    code = "import os, trtspec.backends.embedded; print(os.environ['GOMP_SPINCOUNT'])"
+    code = "import os, trtspec.torch_engine; print(os.environ['GOMP_SPINCOUNT'])"
     for environment, expected in (({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7")):
         run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
         assert run.stdout.strip() == expected

@@ -256,5 +256,5 @@ def knowing_head(head: Eagle3Tensors, model: Any, texts: Sequence[Sequence[int]]
                 tokens.append(token)
                 features = torch.cat([features, after])
     wanted = F.one_hot(torch.tensor(follows), head.drafted).float()
-    head = torch.linalg.lstsq(torch.cat(hidden), wanted).solution.T.contiguous()
-    return head.changed(lm_head__weight=head.bfloat16())
+    lm_head = torch.linalg.lstsq(torch.cat(hidden), wanted).solution.T.contiguous()
+    return head.changed(lm_head__weight=lm_head.bfloat16())

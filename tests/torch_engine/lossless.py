@@ -133,7 +133,7 @@ def engine_texts(engine: Engine, monkeypatch: pytest.MonkeyPatch, request: Reque
         used.append(float(draws.uniforms[0, column]))
         return torch.tensor([fork.choose(list(enumerate(probs[0].tolist())))])
 
-    def result(
+    def draw_result(
         rule: Callable[..., list[VerifyResult]],
         logits: Tensor,
         tokens: Tensor,
@@ -164,7 +164,7 @@ def engine_texts(engine: Engine, monkeypatch: pytest.MonkeyPatch, request: Reque
 
         length, root = tokens.shape[1] + 1, tokens.new_zeros((1, 1))
         tree = Tree(np.array([[-1, *(node if node < lens[0] else -1 for node in range(length - 1))]]))
-        return result(rule, logits, torch.cat([root, tokens], 1), tree, params, draft_probs=draft_probs,
+        return draw_result(rule, logits, torch.cat([root, tokens], 1), tree, params, draft_probs=draft_probs,
                        uniforms=torch.cat([uniforms[:, -1:], uniforms[:, :-1]], 1), chain=True)  # fmt: skip
 
     def of_tree(
@@ -176,7 +176,7 @@ def engine_texts(engine: Engine, monkeypatch: pytest.MonkeyPatch, request: Reque
         ) -> Any:
             return verifier.tree(logits, tokens, tree, limits * len(logits), params, draft_probs, uniforms, typical)
 
-        return result(rule, logits, tokens, tree, params, draft_probs=draft_probs, uniforms=uniforms)
+        return draw_result(rule, logits, tokens, tree, params, draft_probs=draft_probs, uniforms=uniforms)
 
     verifier = engine.speculator.verifier
     distribution: dict[tuple[int, ...], float] = {}

@@ -84,9 +84,9 @@ class Running:
         """Return the next `count` numbers in [0, 1) of 32 bits.
 
         They depend only on the seed and on this request's own history, not on other rows of a batch: they are the
-        stream of numpy's Philox(seed), which hashes the seed, from its beginning. The prefill takes one number for each token
-        of the external draft and one for the token after it. Every step takes one for each token that the engine could
-        draft, one for each that it could verify and one for the token after them.
+        stream of numpy's Philox(seed), which hashes the seed, from its beginning. The prefill takes one number for each
+        token of the external draft and one for the token after it. Every step takes one for each token that the engine
+        could draft, one for each that it could verify and one for the token after them.
         """
         if self._random is None:
             return np.zeros(count)

@@ -4,8 +4,8 @@
 A suffix automaton (Blumer et al. 1985) grows with the text, token by token. Each of its states represents the strings
 that end at the same positions of the text, which are suffixes of one another; a state's link leads to the longest
 suffix that also ends at other positions. A pointer is kept to the longest suffix of the text that occurred before, cut
-to `max_match` tokens. All suffixes of at most that length are on the path of links from there, so the last end positions
-are exact along this path, which is never longer than `max_match`; deeper states are never asked.
+to `max_match` tokens. All suffixes of at most that length are on the path of links from there, so the last end
+positions are exact along this path, which is never longer than `max_match`; deeper states are never asked.
 """
 
 from __future__ import annotations
