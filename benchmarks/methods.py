@@ -54,7 +54,7 @@ def build(method: str, out: Path) -> None:
 
 
 def measure(root: Path, prompts: dict[str, list[str]], runs: int, max_tokens: int) -> dict[str, Any]:
-    from trtspec.generation.request import Sampling
+    from trtspec.generation.request import SamplingOptions
     from trtspec.measure.artifact import open_artifact
     from trtspec.measure.bench import measure_engine
 
@@ -71,7 +71,7 @@ def measure(root: Path, prompts: dict[str, list[str]], runs: int, max_tokens: in
             "kinds": kinds,
             "overhead": {
                 name: overhead(artifact, [text for texts in prompts.values() for text in texts[:4]], max_tokens, how)
-                for name, how in (("greedy", Sampling()), ("sampled", Sampling(1.0, seed=1)))
+                for name, how in (("greedy", SamplingOptions()), ("sampled", SamplingOptions(1.0, seed=1)))
             },
         }
 
@@ -118,7 +118,7 @@ def timed_forwards() -> Iterator[Callable[[], float]]:
     """Yield what tells the seconds spent in forward passes so far; a pass within a pass counts once."""
     from trtspec.torch_engine.drafters.medusa import HeadStack
     from trtspec.torch_engine.drafters.redrafter import RecurrentNet
-    from trtspec.torch_engine.drafting.head import Net
+    from trtspec.torch_engine.drafting.head import FeatureHead
     from trtspec.torch_engine.model.decoder import Decoder
 
     total, depth = 0.0, 0
@@ -137,7 +137,7 @@ def timed_forwards() -> Iterator[Callable[[], float]]:
         return timed
 
     places = [(Decoder, ("tapped",)), (HeadStack, ("logits",)), (RecurrentNet, ("advance", "logits"))]
-    places += [(kind, ("fuse", "forward", "logits")) for kind in Net.__subclasses__()]
+    places += [(kind, ("fuse", "forward", "logits")) for kind in FeatureHead.__subclasses__()]
     kept = [(owner, name, getattr(owner, name)) for owner, names in places for name in names]
     for owner, name, function in kept:
         setattr(owner, name, timing(function))

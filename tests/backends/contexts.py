@@ -10,7 +10,7 @@ from typing import Any
 from tests.configs import model_config
 from trtspec.backends.context import Choice, PlanContext
 from trtspec.checkpoint.model_config import ModelConfig, RopeScaling
-from trtspec.checkpoint.rules import Matched, Part, Rule, Stage
+from trtspec.checkpoint.rules import Matched, Rule, SourceTensor, Stage
 from trtspec.checkpoint.source import Source
 from trtspec.methods.base import DraftHead, find_method
 from trtspec.models.source_head import SourceHead
@@ -163,6 +163,6 @@ def source_model(config: ModelConfig) -> SourceModel:
 def _head(method: str) -> SourceHead:
     head = DraftHead(
         config={"architecture": HEADS[method]},
-        rules=[Rule("head.weight", (Part("head.weight", (64, 32)),), Stage.LAST)],
+        rules=[Rule("head.weight", (SourceTensor("head.weight", (64, 32)),), Stage.LAST)],
     )
     return SourceHead(SOURCE, head, Matched({}, {}))

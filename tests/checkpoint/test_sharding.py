@@ -51,11 +51,11 @@ def rules_of(config: ModelConfig) -> list[Rule]:
 
 
 def numbered(rule: Rule) -> list[torch.Tensor]:
-    """Return a rule's parts, no two elements of which are alike; 0 is left for padding."""
-    ends = torch.tensor([prod(part.shape) for part in rule.parts]).cumsum(0).tolist()
+    """Return a rule's source tensors, no two elements of which are alike; 0 is left for padding."""
+    ends = torch.tensor([prod(source.shape) for source in rule.sources]).cumsum(0).tolist()
     return [
-        torch.arange(end - prod(part.shape) + 1, end + 1).view(part.shape)
-        for part, end in zip(rule.parts, ends, strict=True)
+        torch.arange(end - prod(source.shape) + 1, end + 1).view(source.shape)
+        for source, end in zip(rule.sources, ends, strict=True)
     ]
 
 
@@ -63,7 +63,7 @@ def placed(sharded: Sharded, parts: list[torch.Tensor]) -> dict[int, torch.Tenso
     """Return each rank's tensor, filled place by place; no element is written twice."""
     width = prod(sharded.shape[1 + (len(sharded.shape) == 3) :])
     filled = {rank: torch.zeros(prod(sharded.shape) // width, width, dtype=torch.int64) for rank in sharded.ranks}
-    for places, part in zip(sharded.parts, parts, strict=True):
+    for places, part in zip(sharded.places, parts, strict=True):
         matrix = part.reshape(len(part), -1)
         for place in places:
             there = filled[place.rank][place.at_row : place.at_row + len(place.rows)]
@@ -137,7 +137,7 @@ def test_an_embedding_that_is_not_divided_is_whole_on_every_rank_of_the_first_st
     mapping = ParallelMapping(tensor=4, pipeline=2, embedding=False)
     sharded = shard(embedding, mapping, config.num_layers)
     assert (sharded.shape, sharded.ranks) == ((50, 12), range(4))
-    assert all(place.rows == range(50) for places in sharded.parts for place in places)
+    assert all(place.rows == range(50) for places in sharded.places for place in places)
     # the head is divided all the same, and padded
     assert shard(head, mapping, config.num_layers).shape == (13, 12)
 

@@ -104,13 +104,13 @@ def test_takes_what_drafts_from_inside(
     mapping: ParallelMapping, sources: Callable[[str], Path], build: Run, tmp_path: Path, capfd: Any
 ) -> None:
     medusa = heads.save_heads(tmp_path / "medusa", heads.random_heads())
-    net = eagle_heads.save_net(tmp_path / "net", eagle_heads.random_net())
-    recurrent_net = recurrent.random_drafter().save(tmp_path / "recurrent")
+    net = eagle_heads.save_head(tmp_path / "net", eagle_heads.random_head())
+    recurrent_head = recurrent.random_drafter().save(tmp_path / "recurrent")
     for family in ("llama", "qwen2"):
         checkpoint = heads.convert_with(sources(family), medusa, tmp_path / f"medusa-{family}", mapping=mapping)
         assert build(checkpoint, "--speculative_decoding_mode", "medusa")["build_config"]["max_draft_len"] == 63
         checkpoint = recurrent.convert_with(
-            sources(family), recurrent_net, tmp_path / f"recurrent-{family}", mapping=mapping
+            sources(family), recurrent_head, tmp_path / f"recurrent-{family}", mapping=mapping
         )
         engine = build(checkpoint, "--speculative_decoding_mode", "explicit_draft_tokens")["build_config"]
         assert (engine["speculative_decoding_mode"], engine["max_draft_len"]) == (16, 15)
@@ -202,7 +202,7 @@ def test_refuses_rows_on_blackwell(
 
 
 def test_refuses_what_eagle_cannot(sources: Callable[[str], Path], build: Run, tmp_path: Path) -> None:
-    net = eagle_heads.save_net(tmp_path / "net", eagle_heads.random_net())
+    net = eagle_heads.save_head(tmp_path / "net", eagle_heads.random_head())
     checkpoint = eagle_heads.convert_with(sources("llama"), net, tmp_path / "eagle", {})
     mode = ("--speculative_decoding_mode", "eagle")
     with pytest.raises(AssertionError, match="Max batch size > 512 is not supported for EAGLE"):

@@ -67,7 +67,7 @@ class TestCoverage:
         source = sources(family)
         matched = cover(source)
         assert family_of(source)[0] == family
-        assert {tensor.name for parts in matched.parts.values() for tensor in parts} == source.tensors.keys()
+        assert {tensor.name for parts in matched.sources.values() for tensor in parts} == source.tensors.keys()
         assert matched.skipped == {}
 
     def test_every_missing_tensor_is_named(self, family: str, sources: Callable[[str], Source]) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from trtspec.errors import TrtspecError
 from trtspec.generation.checks import check_request
-from trtspec.generation.request import Request, Sampling
+from trtspec.generation.request import Request, SamplingOptions
 from trtspec.torch_engine.settings import EngineSettings
 
 SETTINGS = EngineSettings(max_seq_len=6, max_input_len=4)
@@ -38,9 +38,9 @@ def test_a_request_that_fits(logits: np.ndarray | None) -> None:
         (Request((1,), 6), "prompt and max_tokens are 7 tokens together, at most 6 fit (engine.max_seq_len)"),
         (Request((1,), 0), "max_tokens is 0, expected at least 1"),
         (Request((1,), 1, draft_len=-1), "the draft length is -1, expected 0 or more"),
-        (Request((1,), 1, Sampling(float("inf"))), "temperature is inf, expected 0 or more"),
-        (Request((1,), 1, Sampling(top_p=1.5)), "top_p is 1.5, expected more than 0 and at most 1"),
-        (Request((1,), 1, Sampling(seed=1 << 64)), "seed is 18446744073709551616, expected 0 to 2^64 - 1"),
+        (Request((1,), 1, SamplingOptions(float("inf"))), "temperature is inf, expected 0 or more"),
+        (Request((1,), 1, SamplingOptions(top_p=1.5)), "top_p is 1.5, expected more than 0 and at most 1"),
+        (Request((1,), 1, SamplingOptions(seed=1 << 64)), "seed is 18446744073709551616, expected 0 to 2^64 - 1"),
         (Request((1,), 1, stop=("a",)), "stop texts need the engine to have a tokenizer"),
     ],
 )

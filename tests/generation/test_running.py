@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.tiny import make_tokenizer
 from trtspec.checkpoint.tokenizer import Tokenizer
-from trtspec.generation.request import Request, Sampling, Stats, Update
+from trtspec.generation.request import Request, SamplingOptions, Stats, Update
 from trtspec.generation.running import Progress, Running
 
 
@@ -107,7 +107,7 @@ def test_how_much_is_drafted(max_new: int, own: int | None, expected: int) -> No
 
 def test_the_numbers_depend_on_seed_and_history_alone() -> None:
     def drawn(seed: int, lens: list[int]) -> list[float]:
-        request, _ = running(sampling=Sampling(temperature=1.0, seed=seed))
+        request, _ = running(sampling=SamplingOptions(temperature=1.0, seed=seed))
         return np.concatenate([request.uniforms(length) for length in lens]).tolist()
 
     assert drawn(1, [0, 5, 2]) == drawn(1, [7])
@@ -117,16 +117,16 @@ def test_the_numbers_depend_on_seed_and_history_alone() -> None:
 
 
 def test_greedy_requests_draw_nothing() -> None:
-    for sampling in (Sampling(), Sampling(temperature=1.0, top_k=1)):
+    for sampling in (SamplingOptions(), SamplingOptions(temperature=1.0, top_k=1)):
         request, _ = running(sampling=sampling)
         assert not request.samples
         assert request.uniforms(5).tolist() == [0.0] * 5
 
 
 def test_a_given_draft_leaves_room_for_a_token_of_the_targets() -> None:
-    assert running(3, draft_ids=(1, 2, 3, 4))[0].given == (1, 2)
-    assert running(9, draft_ids=(1, 2))[0].given == (1, 2)
-    assert running(1, draft_ids=(1, 2))[0].given == ()
+    assert running(3, draft_ids=(1, 2, 3, 4))[0].external_draft == (1, 2)
+    assert running(9, draft_ids=(1, 2))[0].external_draft == (1, 2)
+    assert running(1, draft_ids=(1, 2))[0].external_draft == ()
 
 
 def test_a_prefill_that_verified_a_draft_is_the_only_step() -> None:
@@ -166,7 +166,7 @@ def test_logits_of_nothing_are_no_rows() -> None:
 
 
 def test_openmp_workers_spin_briefly_unless_the_user_says_otherwise() -> None:
-    code = "import os, trtspec.backends.embedded; print(os.environ['GOMP_SPINCOUNT'])"
+    code = "import os, trtspec.torch_engine; print(os.environ['GOMP_SPINCOUNT'])"
     for environment, expected in (({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7")):
         run = subprocess.run(
             [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=300

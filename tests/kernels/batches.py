@@ -9,12 +9,12 @@ from typing import TypeVar
 
 import numpy as np
 
-from trtspec.kernels.exact import ChainBatch, ChainVerdicts, DraftKind, Mode, TreeBatch, TreeVerdicts
+from trtspec.kernels.exact import ChainBatch, DraftKind, ExactChainResult, ExactTreeResult, Mode, TreeBatch
 from trtspec.kernels.exact.batch import Batch
 
 AnyBatch = TypeVar("AnyBatch", bound=Batch)
-ChainRule = Callable[[ChainBatch], ChainVerdicts]
-TreeRule = Callable[[TreeBatch], TreeVerdicts]
+ChainRule = Callable[[ChainBatch], ExactChainResult]
+TreeRule = Callable[[TreeBatch], ExactTreeResult]
 
 LOG2_E = 1.44269504
 """At this temperature a logit is the log2 of its weight, so that edges can be told to the last bit."""
@@ -51,7 +51,7 @@ def one_tree(
 
     Where drawn tokens are asked for without a draft, its rows are zeros.
     """
-    if fields.get("mode") == Mode.DRAWN and "draft" not in fields:
+    if fields.get("mode") == Mode.SAMPLED and "draft" not in fields:
         fields |= {"draft": np.zeros_like(rows), "draft_kind": DraftKind.PROBABILITIES}
     return TreeBatch(
         target=np.array([rows], dtype=np.float32),
@@ -99,6 +99,6 @@ def said(verify: ChainRule | TreeRule, batch: Batch) -> list[tuple[list[int], in
     return [(row[:length], token, status) for row, length, token, status in rows]
 
 
-def drawn_at(verify: ChainRule, row: object, uniforms: list[int], **how: object) -> list[int]:
+def sampled_at(verify: ChainRule, row: object, uniforms: list[int], **how: object) -> list[int]:
     """Return the tokens that are drawn from one row without a draft at some uniforms."""
     return [said(verify, one_chain([row], [], [uniform], **how))[0][1] for uniform in uniforms]

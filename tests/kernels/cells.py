@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exact law of the text that an implementation makes: every draft and every 32-bit uniform, by enumeration.
+"""The exact distribution of what an implementation returns: every draft and every 32-bit uniform, by enumeration.
 
 For one draft the uniforms' cube falls into cells on which the result is one and the same. Their edges are found to the
 last bit by bisection, for all drafts and cells at once, so that an implementation is asked in large batches.
@@ -13,14 +13,25 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tests.kernels.batches import LAST, ChainRule, TreeRule
-from tests.kernels.law import Box, Case, Options, Table, chosen, drafts, drawn, prefix_of, target_law, text_law
+from tests.kernels.distribution import (
+    Box,
+    Case,
+    Options,
+    Table,
+    deterministic,
+    drafts,
+    prefix_of,
+    sampled,
+    target_distribution,
+    text_distribution,
+)
 from trtspec.kernels import reference
 from trtspec.kernels.exact import ChainBatch, DraftKind, Mode, TreeBatch
 from trtspec.kernels.verify_result import VerifyResult
 
 Ask = Callable[[list["Cell"]], list[VerifyResult]]
 
-LAW_TOLERANCE = 1e-6
+DISTRIBUTION_TOLERANCE = 1e-6
 SEEDS = 2
 
 
@@ -70,9 +81,9 @@ class Setting:
     top_p: float = 1.0
     vocab: int = 4
 
-    def law_of(self, logits: np.ndarray) -> np.ndarray:
+    def distribution_of(self, logits: np.ndarray) -> np.ndarray:
         """Return what the request samples from, by the reference."""
-        return reference.warp(logits.astype(np.float64), self.temperature, self.top_k, self.top_p)
+        return reference.probs_of(logits.astype(np.float64), self.temperature, self.top_k, self.top_p)
 
     def logits(self, seed: int) -> Table:
         """Return random logits for every prefix, some of them masked."""
@@ -86,12 +97,12 @@ class Setting:
 
     def cases(self, target: Table, draft: Table) -> list[LogitCase]:
         """Return every draft that can come about by logits for every prefix."""
-        law = {prefix: self.law_of(row) for prefix, row in draft.items()}
-        told = law if self.told == DraftKind.PROBABILITIES else draft
-        if self.options is chosen:
+        distribution = {prefix: self.distribution_of(row) for prefix, row in draft.items()}
+        told = distribution if self.told == DraftKind.PROBABILITIES else draft
+        if self.options is deterministic:
             told = {prefix: np.zeros(self.vocab) for prefix in draft}
         found = []
-        for tokens, weight in drafts(self.parents, law, self.options):
+        for tokens, weight in drafts(self.parents, distribution, self.options):
             prefixes = [prefix_of(node, tokens, self.parents) for node in range(len(tokens))]
             logits = np.array([target[prefix] for prefix in prefixes])
             rows = None if self.told is None else np.array([told[prefix] for prefix in prefixes], dtype=np.float32)
@@ -103,7 +114,7 @@ class Setting:
     def columns(self) -> tuple[int, ...]:
         """The uniforms in the order in which the rule asks for them."""
         nodes = tuple(range(len(self.parents)))
-        return (*nodes[1:], 0) if self.mode == Mode.DRAWN else nodes
+        return (*nodes[1:], 0) if self.mode == Mode.SAMPLED else nodes
 
 
 def target_prefixes(vocab: int) -> list[tuple[int, ...]]:
@@ -115,25 +126,25 @@ def target_prefixes(vocab: int) -> list[tuple[int, ...]]:
 CHAIN, SIBLINGS, THREE_SIBLINGS = (-1, 0, 1), (-1, 0, 0, 1), (-1, 0, 0, 0)
 PROBABILITIES, LOGITS = DraftKind.PROBABILITIES, DraftKind.LOGITS
 CHAIN_SETTINGS = {
-    "drawn, told by probabilities": Setting(CHAIN, drawn, PROBABILITIES),
-    "drawn, told by logits": Setting(CHAIN, drawn, LOGITS, temperature=0.7),
-    "drawn, truncated": Setting(CHAIN, drawn, LOGITS, temperature=1.3, top_k=3, top_p=0.8),
-    "chosen": Setting(CHAIN, chosen, temperature=0.7),
-    "chosen, truncated": Setting(CHAIN, chosen, top_k=3, top_p=0.7),
+    "sampled, told by probabilities": Setting(CHAIN, sampled, PROBABILITIES),
+    "sampled, told by logits": Setting(CHAIN, sampled, LOGITS, temperature=0.7),
+    "sampled, truncated": Setting(CHAIN, sampled, LOGITS, temperature=1.3, top_k=3, top_p=0.8),
+    "deterministic": Setting(CHAIN, deterministic, temperature=0.7),
+    "deterministic, truncated": Setting(CHAIN, deterministic, top_k=3, top_p=0.7),
 }
 TREE_SETTINGS = {
-    "chosen": Setting(SIBLINGS, chosen, mode=Mode.CHOSEN, temperature=0.7),
-    "chosen, truncated": Setting(SIBLINGS, chosen, mode=Mode.CHOSEN, top_k=3, top_p=0.7),
-    "drawn, told by probabilities": Setting(SIBLINGS, drawn, PROBABILITIES, Mode.DRAWN, vocab=3),
-    "drawn, told by logits": Setting(SIBLINGS, drawn, LOGITS, Mode.DRAWN, temperature=0.7, vocab=3),
-    "drawn, truncated": Setting(THREE_SIBLINGS, drawn, LOGITS, Mode.DRAWN, top_k=3, top_p=0.9),
-    "drawn, more than the draft has": Setting(THREE_SIBLINGS, drawn, PROBABILITIES, Mode.DRAWN, top_k=2),
-    "chosen, tested one by one": Setting(THREE_SIBLINGS, chosen, PROBABILITIES, Mode.DRAWN),
+    "deterministic": Setting(SIBLINGS, deterministic, mode=Mode.DETERMINISTIC, temperature=0.7),
+    "deterministic, truncated": Setting(SIBLINGS, deterministic, mode=Mode.DETERMINISTIC, top_k=3, top_p=0.7),
+    "sampled, told by probabilities": Setting(SIBLINGS, sampled, PROBABILITIES, Mode.SAMPLED, vocab=3),
+    "sampled, told by logits": Setting(SIBLINGS, sampled, LOGITS, Mode.SAMPLED, temperature=0.7, vocab=3),
+    "sampled, truncated": Setting(THREE_SIBLINGS, sampled, LOGITS, Mode.SAMPLED, top_k=3, top_p=0.9),
+    "sampled, more than the draft has": Setting(THREE_SIBLINGS, sampled, PROBABILITIES, Mode.SAMPLED, top_k=2),
+    "deterministic, tested one by one": Setting(THREE_SIBLINGS, deterministic, PROBABILITIES, Mode.SAMPLED),
 }
 
 
-def check_chain_law(setting: Setting, verify: ChainRule) -> None:
-    """The law of the text is the target's, whatever was drafted."""
+def check_chain_distribution(setting: Setting, verify: ChainRule) -> None:
+    """The distribution of the text is the target's, whatever was drafted."""
 
     def ask(cells: list[Cell]) -> list[VerifyResult]:
         drafted = stack("tokens", cells)[:, 1:]
@@ -146,11 +157,11 @@ def check_chain_law(setting: Setting, verify: ChainRule) -> None:
             for accepted, token in zip(results.accepted.tolist(), results.next.tolist(), strict=True)
         ]
 
-    check_law(setting, ask)
+    check_distribution(setting, ask)
 
 
-def check_tree_law(setting: Setting, verify: TreeRule) -> None:
-    """The law of the text is the target's, whatever was drafted."""
+def check_tree_distribution(setting: Setting, verify: TreeRule) -> None:
+    """The distribution of the text is the target's, whatever was drafted."""
 
     def ask(cells: list[Cell]) -> list[VerifyResult]:
         draft = None if setting.told is None else stack("draft_rows", cells)
@@ -160,7 +171,7 @@ def check_tree_law(setting: Setting, verify: TreeRule) -> None:
         ends = zip(results.path.tolist(), results.path_len.tolist(), results.next.tolist(), strict=True)
         return [VerifyResult(path[:length], token) for path, length, token in ends]
 
-    check_law(setting, ask)
+    check_distribution(setting, ask)
 
 
 def stack(name: str, cells: list[Cell]) -> np.ndarray:
@@ -181,8 +192,8 @@ def sampling(setting: Setting, cells: list[Cell]) -> dict[str, object]:
     }
 
 
-def check_law(setting: Setting, ask: Ask) -> None:
-    """Compare the law of the text with the target's for some targets and drafts: to 1e-6, and exactly where it is zero.
+def check_distribution(setting: Setting, ask: Ask) -> None:
+    """Compare an implementation's distribution with the target's: to 1e-6, and exactly where it is zero.
 
     A rule that accepts nothing would pass, so something must be accepted.
     """
@@ -191,10 +202,12 @@ def check_law(setting: Setting, ask: Ask) -> None:
         target = setting.logits(seed)
         boxes = boxes_of(setting, target, setting.logits(SEEDS + seed), ask)
         accepted += sum(len(box.result.path) for box in boxes)
-        table = {prefix: setting.law_of(row) for prefix, row in target.items()}
-        law, wanted = text_law(boxes, table), target_law(table)
-        assert not law[wanted == 0.0].any(), "a text that the target never makes"
-        assert np.abs(law - wanted).max() < LAW_TOLERANCE, f"off by {np.abs(law - wanted).max():.1e}"
+        table = {prefix: setting.distribution_of(row) for prefix, row in target.items()}
+        distribution, wanted = text_distribution(boxes, table), target_distribution(table)
+        assert not distribution[wanted == 0.0].any(), "a text that the target never makes"
+        assert np.abs(distribution - wanted).max() < DISTRIBUTION_TOLERANCE, (
+            f"off by {np.abs(distribution - wanted).max():.1e}"
+        )
     assert accepted, "nothing was accepted"
 
 

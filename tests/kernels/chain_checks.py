@@ -7,19 +7,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from tests.kernels.batches import HALF, HALVES, INF, LAST, NAN, QUARTER, ChainRule, drawn_at, one_chain, said
+from tests.kernels.batches import HALF, HALVES, INF, LAST, NAN, QUARTER, ChainRule, one_chain, said, sampled_at
 from trtspec.kernels.exact import BAD_DRAFT, DRAFT_NONFINITE, EMPTY, NONFINITE, ChainBatch, DraftKind, uniform_bits
 
 
 def check_draws_at_every_edge(verify: ChainRule) -> None:
     """Each token has its share of the uniforms to the last bit, one without weight none."""
     edges = [0, HALF - 1, HALF, 3 * QUARTER - 1, 3 * QUARTER, 7 * QUARTER // 2 - 1, 7 * QUARTER // 2, LAST]
-    assert drawn_at(verify, HALVES, edges) == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert drawn_at(verify, (-INF, 0, -INF, 0, -INF), [0, HALF - 1, HALF, LAST]) == [1, 1, 3, 3]
-    assert drawn_at(verify, (-46, 0, -46), [0, LAST]) == [1, 1], "below 2^-45 there is no weight"
+    assert sampled_at(verify, HALVES, edges) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert sampled_at(verify, (-INF, 0, -INF, 0, -INF), [0, HALF - 1, HALF, LAST]) == [1, 1, 3, 3]
+    assert sampled_at(verify, (-46, 0, -46), [0, LAST]) == [1, 1], "below 2^-45 there is no weight"
 
 
-def check_chosen_tokens_at_every_edge(verify: ChainRule) -> None:
+def check_deterministic_tokens_at_every_edge(verify: ChainRule) -> None:
     """A token of probability 1/4 stays for a quarter of the uniforms, and does not come next when it was rejected."""
     results = [said(verify, one_chain([HALVES, HALVES], [1], [u, 0]))[0] for u in (0, QUARTER - 1, QUARTER, LAST)]
     assert results == [([1], 0, 0), ([1], 0, 0), ([], 0, 0), ([], 0, 0)]
@@ -28,7 +28,7 @@ def check_chosen_tokens_at_every_edge(verify: ChainRule) -> None:
     assert nexts == [0, 2, 3]
 
 
-def check_drawn_tokens_at_every_edge(verify: ChainRule) -> None:
+def check_sampled_tokens_at_every_edge(verify: ChainRule) -> None:
     """u * q < p with q = 5/8 and p = 1/8, and then the residual 1/4, 1/8, 0, 1/8."""
     draft = {"draft": [(0.25, 0.125, 0.625, 0.0)], "draft_kind": DraftKind.PROBABILITIES}
     results = [
@@ -38,7 +38,7 @@ def check_drawn_tokens_at_every_edge(verify: ChainRule) -> None:
     assert results == [([2], 0, 0), ([2], 3, 0), ([], 0, 0), ([], 0, 0), ([], 1, 0), ([], 3, 0)]
 
 
-def check_draft_logits_are_warped_too(verify: ChainRule) -> None:
+def check_draft_logits_are_scaled_too(verify: ChainRule) -> None:
     """The draft 1/2, 1/4, 1/4 of logits, of which top_k leaves 2/3, 1/3; the target's leaves 2/3 and 1/3 of others."""
     rows, draft = [(0, -1, -3), (0, -1, -3)], [(-1, 0, -9)]
     results = [
@@ -56,7 +56,7 @@ def check_no_token_of_weight_zero_is_accepted(verify: ChainRule) -> None:
         assert said(verify, one_chain([row, row], [0], (0, 0), **told))[0][0] == [0]
 
 
-def check_what_the_draft_cannot_have_given_counts_as_chosen(verify: ChainRule) -> None:
+def check_what_the_draft_cannot_have_given_counts_as_deterministic(verify: ChainRule) -> None:
     """A row of zeros, or a token of probability zero: accepted by its own share, and not next after a rejection."""
     for draft in ([(0, 0, 0, 0)], [(0.5, 0, 0.5, 0)]):
         told = {"draft": draft, "draft_kind": DraftKind.PROBABILITIES}
@@ -115,26 +115,26 @@ def check_ill_rows_of_the_draft(verify: ChainRule) -> None:
 
 def check_ties(verify: ChainRule) -> None:
     """Among equals lower ids come first, for the argmax and for what is kept; -0 is 0."""
-    assert drawn_at(verify, (-1, 2, 2, 0), [LAST], temperature=0.0) == [1]
-    assert drawn_at(verify, (-1, 0.0, -0.0), [LAST], temperature=0.0) == [1]
-    assert drawn_at(verify, (-1, -0.0, 0.0), [LAST], temperature=0.0) == [1]
-    assert drawn_at(verify, (-1, 1, 1, 1), [0, HALF - 1, HALF, LAST], top_k=2) == [1, 1, 2, 2]
-    assert drawn_at(verify, (-1, -0.0, 0.0, -0.0), [0, LAST], top_k=2) == [1, 2]
-    assert drawn_at(verify, (1, 1, 1, 1), [0, LAST], top_p=0.5) == [0, 1]
-    assert drawn_at(verify, (1, 1, 1, 1), [0, LAST], top_p=0.50001) == [0, 2]
-    assert drawn_at(verify, np.zeros(1000), [0, LAST], top_k=700) == [0, 699]
-    assert drawn_at(verify, np.zeros(1000), [0, LAST], top_k=700, top_p=0.25) == [0, 174]
+    assert sampled_at(verify, (-1, 2, 2, 0), [LAST], temperature=0.0) == [1]
+    assert sampled_at(verify, (-1, 0.0, -0.0), [LAST], temperature=0.0) == [1]
+    assert sampled_at(verify, (-1, -0.0, 0.0), [LAST], temperature=0.0) == [1]
+    assert sampled_at(verify, (-1, 1, 1, 1), [0, HALF - 1, HALF, LAST], top_k=2) == [1, 1, 2, 2]
+    assert sampled_at(verify, (-1, -0.0, 0.0, -0.0), [0, LAST], top_k=2) == [1, 2]
+    assert sampled_at(verify, (1, 1, 1, 1), [0, LAST], top_p=0.5) == [0, 1]
+    assert sampled_at(verify, (1, 1, 1, 1), [0, LAST], top_p=0.50001) == [0, 2]
+    assert sampled_at(verify, np.zeros(1000), [0, LAST], top_k=700) == [0, 699]
+    assert sampled_at(verify, np.zeros(1000), [0, LAST], top_k=700, top_p=0.25) == [0, 174]
 
 
 def check_truncation_at_its_limits(verify: ChainRule) -> None:
     """What top_k and top_p keep at and beyond the ends of what they mean."""
-    assert drawn_at(verify, HALVES, [LAST], top_k=1) == [0]
-    assert drawn_at(verify, HALVES, [LAST], top_p=0.0) == [0]
-    assert drawn_at(verify, HALVES, [LAST], top_p=-1.0) == [0]
-    assert drawn_at(verify, HALVES, [LAST], top_p=0.5) == [0], "1/2 is not below 1/2"
-    assert drawn_at(verify, HALVES, [LAST], top_p=0.75) == [1]
-    assert drawn_at(verify, HALVES, [LAST], top_p=0.875) == [2]
-    assert drawn_at(verify, HALVES, [LAST], top_k=3, top_p=0.8) == [1], "6/7 is not below 0.8"
+    assert sampled_at(verify, HALVES, [LAST], top_k=1) == [0]
+    assert sampled_at(verify, HALVES, [LAST], top_p=0.0) == [0]
+    assert sampled_at(verify, HALVES, [LAST], top_p=-1.0) == [0]
+    assert sampled_at(verify, HALVES, [LAST], top_p=0.5) == [0], "1/2 is not below 1/2"
+    assert sampled_at(verify, HALVES, [LAST], top_p=0.75) == [1]
+    assert sampled_at(verify, HALVES, [LAST], top_p=0.875) == [2]
+    assert sampled_at(verify, HALVES, [LAST], top_k=3, top_p=0.8) == [1], "6/7 is not below 0.8"
     for how in (
         {"top_k": 0},
         {"top_k": -3},
@@ -144,19 +144,19 @@ def check_truncation_at_its_limits(verify: ChainRule) -> None:
         {"top_p": 2.0},
         {"top_p": NAN},
     ):
-        assert drawn_at(verify, HALVES, [0, LAST], **how) == [0, 3]
-    assert drawn_at(verify, (-INF, 0, -INF, -1), [0, LAST], top_k=3) == [1, 3]
+        assert sampled_at(verify, HALVES, [0, LAST], **how) == [0, 3]
+    assert sampled_at(verify, (-INF, 0, -INF, -1), [0, LAST], top_k=3) == [1, 3]
 
 
 def check_extreme_numbers(verify: ChainRule) -> None:
     """Temperatures and logits at the ends of float32."""
     for temperature in (0.0, -1.0, 1e-45, 1e-39, NAN):
-        assert drawn_at(verify, (1, 2, 2, 0), [LAST], temperature=temperature) == [1]
-    assert drawn_at(verify, (3e38, -3e38, 3e38), [0, HALF - 1, HALF, LAST]) == [0, 0, 2, 2]
+        assert sampled_at(verify, (1, 2, 2, 0), [LAST], temperature=temperature) == [1]
+    assert sampled_at(verify, (3e38, -3e38, 3e38), [0, HALF - 1, HALF, LAST]) == [0, 0, 2, 2]
     # 1 weighs exp(-1) of what 3e38 does; how far below that -3e38 is cannot be told in float32
-    assert drawn_at(verify, (3e38, -3e38, -INF, 1), [0, HALF, LAST], temperature=3e38) == [0, 0, 3]
-    assert drawn_at(verify, (1e-45, 0, -1e-45), [0, LAST]) == [0, 2]
-    assert drawn_at(verify, (5, -7, -INF), [0, HALF - 1, HALF, LAST], temperature=INF) == [0, 0, 1, 1]
+    assert sampled_at(verify, (3e38, -3e38, -INF, 1), [0, HALF, LAST], temperature=3e38) == [0, 0, 3]
+    assert sampled_at(verify, (1e-45, 0, -1e-45), [0, LAST]) == [0, 2]
+    assert sampled_at(verify, (5, -7, -INF), [0, HALF - 1, HALF, LAST], temperature=INF) == [0, 0, 1, 1]
 
 
 def check_lengths_and_greedy_requests(verify: ChainRule) -> None:

@@ -12,17 +12,17 @@ from functools import partial
 
 from tests.kernels import chain_checks, random_checks, tree_checks
 from tests.kernels.batches import ChainRule, TreeRule
-from tests.kernels.cells import CHAIN_SETTINGS, TREE_SETTINGS, check_chain_law, check_tree_law
+from tests.kernels.cells import CHAIN_SETTINGS, TREE_SETTINGS, check_chain_distribution, check_tree_distribution
 from trtspec.kernels.exact import Mode
 
 CHAIN_CHECKS: dict[str, Callable[[ChainRule], None]] = {
-    **{f"law, {name}": partial(check_chain_law, setting) for name, setting in CHAIN_SETTINGS.items()},
+    **{f"distribution, {name}": partial(check_chain_distribution, setting) for name, setting in CHAIN_SETTINGS.items()},
     "draws at every edge": chain_checks.check_draws_at_every_edge,
-    "chosen tokens at every edge": chain_checks.check_chosen_tokens_at_every_edge,
-    "drawn tokens at every edge": chain_checks.check_drawn_tokens_at_every_edge,
-    "draft logits are warped too": chain_checks.check_draft_logits_are_warped_too,
+    "deterministic tokens at every edge": chain_checks.check_deterministic_tokens_at_every_edge,
+    "sampled tokens at every edge": chain_checks.check_sampled_tokens_at_every_edge,
+    "draft logits are scaled too": chain_checks.check_draft_logits_are_scaled_too,
     "weight zero": chain_checks.check_no_token_of_weight_zero_is_accepted,
-    "what the draft cannot have given": chain_checks.check_what_the_draft_cannot_have_given_counts_as_chosen,
+    "what the draft cannot have given": chain_checks.check_what_the_draft_cannot_have_given_counts_as_deterministic,
     "no residual": chain_checks.check_without_a_residual_the_target_is_drawn,
     "ill rows": chain_checks.check_ill_rows,
     "tokens outside the vocabulary": chain_checks.check_tokens_outside_the_vocabulary,
@@ -33,13 +33,13 @@ CHAIN_CHECKS: dict[str, Callable[[ChainRule], None]] = {
     "lengths and greedy requests": chain_checks.check_lengths_and_greedy_requests,
     "reduced draft vocabulary": chain_checks.check_reduced_draft_vocabulary,
     "padding and half precision": random_checks.check_padding_and_half_precision,
-    "torch, drawn": partial(random_checks.check_torch_says_the_same_of_chains, True),
-    "torch, chosen": partial(random_checks.check_torch_says_the_same_of_chains, False),
-    "every batch, drawn": partial(
-        random_checks.check_a_request_says_the_same_in_every_batch, partial(random_checks.random_chains, drawn=True)
+    "torch, sampled": partial(random_checks.check_torch_says_the_same_of_chains, True),
+    "torch, deterministic": partial(random_checks.check_torch_says_the_same_of_chains, False),
+    "every batch, sampled": partial(
+        random_checks.check_a_request_says_the_same_in_every_batch, partial(random_checks.random_chains, sampled=True)
     ),
-    "every batch, chosen": partial(
-        random_checks.check_a_request_says_the_same_in_every_batch, partial(random_checks.random_chains, drawn=False)
+    "every batch, deterministic": partial(
+        random_checks.check_a_request_says_the_same_in_every_batch, partial(random_checks.random_chains, sampled=False)
     ),
     **{
         f"vocabulary of {vocab}": partial(random_checks.check_whole_vocabularies, vocab)
@@ -48,8 +48,8 @@ CHAIN_CHECKS: dict[str, Callable[[ChainRule], None]] = {
 }
 
 TREE_CHECKS: dict[str, Callable[[TreeRule], None]] = {
-    **{f"law, {name}": partial(check_tree_law, setting) for name, setting in TREE_SETTINGS.items()},
-    "chosen tokens": tree_checks.check_tree_of_chosen_tokens,
+    **{f"distribution, {name}": partial(check_tree_distribution, setting) for name, setting in TREE_SETTINGS.items()},
+    "deterministic tokens": tree_checks.check_tree_of_deterministic_tokens,
     "unused nodes": tree_checks.check_unused_nodes,
     "greedy": tree_checks.check_greedy_trees,
     "siblings at every edge": tree_checks.check_siblings_at_every_edge,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random batches: against torch, against the cumulated law of whole vocabularies, and one batch against another."""
+"""Random batches compared with torch, with the cumulative distribution of whole vocabularies, and with each other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trtspec.kernels.sampling import SamplingParams
 from trtspec.kernels.verify_result import VerifyResult
 
 
-def random_chains(seed: int, drawn: bool, rows: int = 24, draft_len: int = 4) -> ChainBatch:
+def random_chains(seed: int, sampled: bool, rows: int = 24, draft_len: int = 4) -> ChainBatch:
     """Return chains of ragged lengths; some requests are greedy, others sample in different ways."""
     rng = np.random.default_rng(seed)
     vocab = int(rng.integers(3, 40))
@@ -28,11 +28,13 @@ def random_chains(seed: int, drawn: bool, rows: int = 24, draft_len: int = 4) ->
     tokens = np.zeros((rows, draft_len), dtype=np.int32)
     for row, position in np.ndindex(rows, draft_len):
         settings = (float(how["temperature"][row]), int(how["top_k"][row]), float(how["top_p"][row]))
-        tokens[row, position] = rng.choice(vocab, p=reference.warp(draft[row, position].astype(np.float64), *settings))
+        tokens[row, position] = rng.choice(
+            vocab, p=reference.probs_of(draft[row, position].astype(np.float64), *settings)
+        )
     return ChainBatch(
         target=target,
         tokens=tokens,
-        draft=draft if drawn else None,
+        draft=draft if sampled else None,
         lengths=rng.integers(0, draft_len + 1, rows).astype(np.int32),
         uniforms=uniform_bits(rng.random((rows, draft_len + 1))),
         **how,
@@ -49,7 +51,7 @@ def sampling(rows: int) -> dict[str, np.ndarray]:
     }
 
 
-def warp_of(batch: Batch) -> SamplingParams:
+def params_of(batch: Batch) -> SamplingParams:
     """Return how torch samples from a batch's logits."""
     return SamplingParams(
         *(torch.from_numpy(values) for values in (batch.temperature, batch.top_k, batch.top_p)), truncates=True
@@ -58,10 +60,10 @@ def warp_of(batch: Batch) -> SamplingParams:
 
 def chains_by_torch(batch: ChainBatch, uniforms: torch.Tensor) -> list[VerifyResult]:
     """Return what the engine's own implementation says of chains."""
-    warp, lens = warp_of(batch), batch.lengths.tolist()
-    draft = None if batch.draft is None else warp.probs(torch.from_numpy(batch.draft))
+    params, lens = params_of(batch), batch.lengths.tolist()
+    draft = None if batch.draft is None else params.probs(torch.from_numpy(batch.draft))
     tokens = torch.from_numpy(batch.tokens).long()
-    return chain.verify_chain(torch.from_numpy(batch.target), tokens, lens, warp, draft, uniforms)
+    return chain.verify_chain(torch.from_numpy(batch.target), tokens, lens, params, draft, uniforms)
 
 
 def away_from_edges(results: Callable[[torch.Tensor], list[VerifyResult]], batch: Batch) -> list[VerifyResult | None]:
@@ -74,11 +76,11 @@ def away_from_edges(results: Callable[[torch.Tensor], list[VerifyResult]], batch
     return [low if low == high else None for low, high in zip(below, above, strict=True)]
 
 
-def check_torch_says_the_same_of_chains(drawn: bool, verify: ChainRule) -> None:
+def check_torch_says_the_same_of_chains(sampled: bool, verify: ChainRule) -> None:
     """Random chains, but for those that torch decides by rounding."""
     compared, lengths = 0, set()
     for seed in range(20):
-        batch = random_chains(seed, drawn)
+        batch = random_chains(seed, sampled)
         expected = away_from_edges(partial(chains_by_torch, batch), batch)
         for (accepted, token, status), result in zip(said(verify, batch), expected, strict=True):
             assert result is None or (len(accepted), token, status) == (len(result.path), result.token, 0)
@@ -99,30 +101,30 @@ def check_a_request_says_the_same_in_every_batch(random: Callable[[int], Batch],
 
 
 def check_whole_vocabularies(vocab: int, verify: ChainRule, samples: int = 64) -> None:
-    """The law of the first token at a model's own vocabulary, by the cumulated law and by chi-square.
+    """The distribution of the first token at a model's own vocabulary, by the cumulated distribution and by chi-square.
 
-    Drafted tokens are drawn from another law than the target's, so that about half of them are replaced; all bins
-    hold equal masses of ids in their order. The statistic is 6 deviations at most.
+    Drafts are sampled from another distribution than the target's, so that about half of the tokens are replaced. Bins
+    are consecutive ids of equal mass. The statistic is 6 deviations at most.
     """
     rng = np.random.default_rng(vocab)
     target = (rng.normal(size=vocab) * 2).astype(np.float32)
     draft = (target + rng.normal(size=vocab)).astype(np.float32)
-    law, proposal = (reference.warp(row.astype(np.float64), 1.0, 0, 1.0) for row in (target, draft))
-    upto = np.cumsum(law)
+    distribution, proposal = (reference.probs_of(row.astype(np.float64), 1.0, 0, 1.0) for row in (target, draft))
+    upto = np.cumsum(distribution)
     uniforms = rng.integers(0, 2**32, (samples, 2), dtype=np.uint64).astype(np.uint32)
-    check_inverse_law(verify, target, upto, uniforms[:16, 1])
+    check_inverse_distribution(verify, target, upto, uniforms[:16, 1])
     tokens = rng.choice(vocab, samples, p=proposal / proposal.sum()).astype(np.int32)
     first, accepted = first_tokens(verify, target, draft, tokens, uniforms)
     assert 0.2 < accepted < 0.95, accepted
     bins = 8
     counts = np.bincount(np.minimum((upto[first] * bins).astype(int), bins - 1), minlength=bins)
-    masses = np.bincount(np.minimum((upto * bins).astype(int), bins - 1), weights=law, minlength=bins)
+    masses = np.bincount(np.minimum((upto * bins).astype(int), bins - 1), weights=distribution, minlength=bins)
     statistic = ((counts - samples * masses) ** 2 / (samples * masses)).sum()
     assert statistic < bins - 1 + 6 * np.sqrt(2 * (bins - 1)), f"chi-square {statistic:.1f}"
 
 
-def check_inverse_law(verify: ChainRule, logits: np.ndarray, upto: np.ndarray, uniforms: np.ndarray) -> None:
-    """What is drawn at a uniform is where the cumulated law passes it, to 1e-6."""
+def check_inverse_distribution(verify: ChainRule, logits: np.ndarray, upto: np.ndarray, uniforms: np.ndarray) -> None:
+    """What is drawn at a uniform is where the cumulated distribution passes it, to 1e-6."""
     points = uniforms * 2.0**-32
     for uniform, point in zip(uniforms, points, strict=True):
         batch = ChainBatch(target=logits[None, None], tokens=np.zeros((1, 0), np.int32), uniforms=uniform[None, None])
@@ -155,7 +157,7 @@ def check_a_tree_of_one_branch_is_a_chain(verify_tree: TreeRule, verify_chain: C
     """With the same uniforms, those of the root for the next token."""
     lengths = set()
     for seed in range(5):
-        batch = random_chains(seed, drawn=True)
+        batch = random_chains(seed, sampled=True)
         rows, draft_len = batch.tokens.shape
         as_tree = TreeBatch(
             target=batch.target,
@@ -164,7 +166,7 @@ def check_a_tree_of_one_branch_is_a_chain(verify_tree: TreeRule, verify_chain: C
             draft=np.pad(batch.draft, ((0, 0), (0, 1), (0, 0))),
             limits=batch.lengths,
             uniforms=np.roll(batch.uniforms, 1, axis=1),
-            mode=Mode.DRAWN,
+            mode=Mode.SAMPLED,
             **{name: getattr(batch, name) for name in ("temperature", "top_k", "top_p")},
         )
         trees, chains = said(verify_tree, as_tree), said(verify_chain, batch)
@@ -180,17 +182,17 @@ def random_trees(seed: int, mode: Mode, rows: int = 16, nodes: int = 12) -> Tree
     parents = np.array([[random_parent(rng, node) for node in range(nodes)] for _ in range(rows)], dtype=np.int32)
     target = (rng.normal(size=(rows, nodes, vocab)) * 2).astype(np.float32)
     near = target + rng.normal(size=(rows, nodes, vocab)) * 0.5
-    law = np.array([[reference.warp(row, 1.0, 0, 1.0) for row in of] for of in near]).astype(np.float32)
+    distribution = np.array([[reference.probs_of(row, 1.0, 0, 1.0) for row in of] for of in near]).astype(np.float32)
     tokens = np.zeros((rows, nodes), dtype=np.int32)
     for row, node in np.ndindex(rows, nodes):
         children = np.flatnonzero(parents[row] == node)
-        weights = law[row, node].astype(np.float64)
+        weights = distribution[row, node].astype(np.float64)
         tokens[row, children] = rng.choice(vocab, len(children), replace=False, p=weights / weights.sum())
     return TreeBatch(
         target=target,
         tokens=tokens,
         parents=parents,
-        draft=law,
+        draft=distribution,
         draft_kind=DraftKind.PROBABILITIES,
         limits=rng.integers(0, 6, rows).astype(np.int32),
         uniforms=uniform_bits(rng.random((rows, nodes))),
@@ -207,11 +209,11 @@ def random_parent(rng: np.random.Generator, node: int) -> int:
 def trees_by_torch(batch: TreeBatch, uniforms: torch.Tensor) -> list[VerifyResult]:
     """Return what the engine's own implementation says of trees."""
     shape = tree.Tree(batch.parents.astype(np.int64))
-    tokens, drawn = torch.from_numpy(batch.tokens).long(), batch.mode == Mode.DRAWN
-    draft = torch.from_numpy(batch.draft.astype(np.float64)) if drawn else None
+    tokens, sampled = torch.from_numpy(batch.tokens).long(), batch.mode == Mode.SAMPLED
+    draft = torch.from_numpy(batch.draft.astype(np.float64)) if sampled else None
     typical = tree.Typical(batch.threshold, batch.alpha) if batch.mode == Mode.TYPICAL else None
     logits = torch.from_numpy(batch.target)
-    return tree.verify_tree(logits, tokens, shape, batch.limits.tolist(), warp_of(batch), draft, uniforms, typical)
+    return tree.verify_tree(logits, tokens, shape, batch.limits.tolist(), params_of(batch), draft, uniforms, typical)
 
 
 def check_torch_says_the_same_of_trees(mode: Mode, verify: TreeRule) -> None:
@@ -230,7 +232,7 @@ def check_torch_says_the_same_of_trees(mode: Mode, verify: TreeRule) -> None:
 
 def check_padding_and_half_precision(verify: ChainRule) -> None:
     """What stands behind the vocabulary is not read, and float16 logits are the numbers they are."""
-    batch = random_chains(5, drawn=False)
+    batch = random_chains(5, sampled=False)
     padded = np.full((*batch.target.shape[:2], batch.target.shape[2] + 11), NAN, dtype=np.float32)
     view = padded[..., : batch.target.shape[2]]
     view[...] = batch.target

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tests.kernels.law import (
+from tests.kernels.distribution import (
     Array,
     Box,
     Case,
@@ -18,11 +18,11 @@ from tests.kernels.law import (
     Rule,
     Table,
     boxes,
-    chosen,
+    deterministic,
     drafts,
-    drawn,
     prefix_of,
     random_table,
+    sampled,
 )
 from trtspec.kernels import reference
 from trtspec.kernels.verify_result import VerifyResult
@@ -44,8 +44,8 @@ def verify_tree(case: Case, uniforms: Array) -> VerifyResult:
     """The rule of trees for tokens that were chosen or drawn."""
     tree = (case.tokens, case.parents, case.limit, uniforms)
     if case.draft_probs is None:
-        return reference.verify_chosen(case.target_probs, *tree)
-    return reference.verify_drawn(case.target_probs, case.draft_probs, *tree)
+        return reference.verify_deterministic(case.target_probs, *tree)
+    return reference.verify_sampled(case.target_probs, case.draft_probs, *tree)
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Scenario:
     def columns(self) -> tuple[int, ...]:
         """The uniforms in the order in which the rule asks for them."""
         nodes = tuple(range(len(self.parents)))
-        recursive = self.rule is verify_tree and (self.options is drawn or self.zero_rows)
+        recursive = self.rule is verify_tree and (self.options is sampled or self.zero_rows)
         return (*nodes[1:], 0) if recursive else nodes
 
     def target(self, seed: int, zeros: bool) -> Table:
@@ -81,7 +81,7 @@ class Scenario:
         for tokens, weight in drafts(self.parents, draft, self.options):
             prefixes = [prefix_of(node, tokens, self.parents) for node in range(len(tokens))]
             told = np.array([draft[prefix] for prefix in prefixes])
-            draft_probs = told if self.options is drawn else np.zeros_like(told) if self.zero_rows else None
+            draft_probs = told if self.options is sampled else np.zeros_like(told) if self.zero_rows else None
             target_probs = np.array([target[prefix] for prefix in prefixes])
             found.append(Case(parents, np.array(tokens), target_probs, draft_probs, weight, self.limit))
         return found
@@ -94,20 +94,20 @@ def boxes_of(scenario: Scenario, seed: int, zeros: bool) -> list[Box]:
 
 
 CHAINS = {
-    "drawn": Scenario(verify_chain, CHAIN, drawn, vocab=4),
-    "chosen": Scenario(verify_chain, CHAIN, chosen, vocab=4),
+    "sampled": Scenario(verify_chain, CHAIN, sampled, vocab=4),
+    "deterministic": Scenario(verify_chain, CHAIN, deterministic, vocab=4),
 }
 TREES = {
-    "drawn": Scenario(verify_tree, TWO_LEVELS, drawn),
-    "drawn, three siblings": Scenario(verify_tree, THREE_SIBLINGS, drawn, vocab=4),
-    "drawn, limited": Scenario(verify_tree, TWO_LEVELS, drawn, limit=1),
-    "drawn, unused nodes": Scenario(verify_tree, UNUSED, drawn),
-    "drawn, a chain": Scenario(verify_tree, CHAIN, drawn, vocab=4),
-    "chosen": Scenario(verify_tree, TWO_LEVELS, chosen),
-    "chosen, limited": Scenario(verify_tree, TWO_LEVELS, chosen, limit=1),
-    "chosen, unused nodes": Scenario(verify_tree, UNUSED, chosen),
-    "chosen, a chain": Scenario(verify_tree, CHAIN, chosen, vocab=4),
-    "chosen, told by zero rows": Scenario(verify_tree, TWO_LEVELS, chosen, zero_rows=True),
+    "sampled": Scenario(verify_tree, TWO_LEVELS, sampled),
+    "sampled, three siblings": Scenario(verify_tree, THREE_SIBLINGS, sampled, vocab=4),
+    "sampled, limited": Scenario(verify_tree, TWO_LEVELS, sampled, limit=1),
+    "sampled, unused nodes": Scenario(verify_tree, UNUSED, sampled),
+    "sampled, a chain": Scenario(verify_tree, CHAIN, sampled, vocab=4),
+    "deterministic": Scenario(verify_tree, TWO_LEVELS, deterministic),
+    "deterministic, limited": Scenario(verify_tree, TWO_LEVELS, deterministic, limit=1),
+    "deterministic, unused nodes": Scenario(verify_tree, UNUSED, deterministic),
+    "deterministic, a chain": Scenario(verify_tree, CHAIN, deterministic, vocab=4),
+    "deterministic, told by zero rows": Scenario(verify_tree, TWO_LEVELS, deterministic, zero_rows=True),
 }
 
 

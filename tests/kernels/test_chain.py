@@ -31,7 +31,7 @@ def test_torch_agrees_with_the_reference_on_both_sides_of_every_edge(name: str, 
 class Batch:
     """Random chains of ragged lengths; every third row is greedy, others sample in different ways."""
 
-    def __init__(self, seed: int, dtype: torch.dtype, drawn: bool, rows: int = 12, draft_len: int = 4) -> None:
+    def __init__(self, seed: int, dtype: torch.dtype, sampled: bool, rows: int = 12, draft_len: int = 4) -> None:
         rng = np.random.default_rng(seed)
         vocab = int(rng.integers(3, 30))
         self.logits = torch.from_numpy(rng.normal(size=(rows, draft_len + 1, vocab)) * 2).to(dtype)
@@ -39,23 +39,23 @@ class Batch:
         self.how = [(0.0 if row % 3 == 0 else 0.5 + row / 10, row % 4, 1.0 - row % 2 * 0.2) for row in range(rows)]
         self.uniforms = torch.from_numpy(rng.random((rows, draft_len + 1)))
         near = self.logits[:, :-1].double().numpy() + rng.normal(size=(rows, draft_len, vocab))
-        probs = np.array([[reference.warp(x, *how) for x in row] for row, how in zip(near, self.how, strict=True)])
+        probs = np.array([[reference.probs_of(x, *how) for x in row] for row, how in zip(near, self.how, strict=True)])
         self.tokens = torch.from_numpy(np.array([[rng.choice(vocab, p=x) for x in row] for row in probs]))
-        self.draft_probs = torch.from_numpy(probs).to(dtype) if drawn else None
+        self.draft_probs = torch.from_numpy(probs).to(dtype) if sampled else None
 
-    def warp(self, rows: slice = slice(None)) -> SamplingParams:
+    def params(self, rows: slice = slice(None)) -> SamplingParams:
         temperature, top_k, top_p = (torch.tensor(list(column)) for column in zip(*self.how[rows], strict=True))
         return SamplingParams(temperature, top_k, top_p, truncates=True)
 
     def results(self, rows: slice = slice(None)) -> list[VerifyResult]:
         draft_probs = None if self.draft_probs is None else self.draft_probs[rows]
         return verify_chain(
-            self.logits[rows], self.tokens[rows], self.lens[rows], self.warp(rows), draft_probs, self.uniforms[rows]
+            self.logits[rows], self.tokens[rows], self.lens[rows], self.params(rows), draft_probs, self.uniforms[rows]
         )
 
     def expected(self, row: int) -> VerifyResult:
         length = self.lens[row]
-        target = np.array([reference.warp(x, *self.how[row]) for x in self.logits[row].double().numpy()])
+        target = np.array([reference.probs_of(x, *self.how[row]) for x in self.logits[row].double().numpy()])
         draft = None if self.draft_probs is None else self.draft_probs[row, :length].double().numpy()
         uniforms = self.uniforms[row].numpy()
         tokens = self.tokens[row, :length].numpy()
@@ -63,27 +63,27 @@ class Batch:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("drawn", [True, False])
-def test_torch_gives_the_tokens_of_the_reference(dtype: torch.dtype, drawn: bool) -> None:
+@pytest.mark.parametrize("sampled", [True, False])
+def test_torch_gives_the_tokens_of_the_reference(dtype: torch.dtype, sampled: bool) -> None:
     lengths = set()
     for seed in range(20):
-        batch = Batch(seed, dtype, drawn)
+        batch = Batch(seed, dtype, sampled)
         results = batch.results()
         assert results == [batch.expected(row) for row in range(len(results))]
         lengths |= {len(result.path) for result in results}
     assert lengths == {0, 1, 2, 3, 4}
 
 
-@pytest.mark.parametrize("drawn", [True, False])
-def test_a_row_says_the_same_alone(drawn: bool) -> None:
-    batch = Batch(0, torch.float32, drawn)
+@pytest.mark.parametrize("sampled", [True, False])
+def test_a_row_says_the_same_alone(sampled: bool) -> None:
+    batch = Batch(0, torch.float32, sampled)
     alone = [batch.results(slice(row, row + 1))[0] for row in range(len(batch.lens))]
     assert batch.results() == alone
 
 
-@pytest.mark.parametrize("drawn", [True, False])
-def test_greedy_rows_of_a_mixed_batch_say_what_a_greedy_batch_does(drawn: bool) -> None:
-    batch = Batch(1, torch.float32, drawn)
+@pytest.mark.parametrize("sampled", [True, False])
+def test_greedy_rows_of_a_mixed_batch_say_what_a_greedy_batch_does(sampled: bool) -> None:
+    batch = Batch(1, torch.float32, sampled)
     greedy = verify_chain(batch.logits, batch.tokens, batch.lens)
     assert batch.results()[::3] == greedy[::3]
 
@@ -103,8 +103,8 @@ def by_reference(p: np.ndarray, q: np.ndarray | None, tokens: list[int], uniform
 
 def by_torch(p: np.ndarray, q: np.ndarray | None, tokens: list[int], uniforms: list[float]) -> VerifyResult:
     draft = None if q is None else torch.from_numpy(q)[None]
-    chain, drawn = torch.tensor([tokens], dtype=torch.int64), torch.tensor([uniforms], dtype=torch.float64)
-    (result,) = verify_chain(torch.from_numpy(p)[None], chain, [len(tokens)], Identity(), draft, drawn)
+    chain, sampled = torch.tensor([tokens], dtype=torch.int64), torch.tensor([uniforms], dtype=torch.float64)
+    (result,) = verify_chain(torch.from_numpy(p)[None], chain, [len(tokens)], Identity(), draft, sampled)
     return result
 
 

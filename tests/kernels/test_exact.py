@@ -15,19 +15,19 @@ import pytest
 from tests.kernels import random_checks
 from tests.kernels.exactness import CHAIN_CHECKS, TREE_CHECKS
 from trtspec.kernels import exact
-from trtspec.kernels.exact import ChainBatch, ChainVerdicts, chain, compact_kv, fixed_point, kv_moves, tree
+from trtspec.kernels.exact import ChainBatch, ExactChainResult, chain, compact_kv, fixed_point, kv_moves, tree
 from trtspec.kernels.exact.batch import DraftRow
-from trtspec.kernels.exact.fixed_point import EXP2_COEFFICIENTS, ONE, Row, Sampling, fma32, read_row, weights_of
+from trtspec.kernels.exact.fixed_point import EXP2_COEFFICIENTS, ONE, Row, RowSampling, fma32, read_row, weights_of
 
 HEADER = Path(__file__).parents[2] / "plugins/common/exp2_coefficients.h"
 
 
 @pytest.fixture(autouse=True)
 def remembered_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read equal rows once: the laws ask for a few of them ten thousand times."""
-    known: dict[tuple[bytes, np.dtype, Sampling], Row] = {}
+    """Read equal rows once: the distributions ask for a few of them ten thousand times."""
+    known: dict[tuple[bytes, np.dtype, RowSampling], Row] = {}
 
-    def read(logits: np.ndarray, sampling: Sampling) -> Row:
+    def read(logits: np.ndarray, sampling: RowSampling) -> Row:
         key = (logits.tobytes(), logits.dtype, sampling)
         if key not in known:
             known[key] = read_row(logits, sampling)
@@ -91,29 +91,29 @@ def keeping_equals(logits: np.ndarray, weights: np.ndarray, top_k: int, top_p: f
     return np.where(logits >= logits[kept > 0].min(), weights, 0) if kept.any() else kept
 
 
-def laundering(logits: np.ndarray, sampling: Sampling) -> Row:
+def laundering(logits: np.ndarray, sampling: RowSampling) -> Row:
     return read_row(np.nan_to_num(logits, nan=-np.inf, posinf=0.0, neginf=-np.inf), sampling)
 
 
-def by_place_in_the_batch(batch: ChainBatch) -> ChainVerdicts:
+def by_place_in_the_batch(batch: ChainBatch) -> ExactChainResult:
     places = np.arange(len(batch.tokens), dtype=np.uint32)[:, None]
     return exact.verify_chain(replace(batch, uniforms=batch.uniforms ^ places << np.uint32(29)))
 
 
 RIGHT_TEST, RIGHT_REJECT, RIGHT_TRUNCATE = chain._test, tree._Left.reject, fixed_point.truncate
 WRONG_PARTS = [
-    (chain, "_test", without_residual, CHAIN_CHECKS, "law, drawn, told by probabilities"),
-    (chain, "_test", without_residual, CHAIN_CHECKS, "law, chosen"),
-    (chain, "_test", accepting_on_equality, CHAIN_CHECKS, "chosen tokens at every edge"),
+    (chain, "_test", without_residual, CHAIN_CHECKS, "distribution, sampled, told by probabilities"),
+    (chain, "_test", without_residual, CHAIN_CHECKS, "distribution, deterministic"),
+    (chain, "_test", accepting_on_equality, CHAIN_CHECKS, "deterministic tokens at every edge"),
     (chain, "_test", accepting_on_equality, CHAIN_CHECKS, "weight zero"),
     (chain, "_test", without_a_look_at_the_draft_row, CHAIN_CHECKS, "ill rows of the draft"),
     (chain, "draw", at_the_threshold, CHAIN_CHECKS, "draws at every edge"),
-    (chain, "draw", in_half_precision, CHAIN_CHECKS, "law, drawn, truncated"),
+    (chain, "draw", in_half_precision, CHAIN_CHECKS, "distribution, sampled, truncated"),
     (chain, "draw", in_half_precision, CHAIN_CHECKS, "vocabulary of 32000"),
     (fixed_point, "truncate", keeping_equals, CHAIN_CHECKS, "ties"),
     ("trtspec.kernels.exact.batch", "read_row", laundering, CHAIN_CHECKS, "ill rows"),
-    (tree._Left, "reject", against_the_first_target, TREE_CHECKS, "law, drawn, told by probabilities"),
-    (tree._Left, "reject", with_replacement, TREE_CHECKS, "law, drawn, told by logits"),
+    (tree._Left, "reject", against_the_first_target, TREE_CHECKS, "distribution, sampled, told by probabilities"),
+    (tree._Left, "reject", with_replacement, TREE_CHECKS, "distribution, sampled, told by logits"),
     (tree._Left, "reject", with_replacement, TREE_CHECKS, "siblings at every edge"),
     ("trtspec.kernels.exact.batch", "read_row", laundering, TREE_CHECKS, "ill rows"),
 ]
@@ -133,7 +133,7 @@ def test_a_wrong_part_is_caught(
 
 def test_uniforms_that_hang_on_the_place_in_the_batch_are_caught() -> None:
     with pytest.raises(AssertionError):
-        CHAIN_CHECKS["every batch, chosen"](by_place_in_the_batch)
+        CHAIN_CHECKS["every batch, deterministic"](by_place_in_the_batch)
 
 
 # -- weights -----------------------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ def nearest_float32(value: Fraction) -> float:
 
 
 def test_the_sum_of_a_whole_vocabulary_of_equals_fits() -> None:
-    row = read_row(np.zeros(2**19 - 1, dtype=np.float32), Sampling())
+    row = read_row(np.zeros(2**19 - 1, dtype=np.float32), RowSampling())
     assert row.total == (2**19 - 1) * ONE < 2**63
     assert fixed_point.draw(row.weights, 2**32 - 1) == 2**19 - 2
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules of the reference give exactly the target's law: every draft and every result is enumerated."""
+"""The rules of the reference give exactly the target's distribution: every draft and every result is enumerated."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tests.kernels.law import Array, Case, Rule, Table, boxes, is_lossless, text_law
+from tests.kernels.distribution import Array, Case, Rule, Table, boxes, is_lossless, text_distribution
 from tests.kernels.scenarios import CHAINS, TREES, Scenario, boxes_of, verify_chain, verify_tree
 from trtspec.kernels import reference
 from trtspec.kernels.verify_result import VerifyResult
@@ -16,20 +16,20 @@ from trtspec.kernels.verify_result import VerifyResult
 SCENARIOS = {f"{kind}, {name}": s for kind, of in (("chain", CHAINS), ("tree", TREES)) for name, s in of.items()}
 
 
-def law_by(rule: Rule, scenario: Scenario, zeros: bool = False) -> tuple[Array, Table]:
-    """Return the law of the text by a rule in place of the scenario's own, and the target."""
+def distribution_by(rule: Rule, scenario: Scenario, zeros: bool = False) -> tuple[Array, Table]:
+    """Return the distribution of the text by a rule in place of the scenario's own, and the target."""
     found = [box for case in scenario.cases(0, zeros) for box in boxes(rule, case, scenario.columns)]
     target = scenario.target(0, zeros)
-    return text_law(found, target), target
+    return text_distribution(found, target), target
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
 @pytest.mark.parametrize("zeros", [False, True])
-def test_the_law_of_the_text_is_the_targets(name: str, zeros: bool) -> None:
+def test_the_distribution_of_the_text_is_the_targets(name: str, zeros: bool) -> None:
     scenario = SCENARIOS[name]
     for seed in range(2):
         target = scenario.target(seed, zeros)
-        assert is_lossless(text_law(boxes_of(scenario, seed, zeros), target), target)
+        assert is_lossless(text_distribution(boxes_of(scenario, seed, zeros), target), target)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -67,23 +67,23 @@ def against_the_first_target(case: Case, uniforms: Array) -> VerifyResult:
     return VerifyResult(path, reference.pick(left, uniforms[0]))
 
 
-def as_if_drawn(case: Case, uniforms: Array) -> VerifyResult:
-    """Test tokens that were chosen as though they had been drawn from the target's own law."""
+def as_if_sampled(case: Case, uniforms: Array) -> VerifyResult:
+    """Test tokens that were chosen as though they had been drawn from the target's own distribution."""
     tree = (case.tokens, case.parents, case.limit, uniforms)
-    return reference.verify_drawn(case.target_probs, case.target_probs, *tree)
+    return reference.verify_sampled(case.target_probs, case.target_probs, *tree)
 
 
 WRONG = [
-    (accepting_all, "chain, drawn"),
-    (by_best_match, "chain, drawn"),
-    (against_the_first_target, "tree, drawn"),
-    (as_if_drawn, "tree, chosen, told by zero rows"),
+    (accepting_all, "chain, sampled"),
+    (by_best_match, "chain, sampled"),
+    (against_the_first_target, "tree, sampled"),
+    (as_if_sampled, "tree, deterministic, told by zero rows"),
 ]
 
 
 @pytest.mark.parametrize(("wrong", "name"), WRONG)
 def test_a_wrong_rule_is_caught(wrong: Rule, name: str) -> None:
-    assert not is_lossless(*law_by(wrong, SCENARIOS[name]))
+    assert not is_lossless(*distribution_by(wrong, SCENARIOS[name]))
 
 
 def without_residual(target: Array, proposal: Array) -> Array:
@@ -99,12 +99,12 @@ def accepting_on_equality(target: Array, proposal: Array, token: int, uniform: f
 
 
 WRONG_PARTS = [
-    ("residual", without_residual, "chain, drawn"),
-    ("residual", without_residual, "chain, chosen"),
-    ("residual", without_residual, "tree, drawn"),
-    ("without", with_replacement, "tree, drawn"),
-    ("accepts", accepting_on_equality, "chain, drawn"),
-    ("accepts", accepting_on_equality, "tree, drawn"),
+    ("residual", without_residual, "chain, sampled"),
+    ("residual", without_residual, "chain, deterministic"),
+    ("residual", without_residual, "tree, sampled"),
+    ("without", with_replacement, "tree, sampled"),
+    ("accepts", accepting_on_equality, "chain, sampled"),
+    ("accepts", accepting_on_equality, "tree, sampled"),
 ]
 
 
@@ -113,38 +113,38 @@ def test_a_wrong_part_is_caught(part: str, wrong: Callable, name: str, monkeypat
     monkeypatch.setattr(reference, part, wrong)
     scenario = SCENARIOS[name]
     # only where the target has zeros can a token be accepted that it never gives
-    assert not is_lossless(*law_by(scenario.rule, scenario, zeros=part == "accepts"))
+    assert not is_lossless(*distribution_by(scenario.rule, scenario, zeros=part == "accepts"))
 
 
 def test_drawn_siblings_may_be_verified_as_chosen_ones_at_a_loss_of_acceptance_only() -> None:
     """The target's token is drawn without a look at the siblings, so where they are from does not matter."""
-    scenario = TREES["drawn"]
+    scenario = TREES["sampled"]
 
-    def as_if_chosen(case: Case, uniforms: Array) -> VerifyResult:
-        return reference.verify_chosen(case.target_probs, case.tokens, case.parents, case.limit, uniforms)
+    def as_if_deterministic(case: Case, uniforms: Array) -> VerifyResult:
+        return reference.verify_deterministic(case.target_probs, case.tokens, case.parents, case.limit, uniforms)
 
     def mean_accepted(rule: Rule, columns: tuple[int, ...]) -> float:
         found = [box for case in scenario.cases(0, False) for box in boxes(rule, case, columns)]
-        assert is_lossless(text_law(found, scenario.target(0, False)), scenario.target(0, False))
+        assert is_lossless(text_distribution(found, scenario.target(0, False)), scenario.target(0, False))
         return sum(box.weight * len(box.result.path) for box in found)
 
-    assert mean_accepted(as_if_chosen, (0, 1, 2, 3, 4)) < mean_accepted(verify_tree, scenario.columns) - 0.01
+    assert mean_accepted(as_if_deterministic, (0, 1, 2, 3, 4)) < mean_accepted(verify_tree, scenario.columns) - 0.01
 
 
 def test_a_chain_is_a_tree() -> None:
-    """Not only the law: with the same uniforms the recursive rule says what the chain's says."""
+    """Not only the distribution: with the same uniforms the recursive rule says what the chain's says."""
     rng = np.random.default_rng(5)
-    for case in CHAINS["drawn"].cases(0, True):
+    for case in CHAINS["sampled"].cases(0, True):
         for uniforms in rng.random((20, 3)):
             assert verify_tree(case, np.roll(uniforms, 1)) == verify_chain(case, uniforms)
 
 
-def test_typical_acceptance_does_not_keep_the_law() -> None:
+def test_typical_acceptance_does_not_keep_the_distribution() -> None:
     def typical(case: Case, uniforms: Array) -> VerifyResult:
         return reference.verify_typical(
             case.target_probs, case.tokens, case.parents, case.limit, uniforms[0], threshold=0.09, alpha=0.3
         )
 
-    law, target = law_by(typical, TREES["chosen"])
-    assert law.sum() == pytest.approx(1.0)
-    assert not is_lossless(law, target)
+    distribution, target = distribution_by(typical, TREES["deterministic"])
+    assert distribution.sum() == pytest.approx(1.0)
+    assert not is_lossless(distribution, target)

@@ -11,7 +11,7 @@ from trtspec.kernels.sampling import SamplingParams, pick
 HOW = [(1.0, 0, 1.0), (0.7, 5, 1.0), (1.3, 0, 0.8), (0.5, 7, 0.6), (0.0, 0, 1.0), (1.0, 3, 0.05)]
 
 
-def warp_of(temperature: float, top_k: int, top_p: float) -> SamplingParams:
+def params_of(temperature: float, top_k: int, top_p: float) -> SamplingParams:
     return SamplingParams(
         torch.tensor([temperature]), torch.tensor([top_k]), torch.tensor([top_p]), bool(top_k) or top_p < 1.0
     )
@@ -23,8 +23,8 @@ def test_probabilities_are_those_of_transformers(temperature: float, top_k: int,
 
     torch.manual_seed(0)
     logits = torch.randn(1, 40, dtype=torch.float64) * 3
-    ours = warp_of(temperature, top_k, top_p).probs(logits)[0]
-    numpy = reference.warp(logits[0].numpy(), temperature, top_k, top_p)
+    ours = params_of(temperature, top_k, top_p).probs(logits)[0]
+    numpy = reference.probs_of(logits[0].numpy(), temperature, top_k, top_p)
     expected = logits.clone()
     if temperature:
         expected = TemperatureLogitsWarper(temperature)(None, expected)

@@ -49,7 +49,7 @@ def test_a_greedy_tree_asks_for_nothing_that_sampling_needs() -> None:
         PlanTensor("parents", "int32", (5,)),
         PlanTensor("limits", "int32", ()),
     ]
-    assert tree.fields()["mode"] == Mode.CHOSEN == 0
+    assert tree.fields()["mode"] == Mode.DETERMINISTIC == 0
 
 
 class Recorder(ModuleType):
@@ -200,7 +200,7 @@ def execute(context: Any, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]
 
 
 @pytest.mark.gpu
-def test_a_plan_s_verdicts_are_the_oracle_s() -> None:
+def test_a_plan_s_results_are_the_oracle_s() -> None:
     """Built, serialized, loaded again and run, with batches of other sizes than the largest."""
     if importlib.util.find_spec("tensorrt") is None:
         pytest.skip("tensorrt is not installed")

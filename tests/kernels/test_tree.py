@@ -80,8 +80,8 @@ def test_torch_agrees_with_the_reference_on_both_sides_of_every_edge(name: str, 
 
 
 def test_a_chain_is_a_tree() -> None:
-    """Not only the law: with the same uniforms the recursive rule says what the chain's says."""
-    corners = Corners.of(boxes_of(CHAINS["drawn"], 0, True))
+    """Not only the distribution: with the same uniforms the recursive rule says what the chain's says."""
+    corners = Corners.of(boxes_of(CHAINS["sampled"], 0, True))
     logits, tokens, limits = corners.stack("target_probs"), corners.stack("tokens"), [2] * len(corners.cases)
     as_tree = verify_tree(
         logits,
@@ -112,7 +112,7 @@ class Batch:
     Tokens are drawn from about what the target says, without replacement; a greedy row's are told as chosen.
     """
 
-    def __init__(self, seed: int, dtype: torch.dtype, drawn: bool, rows: int = 9, nodes: int = 12) -> None:
+    def __init__(self, seed: int, dtype: torch.dtype, sampled: bool, rows: int = 9, nodes: int = 12) -> None:
         rng = np.random.default_rng(seed)
         vocab = int(rng.integers(nodes, 2 * nodes))
         self.tree = Tree(np.array([random_parents(rng, nodes) for _ in range(rows)]))
@@ -121,59 +121,59 @@ class Batch:
         self.logits = torch.from_numpy(rng.normal(size=(rows, nodes, vocab)) * 2).to(dtype)
         near = self.logits.double().numpy() + rng.normal(size=(rows, nodes, vocab)) * 0.5
         self.uniforms = torch.from_numpy(rng.random((rows, nodes)))
-        probs = np.array([[reference.warp(x, 1.0, 0, 1.0) for x in row] for row in near])
+        probs = np.array([[reference.probs_of(x, 1.0, 0, 1.0) for x in row] for row in near])
         tokens = np.zeros((rows, nodes), dtype=np.int64)
         for row, families in enumerate(self.tree.children):
             for node, family in enumerate(families):
                 tokens[row, family] = rng.choice(vocab, len(family), replace=False, p=probs[row, node])
         self.tokens = torch.from_numpy(tokens)
         probs[::3] = 0.0
-        self.draft_probs = torch.from_numpy(probs).to(dtype) if drawn else None
+        self.draft_probs = torch.from_numpy(probs).to(dtype) if sampled else None
 
-    def warp(self, rows: slice) -> SamplingParams:
+    def params(self, rows: slice) -> SamplingParams:
         temperature, top_k, top_p = (torch.tensor(list(column)) for column in zip(*self.how[rows], strict=True))
         return SamplingParams(temperature, top_k, top_p, truncates=True)
 
     def results(self, rows: slice = slice(None), typical: Typical | None = None) -> list[VerifyResult]:
         tree, draft_probs = Tree(self.tree.parents[rows]), None if self.draft_probs is None else self.draft_probs[rows]
-        batch = (self.logits[rows], self.tokens[rows], tree, self.limits[rows], self.warp(rows))
+        batch = (self.logits[rows], self.tokens[rows], tree, self.limits[rows], self.params(rows))
         return verify_tree(*batch, draft_probs, self.uniforms[rows], typical)
 
     def expected(self, row: int, typical: Typical | None = None) -> VerifyResult:
-        target = np.array([reference.warp(x, *self.how[row]) for x in self.logits[row].double().numpy()])
+        target = np.array([reference.probs_of(x, *self.how[row]) for x in self.logits[row].double().numpy()])
         tree = (self.tokens[row].numpy(), self.tree.parents[row], self.limits[row])
         uniforms = self.uniforms[row].numpy()
         if typical is not None:
             return reference.verify_typical(target, *tree, uniforms[0], typical.threshold, typical.alpha)
         if self.draft_probs is None:
-            return reference.verify_chosen(target, *tree, uniforms)
-        return reference.verify_drawn(target, self.draft_probs[row].double().numpy(), *tree, uniforms)
+            return reference.verify_deterministic(target, *tree, uniforms)
+        return reference.verify_sampled(target, self.draft_probs[row].double().numpy(), *tree, uniforms)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize(("drawn", "typical"), MODES)
-def test_torch_gives_the_tokens_of_the_reference(dtype: torch.dtype, drawn: bool, typical: Typical | None) -> None:
+@pytest.mark.parametrize(("sampled", "typical"), MODES)
+def test_torch_gives_the_tokens_of_the_reference(dtype: torch.dtype, sampled: bool, typical: Typical | None) -> None:
     lengths = set()
     for seed in range(20):
-        batch = Batch(seed, dtype, drawn)
+        batch = Batch(seed, dtype, sampled)
         results = batch.results(typical=typical)
         assert results == [batch.expected(row, typical) for row in range(len(results))]
         lengths |= {len(result.path) for result in results}
     assert lengths >= {0, 1, 2, 3}
 
 
-@pytest.mark.parametrize(("drawn", "typical"), MODES)
-def test_a_row_says_the_same_alone(drawn: bool, typical: Typical | None) -> None:
-    batch = Batch(0, torch.float32, drawn)
+@pytest.mark.parametrize(("sampled", "typical"), MODES)
+def test_a_row_says_the_same_alone(sampled: bool, typical: Typical | None) -> None:
+    batch = Batch(0, torch.float32, sampled)
     alone = [batch.results(slice(row, row + 1), typical)[0] for row in range(len(batch.limits))]
     assert batch.results(typical=typical) == alone
 
 
-@pytest.mark.parametrize(("drawn", "typical"), MODES)
-def test_greedy_rows_of_a_mixed_batch_say_what_a_greedy_batch_does(drawn: bool, typical: Typical | None) -> None:
+@pytest.mark.parametrize(("sampled", "typical"), MODES)
+def test_greedy_rows_of_a_mixed_batch_say_what_a_greedy_batch_does(sampled: bool, typical: Typical | None) -> None:
     accepted = 0
     for seed in range(10):
-        batch = Batch(seed, torch.float32, drawn)
+        batch = Batch(seed, torch.float32, sampled)
         greedy = verify_tree(batch.logits, batch.tokens, batch.tree, batch.limits)[::3]
         assert batch.results(typical=typical)[::3] == greedy
         accepted += sum(len(result.path) for result in greedy)

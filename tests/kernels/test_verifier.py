@@ -14,7 +14,7 @@ from tests.kernels import test_chain, test_tree
 from trtspec.errors import TrtspecError
 from trtspec.kernels.bindings import load_library
 from trtspec.kernels.tree import Tree, Typical
-from trtspec.kernels.verifier import CompiledRules, TorchRules, choose_rules, libraries_of
+from trtspec.kernels.verifier import CompiledVerifier, TorchVerifier, choose_verifier, libraries_of
 from trtspec.kernels.verify_result import VerifyResult
 
 CPU = torch.device("cpu")
@@ -22,65 +22,65 @@ ALL = slice(None)
 
 
 @pytest.fixture(scope="module")
-def rules(kernel_library: Path) -> CompiledRules:
-    return CompiledRules(load_library(kernel_library))
+def verifier(kernel_library: Path) -> CompiledVerifier:
+    return CompiledVerifier(load_library(kernel_library))
 
 
 class TestCompiled:
-    @pytest.mark.parametrize("drawn", [True, False])
+    @pytest.mark.parametrize("sampled", [True, False])
     @pytest.mark.parametrize("seed", range(10))
-    def test_chains_are_verified_as_in_torch(self, rules: CompiledRules, drawn: bool, seed: int) -> None:
-        batch = test_chain.Batch(seed, torch.float32, drawn)
+    def test_chains_are_verified_as_in_torch(self, verifier: CompiledVerifier, sampled: bool, seed: int) -> None:
+        batch = test_chain.Batch(seed, torch.float32, sampled)
         arguments = (batch.logits, batch.tokens, batch.lens)
-        sampled = (*arguments, batch.warp(), batch.draft_probs, batch.uniforms)
-        assert rules.chain(*sampled) == TorchRules.chain(*sampled)
-        assert rules.chain(*arguments) == TorchRules.chain(*arguments)
+        sampled = (*arguments, batch.params(), batch.draft_probs, batch.uniforms)
+        assert verifier.chain(*sampled) == TorchVerifier.chain(*sampled)
+        assert verifier.chain(*arguments) == TorchVerifier.chain(*arguments)
 
-    @pytest.mark.parametrize("drawn", [True, False])
+    @pytest.mark.parametrize("sampled", [True, False])
     @pytest.mark.parametrize("seed", range(10))
-    def test_trees_are_verified_as_in_torch(self, rules: CompiledRules, drawn: bool, seed: int) -> None:
-        batch = test_tree.Batch(seed, torch.float32, drawn)
+    def test_trees_are_verified_as_in_torch(self, verifier: CompiledVerifier, sampled: bool, seed: int) -> None:
+        batch = test_tree.Batch(seed, torch.float32, sampled)
         arguments = (batch.logits, batch.tokens, batch.tree, batch.limits)
-        sampled = (*arguments, batch.warp(ALL), batch.draft_probs, batch.uniforms)
-        assert rules.tree(*sampled) == TorchRules.tree(*sampled)
-        assert rules.tree(*arguments) == TorchRules.tree(*arguments)
+        sampled = (*arguments, batch.params(ALL), batch.draft_probs, batch.uniforms)
+        assert verifier.tree(*sampled) == TorchVerifier.tree(*sampled)
+        assert verifier.tree(*arguments) == TorchVerifier.tree(*arguments)
 
     @pytest.mark.parametrize("seed", range(4))
-    def test_typical_acceptance_is_that_of_torch(self, rules: CompiledRules, seed: int) -> None:
-        batch = test_tree.Batch(seed, torch.float32, drawn=True)
-        sampled = (batch.logits, batch.tokens, batch.tree, batch.limits, batch.warp(ALL))
+    def test_typical_acceptance_is_that_of_torch(self, verifier: CompiledVerifier, seed: int) -> None:
+        batch = test_tree.Batch(seed, torch.float32, sampled=True)
+        sampled = (batch.logits, batch.tokens, batch.tree, batch.limits, batch.params(ALL))
         more = (batch.draft_probs, batch.uniforms, Typical())
-        assert rules.tree(*sampled, *more) == TorchRules.tree(*sampled, *more)
+        assert verifier.tree(*sampled, *more) == TorchVerifier.tree(*sampled, *more)
 
-    def test_one_tree_may_stand_for_all_rows(self, rules: CompiledRules) -> None:
+    def test_one_tree_may_stand_for_all_rows(self, verifier: CompiledVerifier) -> None:
         tree, tokens = Tree.of_paths([(0,), (1,), (1, 0)]), torch.tensor([[0, 3, 1, 2], [0, 1, 2, 3]])
         logits = torch.zeros(2, 4, 5).index_fill_(2, torch.tensor([1]), 1.0)
-        assert rules.tree(logits, tokens, tree, [2, 2]) == [VerifyResult([2], 1), VerifyResult([1], 1)]
+        assert verifier.tree(logits, tokens, tree, [2, 2]) == [VerifyResult([2], 1), VerifyResult([1], 1)]
 
-    def test_drafts_of_no_tokens(self, rules: CompiledRules) -> None:
+    def test_drafts_of_no_tokens(self, verifier: CompiledVerifier) -> None:
         logits = torch.tensor([[[0.0, 2.0, 1.0]]])
-        assert rules.chain(logits, torch.zeros(1, 0, dtype=torch.int64), [0]) == [VerifyResult([], 1)]
+        assert verifier.chain(logits, torch.zeros(1, 0, dtype=torch.int64), [0]) == [VerifyResult([], 1)]
 
-    def test_half_precision_is_taken_as_it_is(self, rules: CompiledRules) -> None:
-        batch = test_chain.Batch(3, torch.float32, drawn=True)
+    def test_half_precision_is_taken_as_it_is(self, verifier: CompiledVerifier) -> None:
+        batch = test_chain.Batch(3, torch.float32, sampled=True)
         for dtype in (torch.bfloat16, torch.float16):
-            logits, rest = batch.logits.to(dtype), (batch.warp(), batch.draft_probs, batch.uniforms)
-            wanted = TorchRules.chain(logits.float(), batch.tokens, batch.lens, *rest)
-            assert rules.chain(logits, batch.tokens, batch.lens, *rest) == wanted
+            logits, rest = batch.logits.to(dtype), (batch.params(), batch.draft_probs, batch.uniforms)
+            wanted = TorchVerifier.chain(logits.float(), batch.tokens, batch.lens, *rest)
+            assert verifier.chain(logits, batch.tokens, batch.lens, *rest) == wanted
 
     @pytest.mark.parametrize("ill", [torch.nan, torch.inf])
-    def test_a_text_does_not_go_on_from_what_is_no_number(self, rules: CompiledRules, ill: float) -> None:
+    def test_a_text_does_not_go_on_from_what_is_no_number(self, verifier: CompiledVerifier, ill: float) -> None:
         logits = torch.zeros(2, 1, 3)
         logits[1, 0, 2] = ill
         with pytest.raises(TrtspecError, match="the target's logits of row 1 are NaN or infinite"):
-            rules.chain(logits, torch.zeros(2, 0, dtype=torch.int64), [0, 0])
+            verifier.chain(logits, torch.zeros(2, 0, dtype=torch.int64), [0, 0])
 
 
 class TestChoice:
     def test_the_first_library_that_works(self, kernel_library: Path, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.INFO):
-            chosen = choose_rules([kernel_library, Path("not looked at")], CPU, torch.float32)
-        assert isinstance(chosen, CompiledRules)
+            chosen = choose_verifier([kernel_library, Path("not looked at")], CPU, torch.float32)
+        assert isinstance(chosen, CompiledVerifier)
         assert chosen.library.path == kernel_library
         assert caplog.messages == [f"drafts are verified by {kernel_library}"]
 
@@ -89,23 +89,23 @@ class TestChoice:
     ) -> None:
         other = tmp_path / "other.so"
         other.write_text("for another machine")
-        assert isinstance(choose_rules([other, kernel_library], CPU, torch.float32), CompiledRules)
+        assert isinstance(choose_verifier([other, kernel_library], CPU, torch.float32), CompiledVerifier)
         assert f"drafts are not verified by a compiled library: {other}: cannot be loaded" in caplog.text
 
     def test_a_library_without_a_kernel_is_passed_over(
         self, build_kernels: Callable[..., Path], caplog: pytest.LogCaptureFixture
     ) -> None:
-        assert isinstance(choose_rules([build_kernels("verify_chain")], CPU, torch.float32), TorchRules)
+        assert isinstance(choose_verifier([build_kernels("verify_chain")], CPU, torch.float32), TorchVerifier)
         assert "this library has no trtspec_verify_tree_cpu" in caplog.text
 
     def test_torch_without_any(self, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.INFO):
-            assert isinstance(choose_rules([], CPU, torch.float32), TorchRules)
+            assert isinstance(choose_verifier([], CPU, torch.float32), TorchVerifier)
         assert caplog.messages == ["drafts are verified in torch"]
 
     def test_torch_for_float64(self, kernel_library: Path, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.INFO):
-            assert isinstance(choose_rules([kernel_library], CPU, torch.float64), TorchRules)
+            assert isinstance(choose_verifier([kernel_library], CPU, torch.float64), TorchVerifier)
         assert "the model computes in float64" in caplog.text
 
     def test_an_artifacts_own_libraries_come_first(

@@ -13,7 +13,7 @@ from trtspec.kernels import reference
 from trtspec.kernels.exact import BAD_DRAFT, DRAFT_NONFINITE, EMPTY, NONFINITE, DraftKind, Mode
 
 
-def check_tree_of_chosen_tokens(verify: TreeRule) -> None:
+def check_tree_of_deterministic_tokens(verify: TreeRule) -> None:
     """The token that is drawn after a node decides which child is accepted, the first of equals."""
     tokens, parents = (9, 1, 0, 1, 3, 2), (-1, 0, 0, 0, 1, 1)
     rows = [HALVES] * 6
@@ -62,7 +62,7 @@ def check_siblings_at_every_edge(verify: TreeRule) -> None:
     stays for u * 2/3 < 1/2; then all that is left is token 3, and token 1 is not accepted at any uniform.
     """
     draft = [(0.25, 0.125, 0.625, 0.0)] * 4
-    told = {"draft": draft, "draft_kind": DraftKind.PROBABILITIES, "mode": Mode.DRAWN}
+    told = {"draft": draft, "draft_kind": DraftKind.PROBABILITIES, "mode": Mode.SAMPLED}
     cases = [
         ((0, 858993459, 0, 0), ([1], 0, 0)),
         ((LAST, 858993460, 3 * QUARTER - 1, 0), ([2], 3, 0)),
@@ -77,7 +77,7 @@ def check_siblings_at_every_edge(verify: TreeRule) -> None:
 def check_children_that_the_draft_cannot_have_given(verify: TreeRule) -> None:
     """Children beyond what the draft has weight for, and all of them where its row is zeros, count as chosen."""
     for draft in ((0, 0, 0, 0), (0, 0, 1, 0)):
-        told = {"draft": [draft] * 4, "draft_kind": DraftKind.PROBABILITIES, "mode": Mode.DRAWN}
+        told = {"draft": [draft] * 4, "draft_kind": DraftKind.PROBABILITIES, "mode": Mode.SAMPLED}
         # after token 2 is rejected 4/7, 2/7 and 1/7 are left; then 2/3 and 1/3
         for uniforms, expected in (
             ((0, LAST, 2454267026, 0), ([2], 0, 0)),
@@ -93,10 +93,10 @@ def check_many_siblings(verify: TreeRule) -> None:
     row, parents = [0, -1, -2, -3, -4, -5, -6, -6], [-1, *[0] * 7]
     for taken in range(1, 9):
         uniforms = [LAST, *[HALF] * (taken - 1), *[HALF - 1] * (8 - taken)]
-        batch = one_tree([row] * 8, [0, *range(7)], parents, uniforms, mode=Mode.DRAWN)
+        batch = one_tree([row] * 8, [0, *range(7)], parents, uniforms, mode=Mode.SAMPLED)
         assert said(verify, batch) == [([taken], 7, 0) if taken < 8 else ([], 7, 0)]
     for uniform in (0, LAST):
-        batch = one_tree([row] * 6, [0, *range(5)], parents[:6], [uniform, *[LAST] * 5], mode=Mode.DRAWN)
+        batch = one_tree([row] * 6, [0, *range(5)], parents[:6], [uniform, *[LAST] * 5], mode=Mode.SAMPLED)
         assert said(verify, batch) == [([], 5 if uniform == 0 else 7, 0)]
 
 
@@ -128,9 +128,11 @@ def check_entropies(verify: TreeRule) -> None:
         (2.0, 32000, 1.0),
     ):
         row = (rng.normal(size=size) * spread).astype(np.float32)
-        law = reference.warp(row.astype(np.float64), 0.8, 0, top_p)
-        token = int(law.argmax())
-        bound = law[token] * np.exp(-(law[law > 0] * np.log(law[law > 0])).sum())
+        distribution = reference.probs_of(row.astype(np.float64), 0.8, 0, top_p)
+        token = int(distribution.argmax())
+        bound = distribution[token] * np.exp(
+            -(distribution[distribution > 0] * np.log(distribution[distribution > 0])).sum()
+        )
         for alpha, path in ((bound * 0.999, [1]), (bound * 1.001, [])):
             tree = one_tree([row] * 2, (0, token), (-1, 0), (0, 0), temperature=0.8, top_p=top_p, mode=Mode.TYPICAL)
             assert said(verify, replace(tree, threshold=1e9, alpha=float(alpha)))[0][0] == path
@@ -160,7 +162,7 @@ def check_tokens_outside_the_vocabulary_in_trees(verify: TreeRule) -> None:
 
 def check_ill_rows_of_the_draft_in_trees(verify: TreeRule) -> None:
     """The walk ends with a token of the target's own, by the root's uniform."""
-    told = {"mode": Mode.DRAWN, "draft_kind": DraftKind.PROBABILITIES}
+    told = {"mode": Mode.SAMPLED, "draft_kind": DraftKind.PROBABILITIES}
     tree = partial(one_tree, [HALVES] * 3, (0, 0, 1), (-1, 0, 0))
     for value in (NAN, -0.5, 1.5, INF):
         own, another = [(value, 0.5, 0.5, 0)] * 3, [(0.75, value, 0.25, 0)] * 3
@@ -168,4 +170,4 @@ def check_ill_rows_of_the_draft_in_trees(verify: TreeRule) -> None:
         assert said(verify, tree((LAST, LAST, 0), draft=another, **told)) == [([], 3, DRAFT_NONFINITE)]
         assert said(verify, tree((LAST, 0, 0), draft=another, **told)) == [([1], 3, 0)]
     for draft in ((0, NAN, 0, 0), (-INF,) * 4):
-        assert said(verify, tree((LAST, 0, 0), draft=[draft] * 3, mode=Mode.DRAWN)) == [([], 3, DRAFT_NONFINITE)]
+        assert said(verify, tree((LAST, 0, 0), draft=[draft] * 3, mode=Mode.SAMPLED)) == [([], 3, DRAFT_NONFINITE)]

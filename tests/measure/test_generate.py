@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import Run
 from tests.tiny import greedy, reference_model
 from trtspec.checkpoint.tokenizer import Tokenizer
-from trtspec.generation.request import Sampling
+from trtspec.generation.request import SamplingOptions
 from trtspec.measure.generate import generate_one
 
 pytestmark = pytest.mark.integration
@@ -48,7 +48,7 @@ def test_without_json_the_text_is_on_stdout_and_the_rest_beside_it(artifact: Pat
 def test_what_is_streamed_adds_up(artifact: Path) -> None:
     for seed in range(6):  # random bytes: nearly every character is cut somewhere
         pieces: list[str] = []
-        sampling = Sampling(temperature=2.0, seed=seed)
+        sampling = SamplingOptions(temperature=2.0, seed=seed)
         whole = generate_one(artifact, "京", max_tokens=60, sampling=sampling, stop=(), on_text=pieces.append)
         assert len(pieces) > 5
         assert "".join(pieces) == whole.text

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EAGLE-3 nets as sources, random ones and some that know what a model says, and what the formula makes of them.
+"""EAGLE-3 heads as sources, random ones and some that know what a model says, and what the formula makes of them.
 
-A net is the tensors by the names that ModelOpt and speculators give them, and what its config.json says of the layer.
+A head is the tensors by the names that ModelOpt and speculators give them, and what its config.json says of the layer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROPE = {"rope_type": "default", "rope_theta": 5000.0}
 
 
 @dataclass(frozen=True)
-class Net:
+class Eagle3Tensors:
     """`aux` are layers of the target whose outputs are read; `flags` are the keys that change the computation."""
 
     tensors: Tensors
@@ -36,8 +36,8 @@ class Net:
     drafted: int
     flags: dict[str, bool] = field(default_factory=dict)
 
-    def changed(self, **tensors: Tensor | None) -> Net:
-        """Return the net with other tensors, named with _ for dots, or without them."""
+    def changed(self, **tensors: Tensor | None) -> Eagle3Tensors:
+        """Return the head with other tensors, named with _ for dots, or without them."""
         named = {name.replace("__", "."): tensor for name, tensor in tensors.items()}
         kept = {name: tensor for name, tensor in {**self.tensors, **named}.items() if tensor is not None}
         return replace(self, tensors=kept)
@@ -49,11 +49,11 @@ class Net:
         return ids + self.tensors["d2t"] if "d2t" in self.tensors else ids
 
 
-def random_net(
+def random_head(
     aux: Sequence[int] = (0, 1), *, drafted: int = 40, seed: int = 3, scale: float = 0.3, bias: bool = False,
     qk_norm: bool = False, own_embedding: bool = False, target: dict[str, Any] | None = None, **flags: bool,
-) -> Net:  # fmt: skip
-    """Return a random net for a target of tests.tiny.SHAPE, changed by `target`, that drafts so many of its ids."""
+) -> Eagle3Tensors:  # fmt: skip
+    """Return a random head for a target of tests.tiny.SHAPE, changed by `target`, that drafts so many of its ids."""
     shape = {**SHAPE, "head_dim": 8, "intermediate_size": 40, **(target or {})}
     hidden, vocab, inter, size = (shape[key] for key in ("hidden_size", "vocab_size", "intermediate_size", "head_dim"))
     heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
@@ -96,17 +96,23 @@ def random_net(
         "rope_theta": ROPE["rope_theta"],
         "num_hidden_layers": 1,
     }
-    return Net(tensors, layer, tuple(aux), drafted, flags)
+    return Eagle3Tensors(tensors, layer, tuple(aux), drafted, flags)
 
 
-def save_net(net: Net, root: Path, layout: str = "specforge", **config: Any) -> Path:
-    """Save a net as one of the public layouts has it; `config` are further keys of config.json, None for none."""
-    flat = {**net.layer, "draft_vocab_size": net.drafted, "model_type": "llama", "torch_dtype": "bfloat16", **net.flags}
-    outputs = {"eagle_config": {AUX: list(net.aux), "use_aux_hidden_state": True}}
-    tensors = dict(net.tensors)
+def save_head(head: Eagle3Tensors, root: Path, layout: str = "specforge", **config: Any) -> Path:
+    """Save a head as one of the public layouts has it; `config` are further keys of config.json, None for none."""
+    flat = {
+        **head.layer,
+        "draft_vocab_size": head.drafted,
+        "model_type": "llama",
+        "torch_dtype": "bfloat16",
+        **head.flags,
+    }
+    outputs = {"eagle_config": {AUX: list(head.aux), "use_aux_hidden_state": True}}
+    tensors = dict(head.tensors)
     if layout == "original":
         written = {"architectures": ["LlamaForCausalLM"], **flat}
-        assert net.aux == (1, 2, 3), "the original has no key for the layers"
+        assert head.aux == (1, 2, 3), "the original has no key for the layers"
     elif layout == "specforge":
         written = {"architectures": ["LlamaForCausalLMEagle3"], **flat, **outputs}
     elif layout in ("modelopt", "module"):
@@ -114,9 +120,9 @@ def save_net(net: Net, root: Path, layout: str = "specforge", **config: Any) -> 
         tensors.pop("t2d", None)
     else:
         written = {
-            "architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3", "draft_vocab_size": net.drafted,
-            "transformer_layer_config": {"model_type": "llama", **net.layer}, AUX: [after + 1 for after in net.aux],
-            "speculators_config": {"algorithm": "eagle3"}, **net.flags,
+            "architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3", "draft_vocab_size": head.drafted,
+            "transformer_layer_config": {"model_type": "llama", **head.layer}, AUX: [after + 1 for after in head.aux],
+            "speculators_config": {"algorithm": "eagle3"}, **head.flags,
         }  # fmt: skip
         tensors["verifier_norm.weight"] = torch.ones(3)
     if layout in ("original", "specforge"):
@@ -130,9 +136,9 @@ def save_net(net: Net, root: Path, layout: str = "specforge", **config: Any) -> 
     return root
 
 
-def convert_with(source: Path, net: Path, out: Path, **how: Any) -> Path:
-    """Convert a model together with the net at `net`."""
-    return convert(source, out, load_head=lambda target: load_head(net, "eagle3", {}, target), **how)
+def convert_with(source: Path, head: Path, out: Path, **how: Any) -> Path:
+    """Convert a model together with the head at `head`."""
+    return convert(source, out, load_head=lambda target: load_head(head, "eagle3", {}, target), **how)
 
 
 @torch.inference_mode()
@@ -156,23 +162,23 @@ def aux_states(model: Any, text: Sequence[int], aux: Sequence[int]) -> Tensor:
 class Formula:
     """The paper's drafting step, in float32 and over the whole text every time."""
 
-    def __init__(self, net: Net, embedding: Tensor, lm_head: Tensor) -> None:
-        self.net = net
-        self.wide = {name: tensor.float() for name, tensor in net.tensors.items() if name not in ("d2t", "t2d")}
+    def __init__(self, head: Eagle3Tensors, embedding: Tensor, lm_head: Tensor) -> None:
+        self.head = head
+        self.wide = {name: tensor.float() for name, tensor in head.tensors.items() if name not in ("d2t", "t2d")}
         self.embedding = self.wide.get("embed_tokens.weight", embedding)
         self.lm_head = self.wide.get("lm_head.weight", lm_head)
 
     def norm(self, rows: Tensor, name: str) -> Tensor:
         """Norm rows by the root of their mean square."""
-        scale = torch.rsqrt(rows.pow(2).mean(-1, keepdim=True) + self.net.layer["rms_norm_eps"])
+        scale = torch.rsqrt(rows.pow(2).mean(-1, keepdim=True) + self.head.layer["rms_norm_eps"])
         return rows * scale * self.wide[f"{name}.weight"]
 
     def fuse(self, states: Tensor) -> Tensor:
         """Return features of the target's hidden states [n, layers * hidden]."""
-        if self.net.flags.get("norm_before_fc"):
+        if self.head.flags.get("norm_before_fc"):
             states = self.norm(states, "input_norm")
-        if self.net.flags.get("fc_norm"):
-            chunks = states.chunk(len(self.net.aux), -1)
+        if self.head.flags.get("fc_norm"):
+            chunks = states.chunk(len(self.head.aux), -1)
             states = torch.cat([self.norm(chunk, f"fc_norm.{number}") for number, chunk in enumerate(chunks)], -1)
         return F.linear(states, self.wide["fc.weight"])
 
@@ -180,19 +186,19 @@ class Formula:
         """Return the features that follow on pairs of tokens and features [n, hidden], the first at position 0."""
         embedded = self.norm(self.embedding[list(tokens)], "layers.0.input_layernorm")
         normed = self.norm(features, "layers.0.hidden_norm")
-        residual = normed if self.net.flags.get("norm_before_residual") else features
+        residual = normed if self.head.flags.get("norm_before_residual") else features
         hidden = residual + self._attention(torch.cat([embedded, normed], -1))
         inner = self.norm(hidden, "layers.0.post_attention_layernorm")
         gate, up, down = (self.wide[f"layers.0.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
         hidden = hidden + F.linear(F.silu(F.linear(inner, gate)) * F.linear(inner, up), down)
-        return self.norm(hidden, "norm") if self.net.flags.get("norm_output") else hidden
+        return self.norm(hidden, "norm") if self.head.flags.get("norm_output") else hidden
 
     def logits(self, features: Tensor) -> Tensor:
         """Return the draft's logits after features."""
-        return (features if self.net.flags.get("norm_output") else self.norm(features, "norm")) @ self.lm_head.T
+        return (features if self.head.flags.get("norm_output") else self.norm(features, "norm")) @ self.lm_head.T
 
     def _attention(self, both: Tensor) -> Tensor:
-        layer, own = self.net.layer, "layers.0.self_attn"
+        layer, own = self.head.layer, "layers.0.self_attn"
         size, count = layer["head_dim"], len(both)
         angles = torch.arange(count)[:, None] / layer["rope_theta"] ** (torch.arange(0, size, 2) / size)
         turn = torch.cat([angles, angles], -1)[:, None]
@@ -228,27 +234,27 @@ class Formula:
 
 
 @torch.inference_mode()
-def formula_of(net: Net, model: Any) -> Formula:
-    """Return the formula of a net that borrows from transformers' model what it lacks."""
-    return Formula(net, model.get_input_embeddings().weight, model.get_output_embeddings().weight)
+def formula_of(head: Eagle3Tensors, model: Any) -> Formula:
+    """Return the formula of a head that borrows from transformers' model what it lacks."""
+    return Formula(head, model.get_input_embeddings().weight, model.get_output_embeddings().weight)
 
 
 @torch.inference_mode()
-def knowing_net(net: Net, model: Any, texts: Sequence[Sequence[int]], steps: int = 3) -> Net:
-    """Return the net with a head fitted, by least squares, to how the texts go on at each of the first draft steps."""
-    formula, hidden, follows = formula_of(net, model), [], []
-    column = {int(token): number for number, token in enumerate(net.target_ids)}
+def knowing_head(head: Eagle3Tensors, model: Any, texts: Sequence[Sequence[int]], steps: int = 3) -> Eagle3Tensors:
+    """Return the head with an LM head fitted by least squares to what follows in the texts at each draft step."""
+    formula, hidden, follows = formula_of(head, model), [], []
+    column = {int(token): number for number, token in enumerate(head.target_ids)}
     for text in texts:
-        states = aux_states(model, text, net.aux)
+        states = aux_states(model, text, head.aux)
         for end in range(2, len(text) - steps):
             tokens, features = list(text[1:end]), formula.fuse(states[: end - 1])
             for token in text[end : end + steps]:
                 after = formula.step(tokens, features)[-1:]
                 if token in column:
-                    hidden.append(after if net.flags.get("norm_output") else formula.norm(after, "norm"))
+                    hidden.append(after if head.flags.get("norm_output") else formula.norm(after, "norm"))
                     follows.append(column[token])
                 tokens.append(token)
                 features = torch.cat([features, after])
-    wanted = F.one_hot(torch.tensor(follows), net.drafted).float()
-    head = torch.linalg.lstsq(torch.cat(hidden), wanted).solution.T.contiguous()
-    return net.changed(lm_head__weight=head.bfloat16())
+    wanted = F.one_hot(torch.tensor(follows), head.drafted).float()
+    lm_head = torch.linalg.lstsq(torch.cat(hidden), wanted).solution.T.contiguous()
+    return head.changed(lm_head__weight=lm_head.bfloat16())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sources of EAGLE nets, and what one drafts, found out slowly: each token by a pass of transformers over all pairs."""
+"""Sources of EAGLE heads, and a slow reference for their drafts: one pass of transformers over all pairs a token."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ BLOCK = "layers.0"
 ROPE = {"rope_type": "default", "rope_theta": 5000.0}
 
 
-def random_net(
+def random_head(
     hidden: int = HIDDEN, seed: int = 5, scale: float = 0.2, bias: bool = False, copies: float = 0.0
 ) -> Tensors:
-    """Return the tensors of a random net, by the names of the reference; `copies` is how much of an embedding it keeps.
+    """Return a random head's tensors, named as in the reference; `copies` is how much of an embedding it keeps.
 
     One that copies alone says what the target says where nothing but the last token counts.
     """
@@ -55,7 +55,7 @@ def random_net(
 
 
 def config_of(hidden: int = HIDDEN, vocab: int = VOCAB, **differences: Any) -> dict[str, Any]:
-    """Return a net's config.json."""
+    """Return a head's config.json."""
     return {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5,
         "rope_theta": ROPE["rope_theta"], "max_position_embeddings": 256, "bias": False,
@@ -63,51 +63,51 @@ def config_of(hidden: int = HIDDEN, vocab: int = VOCAB, **differences: Any) -> d
     } | differences  # fmt: skip
 
 
-def save_net(root: Path, tensors: Tensors, **config: Any) -> Path:
-    """Save a net; `config` is as in config_of."""
+def save_head(root: Path, tensors: Tensors, **config: Any) -> Path:
+    """Save a head; `config` is as in config_of."""
     root.mkdir(parents=True)
     (root / "config.json").write_text(json.dumps(config_of(**config)))
     save_file(tensors, root / "model.safetensors")
     return root
 
 
-def convert_with(source: Path, part: Path, out: Path, options: dict[str, Any], **how: Any) -> Path:
-    """Convert a model together with the net at `part`."""
-    return convert(source, out, load_head=lambda target: load_head(part, "eagle", options, target), **how)
+def convert_with(source: Path, head_root: Path, out: Path, options: dict[str, Any], **how: Any) -> Path:
+    """Convert a model together with the head at `head_root`."""
+    return convert(source, out, load_head=lambda target: load_head(head_root, "eagle", options, target), **how)
 
 
 class Oracle:
-    """What a net drafts for a target (transformers' models both), without a cache and without a batch."""
+    """What a head drafts for a target (transformers' models both), without a cache and without a batch."""
 
     def __init__(self, target: Any, tensors: Tensors) -> None:
         from transformers import LlamaConfig, LlamaModel
 
         config = config_of(target.config.hidden_size, target.config.vocab_size)
         del config["rope_theta"]
-        self._net = LlamaModel(LlamaConfig(**config, rope_parameters=ROPE))
+        self._head = LlamaModel(LlamaConfig(**config, rope_parameters=ROPE))
         wide = {name: tensor.float() for name, tensor in tensors.items()}
-        missing = self._net.load_state_dict(wide, strict=False).missing_keys
+        missing = self._head.load_state_dict(wide, strict=False).missing_keys
         assert missing == ["embed_tokens.weight", f"{BLOCK}.input_layernorm.weight", "norm.weight"]
-        self._net.layers[0].input_layernorm = torch.nn.Identity()
-        self._net.norm = torch.nn.Identity()
+        self._head.layers[0].input_layernorm = torch.nn.Identity()
+        self._head.norm = torch.nn.Identity()
         self._fc, self._bias = wide["fc.weight"], wide.get("fc.bias", torch.zeros(len(wide["fc.weight"])))
         self._target = target
         self._known: dict[tuple[Tokens, Tokens], Tensor] = {}
 
     @torch.inference_mode()
     def logits(self, text: Tokens, path: Tokens) -> Tensor:
-        """Return what the net says comes after a text and a drafted path."""
+        """Return what the head says comes after a text and a drafted path."""
         logits: Tensor = self._target.lm_head(self._feature(text, path))
         return logits
 
     def _feature(self, text: Tokens, path: Tokens) -> Tensor:
-        """Return what the net makes of all pairs; the target has features of the text but its last token."""
+        """Return what the head makes of all pairs; the target has features of the text but its last token."""
         if (text, path) not in self._known:
             features = [*self._target.model(torch.tensor([text])).last_hidden_state[0, :-1]]
             features += [self._feature(text, path[:length]) for length in range(len(path))]
             embedded = self._target.get_input_embeddings()(torch.tensor([*text[1:], *path]))
             joined = torch.cat([embedded, torch.stack(features)], 1) @ self._fc.T + self._bias
-            self._known[text, path] = self._net(inputs_embeds=joined.unsqueeze(0)).last_hidden_state[0, -1]
+            self._known[text, path] = self._head(inputs_embeds=joined.unsqueeze(0)).last_hidden_state[0, -1]
         return self._known[text, path]
 
     def static(self, text: Tokens, choices: Sequence[Tokens]) -> list[Tokens]:

@@ -42,9 +42,11 @@ def save_heads(root: Path, tensors: Tensors, prefix: str = "", **config: Any) ->
     return root
 
 
-def convert_with(source: Path, part: Path, out: Path, choices: Any = "mc_sim_7b_63", **how: Any) -> Path:
-    """Convert a model together with the heads at `part`."""
-    return convert(source, out, load_head=lambda target: load_head(part, "medusa", {"choices": choices}, target), **how)
+def convert_with(source: Path, head_root: Path, out: Path, choices: Any = "mc_sim_7b_63", **how: Any) -> Path:
+    """Convert a model together with the heads at `head_root`."""
+    return convert(
+        source, out, load_head=lambda target: load_head(head_root, "medusa", {"choices": choices}, target), **how
+    )
 
 
 def logits_of(heads: Tensors, head: int, hidden: Tensor) -> Tensor:

@@ -140,9 +140,9 @@ def hidden_states(model: Any, text: Sequence[int]) -> Tensor:
 
 
 def convert_with(
-    source: Path, part: Path, out: Path, options: dict[str, Any] | None = None, draft_len: int = 3, **how: Any
+    source: Path, head_root: Path, out: Path, options: dict[str, Any] | None = None, draft_len: int = 3, **how: Any
 ) -> Path:
-    """Convert a model together with the drafter at `part`."""
+    """Convert a model together with the drafter at `head_root`."""
     return convert(
-        source, out, load_head=lambda model: load_head(part, "redrafter", options or {}, model, draft_len), **how
+        source, out, load_head=lambda model: load_head(head_root, "redrafter", options or {}, model, draft_len), **how
     )

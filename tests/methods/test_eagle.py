@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EAGLE nets on their way into the target's checkpoint: read or refused with words, and stored as NVIDIA does."""
+"""EAGLE heads on their way into the target's checkpoint: read or refused with words, and stored as NVIDIA does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.conftest import Run
-from tests.methods.eagle_heads import BLOCK, HIDDEN, ROPE, VOCAB, Tensors, convert_with, random_net, save_net
+from tests.methods.eagle_heads import BLOCK, HIDDEN, ROPE, VOCAB, Tensors, convert_with, random_head, save_head
 from tests.test_check import problems_of
 from tests.tiny import PAIR_VOCAB, TARGET_SHAPE, make_llama
 from trtspec.checkpoint.sharding import ParallelMapping
@@ -35,8 +35,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_llama(tmp_path_factory.mktemp("hf"), vocab_size=ODD, rope_parameters=ROPE)
 
 
-def nets_of(root: Path) -> list[Tensors]:
-    """Return what a converted checkpoint has of nets, rank by rank."""
+def heads_of(root: Path) -> list[Tensors]:
+    """Return what a converted checkpoint has of heads, rank by rank."""
     files = sorted(root.glob("rank*.safetensors"))
     return [{name: value for name, value in load_file(file).items() if "eagle" in name} for file in files]
 
@@ -59,11 +59,11 @@ class TestConversion:
     @pytest.mark.parametrize("tensor", [1, 2])
     @pytest.mark.parametrize("own", [True, False], ids=["own embedding and bias", "without"])
     def test_ranks_put_together_are_the_source(self, own: bool, tensor: int, source: Path, tmp_path: Path) -> None:
-        tensors = random_net(bias=own)
+        tensors = random_head(bias=own)
         if own:
             tensors["embed_tokens.weight"] = torch.randn(ODD, HIDDEN).bfloat16()
-        part = save_net(tmp_path / "net", tensors, vocab=ODD)
-        ranks = nets_of(convert_with(source, part, tmp_path / "out", TREE, mapping=ParallelMapping(tensor)))
+        head_root = save_head(tmp_path / "head", tensors, vocab=ODD)
+        ranks = heads_of(convert_with(source, head_root, tmp_path / "out", TREE, mapping=ParallelMapping(tensor)))
         target = load_file(source / "model.safetensors")
         absent = {"fc.bias": torch.zeros(HIDDEN).bfloat16(), "embed_tokens.weight": target["model.embed_tokens.weight"]}
         assert len(ranks) == tensor
@@ -82,22 +82,22 @@ class TestConversion:
         assert all(name.startswith(("eagle_nets.0.", "eagle_nets.1.", "eagle_nets.2.")) for name in ranks[0])
 
     def test_heads_are_divided_and_the_one_key_head_is_on_both_ranks(self, source: Path, tmp_path: Path) -> None:
-        tensors = random_net()
-        part = save_net(tmp_path / "net", tensors, vocab=ODD)
-        ranks = nets_of(convert_with(source, part, tmp_path / "out", TREE, mapping=ParallelMapping(2)))
+        tensors = random_head()
+        head_root = save_head(tmp_path / "head", tensors, vocab=ODD)
+        ranks = heads_of(convert_with(source, head_root, tmp_path / "out", TREE, mapping=ParallelMapping(2)))
         query, key, value = (tensors[f"{BLOCK}.self_attn.{name}_proj.weight"] for name in "qkv")
         for rank, own in zip(ranks, query.chunk(2), strict=True):
             assert torch.equal(rank["eagle_nets.1.drafter.layers.0.attention.qkv.weight"], torch.cat([own, key, value]))
 
     def test_what_config_json_says(self, source: Path, tmp_path: Path) -> None:
-        part = save_net(tmp_path / "net", random_net(), vocab=ODD, max_position_embeddings=64)
-        out = convert_with(source, part, tmp_path / "out", TREE, mapping=ParallelMapping(2))
+        head_root = save_head(tmp_path / "head", random_head(), vocab=ODD, max_position_embeddings=64)
+        out = convert_with(source, head_root, tmp_path / "out", TREE, mapping=ParallelMapping(2))
         config = json.loads((out / "config.json").read_text())
         assert config["architecture"] == "EagleForCausalLM"
         assert (config["num_eagle_layers"], config["max_non_leaves_per_layer"], config["max_draft_len"]) == (3, 2, 6)
-        net = config["eagle_net_config"]
-        assert net["mapping"] == config["mapping"]
-        assert net["mapping"]["tp_size"] == 2
+        head = config["eagle_net_config"]
+        assert head["mapping"] == config["mapping"]
+        assert head["mapping"]["tp_size"] == 2
         expected = {
             "architecture": "LlamaForCausalLM", "dtype": "bfloat16", "logits_dtype": "float32", "vocab_size": ODD,
             "hidden_size": HIDDEN, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
@@ -105,62 +105,62 @@ class TestConversion:
             "max_position_embeddings": 64, "position_embedding_type": "rope_gpt_neox", "rotary_base": 5000.0,
             "rotary_scaling": None, "quantization": {"quant_algo": None, "kv_cache_quant_algo": None},
         }  # fmt: skip
-        assert {key: net[key] for key in expected} == expected
+        assert {key: head[key] for key in expected} == expected
 
-    def test_a_growing_tree_has_a_net_for_each_level(self, source: Path, tmp_path: Path) -> None:
-        part = save_net(tmp_path / "net", random_net(), vocab=ODD)
-        out = convert_with(source, part, tmp_path / "out", {"dynamic": True, "top_k": 4, "depth": 2, "nodes": 99})
+    def test_a_growing_tree_has_a_head_for_each_level(self, source: Path, tmp_path: Path) -> None:
+        head_root = save_head(tmp_path / "head", random_head(), vocab=ODD)
+        out = convert_with(source, head_root, tmp_path / "out", {"dynamic": True, "top_k": 4, "depth": 2, "nodes": 99})
         config = json.loads((out / "config.json").read_text())
         assert (config["num_eagle_layers"], config["max_non_leaves_per_layer"], config["max_draft_len"]) == (2, 4, 20)
 
-    def test_nets_of_a_quantized_target_stay_as_they_are(self, source: Path, tmp_path: Path) -> None:
-        part = save_net(tmp_path / "net", random_net(), vocab=ODD)
-        out = convert_with(source, part, tmp_path / "out", TREE, scheme=Scheme("fp8_rowwise"))
-        (net,) = nets_of(out)
-        assert {value.dtype for value in net.values()} == {torch.bfloat16}
+    def test_heads_of_a_quantized_target_stay_as_they_are(self, source: Path, tmp_path: Path) -> None:
+        head_root = save_head(tmp_path / "head", random_head(), vocab=ODD)
+        out = convert_with(source, head_root, tmp_path / "out", TREE, scheme=Scheme("fp8_rowwise"))
+        (head,) = heads_of(out)
+        assert {value.dtype for value in head.values()} == {torch.bfloat16}
         quantization = json.loads((out / "config.json").read_text())["quantization"]
         assert quantization["exclude_modules"] == ["lm_head", "*eagle_nets*"]
 
     def test_a_target_that_ties_its_head_lends_it(self, tmp_path: Path) -> None:
         tied = make_llama(tmp_path / "hf", tie_word_embeddings=True)
-        part = save_net(tmp_path / "net", random_net())
-        (net,) = nets_of(convert_with(tied, part, tmp_path / "out", TREE))
+        head_root = save_head(tmp_path / "head", random_head())
+        (head,) = heads_of(convert_with(tied, head_root, tmp_path / "out", TREE))
         embedding = load_file(tied / "model.safetensors")["model.embed_tokens.weight"]
-        assert torch.equal(net["eagle_nets.2.lm_head.weight"], embedding)
+        assert torch.equal(head["eagle_nets.2.lm_head.weight"], embedding)
 
     def test_biases_of_attention_are_found_by_their_names(self, source: Path, tmp_path: Path) -> None:
-        """As in the nets for Qwen2."""
+        """As in the heads for Qwen2."""
         biases = {f"{BLOCK}.self_attn.{name}_proj.bias": torch.randn(size).bfloat16()
                   for name, size in (("q", HIDDEN), ("k", HIDDEN // 2), ("v", HIDDEN // 2))}  # fmt: skip
-        part = save_net(tmp_path / "net", random_net() | biases, vocab=ODD)
-        (net,) = nets_of(convert_with(source, part, tmp_path / "out", TREE))
-        stored = net["eagle_nets.0.drafter.layers.0.attention.qkv.bias"]
+        head_root = save_head(tmp_path / "head", random_head() | biases, vocab=ODD)
+        (head,) = heads_of(convert_with(source, head_root, tmp_path / "out", TREE))
+        stored = head["eagle_nets.0.drafter.layers.0.attention.qkv.bias"]
         assert torch.equal(stored, torch.cat(list(biases.values())))
 
 
-def read(part: Path, source: Path, **options: Any) -> SourceHead:
-    return load_head(part, "eagle", options, load_model(source, "auto"))
+def read(head_root: Path, source: Path, **options: Any) -> SourceHead:
+    return load_head(head_root, "eagle", options, load_model(source, "auto"))
 
 
 def without(*names: str) -> Tensors:
-    return {name: value for name, value in random_net().items() if name not in names}
+    return {name: value for name, value in random_head().items() if name not in names}
 
 
 BAD: dict[str, tuple[Callable[[], Tensors], dict[str, Any], str]] = {
     "another model": (
         lambda: {"model.norm.weight": torch.zeros(4)},
         {},
-        "/config.json: describes no EAGLE net: no tensor is named fc.weight",
+        "/config.json: describes no EAGLE head: no tensor is named fc.weight",
     ),
-    "an EAGLE-3 net": (
-        lambda: random_net() | {"midlayer.hidden_norm.weight": torch.zeros(4)},
+    "an EAGLE-3 head": (
+        lambda: random_head() | {"midlayer.hidden_norm.weight": torch.zeros(4)},
         {},
-        "/config.json: describes an EAGLE-3 net, which reads other hidden states\nhint: use method: eagle3",
+        "/config.json: describes an EAGLE-3 head, which reads other hidden states\nhint: use method: eagle3",
     ),
     "several layers": (
         without,
         {"num_hidden_layers": 2},
-        "/config.json: num_hidden_layers is 2; EAGLE nets of one layer can be converted",
+        "/config.json: num_hidden_layers is 2; EAGLE heads of one layer can be converted",
     ),
     "as many layers as nobody has": (without, {"num_hidden_layers": 10**9}, "/config.json: num_hidden_layers is 1000"),
     "a size that is a word": (without, {"hidden_size": "x"}, "/config.json: hidden_size is 'x', expected int"),
@@ -191,41 +191,41 @@ BAD: dict[str, tuple[Callable[[], Tensors], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("tensors", "config", "message"), BAD.values(), ids=BAD.keys())
-def test_what_is_no_eagle_net(
+def test_what_is_no_eagle_head(
     tensors: Callable[[], Tensors], config: dict[str, Any], message: str, source: Path, tmp_path: Path
 ) -> None:
-    part = save_net(tmp_path / "net", tensors(), **{"vocab": ODD} | config)
+    head_root = save_head(tmp_path / "head", tensors(), **{"vocab": ODD} | config)
     with pytest.raises(CheckpointError) as caught:
-        read(part, source, **TREE)
-    assert str(caught.value).startswith(f"{part}{message}")
+        read(head_root, source, **TREE)
+    assert str(caught.value).startswith(f"{head_root}{message}")
 
 
 @pytest.mark.parametrize("architectures", [None, [], ["EagleLlamaForCausalLM"], "Llama", [3]])
-def test_what_a_net_calls_itself_does_not_matter(architectures: Any, source: Path, tmp_path: Path) -> None:
-    part = save_net(tmp_path / "net", random_net(), vocab=ODD, architectures=architectures)
-    assert not read(part, source).head.diagnostics
+def test_what_a_head_calls_itself_does_not_matter(architectures: Any, source: Path, tmp_path: Path) -> None:
+    head_root = save_head(tmp_path / "head", random_head(), vocab=ODD, architectures=architectures)
+    assert not read(head_root, source).head.diagnostics
 
 
 def test_a_norm_that_the_layer_has_no_use_for_is_skipped(source: Path, tmp_path: Path) -> None:
     name = f"{BLOCK}.input_layernorm.weight"
-    part = save_net(tmp_path / "net", random_net() | {name: torch.ones(HIDDEN)}, vocab=ODD)
-    assert read(part, source).matched.skipped == {name: "the layer begins with no norm"}
+    head_root = save_head(tmp_path / "head", random_head() | {name: torch.ones(HIDDEN)}, vocab=ODD)
+    assert read(head_root, source).matched.skipped == {name: "the layer begins with no norm"}
 
 
-def test_a_net_of_another_model_is_refused_with_all_reasons_at_once(source: Path, tmp_path: Path) -> None:
-    part = save_net(tmp_path / "net", random_net(HIDDEN // 2), hidden=HIDDEN // 2)
-    assert [(diagnostic.code, diagnostic.message) for diagnostic in read(part, source).head.diagnostics] == [
-        ("hidden-size", "the net is for hidden states of 16, the target's have 32"),
-        ("vocabulary", "the net is for 64 vocabulary entries, the target has 63"),
+def test_a_head_of_another_model_is_refused_with_all_reasons_at_once(source: Path, tmp_path: Path) -> None:
+    head_root = save_head(tmp_path / "head", random_head(HIDDEN // 2), hidden=HIDDEN // 2)
+    assert [(diagnostic.code, diagnostic.message) for diagnostic in read(head_root, source).head.diagnostics] == [
+        ("hidden-size", "the head is for hidden states of 16, the target's have 32"),
+        ("vocabulary", "the head is for 64 vocabulary entries, the target has 63"),
     ]
-    with pytest.raises(CheckpointError, match=r"hidden states of 16, .*; the net is for 64 vocabulary entries"):
-        convert_with(source, part, tmp_path / "out", TREE)
+    with pytest.raises(CheckpointError, match=r"hidden states of 16, .*; the head is for 64 vocabulary entries"):
+        convert_with(source, head_root, tmp_path / "out", TREE)
 
 
 def test_its_parameters_are_counted_once(source: Path, tmp_path: Path) -> None:
-    tensors = random_net(bias=True)
-    part = read(save_net(tmp_path / "net", tensors, vocab=ODD), source)
-    assert part.head.num_parameters == sum(tensor.numel() for tensor in tensors.values())
+    tensors = random_head(bias=True)
+    head_root = read(save_head(tmp_path / "head", tensors, vocab=ODD), source)
+    assert head_root.head.num_parameters == sum(tensor.numel() for tensor in tensors.values())
 
 
 class TestOptions:
@@ -268,16 +268,16 @@ class TestOptions:
 
 @pytest.fixture
 def eagle(recipe: Path) -> Path:
-    """The pair's recipe with a net in place of the draft."""
+    """The pair's recipe with a head in place of the draft."""
     hidden = TARGET_SHAPE["hidden_size"]
-    save_net(recipe.parent / "net", random_net(hidden), hidden=hidden, vocab=PAIR_VOCAB, rope_theta=10000.0)
-    text = recipe.read_text().replace("draft_target\n  draft_len: 3", "eagle").replace("./draft", "./net")
+    save_head(recipe.parent / "head", random_head(hidden), hidden=hidden, vocab=PAIR_VOCAB, rope_theta=10000.0)
+    text = recipe.read_text().replace("draft_target\n  draft_len: 3", "eagle").replace("./draft", "./head")
     recipe.write_text(text)
     return recipe
 
 
 class TestRecipes:
-    def test_a_net_that_fits(self, eagle: Path, trtspec: Run) -> None:
+    def test_a_head_that_fits(self, eagle: Path, trtspec: Run) -> None:
         assert trtspec("check", eagle, "--json").document["problems"] == []
 
     @pytest.mark.parametrize(
@@ -298,21 +298,21 @@ class TestRecipes:
         root = recipe.parent
         make_llama(root / "target", vocab_size=40, **TARGET_SHAPE)
         hidden = TARGET_SHAPE["hidden_size"]
-        save_net(root / "net", random_net(hidden), hidden=hidden, vocab=40)
+        save_head(root / "head", random_head(hidden), hidden=hidden, vocab=40)
         asked = {"dynamic": True, "top_k": 41}
         target = load_model(root / "target", "auto")
         (diagnostic,) = METHOD.check_options(METHOD.parse(asked), target.config)
         assert (diagnostic.code, diagnostic.message) == ("top_k", "41 is more than the target's 40 vocabulary entries")
 
-    def test_a_net_that_does_not_fit(self, eagle: Path, trtspec: Run) -> None:
-        config = eagle.parent / "net" / "config.json"
+    def test_a_head_that_does_not_fit(self, eagle: Path, trtspec: Run) -> None:
+        config = eagle.parent / "head" / "config.json"
         config.write_text(config.read_text().replace(f'"vocab_size": {PAIR_VOCAB}', '"vocab_size": 40'))
         (problem,) = problems_of(trtspec, eagle)
         assert (problem["path"], problem["code"]) == ("speculation.draft.model", "vocabulary")
-        assert problem["message"] == f"the net is for 40 vocabulary entries, the target has {PAIR_VOCAB}"
+        assert problem["message"] == f"the head is for 40 vocabulary entries, the target has {PAIR_VOCAB}"
 
-    def test_a_net_of_other_positions_is_warned_of_and_built_with(self, eagle: Path, trtspec: Run) -> None:
-        config = eagle.parent / "net" / "config.json"
+    def test_a_head_of_other_positions_is_warned_of_and_built_with(self, eagle: Path, trtspec: Run) -> None:
+        config = eagle.parent / "head" / "config.json"
         written = json.loads(config.read_text()) | {"rope_theta": 5000.0, "max_position_embeddings": 64}
         config.write_text(json.dumps(written))
         checked = trtspec("check", eagle, "--json")
@@ -320,25 +320,25 @@ class TestRecipes:
         assert [
             (each["severity"], each["code"], each["path"], each["message"]) for each in checked.document["problems"]
         ] == [
-            ("warning", "positions", "speculation.draft.model", "the net has 64 positions, the target 256"),
+            ("warning", "positions", "speculation.draft.model", "the head has 64 positions, the target 256"),
             (
                 "warning",
                 "rope",
                 "speculation.draft.model",
-                "the net turns its positions by base 5000, the target by base 10000",
+                "the head turns its positions by base 5000, the target by base 10000",
             ),
         ]
         assert trtspec("build", eagle).code == 0
 
     @pytest.mark.slow
     def test_pinned_pickles_are_built_from(self, eagle: Path, trtspec: Run) -> None:
-        """As most nets are published: pytorch_model.bin beside config.json."""
-        root = eagle.parent / "net"
+        """As most heads are published: pytorch_model.bin beside config.json."""
+        root = eagle.parent / "head"
         torch.save(load_file(root / "model.safetensors"), root / "pytorch_model.bin")
         (root / "model.safetensors").unlink()
         digest = hashlib.sha256((root / "pytorch_model.bin").read_bytes()).hexdigest()
         pin = f"allow_pickle: true\n    sha256: {{pytorch_model.bin: {digest}}}"
-        eagle.write_text(eagle.read_text().replace("./net", f"./net\n    {pin}"))
+        eagle.write_text(eagle.read_text().replace("./head", f"./head\n    {pin}"))
         grown = ("--set", "speculation.options={dynamic: true, nodes: 12}")
         assert trtspec("build", eagle, *grown).code == 0
         artifact = eagle.parent / "build" / "tiny"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EAGLE-3 nets on their way into the target's checkpoint: four layouts read as one, or refused with words."""
+"""EAGLE-3 heads on their way into the target's checkpoint: four layouts read as one, or refused with words."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.conftest import Run
-from tests.methods.eagle3_heads import AUX, ROPE, Net, convert_with, random_net, save_net
+from tests.methods.eagle3_heads import AUX, ROPE, Eagle3Tensors, convert_with, random_head, save_head
 from tests.test_check import problems_of
 from tests.tiny import PAIR_VOCAB, SHAPE, TARGET_SHAPE, make_llama, reference_model
 from trtspec.checkpoint.sharding import ParallelMapping
@@ -38,8 +38,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_llama(tmp_path_factory.mktemp("hf"), num_hidden_layers=LAYERS, rope_parameters=ROPE)
 
 
-def parts_of(root: Path) -> list[dict[str, Tensor]]:
-    """Return what a converted checkpoint has of nets, rank by rank."""
+def heads_of(root: Path) -> list[dict[str, Tensor]]:
+    """Return what a converted checkpoint has of heads, rank by rank."""
     files = sorted(root.glob("rank*.safetensors"))
     return [{name: value for name, value in load_file(file).items() if "eagle3" in name} for file in files]
 
@@ -50,7 +50,7 @@ def config_of(root: Path) -> dict[str, Any]:
 
 
 def stored(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return a net's tensors as they are stored, by TensorRT-LLM's names."""
+    """Return a head's tensors as they are stored, by TensorRT-LLM's names."""
     layer = {name.removeprefix("layers.0."): value for name, value in tensors.items() if name.startswith("layers.0.")}
     renamed = {
         "self_attn.o_proj": "attention.dense", "mlp.gate_proj": "mlp.fc", "mlp.up_proj": "mlp.gate",
@@ -84,18 +84,18 @@ NETS: dict[str, dict[str, Any]] = {
 class TestConversion:
     @pytest.mark.parametrize("kind", NETS.values(), ids=NETS.keys())
     def test_the_tensors_are_the_sources(self, kind: dict[str, Any], source: Path, tmp_path: Path) -> None:
-        net = random_net((0, 4, 6), **kind)
-        (found,) = parts_of(convert_with(source, save_net(net, tmp_path / "net"), tmp_path / "out"))
-        expected = stored(net.tensors)
+        head = random_head((0, 4, 6), **kind)
+        (found,) = heads_of(convert_with(source, save_head(head, tmp_path / "head"), tmp_path / "out"))
+        expected = stored(head.tensors)
         assert found.keys() == expected.keys()
         for name, value in expected.items():
             assert found[name].dtype == value.dtype
             assert torch.equal(found[name], value), name
 
     def test_ranks_put_together_are_one_rank(self, source: Path, tmp_path: Path) -> None:
-        part = save_net(random_net((0, 4, 6), drafted=41, bias=True), tmp_path / "net")
-        (whole,) = parts_of(convert_with(source, part, tmp_path / "one"))
-        first, second = parts_of(convert_with(source, part, tmp_path / "two", mapping=ParallelMapping(2)))
+        head_root = save_head(random_head((0, 4, 6), drafted=41, bias=True), tmp_path / "head")
+        (whole,) = heads_of(convert_with(source, head_root, tmp_path / "one"))
+        first, second = heads_of(convert_with(source, head_root, tmp_path / "two", mapping=ParallelMapping(2)))
         assert first.keys() == second.keys() == whole.keys()
         by_rows = {f"{LAYER}.mlp.fc.weight", f"{LAYER}.mlp.gate.weight", "eagle3.lm_head.weight"}
         by_columns = {f"{LAYER}.attention.dense.weight", f"{LAYER}.mlp.proj.weight"}
@@ -105,8 +105,8 @@ class TestConversion:
             elif name in by_columns:
                 joined = torch.cat([first[name], second[name]], 1)
             elif ".qkv." in name:  # 4, 2 and 2 heads of 8 numbers each
-                parts = zip(first[name].split([16, 8, 8]), second[name].split([16, 8, 8]), strict=True)
-                joined = torch.cat([part for pair in parts for part in pair])
+                pairs = zip(first[name].split([16, 8, 8]), second[name].split([16, 8, 8]), strict=True)
+                joined = torch.cat([rows for pair in pairs for rows in pair])
             else:
                 assert torch.equal(first[name], second[name])
                 joined = first[name]
@@ -115,8 +115,8 @@ class TestConversion:
     def test_what_config_json_says(self, source: Path, tmp_path: Path) -> None:
         rope = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                 "original_max_position_embeddings": 64}  # fmt: skip
-        part = save_net(random_net((0, 4, 6), fc_norm=True), tmp_path / "net", rope_scaling=rope)
-        config = config_of(convert_with(source, part, tmp_path / "out", mapping=ParallelMapping(2)))
+        head_root = save_head(random_head((0, 4, 6), fc_norm=True), tmp_path / "head", rope_scaling=rope)
+        config = config_of(convert_with(source, head_root, tmp_path / "out", mapping=ParallelMapping(2)))
         assert config["architecture"] == "LlamaForCausalLM"
         assert config["eagle3"] == {
             "aux_layers": [1, 5, 7], "norm_before_fc": False, "fc_norm": True, "norm_before_residual": False,
@@ -127,28 +127,28 @@ class TestConversion:
         assert (layer["rotary_base"], layer["rotary_scaling"]["factor"]) == (5000.0, 4.0)
         assert layer["mapping"]["tp_size"] == 2
 
-    def test_the_net_of_a_quantized_target_stays_as_it_is(self, source: Path, tmp_path: Path) -> None:
-        net = random_net((0, 4, 6))
-        out = convert_with(source, save_net(net, tmp_path / "net"), tmp_path / "out", scheme=Scheme("fp8_rowwise"))
-        (found,) = parts_of(out)
-        assert torch.equal(found["eagle3.lm_head.weight"], net.tensors["lm_head.weight"])
+    def test_the_head_of_a_quantized_target_stays_as_it_is(self, source: Path, tmp_path: Path) -> None:
+        head = random_head((0, 4, 6))
+        out = convert_with(source, save_head(head, tmp_path / "head"), tmp_path / "out", scheme=Scheme("fp8_rowwise"))
+        (found,) = heads_of(out)
+        assert torch.equal(found["eagle3.lm_head.weight"], head.tensors["lm_head.weight"])
         assert {value.dtype for value in found.values()} == {torch.bfloat16, torch.int64}
         assert config_of(out)["quantization"]["exclude_modules"] == ["lm_head", "eagle3.*"]
 
-    def test_a_head_tied_to_the_nets_own_embedding(self, source: Path, tmp_path: Path) -> None:
-        net = random_net((0, 4, 6), drafted=SHAPE["vocab_size"], own_embedding=True).changed(lm_head__weight=None)
-        out = convert_with(source, save_net(net, tmp_path / "net", tie_word_embeddings=True), tmp_path / "out")
-        (found,) = parts_of(out)
-        assert torch.equal(found["eagle3.lm_head.weight"], net.tensors["embed_tokens.weight"])
-        assert torch.equal(found["eagle3.vocab_embedding.weight"], net.tensors["embed_tokens.weight"])
+    def test_a_head_tied_to_the_heads_own_embedding(self, source: Path, tmp_path: Path) -> None:
+        head = random_head((0, 4, 6), drafted=SHAPE["vocab_size"], own_embedding=True).changed(lm_head__weight=None)
+        out = convert_with(source, save_head(head, tmp_path / "head", tie_word_embeddings=True), tmp_path / "out")
+        (found,) = heads_of(out)
+        assert torch.equal(found["eagle3.lm_head.weight"], head.tensors["embed_tokens.weight"])
+        assert torch.equal(found["eagle3.vocab_embedding.weight"], head.tensors["embed_tokens.weight"])
 
-    def test_a_net_narrower_than_its_target(self, source: Path, tmp_path: Path) -> None:
+    def test_a_head_narrower_than_its_target(self, source: Path, tmp_path: Path) -> None:
         """It brings embedding and head, and reads hidden states of another width than its own."""
-        net = random_net((0, 4, 6), target={"hidden_size": 16}, own_embedding=True)
-        net = net.changed(fc__weight=torch.ones((16, 3 * SHAPE["hidden_size"]), dtype=torch.bfloat16))
-        part = save_net(net, tmp_path / "net", target_hidden_size=SHAPE["hidden_size"])
-        assert not read(part, source).head.diagnostics
-        bare = save_net(net.changed(embed_tokens__weight=None), tmp_path / "bare", target_hidden_size=32)
+        head = random_head((0, 4, 6), target={"hidden_size": 16}, own_embedding=True)
+        head = head.changed(fc__weight=torch.ones((16, 3 * SHAPE["hidden_size"]), dtype=torch.bfloat16))
+        head_root = save_head(head, tmp_path / "head", target_hidden_size=SHAPE["hidden_size"])
+        assert not read(head_root, source).head.diagnostics
+        bare = save_head(head.changed(embed_tokens__weight=None), tmp_path / "bare", target_hidden_size=32)
         with pytest.raises(CheckpointError, match=r"1 tensor does not add up:\n  embed_tokens.weight: missing"):
             read(bare, source)
 
@@ -157,9 +157,9 @@ class TestLayouts:
     LAYOUTS = ("original", "specforge", "modelopt", "module", "speculators")
 
     def test_all_layouts_become_the_same_files(self, source: Path, tmp_path: Path) -> None:
-        net = random_net(AUX_OF_PAPER)
+        head = random_head(AUX_OF_PAPER)
         outs = [
-            convert_with(source, save_net(net, tmp_path / layout, layout), tmp_path / f"{layout}-out")
+            convert_with(source, save_head(head, tmp_path / layout, layout), tmp_path / f"{layout}-out")
             for layout in self.LAYOUTS
         ]
         assert config_of(outs[0])["eagle3"]["aux_layers"] == [2, 3, 4]
@@ -173,13 +173,13 @@ class TestLayouts:
     def test_layers_where_none_are_named(self, layers: int, aux_layers: list[int] | None, tmp_path: Path) -> None:
         """What goes into 2, n // 2 and n - 3 (SafeAILab/EAGLE, modeling_llama_kv.py); 6 layers are too few."""
         source = make_llama(tmp_path / "hf", num_hidden_layers=layers, rope_parameters=ROPE)
-        part = read(save_net(random_net(AUX_OF_PAPER), tmp_path / "net", "original"), source).head
+        head_root = read(save_head(random_head(AUX_OF_PAPER), tmp_path / "head", "original"), source).head
         if aux_layers:
-            assert part.config["eagle3"]["aux_layers"] == aux_layers
+            assert head_root.config["eagle3"]["aux_layers"] == aux_layers
         else:
-            (diagnostic,) = part.diagnostics
+            (diagnostic,) = head_root.diagnostics
             assert diagnostic.code == "aux-layers"
-            assert diagnostic.message == "the net reads what goes into the layers 2, 3, 3 of a target that has 6"
+            assert diagnostic.message == "the head reads what goes into the layers 2, 3, 3 of a target that has 6"
 
     @pytest.mark.slow
     @pytest.mark.filterwarnings("ignore")  # ModelOpt warns of what is on its way out
@@ -189,16 +189,16 @@ class TestLayouts:
         from modelopt.torch.export import export_speculative_decoding
         from modelopt.torch.speculative.config import EAGLE3_DEFAULT_CFG
 
-        shape = random_net(AUX_OF_PAPER).layer
+        shape = random_head(AUX_OF_PAPER).layer
         settings = copy.deepcopy(EAGLE3_DEFAULT_CFG["config"])
         settings["eagle_architecture_config"] |= shape | {"draft_vocab_size": shape["vocab_size"]}
         model = reference_model(source, "bfloat16")
         mtsp.convert(model, [("eagle", settings)])
-        export_speculative_decoding(model, export_dir=tmp_path / "net")
-        written = config_of(tmp_path / "net")
-        out = convert_with(source, tmp_path / "net", tmp_path / "out")
-        (found,) = parts_of(out)
-        expected = stored(load_file(tmp_path / "net" / "model.safetensors"))
+        export_speculative_decoding(model, export_dir=tmp_path / "head")
+        written = config_of(tmp_path / "head")
+        out = convert_with(source, tmp_path / "head", tmp_path / "out")
+        (found,) = heads_of(out)
+        expected = stored(load_file(tmp_path / "head" / "model.safetensors"))
         assert found.keys() == expected.keys()
         for name, value in expected.items():
             assert torch.equal(found[name], value), name
@@ -207,36 +207,36 @@ class TestLayouts:
         assert config["eagle3_net_config"]["rotary_scaling"]["factor"] == written["rope_scaling"]["factor"] == 32.0
 
     def test_modelopts_names_of_the_switches(self, source: Path, tmp_path: Path) -> None:
-        net = random_net((0, 4, 6), norm_before_fc=True)
+        head = random_head((0, 4, 6), norm_before_fc=True)
         eagle = {AUX: [0, 4, 6], "norm_before_fc": True, "return_hidden_post_norm": True}
-        part = save_net(net, tmp_path / "net", eagle_config=eagle, norm_before_fc=None)
-        written = read(part, source).head.config["eagle3"]
+        head_root = save_head(head, tmp_path / "head", eagle_config=eagle, norm_before_fc=None)
+        written = read(head_root, source).head.config["eagle3"]
         assert (written["norm_before_fc"], written["norm_output"]) == (True, True)
 
 
-def read(part: Path, source: Path, **options: Any) -> SourceHead:
-    return load_head(part, "eagle3", options, load_model(source, "auto"))
+def read(head_root: Path, source: Path, **options: Any) -> SourceHead:
+    return load_head(head_root, "eagle3", options, load_model(source, "auto"))
 
 
-def without(*names: str) -> Callable[[], Net]:
-    return lambda: random_net((0, 4, 6)).changed(**{name.replace(".", "__"): None for name in names})
+def without(*names: str) -> Callable[[], Eagle3Tensors]:
+    return lambda: random_head((0, 4, 6)).changed(**{name.replace(".", "__"): None for name in names})
 
 
-def with_others(**tensors: Tensor) -> Callable[[], Net]:
-    return lambda: random_net((0, 4, 6)).changed(**tensors)
+def with_others(**tensors: Tensor) -> Callable[[], Eagle3Tensors]:
+    return lambda: random_head((0, 4, 6)).changed(**tensors)
 
 
 WIDE = torch.zeros((4, 4), dtype=torch.bfloat16)
-BAD: dict[str, tuple[Callable[[], Net], dict[str, Any], str]] = {
+BAD: dict[str, tuple[Callable[[], Eagle3Tensors], dict[str, Any], str]] = {
     "eagle-1": (
         without("layers.0.hidden_norm.weight"),
         {},
-        "/config.json: a net of EAGLE-1 or EAGLE-2: its layer has no hidden_norm\nhint: use method: eagle",
+        "/config.json: a head of EAGLE-1 or EAGLE-2: its layer has no hidden_norm\nhint: use method: eagle",
     ),
     "another model": (
         without("layers.0.hidden_norm.weight", "fc.weight"),
         {},
-        "/config.json: no EAGLE-3 net: it has no midlayer.hidden_norm.weight",
+        "/config.json: no EAGLE-3 head: it has no midlayer.hidden_norm.weight",
     ),
     "another speculators": (
         without(),
@@ -246,7 +246,7 @@ BAD: dict[str, tuple[Callable[[], Net], dict[str, Any], str]] = {
     "two layers": (
         without(),
         {"num_hidden_layers": 2},
-        "/config.json: an EAGLE-3 net of 2 layers; drafting from one is what is supported",
+        "/config.json: an EAGLE-3 head of 2 layers; drafting from one is what is supported",
     ),
     "no number of layers": (
         without(),
@@ -267,7 +267,7 @@ BAD: dict[str, tuple[Callable[[], Net], dict[str, Any], str]] = {
     "norms twice": (
         without(),
         {"norm_before_fc": True, "fc_norm": True},
-        "/config.json: norm_before_fc and fc_norm are true, of which a net has one",
+        "/config.json: norm_before_fc and fc_norm are true, of which a head has one",
     ),
     "norms that are not there": (
         without(),
@@ -294,14 +294,14 @@ BAD: dict[str, tuple[Callable[[], Net], dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("net", "config", "message"), BAD.values(), ids=BAD.keys())
-def test_what_is_no_net(
-    net: Callable[[], Net], config: dict[str, Any], message: str, source: Path, tmp_path: Path
+@pytest.mark.parametrize(("head", "config", "message"), BAD.values(), ids=BAD.keys())
+def test_what_is_no_head(
+    head: Callable[[], Eagle3Tensors], config: dict[str, Any], message: str, source: Path, tmp_path: Path
 ) -> None:
-    part = save_net(net(), tmp_path / "net", **config)
+    head_root = save_head(head(), tmp_path / "head", **config)
     with pytest.raises(CheckpointError) as caught:
-        read(part, source)
-    assert str(caught.value).startswith(f"{part}{message}")
+        read(head_root, source)
+    assert str(caught.value).startswith(f"{head_root}{message}")
 
 
 def ids(*, step: int = 1, first: int = 0) -> Tensor:
@@ -309,20 +309,20 @@ def ids(*, step: int = 1, first: int = 0) -> Tensor:
     return torch.arange(40) * (step - 1) + first
 
 
-MISFITS: dict[str, tuple[Callable[[], Net], dict[str, Any], list[tuple[str, str]]]] = {
+MISFITS: dict[str, tuple[Callable[[], Eagle3Tensors], dict[str, Any], list[tuple[str, str]]]] = {
     "another model altogether": (
-        lambda: random_net((0, 4, 9), target={"hidden_size": 16, "vocab_size": 80}),
+        lambda: random_head((0, 4, 9), target={"hidden_size": 16, "vocab_size": 80}),
         {},
         [
-            ("hidden-size", "the net is for hidden states of 16, the target's have 32"),
-            ("vocabulary", "the net is for 80 vocabulary entries, the target has 64"),
-            ("aux-layers", "the net reads what goes into the layers 1, 5, 10 of a target that has 7"),
+            ("hidden-size", "the head is for hidden states of 16, the target's have 32"),
+            ("vocabulary", "the head is for 80 vocabulary entries, the target has 64"),
+            ("aux-layers", "the head reads what goes into the layers 1, 5, 10 of a target that has 7"),
         ],
     ),
     "layers in disorder": (
         without(),
         {"eagle_config": {AUX: [4, 0, 6]}},
-        [("aux-layers", "the net reads what goes into the layers 5, 1, 7 of a target that has 7")],
+        [("aux-layers", "the head reads what goes into the layers 5, 1, 7 of a target that has 7")],
     ),
     "ids beyond the vocabulary": (with_others(d2t=ids(step=2)), {}, [("d2t", "d2t leads to the id 64, outside 0..63")]),
     "ids below 0": (with_others(d2t=ids(first=-1)), {}, [("d2t", "d2t leads to the id -1, outside 0..63")]),
@@ -340,11 +340,15 @@ MISFITS: dict[str, tuple[Callable[[], Net], dict[str, Any], list[tuple[str, str]
 }
 
 
-@pytest.mark.parametrize(("net", "config", "expected"), MISFITS.values(), ids=MISFITS.keys())
+@pytest.mark.parametrize(("head", "config", "expected"), MISFITS.values(), ids=MISFITS.keys())
 def test_all_that_does_not_fit_is_said(
-    net: Callable[[], Net], config: dict[str, Any], expected: list[tuple[str, str]], source: Path, tmp_path: Path
+    head: Callable[[], Eagle3Tensors],
+    config: dict[str, Any],
+    expected: list[tuple[str, str]],
+    source: Path,
+    tmp_path: Path,
 ) -> None:
-    found = read(save_net(net(), tmp_path / "net", **config), source)
+    found = read(save_head(head(), tmp_path / "head", **config), source)
     assert [(diagnostic.code, diagnostic.message) for diagnostic in found.head.diagnostics] == expected
     with pytest.raises(CheckpointError, match="; ".join(message for _, message in expected).replace("[", r"\[")):
         found.check(ParallelMapping())
@@ -375,23 +379,23 @@ class TestOptions:
         assert str(caught.value) == f"speculation.options.nodes: {message}"
 
     def test_a_tree_is_no_wider_than_what_is_drafted_from(self, source: Path, tmp_path: Path) -> None:
-        part = save_net(random_net((0, 4, 6), drafted=3), tmp_path / "net")
-        assert not read(part, source, top_k=3, nodes=9).head.diagnostics
-        (diagnostic,) = read(part, source, top_k=4, nodes=9).head.diagnostics
-        assert diagnostic.message == "top_k is 4, and the net drafts 3 different tokens"
+        head_root = save_head(random_head((0, 4, 6), drafted=3), tmp_path / "head")
+        assert not read(head_root, source, top_k=3, nodes=9).head.diagnostics
+        (diagnostic,) = read(head_root, source, top_k=4, nodes=9).head.diagnostics
+        assert diagnostic.message == "top_k is 4, and the head drafts 3 different tokens"
 
 
 @pytest.fixture
 def eagle3(recipe: Path) -> Path:
-    """The pair's recipe with a net in place of the draft."""
-    net = random_net((0, 2), target=TARGET_SHAPE | {"vocab_size": PAIR_VOCAB})
-    save_net(net, recipe.parent / "net", rope_theta=10000.0)
-    recipe.write_text(recipe.read_text().replace("draft_target", "eagle3").replace("./draft", "./net"))
+    """The pair's recipe with a head in place of the draft."""
+    head = random_head((0, 2), target=TARGET_SHAPE | {"vocab_size": PAIR_VOCAB})
+    save_head(head, recipe.parent / "head", rope_theta=10000.0)
+    recipe.write_text(recipe.read_text().replace("draft_target", "eagle3").replace("./draft", "./head"))
     return recipe
 
 
 class TestRecipes:
-    def test_a_net_that_fits(self, eagle3: Path, trtspec: Run) -> None:
+    def test_a_head_that_fits(self, eagle3: Path, trtspec: Run) -> None:
         assert trtspec("check", eagle3, "--json").document["problems"] == []
 
     @pytest.mark.parametrize(
@@ -407,8 +411,8 @@ class TestRecipes:
         assert problem["path"] == f"speculation.{path}"
         assert problem["message"].startswith(message)
 
-    def test_a_net_that_does_not_fit(self, eagle3: Path, trtspec: Run) -> None:
-        save_net(random_net((0, 1)), eagle3.parent / "other", rope_theta=10000.0)
+    def test_a_head_that_does_not_fit(self, eagle3: Path, trtspec: Run) -> None:
+        save_head(random_head((0, 1)), eagle3.parent / "other", rope_theta=10000.0)
         problems = problems_of(trtspec, eagle3, "--set", "speculation.draft.model=./other")
         assert [problem["code"] for problem in problems] == ["hidden-size", "vocabulary"]
         assert {problem["path"] for problem in problems} == {"speculation.draft.model"}

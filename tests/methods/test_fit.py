@@ -15,7 +15,7 @@ STRETCHED = RopeScaling("linear", 4.0)
 
 
 def test_sizes_that_are_the_targets() -> None:
-    assert not list(check_sizes("the net is", 12, 50, model_config()))
+    assert not list(check_sizes("the head is", 12, 50, model_config()))
 
 
 def test_other_sizes_are_errors_and_all_of_them_are_said() -> None:
@@ -29,7 +29,7 @@ def test_other_sizes_are_errors_and_all_of_them_are_said() -> None:
 @pytest.mark.parametrize(
     "fields", [{}, {"max_positions": 256}, {"rope_scaling": STRETCHED}], ids=["", "more positions", "stretched"]
 )
-def test_a_net_that_turns_and_reaches_as_its_target_does(fields: dict[str, Any]) -> None:
+def test_a_head_that_turns_and_reaches_as_its_target_does(fields: dict[str, Any]) -> None:
     target = model_config(rope_scaling=fields.get("rope_scaling"))
     assert not list(check_layer(model_config(**fields), target))
 
@@ -37,12 +37,12 @@ def test_a_net_that_turns_and_reaches_as_its_target_does(fields: dict[str, Any])
 @pytest.mark.parametrize(
     ("fields", "code", "message"),
     [
-        ({"max_positions": 64}, "positions", "the net has 64 positions, the target 128"),
-        ({"rotary_base": 5e5}, "rope", "the net turns its positions by base 500000, the target by base 10000"),
+        ({"max_positions": 64}, "positions", "the head has 64 positions, the target 128"),
+        ({"rotary_base": 5e5}, "rope", "the head turns its positions by base 500000, the target by base 10000"),
         (
             {"rope_scaling": STRETCHED},
             "rope",
-            "the net turns its positions by base 10000 and linear scaling by 4, the target by base 10000",
+            "the head turns its positions by base 10000 and linear scaling by 4, the target by base 10000",
         ),
     ],
 )

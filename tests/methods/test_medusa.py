@@ -60,8 +60,8 @@ class TestConversion:
         self, prefix: str, num_layers: int, tensor: int, source: Path, tmp_path: Path
     ) -> None:
         tensors = random_heads(4, num_layers, vocab=VOCAB - 1)
-        part = save_heads(tmp_path / "heads", tensors, prefix)
-        ranks = heads_of(convert_with(source, part, tmp_path / "out", mapping=ParallelMapping(tensor)))
+        head_root = save_heads(tmp_path / "heads", tensors, prefix)
+        ranks = heads_of(convert_with(source, head_root, tmp_path / "out", mapping=ParallelMapping(tensor)))
         names = {ours: theirs for head in range(4) for theirs, ours in stored_names(head, num_layers).items()}
         assert len(ranks) == tensor
         for rank in ranks:
@@ -73,8 +73,8 @@ class TestConversion:
 
     def test_what_config_json_says(self, source: Path, tmp_path: Path) -> None:
         """The source's own says 2 heads, as published ones do that hold 5."""
-        part = save_heads(tmp_path / "heads", random_heads(5, 2, vocab=VOCAB - 1), medusa_num_layers=2)
-        out = convert_with(source, part, tmp_path / "out", [[0], [0, 0], [1]])
+        head_root = save_heads(tmp_path / "heads", random_heads(5, 2, vocab=VOCAB - 1), medusa_num_layers=2)
+        out = convert_with(source, head_root, tmp_path / "out", [[0], [0, 0], [1]])
         config = json.loads((out / "config.json").read_text())
         assert config["architecture"] == "MedusaForCausalLM"
         assert config["base_architecture"] == "LlamaForCausalLM"
@@ -83,8 +83,8 @@ class TestConversion:
 
     def test_heads_of_a_quantized_target_stay_as_they_are(self, source: Path, tmp_path: Path) -> None:
         tensors = random_heads(4, vocab=VOCAB - 1)
-        part = save_heads(tmp_path / "heads", tensors)
-        out = convert_with(source, part, tmp_path / "out", scheme=Scheme("fp8_rowwise"))
+        head_root = save_heads(tmp_path / "heads", tensors)
+        out = convert_with(source, head_root, tmp_path / "out", scheme=Scheme("fp8_rowwise"))
         (heads,) = heads_of(out)
         assert torch.equal(heads["medusa_heads.3.lm_head.weight"], tensors["3.1.weight"])
         assert {value.dtype for value in heads.values()} == {torch.bfloat16}
@@ -122,8 +122,8 @@ def test_it_is_what_nvidias_exporter_writes(architecture: str, tensor: int, tmp_
     assert found["model_type"] == {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2"}[architecture]
 
 
-def read(part: Path, source: Path, **options: Any) -> SourceHead:
-    return load_head(part, "medusa", options, load_model(source, "auto"))
+def read(head_root: Path, source: Path, **options: Any) -> SourceHead:
+    return load_head(head_root, "medusa", options, load_model(source, "auto"))
 
 
 def without(*names: str) -> Tensors:
@@ -196,15 +196,15 @@ BAD: dict[str, tuple[Callable[[], Tensors], dict[str, Any], str]] = {
 def test_what_is_no_medusa_heads(
     tensors: Callable[[], Tensors], config: dict[str, Any], message: str, source: Path, tmp_path: Path
 ) -> None:
-    part = save_heads(tmp_path / "heads", tensors(), **config)
+    head_root = save_heads(tmp_path / "heads", tensors(), **config)
     with pytest.raises(CheckpointError) as caught:
-        read(part, source)
-    assert str(caught.value).startswith(f"{part}{message}")
+        read(head_root, source)
+    assert str(caught.value).startswith(f"{head_root}{message}")
 
 
 def test_heads_of_another_model_are_refused_with_all_reasons_at_once(source: Path, tmp_path: Path) -> None:
-    part = save_heads(tmp_path / "heads", random_heads(3, hidden=HIDDEN // 2, vocab=VOCAB))
-    misfits = read(part, source).head.diagnostics
+    head_root = save_heads(tmp_path / "heads", random_heads(3, hidden=HIDDEN // 2, vocab=VOCAB))
+    misfits = read(head_root, source).head.diagnostics
     assert [(diagnostic.code, diagnostic.message) for diagnostic in misfits] == [
         ("hidden-size", "the heads are for hidden states of 16, the target's have 32"),
         ("vocabulary", "the heads are for 64 vocabulary entries, the target has 63"),
@@ -213,19 +213,19 @@ def test_heads_of_another_model_are_refused_with_all_reasons_at_once(source: Pat
     with pytest.raises(
         CheckpointError, match=r"hidden states of 16, .*; the heads are for 64 .*; the choices are 4 tokens"
     ):
-        convert_with(source, part, tmp_path / "out")
+        convert_with(source, head_root, tmp_path / "out")
 
 
 def test_fewer_levels_need_fewer_heads(source: Path, tmp_path: Path) -> None:
-    part = save_heads(tmp_path / "heads", random_heads(1, vocab=VOCAB - 1))
-    assert not read(part, source, choices=[[0], [1]]).head.diagnostics
-    (diagnostic,) = read(part, source, choices=[[0], [0, 0]]).head.diagnostics
+    head_root = save_heads(tmp_path / "heads", random_heads(1, vocab=VOCAB - 1))
+    assert not read(head_root, source, choices=[[0], [1]]).head.diagnostics
+    (diagnostic,) = read(head_root, source, choices=[[0], [0, 0]]).head.diagnostics
     assert diagnostic.hint == "list choices of at most that length: 1"
 
 
 def test_its_parameters_are_counted(source: Path, tmp_path: Path) -> None:
-    part = read(save_heads(tmp_path / "heads", random_heads(4, 2, vocab=VOCAB - 1)), source)
-    assert part.head.num_parameters == 4 * (2 * (HIDDEN * HIDDEN + HIDDEN) + (VOCAB - 1) * HIDDEN)
+    head_root = read(save_heads(tmp_path / "heads", random_heads(4, 2, vocab=VOCAB - 1)), source)
+    assert head_root.head.num_parameters == 4 * (2 * (HIDDEN * HIDDEN + HIDDEN) + (VOCAB - 1) * HIDDEN)
 
 
 class TestOptions:

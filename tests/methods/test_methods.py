@@ -18,7 +18,7 @@ METHODS: dict[str, Method] = discover("trtspec.methods", "METHOD")
 def test_a_method_says_what_fits_together(name: str) -> None:
     method = METHODS[name]
     assert method.summary
-    assert (method.drafts_with == "part") == (method.read_head is not None)
+    assert (method.drafts_with == "head") == (method.read_head is not None)
     assert method.default_draft_len in method.draft_lens or (not method.draft_lens and not method.default_draft_len)
     options = method.parse({})  # no option is required
     assert all(field.description for field in method.options.model_fields.values())

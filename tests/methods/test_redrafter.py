@@ -57,8 +57,8 @@ def drafters_of(root: Path) -> list[dict[str, torch.Tensor]]:
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_ranks_put_together_are_the_source(generation: str, tensor: int, source: Path, tmp_path: Path) -> None:
     drafter = random_drafter(2, vocab=ODD)
-    part = drafter.save(tmp_path / "drafter", generation)
-    ranks = drafters_of(convert_with(source, part, tmp_path / "out", mapping=ParallelMapping(tensor)))
+    head_root = drafter.save(tmp_path / "drafter", generation)
+    ranks = drafters_of(convert_with(source, head_root, tmp_path / "out", mapping=ParallelMapping(tensor)))
     assert len(ranks) == tensor
     for rank in ranks:
         assert rank.keys() == set(STORED.values())
@@ -92,9 +92,9 @@ def test_what_a_drafter_may_lack(drafter: Drafter, left_out: set[str], source: P
     ],
 )
 def test_what_config_json_says(family: str, architecture: str, base: str, tmp_path: Path) -> None:
-    part = random_drafter(2).save(tmp_path / "drafter")
+    head_root = random_drafter(2).save(tmp_path / "drafter")
     options = {"beams": 7, "greedy": False}
-    out = convert_with(make_model(tmp_path / "hf", family), part, tmp_path / "out", options, 4)
+    out = convert_with(make_model(tmp_path / "hf", family), head_root, tmp_path / "out", options, 4)
     config = json.loads((out / "config.json").read_text())
     assert {key: value for key, value in config.items() if "redrafter" in key or "architecture" in key} == {
         "architecture": architecture,
@@ -118,8 +118,8 @@ def test_a_drafter_of_a_quantized_target_stays_as_it_is(source: Path, tmp_path: 
     assert quantization["exclude_modules"] == ["lm_head", "*drafter*"]
 
 
-def read(part: Path, source: Path, **options: Any) -> SourceHead:
-    return load_head(part, "redrafter", options, load_model(source, "auto"))
+def read(head_root: Path, source: Path, **options: Any) -> SourceHead:
+    return load_head(head_root, "redrafter", options, load_model(source, "auto"))
 
 
 def changed(change: Callable[[dict[str, torch.Tensor]], object]) -> Drafter:
@@ -190,20 +190,20 @@ def test_what_is_no_drafter(
     source: Path,
     tmp_path: Path,
 ) -> None:
-    part = changed(change).save(tmp_path / "drafter", **config)
+    head_root = changed(change).save(tmp_path / "drafter", **config)
     with pytest.raises(CheckpointError) as caught:
-        read(part, source)
-    assert str(caught.value).startswith(f"{part}{message}")
+        read(head_root, source)
+    assert str(caught.value).startswith(f"{head_root}{message}")
 
 
 def test_a_drafter_of_another_model_is_refused_with_all_reasons_at_once(source: Path, tmp_path: Path) -> None:
-    part = random_drafter(hidden=HIDDEN // 2).save(tmp_path / "drafter")
-    assert [(diagnostic.code, diagnostic.message) for diagnostic in read(part, source).head.diagnostics] == [
+    head_root = random_drafter(hidden=HIDDEN // 2).save(tmp_path / "drafter")
+    assert [(diagnostic.code, diagnostic.message) for diagnostic in read(head_root, source).head.diagnostics] == [
         ("hidden-size", "the drafter is for hidden states of 16, the target's have 32"),
         ("vocabulary", "the drafter is for 64 vocabulary entries, the target has 63"),
     ]
     with pytest.raises(CheckpointError, match=r"hidden states of 16, .*; the drafter is for 64 vocabulary entries"):
-        convert_with(source, part, tmp_path / "out")
+        convert_with(source, head_root, tmp_path / "out")
 
 
 def test_how_much_it_drafts() -> None:

@@ -16,15 +16,15 @@ import torch
 from trtspec.kernels.bindings import columns_of
 from trtspec.kernels.exact import (
     ChainBatch,
-    ChainVerdicts,
     DraftKind,
+    ExactChainResult,
+    ExactTreeResult,
     Mode,
     TreeBatch,
-    TreeVerdicts,
 )
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-DRAFTS = ("chosen", "logits", "probabilities", "reduced")
+DRAFTS = ("deterministic", "logits", "probabilities", "reduced")
 
 SAMPLING = [
     # temperature, top_k, top_p
@@ -44,7 +44,7 @@ class Shape:
 
     vocab: int
     dtype: str = "float32"
-    draft: str = "chosen"
+    draft: str = "deterministic"
     requests: int = 7
     draft_len: int = 3
     seed: int = 0
@@ -73,7 +73,7 @@ def random_trees(shape: Shape, mode: Mode, nodes: int = 9) -> TreeBatch:
     parents = np.array([[-1, *(int(rng.integers(0, node) ** 0.7) for node in range(1, nodes))]] * shape.requests)
     parents[rng.random(parents.shape) < 0.05] = -1
     likely = np.argsort(np.take_along_axis(target, parents.clip(0)[..., None], 1), axis=-1)[..., ::-1]
-    drawn = _draft(rng, shape, target) if mode == Mode.DRAWN else {}
+    sampled = _draft(rng, shape, target) if mode == Mode.SAMPLED else {}
     return TreeBatch(
         target=target,
         tokens=_likely_tokens(rng, likely),
@@ -82,11 +82,11 @@ def random_trees(shape: Shape, mode: Mode, nodes: int = 9) -> TreeBatch:
         uniforms=_uniforms(rng, target.shape[:2]),
         mode=mode,
         **_sampling(shape.requests),
-        **drawn,
+        **sampled,
     )
 
 
-def assert_equal(got: ChainVerdicts | TreeVerdicts, expected: ChainVerdicts | TreeVerdicts) -> None:
+def assert_equal(got: ExactChainResult | ExactTreeResult, expected: ExactChainResult | ExactTreeResult) -> None:
     """Compare all ids, to the last."""
     for field in fields(expected):
         ours, theirs = getattr(got, field.name), getattr(expected, field.name)
@@ -130,7 +130,7 @@ def _sampling(requests: int) -> dict[str, np.ndarray[Any, Any]]:
 
 def _draft(rng: np.random.Generator, shape: Shape, target: np.ndarray[Any, Any]) -> dict[str, Any]:
     """Return a draft that is near the target, for all ids or for about a third of them."""
-    if shape.draft == "chosen":
+    if shape.draft == "deterministic":
         return {}
     logits = np.where(np.isinf(target), 0, target) + rng.normal(size=target.shape).astype(np.float32)
     if shape.draft == "reduced":

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from trtspec.kernels.bindings import KernelLibrary
-from trtspec.kernels.exact import ChainBatch, ChainVerdicts, DraftKind, TreeBatch, TreeVerdicts
+from trtspec.kernels.exact import ChainBatch, DraftKind, ExactChainResult, ExactTreeResult, TreeBatch
 from trtspec.kernels.exact.batch import Batch
 
 
@@ -30,20 +30,20 @@ class Rules:
     dtype: torch.dtype | None = None
     padding: int = 0
 
-    def chain(self, batch: ChainBatch) -> ChainVerdicts:
+    def chain(self, batch: ChainBatch) -> ExactChainResult:
         """Verify chains."""
-        return ChainVerdicts(*map(_to_numpy, self.library.verify_chain(**self.arguments_of(batch))))
+        return ExactChainResult(*map(_to_numpy, self.library.verify_chain(**self.arguments_of(batch))))
 
     def arguments_of(self, batch: ChainBatch) -> dict[str, Any]:
         """Return what the library's own function is called with for chains."""
         return {**self._arrays(batch, "lengths"), "draft_kind": int(batch.draft_kind)}
 
-    def tree(self, batch: TreeBatch) -> TreeVerdicts:
+    def tree(self, batch: TreeBatch) -> ExactTreeResult:
         """Verify trees."""
         arrays = self._arrays(batch, "parents", "limits")
         settings = {"draft_kind": int(batch.draft_kind), "threshold": batch.threshold, "alpha": batch.alpha}
         result = self.library.verify_tree(**arrays, **settings, mode=int(batch.mode))
-        return TreeVerdicts(*map(_to_numpy, result))
+        return ExactTreeResult(*map(_to_numpy, result))
 
     def _arrays(self, batch: Batch, *more: str) -> dict[str, Any]:
         logits = {"target", "draft"} if batch.draft_kind == DraftKind.LOGITS else {"target"}

@@ -21,7 +21,7 @@ SMALL = [Shape(vocab, dtype, draft) for vocab, dtype, draft in product((7, 1000)
 LARGE = [
     Shape(32000, "float32", "logits"),
     Shape(32000, "bfloat16", "probabilities"),
-    Shape(128256, "float16", "chosen"),
+    Shape(128256, "float16", "deterministic"),
     Shape(128256, "bfloat16", "reduced", requests=3),
     Shape(151936, "float32", "probabilities", requests=2),
     Shape(151936, "float16", "logits", requests=2),
@@ -55,7 +55,7 @@ def test_chains_over_whole_vocabularies(cpu_library: KernelLibrary, shape: Shape
 @pytest.mark.parametrize("mode", Mode)
 @pytest.mark.parametrize("shape", SMALL, ids=str)
 def test_trees_of_all_sizes(cpu_library: KernelLibrary, shape: Shape, mode: Mode) -> None:
-    if mode == Mode.DRAWN and shape.draft == "chosen":
+    if mode == Mode.SAMPLED and shape.draft == "deterministic":
         shape = replace(shape, draft="logits", seed=100)
     rules = Rules(cpu_library, dtype=DTYPES[shape.dtype], padding=3)
     for nodes in (1, 2, 9, 24):

@@ -72,7 +72,7 @@ def test_chains_say_what_numpy_says(library: KernelLibrary, shape: Shape) -> Non
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("vocab", [1000, 32000])
 def test_trees_say_what_numpy_says(library: KernelLibrary, vocab: int, dtype: str, mode: Mode) -> None:
-    for seed, draft in enumerate(DRAFTS[1:] if mode == Mode.DRAWN else DRAFTS[:1]):
+    for seed, draft in enumerate(DRAFTS[1:] if mode == Mode.SAMPLED else DRAFTS[:1]):
         batch = random_trees(Shape(vocab, dtype, draft, seed=seed), mode)
         assert_equal(Rules(library, "cuda", DTYPES[dtype], padding=1).tree(batch), verify_tree(batch))
 
@@ -120,7 +120,7 @@ from pathlib import Path
 
 rules = Rules(load_library(Path(sys.argv[1])), "cuda", torch.float16, padding=3)
 for vocab in (97, 8209, 32001):
-    for draft in ("chosen", "logits", "probabilities", "reduced"):
+    for draft in ("deterministic", "logits", "probabilities", "reduced"):
         rules.chain(random_chains(Shape(vocab, "float16", draft)))
     for mode in Mode:
         rules.tree(random_trees(Shape(vocab, "float16", "logits"), mode))

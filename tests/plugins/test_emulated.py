@@ -73,14 +73,14 @@ def test_trees(emulated: KernelLibrary, check: str) -> None:
         # a row of one warp, of some warps, of a block; then of clusters
         ("h200", 97, "float32", "logits", (1, 32, 4)),
         ("h200", 1003, "float16", "logits", (1, 128, 4)),
-        ("h200", 3001, "bfloat16", "chosen", (1, 512, 2)),
+        ("h200", 3001, "bfloat16", "deterministic", (1, 512, 2)),
         ("h200", 8191, "float32", "probabilities", (4, 512, 2)),
         ("h200", 33001, "float32", "logits", (8, 512, 4)),
         # the next rows fit beside the present ones, or do not; or no row does
         ("rtx5090", 128256, "float16", "logits", (8, 512, 2)),
         ("a100", 33001, "bfloat16", "reduced", (1, 512, 2)),
         ("a100", 33001, "float32", "logits", (1, 512, 0)),
-        ("l40", 33001, "bfloat16", "chosen", (1, 512, 1)),
+        ("l40", 33001, "bfloat16", "deterministic", (1, 512, 1)),
     ],
 )
 def test_every_launch_says_what_numpy_says(
@@ -106,7 +106,7 @@ def test_chains_in_any_order_of_threads(emulated: KernelLibrary, dtype: str, dra
 @pytest.mark.parametrize("mode", Mode)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_trees_in_any_order_of_threads(emulated: KernelLibrary, dtype: str, mode: Mode) -> None:
-    for order, draft in enumerate(DRAFTS[1:] if mode == Mode.DRAWN else DRAFTS[:1]):
+    for order, draft in enumerate(DRAFTS[1:] if mode == Mode.SAMPLED else DRAFTS[:1]):
         batch = random_trees(Shape(2100, dtype, draft, seed=order), mode)
         emulate(emulated, H200, order)
         assert_equal(Rules(emulated, dtype=DTYPES[dtype], padding=1).tree(batch), verify_tree(batch))

@@ -138,7 +138,7 @@ def test_structs_are_those_of_the_header(cpu_library: KernelLibrary, tmp_path: P
 
     lasts = {
         "rows": ("entries", abi.Rows),
-        "sampling": ("uniforms", abi.Sampling),
+        "sampling": ("uniforms", abi.SamplingStruct),
         "chain_args": ("workspace_bytes", abi.ChainArgs),
         "tree_args": ("workspace_bytes", abi.TreeArgs),
         "compact_args": ("start", abi.CompactArgs),
@@ -184,11 +184,11 @@ def test_what_does_not_fit_is_refused(cpu_library: KernelLibrary, changes: dict[
 
 
 def test_a_mode_without_its_draft_is_refused(cpu_library: KernelLibrary) -> None:
-    trees = random_trees(Shape(40), Mode.CHOSEN)
+    trees = random_trees(Shape(40), Mode.DETERMINISTIC)
     with pytest.raises(
         TrtspecError, match="verify_tree: the kind of draft or the mode is unknown, or the mode needs a"
     ):
-        cpu_library.verify_tree(**(vars(trees) | {"mode": Mode.DRAWN}))
+        cpu_library.verify_tree(**(vars(trees) | {"mode": Mode.SAMPLED}))
 
 
 def test_a_cache_has_slots(cpu_library: KernelLibrary) -> None:

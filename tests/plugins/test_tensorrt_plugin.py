@@ -23,7 +23,7 @@ LAYERS = {
     ),
     "tree": TreeLayer(vocab=7, columns=8, nodes=5),
     "typical tree": TreeLayer(vocab=7, columns=8, nodes=5, mode=Mode.TYPICAL, threshold=0.5, alpha=0.25),
-    "recursive tree": TreeLayer(vocab=7, columns=9, nodes=5, mode=Mode.DRAWN, draft=DraftKind.LOGITS),
+    "recursive tree": TreeLayer(vocab=7, columns=9, nodes=5, mode=Mode.SAMPLED, draft=DraftKind.LOGITS),
 }
 REFUSED_FIELDS = {
     "": "field vocab is missing: how many ids the target has",
@@ -271,11 +271,11 @@ def test_a_tree_launched_through_the_plugin_is_the_oracle_s(driver: Driver, mode
     tokens = np.tile(np.array([0, 1, 2, 3, 4, 5, 1], np.int32), (batch, 1))
     limits = np.array([4, 4, 4, 1] * (batch // 4), np.int32)
     how = sampling(rng, batch, nodes)
-    drawn = mode is Mode.DRAWN
+    sampled = mode is Mode.SAMPLED
 
-    fields = f"vocab={vocab} mode={int(mode)} threshold=0.2 alpha=0.5 draft_kind={int(drawn)}"
+    fields = f"vocab={vocab} mode={int(mode)} threshold=0.2 alpha=0.5 draft_kind={int(sampled)}"
     outputs = empty((batch, nodes), (batch,), (batch,), (batch,))
-    inputs = [target, tokens, parents, limits, *([draft] if drawn else []), *as_int32(how)]
+    inputs = [target, tokens, parents, limits, *([draft] if sampled else []), *as_int32(how)]
     assert created(driver, TREE, fields).launch(inputs, outputs) == 0, driver.message
 
     expected = verify_tree(
@@ -284,7 +284,7 @@ def test_a_tree_launched_through_the_plugin_is_the_oracle_s(driver: Driver, mode
             tokens=tokens,
             parents=parents,
             limits=limits,
-            draft=draft if drawn else None,
+            draft=draft if sampled else None,
             mode=mode,
             threshold=0.2,
             alpha=0.5,

@@ -117,7 +117,7 @@ def redrafter(config: Config) -> Iterator[Tensor]:
 
 def eagle3(config: Config) -> Iterator[Tensor]:
     """Yield an EAGLE-3 net as SafeAILab and SpecForge save it: the embedding is the target's."""
-    yield from _eagle3_net(config, "midlayer.")
+    yield from _eagle3_head(config, "midlayer.")
     yield from _id_tables(config["draft_vocab_size"], config["vocab_size"])
 
 
@@ -125,11 +125,11 @@ def speculators_eagle3(config: Config) -> Iterator[Tensor]:
     """Yield an EAGLE-3 net as speculators saves it, with an embedding of its own."""
     layer = config["transformer_layer_config"]
     yield Tensor("embed_tokens.weight", (layer["vocab_size"], layer["hidden_size"]))
-    yield from _eagle3_net(layer | {"draft_vocab_size": config["draft_vocab_size"]}, "layers.0.")
+    yield from _eagle3_head(layer | {"draft_vocab_size": config["draft_vocab_size"]}, "layers.0.")
     yield from _id_tables(config["draft_vocab_size"], layer["vocab_size"])
 
 
-def _eagle3_net(config: Config, prefix: str) -> Iterator[Tensor]:
+def _eagle3_head(config: Config, prefix: str) -> Iterator[Tensor]:
     """Yield what all nets have: attention reads an embedding beside a hidden state, `fc` joins three of the target."""
     hidden = config["hidden_size"]
     yield Tensor("fc.weight", (hidden, 3 * hidden))

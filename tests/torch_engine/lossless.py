@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every method is held to: the greedy text is transformers', and sampled text has exactly the target's law.
+"""Checks for every method: greedy text is that of transformers, and sampled text has exactly the target's distribution.
 
-The law is enumerated, without statistics: a run of the engine is taken again for every way in which its draws can
-fall, a draw being a token drafted or the whole result of the acceptance rule. What results there are and how
-probable each is, the rule itself is asked, with one uniform out of every interval on which it says one thing.
+The distribution is enumerated, without statistics: the engine's run is repeated for every outcome of its random draws,
+where a draw is a drafted token or the whole result of verification. The possible results and their probabilities are
+found by calling the verifier itself, with one uniform from every interval on which its result is constant.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from tests.tiny import SHAPE
-from trtspec.generation.request import Request, Sampling, Stats
+from trtspec.generation.request import Request, SamplingOptions, Stats
 from trtspec.kernels import reference
 from trtspec.kernels.sampling import SamplingParams
 from trtspec.kernels.tree import Tree
 from trtspec.kernels.verify_result import VerifyResult
-from trtspec.torch_engine.drafting.base import Sampling as Draws
+from trtspec.torch_engine.drafting.base import DraftSampling
 from trtspec.torch_engine.engine import Engine
 
 T = TypeVar("T")
@@ -40,8 +40,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3": {"family": "qwen3", "num_hidden_layers": 3},
 }
 # A target whose texts can be enumerated.
-LAW_SHAPE = {"family": "llama", "vocab_size": 3, "hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1,
-             "scale": 0.5}  # fmt: skip
+DISTRIBUTION_SHAPE = {
+    "family": "llama", "vocab_size": 3, "hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "scale": 0.5,
+}  # fmt: skip
 
 
 def random_prompts(count: int, vocab: int = SHAPE["vocab_size"], seed: int = 7) -> list[tuple[int, ...]]:
@@ -113,13 +115,13 @@ class Fork:
             self._taken[-1] += 1
 
 
-def engine_law(engine: Engine, monkeypatch: pytest.MonkeyPatch, request: Request) -> np.ndarray:
-    """Return the law [vocab] * max_new_tokens of what the engine says to a request, whatever its seed is."""
-    law = np.zeros((engine.vocab_size,) * request.max_new_tokens)
+def engine_distribution(engine: Engine, monkeypatch: pytest.MonkeyPatch, request: Request) -> np.ndarray:
+    """Return the distribution [vocab] * max_new_tokens of what the engine says to a request, whatever its seed is."""
+    distribution = np.zeros((engine.vocab_size,) * request.max_new_tokens)
     for ids, weight in engine_texts(engine, monkeypatch, request).items():
         assert len(ids) == request.max_new_tokens
-        law[ids] = weight
-    return law
+        distribution[ids] = weight
+    return distribution
 
 
 def engine_texts(engine: Engine, monkeypatch: pytest.MonkeyPatch, request: Request) -> dict[tuple[int, ...], float]:
@@ -127,72 +129,72 @@ def engine_texts(engine: Engine, monkeypatch: pytest.MonkeyPatch, request: Reque
     fork = Fork()
     used: list[float] = []
 
-    def draw(draws: Draws, probs: Tensor, column: int) -> Tensor:
+    def draw(draws: DraftSampling, probs: Tensor, column: int) -> Tensor:
         used.append(float(draws.uniforms[0, column]))
         return torch.tensor([fork.choose(list(enumerate(probs[0].tolist())))])
 
-    def result(
+    def draw_result(
         rule: Callable[..., list[VerifyResult]],
         logits: Tensor,
         tokens: Tensor,
         tree: Tree,
-        warp: SamplingParams,
+        params: SamplingParams,
         **rest: Any,
     ) -> list[VerifyResult]:
         ours = rest["uniforms"].flatten().tolist()
         assert len(set(used)) == len(used), "a uniform drew two tokens"
         assert not set(used) & set(ours), "a uniform of the draft is used to verify it"
         used.clear()
-        return [fork.choose(verdict_law(rule, logits, tokens, tree, warp, **rest))]
+        return [fork.choose(result_distribution(rule, logits, tokens, tree, params, **rest))]
 
     def of_chain(
         logits: Tensor,
         tokens: Tensor,
         lens: list[int],
-        warp: SamplingParams,
+        params: SamplingParams,
         draft_probs: Tensor | None,
         uniforms: Tensor,
     ) -> list[VerifyResult]:
         def rule(
-            logits: Tensor, tokens: Tensor, tree: Tree, warp: SamplingParams, draft_probs: Any, uniforms: Tensor
+            logits: Tensor, tokens: Tensor, tree: Tree, params: SamplingParams, draft_probs: Any, uniforms: Tensor
         ) -> Any:
             # a tree's uniforms begin with the one of the next token, with which a chain's end
-            return rules.chain(logits, tokens[:, 1:], lens * len(logits), warp, draft_probs,
+            return verifier.chain(logits, tokens[:, 1:], lens * len(logits), params, draft_probs,
                                torch.cat([uniforms[:, 1:], uniforms[:, :1]], 1))  # fmt: skip
 
         length, root = tokens.shape[1] + 1, tokens.new_zeros((1, 1))
         tree = Tree(np.array([[-1, *(node if node < lens[0] else -1 for node in range(length - 1))]]))
-        return result(rule, logits, torch.cat([root, tokens], 1), tree, warp, draft_probs=draft_probs,
+        return draw_result(rule, logits, torch.cat([root, tokens], 1), tree, params, draft_probs=draft_probs,
                        uniforms=torch.cat([uniforms[:, -1:], uniforms[:, :-1]], 1), chain=True)  # fmt: skip
 
     def of_tree(
-        logits: Tensor, tokens: Tensor, tree: Tree, limits: list[int], warp: SamplingParams, draft_probs: Any,
+        logits: Tensor, tokens: Tensor, tree: Tree, limits: list[int], params: SamplingParams, draft_probs: Any,
         uniforms: Tensor, typical: Any,
     ) -> list[VerifyResult]:  # fmt: skip
         def rule(
-            logits: Tensor, tokens: Tensor, tree: Tree, warp: SamplingParams, draft_probs: Any, uniforms: Tensor
+            logits: Tensor, tokens: Tensor, tree: Tree, params: SamplingParams, draft_probs: Any, uniforms: Tensor
         ) -> Any:
-            return rules.tree(logits, tokens, tree, limits * len(logits), warp, draft_probs, uniforms, typical)
+            return verifier.tree(logits, tokens, tree, limits * len(logits), params, draft_probs, uniforms, typical)
 
-        return result(rule, logits, tokens, tree, warp, draft_probs=draft_probs, uniforms=uniforms)
+        return draw_result(rule, logits, tokens, tree, params, draft_probs=draft_probs, uniforms=uniforms)
 
-    rules = engine.speculator.rules
-    law: dict[tuple[int, ...], float] = {}
+    verifier = engine.speculator.verifier
+    distribution: dict[tuple[int, ...], float] = {}
     with monkeypatch.context() as patch:
-        patch.setattr(Draws, "draw", draw)
-        patch.setattr(engine.speculator, "rules", SimpleNamespace(chain=of_chain, tree=of_tree))
+        patch.setattr(DraftSampling, "draw", draw)
+        patch.setattr(engine.speculator, "verifier", SimpleNamespace(chain=of_chain, tree=of_tree))
         for _ in fork.runs():
             (result,) = engine.generate([request])
-            law[result.ids] = law.get(result.ids, 0.0) + fork.weight
-    return law
+            distribution[result.ids] = distribution.get(result.ids, 0.0) + fork.weight
+    return distribution
 
 
-def verdict_law(
-    rule: Callable[..., list[VerifyResult]], logits: Tensor, tokens: Tensor, tree: Tree, warp: SamplingParams, *,
+def result_distribution(
+    rule: Callable[..., list[VerifyResult]], logits: Tensor, tokens: Tensor, tree: Tree, params: SamplingParams, *,
     draft_probs: Tensor | None, uniforms: Tensor, chain: bool = False,
 ) -> list[tuple[VerifyResult, float]]:  # fmt: skip
     """Return every result of a rule on one row with its probability, asking it for all cells of uniforms at once."""
-    target = warp.probs(logits)[0].double().numpy()
+    target = params.probs(logits)[0].double().numpy()
     drawn_from = None if draft_probs is None else draft_probs[0].double().numpy()
     if chain:
         cuts = _cuts_of_draws(target, tokens[0].tolist(), tree, drawn_from, one_hot=True)
@@ -205,15 +207,15 @@ def verdict_law(
     columns = torch.tensor([[middle for middle, _ in cell] for cell in combined], dtype=torch.float64)
     many = len(combined)
     wide = SamplingParams(
-        warp.temperature.expand(many), warp.top_k.expand(many), warp.top_p.expand(many), warp.truncates
+        params.temperature.expand(many), params.top_k.expand(many), params.top_p.expand(many), params.truncates
     )
     spread = None if draft_probs is None else draft_probs.expand(many, -1, -1)
     found = rule(logits.expand(many, -1, -1), tokens.expand(many, -1), tree, wide, spread, columns)
-    law: dict[tuple[tuple[int, ...], int], float] = {}
+    distribution: dict[tuple[tuple[int, ...], int], float] = {}
     for cell, result in zip(combined, found, strict=True):
         key = tuple(result.path), result.token
-        law[key] = law.get(key, 0.0) + float(np.prod([width for _, width in cell]))
-    return [(VerifyResult(list(path), token), weight) for (path, token), weight in law.items()]
+        distribution[key] = distribution.get(key, 0.0) + float(np.prod([width for _, width in cell]))
+    return [(VerifyResult(list(path), token), weight) for (path, token), weight in distribution.items()]
 
 
 def _edges(weights: np.ndarray) -> set[float]:
@@ -248,47 +250,47 @@ def _cuts_of_draws(
     return cuts
 
 
-def target_law(model: Any, prompt: tuple[int, ...], sampling: Sampling, new_tokens: int) -> np.ndarray:
-    """Return the law [vocab] * new_tokens of transformers' model."""
+def target_distribution(model: Any, prompt: tuple[int, ...], sampling: SamplingOptions, new_tokens: int) -> np.ndarray:
+    """Return the distribution [vocab] * new_tokens of transformers' model."""
     vocab = model.config.vocab_size
-    law = np.zeros((vocab,) * new_tokens)
+    distribution = np.zeros((vocab,) * new_tokens)
 
     def add(text: tuple[int, ...], weight: float) -> None:
         if len(text) == new_tokens:
-            law[text] = weight
+            distribution[text] = weight
             return
         with torch.inference_mode():
             logits = model(torch.tensor([[*prompt, *text]])).logits[0, -1].double().numpy()
-        row = reference.warp(logits, sampling.temperature, sampling.top_k, sampling.top_p)
+        row = reference.probs_of(logits, sampling.temperature, sampling.top_k, sampling.top_p)
         for token in range(vocab):
             if row[token] > 0:
                 add((*text, token), weight * float(row[token]))
 
     add((), 1.0)
-    return law
+    return distribution
 
 
-def assert_targets_law(
-    engine: Engine, model: Any, monkeypatch: pytest.MonkeyPatch, sampling: Sampling, new_tokens: int = 4
+def assert_targets_distribution(
+    engine: Engine, model: Any, monkeypatch: pytest.MonkeyPatch, sampling: SamplingOptions, new_tokens: int = 4
 ) -> None:
-    """Hold the engine's law after a prompt against transformers'."""
+    """Hold the engine's distribution after a prompt against transformers'."""
     prompt = (1, 2, 0)
-    ours = engine_law(engine, monkeypatch, Request(prompt, new_tokens, sampling))
-    np.testing.assert_allclose(ours, target_law(model, prompt, sampling, new_tokens), atol=2e-5)
+    ours = engine_distribution(engine, monkeypatch, Request(prompt, new_tokens, sampling))
+    np.testing.assert_allclose(ours, target_distribution(model, prompt, sampling, new_tokens), atol=2e-5)
 
 
 def assert_wrong_rule_is_seen(engine: Engine, model: Any, monkeypatch: pytest.MonkeyPatch, new_tokens: int = 3) -> None:
     """Let the acceptance rules go wrong, and see that the same comparison tells."""
     let_rules_go_wrong(engine, monkeypatch)
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
-        assert_targets_law(engine, model, monkeypatch, Sampling(1.0), new_tokens)
+        assert_targets_distribution(engine, model, monkeypatch, SamplingOptions(1.0), new_tokens)
 
 
 def let_rules_go_wrong(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let an engine draw from the target's whole row after a rejection."""
-    rules = engine.speculator.rules
-    wrong = SimpleNamespace(chain=without_residual(rules.chain), tree=without_residual(rules.tree))
-    monkeypatch.setattr(engine.speculator, "rules", wrong)
+    verifier = engine.speculator.verifier
+    wrong = SimpleNamespace(chain=without_residual(verifier.chain), tree=without_residual(verifier.tree))
+    monkeypatch.setattr(engine.speculator, "verifier", wrong)
 
 
 def without_residual(verify: Callable[..., list[VerifyResult]]) -> Callable[..., list[VerifyResult]]:
@@ -296,10 +298,10 @@ def without_residual(verify: Callable[..., list[VerifyResult]]) -> Callable[...,
 
     def wrong(logits: Tensor, tokens: Tensor, shape: Any, *rest: Any) -> list[VerifyResult]:
         found = verify(logits, tokens, shape, *rest)
-        warp = next(value for value in rest if isinstance(value, SamplingParams))
+        params = next(value for value in rest if isinstance(value, SamplingParams))
         uniforms = rest[-1] if torch.is_tensor(rest[-1]) else rest[-2]
         last = uniforms[:, 0] if isinstance(shape, Tree) else uniforms[:, -1]
-        probs = warp.probs(logits)
+        probs = params.probs(logits)
         after = torch.stack([probs[row, (result.path or [0])[-1]] for row, result in enumerate(found)])
         drawn = reference_pick(after, last)
         return [VerifyResult(result.path, token) for result, token in zip(found, drawn, strict=True)]

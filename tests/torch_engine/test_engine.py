@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The torch engine against transformers: the same text and the same law, whatever drafts and shares the batch."""
+"""The torch engine against transformers: same text and same distribution, for every drafter and every batch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,14 @@ from typing import Any
 import pytest
 
 from tests.tiny import LLAMA3_ROPE, convert, greedy, make_llama, make_model, reference_model
-from tests.torch_engine.lossless import LAW_SHAPE, assert_targets_law, assert_wrong_rule_is_seen, random_prompts
+from tests.torch_engine.lossless import (
+    DISTRIBUTION_SHAPE,
+    assert_targets_distribution,
+    assert_wrong_rule_is_seen,
+    random_prompts,
+)
 from trtspec.errors import TrtspecError
-from trtspec.generation.request import Request, Sampling, Update
+from trtspec.generation.request import Request, SamplingOptions, Update
 from trtspec.torch_engine.engine import Engine
 from trtspec.torch_engine.settings import EngineSettings
 
@@ -93,17 +98,17 @@ class TestRequestsOfABatch:
 
     def test_sampled_text_depends_on_the_seed_and_not_on_neighbours(self, engine: Engine) -> None:
         prompts = random_prompts(9)
-        sampling = [Sampling(1.0, seed=s) if s % 3 else Sampling() for s in range(9)]
+        sampling = [SamplingOptions(1.0, seed=s) if s % 3 else SamplingOptions() for s in range(9)]
         requests = [Request(prompt, 10 + 3 * s.seed, s) for prompt, s in zip(prompts, sampling, strict=True)]
         together = engine.generate(requests)
         alone = [engine.generate([request])[0] for request in requests]
         assert [result.ids for result in together] == [result.ids for result in alone]
-        other_seed = Request(prompts[1], 13, Sampling(1.0, seed=99))
+        other_seed = Request(prompts[1], 13, SamplingOptions(1.0, seed=99))
         assert engine.generate([other_seed])[0].ids != alone[1].ids
 
     def test_top_k_one_is_greedy(self, engine: Engine) -> None:
         prompt = random_prompts(1)[0]
-        one, two = engine.generate([Request(prompt, LEN), Request(prompt, LEN, Sampling(0.9, top_k=1, seed=5))])
+        one, two = engine.generate([Request(prompt, LEN), Request(prompt, LEN, SamplingOptions(0.9, top_k=1, seed=5))])
         assert one.ids == two.ids
 
     def test_a_prompt_longer_than_a_step_is_prefilled_in_chunks(self, pair: tuple[Path, Path]) -> None:
@@ -135,7 +140,7 @@ class TestEndOfARequest:
         texts: list[list[int]] = [[], [], []]
         reasons: list[str | None] = [None] * 3
         done = threading.Barrier(4)
-        tickets: list[Any] = []
+        handles: list[Any] = []
         ready = threading.Event()
 
         def collect(number: int):
@@ -143,14 +148,14 @@ class TestEndOfARequest:
                 ready.wait(30)
                 texts[number] += update.new_ids
                 if number == 1 and len(texts[1]) > 10:
-                    tickets[1].cancel()
+                    handles[1].cancel()
                 if update.finish_reason:
                     reasons[number] = update.finish_reason
                     threading.Thread(target=done.wait, daemon=True).start()
 
             return on_update
 
-        tickets += [engine.submit(Request(prompt, 90), collect(n)) for n, prompt in enumerate(prompts)]
+        handles += [engine.submit(Request(prompt, 90), collect(n)) for n, prompt in enumerate(prompts)]
         ready.set()
         done.wait(timeout=30)
         assert reasons == ["length", "cancelled", "length"]
@@ -189,11 +194,11 @@ class TestEndOfARequest:
         (Request((1,), 0), "max_tokens is 0, expected at least 1"),
         (Request((64,), 5), "the prompt has a token id outside 0..63"),
         (Request((1,) * 100, 50), "prompt and max_tokens are 150 tokens together, at most 128 fit"),
-        (Request((1,), 5, Sampling(-1.0)), "temperature is -1.0, expected 0 or more"),
-        (Request((1,), 5, Sampling(float("nan"))), "temperature is nan"),
-        (Request((1,), 5, Sampling(1.0, top_k=-2)), "top_k is -2"),
-        (Request((1,), 5, Sampling(1.0, top_p=0.0)), "top_p is 0.0, expected more than 0"),
-        (Request((1,), 5, Sampling(1.0, seed=-1)), "seed is -1"),
+        (Request((1,), 5, SamplingOptions(-1.0)), "temperature is -1.0, expected 0 or more"),
+        (Request((1,), 5, SamplingOptions(float("nan"))), "temperature is nan"),
+        (Request((1,), 5, SamplingOptions(1.0, top_k=-2)), "top_k is -2"),
+        (Request((1,), 5, SamplingOptions(1.0, top_p=0.0)), "top_p is 0.0, expected more than 0"),
+        (Request((1,), 5, SamplingOptions(1.0, seed=-1)), "seed is -1"),
         (Request((1,), 5, draft_len=-1), "the draft length is -1"),
         (Request((1,), 5, stop=("x",)), "stop texts need the engine to have a tokenizer"),
     ],
@@ -224,24 +229,28 @@ def test_the_pair_has_to_fit(pair: tuple[Path, Path], tmp_path: Path) -> None:
         Engine.load(pair[0], None, EngineSettings(method="draft_traget"))
 
 
-# -- the exact law of sampled text, through the whole engine --------------------------------------------------------
+# -- the exact distribution of sampled text, through the whole engine --------------------------------------------------
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[tuple[Engine, Any]]:
     """Yield an engine with a draft on a vocabulary of three, and transformers' model of its target."""
-    sources = [make_model(tmp_path / f"hf{seed}", seed=seed, **LAW_SHAPE) for seed in (0, 1)]
+    sources = [make_model(tmp_path / f"hf{seed}", seed=seed, **DISTRIBUTION_SHAPE) for seed in (0, 1)]
     engine = make_engine(*[convert(source, tmp_path / f"c{seed}") for seed, source in enumerate(sources)], draft_len=2)
     yield engine, reference_model(sources[0])
     engine.close()
 
 
-@pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(0.6), Sampling(1.0, top_k=2)], ids=str)
-def test_sampled_text_has_the_targets_law(
-    sampling: Sampling, small: tuple[Engine, Any], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "sampling", [SamplingOptions(1.0), SamplingOptions(0.6), SamplingOptions(1.0, top_k=2)], ids=str
+)
+def test_sampled_text_has_the_targets_distribution(
+    sampling: SamplingOptions, small: tuple[Engine, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert_targets_law(*small, monkeypatch, sampling)
+    assert_targets_distribution(*small, monkeypatch, sampling)
 
 
-def test_a_wrong_acceptance_rule_has_another_law(small: tuple[Engine, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_acceptance_rule_has_another_distribution(
+    small: tuple[Engine, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert_wrong_rule_is_seen(*small, monkeypatch)

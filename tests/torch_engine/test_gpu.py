@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.tiny import FAMILY_SHAPES, convert, make_llama, make_model
-from trtspec.generation.request import Request, Sampling
+from trtspec.generation.request import Request, SamplingOptions
 from trtspec.torch_engine.engine import Engine
 from trtspec.torch_engine.model.decoder import Decoder
 from trtspec.torch_engine.settings import EngineSettings
@@ -59,7 +59,7 @@ def test_logits_in_float32_are_those_of_the_cpu(family: str, tmp_path: Path) -> 
 
 
 def test_sampled_text_depends_on_the_seed_alone(pair: tuple[Path, Path]) -> None:
-    requests = requests_of(6, sampling=Sampling(1.0, seed=5))
+    requests = requests_of(6, sampling=SamplingOptions(1.0, seed=5))
     assert texts(pair, "cuda", "float32", requests) == texts(pair, "cuda", "float32", requests)
 
 

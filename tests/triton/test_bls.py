@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A text made by two models: its law, its greedy text, where it ends, and what the models are asked for.
+"""A text made by two models: its distribution, its greedy text, where it ends, and what the models are asked for.
 
 The models are tables of logits. The target follows the rule of TensorRT-LLM's kernel (NVIDIA/TensorRT-LLM:cpp/
 tensorrt_llm/kernels/speculativeDecoding/externalDraftTokensKernels.cu@2931b93f), told once more here with every random
-choice as a fork, so that the law of a whole text comes out without statistics.
+choice as a fork, so that the distribution of a whole text comes out without statistics.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import pytest
 from tests.torch_engine.lossless import Fork
 from trtspec.errors import TrtspecError
 from trtspec.generation.endings import Endings
+from trtspec.generation.request import SamplingOptions
 from trtspec.generation.suffix_index import SuffixIndex
-from trtspec.kernels.reference import residual, warp
+from trtspec.kernels.reference import probs_of, residual
 from trtspec.triton.python_models.bls import (
     NO_ID,
     Answer,
@@ -30,14 +31,13 @@ from trtspec.triton.python_models.bls import (
     Job,
     LookupDrafter,
     ModelDrafter,
-    Sampling,
     generate,
 )
 
 VOCAB, END, LENGTH = 3, 2, 4
 PROMPT = (0, 1)
 Text = tuple[int, ...]
-SAMPLED = [Sampling(1.0), Sampling(0.6), Sampling(1.4, top_k=2), Sampling(0.8, top_p=0.7)]
+SAMPLED = [SamplingOptions(1.0), SamplingOptions(0.6), SamplingOptions(1.4, top_k=2), SamplingOptions(0.8, top_p=0.7)]
 
 
 def table(seed: int) -> dict[Text, np.ndarray]:
@@ -56,16 +56,18 @@ class TableModel:
         output = text[len(PROMPT) :]
         return self.table[tuple(output[-2:])]
 
-    def law(self, text: list[int], sampling: Sampling) -> np.ndarray:
-        return warp(self.logits(text), 0.0 if sampling.greedy else sampling.temperature, sampling.top_k, sampling.top_p)
+    def distribution(self, text: list[int], sampling: SamplingOptions) -> np.ndarray:
+        return probs_of(
+            self.logits(text), 0.0 if sampling.greedy else sampling.temperature, sampling.top_k, sampling.top_p
+        )
 
-    def draw(self, law: np.ndarray) -> int:
-        return self.fork.choose(list(enumerate(law))) if self.fork else int(law.argmax())
+    def draw(self, distribution: np.ndarray) -> int:
+        return self.fork.choose(list(enumerate(distribution))) if self.fork else int(distribution.argmax())
 
     def alone(self, call: Call) -> Answer:
         text, rows = list(call.text), []
         for _ in range(call.new_tokens):
-            token = self.draw(self.law(text, call.sampling))
+            token = self.draw(self.distribution(text, call.sampling))
             if token == call.end_id:
                 break
             rows.append(self.logits(text))
@@ -97,17 +99,17 @@ class TableTarget(TableModel):
     def verify(self, call: Call) -> list[int]:
         text = list(call.text)
         for place, token in enumerate(call.draft.ids):
-            law = self.law(text, call.sampling)
+            distribution = self.distribution(text, call.sampling)
             if call.draft.logits is None:
-                if self.draw(law) != token:
-                    return [*text[len(call.text) :], self.draw(law)]  # once more, from all of it
+                if self.draw(distribution) != token:
+                    return [*text[len(call.text) :], self.draw(distribution)]  # once more, from all of it
             else:
-                drawn_by = warp(call.draft.logits[place].astype(np.float64), 1.0, 0, 1.0)
-                chance = min(1.0, law[token] / drawn_by[token])
+                drawn_by = probs_of(call.draft.logits[place].astype(np.float64), 1.0, 0, 1.0)
+                chance = min(1.0, distribution[token] / drawn_by[token])
                 if not self.choose(chance):
-                    return [*text[len(call.text) :], self.draw(residual(law, drawn_by))]
+                    return [*text[len(call.text) :], self.draw(residual(distribution, drawn_by))]
             text.append(token)
-        return [*text[len(call.text) :], self.draw(self.law(text, call.sampling))]
+        return [*text[len(call.text) :], self.draw(self.distribution(text, call.sampling))]
 
     def choose(self, chance: float) -> bool:
         return self.fork.choose([(True, chance), (False, 1.0 - chance)]) if self.fork else chance >= 1.0
@@ -116,16 +118,16 @@ class TableTarget(TableModel):
 ENDLESS, ENDING = Endings(frozenset()), Endings(frozenset({END}))
 
 
-def job(sampling: Sampling, draft_len: int = 2, endings: Endings = ENDING, **changes) -> Job:
+def job(sampling: SamplingOptions, draft_len: int = 2, endings: Endings = ENDING, **changes) -> Job:
     asked = Job(PROMPT, LENGTH, draft_len, sampling, endings, next(iter(endings.end_ids), NO_ID))
     return replace(asked, **changes)
 
 
-def model_drafter(model: TableModel, sampling: Sampling, **options) -> Drafter:
+def model_drafter(model: TableModel, sampling: SamplingOptions, **options) -> Drafter:
     return ModelDrafter(model, sampling, **{"draws": True, **options})
 
 
-def lookup_drafter(model: TableModel, sampling: Sampling) -> Drafter:
+def lookup_drafter(model: TableModel, sampling: SamplingOptions) -> Drafter:
     return LookupDrafter(SuffixIndex(4), 1)
 
 
@@ -137,34 +139,34 @@ def said(asked: Job, target: TableModel, drafter: Drafter, vocab_size: int = VOC
     return (*ids, END) if steps[-1].finish_reason == "end_id" else tuple(ids)
 
 
-def law_of(asked: Job, drafter_of, vocab_size: int = VOCAB, target_class=TableTarget) -> dict[Text, float]:
-    """Return the law of the text that target and drafter make."""
-    fork, law = Fork(), defaultdict(float)
+def distribution_of(asked: Job, drafter_of, vocab_size: int = VOCAB, target_class=TableTarget) -> dict[Text, float]:
+    """Return the distribution of the text that target and drafter make."""
+    fork, distribution = Fork(), defaultdict(float)
     for _ in fork.runs():
         target, draft = target_class(1, fork), TableModel(2, fork)
         text = said(asked, target, drafter_of(draft, asked.sampling), vocab_size)
-        law[text] += fork.weight
-    return dict(law)
+        distribution[text] += fork.weight
+    return dict(distribution)
 
 
-def law_alone(asked: Job) -> dict[Text, float]:
-    """Return the law of what the target says when nobody drafts, by its table."""
-    target, law = TableModel(1), {}
+def distribution_alone(asked: Job) -> dict[Text, float]:
+    """Return the distribution of what the target says when nobody drafts, by its table."""
+    target, distribution = TableModel(1), {}
 
     def grow(output: Text, weight: float) -> None:
         if len(output) == asked.max_tokens or output[-1:] == (END,):
-            law[output] = weight
+            distribution[output] = weight
             return
-        for token, share in enumerate(target.law([*PROMPT, *output], asked.sampling)):
+        for token, share in enumerate(target.distribution([*PROMPT, *output], asked.sampling)):
             if share > 0.0:
                 grow((*output, token), weight * share)
 
     grow((), 1.0)
-    return law
+    return distribution
 
 
-def distance(law: dict[Text, float], other: dict[Text, float]) -> float:
-    return max(abs(law.get(text, 0.0) - other.get(text, 0.0)) for text in {*law, *other})
+def distance(distribution: dict[Text, float], other: dict[Text, float]) -> float:
+    return max(abs(distribution.get(text, 0.0) - other.get(text, 0.0)) for text in {*distribution, *other})
 
 
 class GoingOn(TableTarget):
@@ -184,22 +186,24 @@ class GoingOn(TableTarget):
     ],
     ids=["drawn", "chosen", "drawn-while-sure", "drawn-by-fast-logits", "looked-up"],
 )
-def test_a_sampled_text_has_exactly_the_targets_law(drafter_of, sampling: Sampling, target_class) -> None:
+def test_a_sampled_text_has_exactly_the_targets_distribution(
+    drafter_of, sampling: SamplingOptions, target_class
+) -> None:
     asked = job(sampling)
-    law = law_of(asked, drafter_of, target_class=target_class)
-    assert sum(law.values()) == pytest.approx(1.0, abs=1e-6)
-    assert distance(law, law_alone(asked)) < 1e-6
+    distribution = distribution_of(asked, drafter_of, target_class=target_class)
+    assert sum(distribution.values()) == pytest.approx(1.0, abs=1e-6)
+    assert distance(distribution, distribution_alone(asked)) < 1e-6
 
 
 @pytest.mark.parametrize(
     "drafter_of", [lambda model, sampling: model_drafter(model, sampling, draws=False), lookup_drafter]
 )
-def test_without_logits_the_rule_of_the_executor_would_change_the_law(drafter_of) -> None:
-    asked = job(Sampling(1.0))
-    assert distance(law_of(asked, drafter_of, vocab_size=0), law_alone(asked)) > 0.01
+def test_without_logits_the_rule_of_the_executor_would_change_the_distribution(drafter_of) -> None:
+    asked = job(SamplingOptions(1.0))
+    assert distance(distribution_of(asked, drafter_of, vocab_size=0), distribution_alone(asked)) > 0.01
 
 
-def test_logits_of_another_temperature_would_change_the_law() -> None:
+def test_logits_of_another_temperature_would_change_the_distribution() -> None:
     """What is told about a draft has to be what it was drawn by."""
 
     class Scaled(ModelDrafter):
@@ -207,9 +211,9 @@ def test_logits_of_another_temperature_would_change_the_law() -> None:
             guess = super().propose(*given)
             return replace(guess, logits=guess.logits * 0.5)
 
-    asked = job(Sampling(0.6))
-    law = law_of(asked, lambda model, sampling: Scaled(model, sampling, draws=True))
-    assert distance(law, law_alone(asked)) > 0.01
+    asked = job(SamplingOptions(0.6))
+    distribution = distribution_of(asked, lambda model, sampling: Scaled(model, sampling, draws=True))
+    assert distance(distribution, distribution_alone(asked)) > 0.01
 
 
 @pytest.mark.parametrize("draft_len", [0, 1, 2, 5, 50])
@@ -217,7 +221,7 @@ def test_logits_of_another_temperature_would_change_the_law() -> None:
 @pytest.mark.parametrize("drafter_of", [model_drafter, lookup_drafter], ids=["model", "lookup"])
 @pytest.mark.parametrize("endings", [ENDLESS, ENDING], ids=["endless", "ending"])
 def test_greedy_text_is_the_targets(draft_len: int, target_class, drafter_of, endings: Endings) -> None:
-    asked = job(Sampling(), draft_len, max_tokens=30, endings=endings)
+    asked = job(SamplingOptions(), draft_len, max_tokens=30, endings=endings)
     target, ids = target_class(1), list[int]()
     while len(ids) < asked.max_tokens and (endings is ENDLESS or ids[-1:] != [END]):
         ids.append(int(target.logits([*PROMPT, *ids]).argmax()))
@@ -225,7 +229,7 @@ def test_greedy_text_is_the_targets(draft_len: int, target_class, drafter_of, en
 
 
 def test_top_k_1_is_greedy_and_its_drafts_bring_no_logits() -> None:
-    asked, target = job(Sampling(0.9, top_k=1)), TableTarget(1)
+    asked, target = job(SamplingOptions(0.9, top_k=1)), TableTarget(1)
     said(asked, target, model_drafter(TableModel(2), asked.sampling))
     assert all(call.draft.logits is None for call in target.calls)
     assert any(call.draft.ids for call in target.calls)
@@ -234,7 +238,7 @@ def test_top_k_1_is_greedy_and_its_drafts_bring_no_logits() -> None:
 def test_every_call_has_a_seed_of_its_own_and_the_same_seeds_come_back() -> None:
     def seeds(seed: int) -> list[int]:
         asked, target, draft = (
-            job(Sampling(1.0, seed=seed), max_tokens=20, endings=ENDLESS),
+            job(SamplingOptions(1.0, seed=seed), max_tokens=20, endings=ENDLESS),
             TableTarget(1),
             TableModel(2),
         )
@@ -248,7 +252,7 @@ def test_every_call_has_a_seed_of_its_own_and_the_same_seeds_come_back() -> None
 
 
 def test_what_is_drafted_leaves_a_place_for_the_targets_own_token() -> None:
-    asked, target, draft = job(Sampling(), 50, max_tokens=9, endings=ENDLESS), TableTarget(1), TableModel(1)
+    asked, target, draft = job(SamplingOptions(), 50, max_tokens=9, endings=ENDLESS), TableTarget(1), TableModel(1)
     [step, *_] = steps = list(generate(asked, target, model_drafter(draft, asked.sampling), VOCAB))
     assert (draft.calls[0].new_tokens, target.calls[0].new_tokens) == (8, 9)
     assert (step.drafted, step.accepted, len(step.ids), step.finish_reason) == (8, 8, 9, "length")
@@ -256,14 +260,14 @@ def test_what_is_drafted_leaves_a_place_for_the_targets_own_token() -> None:
 
 
 def test_the_last_token_alone_is_not_drafted_for() -> None:
-    asked, target, draft = job(Sampling(), max_tokens=1, endings=ENDLESS), TableTarget(1), TableModel(2)
+    asked, target, draft = job(SamplingOptions(), max_tokens=1, endings=ENDLESS), TableTarget(1), TableModel(2)
     assert len(said(asked, target, model_drafter(draft, asked.sampling))) == 1
     assert draft.calls == []
     assert target.calls[0].new_tokens == 1
 
 
 def test_drafts_count_as_drafted_and_accepted() -> None:
-    asked = job(Sampling(), 3, max_tokens=40, endings=ENDLESS)
+    asked = job(SamplingOptions(), 3, max_tokens=40, endings=ENDLESS)
     own = list(generate(asked, TableTarget(1), model_drafter(TableModel(1), asked.sampling), VOCAB))
     assert sum(step.accepted for step in own) == sum(step.drafted for step in own) == 30
     other = list(generate(asked, TableTarget(1), model_drafter(TableModel(5), asked.sampling), VOCAB))
@@ -279,7 +283,7 @@ def test_without_drafts_the_target_is_asked_once_for_all_and_told_where_the_text
             yield from (Answer([token]) for token in self.alone(call).ids)
 
     told = {"end_id": 77, "stop_words": [[1, 0, 2]], "lookahead": (3, 2, 1), "streams": True}
-    asked = job(Sampling(0.5, seed=9), 0, max_tokens=99, endings=ENDLESS, **told)
+    asked = job(SamplingOptions(0.5, seed=9), 0, max_tokens=99, endings=ENDLESS, **told)
     target = Streaming(1)
     steps = list(generate(asked, target, None))
     assert [len(step.ids) for step in steps] == [1] * 99
@@ -296,7 +300,7 @@ def test_what_a_target_drafts_by_itself_is_counted() -> None:
     def target(call: Call) -> list[Answer]:
         return answers
 
-    steps = list(generate(job(Sampling(), 0, max_tokens=9), target, None))
+    steps = list(generate(job(SamplingOptions(), 0, max_tokens=9), target, None))
     assert [(step.ids, step.drafted, step.accepted) for step in steps] == [
         ([0, 1], 3, 1),
         ([], 2, 0),
@@ -307,13 +311,13 @@ def test_what_a_target_drafts_by_itself_is_counted() -> None:
 
 
 def test_a_call_that_brings_drafts_knows_no_end_and_gives_its_tokens_at_once() -> None:
-    asked, target = job(Sampling(), streams=True), TableTarget(1)
+    asked, target = job(SamplingOptions(), streams=True), TableTarget(1)
     said(asked, target, model_drafter(TableModel(2), asked.sampling))
     assert all((call.end_id, call.streams) == (NO_ID, False) for call in target.calls if call.draft.ids)
 
 
-def test_an_answer_without_tokens_is_no_verdict_on_a_draft() -> None:
-    asked, draft = job(Sampling(), 5, max_tokens=3, endings=ENDLESS), Scripted(Answer([0, 1]))
+def test_an_answer_without_tokens_is_no_result_for_a_draft() -> None:
+    asked, draft = job(SamplingOptions(), 5, max_tokens=3, endings=ENDLESS), Scripted(Answer([0, 1]))
 
     def target(call: Call) -> list[Answer]:
         return [Answer([]), Answer([0, 1, 1])]
@@ -334,7 +338,7 @@ class Scripted:
 
 
 def test_a_draft_that_is_shorter_or_empty_is_verified_as_it_is() -> None:
-    asked = job(Sampling(), 5, max_tokens=4, endings=ENDLESS)
+    asked = job(SamplingOptions(), 5, max_tokens=4, endings=ENDLESS)
     draft = Scripted(Answer([0]), Answer([]), Answer([]))
     target = Scripted(Answer([0, 1]), Answer([1]), Answer([0]))
     assert said(asked, target, ModelDrafter(draft, asked.sampling, draws=True)) == (0, 1, 1, 0)
@@ -342,20 +346,20 @@ def test_a_draft_that_is_shorter_or_empty_is_verified_as_it_is() -> None:
 
 
 def test_a_text_ends_where_the_target_says_nothing_more() -> None:
-    asked = job(Sampling(), 0)
+    asked = job(SamplingOptions(), 0)
     [step] = generate(asked, Scripted(Answer([])), LookupDrafter(SuffixIndex(4), 1))
     assert (step.ids, step.finish_reason) == ([], "end_id")
 
 
 def test_what_comes_behind_an_end_is_not_part_of_the_text() -> None:
-    asked = job(Sampling(), 3, max_tokens=9)
+    asked = job(SamplingOptions(), 3, max_tokens=9)
     draft, target = Scripted(Answer([0, END, 1])), Scripted(Answer([0, END, 1, 1]))
     [step] = generate(asked, target, ModelDrafter(draft, asked.sampling, draws=True))
     assert (step.ids, step.finish_reason, step.drafted, step.accepted) == ([0], "end_id", 3, 3)
 
 
 def test_a_draft_model_without_logits_is_told_how_to_give_them() -> None:
-    asked = job(Sampling(1.0))
+    asked = job(SamplingOptions(1.0))
     drafter = ModelDrafter(Scripted(Answer([0, 1])), asked.sampling, draws=True)
     with pytest.raises(TrtspecError, match="the draft model gave no logits") as caught:
         list(generate(asked, TableTarget(1), drafter))
@@ -365,28 +369,28 @@ def test_a_draft_model_without_logits_is_told_how_to_give_them() -> None:
 def test_an_unsure_draft_is_cut_before_the_token_that_nothing_speaks_for() -> None:
     sure, unsure = [4.0, 0.0, 0.0], [1.0, 0.9, 0.8]
     draft = Scripted(Answer([0, 1, 0], np.array([sure, unsure, sure], np.float32)))
-    drafter = ModelDrafter(draft, Sampling(), draws=True, stop_below=0.6)
+    drafter = ModelDrafter(draft, SamplingOptions(), draws=True, stop_below=0.6)
     assert list(drafter.propose([0], 0, 3).ids) == [0]
 
 
 def test_drafts_are_drawn_by_the_temperature_alone_and_say_so() -> None:
     logits = np.array([[1.0, 2.0, 3.0]], np.float32)
     draft = Scripted(Answer([0], logits), Answer([0], logits))
-    guess = ModelDrafter(draft, Sampling(0.5, top_k=2, top_p=0.9), draws=True).propose([0], 0, 1)
+    guess = ModelDrafter(draft, SamplingOptions(0.5, top_k=2, top_p=0.9), draws=True).propose([0], 0, 1)
     assert (draft.calls[0].sampling.temperature, draft.calls[0].sampling.top_k, draft.calls[0].sampling.top_p) == (
         0.5,
         0,
         1.0,
     )
     assert guess.logits.tolist() == [[2.0, 4.0, 6.0]]
-    fast = ModelDrafter(draft, Sampling(0.5), draws=False, fast_logits=True).propose([0], 0, 1)
+    fast = ModelDrafter(draft, SamplingOptions(0.5), draws=False, fast_logits=True).propose([0], 0, 1)
     assert fast.logits is logits, "what tells where logits are is not to be touched"
     assert draft.calls[1].sampling.temperature == 1.0
 
 
 def test_what_was_looked_up_is_told_to_be_certain() -> None:
-    asked, target = job(Sampling(1.0), prompt=(0, 1, 0, 1), max_tokens=9), Scripted(Answer([0, END]))
+    asked, target = job(SamplingOptions(1.0), prompt=(0, 1, 0, 1), max_tokens=9), Scripted(Answer([0, END]))
     list(generate(asked, target, lookup_drafter(TableModel(2), asked.sampling), VOCAB))
     guess = target.calls[0].draft
     assert list(guess.ids) == [0, 1]
-    assert np.allclose([warp(row.astype(np.float64), 1.0, 0, 1.0) for row in guess.logits], np.eye(VOCAB)[[0, 1]])
+    assert np.allclose([probs_of(row.astype(np.float64), 1.0, 0, 1.0) for row in guess.logits], np.eye(VOCAB)[[0, 1]])

@@ -16,9 +16,10 @@ from tests.triton.artifact import make_tokenizer
 from tests.triton.fakes import FINAL, Request, load_model, make_pb_utils, model_args
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.errors import TrtspecError
+from trtspec.generation.request import SamplingOptions
 from trtspec.paths import model_repository_dir
 from trtspec.triton.config import load_config
-from trtspec.triton.python_models.bls import Answer, Call, Draft, Sampling
+from trtspec.triton.python_models.bls import Answer, Call, Draft
 from trtspec.triton.python_models.own_server import OwnServer, Stream, own_address
 from trtspec.triton.python_models.server_model import LOOKAHEAD_SIZES, ServerModel
 from trtspec.triton.python_models.tensors import words_of_tensor
@@ -49,7 +50,7 @@ def stream(models: Models) -> Iterator[Stream]:
         yield stream
 
 
-CALL = Call([5, 6], 3, Sampling(0.7, top_k=4, top_p=0.9, seed=2**64 - 1))
+CALL = Call([5, 6], 3, SamplingOptions(0.7, top_k=4, top_p=0.9, seed=2**64 - 1))
 
 
 Ask = Callable[..., tuple[Any, list[Answer]]]
@@ -100,7 +101,7 @@ def test_a_call_is_tensors_of_one_request(asked: Ask) -> None:
 
 
 def test_a_call_says_no_more_than_it_means(asked: Ask) -> None:
-    request, _ = asked(Call([5], 1, Sampling(0.9, top_k=1)), tokens(1))
+    request, _ = asked(Call([5], 1, SamplingOptions(0.9, top_k=1)), tokens(1))
     assert request.outputs == ["output_ids", "sequence_length"]
     left_out = {"draft_input_ids", "draft_logits", "stop_words_list", "lookahead_window_size"}
     assert not left_out & set(request.inputs)
@@ -109,7 +110,9 @@ def test_a_call_says_no_more_than_it_means(asked: Ask) -> None:
 
 
 def test_a_call_for_a_whole_text_says_where_it_ends_and_how_the_model_drafts(asked: Ask) -> None:
-    request, _ = asked(Call([5], 9, Sampling(), stop_words=[[7], [3, 4]], lookahead=(4, 3, 2), streams=True), tokens(1))
+    request, _ = asked(
+        Call([5], 9, SamplingOptions(), stop_words=[[7], [3, 4]], lookahead=(4, 3, 2), streams=True), tokens(1)
+    )
     said = {name: request.inputs[name].tolist() for name in ("stop_words_list", "streaming")}
     assert said == {"stop_words_list": [[[7, 3, 4], [1, 3, -1]]], "streaming": [[True]]}
     sizes = [request.inputs[f"lookahead_{name}_size"] for name in ("window", "ngram", "verification_set")]
@@ -121,7 +124,7 @@ def counts(drafted: int, accepted: int) -> dict[str, Any]:
 
 
 def test_an_answer_counts_from_the_one_before(asked: Ask) -> None:
-    call = Call([5], 9, Sampling(), wants_counts=True)
+    call = Call([5], 9, SamplingOptions(), wants_counts=True)
     request, answers = asked(call, tokens(1, **counts(0, 0)), tokens(2, 3, **counts(5, 1)), tokens(**counts(9, 1)))
     assert request.inputs["return_perf_metrics"].tolist() == [[True]]
     assert request.outputs[2:] == ["total_draft_tokens", "total_accepted_draft_tokens"]
@@ -133,7 +136,7 @@ def test_an_answer_counts_from_the_one_before(asked: Ask) -> None:
 
 
 def test_a_model_that_counts_nothing_is_taken_for_one_that_drafts_nothing(asked: Ask) -> None:
-    _, [answer] = asked(Call([5], 9, Sampling(), wants_counts=True), tokens(1))
+    _, [answer] = asked(Call([5], 9, SamplingOptions(), wants_counts=True), tokens(1))
     assert (answer.drafted, answer.accepted) == (0, 0)
 
 

@@ -12,7 +12,7 @@ from tests.triton.artifact import emit_repository, make_tokenizer
 from tests.triton.fakes import FINAL, Request, load_model, make_pb_utils, model_args
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.errors import TrtspecError
-from trtspec.generation.request import Sampling, Stats, Update
+from trtspec.generation.request import SamplingOptions, Stats, Update
 from trtspec.triton.python_models.tensors import tensor_of_words, words_of_tensor
 
 STATS = Stats(prompt_tokens=5, new_tokens=3, drafted=8, accepted=2, steps=2)
@@ -49,9 +49,9 @@ class FakeEngine:
         self.asked.append(request)
         self.tell.append(on_update)
         self.before_return(on_update)
-        ticket = type("RequestHandle", (), {})()
-        ticket.cancel = lambda: self.cancelled.append(len(self.tell) - 1)
-        return ticket
+        handle = type("RequestHandle", (), {})()
+        handle.cancel = lambda: self.cancelled.append(len(self.tell) - 1)
+        return handle
 
     def close(self) -> None:
         self.closed = True
@@ -141,12 +141,12 @@ def test_the_prompt_comes_back_where_it_is_asked_for(artifact, pb_utils, monkeyp
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({}, Sampling()),
-        ({"temperature": 0.0, "runtime_top_k": 40}, Sampling(top_k=40)),
-        ({"runtime_top_k": 1}, Sampling(top_k=1)),
-        ({"runtime_top_k": 40}, Sampling(1.0, 40)),
-        ({"runtime_top_p": 0.5}, Sampling(1.0, 0, 0.5)),
-        ({"temperature": 0.5, "runtime_top_p": 0.0, "seed": 7}, Sampling(0.5, 0, 1.0, 7)),
+        ({}, SamplingOptions()),
+        ({"temperature": 0.0, "runtime_top_k": 40}, SamplingOptions(top_k=40)),
+        ({"runtime_top_k": 1}, SamplingOptions(top_k=1)),
+        ({"runtime_top_k": 40}, SamplingOptions(1.0, 40)),
+        ({"runtime_top_p": 0.5}, SamplingOptions(1.0, 0, 0.5)),
+        ({"temperature": 0.5, "runtime_top_p": 0.0, "seed": 7}, SamplingOptions(0.5, 0, 1.0, 7)),
     ],
 )
 def test_sampling_has_the_defaults_of_tensorrt_llm(given, expected, artifact, pb_utils, monkeypatch) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which source tensors make which target tensor, and the proof from headers that nothing is forgotten.
+"""Rules that map source tensors to target tensors, and the check, from headers alone, that they are complete.
 
-A family lists rules; `match` holds them against a source: every source tensor is used once or named as skipped,
-every target tensor is produced once, every shape is what config.json says.
+A family lists rules. `match` checks them against a source: every source tensor is used once or named as skipped, every
+target tensor is produced once, and every shape agrees with config.json.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SHOWN_PROBLEMS = 12
 
 
 class Stage(Enum):
-    """Which pipeline stage holds a tensor that belongs to no layer."""
+    """The pipeline stage of a tensor that belongs to no layer."""
 
     FIRST = "first"
     LAST = "last"
@@ -32,27 +32,27 @@ class Stage(Enum):
 class Split(Enum):
     """How the ranks of a stage share a target.
 
-    Layers that are divided by columns add their bias after the sum over ranks, so that is whole, as norms and routers.
+    Layers that are divided by columns add their bias after the sum over ranks, so it is whole, like norms and routers.
     """
 
     WHOLE = "whole"
     ROWS = "rows"
     COLUMNS = "columns"
     VOCABULARY = "vocabulary"  # by rows, padded with zeros
-    EMBEDDING = "embedding"  # like a vocabulary, where the embedding is divided at all
+    EMBEDDING = "embedding"  # like a vocabulary, if the embedding is divided
 
 
 def of_rows(split: Split) -> Split:
-    """Return how ranks share what belongs to the rows of a matrix that they share so: a bias, scales."""
+    """Return how ranks share values that belong to the rows of a matrix split like this: a bias, scales."""
     return Split.WHOLE if split is Split.COLUMNS else split
 
 
 @dataclass(frozen=True)
 class LinearLayer:
-    """What an engine does with a linear layer beside multiplying, which says how far its weight may be FP8 alone.
+    """The neighbours of a linear layer, with which it has to be quantized together.
 
-    `norm` is the norm, in the same layer of the model, of what goes into the layer's block; engines change the two
-    together where FP8 has a scale for each row. `fused` is the target that engines make one matrix of with this one.
+    `norm` is the norm of its block's input, in the same model layer; with FP8 scales for each row, engines replace the
+    two together. `fused` is the target that engines fuse with this one to one matrix.
     """
 
     norm: str = ""
@@ -60,12 +60,12 @@ class LinearLayer:
 
 
 @dataclass(frozen=True)
-class Part:
-    """A source tensor that a target is made of; `heads` says that its rows are so many heads, which stay whole.
+class SourceTensor:
+    """A source tensor, or some rows of one, from which a target is made.
 
-    A part without a name is no tensor of a source: scales, which are computed, and what is zero. A target has
-    `least_rows` rows at least for it; those that the source lacks are zero. Of a source tensor that holds more than the
-    part, the part is the rows from `first_row` on, and `stored_rows` is how many there are in all.
+    `heads` is the number of attention heads that its rows hold; a head is never divided. The tensor is padded with rows
+    of zeros to `least_rows`. For a range of rows, `first_row` is where the range begins and `stored_rows` the number of
+    rows of the stored tensor. A tensor without a name is not read from the source: it is computed (scales) or zero.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Part:
 
     @property
     def target_rows(self) -> int:
-        """Return how many rows of the undivided target it makes."""
+        """Return the number of its rows in the undivided target."""
         return max(self.shape[0], self.least_rows)
 
     @property
@@ -88,18 +88,18 @@ class Part:
 
 @dataclass(frozen=True)
 class Rule:
-    """`target` is the rows of the `parts`, one below the other.
+    """How one target tensor is made: `sources` are concatenated by rows.
 
-    A target of a layer is named without its prefix ("attention.qkv.weight") and `at` is the layer's number in the whole
-    model; any other target is named whole and `at` is its stage. `split` is how ranks share it; `linear` makes it the
-    weight of a linear layer, which may be FP8. With `experts` the parts are those of the first expert, then of the
-    second and so on, and the target has a leading dimension of that size. `copy` allows that another rule uses the same
-    parts. `plus` is added to each value, in float32. `dtype` is what the target becomes where that is not the model's
-    own; integers are copied as they are.
+    The target of a layer is named without its prefix ("attention.qkv.weight") and `at` is the layer's number in the
+    whole model; any other target has its full name and `at` is its stage. `split` is how ranks share it. `linear` marks
+    the weight of a linear layer, which may be FP8. With `experts`, the sources of the first expert come first, then
+    those of the second and so on, and the target has a leading dimension of that size. `copy` lets other rules use the
+    same sources. `plus` is added to each value, in float32. `dtype` is the target's dtype where it is not the model's;
+    integers are copied unchanged.
     """
 
     target: str
-    parts: tuple[Part, ...]
+    sources: tuple[SourceTensor, ...]
     at: int | Stage
     split: Split = Split.WHOLE
     linear: LinearLayer | None = None
@@ -115,12 +115,12 @@ class Rule:
 
     @property
     def module(self) -> str:
-        """Return the name of the module that holds the target, which is what patterns are matched with."""
+        """Return the name of the module that holds the target, which patterns are matched against."""
         return self.name.rpartition(".")[0]
 
     @property
     def block(self) -> str:
-        """Return the part of a layer that the module belongs to, e.g. "attention"."""
+        """Return the block of the layer that the module belongs to, e.g. "attention"."""
         return self.target.partition(".")[0]
 
 
@@ -134,7 +134,7 @@ class Skip:
 
 @dataclass(frozen=True)
 class Quantized:
-    """What a source has in FP8 already: its `weights`, and for each of their `scales` the shapes it may have."""
+    """The FP8 tensors of a source: its `weights`, and for each of their `scales` the allowed shapes."""
 
     weights: frozenset[str]
     scales: dict[str, tuple[tuple[int, ...], ...]]
@@ -142,9 +142,9 @@ class Quantized:
 
 @dataclass(frozen=True)
 class Matched:
-    """The source tensors found for each rule's parts, by the rule's full name, and the skipped ones with the reason."""
+    """The source tensors found for each rule, by the rule's full name, and the skipped ones with the reason."""
 
-    parts: dict[str, tuple[TensorInfo, ...]]
+    sources: dict[str, tuple[TensorInfo, ...]]
     skipped: dict[str, str]
 
 
@@ -154,30 +154,30 @@ def layer_tensor(layer: int, name: str) -> str:
 
 
 def match(rules: list[Rule], skips: list[Skip], source: Source, quantized: Quantized | None = None) -> Matched:
-    """Find every rule's tensors in `source`; raises one CheckpointError that lists all that does not add up.
+    """Find every rule's tensors in `source`; raises one CheckpointError that lists all problems.
 
-    `quantized` names the source tensors that are in FP8 and taken over as such, with their scales.
+    `quantized` names the source tensors that are in FP8 and passed through with their scales.
     """
     quantized = quantized or Quantized(frozenset(), {})
     problems = [
         problem
         for rule in rules
-        for part in rule.parts
-        if part.name and (problem := _complaint(part, rule, source.tensors, part.name in quantized.weights))
+        for tensor in rule.sources
+        if tensor.name and (problem := _complaint(tensor, rule, source.tensors, tensor.name in quantized.weights))
     ]
     problems += [
         problem
         for name, shapes in quantized.scales.items()
         if (problem := _scale_complaint(name, shapes, source.tensors))
     ]
-    parts = (part for rule in rules if not rule.copy for part in rule.parts if part.name)
-    used = Counter((part.name, part.first_row) for part in parts)
+    read = (tensor for rule in rules if not rule.copy for tensor in rule.sources if tensor.name)
+    used = Counter((tensor.name, tensor.first_row) for tensor in read)
     problems += [f"{name}: used by {count} rules" for (name, _), count in used.items() if count > 1]
     targets = Counter(rule.name for rule in rules)
     problems += [f"{target}: produced by {count} rules" for target, count in targets.items() if count > 1]
     skipped = {}
     compiled = [(re.compile(skip.pattern), skip.reason) for skip in skips]
-    mentioned = {part.name for rule in rules for part in rule.parts}
+    mentioned = {tensor.name for rule in rules for tensor in rule.sources}
     for name in source.tensors.keys() - mentioned - quantized.scales.keys():
         reason = next((reason for pattern, reason in compiled if pattern.fullmatch(name)), None)
         if reason:
@@ -190,33 +190,33 @@ def match(rules: list[Rule], skips: list[Skip], source: Source, quantized: Quant
 
 
 def find_parts(rules: list[Rule], source: Source) -> dict[str, tuple[TensorInfo, ...]]:
-    """Return the source tensors of each rule that has any, by its full name; KeyError for one that is not there."""
+    """Return the source tensors of each rule that has any, by its full name; KeyError for a missing one."""
     return {
-        rule.name: tuple(rows_of(part, source.tensors[part.name]) for part in rule.parts)
+        rule.name: tuple(rows_of(tensor, source.tensors[tensor.name]) for tensor in rule.sources)
         for rule in rules
-        if all(part.name for part in rule.parts)
+        if all(tensor.name for tensor in rule.sources)
     }
 
 
-def rows_of(part: Part, tensor: TensorInfo) -> TensorInfo:
-    """Return a part's own rows of its source tensor, or of a tensor with a row for each of that one's."""
-    if not part.stored_rows:
-        return tensor
-    rows, nbytes = part.shape[0], tensor.nbytes // part.stored_rows
-    offset = tensor.offset + part.first_row * nbytes
-    return replace(tensor, shape=(rows, *tensor.shape[1:]), offset=offset, nbytes=rows * nbytes)
+def rows_of(wanted: SourceTensor, stored: TensorInfo) -> TensorInfo:
+    """Return the rows of `stored` that belong to `wanted`: `stored` is its tensor, or one with a value for each row."""
+    if not wanted.stored_rows:
+        return stored
+    rows, nbytes = wanted.shape[0], stored.nbytes // wanted.stored_rows
+    offset = stored.offset + wanted.first_row * nbytes
+    return replace(stored, shape=(rows, *stored.shape[1:]), offset=offset, nbytes=rows * nbytes)
 
 
-def _complaint(part: Part, rule: Rule, tensors: dict[str, TensorInfo], quantized: bool) -> str | None:
-    tensor = tensors.get(part.name)
+def _complaint(wanted: SourceTensor, rule: Rule, tensors: dict[str, TensorInfo], quantized: bool) -> str | None:
+    tensor = tensors.get(wanted.name)
     if tensor is None:
-        return f"{part.name}: missing"
-    if tensor.shape != (shape := part.stored_shape):
-        return f"{part.name}: {list(tensor.shape)} in {tensor.file.name}, but config.json makes it {list(shape)}"
+        return f"{wanted.name}: missing"
+    if tensor.shape != (shape := wanted.stored_shape):
+        return f"{wanted.name}: {list(tensor.shape)} in {tensor.file.name}, but config.json makes it {list(shape)}"
     served = (rule.dtype,) if rule.dtype in INTEGERS else (QUANTIZED,) if quantized else CONVERTIBLE
     if tensor.dtype not in served:
         can = f"only {', '.join(served)} can be converted"
-        return f"{part.name}: dtype {tensor.dtype} in {tensor.file.name}, {can}"
+        return f"{wanted.name}: dtype {tensor.dtype} in {tensor.file.name}, {can}"
     return None
 
 

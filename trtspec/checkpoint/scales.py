@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trtspec.checkpoint.rules import Part, Rule, of_rows
+from trtspec.checkpoint.rules import Rule, SourceTensor, of_rows
 
 # TensorRT-LLM takes the larger of the first two, or the last where it is alone.
 KV_SCALES = ("k", "v", "kv")
@@ -15,15 +15,15 @@ def weight_scale(weight: Rule) -> Rule:
     """Return the rule of a weight's one scale, or one for each expert."""
     target = f"{_module(weight)}.weights_scaling_factor"
     if weight.experts:
-        return Rule(target, (Part("", (weight.experts, 1)),), weight.at)
+        return Rule(target, (SourceTensor("", (weight.experts, 1)),), weight.at)
     return _scalar(target, weight)
 
 
 def row_scales(weight: Rule) -> Rule:
-    """Return the rule of a weight's scales, one for each row; its parts are in the order of the weight's."""
-    parts = tuple(replace(part, name="", shape=part.shape[:1]) for part in weight.parts)
+    """Return the rule of a weight's scales, one for each row; its sources are in the order of the weight's."""
+    sources = tuple(replace(source, name="", shape=source.shape[:1]) for source in weight.sources)
     target, split = f"{_module(weight)}.per_channel_scale", of_rows(weight.split)
-    return replace(weight, target=target, parts=parts, split=split, linear=None)
+    return replace(weight, target=target, sources=sources, split=split, linear=None)
 
 
 def activation_scale(weight: Rule) -> Rule:
@@ -41,4 +41,4 @@ def _module(weight: Rule) -> str:
 
 
 def _scalar(target: str, beside: Rule) -> Rule:
-    return Rule(target, (Part("", (1,)),), beside.at)
+    return Rule(target, (SourceTensor("", (1,)),), beside.at)

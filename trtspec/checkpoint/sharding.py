@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import ceil, prod
 
 from trtspec.checkpoint.model_config import ModelConfig
-from trtspec.checkpoint.rules import Part, Rule, Split, Stage, layer_tensor
+from trtspec.checkpoint.rules import Rule, SourceTensor, Split, Stage, layer_tensor
 
 MOST_RANKS = 512  # each is an open file
 
@@ -79,9 +79,9 @@ def uneven(rules: Iterable[Rule], mapping: ParallelMapping) -> list[str]:
     """Return which targets cannot be divided by rows, in words; of a model's own tensors its config tells."""
     problems = []
     for rule in rules:
-        for part in rule.parts if rule.split is Split.ROWS else ():
-            count, what = (part.heads, "heads") if part.heads else (part.shape[0], "rows")
-            if count % mapping.tensor and not (part.heads and mapping.tensor % part.heads == 0):
+        for source in rule.sources if rule.split is Split.ROWS else ():
+            count, what = (source.heads, "heads") if source.heads else (source.shape[0], "rows")
+            if count % mapping.tensor and not (source.heads and mapping.tensor % source.heads == 0):
                 problems.append(f"{rule.name}: {count} {what} cannot be divided by {mapping.tensor} ranks")
     return problems
 
@@ -98,59 +98,59 @@ class Place:
 
 @dataclass(frozen=True)
 class Sharded:
-    """One target on the ranks that hold it: its name and shape there, and for each part of its rule the places."""
+    """One target on the ranks that hold it: its name and shape there, and the places of each source tensor."""
 
     name: str
     ranks: range
     shape: tuple[int, ...]
-    parts: tuple[tuple[Place, ...], ...]
+    places: tuple[tuple[Place, ...], ...]
 
 
 def shard(rule: Rule, mapping: ParallelMapping, num_layers: int) -> Sharded:
     """Divide a rule's target over the ranks of its stage."""
     stage, layer = mapping.locate(rule.at, num_layers)
     ranks, split = mapping.stage_ranks(stage), split_of(rule, mapping)
-    at_row, columns, parts = 0, range(0), []
-    for part in rule.parts:
+    at_row, columns, by_source = 0, range(0), []
+    for source in rule.sources:
         height, places = 0, []
         for position, rank in enumerate(ranks):
-            rows, columns, height = _rectangle(part, split, position, mapping.tensor)
+            rows, columns, height = _rectangle(source, split, position, mapping.tensor)
             places.append(Place(rank, rows, columns, at_row))
-        parts.append(tuple(places))
+        by_source.append(tuple(places))
         at_row += height
-    width = () if len(rule.parts[0].shape) == 1 else (len(columns),)
+    width = () if len(rule.sources[0].shape) == 1 else (len(columns),)
     shape = (rule.experts, at_row // rule.experts, *width) if rule.experts else (at_row, *width)
     name = rule.target if isinstance(rule.at, Stage) else layer_tensor(layer, rule.target)
-    return Sharded(name, ranks, shape, tuple(parts))
+    return Sharded(name, ranks, shape, tuple(by_source))
 
 
-def _rectangle(part: Part, split: Split, position: int, tensor: int) -> tuple[range, range, int]:
-    """Return a rank's rows and columns of a part, and how many rows its tensor has for them."""
-    rows, columns = part.shape[0], prod(part.shape[1:])
+def _rectangle(source: SourceTensor, split: Split, position: int, tensor: int) -> tuple[range, range, int]:
+    """Return a rank's rows and columns of a source tensor, and how many rows the rank's target has for them."""
+    rows, columns = source.shape[0], prod(source.shape[1:])
     if split is Split.ROWS:
-        mine = _head_rows(part, position, tensor) if part.heads else _share(rows, position, tensor)
+        mine = _head_rows(source, position, tensor) if source.heads else _share(rows, position, tensor)
         return mine, range(columns), len(mine)
     if split is Split.COLUMNS:
         return range(rows), _share(columns, position, tensor), rows
     if split is Split.VOCABULARY:
-        height = ceil(part.target_rows / tensor)
+        height = ceil(source.target_rows / tensor)
         return range(min(position * height, rows), min((position + 1) * height, rows)), range(columns), height
-    return range(rows), range(columns), part.target_rows
+    return range(rows), range(columns), source.target_rows
 
 
 def _share(count: int, position: int, tensor: int) -> range:
     return range(position * (count // tensor), (position + 1) * (count // tensor))
 
 
-def _head_rows(part: Part, position: int, tensor: int) -> range:
-    size, heads = part.shape[0] // part.heads, max(1, part.heads // tensor)
-    first = position * part.heads // tensor
+def _head_rows(source: SourceTensor, position: int, tensor: int) -> range:
+    size, heads = source.shape[0] // source.heads, max(1, source.heads // tensor)
+    first = position * source.heads // tensor
     return range(first * size, (first + heads) * size)
 
 
 def join_places(sharded: Sharded) -> Iterator[tuple[int, Place]]:
-    """Yield (part number, place) so that all rows and columns of every part are covered once: its way back together."""
-    for number, places in enumerate(sharded.parts):
+    """Yield (source number, place) so that all rows and columns of every source tensor are covered exactly once."""
+    for number, places in enumerate(sharded.places):
         seen = set()
         for place in places:
             if (area := (place.rows, place.columns)) not in seen and len(place.rows):

@@ -33,12 +33,16 @@ def generate(
     """
     from trtspec.cli.render import print_json, say
     from trtspec.errors import TrtspecError
-    from trtspec.generation.request import Sampling
+    from trtspec.generation.request import SamplingOptions
     from trtspec.measure.generate import generate_many, generate_one
 
     if (prompt is None) == (prompts is None):
         raise TrtspecError("say what to go on with: either --prompt TEXT or --prompts FILE.jsonl")
-    how = {"max_tokens": max_tokens, "sampling": Sampling(temperature, top_k, top_p, seed), "stop": tuple(stop or ())}
+    how = {
+        "max_tokens": max_tokens,
+        "sampling": SamplingOptions(temperature, top_k, top_p, seed),
+        "stop": tuple(stop or ()),
+    }
     if prompts is not None:
         many = generate_many(artifact, prompts, **how)  # type: ignore[arg-type]
         print_json({"format_version": 1, "results": [{"id": name, **document(each)} for name, each in many]})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model family has to say, and how the family of a checkpoint is found."""
+"""The description of a model family, and how the family of a checkpoint is found."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Family:
 
 
 def family_version(name: str) -> str:
-    """Return which installed package brings a family, with its version; "" for one of ours."""
+    """Return the installed package that provides a family, with its version; "" for a built-in one."""
     return "" if name in discover(PACKAGE, ATTRIBUTE) else version_of(PACKAGE, name)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
 from trtspec.checkpoint.rope import read_rope_scaling
-from trtspec.checkpoint.rules import LinearLayer, Part, Rule, Skip, Split, Stage, of_rows
+from trtspec.checkpoint.rules import LinearLayer, Rule, Skip, SourceTensor, Split, Stage, of_rows
 from trtspec.checkpoint.trtllm import DTYPES, EMBEDDING, FINAL_NORM, LM_HEAD, MOST_LAYERS
 
 ATTENTION = LinearLayer(norm="input_layernorm")
@@ -99,12 +99,12 @@ def decoder_rules(config: ModelConfig) -> list[Rule]:
 def assemble(config: ModelConfig, layers: list[list[Rule]]) -> list[Rule]:
     """Put embedding, layers, final norm and head together."""
     embedding = (config.vocab_size, config.hidden_size)
-    tokens = Part("model.embed_tokens.weight", embedding)
-    head = tokens if config.tied_embeddings else Part("lm_head.weight", embedding)
+    tokens = SourceTensor("model.embed_tokens.weight", embedding)
+    head = tokens if config.tied_embeddings else SourceTensor("lm_head.weight", embedding)
     return [
         Rule(EMBEDDING, (tokens,), Stage.FIRST, Split.EMBEDDING),
         *(rule for layer in layers for rule in layer),
-        Rule(FINAL_NORM, (Part("model.norm.weight", (config.hidden_size,)),), Stage.LAST),
+        Rule(FINAL_NORM, (SourceTensor("model.norm.weight", (config.hidden_size,)),), Stage.LAST),
         # TensorRT-LLM finds out by itself that a head equals the embedding, and then keeps one of them
         Rule(LM_HEAD, (head,), Stage.LAST, Split.VOCABULARY, LinearLayer(), copy=config.tied_embeddings),
     ]
@@ -115,22 +115,25 @@ def attention(config: ModelConfig, layer: int) -> list[Rule]:
     hidden, size, prefix = config.hidden_size, config.head_size, f"model.layers.{layer}"
     own = f"{prefix}.self_attn"
     norms = NORMS + INNER_NORMS if config.inner_norms else NORMS
-    found = [Rule(f"{target}.weight", (Part(f"{prefix}.{name}.weight", (hidden,)),), layer) for target, name in norms]
+    found = [
+        Rule(f"{target}.weight", (SourceTensor(f"{prefix}.{name}.weight", (hidden,)),), layer) for target, name in norms
+    ]
     heads = (("q", config.num_heads), ("k", config.num_kv_heads), ("v", config.num_kv_heads))
 
-    def projections(kind: str, *width: int) -> tuple[Part, ...]:
-        return tuple(Part(f"{own}.{name}_proj.{kind}", (count * size, *width), count) for name, count in heads)
+    def projections(kind: str, *width: int) -> tuple[SourceTensor, ...]:
+        return tuple(SourceTensor(f"{own}.{name}_proj.{kind}", (count * size, *width), count) for name, count in heads)
 
     found.append(Rule("attention.qkv.weight", projections("weight", hidden), layer, Split.ROWS, ATTENTION))
     if config.attn_bias:
         found.append(Rule("attention.qkv.bias", projections("bias"), layer, Split.ROWS))
-    output = Part(f"{own}.o_proj.weight", (hidden, config.num_heads * size))
+    output = SourceTensor(f"{own}.o_proj.weight", (hidden, config.num_heads * size))
     found.append(Rule("attention.dense.weight", (output,), layer, Split.COLUMNS, ATTENTION))
     if config.dense_bias:
-        found.append(Rule("attention.dense.bias", (Part(f"{own}.o_proj.bias", (hidden,)),), layer))
+        found.append(Rule("attention.dense.bias", (SourceTensor(f"{own}.o_proj.bias", (hidden,)),), layer))
     if config.qk_norm:
         found += [
-            Rule(f"attention.{n}_layernorm.weight", (Part(f"{own}.{n}_norm.weight", (size,)),), layer) for n in "qk"
+            Rule(f"attention.{n}_layernorm.weight", (SourceTensor(f"{own}.{n}_norm.weight", (size,)),), layer)
+            for n in "qk"
         ]
     return found
 
@@ -149,10 +152,10 @@ def mlp(config: ModelConfig, layer: int) -> list[Rule]:
     found = []
     for target, (names, shape, split, kind) in modules.items():
         sources = [f"model.layers.{layer}.mlp.{name}" for name in names]
-        weights = tuple(Part(f"{source}.weight", shape) for source in sources)
+        weights = tuple(SourceTensor(f"{source}.weight", shape) for source in sources)
         found.append(Rule(f"mlp.{target}.weight", weights, layer, split, kind))
         if config.mlp_bias:
-            biases = tuple(Part(f"{source}.bias", shape[:1]) for source in sources)
+            biases = tuple(SourceTensor(f"{source}.bias", shape[:1]) for source in sources)
             found.append(Rule(f"mlp.{target}.bias", biases, layer, of_rows(split)))
     return found
 
@@ -166,11 +169,11 @@ def experts(config: ModelConfig, layer: int) -> list[Rule]:
     hidden, inter, count = config.hidden_size, config.intermediate_size, config.num_experts
     source, linear = f"model.layers.{layer}.block_sparse_moe", _mlp_layer(config)
 
-    def stacked(shape: tuple[int, int], *names: str) -> tuple[Part, ...]:
-        return tuple(Part(f"{source}.experts.{e}.{name}.weight", shape) for e in range(count) for name in names)
+    def stacked(shape: tuple[int, int], *names: str) -> tuple[SourceTensor, ...]:
+        return tuple(SourceTensor(f"{source}.experts.{e}.{name}.weight", shape) for e in range(count) for name in names)
 
     return [
-        Rule("mlp.router.weight", (Part(f"{source}.gate.weight", (count, hidden)),), layer, dtype="F32"),
+        Rule("mlp.router.weight", (SourceTensor(f"{source}.gate.weight", (count, hidden)),), layer, dtype="F32"),
         Rule("mlp.fc.weight", stacked((inter, hidden), "w3", "w1"), layer, Split.ROWS, linear, count),
         Rule("mlp.proj.weight", stacked((hidden, inter), "w2"), layer, Split.COLUMNS, linear, count),
     ]

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 from trtspec.checkpoint.model_config import ConfigReader, ModelConfig, RopeScaling
 from trtspec.checkpoint.rope import read_rope_scaling
-from trtspec.checkpoint.rules import Part, Rule
+from trtspec.checkpoint.rules import Rule, SourceTensor
 from trtspec.families.base import Family
 from trtspec.families.decoder import decoder_rules, decoder_skips, read_decoder, sliding_window
 
@@ -51,15 +51,16 @@ def _scaling(reader: ConfigReader, section: ConfigReader | None) -> RopeScaling 
 
 
 def rules(config: ModelConfig) -> list[Rule]:
-    """List every tensor of the converted checkpoint: a decoder's, whose parts are rows of fewer source tensors."""
+    """List every tensor of the converted checkpoint: a decoder's, from rows of fewer source tensors."""
     fused = _fused(config)
     return [
-        replace(rule, parts=tuple(fused.get(part.name, part) for part in rule.parts)) for rule in decoder_rules(config)
+        replace(rule, sources=tuple(fused.get(tensor.name, tensor) for tensor in rule.sources))
+        for rule in decoder_rules(config)
     ]
 
 
-def _fused(config: ModelConfig) -> dict[str, Part]:
-    """Return the part that stands for each projection of its own."""
+def _fused(config: ModelConfig) -> dict[str, SourceTensor]:
+    """Return the source tensor, rows of a fused one, for each projection by its usual name."""
     heads, kv_heads, size = config.num_heads, config.num_kv_heads, config.head_size
     found = {}
     for layer in range(config.num_layers):
@@ -75,7 +76,7 @@ def _fused(config: ModelConfig) -> dict[str, Part]:
             total = sum(rows for rows, _ in parts.values())
             for (name, (rows, count)), first in zip(parts.items(), first_rows, strict=False):
                 source, shape = f"{prefix}.{block}.{stored}.weight", (rows, config.hidden_size)
-                found[f"{prefix}.{block}.{name}.weight"] = Part(
+                found[f"{prefix}.{block}.{name}.weight"] = SourceTensor(
                     source, shape, count, first_row=first, stored_rows=total
                 )
     return found

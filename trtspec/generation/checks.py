@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request may ask of the engine, checked before it waits for its turn."""
+"""Checks of a request before it is queued."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import math
 import numpy as np
 
 from trtspec.errors import TrtspecError
-from trtspec.generation.request import Limits, Request, Sampling
+from trtspec.generation.request import Limits, Request, SamplingOptions
 
 
 def check_request(request: Request, limits: Limits, vocab_size: int, has_tokenizer: bool) -> None:
-    """Raise TrtspecError for a request the engine cannot serve, with the number that is wrong."""
+    """Raise TrtspecError for a request the engine cannot serve, naming the wrong value."""
     complaints = (
         _about_text(request, limits, vocab_size)
         | _about_sampling(request.sampling)
@@ -43,7 +43,7 @@ def _about_text(request: Request, limits: Limits, vocab_size: int) -> dict[str, 
     }
 
 
-def _about_sampling(sampling: Sampling) -> dict[str, bool]:
+def _about_sampling(sampling: SamplingOptions) -> dict[str, bool]:
     return {
         f"temperature is {sampling.temperature}, expected 0 or more": (
             not math.isfinite(sampling.temperature) or sampling.temperature < 0

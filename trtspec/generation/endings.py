@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a growing text ends: before an end token, or with the token that completes a stop text."""
+"""The end of a growing text: before an end token, or with the token that completes a stop text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STOP_MARGIN = 8  # tokens before a stop text that the decoder may need to get it
 
 @dataclass(frozen=True)
 class Endings:
-    """What ends one text; stop texts need the tokenizer."""
+    """The end conditions of one text; stop texts need the tokenizer."""
 
     end_ids: frozenset[int] = frozenset()
     stop: tuple[str, ...] = ()
@@ -22,7 +22,7 @@ class Endings:
     def cut(self, text: Sequence[int], new: Sequence[int]) -> tuple[list[int], str | None]:
         """Return what `new` adds to an output `text` that has not ended, and "end_id" or "stop" if it ends now.
 
-        An end token is not part of the text, a stop text is, with all of the token that completes it.
+        The text does not include an end token; it includes a stop text and the whole token that completes it.
         """
         until = next((place for place, token in enumerate(new) if token in self.end_ids), len(new))
         ended = "end_id" if until < len(new) else None
@@ -31,7 +31,7 @@ class Endings:
         return (kept, ended) if stopped is None else (kept[:stopped], "stop")
 
     def _stop(self, text: Sequence[int], new: Sequence[int]) -> int | None:
-        """Return how many of the new tokens there are when a stop text is first complete."""
+        """Return the number of new tokens up to the first complete stop text."""
         if self.tokenizer is None:
             raise ValueError("stop texts need a tokenizer")
         reach = max(len(stop.encode()) for stop in self.stop) + STOP_MARGIN

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One request while it runs: its text, its random numbers, where it ends, and what may be shown of it already."""
+"""A running request: its text, its random numbers, where it ends, and which tokens can be shown."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from trtspec.generation.request import Request, Stats, Update
 
 @dataclass(frozen=True)
 class Progress:
-    """What a pass of the target came to for a row: how many tokens were drafted, which it took, and the one after them.
+    """The progress of a row in one pass of the target: the drafted count, the accepted tokens, and the next one.
 
-    `logits` [len(accepted) + 1, vocab] are the target's that each of them was chosen by, where the request wants them.
+    `logits` [len(accepted) + 1, vocab] are the target's for each of these tokens, if the request wants them.
     """
 
     drafted: int
@@ -50,7 +50,7 @@ class Running:
     def __init__(self, request: Request, on_update: Callable[[Update], None], tokenizer: Tokenizer | None) -> None:
         self.request = request
         self.on_update = on_update
-        self.ticket = RequestHandle()
+        self.handle = RequestHandle()
         self.text = list(request.prompt_ids)
         self._tokenizer = tokenizer
         self._shown = len(self.text)
@@ -61,8 +61,8 @@ class Running:
 
     @property
     def samples(self) -> bool:
-        """Return whether tokens are drawn rather than chosen."""
-        return self.request.sampling.temperature > 0.0 and self.request.sampling.top_k != 1
+        """Return whether tokens are sampled, not greedy."""
+        return not self.request.sampling.greedy
 
     @property
     def stats(self) -> Stats:
@@ -71,41 +71,41 @@ class Running:
         return Stats(prompt, len(self.text) - prompt, self._drafted, self._accepted, self._steps)
 
     @property
-    def given(self) -> tuple[int, ...]:
-        """Return the draft that came with the request, as far as there is a place for it and a token after it."""
+    def external_draft(self) -> tuple[int, ...]:
+        """Return the request's external draft, cut off so that it and one more token fit in `max_new_tokens`."""
         return self.request.draft_ids[: self.request.max_new_tokens - 1]
 
     def draft_len(self, at_most: int) -> int:
-        """Return how many tokens to draft now: the last token of a request is never worth drafting past."""
+        """Return how many tokens to draft now; the last token of a request is never drafted."""
         wanted = at_most if self.request.draft_len is None else min(at_most, self.request.draft_len)
         return max(0, min(wanted, self._remaining - 1))
 
     def uniforms(self, count: int) -> npt.NDArray[np.float64]:
         """Return the next `count` numbers in [0, 1) of 32 bits.
 
-        They depend on the seed and on this request's own history alone, so neighbours in a batch change nothing: it is
-        the stream of numpy's Philox(seed), which hashes the seed, read from the begin. The prefill takes one number for
-        each draft token that came with the request and one for the token after them; every step then takes one for each
-        token the engine could draft, one for each that it could verify and one for the token after them.
+        They depend only on the seed and on this request's own history, not on other rows of a batch: they are the
+        stream of numpy's Philox(seed), which hashes the seed, from its beginning. The prefill takes one number for each
+        token of the external draft and one for the token after it. Every step takes one for each token that the engine
+        could draft, one for each that it could verify and one for the token after them.
         """
         if self._random is None:
             return np.zeros(count)
         return self._random.integers(0, 1 << 32, count) / float(1 << 32)
 
     def begin(self, made: Progress) -> str | None:
-        """Take what the prefill came to; returns the finish reason, if any.
+        """Add the tokens of the prefill; returns the finish reason, if any.
 
-        Where it verified a draft it was a step, and the only one.
+        A prefill that verified an external draft is the request's only step.
         """
         verified = made.drafted > 0
         return self._take(made, steps=int(verified)) or ("length" if verified else None)
 
     def advance(self, made: Progress) -> str | None:
-        """Take what a step came to; returns the finish reason, if any."""
+        """Add the tokens of a step; returns the finish reason, if any."""
         return self._take(made, steps=1)
 
     def update(self, finish_reason: str | None, error: str | None = None) -> None:
-        """Hand over what can be shown since the last time; held back is only what may be half a character."""
+        """Send the new tokens that can be shown; only tokens that may end within a character are held back."""
         until = len(self.text)
         if finish_reason is None and self._tokenizer is not None:
             until = self._shown + self._tokenizer.complete_len(self.text[self._shown :])

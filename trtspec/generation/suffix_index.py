@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the last tokens of a growing text stood before.
+"""An index of a growing text that finds the last earlier occurrence of its final tokens.
 
-A suffix automaton (Blumer et al. 1985) grows with the text, token by token. Each of its states stands for the strings
-that end at the same places of the text, which are suffixes of one another; a state's link leads to the longest suffix
-that ends at further places. Beside it runs a pointer to the longest suffix of the text that stood there before, cut to
-`max_match` tokens. Whatever of at most that length ends where the text ends lies on the links from there, so where
-strings ended last is exact along this path, which is never longer than `max_match`; deeper states are not asked.
+A suffix automaton (Blumer et al. 1985) grows with the text, token by token. Each of its states represents the strings
+that end at the same positions of the text, which are suffixes of one another; a state's link leads to the longest
+suffix that also ends at other positions. A pointer is kept to the longest suffix of the text that occurred before, cut
+to `max_match` tokens. All suffixes of at most that length are on the path of links from there, so the last end
+positions are exact along this path, which is never longer than `max_match`; deeper states are never asked.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class SuffixIndex:
     """A text and its repetitions.
 
     `matched` is the length of the longest suffix, of at most `max_match` tokens, that also ends earlier in the text
-    (it may overlap itself), and `after` the place behind its most recent earlier end. Appending is O(max_match) at
-    worst and O(1) on average over texts that repeat little.
+    (it may overlap itself), and `after` the position after its most recent earlier end. Appending is O(max_match) at
+    worst, and O(1) on average for texts with little repetition.
     """
 
     def __init__(self, max_match: int) -> None:
@@ -50,12 +50,12 @@ class SuffixIndex:
             self._note_ends()
 
     def continuation(self, length: int) -> list[int]:
-        """Return `length` tokens as they followed the match; what ran into the text's end goes on with its period."""
+        """Return the `length` tokens after the match; beyond the text's end they repeat periodically."""
         followed = self._text[self.after : self.after + length]
         return [followed[place % len(followed)] for place in range(length)]
 
     def _advance_match(self, token: int) -> None:
-        """Let the match grow by a token, or shrink to the longest that the token followed before."""
+        """Extend the match by a token, or shorten it to the longest one that the token followed before."""
         state, length = self._match, self.matched
         while token not in self._next[state]:
             if state == ROOT:
@@ -70,7 +70,7 @@ class SuffixIndex:
         self._match, self.matched = state, length
 
     def _grow(self, token: int) -> None:
-        """Take the text with one token more into the automaton."""
+        """Add a token to the automaton."""
         whole = self._add_state({}, ROOT, len(self._text) + 1, len(self._text) + 1)
         state = self._whole
         self._whole = whole

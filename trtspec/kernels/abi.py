@@ -22,7 +22,7 @@ class Rows(Structure):
     )
 
 
-class Sampling(Structure):
+class SamplingStruct(Structure):
     """`trtspec_sampling`."""
 
     _fields_ = (("temperature", c_void_p), ("top_p", c_void_p), ("top_k", c_void_p), ("uniforms", c_void_p))
@@ -41,7 +41,7 @@ class ChainArgs(Structure):
         ("draft_column", c_void_p),
         ("tokens", c_void_p),
         ("lengths", c_void_p),
-        ("sampling", Sampling),
+        ("sampling", SamplingStruct),
         ("accepted", c_void_p),
         ("output", c_void_p),
         ("next", c_void_p),
@@ -69,7 +69,7 @@ class TreeArgs(Structure):
         ("tokens", c_void_p),
         ("parents", c_void_p),
         ("limits", c_void_p),
-        ("sampling", Sampling),
+        ("sampling", SamplingStruct),
         ("path", c_void_p),
         ("path_len", c_void_p),
         ("next", c_void_p),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numpy arrays and torch tensors as the memory that a C function is given, checked as it cannot check them itself."""
+"""Numpy arrays and torch tensors as pointers for C functions, with the checks that C cannot make."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trtspec.errors import TrtspecError
-from trtspec.kernels.abi import DTYPES, Rows, Sampling
+from trtspec.kernels.abi import DTYPES, Rows, SamplingStruct
 
 # a numpy array or a torch tensor
 Array = Any
@@ -38,7 +38,7 @@ class View(NamedTuple):
 
 
 class Call:
-    """The arrays of one call, each checked against the first: where it lies, its dtype and its shape."""
+    """The arrays of one call, each checked against the first one for device, dtype and shape."""
 
     def __init__(self, first: Array, axes: int = 3) -> None:
         self._first = first
@@ -50,7 +50,7 @@ class Call:
         self._device = view.device
 
     def view(self, name: str, array: Array) -> View:
-        """Return an array's memory; it must be where the first is."""
+        """Return an array's memory; it must be on the device of the first array."""
         view = _view_of(array)
         if view is None:
             raise TrtspecError(f"{name} is a {type(array).__name__}, not a numpy array or a tensor")
@@ -82,10 +82,10 @@ class Call:
 
     def sampling(
         self, temperature: Array | None, top_k: Array | None, top_p: Array | None, uniforms: Array | None
-    ) -> Sampling:
-        """Return how the requests sample; uniforms are one for each row of the first array."""
+    ) -> SamplingStruct:
+        """Return the sampling arguments; there is one uniform for each row of the first array."""
         batch, rows, _ = self.shape
-        return Sampling(
+        return SamplingStruct(
             self.pointer("temperature", temperature, "float32", batch),
             self.pointer("top_p", top_p, "float32", batch),
             self.pointer("top_k", top_k, "int32", batch),
@@ -93,7 +93,7 @@ class Call:
         )
 
     def empty(self, *shape: int) -> Array:
-        """Return an int32 array of the first one's sort, on its device."""
+        """Return an int32 array of the first array's kind, on its device."""
         if isinstance(self._first, np.ndarray):
             return np.empty(shape, dtype=np.int32)
         import torch
@@ -101,14 +101,14 @@ class Call:
         return torch.empty(shape, dtype=torch.int32, device=self._first.device)
 
     def empty_bytes(self, count: int) -> Array:
-        """Return memory of the first array's device, a GPU."""
+        """Return memory on the first array's device, a GPU."""
         import torch
 
         return torch.empty(count, dtype=torch.uint8, device=self._first.device)
 
     @contextmanager
     def on_stream(self) -> Iterator[int]:
-        """Make the first tensor's GPU the current one, and give its current stream."""
+        """Make the first tensor's GPU the current device, and yield its current stream."""
         import torch
 
         with torch.cuda.device(self._first.device):
@@ -116,7 +116,7 @@ class Call:
 
 
 def address_of(array: Array) -> int:
-    """Return where an array's memory begins."""
+    """Return the address of an array's memory."""
     view = _view_of(array)
     assert view is not None
     return view.address
@@ -134,5 +134,5 @@ def _view_of(array: Array) -> View | None:
 
 @cache
 def _name_of(thing: Any) -> str:
-    """Return how torch spells a dtype or a device, which takes it longer than all else that is asked of a tensor."""
+    """Return torch's name of a dtype or device; cached, because it is the slowest query on a tensor."""
     return str(thing).removeprefix("torch.")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compiled kernels of plugins/, called by pointer on numpy arrays or torch tensors.
 
-What the arguments are and what comes out is in plugins/README.md; `trtspec.kernels.exact` says the same in numpy. All
-arrays of a call lie on one device, the results too.
+Arguments and results are described in plugins/README.md; `trtspec.kernels.exact` implements the same in numpy. All
+arrays of a call and its results are on one device.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ _KERNELS = ("verify_chain", "verify_tree", "compact_kv")
 
 @dataclass(frozen=True)
 class KernelLibrary:
-    """A loaded library. It may lack kernels, and code for GPUs; to ask for such a thing is a TrtspecError."""
+    """A loaded library. Calling a kernel that it lacks, or on a GPU that it has no code for, raises TrtspecError."""
 
     path: Path
     handle: ctypes.CDLL
 
     @property
     def kernels(self) -> list[str]:
-        """The kernels that it has, by their folders' names."""
+        """The names of the kernels in the library, as their folders are called."""
         return [name for name in _KERNELS if hasattr(self.handle, f"trtspec_{name}_cpu")]
 
     @property
@@ -74,7 +74,7 @@ class KernelLibrary:
         uniforms: Array | None = None,
         threads: int = 0,
     ) -> ChainResult:
-        """Verify a batch of chains; raises TrtspecError for arrays that do not fit together.
+        """Verify a batch of chains; raises TrtspecError for arrays that do not match.
 
         Args:
             target: [batch, draft_len + 1, vocab] logits, float32, float16 or bfloat16; the last axis dense.
@@ -122,13 +122,14 @@ class KernelLibrary:
         alpha: float = 0.3,
         threads: int = 0,
     ) -> TreeResult:
-        """Verify a batch of trees; raises TrtspecError for arrays that do not fit together.
+        """Verify a batch of trees; raises TrtspecError for arrays that do not match.
 
         Args:
             target: [batch, nodes, vocab] logits, float32, float16 or bfloat16; only the last axis must be dense.
             tokens, parents: [batch, nodes] int32.
-            mode: 0 for children that were chosen, 1 drawn without replacement from `draft`, 2 typical acceptance.
-            draft: [batch, nodes, draft_vocab], in mode 1 what each node's children were drawn from.
+            mode: 0 for deterministic children, 1 for children sampled without replacement from `draft`, 2 for typical
+                acceptance.
+            draft: [batch, nodes, draft_vocab], in mode 1 what each node's children were sampled from.
             limits: [batch] int32, the most tokens that may be accepted.
             uniforms: [batch, nodes] uint32; None for greedy requests.
             threshold, alpha: of mode 2.
@@ -162,7 +163,7 @@ class KernelLibrary:
         block_table: Array | None = None,
         threads: int = 0,
     ) -> None:
-        """Move what accepted nodes left in a cache together, in place.
+        """Compact the cache entries of accepted nodes in place.
 
         Args:
             cache: [planes, rows or blocks, slots, values] of any dtype, the last axis dense: `planes` is whatever there
@@ -204,12 +205,12 @@ class KernelLibrary:
             with call.on_stream() as stream:
                 workspace = self._workspace(kernel, args, call)
                 code = function(byref(args), c_void_p(stream))
-                del workspace  # its memory goes to nobody else before the kernel is through, as all is in one stream
+                del workspace  # it is not reused before the kernel ends: all work is on one stream
         if code:
             raise TrtspecError(f"{kernel}: {self.message(code)}", where=str(self.path))
 
     def _workspace(self, kernel: str, args: Structure, call: Call) -> Array:
-        """Give the kernel the memory that it asks for; the caller keeps it until the launch."""
+        """Allocate the workspace that the kernel asks for; the caller keeps it until the launch."""
         if kernel == "compact_kv":
             return None
         workspace = call.empty_bytes(self._function(f"trtspec_{kernel}_workspace")(byref(args)))
@@ -230,7 +231,7 @@ class KernelLibrary:
 
 
 def load_library(path: Path) -> KernelLibrary:
-    """Load a library that `build.build_library` made; raises TrtspecError where this process cannot."""
+    """Load a library that `build.build_library` made; raises TrtspecError where that fails."""
     try:
         handle = ctypes.CDLL(str(path))
     except OSError as error:
@@ -256,5 +257,5 @@ def columns_of(d2t: np.ndarray[Any, Any] | Sequence[int], vocab: int) -> np.ndar
 
 
 def _padded(numbers: Sequence[int], filling: int) -> list[int]:
-    """Return three numbers, the last ones those given."""
+    """Return three numbers: `numbers`, with `filling` before them."""
     return [*[filling] * (3 - len(numbers)), *numbers]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles kernels of plugins/ into one shared library, once for equal sources, compilers, flags and processors.
+"""Compiles kernels of plugins/ into a shared library, once for each set of sources, compilers, flags and processors.
 
-    cache/plugins/<key>/libtrtspec.so    published whole, with library.json beside it, which says what is in it
-    cache/plugins/<key>.lock             held while it is made
+    cache/plugins/<key>/libtrtspec.so    published atomically, with its description in library.json beside it
+    cache/plugins/<key>.lock             held while it is built
 
-Nothing is ever compiled but by `build_library`; `find_libraries` only looks.
+Only `build_library` compiles; `find_libraries` searches the cache.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Sources(BaseModel):
 
 
 class Plugin(BaseModel):
-    """A folder of plugins/, as its plugin.yaml says it."""
+    """A folder of plugins/, as described by its plugin.yaml."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -71,7 +71,7 @@ class Plugin(BaseModel):
 
 @dataclass(frozen=True)
 class LibrarySpec:
-    """A library that can be made: its kernels, the GPUs it is for (none: CPUs alone), and what makes it."""
+    """A library that can be built: its kernels, its GPU architectures (none: CPUs only), and its toolchain."""
 
     plugins: tuple[str, ...]
     architectures: tuple[str, ...]
@@ -80,16 +80,16 @@ class LibrarySpec:
 
     @property
     def key(self) -> str:
-        """What the library is known by, 64 hex digits."""
+        """The cache key of the library, 64 hex digits."""
         return digest_of("trtspec.plugins/1", (self, FLAGS))
 
     @property
     def path(self) -> Path:
-        """Where the library lies once it is made."""
+        """The path of the library once it is built."""
         return _libraries() / self.key / LIBRARY
 
     def describe(self) -> dict[str, Any]:
-        """Return what is written down beside the library."""
+        """Return the library's description."""
         toolchain = self.toolchain
         compilers = [version for version in (toolchain.cxx_version, toolchain.nvcc_version) if version]
         found = {"plugins": self.plugins, "architectures": self.architectures, "sources": self.sources}
@@ -98,7 +98,7 @@ class LibrarySpec:
 
 @dataclass(frozen=True)
 class BuiltLibrary:
-    """A library in the cache, as the description beside it has it."""
+    """A library in the cache, as its description has it."""
 
     path: Path
     plugins: list[str]
@@ -108,7 +108,7 @@ class BuiltLibrary:
     compilers: list[str]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as a document has it."""
+        """Return the library as a JSON document."""
         return {**vars(self), "path": str(self.path)}
 
 
@@ -126,9 +126,9 @@ def discover_plugins() -> dict[str, Plugin]:
 
 
 def plan_library(names: tuple[str, ...] = (), architectures: tuple[str, ...] = ()) -> LibrarySpec:
-    """Return the library of some plugins (none: all of them), as this machine's compilers make it.
+    """Return the spec of a library of some plugins (none: all) for this machine's compilers.
 
-    Raises TrtspecError for plugins and architectures that are not known, and where a compiler is missing.
+    Raises TrtspecError for unknown plugins and architectures, and where a compiler is missing.
     """
     known = discover_plugins()
     for name in names:
@@ -138,13 +138,13 @@ def plan_library(names: tuple[str, ...] = (), architectures: tuple[str, ...] = (
             )
     toolchain = probe_toolchain()
     toolchain.check_architectures(architectures)
-    chosen = tuple(sorted(set(names or known)))
+    selected = tuple(sorted(set(names or known)))
     toolchain = toolchain if architectures else toolchain.for_cpus()
-    return LibrarySpec(chosen, tuple(sorted(set(architectures))), _digest_sources(), toolchain)
+    return LibrarySpec(selected, tuple(sorted(set(architectures))), _digest_sources(), toolchain)
 
 
 def build_library(spec: LibrarySpec) -> Path:
-    """Return the library, made now unless it was before; raises StepError with the compiler's first error."""
+    """Return the library, building it if needed; raises StepError with the compiler's first error."""
     if not spec.path.exists():
         from filelock import FileLock
 
@@ -156,7 +156,7 @@ def build_library(spec: LibrarySpec) -> Path:
 
 
 def find_libraries(names: tuple[str, ...] = ()) -> list[Path]:
-    """Return what was made of today's sources with these plugins, or all: the libraries for most GPUs first."""
+    """Return the libraries of the current sources that have these plugins, or all; most GPU architectures first."""
     wanted, sources = set(names or discover_plugins()), _digest_sources()
     made = (one for one in list_libraries() if one.sources == sources and one.machine == platform.machine())
     fitting = [one for one in made if wanted <= set(one.plugins)]
@@ -164,13 +164,13 @@ def find_libraries(names: tuple[str, ...] = ()) -> list[Path]:
 
 
 def list_libraries() -> list[BuiltLibrary]:
-    """Return all that were made, by key."""
+    """Return all libraries in the cache, by key."""
     read = ((path, load_sealed(SCHEMA, path)) for path in sorted(_libraries().glob(f"*/{DESCRIPTION}")))
     return [BuiltLibrary(path.with_name(LIBRARY), **made["library"]) for path, made in read if made]
 
 
 def _publish(spec: LibrarySpec) -> None:
-    """Compile in a temporary sibling, and rename it once it is whole."""
+    """Compile in a temporary sibling directory, and rename it when it is complete."""
     with tempfile.TemporaryDirectory(dir=_libraries(), prefix="tmp-", ignore_cleanup_errors=True) as temporary:
         made = Path(temporary) / "made"
         made.mkdir()
@@ -199,7 +199,7 @@ def _compile(spec: LibrarySpec, workdir: Path, library: Path) -> None:
 
 def _run(command: tuple[str, ...]) -> None:
     try:
-        # in English, in which the error is looked for
+        # the error pattern expects English
         environment = {**os.environ, "LC_ALL": "C"}
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environment)
     except subprocess.TimeoutExpired:
@@ -209,7 +209,7 @@ def _run(command: tuple[str, ...]) -> None:
 
 
 def _error_of(command: tuple[str, ...], output: str) -> StepError:
-    """Return the first error that a compiler speaks of, with the line of source that it means."""
+    """Return a compiler's first error, with the source line it refers to."""
     import shlex
 
     hint = f"to see all of it, run: {shlex.join(command)}"
@@ -230,7 +230,7 @@ def _source_line(found: re.Match[str]) -> str:
 
 
 def _digest_sources() -> str:
-    """Return the digest of all files that any library is made of."""
+    """Return the digest of all source files of the plugins."""
     folder = plugins_dir()
     headers = (path.relative_to(folder).as_posix() for pattern in HEADERS for path in folder.glob(pattern))
     plugins = discover_plugins().values()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verification of drafted chains: the rule of `reference.verify_chain`, batched in torch on any device.
 
-A row's result depends on that row alone, so a request says the same whatever else is in its batch.
+A row's result depends only on that row, so a request gets the same result in any batch.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ def verify_chain(
     logits: Tensor,
     tokens: Tensor,
     lens: Sequence[int],
-    warp: SamplingParams | None = None,
+    params: SamplingParams | None = None,
     draft_probs: Tensor | None = None,
     uniforms: Tensor | None = None,
 ) -> list[VerifyResult]:
-    """Return how much of each row's chain the target takes, and its next token; one transfer to the host.
+    """Return the accepted part of each row's chain and its next token, with one transfer to the host.
 
     Args:
         logits: [rows, draft_len + 1, vocab], the target's at each drafted position and after the last.
         tokens: [rows, draft_len], drafted.
         lens: how many of the drafted tokens count in each row.
-        warp: how rows sample, together with `uniforms`; without them every row is greedy.
-        draft_probs: [rows, draft_len, vocab], what each token was drawn from; None for tokens that were not drawn but
-            chosen or looked up.
+        params: how rows sample. Without `params` and `uniforms` every row is greedy.
+        draft_probs: [rows, draft_len, vocab], what each token was sampled from; None for deterministic tokens, such as
+            the most probable ones or looked-up ones.
         uniforms: [rows, draft_len + 1] in [0, 1): one for each drafted token, then one for the next token.
     """
     limits = torch.tensor(lens, device=logits.device)
-    if warp is None or uniforms is None:
+    if params is None or uniforms is None:
         choices = logits.argmax(-1)
         accepted = _count(choices[:, :-1] == tokens, limits)
         following = choices.gather(1, accepted.unsqueeze(1)).squeeze(1)
     else:
-        accepted, following = _sample(warp.probs(logits), tokens, limits, draft_probs, uniforms)
+        accepted, following = _sample(params.probs(logits), tokens, limits, draft_probs, uniforms)
     results = torch.stack([accepted, following], 1).tolist()
     return [VerifyResult(list(range(1, count + 1)), token) for count, token in results]
 
@@ -50,13 +50,13 @@ def _sample(
     target_probs: Tensor, tokens: Tensor, limits: Tensor, draft_probs: Tensor | None, uniforms: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return how many tokens are accepted [rows] and the next token [rows]."""
-    chosen = tokens.unsqueeze(-1)
-    target = target_probs[:, :-1].gather(-1, chosen).squeeze(-1)
-    draft = torch.ones_like(target) if draft_probs is None else draft_probs.gather(-1, chosen).squeeze(-1)
+    ids = tokens.unsqueeze(-1)
+    target = target_probs[:, :-1].gather(-1, ids).squeeze(-1)
+    draft = torch.ones_like(target) if draft_probs is None else draft_probs.gather(-1, ids).squeeze(-1)
     accepted = _count(uniforms[:, :-1] * draft < target, limits)
     rows = torch.arange(len(accepted), device=accepted.device)
     after = target_probs[rows, accepted]
-    # the padding stands for what was drafted after the last token, and is masked below
+    # the position after the last token has no draft; its padding is masked below
     if draft_probs is None:
         residual = after.scatter(1, F.pad(tokens, (0, 1))[rows, accepted].unsqueeze(1), 0.0)
     else:

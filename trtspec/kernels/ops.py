@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled rules as operators of torch: `torch.ops.trtspec.verify_chain` and `verify_tree`.
+"""The compiled verifiers as torch operators: `torch.ops.trtspec.verify_chain` and `verify_tree`.
 
-For graphs: torch.compile and torch.export take them as they are, without a break, and a CUDA graph replays them. Their
-arguments are those of `bindings.KernelLibrary`, which is the quicker way in where there is no graph.
+They are for graphs: torch.compile and torch.export take them without a graph break, and CUDA graphs replay them. Their
+arguments are those of `bindings.KernelLibrary`, which is faster where there is no graph.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _library: KernelLibrary | None = None
 
 
 def load_ops(path: Path) -> None:
-    """Let the operators call a library from now on; raises TrtspecError where it cannot be loaded."""
+    """Set the library that the operators call; raises TrtspecError where it cannot be loaded."""
     global _library  # noqa: PLW0603 - operators belong to the process
     _library = load_library(path)
 

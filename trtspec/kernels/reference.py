@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The acceptance rules of speculative sampling in numpy and float64: the oracle for every faster implementation.
+"""The acceptance rules of speculative sampling in numpy and float64: the reference for every faster implementation.
 
 Chain (Leviathan et al. 2023, arXiv:2211.17192; Chen et al. 2023, arXiv:2302.01318): the drafted token x at a position
-is accepted when u * draft_probs[x] < target_probs[x]; at the first rejection the next token is drawn from
+is accepted when u * draft_probs[x] < target_probs[x]; at the first rejection the next token is sampled from
 max(target_probs - draft_probs, 0), renormalised; when all are accepted, from the target's row after the last one.
 
-Tree of tokens that were drawn (SpecInfer, arXiv:2305.09781; without replacement: Sequoia, arXiv:2402.12374): the same
-at every node for one child after the other. After a rejection what is left of the target takes the target's place,
-and the next child counts as drawn from the draft without the tokens of its elder siblings.
+Tree of sampled tokens (SpecInfer, arXiv:2305.09781; without replacement: Sequoia, arXiv:2402.12374): the same rule is
+applied at every node to one child after the other. After a rejection the residual takes the place of the target, and
+the next child counts as sampled from the draft without the tokens of its earlier siblings.
 
-Tree of tokens that were chosen: draw the target's token at a node; if a child has it, that child is accepted. That is
+Tree of deterministic tokens: sample the target's token at a node; if a child has it, that child is accepted. This is
 the rule above with one-hot draft_probs for each child: the first is accepted with its probability a, the second, tested
-against the rest, with (1 - a) * b / (1 - a) = b, and so on.
+against the residual, with (1 - a) * b / (1 - a) = b, and so on.
 
-By these rules the text has exactly the target's distribution, whatever drafted it; `verify_typical` is another matter.
-Uniforms are arguments, so that two implementations can be asked for identical tokens. Plain loops, because they can be
-read. A tree is `parents` [nodes]: node 0 is the root, a node stands after its parent; root and unused nodes have -1.
+With these rules the output has exactly the target's distribution, whatever the draft; `verify_typical` is lossy.
+Uniforms are arguments, so that implementations can be compared token by token. Plain loops keep the code readable.
+A tree is `parents` [nodes]: node 0 is the root, parents precede children, the root and unused nodes have -1.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
-def warp(logits: Floats, temperature: float, top_k: int, top_p: float) -> Floats:
-    """Return the probabilities [vocab] a request samples from.
+def probs_of(logits: Floats, temperature: float, top_k: int, top_p: float) -> Floats:
+    """Return the probabilities [vocab] that a request samples from.
 
     Temperature 0 is greedy: all mass on the largest logit, the lowest id among equals. Otherwise temperature, then
-    the `top_k` most probable (0 = all), then the smallest set of them that holds `top_p` of their mass; among equal
+    the `top_k` most probable tokens (0 = all), then the smallest set of them with `top_p` of their mass; among equal
     probabilities lower ids come first.
     """
     if temperature == 0.0:
@@ -52,7 +52,7 @@ def warp(logits: Floats, temperature: float, top_k: int, top_p: float) -> Floats
 
 
 def pick(weights: Floats, uniform: float) -> int:
-    """Return the token at `uniform` of the cumulated weights [vocab], which need not be normalised.
+    """Return the token at `uniform` of the cumulative weights [vocab], which need not be normalised.
 
     A token of weight zero is never returned.
     """
@@ -66,7 +66,7 @@ def verify_chain(target_probs: Floats, draft_probs: Floats | None, tokens: Ints,
 
     Args:
         target_probs: [draft_len + 1, vocab], the target's row at each drafted position and after the last.
-        draft_probs: [draft_len, vocab], what each drafted token was drawn from; None for tokens that were chosen.
+        draft_probs: [draft_len, vocab], what each drafted token was sampled from; None for deterministic tokens.
         tokens: [draft_len].
         uniforms: [draft_len + 1] in [0, 1): one per drafted token, then one for the next token.
     """
@@ -80,15 +80,17 @@ def verify_chain(target_probs: Floats, draft_probs: Floats | None, tokens: Ints,
     return VerifyResult(path, pick(target_probs[-1], uniforms[-1]))
 
 
-def verify_chosen(target_probs: Floats, tokens: Ints, parents: Ints, limit: int, uniforms: Floats) -> VerifyResult:
-    """Verify one request's tree, the tokens of which were chosen and not drawn.
+def verify_deterministic(
+    target_probs: Floats, tokens: Ints, parents: Ints, limit: int, uniforms: Floats
+) -> VerifyResult:
+    """Verify one request's tree of deterministic tokens.
 
     Args:
         target_probs: [nodes, vocab], the target's row after each node.
-        tokens: [nodes]; the root's is not looked at.
+        tokens: [nodes]; the root's is ignored.
         parents: [nodes].
         limit: the most tokens that may be accepted.
-        uniforms: [nodes] in [0, 1): a node's draws the token after it.
+        uniforms: [nodes] in [0, 1): a node's uniform samples the token after it.
     """
     node = 0
     path: list[int] = []
@@ -101,19 +103,19 @@ def verify_chosen(target_probs: Floats, tokens: Ints, parents: Ints, limit: int,
         path.append(node)
 
 
-def verify_drawn(
+def verify_sampled(
     target_probs: Floats, draft_probs: Floats, tokens: Ints, parents: Ints, limit: int, uniforms: Floats
 ) -> VerifyResult:
-    """Verify one request's tree, the siblings of which were drawn without replacement.
+    """Verify one request's tree, whose siblings were sampled without replacement.
 
     Args:
         target_probs: [nodes, vocab], the target's row after each node.
-        draft_probs: [nodes, vocab], what each node's children were drawn from in node order; children that find no
-            weight left in it count as chosen.
-        tokens: [nodes]; the root's is not looked at.
+        draft_probs: [nodes, vocab], what each node's children were sampled from, in node order; children for which no
+            weight is left count as deterministic.
+        tokens: [nodes]; the root's is ignored.
         parents: [nodes].
         limit: the most tokens that may be accepted.
-        uniforms: [nodes] in [0, 1): a node's accepts it, the root's draws the next token.
+        uniforms: [nodes] in [0, 1): a node's uniform accepts it, the root's samples the next token.
     """
     node = 0
     path: list[int] = []
@@ -139,7 +141,7 @@ def verify_typical(
     """Verify one request's tree by typical acceptance (Medusa, arXiv:2401.10774, section 2.3.1), which is lossy.
 
     A child is accepted when the target gives its token more than min(threshold, alpha * exp(-entropy)). The longest
-    accepted path wins, the first in node order among equals; `uniform` draws the next token after it.
+    accepted path wins, the first in node order among equals; `uniform` samples the next token after it.
     """
     best: list[int] = []
     paths: dict[int, list[int]] = {0: best}
@@ -160,28 +162,28 @@ def children(parents: Ints, node: int) -> list[int]:
 
 
 def accepts(target: Floats, proposal: Floats, token: int, uniform: float) -> bool:
-    """Return whether a token drawn from `proposal` [vocab] may stay.
+    """Return whether a token sampled from `proposal` [vocab] is accepted.
 
-    The comparison is strict, so that uniform 0 does not accept what the target [vocab] never gives.
+    The comparison is strict, so that uniform 0 does not accept a token of probability 0.
     """
     return bool(uniform * proposal[token] < target[token])
 
 
 def residual(target: Floats, proposal: Floats) -> Floats:
-    """Return the law [vocab] of the token instead of a rejected one; the target's where none is left."""
+    """Return the distribution [vocab] that replaces a rejected token; the target's where no mass is left."""
     rest = np.maximum(target - proposal, 0.0)
     return rest / rest.sum() if rest.sum() > 0.0 else target
 
 
 def without(draft: Floats, token: int) -> Floats:
-    """Return weights [vocab] from which a token can no longer be drawn."""
+    """Return the weights [vocab] without a token."""
     rest = draft.copy()
     rest[token] = 0.0
     return rest
 
 
 def one_hot(token: int, like: Floats) -> Floats:
-    """Return the law [vocab] that gives one token for sure."""
-    law = np.zeros_like(like)
-    law[token] = 1.0
-    return law
+    """Return the one-hot distribution [vocab] of a token."""
+    distribution = np.zeros_like(like)
+    distribution[token] = 1.0
+    return distribution

@@ -54,7 +54,7 @@ def _truncate(probs: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
 
 
 def pick(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """Return tokens [batch] at `uniforms` [batch] of the cumulated weights [batch, vocab]; never one of weight zero.
+    """Return tokens [batch] at `uniforms` [batch] of the cumulative weights [batch, vocab]; never one of weight zero.
 
     Where all weights are zero, the last token.
     """

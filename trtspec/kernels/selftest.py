@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a compiled library says on this machine what it has to: random batches against `exact`, id for id.
+"""Self-test of a compiled library on this machine: random batches are compared with `exact`, id for id.
 
-A few seconds' check of what was built. The checks of the rules themselves are tests/kernels/exactness.py.
+It takes a few seconds. The checks of the acceptance rules themselves are in tests/kernels/exactness.py.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _trees(vocab: int, dtype: type, mode: Mode) -> TreeBatch:
     rng = np.random.default_rng([SEED, vocab, mode])
     target = _logits(rng, vocab, dtype)
     parents = np.tile(np.array([-1, 0, 0, 1, 1, 3], dtype=np.int32), (REQUESTS, 1))
-    common = _common(rng, target, target, DraftKind.LOGITS if mode == Mode.DRAWN else None)
+    common = _common(rng, target, target, DraftKind.LOGITS if mode == Mode.SAMPLED else None)
     tokens = _tokens(rng, np.take_along_axis(target, parents.clip(0)[..., None], 1))
     return TreeBatch(target=target, tokens=tokens, parents=parents, mode=mode, **common)
 
@@ -113,13 +113,13 @@ def _logits(rng: np.random.Generator, vocab: int, dtype: type) -> Array:
 
 
 def _tokens(rng: np.random.Generator, logits: Array) -> Array:
-    """Return likely tokens, such that some are accepted and some are not."""
+    """Return probable tokens, of which some are accepted and some are not."""
     noisy = logits + rng.gumbel(size=logits.shape)
     return noisy.argmax(-1).astype(np.int32)
 
 
 def _placer(device: str) -> Callable[[Arrays], Arrays]:
-    """Return what brings a call's arrays to a device."""
+    """Return a function that moves a call's arrays to a device."""
     if device == "cpu":
         return dict
 
@@ -142,4 +142,4 @@ def _to_numpy(array: Array) -> Any:
 
 
 def _word(kind: DraftKind | None) -> str:
-    return "chosen" if kind is None else kind.name.lower()
+    return "deterministic" if kind is None else kind.name.lower()

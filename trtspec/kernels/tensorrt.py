@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verification as a TensorRT plan of one layer: a model of its own, for an ensemble or any other program.
 
-What the layer's tensors are is known without TensorRT; only `build_plan` needs it, and a GPU. The plugin itself is
-plugins/tensorrt, and its tensors are listed there too.
+Only `build_plan` needs TensorRT and a GPU; the layer's tensors are known without them. The plugin itself is in
+plugins/tensorrt, which lists its tensors too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DATA_TYPES = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16", "int32"
 
 @dataclass(frozen=True)
 class PlanTensor:
-    """An input or output: its name, its type as numpy names it, and its dimensions after the batch.
+    """An input or output: its name, its numpy dtype, and its dimensions without the batch.
 
     Triton wants one where there are none: `dims: [1]` with `reshape: {shape: []}`.
     """
@@ -34,11 +34,11 @@ class PlanTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyLayer(ABC):
-    """One verification, as long and as wide as its plan is made for.
+    """One verification layer, of the sizes that its plan is built for.
 
     Rows of logits have `columns`, of which the first `vocab` are ids; a draft's rows have `draft_columns`, by default
-    as many. A draft with a vocabulary of its own says its ids by `draft_column`: its column of each target id, -1 for
-    none. Uniforms are given as int32 with the bits of the unsigned number. Without `sampled` every request is greedy.
+    as many. For a draft with its own vocabulary, `draft_column` is the draft's column of each target id, -1 for none.
+    Uniforms are passed as int32 with the bits of the unsigned number. Without `sampled` every request is greedy.
     """
 
     plugin: ClassVar[str]
@@ -53,14 +53,14 @@ class VerifyLayer(ABC):
 
     @abstractmethod
     def inputs(self) -> list[PlanTensor]:
-        """Return what every request brings; `draft_column` is none of it, but part of the plan."""
+        """Return the inputs of a request; `draft_column` is not one, it is a constant of the plan."""
 
     @abstractmethod
     def outputs(self) -> list[PlanTensor]:
-        """Return what every request gets."""
+        """Return the outputs of a request."""
 
     def fields(self) -> dict[str, int | float]:
-        """Return what the plugin is created with."""
+        """Return the plugin's creation fields."""
         return {
             "vocab": self.vocab,
             "draft_kind": int(self.draft or 0),
@@ -111,7 +111,7 @@ class TreeLayer(VerifyLayer):
     plugin: ClassVar[str] = "TrtspecVerifyTree"
 
     nodes: int
-    mode: Mode = Mode.CHOSEN
+    mode: Mode = Mode.DETERMINISTIC
     threshold: float = 0.09
     alpha: float = 0.3
 
@@ -153,7 +153,7 @@ def build_plan(layer: VerifyLayer, library: Path, max_batch_size: int) -> bytes:
         )
     builder = trt.Builder(logger)
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
-    column = np.array(layer.draft_column, np.int32)  # the builder reads it as late as it builds
+    column = np.array(layer.draft_column, np.int32)  # kept alive: the builder reads it during the build
     plan = None
     if _add_layer(trt, network, layer, column):
         config = builder.create_builder_config()
@@ -176,7 +176,7 @@ def _import_tensorrt() -> Any:
 
 
 def _refusals(trt: ModuleType) -> Any:
-    """Return a logger that keeps TensorRT's errors, for messages."""
+    """Return a logger that collects TensorRT's errors."""
 
     class Refusals(trt.ILogger):  # type: ignore[name-defined, misc]
         def __init__(self) -> None:
@@ -191,7 +191,7 @@ def _refusals(trt: ModuleType) -> Any:
 
 
 def _add_layer(trt: Any, network: Any, layer: VerifyLayer, column: Any) -> bool:
-    """Return whether the plugin and its tensors found their way into the network; what did not is in the log."""
+    """Add the plugin and its tensors to the network; returns False where TensorRT refused, which it has logged."""
     plugin = create_plugin(trt, layer)
     tensors = {
         tensor.name: network.add_input(tensor.name, _data_type(trt, tensor.dtype), (-1, *tensor.dims))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What compiles kernels on this machine, and for which processors: a C++ compiler, and nvcc where it is.
+"""The toolchain that compiles kernels on this machine: a C++ compiler, and nvcc where it is installed.
 
-A toolchain is known by what its compilers say they are, not by where they lie: equal ones make equal libraries.
+A toolchain is identified by its compilers' versions, not by their paths: equal versions build equal libraries.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ CXX = ("g++", "clang++")
 NVCC = ("nvcc", "/usr/local/cuda/bin/nvcc")
 TIMEOUT_S = 60
 
-# Nothing is contracted and no order is changed: equal results everywhere depend on it. What clang does not make vectors
-# of is slower there and no mistake. The tests compile with -Werror; a user's compiler may be one that warns of more.
+# No contraction and no reordering: bit-equal results on every machine depend on it. A loop that clang does not
+# vectorize is slower, not wrong. The tests compile with -Werror; a user's compiler may be one that warns of more.
 CXX_FLAGS = (
     "-std=c++17", "-O3", "-ffp-contract=off", "-fno-trapping-math", "-fno-math-errno", "-fopenmp",
     "-Wall", "-Wextra", "-Wno-pass-failed", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden",
@@ -28,9 +28,9 @@ NVCC_FLAGS = (
     "-std=c++17", "-O3", "--fmad=false", "-split-compile=0",  # on as many threads as there are cores
     "-Xcompiler=-Wall,-fPIC,-fvisibility=hidden,-fvisibility-inlines-hidden",
 )  # fmt: skip
-# The least of an x86 machine that a library is compiled for: AVX2, fused multiply-adds and F16C.
+# The minimum x86 machine that a library is compiled for: AVX2, FMA and F16C.
 X86_FLAGS = ("-march=x86-64-v3",)
-# What is chosen where the machine has it, in sources of this name.
+# For sources of this name, which are used at run time where the machine has AVX-512.
 AVX512, AVX512_FLAGS = "avx512.cpp", ("-march=x86-64-v4",)
 
 FLAGS = (*CXX_FLAGS, *NVCC_FLAGS, *X86_FLAGS, *AVX512_FLAGS)
@@ -40,7 +40,7 @@ NO_KEY = {"key": False}
 
 @dataclass(frozen=True)
 class Toolchain:
-    """Compilers by what they say they are; `nvcc_version` is "" where libraries are for CPUs alone."""
+    """Compilers and their versions; `nvcc_version` is "" where libraries are for CPUs only."""
 
     machine: str
     cxx_version: str
@@ -51,7 +51,7 @@ class Toolchain:
     def compile_command(
         self, source: str, output: str, includes: tuple[str, ...], architectures: tuple[str, ...]
     ) -> tuple[str, ...]:
-        """Return the argv that compiles a source; one of CUDA for GPUs of these architectures."""
+        """Return the argv that compiles a source; CUDA sources are compiled for `architectures`."""
         files = (*(f"-I{folder}" for folder in includes), "-c", source, "-o", output)
         if source.endswith(".cu"):
             return (self.nvcc, *NVCC_FLAGS, f"-ccbin={self.cxx}", *code_flags(architectures), *files)
@@ -59,7 +59,7 @@ class Toolchain:
         return (self.cxx, *CXX_FLAGS, *processor, *files)
 
     def link_command(self, objects: tuple[str, ...], output: str) -> tuple[str, ...]:
-        """Return the argv that makes a shared library of objects; where there is nvcc, CUDA's runtime goes into it."""
+        """Return the argv that links objects to a shared library; with nvcc, the CUDA runtime is linked statically."""
         if self.nvcc:
             return (
                 self.nvcc,
@@ -78,7 +78,7 @@ class Toolchain:
         return replace(self, nvcc="", nvcc_version="")
 
     def check_architectures(self, architectures: tuple[str, ...]) -> None:
-        """Raise TrtspecError for GPUs that nvcc cannot compile for, and where there is no nvcc."""
+        """Raise TrtspecError for architectures that nvcc does not know, and where there is no nvcc."""
         if not architectures:
             return
         if not self.nvcc:
@@ -86,12 +86,12 @@ class Toolchain:
             raise TrtspecError("nvcc is not here, so nothing can be compiled for a GPU", hint=hint)
         known = _output(self.nvcc, "--list-gpu-code").split()
         for name in architectures:
-            if re.sub("[af]$", "", name) not in known:  # which are listed without the letters
+            if re.sub("[af]$", "", name) not in known:  # listed without the letter
                 raise TrtspecError(f"nvcc does not know {name!r}; it knows {', '.join(known)}")
 
 
 def probe_toolchain() -> Toolchain:
-    """Return this machine's compilers; raises TrtspecError where there is none for C++."""
+    """Return this machine's compilers; raises TrtspecError without a C++ compiler."""
     cxx = _first_of(CXX)
     if not cxx:
         hint = "install g++, or build on another machine with the same kind of processor"
@@ -102,14 +102,14 @@ def probe_toolchain() -> Toolchain:
 
 
 def architecture_of(sm: int) -> str:
-    """Return what nvcc calls a GPU of this compute capability times ten."""
+    """Return nvcc's name of a GPU architecture; `sm` is the compute capability times ten."""
     return "sm_90a" if sm == 90 else f"sm_{sm}"
 
 
 def code_flags(architectures: tuple[str, ...]) -> tuple[str, ...]:
-    """Return nvcc's flags for machine code of each architecture, and PTX of the newest that others can run.
+    """Return nvcc's flags for machine code of each architecture, and PTX for the newest portable one.
 
-    Code of an architecture with a letter, such as sm_90a, runs on that one alone, and so would its PTX.
+    Code for an architecture with a letter, such as sm_90a, runs only on that one, and so does its PTX.
     """
     numbers = [name.removeprefix("sm_") for name in architectures]
     flags = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in numbers]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verification of drafted trees: the rules of `reference`, batched in torch on any device.
 
-A row's result depends on that row alone. What every node would say if the walk came to it is found for all at once on
-the device; the walk is plain Python on the host.
+A row's result depends only on that row. The decisions of all nodes are computed at once on the device; the walk from
+the root down is plain Python on the host.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ T = TypeVar("T")
 
 
 def in_node_order(choices: Sequence[Choice]) -> list[Choice]:
-    """Return choices as the nodes 1, 2, ... of their tree stand: shorter ones first, equal lengths in order."""
+    """Return choices in the order of their nodes 1, 2, ...: by length, then lexicographically."""
     return sorted(choices, key=lambda choice: (len(choice), choice))
 
 
 @dataclass(frozen=True, eq=False)
 class Tree:
-    """The shape of drafted trees: `parents` [rows, nodes], or [1, nodes] for a batch of equal trees.
+    """The shape of drafted trees: `parents` [rows, nodes], or [1, nodes] if all rows have the same tree.
 
-    Node 0 is the root, which stands for the text's last token. A node stands after its parent; the root and unused
-    nodes have parent -1.
+    Node 0 is the root, which is the text's last token. Parents precede their children; the root and unused nodes have
+    parent -1.
     """
 
     parents: Ints
@@ -45,7 +45,7 @@ class Tree:
     def of_paths(cls, choices: Sequence[Choice]) -> Tree:
         """Return the one-row tree of choices such as (0,), (1,), (0, 2): the k-th best token of each level.
 
-        Raises ValueError for a choice that is empty, stands twice, or whose prefix is missing.
+        Raises ValueError for a choice that is empty or repeated, or whose prefix is missing.
         """
         nodes: dict[Choice, int] = {(): 0}
         parents = [-1]
@@ -60,11 +60,11 @@ class Tree:
 
     @cached_property
     def sees(self) -> Bools:
-        """[rows, nodes, nodes]: whether a node sees another: itself and its ancestors; an unused node only itself."""
+        """[rows, nodes, nodes]: whether a node sees another: itself and its ancestors; an unused node sees itself."""
         rows, nodes = self.parents.shape
         row = np.arange(rows)[:, None]
         sees = np.tile(np.eye(nodes, dtype=np.bool_), (rows, 1, 1))
-        # each turn goes twice as far up as the one before; who has nobody above stands for that himself
+        # each iteration doubles the distance; a node without a parent is its own
         above = np.where(self.parents < 0, np.arange(nodes), self.parents)
         while True:
             sees |= sees[row, above]
@@ -75,25 +75,25 @@ class Tree:
 
     @cached_property
     def depths(self) -> Ints:
-        """[rows, nodes]: how far each node is below the root; 0 for an unused node."""
+        """[rows, nodes]: each node's distance from the root; 0 for an unused node."""
         depths: Ints = self.sees.sum(-1) - 1
         return depths
 
     def within(self, limits: Sequence[int]) -> Tree:
-        """Return the tree with each row cut off at its limit of depth."""
+        """Return the tree with each row cut off at its depth limit."""
         if self.depths.max() <= min(limits):
             return self
         return Tree(np.where(self.depths <= np.array(limits)[:, None], self.parents, -1))
 
     def count(self, limits: Sequence[int]) -> list[int]:
-        """Return how many nodes of each row's tree, the root not among them, lie within its limit of depth."""
+        """Return the number of each row's nodes, without the root, within its depth limit."""
         within = (self.depths > 0) & (self.depths <= np.array(limits)[:, None])
         counts: list[int] = within.sum(1).tolist()
         return counts
 
     @cached_property
     def children(self) -> list[list[list[int]]]:
-        """For each row and node its children, in node order."""
+        """The children of each row's nodes, in node order."""
         families = []
         for parents in self.parents.tolist():
             family: list[list[int]] = [[] for _ in parents]
@@ -105,9 +105,9 @@ class Tree:
 
     @cached_property
     def rounds(self) -> list[tuple[Ints, Ints]]:
-        """The nodes [n] that have a first child, and these children [rows, n]; the same of second ones, and so on.
+        """The nodes [n] that have a first child with these children [rows, n], then the same for second children, etc.
 
-        Where a node has such a child in other rows only, it stands with the root's number, 0.
+        Rows in which a node has no such child have 0, the root's number.
         """
         rounds = []
         for turn in range(max(len(family) for families in self.children for family in families)):
@@ -120,7 +120,7 @@ class Tree:
 
 @dataclass(frozen=True)
 class Typical:
-    """Acceptance of what is probable enough (Medusa, arXiv:2401.10774, section 2.3.1); the text's law is not kept."""
+    """Typical acceptance (Medusa, arXiv:2401.10774, section 2.3.1), which does not keep the target's distribution."""
 
     threshold: float = 0.09
     alpha: float = 0.3
@@ -131,44 +131,44 @@ def verify_tree(
     tokens: Tensor,
     tree: Tree,
     limits: Sequence[int],
-    warp: SamplingParams | None = None,
+    params: SamplingParams | None = None,
     draft_probs: Tensor | None = None,
     uniforms: Tensor | None = None,
     typical: Typical | None = None,
 ) -> list[VerifyResult]:
-    """Return the path of each row's tree that the target takes, and its next token; at most two transfers to the host.
+    """Return the accepted path of each row's tree and its next token, with at most two transfers to the host.
 
     Args:
         logits: [rows, nodes, vocab], the target's after each node.
         tokens: [rows, nodes], drafted; the root's and unused nodes' may be any of the vocabulary.
-        tree: how the nodes hang together.
+        tree: the shape of the trees.
         limits: the most tokens that may be accepted in each row.
-        warp: how rows sample, together with `uniforms`; without them every row is greedy.
-        draft_probs: [rows, nodes, vocab], what each node's children were drawn from, in node order without
-            replacement; a row of zeros, and None, for children that were chosen.
-        uniforms: [rows, nodes] in [0, 1). With `draft_probs` a node's accepts it and the root's draws the next token;
-            without, a node's draws the token after it.
-        typical: accept by this lossy rule, whatever the children were drawn from; the root's uniform draws the next
+        params: how rows sample. Without `params` and `uniforms` every row is greedy.
+        draft_probs: [rows, nodes, vocab], what each node's children were sampled from, in node order without
+            replacement; a row of zeros, or None, for deterministic children.
+        uniforms: [rows, nodes] in [0, 1). With `draft_probs`, a node's uniform decides whether it is accepted, and the
+            root's samples the next token; without, a node's uniform samples the token after it.
+        typical: accept by this lossy rule, however the children were drafted; the root's uniform samples the next
             token. Greedy rows stay exact.
     """
     tree = tree.within(limits)
-    if warp is None or uniforms is None:
+    if params is None or uniforms is None:
         return _agree(tree, logits.argmax(-1), tokens)
-    target_probs = warp.probs(logits)
+    target_probs = params.probs(logits)
     if typical is not None:
         paths = _longest(tree, _is_typical(target_probs, tokens, tree, typical))
     elif draft_probs is not None:
         target_probs, accepted = _reject_recursively(target_probs, draft_probs, tokens, tree, uniforms)
         paths = _walk(tree, accepted.tolist())
     else:
-        drawn = pick(target_probs.flatten(0, 1), uniforms.flatten()).view(uniforms.shape)
-        return _agree(tree, drawn, tokens)
+        sampled = pick(target_probs.flatten(0, 1), uniforms.flatten()).view(uniforms.shape)
+        return _agree(tree, sampled, tokens)
     return _draw_after(paths, target_probs, uniforms[:, 0])
 
 
-def _agree(tree: Tree, drawn: Tensor, tokens: Tensor) -> list[VerifyResult]:
-    """Go down as long as a child has the token that was drawn [rows, nodes] after its parent."""
-    following, drafted = torch.stack([drawn, tokens]).tolist()
+def _agree(tree: Tree, sampled: Tensor, tokens: Tensor) -> list[VerifyResult]:
+    """Accept children as long as one has the token `sampled` [rows, nodes] after its parent."""
+    following, drafted = torch.stack([sampled, tokens]).tolist()
     rows = zip(following, drafted, _of_rows(tree.parents.tolist(), len(tokens)), strict=True)
     fits = [[own[parent] == token for token, parent in zip(row, parents, strict=True)] for own, row, parents in rows]
     paths = _walk(tree, fits)
@@ -176,7 +176,7 @@ def _agree(tree: Tree, drawn: Tensor, tokens: Tensor) -> list[VerifyResult]:
 
 
 def _walk(tree: Tree, fits: list[list[bool]]) -> list[list[int]]:
-    """Return the paths that go down from each root to the first child that fits, as long as there is one."""
+    """Return the paths from each root to the first child that fits, as long as there is one."""
     paths = []
     for fit, family in zip(fits, _of_rows(tree.children, len(fits)), strict=True):
         path: list[int] = []
@@ -187,21 +187,21 @@ def _walk(tree: Tree, fits: list[list[bool]]) -> list[list[int]]:
 
 
 def _end(path: list[int]) -> int:
-    """Return the node that a path comes to, which is the root where it is empty."""
+    """Return the last node of a path; the root if it is empty."""
     return path[-1] if path else 0
 
 
 def _draw_after(paths: list[list[int]], probs: Tensor, uniforms: Tensor) -> list[VerifyResult]:
-    """Draw the token after each path from what its end has in probs [rows, nodes, vocab] by uniforms [rows]."""
+    """Sample the token after each path from its last node's probs [rows, nodes, vocab] with uniforms [rows]."""
     ends = torch.tensor([_end(path) for path in paths], device=probs.device)
     tokens = pick(probs[torch.arange(len(paths), device=probs.device), ends], uniforms).tolist()
     return [VerifyResult(path, token) for path, token in zip(paths, tokens, strict=True)]
 
 
 def _is_typical(target_probs: Tensor, tokens: Tensor, tree: Tree, typical: Typical) -> Tensor:
-    """Return for each node [rows, nodes] whether its token is probable enough after its parent; roots say nothing.
+    """Return for each node [rows, nodes] whether its token is probable enough after its parent; roots mean nothing.
 
-    A one-hot row has entropy 0, so that of its children only the likeliest token can be.
+    A one-hot row has entropy 0, so only its most probable token can be accepted.
     """
     entropy = torch.special.entr(target_probs).sum(-1)
     bounds = (typical.alpha * torch.exp(-entropy)).clamp_max(typical.threshold)
@@ -225,11 +225,11 @@ def _longest(tree: Tree, fits: Tensor) -> list[list[int]]:
 def _reject_recursively(
     target_probs: Tensor, draft_probs: Tensor, tokens: Tensor, tree: Tree, uniforms: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Test every node as if the walk came to its parent: all first children, then the second ones, and so on.
+    """Test every node as if its parent were accepted: all first children, then all second ones, and so on.
 
-    A child is tested after the rejection of its elder siblings; where one of them is accepted, nobody asks for it.
-    Returns what is left of the target's row after each node when all of its children are rejected, [rows, nodes,
-    vocab], and which nodes are accepted, bool [rows, nodes].
+    A child is tested as if its earlier siblings were rejected; where one of them is accepted, the walk ignores it.
+    Returns the target's residual after each node if all of its children are rejected [rows, nodes, vocab], and which
+    nodes are accepted, bool [rows, nodes].
     """
     left, drafts = target_probs.to(draft_probs.dtype, copy=True), draft_probs.clone()
     accepted = torch.zeros_like(tokens, dtype=torch.bool)
@@ -247,7 +247,7 @@ def _reject_recursively(
 
 
 def _proposal(draft: Tensor, token: Tensor) -> Tensor:
-    """Return what token [rows, n, 1] was drawn from: the weights [rows, n, vocab] left, or where none is, itself."""
+    """Return the distribution of token [rows, n, 1]: the remaining weights [rows, n, vocab], else one-hot."""
     mass = draft.sum(-1, keepdim=True)
     nothing = mass == 0.0
     proposal = draft / mass.masked_fill_(nothing, 1.0)
@@ -255,12 +255,12 @@ def _proposal(draft: Tensor, token: Tensor) -> Tensor:
 
 
 def _rest(target: Tensor, proposal: Tensor, tested: Tensor) -> Tensor:
-    """Return what the target [rows, n, vocab] still has to give after a rejection, where one was `tested` at all."""
+    """Return the target's residual [rows, n, vocab] after a rejection; unchanged where no child was `tested`."""
     residual = (target - proposal).clamp_min_(0.0)
     mass = residual.sum(-1, keepdim=True)
     return torch.where(tested & (mass > 0.0), residual.div_(mass), target)
 
 
 def _of_rows(items: list[T], rows: int) -> list[T]:
-    """Return one item a row, where one may stand for all."""
+    """Return one item for each row; a single item is shared by all rows."""
     return items * rows if len(items) == 1 else items

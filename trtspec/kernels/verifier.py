@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The acceptance rules as an engine asks for them: in torch, or compiled where a library of them was built.
+"""The verifiers that an engine chooses from: torch, or a compiled library where one was built.
 
-Both say the same of a batch, except where a uniform lies within float32's rounding of where the result changes. The
+Both return the same results, except where a uniform lies within float32's rounding of where the result changes. The
 choice is made once, when an engine is loaded; nothing is compiled here.
 """
 
@@ -39,11 +39,11 @@ class Verifier(Protocol):
         logits: Tensor,
         tokens: Tensor,
         lens: Sequence[int],
-        warp: SamplingParams | None = None,
+        params: SamplingParams | None = None,
         draft_probs: Tensor | None = None,
         uniforms: Tensor | None = None,
     ) -> list[VerifyResult]:
-        """Return how much of each row's chain the target takes, and its next token."""
+        """Return the accepted part of each row's chain, and its next token."""
 
     def tree(
         self,
@@ -51,26 +51,26 @@ class Verifier(Protocol):
         tokens: Tensor,
         tree: Tree,
         limits: Sequence[int],
-        warp: SamplingParams | None = None,
+        params: SamplingParams | None = None,
         draft_probs: Tensor | None = None,
         uniforms: Tensor | None = None,
         typical: Typical | None = None,
     ) -> list[VerifyResult]:
-        """Return the path of each row's tree that the target takes, and its next token."""
+        """Return the accepted path of each row's tree, and its next token."""
 
 
-class TorchRules:
-    """The rules in torch's own operations."""
+class TorchVerifier:
+    """Verification with torch's own operations."""
 
     chain = staticmethod(verify_chain)
     tree = staticmethod(verify_tree)
 
 
 @dataclass(frozen=True)
-class CompiledRules:
-    """The rules of a library, which takes logits of float32, float16 and bfloat16.
+class CompiledVerifier:
+    """Verification by a compiled library, which takes logits of float32, float16 and bfloat16.
 
-    A target whose logits are NaN or infinite is a TrtspecError: a text must not go on from there.
+    Raises TrtspecError for target logits that are NaN or infinite: no token can follow from them.
     """
 
     library: KernelLibrary
@@ -80,11 +80,11 @@ class CompiledRules:
         logits: Tensor,
         tokens: Tensor,
         lens: Sequence[int],
-        warp: SamplingParams | None = None,
+        params: SamplingParams | None = None,
         draft_probs: Tensor | None = None,
         uniforms: Tensor | None = None,
     ) -> list[VerifyResult]:
-        """Verify chains in one call, and bring its outcome to the host in one transfer."""
+        """Verify chains with one call and one transfer to the host."""
         found = self.library.verify_chain(
             target=logits,
             tokens=tokens.to(torch.int32),
@@ -92,7 +92,7 @@ class CompiledRules:
             draft=draft_probs,
             draft_kind=DraftKind.PROBABILITIES,
             threads=1,
-            **_sampling(warp, uniforms),
+            **_sampling(params, uniforms),
         )
         rows = torch.stack([found.status, found.accepted, found.next], 1).tolist()
         _check_rows([status for status, *_ in rows])
@@ -104,12 +104,12 @@ class CompiledRules:
         tokens: Tensor,
         tree: Tree,
         limits: Sequence[int],
-        warp: SamplingParams | None = None,
+        params: SamplingParams | None = None,
         draft_probs: Tensor | None = None,
         uniforms: Tensor | None = None,
         typical: Typical | None = None,
     ) -> list[VerifyResult]:
-        """Verify trees in one call, and bring its outcome to the host in one transfer."""
+        """Verify trees with one call and one transfer to the host."""
         mode, options = _mode(draft_probs, typical)
         parents = torch.from_numpy(tree.parents.astype(np.int32)).to(tokens.device)
         found = self.library.verify_tree(
@@ -118,11 +118,11 @@ class CompiledRules:
             parents=parents.expand(tokens.shape).contiguous(),
             limits=_ints(limits, logits.device),
             mode=mode,
-            draft=draft_probs if mode == Mode.DRAWN else None,
+            draft=draft_probs if mode == Mode.SAMPLED else None,
             draft_kind=DraftKind.PROBABILITIES,
             threads=1,
             **options,
-            **_sampling(warp, uniforms),
+            **_sampling(params, uniforms),
         )
         columns = torch.stack([found.status, found.path_len, found.next], 1)
         rows = torch.cat([columns, found.path], 1).tolist()
@@ -131,51 +131,51 @@ class CompiledRules:
 
 
 def libraries_of(artifact: Path) -> tuple[Path, ...]:
-    """Return the libraries that may verify for an artifact: its own, then what was compiled on this machine before."""
+    """Return the libraries an artifact may use: its own ones, then those compiled on this machine before."""
     return (*sorted((artifact / "plugins").glob("*.so")), *find_libraries(KERNELS))
 
 
-def choose_rules(candidates: Sequence[Path], device: torch.device, dtype: torch.dtype) -> Verifier:
-    """Return the rules of the first library that serves logits of `dtype` on `device`, or where none does, torch's."""
+def choose_verifier(candidates: Sequence[Path], device: torch.device, dtype: torch.dtype) -> Verifier:
+    """Return the first library that can verify logits of `dtype` on `device`, or torch where there is none."""
     if dtype == torch.float64:
-        log.info("drafts are verified in torch: the model computes in float64, which the compiled rules do not take")
-        return TorchRules()
+        log.info("drafts are verified in torch: the model computes in float64, which compiled libraries do not take")
+        return TorchVerifier()
     for path in candidates:
         try:
-            rules = CompiledRules(load_library(path))
-            _prove(rules, device, dtype)
+            verifier = CompiledVerifier(load_library(path))
+            _prove(verifier, device, dtype)
         except TrtspecError as error:
             log.warning("drafts are not verified by a compiled library: %s", error)
         else:
             log.info("drafts are verified by %s", path)
-            return rules
+            return verifier
     log.info("drafts are verified in torch")
-    return TorchRules()
+    return TorchVerifier()
 
 
-def _prove(rules: CompiledRules, device: torch.device, dtype: torch.dtype) -> None:
-    """Let a library verify a draft of no tokens: it may lack the kernels, or code for this very machine."""
+def _prove(verifier: CompiledVerifier, device: torch.device, dtype: torch.dtype) -> None:
+    """Let a library verify an empty draft: it may lack the kernels, or code for this machine."""
     logits = torch.tensor([[[0.0, 1.0]]], device=device, dtype=dtype)
     tokens = torch.zeros((1, 1), dtype=torch.int32, device=device)
-    rules.chain(logits, tokens[:, :0], [0])
-    rules.tree(logits, tokens, Tree(np.array([[-1]])), [0])
+    verifier.chain(logits, tokens[:, :0], [0])
+    verifier.tree(logits, tokens, Tree(np.array([[-1]])), [0])
 
 
-def _sampling(warp: SamplingParams | None, uniforms: Tensor | None) -> dict[str, Any]:
-    """Return how a library's rows sample; nothing where all are greedy."""
-    if warp is None or uniforms is None:
+def _sampling(params: SamplingParams | None, uniforms: Tensor | None) -> dict[str, Any]:
+    """Return the sampling arguments of a library call; none where all rows are greedy."""
+    if params is None or uniforms is None:
         return {}
-    how = {"temperature": warp.temperature.contiguous(), "uniforms": (uniforms * 2.0**32).to(torch.uint32)}
-    if warp.truncates:
-        how |= {"top_k": warp.top_k.to(torch.int32), "top_p": warp.top_p.contiguous()}
+    how = {"temperature": params.temperature.contiguous(), "uniforms": (uniforms * 2.0**32).to(torch.uint32)}
+    if params.truncates:
+        how |= {"top_k": params.top_k.to(torch.int32), "top_p": params.top_p.contiguous()}
     return how
 
 
 def _mode(draft_probs: Tensor | None, typical: Typical | None) -> tuple[Mode, dict[str, Any]]:
-    """Return how a library is to verify a tree, and the numbers that this takes."""
+    """Return the mode of a tree's verification, and its arguments."""
     if typical is not None:
         return Mode.TYPICAL, {"threshold": typical.threshold, "alpha": typical.alpha}
-    return (Mode.CHOSEN if draft_probs is None else Mode.DRAWN), {}
+    return (Mode.DETERMINISTIC if draft_probs is None else Mode.SAMPLED), {}
 
 
 def _ints(values: Sequence[int], device: torch.device) -> Tensor:
@@ -183,7 +183,7 @@ def _ints(values: Sequence[int], device: torch.device) -> Tensor:
 
 
 def _check_rows(statuses: Sequence[int]) -> None:
-    """Raise for what a target must not say; a draft that is no distribution costs acceptance, not the text's law."""
+    """Raise for invalid target logits; an invalid draft row only lowers acceptance and does not change the output."""
     for row, status in enumerate(statuses):
         if status & (NONFINITE | EMPTY):
             raise TrtspecError(f"the target's logits of row {row} are NaN or infinite")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every acceptance rule says about one row of a batch."""
+"""The result of verification for one row of a batch."""
 
 from __future__ import annotations
 

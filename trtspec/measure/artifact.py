@@ -15,7 +15,7 @@ from trtspec.artifacts.prompts import Prompt, load_prompts
 from trtspec.backends.base import find_backend
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.errors import DigestMismatch, TrtspecError
-from trtspec.generation.request import Request, Sampling
+from trtspec.generation.request import Request, SamplingOptions
 from trtspec.recipe.resolve import ResolvedRecipe
 from trtspec.torch_engine.settings import EngineSettings
 
@@ -45,10 +45,10 @@ class OpenArtifact:
         """Return the rule that drafts are accepted by: "exact", or one that changes the text."""
         return self.recipe.speculation.acceptance
 
-    def request(self, prompt: str, max_tokens: int, sampling: Sampling | None = None, **options: Any) -> Request:
+    def request(self, prompt: str, max_tokens: int, sampling: SamplingOptions | None = None, **options: Any) -> Request:
         """Return a request for the text of a prompt, ended by the model's own end tokens."""
         ids = tuple(self.tokenizer.encode(prompt))
-        return Request(ids, max_tokens, sampling or Sampling(), end_ids=self.tokenizer.end_ids, **options)
+        return Request(ids, max_tokens, sampling or SamplingOptions(), end_ids=self.tokenizer.end_ids, **options)
 
 
 def read_artifact(root: Path) -> Manifest:

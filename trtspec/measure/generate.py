@@ -11,7 +11,7 @@ from queue import SimpleQueue
 
 from trtspec.artifacts.prompts import load_prompts
 from trtspec.errors import TrtspecError
-from trtspec.generation.request import Result, Sampling, Update
+from trtspec.generation.request import Result, SamplingOptions, Update
 from trtspec.measure.artifact import open_artifact
 
 
@@ -30,7 +30,7 @@ def generate_one(
     prompt: str,
     *,
     max_tokens: int,
-    sampling: Sampling,
+    sampling: SamplingOptions,
     stop: tuple[str, ...],
     on_text: Callable[[str], None] | None = None,
 ) -> Generated:
@@ -38,7 +38,7 @@ def generate_one(
     with open_artifact(root) as artifact:
         updates: SimpleQueue[Update] = SimpleQueue()
         started = time.perf_counter()
-        ticket = artifact.engine.submit(artifact.request(prompt, max_tokens, sampling, stop=stop), updates.put)
+        handle = artifact.engine.submit(artifact.request(prompt, max_tokens, sampling, stop=stop), updates.put)
         ids: list[int] = []
         text = ""
         try:
@@ -52,7 +52,7 @@ def generate_one(
                 if update.finish_reason:
                     break
         except KeyboardInterrupt:
-            ticket.cancel()
+            handle.cancel()
             raise
         seconds = time.perf_counter() - started
         if update.finish_reason == "error":
@@ -62,7 +62,7 @@ def generate_one(
 
 
 def generate_many(
-    root: Path, prompts: Path, *, max_tokens: int, sampling: Sampling, stop: tuple[str, ...]
+    root: Path, prompts: Path, *, max_tokens: int, sampling: SamplingOptions, stop: tuple[str, ...]
 ) -> list[tuple[str, Generated]]:
     """Go on with every prompt of a file, batched as the engine likes; returns (prompt's id, text) in file order.
 

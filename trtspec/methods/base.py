@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a speculation method has to say about itself, whatever engine runs it."""
+"""The description of a speculation method, independent of the backend that runs it."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ PACKAGE, ATTRIBUTE = "trtspec.methods", "METHOD"
 
 
 class Options(StrictModel):
-    """A method's own keys below `speculation.options`; this is the method that has none."""
+    """A method's own keys below `speculation.options`; this class has none."""
 
     @property
     def acceptance(self) -> Literal["exact", "typical"]:
-        """Return which rule accepts drafts: with "exact" the text is the target's own, with "typical" it is not."""
+        """Return the acceptance rule: "exact" keeps the target's output distribution, "typical" does not."""
         return "exact"
 
 
 class LossyOptions(Options):
-    """The keys of a method that also knows typical acceptance, which changes the text (arXiv:2401.10774)."""
+    """The keys of a method that also supports typical acceptance, which is lossy (arXiv:2401.10774)."""
 
     lossy: bool = Field(default=False, description="Accept what is typical of the target instead of exactly its own")
     posterior_threshold: float = Field(default=0.09, gt=0, le=1, description="Probability from which all is typical")
@@ -39,13 +39,13 @@ class LossyOptions(Options):
 
     @property
     def acceptance(self) -> Literal["exact", "typical"]:
-        """Return which rule accepts drafts."""
+        """Return the acceptance rule."""
         return "typical" if self.lossy else "exact"
 
 
 @dataclass(frozen=True)
 class DraftShape:
-    """How much a step drafts at most: `max_depth` tokens one after another, `max_tokens` in all."""
+    """The most that a step drafts: `max_depth` tokens in a row, `max_tokens` in all."""
 
     max_depth: int
     max_tokens: int
@@ -53,13 +53,13 @@ class DraftShape:
 
 @dataclass(frozen=True)
 class DraftHead:
-    """Tensors that draft from inside a target, stored in its checkpoint as TensorRT-LLM does.
+    """A draft head that is stored in its target's checkpoint, as in TensorRT-LLM.
 
-    `config` is what config.json says beside the target's own keys ("architecture" among them), and `models` what it
-    describes, by key, as it does a model that is divided like the target. `rules` are made of the part's source, whose
-    other tensors `skips` names; `borrowed` are made of the target's source once more. `excluded` are the patterns of
-    its modules, which are never quantized. `diagnostics` say how it fits
-    the target; their paths are relative to `speculation.draft`.
+    `config` are its keys of config.json beside the target's own ("architecture" is one), and `models` the sections that
+    describe models of their own, by key. `rules` are for the tensors of the head's source, of which `skips` names the
+    unused ones; `borrowed` are for tensors that it copies from the target's source. `excluded` are patterns of modules
+    that are never quantized. `diagnostics` report how it fits the target; their paths are relative to
+    `speculation.draft`.
     """
 
     config: dict[str, Any]
@@ -72,15 +72,15 @@ class DraftHead:
 
     @property
     def num_parameters(self) -> int:
-        """Return how many numbers the part's own tensors hold; what several targets share counts once."""
-        return sum({part.name: prod(part.shape) for rule in self.rules for part in rule.parts}.values())
+        """Return the number of the head's own parameters; source tensors that several targets share count once."""
+        return sum({tensor.name: prod(tensor.shape) for rule in self.rules for tensor in rule.sources}.values())
 
 
 @dataclass(frozen=True)
 class HeadTarget:
     """The target that a draft head is read for: its description, and the rules of its own checkpoint.
 
-    `draft_len` is how many tokens the recipe wants to be drafted one after another.
+    `draft_len` is the number of tokens in a row that the recipe asks for.
     """
 
     config: ModelConfig
@@ -89,7 +89,7 @@ class HeadTarget:
 
 
 def chain(options: Any, draft_len: int) -> DraftShape:
-    """Return the shape of a method that drafts one token after another."""
+    """Return the draft shape of a method that drafts a chain."""
     return DraftShape(draft_len, draft_len)
 
 
@@ -101,11 +101,11 @@ def _no_diagnostics(options: Any, config: ModelConfig) -> list[Diagnostic]:
 class Method:
     """One speculation method; a module of this folder joins by defining it as `METHOD`.
 
-    `drafts_with` says what the recipe's `speculation.draft` has to be: nothing, a model, or a head that is stored with
-    the target, which `read_head` describes (raising CheckpointError for a source that is no such head). `draft_lens`
-    is the range of the recipe's `draft_len`, empty where the options decide; `draft_shape` computes from options and
-    draft_len how much a step drafts. `check_options` holds the options against the target; the diagnostics' paths are
-    relative to `speculation.options`. Which backends run a method is theirs to say.
+    `drafts_with` selects what the recipe's `speculation.draft` has to be: nothing, a model, or a head that is stored
+    with the target, which `read_head` describes (it raises CheckpointError for any other source). `draft_lens` is the
+    range of the recipe's `draft_len`, empty where the options decide. `draft_shape` computes the draft shape from the
+    options and draft_len. `check_options` checks the options against the target; its diagnostics' paths are relative to
+    `speculation.options`. Backends declare which methods they run.
     """
 
     summary: str
@@ -118,7 +118,7 @@ class Method:
     read_head: Callable[[Source, HeadTarget, Any], DraftHead] | None = None
 
     def parse(self, options: dict[str, Any]) -> Options:
-        """Return options that were checked before; TrtspecError where they were not."""
+        """Return the parsed options; raises TrtspecError for invalid ones."""
         try:
             return self.options.model_validate(options)
         except ValidationError as error:
@@ -134,5 +134,5 @@ def find_method(name: str) -> Method:
 
 
 def method_version(name: str) -> str:
-    """Return which installed package brings a method, with its version; "" for one of ours."""
+    """Return the installed package that provides a method, with its version; "" for a built-in one."""
     return "" if name in discover(PACKAGE, ATTRIBUTE) else version_of(PACKAGE, name)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Static trees of drafted tokens: the published ones by name, and those that a recipe writes out.
+"""Static draft trees: published ones by name, and those that a recipe lists.
 
-A choice is a path from the root: (0, 2) is the third best token after the best one. The nodes of a tree are all its
-choices, so each one's prefixes are choices too.
+A choice is a path from the root: (0, 2) is the third best token after the best one. Every choice is a node of the
+tree, so its prefixes have to be choices too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST_NODES = 256
 def find_choices(written: Any, known: Mapping[str, tuple[Choice, ...]]) -> tuple[Choice, ...]:
     """Return the choices that a recipe names, or lists as lists of ranks.
 
-    Raises the ValueError of a pydantic validator for an unknown name and for what makes no tree.
+    Raises a pydantic validator's ValueError for an unknown name and for choices that are not a tree.
     """
     if isinstance(written, str):
         if written not in known:
@@ -44,12 +44,12 @@ def find_choices(written: Any, known: Mapping[str, tuple[Choice, ...]]) -> tuple
 
 
 def most_ranks(choices: Iterable[Choice]) -> int:
-    """Return how many tokens are ranked at the level that asks for most."""
+    """Return the largest number of tokens ranked after a node."""
     return max(rank + 1 for choice in choices for rank in choice)
 
 
 def check_ranks(choices: Iterable[Choice], config: ModelConfig) -> list[Diagnostic]:
-    """Return the misfit of choices that rank more tokens than the target has, under the option's name."""
+    """Report choices that rank more tokens than the target's vocabulary has, under the option's name."""
     if (ranks := most_ranks(choices)) <= config.vocab_size:
         return []
     return [
@@ -77,7 +77,7 @@ def _check_tree(choices: tuple[Choice, ...]) -> None:
 
 
 def _table(digits: str) -> tuple[Choice, ...]:
-    """Return choices written as words of one-digit ranks."""
+    """Parse choices written as words of one-digit ranks."""
     return tuple(tuple(map(int, word)) for word in digits.split())
 
 
@@ -125,7 +125,7 @@ MEDUSA_CHOICES: dict[str, tuple[Choice, ...]] = {
     ),
 }
 
-# SafeAILab/EAGLE, eagle/model/choices.py: by the name of Medusa's table, but another one, of 25 nodes
+# SafeAILab/EAGLE, eagle/model/choices.py: the same name as Medusa's table, but another tree, of 25 nodes
 EAGLE_CHOICES: dict[str, tuple[Choice, ...]] = {
     "mc_sim_7b_63": _table(
         "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"

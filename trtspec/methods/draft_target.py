@@ -12,7 +12,7 @@ from trtspec.methods.base import Method, Options
 
 
 class DraftTargetOptions(Options):
-    """`use_draft_logits` off means that engines accept a draft only where it is the target's own choice."""
+    """Without `use_draft_logits`, engines accept a drafted token only where the target samples the same one."""
 
     stop_below: float = Field(
         default=0.0, ge=0, lt=1, description="Stop drafting where no token is more probable than this to the draft"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A net of one layer drafts a tree: it continues the hidden state that the target's head reads.
+"""An EAGLE head of one layer drafts a tree: it predicts the hidden states that the target's LM head reads.
 
-Li et al. 2024, arXiv:2401.15077 (EAGLE, one tree for all steps) and arXiv:2406.16858 (EAGLE-2, which lets the tree
-follow the net's confidence). Both draft with the same nets: a matrix that joins a token's embedding with the hidden
-state before it, and a layer of Llama's kind without the norm that it begins with. Embedding and head are the target's.
+Li et al. 2024, arXiv:2401.15077 (EAGLE, one tree for all steps) and arXiv:2406.16858 (EAGLE-2, whose trees follow the
+head's confidence). Both use the same heads: a matrix that joins a token's embedding with the hidden state before it,
+and a Llama layer without its input norm. The embedding and the LM head are the target's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from pydantic import Field, ValidationInfo, field_validator
 
 from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
-from trtspec.checkpoint.rules import Part, Rule, Skip, Split, Stage
+from trtspec.checkpoint.rules import Rule, Skip, SourceTensor, Split, Stage
 from trtspec.checkpoint.source import Source
 from trtspec.checkpoint.trtllm import EMBEDDING, LM_HEAD
 from trtspec.diagnostics import Diagnostic
@@ -27,7 +27,7 @@ from trtspec.recipe.schema import refuse
 
 NETS, NET_CONFIG = "eagle_nets", "eagle_net_config"
 
-_EMBEDDING, _FC_BIAS = "embed_tokens.weight", "fc.bias"  # what a source may lack
+_EMBEDDING, _FC_BIAS = "embed_tokens.weight", "fc.bias"  # optional in a source
 _DEFAULT_CHOICES = "mc_sim_7b_63"
 # SafeAILab/EAGLE's: its depth 7 does not count the first level, its total_token 60 counts the root
 _DEFAULTS = {"top_k": 10, "depth": 8, "nodes": 59}
@@ -38,7 +38,7 @@ _SKIPS = [
 
 
 class Growth(NamedTuple):
-    """How a tree that follows the net's confidence grows; `nodes` are the tokens drafted, without the root."""
+    """The size of a dynamic tree, which follows the head's confidence; `nodes` counts tokens without the root."""
 
     top_k: int
     depth: int
@@ -46,9 +46,9 @@ class Growth(NamedTuple):
 
 
 class EagleOptions(LossyOptions):
-    """Either the choices of a static tree, or with `dynamic` how a tree grows; those of the other kind are None."""
+    """Either the choices of a static tree, or with `dynamic` the size of a dynamic one; the others are None."""
 
-    dynamic: bool = Field(default=False, description="Let the tree follow the net's confidence (EAGLE-2)")
+    dynamic: bool = Field(default=False, description="Let the tree follow the head's confidence (EAGLE-2)")
     choices: str | list[list[int]] | None = Field(
         default=None,
         validate_default=True,
@@ -98,52 +98,52 @@ class EagleOptions(LossyOptions):
 
     @property
     def paths(self) -> tuple[Choice, ...]:
-        """Return the paths of the static tree, none where it is dynamic."""
+        """Return the paths of the static tree; empty if it is dynamic."""
         return () if self.dynamic else find_choices(self.choices, EAGLE_CHOICES)
 
     @property
     def growth(self) -> Growth | None:
-        """Return how the dynamic tree grows, None where it is static."""
+        """Return the size of the dynamic tree, None if it is static."""
         if self.top_k is None or self.depth is None or self.nodes is None:
             return None
         return Growth(self.top_k, self.depth, self.nodes)
 
 
-def net_rules(config: ModelConfig, prefix: str) -> list[Rule]:
-    """List the tensors of a net, all but the head; they are the same for each of the nets of an engine."""
+def head_rules(config: ModelConfig, prefix: str) -> list[Rule]:
+    """List the tensors of an EAGLE head without its LM head; every head of an engine has the same ones."""
     hidden, vocab = config.hidden_size, config.vocab_size
     found = [
-        Rule(f"{prefix}.{name}", (part,), Stage.LAST, split, copy=True)
-        for name, part, split in (
-            ("fc.weight", Part("fc.weight", (hidden, 2 * hidden)), Split.ROWS),
-            ("fc.bias", Part(_FC_BIAS, (hidden,)), Split.ROWS),
-            ("vocab_embedding.weight", Part(_EMBEDDING, (vocab, hidden)), Split.EMBEDDING),
+        Rule(f"{prefix}.{name}", (tensor,), Stage.LAST, split, copy=True)
+        for name, tensor, split in (
+            ("fc.weight", SourceTensor("fc.weight", (hidden, 2 * hidden)), Split.ROWS),
+            ("fc.bias", SourceTensor(_FC_BIAS, (hidden,)), Split.ROWS),
+            ("vocab_embedding.weight", SourceTensor(_EMBEDDING, (vocab, hidden)), Split.EMBEDDING),
         )
     ]
     for rule in attention(config, 0) + mlp(config, 0):
         if rule.target != "input_layernorm.weight":
-            parts = tuple(replace(part, name=part.name.removeprefix("model.")) for part in rule.parts)
-            found.append(Rule(f"{prefix}.layers.0.{rule.target}", parts, Stage.LAST, rule.split, copy=True))
+            sources = tuple(replace(tensor, name=tensor.name.removeprefix("model.")) for tensor in rule.sources)
+            found.append(Rule(f"{prefix}.layers.0.{rule.target}", sources, Stage.LAST, rule.split, copy=True))
     return found
 
 
 def read_head(source: Source, base: HeadTarget, options: EagleOptions) -> DraftHead:
-    """Describe the net of a source for a target."""
-    net, draft_shape = _read_net(source, base.config), _extent(options, 0)
+    """Describe the EAGLE head in `source` for a target."""
+    head, draft_shape = _read_head_config(source, base.config), _draft_shape(options, 0)
     rules: list[Rule] = []
     borrowed: list[Rule] = []
-    # an engine has one net for each level of the tree
+    # an engine has one head for each level of the tree
     for level in range(draft_shape.max_depth):
-        for rule in net_rules(net, f"{NETS}.{level}.drafter"):
-            (part, *_), absent = rule.parts, rule.parts[0].name not in source.tensors
-            if absent and part.name == _EMBEDDING:
-                borrowed.append(replace(rule, parts=_parts_of(base, EMBEDDING)))
-            elif absent and part.name == _FC_BIAS:
-                rules.append(replace(rule, parts=(replace(part, name=""),)))
+        for rule in head_rules(head, f"{NETS}.{level}.drafter"):
+            (tensor, *_), absent = rule.sources, rule.sources[0].name not in source.tensors
+            if absent and tensor.name == _EMBEDDING:
+                borrowed.append(replace(rule, sources=_sources_of(base, EMBEDDING)))
+            elif absent and tensor.name == _FC_BIAS:
+                rules.append(replace(rule, sources=(replace(tensor, name=""),)))
             else:
                 rules.append(rule)
-        head = f"{NETS}.{level}.lm_head.weight"
-        borrowed.append(Rule(head, _parts_of(base, LM_HEAD), Stage.LAST, Split.VOCABULARY, copy=True))
+        lm_head = f"{NETS}.{level}.lm_head.weight"
+        borrowed.append(Rule(lm_head, _sources_of(base, LM_HEAD), Stage.LAST, Split.VOCABULARY, copy=True))
     return DraftHead(
         config={
             "architecture": "EagleForCausalLM",
@@ -154,43 +154,43 @@ def read_head(source: Source, base: HeadTarget, options: EagleOptions) -> DraftH
         rules=rules,
         skips=_SKIPS,
         borrowed=borrowed,
-        models={NET_CONFIG: net},
+        models={NET_CONFIG: head},
         excluded=(f"*{NETS}*",),
         diagnostics=(
-            *check_sizes("the net is", net.hidden_size, net.vocab_size, base.config),
-            *check_layer(net, base.config),
+            *check_sizes("the head is", head.hidden_size, head.vocab_size, base.config),
+            *check_layer(head, base.config),
         ),
     )
 
 
-def _read_net(source: Source, target: ModelConfig) -> ModelConfig:
+def _read_head_config(source: Source, target: ModelConfig) -> ModelConfig:
     reader = source.reader
     if any("hidden_norm." in name for name in source.tensors):
-        raise reader.refuse("describes an EAGLE-3 net, which reads other hidden states", "use method: eagle3")
+        raise reader.refuse("describes an EAGLE-3 head, which reads other hidden states", "use method: eagle3")
     if "fc.weight" not in source.tensors:
-        raise reader.refuse("describes no EAGLE net: no tensor is named fc.weight")
-    # configs name the class of the target, of the net, or none
+        raise reader.refuse("describes no EAGLE head: no tensor is named fc.weight")
+    # the config may name the class of the target, of the head, or none
     of_a_llama = ConfigReader(reader.values | {"architectures": ["LlamaForCausalLM"]}, reader.where)
     attn_bias = "layers.0.self_attn.q_proj.bias" in source.tensors
-    net = read_decoder(of_a_llama, target.dtype, attn_bias=attn_bias, tied_embeddings=False)
-    if net.num_layers != 1:
-        raise reader.refuse(f"num_hidden_layers is {net.num_layers}; EAGLE nets of one layer can be converted")
-    return net
+    head = read_decoder(of_a_llama, target.dtype, attn_bias=attn_bias, tied_embeddings=False)
+    if head.num_layers != 1:
+        raise reader.refuse(f"num_hidden_layers is {head.num_layers}; EAGLE heads of one layer can be converted")
+    return head
 
 
-def _parts_of(base: HeadTarget, target: str) -> tuple[Part, ...]:
-    return next(rule.parts for rule in base.rules if rule.name == target)
+def _sources_of(base: HeadTarget, target: str) -> tuple[SourceTensor, ...]:
+    return next(rule.sources for rule in base.rules if rule.name == target)
 
 
 def _most_inner(options: EagleOptions) -> int:
-    """Return how many nodes with children a level has at most."""
+    """Return the most nodes with children that a level has."""
     if options.growth:
         return options.growth.top_k
     parents = {choice[:-1] for choice in options.paths}
     return max(Counter(map(len, parents)).values())
 
 
-def _extent(options: EagleOptions, draft_len: int) -> DraftShape:
+def _draft_shape(options: EagleOptions, draft_len: int) -> DraftShape:
     if options.growth:
         top_k, depth, nodes = options.growth
         return DraftShape(depth, min(nodes, top_k + (depth - 1) * top_k**2))
@@ -212,10 +212,10 @@ def _check_options(options: EagleOptions, config: ModelConfig) -> list[Diagnosti
 
 
 METHOD = Method(
-    summary="a net that continues the target's hidden states drafts a tree",
+    summary="an EAGLE head that predicts the target's hidden states drafts a tree",
     drafts_with="head",
     options=EagleOptions,
-    draft_shape=_extent,
+    draft_shape=_draft_shape,
     check_options=_check_options,
     read_head=read_head,
 )

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A layer trained for the target drafts from three of its hidden states, then from its own: a chain, or a tree.
+"""An EAGLE-3 head drafts a chain or a tree from hidden states of three target layers, and then from its own.
 
-EAGLE-3, Li et al. 2025, arXiv:2503.01840. Nets are read as SafeAILab/EAGLE, SpecForge, ModelOpt and speculators write
-them. Names of tensors mean the same everywhere; the layouts differ in prefixes, in what may be missing because the
-target has it, and in how they count the target's layers.
+EAGLE-3, Li et al. 2025, arXiv:2503.01840. Heads are read as SafeAILab/EAGLE, SpecForge, ModelOpt and speculators write
+them. Tensor names mean the same everywhere; the formats differ in prefixes, in which tensors may be missing because the
+target has them, and in how they count the target's layers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trtspec.checkpoint.untrusted import open_regular
 from trtspec.diagnostics import Diagnostic
 from trtspec.families.decoder import read_decoder
 from trtspec.methods.base import DraftHead, DraftShape, HeadTarget, LossyOptions, Method
-from trtspec.methods.eagle3_head import EMBEDDING, LAYER_CONFIG, NAME, Names, NetConfig, net_rules
+from trtspec.methods.eagle3_head import EMBEDDING, LAYER_CONFIG, NAME, Eagle3HeadConfig, Names, head_rules
 from trtspec.methods.fit import check_layer, check_sizes
 from trtspec.recipe.schema import refuse
 
@@ -35,7 +35,7 @@ MOST_IDS = 1 << 20  # of a draft vocabulary; published ones have 32,000
 
 
 class Eagle3Options(LossyOptions):
-    """Without `top_k` and `nodes` a chain is drafted; with them a tree of draft_len levels."""
+    """Without `top_k` and `nodes` the draft is a chain; with them it is a tree of draft_len levels."""
 
     top_k: int | None = Field(
         default=None, ge=1, le=64, description="Width of the tree: tokens that are drafted on, children of each"
@@ -47,40 +47,40 @@ class Eagle3Options(LossyOptions):
     @field_validator("nodes")
     @classmethod
     def _go_together(cls, nodes: int | None, info: ValidationInfo) -> int | None:
-        given = info.data
-        if "top_k" in given and (given["top_k"] is None) != (nodes is None):
+        data = info.data
+        if "top_k" in data and (data["top_k"] is None) != (nodes is None):
             raise refuse("bad-value", "top_k and nodes make a tree together; give both of them, or none for a chain")
-        if given.get("lossy") and nodes is None:
+        if data.get("lossy") and nodes is None:
             raise refuse("bad-value", "lossy acceptance is a rule for trees; give top_k and nodes")
         return nodes
 
 
-def _extent(options: Eagle3Options, draft_len: int) -> DraftShape:
+def _draft_shape(options: Eagle3Options, draft_len: int) -> DraftShape:
     if options.top_k is None or options.nodes is None:
         return DraftShape(draft_len, draft_len)
-    nodes = min(options.nodes, options.top_k + (draft_len - 1) * options.top_k**2)  # what is ranked in all
+    nodes = min(options.nodes, options.top_k + (draft_len - 1) * options.top_k**2)  # all ranked tokens
     return DraftShape(min(draft_len, nodes), nodes)
 
 
 def read_head(source: Source, base: HeadTarget, options: Eagle3Options) -> DraftHead:
-    """Describe the net in `source`; raises CheckpointError for what is no EAGLE-3 net of one layer."""
+    """Describe the head in `source`; raises CheckpointError if it is not an EAGLE-3 head of one layer."""
     names = _find_names(source)
-    net = _read_net(source, names, base.config)
+    head = _read_head_config(source, names, base.config)
     prefix = re.escape(names.prefix)
     return DraftHead(
-        config={NAME: net.render()},
-        rules=net_rules(net, names),
+        config={NAME: head.render()},
+        rules=head_rules(head, names),
         skips=[
             Skip(f"{prefix}t2d", "needed in training only"),
             Skip(rf"{prefix}{re.escape(names.layer)}\.self_attn\.rotary_emb\.inv_freq", "computed from rope_theta"),
             Skip(r"verifier_.*", "the target's, kept for training"),
         ],
-        models={LAYER_CONFIG: net.layer},
+        models={LAYER_CONFIG: head.layer},
         excluded=(f"{NAME}.*",),
         diagnostics=(
-            *_check_head(net, base.config, options),
-            *_check_ids(net, source, names.prefix),
-            *check_layer(net.layer, base.config),
+            *_check_head(head, base.config, options),
+            *_check_ids(head, source, names.prefix),
+            *check_layer(head.layer, base.config),
         ),
     )
 
@@ -91,23 +91,23 @@ def _find_names(source: Source) -> Names:
     layer = "midlayer" if any(name.startswith(f"{prefix}midlayer.") for name in present) else "layers.0"
     if f"{prefix}{layer}.hidden_norm.weight" not in present:
         if f"{prefix}fc.weight" in present:
-            raise reader.refuse("a net of EAGLE-1 or EAGLE-2: its layer has no hidden_norm", "use method: eagle")
-        raise reader.refuse(f"no EAGLE-3 net: it has no {prefix}{layer}.hidden_norm.weight")
+            raise reader.refuse("a head of EAGLE-1 or EAGLE-2: its layer has no hidden_norm", "use method: eagle")
+        raise reader.refuse(f"no EAGLE-3 head: it has no {prefix}{layer}.hidden_norm.weight")
     if f"{prefix}lm_head.weight" not in present and _decoder_reader(reader).get("tie_word_embeddings", bool, False):
         return Names(prefix, layer, EMBEDDING)
     return Names(prefix, layer)
 
 
 def _decoder_reader(reader: ConfigReader) -> ConfigReader:
-    """Return what describes the layer: config.json, or where speculators writes it."""
+    """Return the reader of the layer's config: config.json, or speculators' section of it."""
     kind = reader.get("speculators_model_type", str, NAME)
     if kind != NAME:
         raise reader.refuse(f"speculators_model_type is {kind!r}, expected {NAME!r}")
     return reader.section("transformer_layer_config") or reader
 
 
-def _read_net(source: Source, names: Names, target: ModelConfig) -> NetConfig:
-    """Return what config.json says, and which of the optional tensors are there."""
+def _read_head_config(source: Source, names: Names, target: ModelConfig) -> Eagle3HeadConfig:
+    """Read config.json, and which of the optional tensors exist."""
     reader = source.reader
     eagle = reader.section("eagle_config") or ConfigReader({}, reader.where)
 
@@ -117,7 +117,7 @@ def _read_net(source: Source, names: Names, target: ModelConfig) -> NetConfig:
     layer = _read_layer(_decoder_reader(reader), lambda name: has(f"{names.layer}.{name}"), target.dtype)
     vocab, hidden = layer.vocab_size, reader.positive("target_hidden_size", layer.hidden_size)
     drafted = reader.positive("draft_vocab_size", vocab, most=min(vocab, MOST_IDS))
-    net = NetConfig(
+    head = Eagle3HeadConfig(
         layer=replace(layer, vocab_size=drafted),
         aux_layers=_read_aux_layers(reader, eagle, target.num_layers),
         target_hidden_size=hidden,
@@ -125,23 +125,23 @@ def _read_net(source: Source, names: Names, target: ModelConfig) -> NetConfig:
         norm_before_fc=reader.get("norm_before_fc", bool, eagle.get("norm_before_fc", bool, False)),
         fc_norm=reader.get("fc_norm", bool, False),
         norm_before_residual=reader.get("norm_before_residual", bool, False),
-        # as servers read it: what is fed back is normed, whatever SpecForge's trainer did
+        # as servers read it: the fed-back state is normed, whatever SpecForge's trainer did
         norm_output=reader.get("norm_output", bool, eagle.get("return_hidden_post_norm", bool, False)),
         fc_bias=has("fc.bias"),
         own_embedding=has(EMBEDDING) or layer.hidden_size != hidden,
         own_head=has(names.head) or layer.hidden_size != hidden or drafted < vocab,
         maps_ids=has("d2t") or drafted < vocab,
     )
-    if net.norm_before_fc and net.fc_norm:
-        raise reader.refuse("norm_before_fc and fc_norm are true, of which a net has one")
-    return net
+    if head.norm_before_fc and head.fc_norm:
+        raise reader.refuse("norm_before_fc and fc_norm are true, of which a head has one")
+    return head
 
 
 def _read_layer(reader: ConfigReader, has: Callable[[str], bool], dtype: str) -> ModelConfig:
-    """Return the layer's description, with the vocabulary of the target; biases and norms are where tensors are."""
+    """Return the layer's config, with the target's vocabulary; it has those biases and norms whose tensors exist."""
     layers = reader.positive("num_hidden_layers", 1)
     if layers > 1:
-        raise reader.refuse(f"an EAGLE-3 net of {layers} layers; drafting from one is what is supported")
+        raise reader.refuse(f"an EAGLE-3 head of {layers} layers; drafting from one is what is supported")
     flat = ConfigReader(
         {**reader.values, "num_hidden_layers": 1, "architectures": ["LlamaForCausalLMEagle3"]}, reader.where
     )
@@ -156,9 +156,9 @@ def _read_layer(reader: ConfigReader, has: Callable[[str], bool], dtype: str) ->
 
 
 def _read_aux_layers(reader: ConfigReader, eagle: ConfigReader, layers: int) -> tuple[int, ...]:
-    """Return which hidden states are read.
+    """Return the auxiliary layers, by their inputs.
 
-    Within eagle_config a number means what comes out of a layer, elsewhere what goes into it; none are EAGLE-3's own.
+    A number within eagle_config means a layer's output, elsewhere its input; the default is EAGLE-3's own choice.
     """
     inner, outer = (section.get(AUX_LAYERS, list, []) for section in (eagle, reader))
     named = inner or outer
@@ -167,34 +167,34 @@ def _read_aux_layers(reader: ConfigReader, eagle: ConfigReader, layers: int) -> 
     return tuple(number + bool(inner) for number in named) or (2, layers // 2, layers - 3)
 
 
-def _check_head(net: NetConfig, target: ModelConfig, options: Eagle3Options) -> Iterator[Diagnostic]:
-    yield from check_sizes("the net is", net.target_hidden_size, net.target_vocab_size, target)
-    in_range = all(0 <= aux_layer <= target.num_layers for aux_layer in net.aux_layers)
-    if not in_range or any(aux_layer >= after for aux_layer, after in pairwise(net.aux_layers)):
-        aux_layers = ", ".join(map(str, net.aux_layers[:8]))
-        message = f"the net reads what goes into the layers {aux_layers} of a target that has {target.num_layers}"
+def _check_head(head: Eagle3HeadConfig, target: ModelConfig, options: Eagle3Options) -> Iterator[Diagnostic]:
+    yield from check_sizes("the head is", head.target_hidden_size, head.target_vocab_size, target)
+    in_range = all(0 <= aux_layer <= target.num_layers for aux_layer in head.aux_layers)
+    if not in_range or any(aux_layer >= after for aux_layer, after in pairwise(head.aux_layers)):
+        aux_layers = ", ".join(map(str, head.aux_layers[:8]))
+        message = f"the head reads what goes into the layers {aux_layers} of a target that has {target.num_layers}"
         yield Diagnostic(
             "model", "aux-layers", message, f"{AUX_LAYERS} of its config.json names different ones in order"
         )
-    if options.top_k and options.top_k > net.layer.vocab_size:
+    if options.top_k and options.top_k > head.layer.vocab_size:
         yield Diagnostic(
             "model",
             "vocabulary",
-            f"top_k is {options.top_k}, and the net drafts {net.layer.vocab_size} different tokens",
+            f"top_k is {options.top_k}, and the head drafts {head.layer.vocab_size} different tokens",
         )
 
 
-def _check_ids(net: NetConfig, source: Source, prefix: str) -> Iterator[Diagnostic]:
-    """Hold the table of drafted ids against both vocabularies; of headers that do not fit other checks tell."""
+def _check_ids(head: Eagle3HeadConfig, source: Source, prefix: str) -> Iterator[Diagnostic]:
+    """Check the table of drafted ids against both vocabularies; other checks report headers of a wrong shape."""
     d2t, t2d = (source.tensors.get(f"{prefix}{name}") for name in ("d2t", "t2d"))
-    if d2t is None or (d2t.dtype, d2t.shape) != ("I64", (net.layer.vocab_size,)):
+    if d2t is None or (d2t.dtype, d2t.shape) != ("I64", (head.layer.vocab_size,)):
         return
     offsets = array("q", _read(d2t))
     if sys.byteorder == "big":
         offsets.byteswap()
     ids = [number + offset for number, offset in enumerate(offsets)]
-    last = net.target_vocab_size - 1
-    hint = "the files of the net do not belong together"
+    last = head.target_vocab_size - 1
+    hint = "the files of the head do not belong together"
     if (odd := next((number for number in ids if not 0 <= number <= last), None)) is not None:
         yield Diagnostic("model", "d2t", f"d2t leads to the id {odd}, outside 0..{last}", hint)
     elif any(number >= after for number, after in pairwise(ids)):
@@ -218,6 +218,6 @@ METHOD = Method(
     draft_lens=range(1, 17),
     default_draft_len=4,
     options=Eagle3Options,
-    draft_shape=_extent,
+    draft_shape=_draft_shape,
     read_head=read_head,
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was trained for a target, held against the one that is there."""
+"""Checks of a draft head against its target."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trtspec.diagnostics import Diagnostic
 
 
 def check_sizes(what: str, hidden_size: int, vocab_size: int, target: ModelConfig) -> Iterator[Diagnostic]:
-    """Yield where the sizes that a part was trained for are not the target's; `what` is it, as "the net is"."""
+    """Report sizes of a head that are not the target's; `what` is its subject and verb, as in "the head is"."""
     hint = "it drafts for the model that it was trained with, and for its fine-tunes"
     if hidden_size != target.hidden_size:
         message = f"{what} for hidden states of {hidden_size}, the target's have {target.hidden_size}"
@@ -20,20 +20,20 @@ def check_sizes(what: str, hidden_size: int, vocab_size: int, target: ModelConfi
         yield Diagnostic("model", "vocabulary", message, hint)
 
 
-def check_layer(net: ModelConfig, target: ModelConfig) -> Iterator[Diagnostic]:
-    """Yield warnings about a net's layers, which cost acceptance and not the text.
+def check_layer(head: ModelConfig, target: ModelConfig) -> Iterator[Diagnostic]:
+    """Warn where a head's layer differs from the target's, which lowers acceptance and does not change the output.
 
-    Published nets have fewer positions than their targets.
+    Published heads have fewer positions than their targets.
     """
-    if net.max_positions < target.max_positions:
-        message = f"the net has {net.max_positions} positions, the target {target.max_positions}"
+    if head.max_positions < target.max_positions:
+        message = f"the head has {head.max_positions} positions, the target {target.max_positions}"
         hint = "drafts may be accepted less beyond them; measure on long texts"
         yield Diagnostic("model", "positions", message, hint, "warning")
-    if (net.rotary_base, net.rope_scaling) != (target.rotary_base, target.rope_scaling):
-        ours, theirs = _describe(net), _describe(target)
-        message = f"the net turns its positions by {ours}, the target by {theirs}"
+    if (head.rotary_base, head.rope_scaling) != (target.rotary_base, target.rope_scaling):
+        ours, theirs = _describe(head), _describe(target)
+        message = f"the head turns its positions by {ours}, the target by {theirs}"
         yield Diagnostic(
-            "model", "rope", message, "right where the net was trained so: compare its trainer's config", "warning"
+            "model", "rope", message, "right where the head was trained so: compare its trainer's config", "warning"
         )
 
 

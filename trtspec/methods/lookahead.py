@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lookahead decoding: the target makes n-grams far ahead of its text and verifies those that begin with its last token.
+"""Lookahead decoding: the target generates n-grams ahead of its text and verifies those that start with its last token.
 
 Fu et al. 2024, arXiv:2402.02057. Options, bounds and sizes are those of TensorRT-LLM's lookahead_decoding, which calls
 them max_window_size, max_ngram_size and max_verification_set_size, or W, N and G.
@@ -30,15 +30,15 @@ class LookaheadOptions(Options):
         return ngram
 
 
-def _extent(options: LookaheadOptions, draft_len: int) -> DraftShape:
-    """Return what TensorRT-LLM reserves: ngram - 1 levels of the window, less the text's own token, and the guesses."""
+def _draft_shape(options: LookaheadOptions, draft_len: int) -> DraftShape:
+    """Return what TensorRT-LLM reserves: ngram - 1 levels of the window without the text's token, and the guesses."""
     window, ngram, guesses = options.window, options.ngram, options.verification
     return DraftShape(ngram - 1, max(0, ngram - 2) + (window - 1 + guesses) * (ngram - 1))
 
 
 METHOD = Method(
-    summary="the target makes and verifies n-grams ahead of its text",
+    summary="the target generates and verifies n-grams ahead of its text",
     drafts_with="nothing",
     options=LookaheadOptions,
-    draft_shape=_extent,
+    draft_shape=_draft_shape,
 )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Heads on the target's last hidden state draft a tree: head k ranks the tokens k + 2 places on.
+"""Medusa heads on the target's last hidden state draft a tree: head k ranks the tokens k + 2 positions ahead.
 
-Cai et al. 2024, arXiv:2401.10774. A head is some blocks x + silu(linear(x)), then a matrix to the vocabulary. Which
-ranks of which heads follow each other is a fixed choice, made once for a model.
+Cai et al. 2024, arXiv:2401.10774. A head is some blocks x + silu(linear(x)), then a matrix to the vocabulary. The tree
+of ranks is fixed, and chosen once for a model.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from trtspec.checkpoint.model_config import ModelConfig
-from trtspec.checkpoint.rules import Part, Rule, Skip, Split, Stage
+from trtspec.checkpoint.rules import Rule, Skip, SourceTensor, Split, Stage
 from trtspec.checkpoint.source import Source
 from trtspec.diagnostics import Diagnostic
 from trtspec.methods.base import DraftHead, DraftShape, HeadTarget, LossyOptions, Method
 from trtspec.methods.choices import MEDUSA_CHOICES, Choice, check_ranks, find_choices
 from trtspec.methods.fit import check_sizes
 
-# Medusa 1.0 saves a whole model with its heads, and so does ModelOpt, each by a name of its own.
+# Medusa 1.0 and ModelOpt save a whole model with its heads, each under its own prefix.
 _NAME = re.compile(r"(medusa_heads?\.)?(\d{1,2})\.(\d{1,2})\.(linear\.)?(weight|bias)")
 _OF_THE_BASE = Skip(r"(model|lm_head)\..*", "the target's own")
 
 
 class MedusaOptions(LossyOptions):
-    """Which tree is drafted."""
+    """The tree that is drafted."""
 
     choices: str | list[list[int]] = Field(
         default="mc_sim_7b_63", description="A published tree's name, or paths: [0, 2] is the third best after the best"
@@ -48,7 +48,7 @@ class MedusaOptions(LossyOptions):
 
 @dataclass(frozen=True)
 class Heads:
-    """Medusa heads of `num_layers` blocks each; `prefix` is that of their tensors in a source."""
+    """Medusa heads of `num_layers` blocks each; `prefix` is the prefix of their tensors in a source."""
 
     num_heads: int
     num_layers: int
@@ -66,7 +66,7 @@ class Heads:
 
     def lm_head(self, head: int) -> Rule:
         """Return the rule of a head's matrix to the vocabulary [vocab, hidden]."""
-        source = Part(f"{self.prefix}{head}.{self.num_layers}.weight", (self.vocab_size, self.hidden_size))
+        source = SourceTensor(f"{self.prefix}{head}.{self.num_layers}.weight", (self.vocab_size, self.hidden_size))
         return Rule(f"medusa_heads.{head}.lm_head.weight", (source,), Stage.LAST, Split.VOCABULARY)
 
     def rules(self) -> Iterator[Rule]:
@@ -77,18 +77,18 @@ class Heads:
             yield self.lm_head(head)
 
     def _block(self, head: int, layer: int, kind: str, *shape: int) -> Rule:
-        source = Part(f"{self.prefix}{head}.{layer}.linear.{kind}", shape)
+        source = SourceTensor(f"{self.prefix}{head}.{layer}.linear.{kind}", shape)
         return Rule(f"medusa_heads.{head}.medusa_layers.{layer}.linear.{kind}", (source,), Stage.LAST, Split.ROWS)
 
 
 def read_head(source: Source, base: HeadTarget, options: MedusaOptions) -> DraftHead:
-    """Describe the heads of a source for a target."""
+    """Describe the Medusa heads in `source` for a target."""
     heads, config = _find_heads(source), base.config
     return DraftHead(
         config={
             "architecture": "MedusaForCausalLM",
             "base_architecture": config.architecture,
-            # by which TensorRT-LLM tells the two kinds of base apart
+            # TensorRT-LLM distinguishes the two kinds of base models by it
             "model_type": dict(config.extra).get("qwen_type", "llama"),
             "num_medusa_heads": heads.num_heads,
             "num_medusa_layers": heads.num_layers,
@@ -97,12 +97,12 @@ def read_head(source: Source, base: HeadTarget, options: MedusaOptions) -> Draft
         rules=list(heads.rules()),
         skips=[_OF_THE_BASE] if heads.prefix else [],
         excluded=("*medusa_heads*",),
-        diagnostics=tuple(_check_head(heads, config, _extent(options, 0).max_depth)),
+        diagnostics=tuple(_check_head(heads, config, _draft_shape(options, 0).max_depth)),
     )
 
 
 def _find_heads(source: Source) -> Heads:
-    """Count the heads and their blocks by the tensors' names: published configs say other numbers."""
+    """Count the heads and their blocks by tensor names: published configs have other numbers."""
     found = [name for name in map(_NAME.fullmatch, source.tensors) if name]
     prefixes = {name[1] or "" for name in found}
     if len(prefixes) != 1:
@@ -127,7 +127,7 @@ def _check_head(heads: Heads, config: ModelConfig, depth: int) -> Iterator[Diagn
         yield Diagnostic("model", "heads", what, f"list choices of at most that length: {heads.num_heads}")
 
 
-def _extent(options: MedusaOptions, draft_len: int) -> DraftShape:
+def _draft_shape(options: MedusaOptions, draft_len: int) -> DraftShape:
     return DraftShape(max(map(len, options.paths)), len(options.paths))
 
 
@@ -136,10 +136,10 @@ def _check_options(options: MedusaOptions, config: ModelConfig) -> list[Diagnost
 
 
 METHOD = Method(
-    summary="heads on the target's last hidden state draft a tree",
+    summary="Medusa heads on the target's last hidden state draft a tree",
     drafts_with="head",
     options=MedusaOptions,
-    draft_shape=_extent,
+    draft_shape=_draft_shape,
     check_options=_check_options,
     read_head=read_head,
 )

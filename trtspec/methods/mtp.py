@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers that were trained with the target to predict further tokens draft a chain (multi-token prediction).
+"""Multi-token prediction (MTP): layers that were trained with the target to predict further tokens draft a chain.
 
-DeepSeek-V3, arXiv:2412.19437, section 2.2. The layers lie in the target's own checkpoint, under names of the model's,
-so there is nothing to convert: engines that run the source as it is know which they are.
+DeepSeek-V3, arXiv:2412.19437, section 2.2. The layers are in the target's own checkpoint, so there is nothing to
+convert: engines that run the source unchanged find them.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 
 from trtspec.methods.base import Method
 
-# What config.json says the number of layers under, by model; vllm-project/vllm:vllm/config/speculative.py@v0.24.0.
+# The keys of config.json for the number of layers; vllm-project/vllm:vllm/config/speculative.py@v0.24.0.
 LAYER_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 
 
 def count_layers(source_config: Mapping[str, Any]) -> int:
-    """Return how many layers predict further tokens, 0 where a source's config.json names none."""
+    """Return the number of MTP layers in a source's config.json, 0 if there are none."""
     own = source_config.get("text_config")
     for config in (source_config, own if isinstance(own, Mapping) else {}):
         for key in LAYER_KEYS:
@@ -27,7 +27,7 @@ def count_layers(source_config: Mapping[str, Any]) -> int:
 
 
 METHOD = Method(
-    summary="the target's own layers for further tokens draft a chain",
+    summary="the target's own MTP layers draft a chain",
     drafts_with="nothing",
     draft_lens=range(1, 17),
     default_draft_len=1,

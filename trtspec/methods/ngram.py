@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompt lookup: what followed the text's last words when they stood there before is drafted again.
+"""Prompt lookup: drafts what followed an earlier occurrence of the text's last tokens.
 
-Prompt lookup decoding (Saxena 2023), the NGram method of TensorRT-LLM, with the longest match that there is (Hu et al.
-2024, arXiv:2411.10666).
+Prompt lookup decoding (Saxena 2023), the NGram method of TensorRT-LLM, with the longest match (Hu et al. 2024,
+arXiv:2411.10666).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from trtspec.recipe.schema import refuse
 
 
 class NgramOptions(Options):
-    """How long a repetition has to be, and how much of it counts."""
+    """The least and the most tokens that are matched."""
 
     min_match: int = Field(default=2, ge=1, le=64, description="Draft only where this many tokens stood there before")
     max_match: int = Field(
@@ -31,7 +31,7 @@ class NgramOptions(Options):
 
 
 METHOD = Method(
-    summary="what followed the same words before is drafted again",
+    summary="drafts what followed the same tokens earlier in the text",
     drafts_with="nothing",
     draft_lens=range(1, 65),
     default_draft_len=8,

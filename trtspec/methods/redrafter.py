@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small recurrent net on the target's last hidden state drafts by beam search.
+"""A recurrent draft head on the target's last hidden state drafts by beam search.
 
-Recurrent Drafter (Zhang et al. 2024, arXiv:2403.09919). The net reads the hidden state of the last token that the
-target has taken in and the target's own embeddings of what it drafts itself. Its beams share their beginnings, so they
-are verified as one tree.
+Recurrent Drafter (Zhang et al. 2024, arXiv:2403.09919). The head reads the hidden state of the last token that the
+target has processed, and the target's embeddings of the tokens it drafts. Beams with a common prefix share its nodes
+and are verified as one tree.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
-from trtspec.checkpoint.rules import Part, Rule, Split, Stage
+from trtspec.checkpoint.rules import Rule, SourceTensor, Split, Stage
 from trtspec.checkpoint.source import Source
 from trtspec.diagnostics import Diagnostic
 from trtspec.methods.base import DraftHead, DraftShape, HeadTarget, Method, Options
 from trtspec.methods.fit import check_sizes
 
-# So many tokens after each beam are weighed, as in the reference; no more beams than that can be told apart.
+# Tokens ranked after each beam, as in the reference, and therefore the most beams.
 CANDIDATES = 50
 MOST_LAYERS = 64
-# apple/ml-recurrent-drafter has changed the names twice.
+# apple/ml-recurrent-drafter has renamed them twice.
 STACKS, PROJECTIONS = ("lm_head", "lm_heads", "0"), ("input_proj", "input_projs")
 
 
 class RedrafterOptions(Options):
-    """How wide is searched; `greedy` is for engines, where the choice is made when they are built."""
+    """The width of the beam search; `greedy` is for engines, which are built for it."""
 
     beams: int = Field(default=5, ge=1, le=CANDIDATES, description="Drafts that are followed at once")
     greedy: bool = Field(
@@ -37,11 +37,11 @@ class RedrafterOptions(Options):
 
 
 @dataclass(frozen=True)
-class Net:
-    """The net's sizes; `stack` and `projection` are what a source calls its head and its first layer.
+class RedrafterHeadConfig:
+    """The head's sizes; `stack` and `projection` are a source's names for its output layers and its input projection.
 
-    The first layer is there where it is needed: `exit_dim` is what the head's blocks work on, and what goes in is twice
-    `hidden_size` wide. Without `is_rnn` the state is the sum of what was embedded.
+    The projection exists where it is needed: the input is twice `hidden_size` wide, and the layers are `exit_dim` wide.
+    Without `is_rnn` the state is the sum of embeddings.
     """
 
     hidden_size: int
@@ -54,7 +54,7 @@ class Net:
 
     @property
     def projects(self) -> bool:
-        """Return whether there is a first layer."""
+        """Return whether there is an input projection."""
         return 2 * self.hidden_size != self.exit_dim
 
     def rules(self) -> Iterator[Rule]:
@@ -76,12 +76,12 @@ class Net:
 
 
 def _rule(target: str, source: str, split: Split, *shape: int) -> Rule:
-    return Rule(f"drafter.{target}", (Part(source, shape),), Stage.LAST, split)
+    return Rule(f"drafter.{target}", (SourceTensor(source, shape),), Stage.LAST, split)
 
 
-def stored_net(document: ConfigReader) -> Net:
-    """Return the net that a converted checkpoint's config.json describes."""
-    return Net(
+def stored_head(document: ConfigReader) -> RedrafterHeadConfig:
+    """Return the head described by a converted checkpoint's config.json."""
+    return RedrafterHeadConfig(
         hidden_size=document.positive("redrafter_hidden_size"),
         vocab_size=document.positive("vocab_size"),
         exit_dim=document.positive("redrafter_exit_dim"),
@@ -91,35 +91,35 @@ def stored_net(document: ConfigReader) -> Net:
 
 
 def read_head(source: Source, base: HeadTarget, options: RedrafterOptions) -> DraftHead:
-    """Describe the net of a source for a target."""
-    net, config = _find_net(source), base.config
+    """Describe the recurrent drafter in `source` for a target."""
+    head, config = _find_head(source), base.config
     return DraftHead(
         config={
             "architecture": "ReDrafterForQWenLM" if "qwen_type" in dict(config.extra) else "ReDrafterForLLaMALM",
             "base_model_architecture": config.architecture,
-            "redrafter_num_layers": net.num_layers,
-            "redrafter_hidden_size": net.hidden_size,
-            "redrafter_exit_dim": net.exit_dim,
-            "redrafter_is_rnn": net.is_rnn,
+            "redrafter_num_layers": head.num_layers,
+            "redrafter_hidden_size": head.hidden_size,
+            "redrafter_exit_dim": head.exit_dim,
+            "redrafter_is_rnn": head.is_rnn,
             "redrafter_num_beams": options.beams,
             "redrafter_draft_len_per_beam": base.draft_len,
             "redrafter_greedy_search": options.greedy,
         },
-        rules=list(net.rules()),
+        rules=list(head.rules()),
         excluded=("*drafter*",),
-        diagnostics=tuple(_check_head(net, config)),
+        diagnostics=tuple(_check_head(head, config)),
     )
 
 
-def _find_net(source: Source) -> Net:
-    """Read the sizes from config.json, and the names off the tensors."""
+def _find_head(source: Source) -> RedrafterHeadConfig:
+    """Read the sizes from config.json, and find the tensors' names."""
     reader, tensors = source.reader, source.tensors
     layers = _num_layers(reader, "num_draft_layers")
     stack = next((name for name in STACKS if f"{name}.{layers}.weight" in tensors), None)
     if stack is None:
         named = ", ".join(f"{name}.{layers}.weight" for name in STACKS)
         raise reader.refuse(f"holds no recurrent drafter of {layers} layers: no tensor is named any of {named}")
-    return Net(
+    return RedrafterHeadConfig(
         hidden_size=reader.positive("hidden_size"),
         vocab_size=reader.positive("vocab_size"),
         exit_dim=reader.positive("exit_dim"),
@@ -137,20 +137,20 @@ def _num_layers(reader: ConfigReader, key: str) -> int:
     return layers
 
 
-def _check_head(net: Net, config: ModelConfig) -> Iterator[Diagnostic]:
-    yield from check_sizes("the drafter is", net.hidden_size, net.vocab_size, config)
+def _check_head(head: RedrafterHeadConfig, config: ModelConfig) -> Iterator[Diagnostic]:
+    yield from check_sizes("the drafter is", head.hidden_size, head.vocab_size, config)
 
 
-def _extent(options: RedrafterOptions, draft_len: int) -> DraftShape:
+def _draft_shape(options: RedrafterOptions, draft_len: int) -> DraftShape:
     return DraftShape(draft_len, draft_len * options.beams)
 
 
 METHOD = Method(
-    summary="a recurrent net on the target's last hidden state drafts by beam search",
+    summary="a recurrent draft head on the target's last hidden state drafts by beam search",
     drafts_with="head",
     draft_lens=range(1, 33),
     default_draft_len=5,
     options=RedrafterOptions,
-    draft_shape=_extent,
+    draft_shape=_draft_shape,
     read_head=read_head,
 )

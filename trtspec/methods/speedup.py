@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What speculation can be expected to bring, before anything was measured.
+"""The speedup to expect from speculation, before anything is measured.
 
 With an acceptance rate a per token, a step of draft_len k gives (1 - a^(k+1)) / (1 - a) tokens on average; it costs k
 draft steps and one step of the target (Leviathan et al. 2023, arXiv:2211.17192, theorem 3.8). A step at batch 1 reads
-every weight once, so what a draft step costs is taken as the ratio of the weights' bytes.
+every weight once, so the cost of a draft step is the ratio of the weights' bytes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The target drafts for itself, with some of its attention blocks and MLPs left out.
 
-SWIFT (Xia et al. 2024, arXiv:2410.06916). A sublayer that is left out is the identity. Nothing is trained and nothing
-is loaded beside the target; which sublayers a target can do without is searched by `trtspec swift`.
+SWIFT (Xia et al. 2024, arXiv:2410.06916). A sublayer that is left out is the identity. Nothing is trained, and no other
+model is loaded. `trtspec swift` searches for sublayers that a target can do without.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Skip(StrictModel):
 
     @property
     def layers(self) -> list[int]:
-        """Return the layers of which nothing remains."""
+        """Return the layers of which both sublayers are left out."""
         return sorted(set(self.attention) & set(self.mlp))
 
     @property
@@ -42,7 +42,7 @@ class Skip(StrictModel):
 
 
 class SwiftOptions(Options):
-    """What is left out, and when to stop."""
+    """The sublayers that are left out, and when drafting stops."""
 
     skip: Skip = Field(default=Skip(), description="The sublayers left out, as found by `trtspec swift`")
     stop_below: float = Field(
@@ -55,7 +55,7 @@ def _check_options(options: SwiftOptions, config: ModelConfig) -> list[Diagnosti
 
 
 def check_skip(skip: Skip, num_layers: int) -> Iterator[Diagnostic]:
-    """Yield what keeps a target of so many layers from drafting with these left out."""
+    """Report why a target of `num_layers` layers cannot draft without these sublayers."""
     for kind in KINDS:
         layers = skip.of(kind)
         if outside := sorted({layer for layer in layers if not 0 <= layer < num_layers}):

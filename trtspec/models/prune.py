@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A target without some of its sublayers, as a Hugging Face checkpoint that any engine takes for a draft model.
+"""A target without some of its sublayers, as a Hugging Face checkpoint that any engine can use as a draft model.
 
-Engines know no layer with half of its parts. An attention block or MLP whose output projection is zero adds nothing to
-the residual, so it is the identity; a layer without either is left out, and the layers behind it are numbered anew.
-Only those make a draft cheaper. Tensors go from file to file in chunks.
+Engines do not support layers with only one sublayer. An attention block or MLP whose output projection is zero adds
+nothing to the residual, so it is the identity. A layer without both is removed, and later layers are renumbered; only
+removed layers make a draft cheaper. Tensors are copied from file to file in chunks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OnBytes = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Kept:
-    """A tensor of the source under its new name; `is_zero` where nothing but its shape is taken over."""
+    """A tensor of the source under its new name; `is_zero` where only its shape is kept."""
 
     name: str
     tensor: TensorInfo
@@ -38,9 +38,9 @@ class Kept:
 
 
 def prune_checkpoint(model: SourceModel, skip: Skip, out: Path, on_bytes: OnBytes = lambda count: None) -> None:
-    """Write the model without the sublayers to `out`, whole or not at all; `on_bytes` is told the bytes just written.
+    """Write the model without the sublayers to `out`, atomically; `on_bytes` gets the number of bytes just written.
 
-    Raises CheckpointError for a source that is quantized, and where something lies at `out` already.
+    Raises CheckpointError for a quantized source, and if `out` exists.
     """
     if model.prequantized:
         message = "its weights are quantized already, and a pruned draft is made of unquantized ones"
@@ -63,25 +63,25 @@ def prune_checkpoint(model: SourceModel, skip: Skip, out: Path, on_bytes: OnByte
 
 
 def _kept_layers(model: SourceModel, skip: Skip) -> list[int]:
-    """Return the layers that something remains of."""
+    """Return the layers that keep a sublayer."""
     return [layer for layer in range(model.config.num_layers) if layer not in skip.layers]
 
 
 def _kept_tensors(model: SourceModel, skip: Skip) -> Iterator[Kept]:
-    """Yield the tensors that remain, each once: a tied head is the embedding's."""
+    """Yield the remaining tensors, each once: a tied LM head is the embedding."""
     numbers = {old: new for new, old in enumerate(_kept_layers(model, skip))}
     empty = {(layer, OUTPUT_OF[kind]) for kind in KINDS for layer in skip.of(kind)}
     seen = set()
     for rule in model.rules:
-        for part in rule.parts:
-            name = part.name
+        for source in rule.sources:
+            name = source.name
             if name in seen or (isinstance(rule.at, int) and rule.at not in numbers):
                 continue
             seen.add(name)
             if isinstance(rule.at, int):
                 name = name.replace(f".layers.{rule.at}.", f".layers.{numbers[rule.at]}.", 1)
             is_zero = (rule.at, rule.target.rpartition(".")[0]) in empty
-            yield Kept(name, model.source.tensors[part.name], is_zero)
+            yield Kept(name, model.source.tensors[source.name], is_zero)
 
 
 def _pruned_config(model: SourceModel, layers: list[int]) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def _write_tensors(path: Path, kept: list[Kept], on_bytes: OnBytes) -> None:
     layout = lay_out((each.name, each.tensor.dtype, each.tensor.shape) for each in kept)
     with path.open("wb") as file:
         file.write(layout.header)
-        file.truncate(layout.nbytes)  # what is never written reads as zero
+        file.truncate(layout.nbytes)  # unwritten ranges read as zero
         for each in kept:
             if each.is_zero:
                 on_bytes(each.tensor.nbytes)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A draft head as its source holds it, read for the target that it is stored with."""
+"""A draft head's source, read for the target that the head is stored with."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trtspec.models.source_model import SourceModel
 
 @dataclass(frozen=True)
 class SourceHead:
-    """A draft head that adds up, for the target it was read for; `matched` holds the borrowed tensors too."""
+    """A complete draft head, for the target it was read for; `matched` includes the borrowed tensors."""
 
     source: Source
     head: DraftHead
@@ -26,16 +26,16 @@ class SourceHead:
 
     @property
     def rules(self) -> list[Rule]:
-        """Return the rules of everything that it adds to the target's checkpoint."""
+        """Return the rules of all tensors that it adds to the target's checkpoint."""
         return [*self.head.rules, *self.head.borrowed]
 
     def diagnose(self, mapping: ParallelMapping) -> list[Diagnostic]:
-        """Return how the head fits its target and the target's ranks."""
+        """Report how the head fits its target and the target's ranks."""
         fits = [each.below("speculation.draft") for each in self.head.diagnostics]
         return fits + [Diagnostic("target.parallel", "parallel", message) for message in uneven(self.rules, mapping)]
 
     def check(self, mapping: ParallelMapping) -> None:
-        """Raise CheckpointError where the head does not fit its target, or cannot be divided so."""
+        """Raise CheckpointError if the head does not fit its target or cannot be divided like this."""
         errors = [each.message for each in self.diagnose(mapping) if each.severity == "error"]
         if errors:
             raise CheckpointError("; ".join(errors), where=str(self.source.root))
@@ -44,9 +44,9 @@ class SourceHead:
 def read_head(
     source: Source, method: str, options: dict[str, Any], target: SourceModel, draft_len: int | None = None
 ) -> SourceHead:
-    """Return what a source says of the draft head that it holds; raises CheckpointError for what does not add up.
+    """Read a draft head from its source; raises CheckpointError for an incomplete one.
 
-    `draft_len` is the recipe's; None is the method's own.
+    `draft_len` is the recipe's; None for the method's default.
     """
     drafting = find_method(method)
     if drafting.read_head is None:
@@ -56,7 +56,7 @@ def read_head(
     head = drafting.read_head(source, HeadTarget(target.config, target.rules, shape.max_depth), parsed)
     matched = match(head.rules, head.skips, source)
     borrowed = find_parts(head.borrowed, target.source)
-    return SourceHead(source, head, Matched(matched.parts | borrowed, matched.skipped))
+    return SourceHead(source, head, Matched(matched.sources | borrowed, matched.skipped))
 
 
 def load_head(

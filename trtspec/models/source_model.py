@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A source model with everything that its headers and documents say: read once, and handed to whoever needs it."""
+"""A source model with all facts of its headers and documents, read once."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from trtspec.recipe.schema import ModelSource
 
 @dataclass(frozen=True)
 class SourceModel:
-    """A source that adds up: its description, what is made of which tensor, and how it is quantized already, if so.
+    """A complete source: its config, the rules of its tensors, and its quantization if it has one.
 
-    `family_version` is that of the package that brings the family, "" for a family of ours. `padded_to` is how many
-    entries its vocabulary is padded to, 0 where it stays as it is.
+    `family_version` is that of the package that provides the family, "" for a built-in family. `padded_to` is the size
+    that its vocabulary is padded to, 0 if it is not padded.
     """
 
     source: Source
@@ -38,7 +38,7 @@ class SourceModel:
     padded_to: int = 0
 
     def problems(self, wanted: Scheme, mapping: ParallelMapping) -> list[tuple[str, str]]:
-        """Return what keeps the model from being stored as wanted, each as (key below `quantization`, words)."""
+        """Return why the model cannot be stored as wanted, each as (key below `quantization`, message)."""
         if self.prequantized:
             found = self.prequantized.problems(wanted, self.config, self.rules)
         else:
@@ -48,7 +48,7 @@ class SourceModel:
         return found
 
     def diagnose(self, wanted: Scheme, mapping: ParallelMapping, *, converts: bool) -> list[Diagnostic]:
-        """Return what is wrong with how a recipe stores and divides the model; paths are relative to the model's."""
+        """Report problems of how a recipe stores and divides the model; paths are relative to the model's."""
         found = [Diagnostic("parallel", "parallel", message) for message in mapping_problems(self.config, mapping)]
         if converts:
             problems = self.problems(wanted, mapping)
@@ -56,37 +56,37 @@ class SourceModel:
         return found
 
     def check(self, wanted: Scheme, mapping: ParallelMapping) -> None:
-        """Raise CheckpointError where the model cannot be stored or divided so."""
-        self.scheme(wanted)  # of a source that is quantized already it says more than the problems alone
+        """Raise CheckpointError if the model cannot be stored or divided like this."""
+        self.scheme(wanted)  # for a quantized source its error says more than the problems alone
         problems = mapping_problems(self.config, mapping) + [text for _, text in self.problems(wanted, mapping)]
         if problems:
             raise CheckpointError("; ".join(problems), where=str(self.source.root))
 
     def needs_calibration(self, wanted: Scheme) -> bool:
-        """Return whether activations have to be measured: what is quantized already has its scales."""
+        """Return whether activations have to be measured: a quantized source has its scales."""
         return self.prequantized is None and wanted.needs_activations
 
     def scheme(self, wanted: Scheme) -> Scheme:
-        """Return how it will be stored: as wanted, or as it is already; raises CheckpointError where that differs."""
+        """Return the scheme it is stored in: as wanted or as the source has it; CheckpointError if these differ."""
         return scheme_of(self.prequantized, wanted, self.config, self.rules)
 
     def format(self, wanted: Scheme) -> QuantFormat:
-        """Return what `scheme` comes to; where it raises, unquantized."""
+        """Return the format of `scheme`; unquantized where that raises."""
         try:
             scheme = self.scheme(wanted)
-        except CheckpointError:  # it is told as a diagnostic of its own
+        except CheckpointError:  # reported by a diagnostic of its own
             return QuantFormat()
         return QuantFormat(scheme.weights, scheme.kv_cache)
 
 
 def padded(model: SourceModel, vocab_size: int) -> SourceModel:
-    """Return a model whose vocabulary has so many entries: its embedding and its head get rows of zeros.
+    """Return a model whose vocabulary has `vocab_size` entries: its embedding and LM head get rows of zeros.
 
     Models of one tokenizer are published with different numbers of unused rows (Qwen2.5: 151,936 up to 3B, 152,064
-    from 7B on), and engines want those of a pair to be equal (NVIDIA/TensorRT-LLM issue 2789).
+    from 7B on), and engines require equal ones in a pair (NVIDIA/TensorRT-LLM issue 2789).
     """
     wider = [
-        replace(rule, parts=tuple(replace(part, least_rows=vocab_size) for part in rule.parts))
+        replace(rule, sources=tuple(replace(source, least_rows=vocab_size) for source in rule.sources))
         if rule.target in (EMBEDDING, LM_HEAD)
         else rule
         for rule in model.rules
@@ -105,7 +105,7 @@ def scheme_wanted(asked: ModelSource) -> Scheme:
 
 
 def read_model(source: Source, dtype: str) -> SourceModel:
-    """Return what a source says of its model; raises CheckpointError for what does not add up, or cannot be used."""
+    """Read a source's model; raises CheckpointError for an incomplete or unsupported one."""
     prequantized = read_prequantized(source)
     name, family = family_of(source)
     config = family.read(source.reader, dtype)

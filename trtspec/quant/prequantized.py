@@ -44,8 +44,8 @@ class Prequantized:
         return self.source.tensors[_weight_scale(weight)]
 
     def row_scales(self, rule: Rule) -> tuple[TensorInfo, ...]:
-        """Return the scales of the rows of each of a rule's parts."""
-        return tuple(rows_of(part, self.weight_scale(part.name)) for part in rule.parts)
+        """Return the scales of the rows of each of a rule's source tensors."""
+        return tuple(rows_of(source, self.weight_scale(source.name)) for source in rule.sources)
 
     def input_scale(self, weight: str) -> TensorInfo:
         """Return the tensor that scales what a weight is multiplied with."""
@@ -67,8 +67,8 @@ class Prequantized:
         if self.declared.kv_cache == "fp8":
             for rule in rules:
                 if rule.target == QKV:
-                    projections = zip("kv", rule.parts[1:], strict=True)
-                    scales |= {self._cache_scale(part.name, kind): ONE_VALUE for kind, part in projections}
+                    projections = zip("kv", rule.sources[1:], strict=True)
+                    scales |= {self._cache_scale(source.name, kind): ONE_VALUE for kind, source in projections}
         return Quantized(self.weights, scales)
 
     def scheme(self, rules: list[Rule]) -> Scheme:
@@ -102,14 +102,14 @@ class Prequantized:
         return beside_attention if beside_attention in self.source.tensors else f"{projection}.{kind}_scale"
 
     def _holds(self, rule: Rule) -> bool:
-        return all(part.name in self.weights for part in rule.parts)
+        return all(source.name in self.weights for source in rule.sources)
 
     def _complaint(self, rule: Rule) -> str | None:
-        inside = [part.name for part in rule.parts if part.name in self.weights]
+        inside = [source.name for source in rule.sources if source.name in self.weights]
         if inside and not rule.linear:
             return f"{inside[0]} is in FP8, and engines have {rule.module} in 16 bits"
-        if inside and len(inside) < len(rule.parts):
-            other = next(part.name for part in rule.parts if part.name not in self.weights)
+        if inside and len(inside) < len(rule.sources):
+            other = next(source.name for source in rule.sources if source.name not in self.weights)
             return f"engines fuse {inside[0]}, in FP8, and {other}, in 16 bits"
         return None
 

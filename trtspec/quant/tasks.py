@@ -56,15 +56,15 @@ def plan_tasks(
 
 def _cast_tasks(plan: Conversion, layouts: list[FileLayout], matched: Matched) -> list[Task]:
     found: dict[tuple[TensorInfo, ...], tuple[str, Target, tuple[Transfer, ...]]] = {}
-    for name, parts in matched.parts.items():
+    for name, sources in matched.sources.items():
         target = plan.targets[name]
         if target.dtype == "F8_E4M3":
             continue
-        transfers = _transfers(target, parts, layouts)
-        if parts in found:  # a tied head, the nets of several steps: what is wanted twice is read once
-            name, _, others = found[parts]  # noqa: PLW2901
+        transfers = _transfers(target, sources, layouts)
+        if sources in found:  # a tied head, the nets of several steps: what is wanted twice is read once
+            name, _, others = found[sources]  # noqa: PLW2901
             transfers = _joined(others, transfers)
-        found[parts] = name, target, transfers
+        found[sources] = name, target, transfers
     return [_task(name, _plain(target, transfers), _sources(transfers)) for name, target, transfers in found.values()]
 
 
@@ -84,13 +84,13 @@ def _fp8_tasks(
 ) -> list[Task]:
     tasks = []
     with_another: set[str] = set()
-    for name, parts in matched.parts.items():
+    for name, sources in matched.sources.items():
         target = plan.targets[name]
         if target.dtype != "F8_E4M3" or name in with_another:
             continue
-        transfers = _transfers(target, parts, layouts)
+        transfers = _transfers(target, sources, layouts)
         if plan.scheme.weights == "fp8_rowwise":
-            scales = parts if existing is None else existing.row_scales(target.rule)
+            scales = sources if existing is None else existing.row_scales(target.rule)
             by_row = _transfers(plan.scale_of(target, "per_channel_scale"), scales, layouts)
             tasks.append(_row_task(name, transfers, by_row, existing))
         else:
@@ -130,7 +130,7 @@ def _groups(
         )
     slots = _slots(scale, layouts)
     if twin := plan.fused_with(target):
-        transfers += _transfers(twin, matched.parts[twin.rule.name], layouts)
+        transfers += _transfers(twin, matched.sources[twin.rule.name], layouts)
         slots += _slots(plan.scale_of(twin, "weights_scaling_factor"), layouts)
     return (Group(transfers, slots),)
 
@@ -160,10 +160,10 @@ def _taken_scales(
         if rule.target.endswith(".activation_scaling_factor"):
             weight = plan.targets[f"{rule.module}.weight"]
             fused = [weight, twin] if (twin := plan.fused_with(weight)) else [weight]
-            parts = [part for one in fused for part in matched.parts[one.rule.name]]
-            yield Largest(tuple(existing.input_scale(part.name) for part in parts), slots)
+            sources = [source for one in fused for source in matched.sources[one.rule.name]]
+            yield Largest(tuple(existing.input_scale(source.name) for source in sources), slots)
         elif cached := _cached(rule):
-            _, keys, values = matched.parts[f"{rule.module}.qkv.weight"]
+            _, keys, values = matched.sources[f"{rule.module}.qkv.weight"]
             projections = {"k": keys, "v": values}
             scales = tuple(existing.cache_scale(projections[kind].name, kind) for kind in cached)
             yield Largest(scales, slots, LEAST_CACHE_SCALE)
@@ -181,7 +181,7 @@ def _measured(table: dict[str, float], module: str) -> float:
     return table[module]
 
 
-def _transfers(target: Target, parts: tuple[TensorInfo, ...], layouts: list[FileLayout]) -> tuple[Transfer, ...]:
+def _transfers(target: Target, sources: tuple[TensorInfo, ...], layouts: list[FileLayout]) -> tuple[Transfer, ...]:
     item, name = ITEM_BYTES[target.dtype], target.sharded.name
     return tuple(
         Transfer(
@@ -196,7 +196,7 @@ def _transfers(target: Target, parts: tuple[TensorInfo, ...], layouts: list[File
                 for place in places
             ),
         )
-        for source, places in zip(parts, target.sharded.parts, strict=True)
+        for source, places in zip(sources, target.sharded.places, strict=True)
     )
 
 

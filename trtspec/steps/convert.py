@@ -138,7 +138,7 @@ def convert_checkpoint(
     rules, matched, files = model.rules, model.matched, model.source.files
     if head:
         head.check(mapping)
-        rules, matched = [*rules, *head.rules], Matched(matched.parts | head.matched.parts, matched.skipped)
+        rules, matched = [*rules, *head.rules], Matched(matched.sources | head.matched.sources, matched.skipped)
         files = [*files, *head.source.files]
     plan = plan_conversion(model.config, rules, mapping, model.scheme(scheme))
     layouts = plan.layouts()

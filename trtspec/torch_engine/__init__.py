@@ -7,7 +7,7 @@ a method and `drafting/` what they share, `calibration/` measures activations fo
 
 import os
 
-# How long OpenMP's workers spin between operations before they sleep, read when torch is loaded. By default some
-# milliseconds: beside one other busy process on two cores a step then takes 15 times as long. Shorter than this,
-# workers sleep between the operations of one step and every step pays (docs/log.md).
+# How long OpenMP's workers spin between operations before they sleep; read when torch is loaded. With the default, some
+# milliseconds, a step takes 15 times as long beside one other busy process on two cores. With a shorter time than this,
+# workers sleep between the operations of a step, which slows every step (docs/log.md).
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")

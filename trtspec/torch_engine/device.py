@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where torch computes, and in what."""
+"""The device and dtype that torch computes with."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def choose_device(wanted: str) -> torch.device:
 
 
 def compute_dtype(wanted: str, device: torch.device, checkpoint: Checkpoint) -> torch.dtype:
-    """Return what a checkpoint is computed in on a device: as wanted, or for "auto" as suits both."""
+    """Return the compute dtype of a checkpoint on a device: as wanted, or for "auto" by device and quantization."""
     if wanted != "auto":
         return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[wanted]
     if device.type != "cpu":
         return TORCH_DTYPES[DTYPES[checkpoint.config.dtype]]
-    # Rounding to FP8 blows a difference of one float32 ulp, as between one row and six, up to a step of e4m3: at 1e-16
-    # the text with and without speculation is the same again.
+    # Rounding to FP8 amplifies a difference of one float32 ulp, as between one row and six, to a step of e4m3. In
+    # float64 the text with and without speculation is the same again.
     quantized = checkpoint.quantization.algo or checkpoint.quantization.kv_cache_algo
-    # float32 is at batch 1 faster than bf16 on the CPUs measured (docs/log.md), and exact to 1e-6
+    # at batch 1 float32 is faster than bf16 on the CPUs measured (docs/log.md), and exact to 1e-6
     return torch.float64 if quantized else torch.float32

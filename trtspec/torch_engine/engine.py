@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine: continuous batching of requests at different progress, each step drafted and verified.
+"""The engine: continuous batching of requests; every step drafts tokens and verifies them.
 
-One thread loads and runs the model and calls every request's `on_update`. It does so from the first tensor on,
-because each thread that computes gets OpenMP workers of its own, and with more of them than cores all of them sleep
-between operations (three times slower steps were measured on two cores).
+One thread loads the model, runs it and calls every request's `on_update`. Loading is done in it too, because every
+computing thread gets its own OpenMP workers, and with more workers than cores all of them sleep between operations
+(steps were measured to be three times slower on two cores).
 
-Running requests are the rows 0 .. n-1 of the KV cache without gaps, so a step works on views; when one ends, the last
-row takes its place.
+Running requests are the rows 0 .. n-1 of the KV cache without gaps, so that a step works on views. When a request ends,
+the last row takes its place.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ class Engine:
 
         Args:
             target: a TensorRT-LLM checkpoint directory.
-            draft: what the method drafts with; None for methods that need nothing.
+            draft: the draft model's checkpoint; None for methods that need none.
             settings: see EngineSettings.
             tokenizer: a directory with tokenizer.json; needed for stop texts and for updates of whole characters.
 
         Raises:
-            TrtspecError: for an unknown method, a missing device, or checkpoints that do not fit each other.
+            TrtspecError: for an unknown method, a missing device, or checkpoints that do not match.
         """
         return cls(
             lambda: Speculator.load(target, draft, settings), settings, Tokenizer(tokenizer) if tokenizer else None
@@ -85,10 +85,10 @@ class Engine:
             if len(self._waiting) >= self.settings.max_queue_size:
                 raise TrtspecError(f"the queue is full: {len(self._waiting)} requests wait (serving.max_queue_size)")
             self._enqueue(running)
-        return running.ticket
+        return running.handle
 
     def generate(self, requests: Sequence[Request]) -> list[Result]:
-        """Run requests to their end and return their results in order; the queue's bound does not apply.
+        """Run requests to completion and return their results in order; the queue's limit does not apply.
 
         Raises TrtspecError for a request that cannot be served, or if the engine failed.
         """
@@ -101,7 +101,7 @@ class Engine:
         return [collector.result() for collector in collectors]
 
     def close(self) -> None:
-        """End all requests as cancelled and stop the thread."""
+        """Cancel all requests and stop the thread."""
         with self._changed:
             self._closed = self._closed or "the engine was closed"
             self._changed.notify()
@@ -149,21 +149,21 @@ class Engine:
 
     def _drop_cancelled(self) -> None:
         with self._changed:
-            dropped = [running for running in self._waiting if running.ticket.cancelled]
-            self._waiting = deque(running for running in self._waiting if not running.ticket.cancelled)
+            dropped = [running for running in self._waiting if running.handle.cancelled]
+            self._waiting = deque(running for running in self._waiting if not running.handle.cancelled)
         for running in dropped:
             self._tell(running, "cancelled")
-        cancelled = ["cancelled" if running.ticket.cancelled else None for running in self._running]
+        cancelled = ["cancelled" if running.handle.cancelled else None for running in self._running]
         if any(cancelled):
             self._settle(cancelled)
 
     def _admit(self) -> None:
-        """Prefill as many waiting requests as there are free rows and one step has tokens for."""
+        """Prefill waiting requests, as many as the free rows and the token limit of a step allow."""
         new: list[Running] = []
         with self._changed:
             longest = 0
             while self._waiting and len(self._running) + len(new) < self.settings.max_batch_size:
-                longest = max(longest, len(self._waiting[0].text) + len(self._waiting[0].given))
+                longest = max(longest, len(self._waiting[0].text) + len(self._waiting[0].external_draft))
                 if new and longest * (len(new) + 1) > self.settings.max_num_tokens:
                     break
                 new.append(self._waiting.popleft())
@@ -176,12 +176,12 @@ class Engine:
         self._settle([*[None] * first_row, *reasons])
 
     def _decode(self) -> None:
-        """Make a step for every running request."""
+        """Run one step of all running requests."""
         made = self.speculator.step(self._running)
         self._settle([running.advance(one) for running, one in zip(self._running, made, strict=True)])
 
     def _settle(self, reasons: Sequence[str | None]) -> None:
-        """Tell every running request its news, and free the rows of those that have a finish reason."""
+        """Send every running request its update, and free the rows of finished ones."""
         for running, reason in zip(self._running, reasons, strict=True):
             self._tell(running, reason)
         for row in reversed([row for row, reason in enumerate(reasons) if reason]):
@@ -194,9 +194,9 @@ class Engine:
         try:
             running.update(reason, error)
         except Exception:
-            # the caller's function failed; the other requests must not
+            # the caller's function failed; other requests must go on
             log.exception("an update was not taken; its request is cancelled")
-            running.ticket.cancel()
+            running.handle.cancel()
 
 
 class _Collector:

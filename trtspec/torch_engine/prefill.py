@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Take texts of different lengths into a decoder's cache, in chunks of a bounded number of tokens."""
+"""Prefill a decoder's cache with texts of different lengths, in chunks of a bounded number of tokens."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from trtspec.torch_engine.model.decoder import Decoder
 
 @dataclass
 class Prefilled:
-    """What the model says to some texts.
+    """The model's output for some texts.
 
-    `logits` [texts, tail + 1, vocab]: column i is what comes after all of a text but the rest of its tail. `features`
+    `logits` [texts, tail + 1, vocab]: column i is after all but the last tail - i tokens of a text. `features`
     are the hidden states [texts, width, aux_layers * hidden] of each chunk, and where it starts.
     """
 
@@ -34,16 +34,15 @@ def prefill(
 ) -> Prefilled:
     """Fill rows `first_row`, ... with the texts.
 
-    Shorter texts are padded on the right: what stands beyond a row's end is masked until it is written for real.
+    Shorter texts are padded on the right; padding is masked until real tokens overwrite it.
 
     Args:
-        model: whose cache it is.
+        model: the model whose cache is filled.
         texts: at least one token each.
-        first_row: of the first text.
-        max_tokens: how many tokens, the padding among them, may go through the model at once.
+        first_row: the row of the first text.
+        max_tokens: the most tokens, padding included, in one pass of the model.
         aux_layers: hidden states that are wanted (see `Decoder.forward_with_features`).
-        tails: how many tokens at the end of each text are its tail; none where not given. What `logits` says beyond a
-            row's own tail means nothing.
+        tails: how many tokens at the end of each text are its tail, by default 0. `logits` beyond it are meaningless.
     """
     longest, rows = max(map(len, texts)), len(texts)
     tails = tails or [0] * rows

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a torch engine is set up; the settings travel into a served model as one JSON parameter. No torch here."""
+"""The settings of a torch engine, passed to a served model as one JSON parameter. No torch here."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """How an engine is set up.
+    """The settings of an engine.
 
-    `method`, `draft_len` and the method's own `options` say how to speculate; `max_seq_len` bounds prompt plus new
+    `method`, `draft_len` and the method's own `options` configure speculation; `max_seq_len` bounds prompt plus new
     tokens of a request, `max_input_len` its prompt alone, `max_num_tokens` the tokens of one prefill step,
     `max_queue_size` the requests that wait. `device` is "auto", "cpu" or "cuda", `dtype` "auto", "float32", "bfloat16"
-    or "float16". `kernels` are libraries of compiled acceptance rules; the first that serves this machine is used, and
-    torch where none does.
+    or "float16". `kernels` are compiled verification libraries; the first that works on this machine is used, or
+    torch if none does.
     """
 
     method: str = "none"
@@ -63,7 +63,7 @@ class EngineSettings:
             raise TrtspecError(f"no settings of an engine: {error}", hint="build the artifact again") from None
 
     def as_json(self) -> str:
-        """Return everything but the libraries, which lie elsewhere on each machine."""
+        """Return everything but the libraries, whose paths differ from machine to machine."""
         document = asdict(replace(self, kernels=()))
         del document["kernels"]
         return json.dumps(document, sort_keys=True)

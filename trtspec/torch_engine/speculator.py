@@ -20,13 +20,13 @@ from trtspec.generation.request import Request
 from trtspec.generation.running import Progress, Running
 from trtspec.kernels.sampling import SamplingParams
 from trtspec.kernels.tree import Typical
-from trtspec.kernels.verifier import Verifier, choose_rules
+from trtspec.kernels.verifier import Verifier, choose_verifier
 from trtspec.kernels.verify_result import VerifyResult
 from trtspec.methods.base import DraftShape, LossyOptions, Method, Options, find_method
 from trtspec.registry import find
 from trtspec.torch_engine.device import choose_device, compute_dtype
-from trtspec.torch_engine.drafting.base import Draft, Drafter, Outcome, Room, Sampling, Setup
-from trtspec.torch_engine.given import Given
+from trtspec.torch_engine.drafting.base import Draft, Drafter, DraftSampling, Outcome, Room, Setup
+from trtspec.torch_engine.external_drafts import ExternalDrafts
 from trtspec.torch_engine.model.decoder import Decoder
 from trtspec.torch_engine.prefill import prefill
 from trtspec.torch_engine.settings import EngineSettings
@@ -39,12 +39,12 @@ class Speculator:
         self,
         target: Decoder,
         drafter: Drafter,
-        rules: Verifier,
+        verifier: Verifier,
         draft_shape: DraftShape,
         method: Method,
         options: Options,
     ) -> None:
-        self.target, self.drafter, self.rules, self.draft_shape = target, drafter, rules, draft_shape
+        self.target, self.drafter, self.verifier, self.draft_shape = target, drafter, verifier, draft_shape
         self._method, self._options = method, options
         self._typical = _typical(options)
 
@@ -66,11 +66,11 @@ class Speculator:
         room = Room(settings.max_batch_size, max_len, device, dtype, settings.max_seq_len)
         drafter = drafter_class(Setup(model, draft, room, options, draft_shape))
         _check_pair(model, drafter, settings)
-        rules = choose_rules(settings.kernels, device, dtype)
-        return cls(model, drafter, rules, draft_shape, method, options)
+        verifier = choose_verifier(settings.kernels, device, dtype)
+        return cls(model, drafter, verifier, draft_shape, method, options)
 
     def options_of(self, request: Request) -> Options:
-        """Return the method's options as a request lowers them; raises TrtspecError for what it may not ask for."""
+        """Return the method's options, lowered by a request; raises TrtspecError for values that it may not ask for."""
         if not request.options:
             return self._options
         options = self._options.model_dump()
@@ -82,34 +82,34 @@ class Speculator:
         return self._method.parse({**options, **request.options})
 
     def prefill(self, batch: Sequence[Running], first_row: int, max_tokens: int) -> list[Progress]:
-        """Take in the prompts of new requests, at most `max_tokens` at once, and verify the drafts they came with.
+        """Prefill the prompts of new requests, at most `max_tokens` at once, and verify their external drafts.
 
-        These are accepted by the exact rule of chains, whatever the method's own rule is; for a request that brought
-        one there is no step.
+        External drafts are accepted by the exact rule of chains, whatever the method's own rule is. A request with one
+        ends here, without a step.
         """
-        given = Given.of(batch, self.target.device)
-        texts = [[*running.text, *running.given] for running in batch]
-        found = prefill(self.target, texts, first_row, max_tokens, self.drafter.aux_layers, given.lens)
-        warp = self._warp(batch)
-        probs, uniforms = (given.probs(), given.uniforms()) if warp else (None, None)
-        results = self.rules.chain(found.logits, given.tokens, given.lens, warp, probs, uniforms)
-        tokens = [[running.text[-1], *running.given] for running in batch]
+        external = ExternalDrafts.of(batch, self.target.device)
+        texts = [[*running.text, *running.external_draft] for running in batch]
+        found = prefill(self.target, texts, first_row, max_tokens, self.drafter.aux_layers, external.lens)
+        params = self._sampling_params(batch)
+        probs, uniforms = (external.probs(), external.uniforms()) if params else (None, None)
+        results = self.verifier.chain(found.logits, external.tokens, external.lens, params, probs, uniforms)
+        tokens = [[running.text[-1], *running.external_draft] for running in batch]
         self.drafter.begin([running.text for running in batch], first_row, max_tokens)
         for features, start in found.features:
             self.drafter.read(features, start)
         for row, running in enumerate(batch, first_row):
             if running.request.options:
                 self.drafter.lower(row, running.text, self.options_of(running.request))
-        return _progress(batch, tokens, given.lens, results, found.logits)
+        return _progress(batch, tokens, external.lens, results, found.logits)
 
     def step(self, batch: Sequence[Running]) -> list[Progress]:
         """Draft for every row, and verify all drafts in one pass of the target."""
         limits = [running.draft_len(self.draft_shape.max_depth) for running in batch]
         texts = [running.text for running in batch]
         starts = [len(text) - 1 for text in texts]
-        warp, nodes = self._warp(batch), self.draft_shape.max_tokens
-        uniforms = self._uniforms(batch, 2 * nodes + 1) if warp else None
-        sampling = Sampling(warp, uniforms[:, :nodes]) if warp and uniforms is not None else None
+        params, nodes = self._sampling_params(batch), self.draft_shape.max_tokens
+        uniforms = self._uniforms(batch, 2 * nodes + 1) if params else None
+        sampling = DraftSampling(params, uniforms[:, :nodes]) if params and uniforms is not None else None
         last = torch.tensor([text[-1:] for text in texts], device=self.target.device)
         draft = self.drafter.propose(texts, max(limits), sampling) if any(limits) else Draft(last[:, :0])
         tokens = torch.cat([last, draft.tokens], 1)
@@ -119,7 +119,7 @@ class Speculator:
             window = self.target.windows.tree(starts, draft.tree)
         flat, features = self.target.forward_with_features(tokens, window, self.drafter.aux_layers)
         logits = flat.view(*tokens.shape, -1)
-        results, drafted = self._verify(logits, tokens, draft, limits, warp, uniforms)
+        results, drafted = self._verify(logits, tokens, draft, limits, params, uniforms)
         self.target.cache.compact(_moves(starts, results))
         if features is not None:
             features = features.view(*tokens.shape, -1)
@@ -137,25 +137,25 @@ class Speculator:
         tokens: Tensor,
         draft: Draft,
         limits: list[int],
-        warp: SamplingParams | None,
+        params: SamplingParams | None,
         uniforms: Tensor | None,
     ) -> tuple[list[VerifyResult], list[int]]:
         """Return each row's result and how many tokens were drafted for it.
 
-        The first uniform behind those of the draft draws the next token, the others belong to the nodes in order.
+        The uniforms after those of the draft: the first one samples the next token, the others belong to the nodes.
         """
         nodes, width = self.draft_shape.max_tokens, tokens.shape[1]
         if draft.tree is not None:
             ours = None if uniforms is None else uniforms[:, nodes : nodes + width]
-            results = self.rules.tree(logits, tokens, draft.tree, limits, warp, draft.probs, ours, self._typical)
+            results = self.verifier.tree(logits, tokens, draft.tree, limits, params, draft.probs, ours, self._typical)
             return results, draft.tree.count(limits)
         lens = [min(pair) for pair in zip(limits, draft.lens or [width - 1] * len(limits), strict=True)]
         ours = None
         if uniforms is not None:
             ours = torch.cat([uniforms[:, nodes + 1 : nodes + width], uniforms[:, nodes : nodes + 1]], 1)
-        return self.rules.chain(logits, tokens[:, 1:], lens, warp, draft.probs, ours), lens
+        return self.verifier.chain(logits, tokens[:, 1:], lens, params, draft.probs, ours), lens
 
-    def _warp(self, batch: Sequence[Running]) -> SamplingParams | None:
+    def _sampling_params(self, batch: Sequence[Running]) -> SamplingParams | None:
         """Return how the rows sample, or None where all are greedy."""
         if not any(running.samples for running in batch):
             return None
@@ -171,7 +171,7 @@ class Speculator:
         )
 
     def _uniforms(self, batch: Sequence[Running], count: int) -> Tensor:
-        """Return [rows, count] in [0, 1); each request draws its own."""
+        """Return uniforms [rows, count] in [0, 1), from each request's own stream."""
         drawn = np.stack([running.uniforms(count) for running in batch])
         return torch.from_numpy(drawn).to(self.target.device)
 
@@ -183,7 +183,7 @@ def _progress(
     results: Sequence[VerifyResult],
     logits: Tensor,
 ) -> list[Progress]:
-    """Return what results came to: on tokens and logits [rows, nodes, vocab] by node, so many of them drafted."""
+    """Return the progress of each row from its result, its tokens and logits [rows, nodes, vocab] by node."""
     made = []
     for row, (running, result) in enumerate(zip(batch, results, strict=True)):
         wanted = logits[row, [0, *result.path]].float().cpu().numpy() if running.request.return_logits else None
@@ -192,7 +192,7 @@ def _progress(
 
 
 def _moves(starts: list[int], results: list[VerifyResult]) -> list[tuple[int, int, int]]:
-    """Return what brings the keys of accepted nodes, which lie by number, to where their depth has its place."""
+    """Return the cache moves from the positions of accepted nodes, which are by number, to those of their depths."""
     return [
         (row, starts[row] + node, starts[row] + depth)
         for row, result in enumerate(results)

@@ -86,7 +86,7 @@ def test_what_was_asked_for(engine: Path, checkpoint: Path) -> None:
 @pytest.mark.parametrize("options", [{}, {"mapping": ParallelMapping(2)}], ids=["one", "tp2"])
 def test_what_drafts_from_inside(options: dict[str, Any], source: Path, tmp_path: Path) -> None:
     medusa = heads.save_heads(tmp_path / "heads", heads.random_heads())
-    net = eagle_heads.save_net(tmp_path / "net", eagle_heads.random_net())
+    net = eagle_heads.save_head(tmp_path / "net", eagle_heads.random_head())
     drafter = recurrent.random_drafter().save(tmp_path / "drafter")
     made = {
         "medusa": heads.convert_with(source, medusa, tmp_path / "medusa", **options),
@@ -179,8 +179,8 @@ def test_files(damage: Callable[[Path], object], words: str, engine: Path, check
 
 def test_a_checkpoint_of_another_length_than_asked(source: Path, tmp_path: Path) -> None:
     """Medusa's own number of drafts counts where none is told, and what is told where it is."""
-    part = heads.save_heads(tmp_path / "heads", heads.random_heads())
-    checkpoint = heads.convert_with(source, part, tmp_path / "checkpoint")
+    head_root = heads.save_heads(tmp_path / "heads", heads.random_heads())
+    checkpoint = heads.convert_with(source, head_root, tmp_path / "checkpoint")
     mode = (*ARGUMENTS, "--speculative_decoding_mode", "medusa")
     engine = build(checkpoint, tmp_path / "engine", *mode)
     check_engine(engine, expected(checkpoint, *mode))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.backends.contexts import make_context, make_pair
-from tests.methods.eagle_heads import random_net, save_net
+from tests.methods.eagle_heads import random_head, save_head
 from tests.methods.heads import random_heads, save_heads
 from tests.tiny import convert, make_model, reference_model
 from trtspec.backends.context import PlanContext
@@ -118,7 +118,7 @@ def test_what_drafts_inside_is_that_of_the_converted_files(
     source = (
         save_heads(tmp_path / "part", random_heads())
         if method == "medusa"
-        else save_net(tmp_path / "part", random_net())
+        else save_head(tmp_path / "part", random_head())
     )
     how: dict[str, Any] = {"load_head": lambda target: load_head(source, method, options, target), "mapping": mapping}
     converted = load_checkpoint(convert(root, tmp_path / "out", **how))
@@ -130,12 +130,12 @@ def test_what_drafts_inside_is_that_of_the_converted_files(
 def test_a_net_has_a_cache_of_its_own(tmp_path: Path) -> None:
     root = make_model(tmp_path / "model", "llama", num_hidden_layers=2)
     options = {"choices": [[0], [0, 0]]}
-    head = load_head(save_net(tmp_path / "net", random_net()), "eagle", options, load_model(root, "auto"))
+    head = load_head(save_head(tmp_path / "net", random_head()), "eagle", options, load_model(root, "auto"))
     case = tiny_case(root, speculation__method="eagle", speculation__options=options)
-    ((with_net,), (alone,)) = (
+    ((with_head,), (alone,)) = (
         load.ranks for load in (*gpu_loads(replace(case, head=head)), *gpu_loads(tiny_case(root)))
     )
-    assert with_net.cache_per_token * 2 == alone.cache_per_token * 3
+    assert with_head.cache_per_token * 2 == alone.cache_per_token * 3
 
 
 def test_each_model_is_where_it_is_placed() -> None:

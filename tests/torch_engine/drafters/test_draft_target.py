@@ -10,12 +10,18 @@ import pytest
 import torch
 
 from tests.tiny import convert, make_llama, make_model, reference_model
-from tests.torch_engine.lossless import LAW_SHAPE, SHAPES, assert_greedy_text, assert_targets_law, random_prompts
-from trtspec.generation.request import Sampling
+from tests.torch_engine.lossless import (
+    DISTRIBUTION_SHAPE,
+    SHAPES,
+    assert_greedy_text,
+    assert_targets_distribution,
+    random_prompts,
+)
+from trtspec.generation.request import SamplingOptions
 from trtspec.kernels.sampling import SamplingParams
 from trtspec.quant.activations import Activations
 from trtspec.quant.scheme import Scheme
-from trtspec.torch_engine.drafting.base import Sampling as Draws
+from trtspec.torch_engine.drafting.base import DraftSampling
 from trtspec.torch_engine.engine import Engine
 from trtspec.torch_engine.settings import EngineSettings
 
@@ -89,10 +95,12 @@ def test_it_stops_where_no_token_is_probable_enough(pair: tuple[Path, Path, Path
 
 
 @pytest.mark.parametrize("options", [{"stop_below": 0.7}, {"use_draft_logits": False}], ids=str)
-def test_the_options_keep_the_law(options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sources = [make_model(tmp_path / f"hf{seed}", seed=seed, **LAW_SHAPE) for seed in (0, 1)]
+def test_the_options_keep_the_distribution(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = [make_model(tmp_path / f"hf{seed}", seed=seed, **DISTRIBUTION_SHAPE) for seed in (0, 1)]
     engine = load(*[convert(source, tmp_path / f"c{seed}") for seed, source in enumerate(sources)], **options)
-    assert_targets_law(engine, reference_model(sources[0]), monkeypatch, Sampling(1.0))
+    assert_targets_distribution(engine, reference_model(sources[0]), monkeypatch, SamplingOptions(1.0))
     engine.close()
 
 
@@ -103,7 +111,9 @@ def test_without_its_logits_a_draft_is_the_same_whatever_the_seed(pair: tuple[Pa
     proposed = []
     for seed in (1, 2):
         uniforms = torch.rand((1, DRAFT_LEN), generator=torch.Generator().manual_seed(seed))
-        draws = Draws(SamplingParams(torch.tensor([1.0]), torch.tensor([0]), torch.tensor([1.0]), False), uniforms)
+        draws = DraftSampling(
+            SamplingParams(torch.tensor([1.0]), torch.tensor([0]), torch.tensor([1.0]), False), uniforms
+        )
         with torch.inference_mode():
             engine.speculator.drafter.begin([[1, 2, 3]], 0, 512)
             proposed.append(engine.speculator.drafter.propose([[1, 2, 3, 4]], DRAFT_LEN, draws))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EAGLE in the engine: lossless, and drafting what the net says, with trees of one shape and such that grow."""
+"""EAGLE in the engine: lossless, and drafting what the head says, with trees of one shape and such that grow."""
 
 from __future__ import annotations
 
@@ -11,25 +11,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.methods.eagle_heads import Oracle, Tensors, convert_with, random_net, save_net
+from tests.methods.eagle_heads import Oracle, Tensors, convert_with, random_head, save_head
 from tests.tiny import convert, greedy, make_model, reference_model
 from tests.torch_engine.drafters.looping import make_looping_model
 from tests.torch_engine.lossless import (
-    LAW_SHAPE,
+    DISTRIBUTION_SHAPE,
     SHAPES,
     assert_greedy_text,
-    assert_targets_law,
+    assert_targets_distribution,
     assert_wrong_rule_is_seen,
     random_prompts,
 )
 from trtspec.checkpoint.sharding import ParallelMapping
 from trtspec.errors import CheckpointError
-from trtspec.generation.request import Request, Sampling, Stats
+from trtspec.generation.request import Request, SamplingOptions, Stats
 from trtspec.kernels.sampling import SamplingParams, pick
 from trtspec.quant.scheme import Scheme
 from trtspec.torch_engine.drafting import static_tree
-from trtspec.torch_engine.drafting.base import Draft
-from trtspec.torch_engine.drafting.base import Sampling as Draws
+from trtspec.torch_engine.drafting.base import Draft, DraftSampling
 from trtspec.torch_engine.engine import Engine
 from trtspec.torch_engine.settings import EngineSettings
 
@@ -38,7 +37,7 @@ pytestmark = pytest.mark.integration
 # Levels of different widths, ranks left out, and a leaf on every level.
 CHOICES: tuple[tuple[int, ...], ...] = ((0,), (1,), (3,), (0, 0), (0, 2), (1, 0), (0, 0, 1), (1, 0, 0), (1, 0, 0, 0))
 STATIC: dict[str, Any] = {"choices": [list(choice) for choice in CHOICES]}
-# The frontier of the last level has more places in the net's cache than the draft has nodes.
+# The frontier of the last level has more places in the head's cache than the draft has nodes.
 DYNAMIC: dict[str, Any] = {"dynamic": True, "top_k": 3, "depth": 5, "nodes": 8}
 KINDS = pytest.mark.parametrize("options", [STATIC, DYNAMIC], ids=["static", "dynamic"])
 
@@ -50,16 +49,16 @@ def make_engine(target: Path, options: dict[str, Any], **settings: Any) -> Engin
 
 @pytest.fixture(scope="module", params=SHAPES.values(), ids=SHAPES.keys())
 def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """A target of some shape with a random net, which serves all trees, and transformers' model of it."""
+    """A target of some shape with a random head, which serves all trees, and transformers' model of it."""
     root = tmp_path_factory.mktemp("converted")
     source = make_model(root / "hf", **request.param)
-    net = save_net(root / "net", random_net())
-    return convert_with(source, net, root / "target", {}), reference_model(source)
+    head = save_head(root / "head", random_head())
+    return convert_with(source, head, root / "target", {}), reference_model(source)
 
 
 @pytest.mark.parametrize("options", [{}, DYNAMIC], ids=["static", "dynamic"])
 def test_greedy_text_is_that_of_transformers(options: dict[str, Any], converted: tuple[Path, Any]) -> None:
-    """With a net that is hardly ever right."""
+    """With a head that is hardly ever right."""
     target, model = converted
     engine = make_engine(target, options)
     stats = assert_greedy_text(engine, model, 12)
@@ -68,15 +67,15 @@ def test_greedy_text_is_that_of_transformers(options: dict[str, Any], converted:
 
 
 class Knowing:
-    """A target that mostly goes by its last token, and a net that does so too."""
+    """A target that mostly goes by its last token, and a head that does so too."""
 
     def __init__(self, root: Path) -> None:
         self.source = make_looping_model(root / "hf")
         self.model = reference_model(self.source)
-        self.tensors = random_net(scale=0.1, bias=True, copies=10.0)
-        self.net = save_net(root / "net", self.tensors, bias=True)
+        self.tensors = random_head(scale=0.1, bias=True, copies=10.0)
+        self.head = save_head(root / "head", self.tensors, bias=True)
         # a checkpoint serves all trees
-        self.target = convert_with(self.source, self.net, root / "target", STATIC)
+        self.target = convert_with(self.source, self.head, root / "target", STATIC)
         self.prompts = random_prompts(8)
 
 
@@ -87,7 +86,7 @@ def knowing(tmp_path_factory: pytest.TempPathFactory) -> Knowing:
 
 @KINDS
 @pytest.mark.parametrize("settings", [{}, {"max_batch_size": 3, "max_num_tokens": 16}], ids=["", "few rows, chunks"])
-def test_greedy_text_with_a_net_that_is_often_right(
+def test_greedy_text_with_a_head_that_is_often_right(
     settings: dict[str, int], options: dict[str, Any], knowing: Knowing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make_engine(knowing.target, options, **settings)
@@ -104,7 +103,7 @@ def drafts_of(engine: Engine, requests: list[Request]) -> list[tuple[tuple[int, 
     """Return what was drafted for the requests: each time a row's text, and the tokens on the way to every node."""
     propose, found = engine.speculator.drafter.propose, []
 
-    def watched(texts: list[list[int]], depth: int, sampling: Draws | None) -> Draft:
+    def watched(texts: list[list[int]], depth: int, sampling: DraftSampling | None) -> Draft:
         draft = propose(texts, depth, sampling)
         assert draft.tree is not None
         parents = draft.tree.parents.tolist() * (len(texts) if len(draft.tree.parents) == 1 else 1)
@@ -120,15 +119,15 @@ def drafts_of(engine: Engine, requests: list[Request]) -> list[tuple[tuple[int, 
     return found
 
 
-@pytest.mark.parametrize("tensors", [random_net(bias=True), None], ids=["random", "knowing"])
+@pytest.mark.parametrize("tensors", [random_head(bias=True), None], ids=["random", "knowing"])
 @KINDS
-def test_every_node_is_what_the_net_says(
+def test_every_node_is_what_the_head_says(
     options: dict[str, Any], tensors: Tensors | None, knowing: Knowing, tmp_path: Path
 ) -> None:
     """Prompts of different lengths enter in chunks, and rows one after the other."""
-    net = save_net(tmp_path / "net", tensors or knowing.tensors)
+    head = save_head(tmp_path / "head", tensors or knowing.tensors)
     engine = make_engine(
-        convert_with(knowing.source, net, tmp_path / "target", options), options, max_batch_size=2, max_num_tokens=16
+        convert_with(knowing.source, head, tmp_path / "target", options), options, max_batch_size=2, max_num_tokens=16
     )
     found = drafts_of(engine, [Request(prompt, 12) for prompt in knowing.prompts[:4]])
     engine.close()
@@ -160,7 +159,12 @@ def test_a_request_may_draft_less_deep(options: dict[str, Any], knowing: Knowing
 def test_sampled_text_does_not_depend_on_neighbours(options: dict[str, Any], knowing: Knowing) -> None:
     """Greedy requests among them, and such that truncate to fewer tokens than are drafted."""
     engine = make_engine(knowing.target, options, max_batch_size=4)
-    kinds = [Sampling(), Sampling(0.8, seed=1), Sampling(1.5, seed=2), Sampling(0.9, top_k=2, seed=3)]
+    kinds = [
+        SamplingOptions(),
+        SamplingOptions(0.8, seed=1),
+        SamplingOptions(1.5, seed=2),
+        SamplingOptions(0.9, top_k=2, seed=3),
+    ]
     requests = [Request(prompt, 20 + row, kinds[row % 4]) for row, prompt in enumerate(knowing.prompts)]
     together = engine.generate(requests)
     alone = [engine.generate([request])[0] for request in requests]
@@ -178,11 +182,11 @@ SMALL_DYNAMIC: dict[str, Any] = {"dynamic": True, "top_k": 2, "depth": 3, "nodes
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A target of three words, converted with a net."""
-    root, hidden = tmp_path_factory.mktemp("small"), LAW_SHAPE["hidden_size"]
-    source = make_model(root / "hf", **LAW_SHAPE)
-    net = save_net(root / "net", random_net(hidden), hidden=hidden, vocab=3)
-    return source, convert_with(source, net, root / "target", SMALL_STATIC)
+    """A target of three words, converted with a head."""
+    root, hidden = tmp_path_factory.mktemp("small"), DISTRIBUTION_SHAPE["hidden_size"]
+    source = make_model(root / "hf", **DISTRIBUTION_SHAPE)
+    head = save_head(root / "head", random_head(hidden), hidden=hidden, vocab=3)
+    return source, convert_with(source, head, root / "target", SMALL_STATIC)
 
 
 @pytest.fixture(params=[SMALL_STATIC, SMALL_DYNAMIC], ids=["static", "dynamic"])
@@ -195,22 +199,22 @@ def small_engine(
     engine.close()
 
 
-@pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(0.7, top_k=2)], ids=["plain", "truncated"])
-def test_sampled_text_has_the_targets_law(
-    sampling: Sampling, small: tuple[Path, Path], small_engine: Engine, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("sampling", [SamplingOptions(1.0), SamplingOptions(0.7, top_k=2)], ids=["plain", "truncated"])
+def test_sampled_text_has_the_targets_distribution(
+    sampling: SamplingOptions, small: tuple[Path, Path], small_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert_targets_law(small_engine, reference_model(small[0]), monkeypatch, sampling)
+    assert_targets_distribution(small_engine, reference_model(small[0]), monkeypatch, sampling)
 
 
-def test_the_law_is_another_one_without_what_a_rejection_leaves(
+def test_the_distribution_is_another_one_without_what_a_rejection_leaves(
     small: tuple[Path, Path], small_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # all three words are tried at the first place, so that nothing is left to go wrong before the second
     assert_wrong_rule_is_seen(small_engine, reference_model(small[0]), monkeypatch, new_tokens=4)
 
 
-def one_by_one(sampling: Draws, weights: Tensor, column: int) -> Tensor:
-    """Return what `static_tree.draw_each` does, by the draws that the enumeration of a law goes through.
+def one_by_one(sampling: DraftSampling, weights: Tensor, column: int) -> Tensor:
+    """Return what `static_tree.draw_each` does, by the draws that the enumeration of a distribution goes through.
 
     Where nothing is left to be drawn from, as beyond a request's top_k, there is nothing to enumerate.
     """
@@ -226,13 +230,13 @@ def one_by_one(sampling: Draws, weights: Tensor, column: int) -> Tensor:
 def test_nodes_are_drawn_side_by_side_as_one_by_one() -> None:
     draw = torch.Generator().manual_seed(3)
     probs = torch.rand(4, 3, 7, generator=draw)
-    sampling = Draws(SamplingParams(*[torch.ones(4)] * 3, False), torch.rand(4, 9, generator=draw))
+    sampling = DraftSampling(SamplingParams(*[torch.ones(4)] * 3, False), torch.rand(4, 9, generator=draw))
     assert torch.equal(static_tree.draw_each(sampling, probs, 5), one_by_one(sampling, probs, 5))
 
 
 @KINDS
 def test_typical_acceptance_takes_more(options: dict[str, Any], knowing: Knowing) -> None:
-    requests = [Request(prompt, 30, Sampling(1.2, seed=3)) for prompt in knowing.prompts]
+    requests = [Request(prompt, 30, SamplingOptions(1.2, seed=3)) for prompt in knowing.prompts]
     exact, lossy = make_engine(knowing.target, options), make_engine(knowing.target, options | {"lossy": True})
     strict, loose = (sum((r.stats for r in engine.generate(requests)), Stats()) for engine in (exact, lossy))
     exact.close()
@@ -240,9 +244,9 @@ def test_typical_acceptance_takes_more(options: dict[str, Any], knowing: Knowing
     assert loose.acceptance_rate > strict.acceptance_rate
 
 
-def test_a_net_of_several_ranks_is_put_together(knowing: Knowing, tmp_path: Path) -> None:
-    """Key heads of the net, which has one, are on both ranks."""
-    target = convert_with(knowing.source, knowing.net, tmp_path / "target", STATIC, mapping=ParallelMapping(2))
+def test_a_head_of_several_ranks_is_put_together(knowing: Knowing, tmp_path: Path) -> None:
+    """Key heads of the head, which has one, are on both ranks."""
+    target = convert_with(knowing.source, knowing.head, tmp_path / "target", STATIC, mapping=ParallelMapping(2))
     requests = [Request(prompt, 20) for prompt in knowing.prompts]
     of_two, of_one = make_engine(target, STATIC), make_engine(knowing.target, STATIC)
     assert of_two.generate(requests) == of_one.generate(requests)
@@ -250,8 +254,8 @@ def test_a_net_of_several_ranks_is_put_together(knowing: Knowing, tmp_path: Path
     of_one.close()
 
 
-def test_a_quantized_target_says_the_same_with_a_net(knowing: Knowing, tmp_path: Path) -> None:
-    target = convert_with(knowing.source, knowing.net, tmp_path / "target", STATIC, scheme=Scheme("fp8_rowwise"))
+def test_a_quantized_target_says_the_same_with_a_head(knowing: Knowing, tmp_path: Path) -> None:
+    target = convert_with(knowing.source, knowing.head, tmp_path / "target", STATIC, scheme=Scheme("fp8_rowwise"))
     requests = [Request(prompt, 30) for prompt in knowing.prompts]
     engine, alone = (
         make_engine(target, STATIC),
@@ -264,10 +268,11 @@ def test_a_quantized_target_says_the_same_with_a_net(knowing: Knowing, tmp_path:
     assert sum(result.stats.accepted for result in found) > 0
 
 
-def test_a_checkpoint_without_a_net(knowing: Knowing, tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_head(knowing: Knowing, tmp_path: Path) -> None:
     target = convert(knowing.source, tmp_path / "target")
     with pytest.raises(CheckpointError) as caught:
         make_engine(target, STATIC)
     assert str(caught.value) == (
-        f"{target}: holds no EAGLE net\nhint: convert it with a net: method: eagle, and the net under speculation.draft"
+        f"{target}: holds no EAGLE head\n"
+        "hint: convert it with a head: method: eagle, and the head under speculation.draft"
     )

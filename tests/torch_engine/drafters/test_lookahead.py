@@ -13,9 +13,9 @@ import pytest
 from tests.tiny import convert, make_model, reference_model
 from tests.torch_engine import lossless
 from tests.torch_engine.drafters.looping import make_looping_model
-from tests.torch_engine.lossless import LAW_SHAPE, SHAPES, random_prompts
+from tests.torch_engine.lossless import DISTRIBUTION_SHAPE, SHAPES, random_prompts
 from trtspec.errors import TrtspecError
-from trtspec.generation.request import Request, Sampling, Stats
+from trtspec.generation.request import Request, SamplingOptions, Stats
 from trtspec.torch_engine.drafters.lookahead import Branches, NgramPool
 from trtspec.torch_engine.engine import Engine
 from trtspec.torch_engine.settings import EngineSettings
@@ -93,15 +93,15 @@ def looping(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 
 @pytest.fixture(scope="module")
-def law_model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    root = tmp_path_factory.mktemp("law")
-    source = make_model(root / "hf", **LAW_SHAPE)
+def distribution_model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    root = tmp_path_factory.mktemp("distribution")
+    source = make_model(root / "hf", **DISTRIBUTION_SHAPE)
     return convert(source, root / "target"), reference_model(source)
 
 
 @pytest.fixture(params=[(2, 2, 2), (2, 3, 1)], ids=str)
-def law_engine(law_model: tuple[Path, Any], request: pytest.FixtureRequest) -> Iterator[Engine]:
-    engine = make_engine(law_model[0], request.param)
+def distribution_engine(distribution_model: tuple[Path, Any], request: pytest.FixtureRequest) -> Iterator[Engine]:
+    engine = make_engine(distribution_model[0], request.param)
     yield engine
     engine.close()
 
@@ -173,20 +173,22 @@ class TestTheEngine:
             engine.generate([Request((3, 9), 4, options=options)])
         engine.close()
 
-    def test_sampled_text_has_the_targets_law(
-        self, law_engine: Engine, law_model: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
+    def test_sampled_text_has_the_targets_distribution(
+        self, distribution_engine: Engine, distribution_model: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        lossless.assert_targets_law(law_engine, law_model[1], monkeypatch, Sampling(1.0))
+        lossless.assert_targets_distribution(
+            distribution_engine, distribution_model[1], monkeypatch, SamplingOptions(1.0)
+        )
 
     def test_a_rule_without_residual_is_caught(
-        self, law_engine: Engine, law_model: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
+        self, distribution_engine: Engine, distribution_model: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        lossless.assert_wrong_rule_is_seen(law_engine, law_model[1], monkeypatch)
+        lossless.assert_wrong_rule_is_seen(distribution_engine, distribution_model[1], monkeypatch)
 
     def test_rows_of_a_sampled_batch_do_not_change_each_other(self, looping: tuple[Path, Any]) -> None:
         engine = make_engine(looping[0], (4, 4, 4), max_batch_size=4)
         requests = [
-            Request(prompt, 10 + 5 * seed, Sampling(0.8 if seed % 3 else 0.0, seed=seed))
+            Request(prompt, 10 + 5 * seed, SamplingOptions(0.8 if seed % 3 else 0.0, seed=seed))
             for seed, prompt in enumerate(random_prompts(7))
         ]
         assert engine.generate(requests) == [engine.generate([request])[0] for request in requests]

@@ -21,16 +21,16 @@ from tests.methods.heads import (
 )
 from tests.tiny import convert, greedy, make_model, reference_model
 from tests.torch_engine.lossless import (
-    LAW_SHAPE,
+    DISTRIBUTION_SHAPE,
     SHAPES,
     assert_greedy_text,
-    assert_targets_law,
+    assert_targets_distribution,
     assert_wrong_rule_is_seen,
     random_prompts,
 )
 from trtspec.checkpoint.sharding import ParallelMapping
 from trtspec.errors import CheckpointError
-from trtspec.generation.request import Request, Sampling, Stats
+from trtspec.generation.request import Request, SamplingOptions, Stats
 from trtspec.methods.choices import MEDUSA_CHOICES, Choice
 from trtspec.quant.scheme import Scheme
 from trtspec.torch_engine.engine import Engine
@@ -71,8 +71,8 @@ class Knowing:
         self.prompts = random_prompts(8)
         self.texts = [[*prompt, *greedy(self.model, list(prompt), NEW_TOKENS + 8)] for prompt in self.prompts]
         self.heads = knowing_heads(self.model, self.texts, 4)
-        self.part = save_heads(root / "heads", self.heads)
-        self.target = convert_with(self.source, self.part, root / "target", WRITTEN)
+        self.head_root = save_heads(root / "heads", self.heads)
+        self.target = convert_with(self.source, self.head_root, root / "target", WRITTEN)
 
     def expected(self, row: int, new_tokens: int, choices: tuple[Choice, ...]) -> tuple[list[int], Stats]:
         """Return transformers' greedy text after a prompt, and what Medusa's steps through it come to."""
@@ -136,7 +136,7 @@ def test_greedy_text_with_heads_that_are_often_right(knowing: Knowing) -> None:
 def test_sampled_text_does_not_depend_on_neighbours(knowing: Knowing) -> None:
     """Greedy requests among them."""
     engine = make_engine(knowing.target, WRITTEN, max_batch_size=4)
-    sampling = [Sampling(0.8, seed=row) if row % 3 else Sampling() for row in range(8)]
+    sampling = [SamplingOptions(0.8, seed=row) if row % 3 else SamplingOptions() for row in range(8)]
     requests = [Request(prompt, 20 + row, sampling[row]) for row, prompt in enumerate(knowing.prompts)]
     together = engine.generate(requests)
     alone = [engine.generate([request])[0] for request in requests]
@@ -148,8 +148,8 @@ def test_sampled_text_does_not_depend_on_neighbours(knowing: Knowing) -> None:
 def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A target of three words, converted with heads."""
     root = tmp_path_factory.mktemp("small")
-    source = make_model(root / "hf", **LAW_SHAPE)
-    heads = save_heads(root / "heads", random_heads(2, hidden=LAW_SHAPE["hidden_size"], vocab=3))
+    source = make_model(root / "hf", **DISTRIBUTION_SHAPE)
+    heads = save_heads(root / "heads", random_heads(2, hidden=DISTRIBUTION_SHAPE["hidden_size"], vocab=3))
     return source, convert_with(source, heads, root / "target", SMALL)
 
 
@@ -160,14 +160,14 @@ def small_engine(small: tuple[Path, Path]) -> Iterator[Engine]:
     engine.close()
 
 
-@pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(0.7, top_k=2)], ids=["plain", "truncated"])
-def test_sampled_text_has_the_targets_law(
-    sampling: Sampling, small: tuple[Path, Path], small_engine: Engine, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("sampling", [SamplingOptions(1.0), SamplingOptions(0.7, top_k=2)], ids=["plain", "truncated"])
+def test_sampled_text_has_the_targets_distribution(
+    sampling: SamplingOptions, small: tuple[Path, Path], small_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert_targets_law(small_engine, reference_model(small[0]), monkeypatch, sampling)
+    assert_targets_distribution(small_engine, reference_model(small[0]), monkeypatch, sampling)
 
 
-def test_the_law_is_another_one_without_what_a_rejection_leaves(
+def test_the_distribution_is_another_one_without_what_a_rejection_leaves(
     small: tuple[Path, Path], small_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert_wrong_rule_is_seen(small_engine, reference_model(small[0]), monkeypatch)
@@ -185,7 +185,7 @@ def test_a_request_may_draft_less_deep(knowing: Knowing) -> None:
 
 def test_typical_acceptance_takes_more_and_says_other_things(knowing: Knowing) -> None:
     """Greedy requests stay exact."""
-    sampling = Sampling(1.0, seed=3)
+    sampling = SamplingOptions(1.0, seed=3)
     requests = [Request(prompt, 40, sampling) for prompt in knowing.prompts]
     exact, lossy = make_engine(knowing.target, WRITTEN), make_engine(knowing.target, WRITTEN, options={"lossy": True})
     strict, loose = exact.generate(requests), lossy.generate(requests)
@@ -200,7 +200,9 @@ def test_typical_acceptance_takes_more_and_says_other_things(knowing: Knowing) -
 
 def test_heads_of_several_ranks_are_put_together(knowing: Knowing, tmp_path: Path) -> None:
     """Heads lie on the last pipeline stage."""
-    target = convert_with(knowing.source, knowing.part, tmp_path / "target", WRITTEN, mapping=ParallelMapping(2, 2))
+    target = convert_with(
+        knowing.source, knowing.head_root, tmp_path / "target", WRITTEN, mapping=ParallelMapping(2, 2)
+    )
     engine = make_engine(target, WRITTEN)
     results = engine.generate([Request(prompt, 20) for prompt in knowing.prompts])
     engine.close()
@@ -209,7 +211,7 @@ def test_heads_of_several_ranks_are_put_together(knowing: Knowing, tmp_path: Pat
 
 
 def test_a_quantized_target_says_the_same_with_heads(knowing: Knowing, tmp_path: Path) -> None:
-    target = convert_with(knowing.source, knowing.part, tmp_path / "target", WRITTEN, scheme=Scheme("fp8_rowwise"))
+    target = convert_with(knowing.source, knowing.head_root, tmp_path / "target", WRITTEN, scheme=Scheme("fp8_rowwise"))
     requests = [Request(prompt, NEW_TOKENS) for prompt in knowing.prompts]
     engine = make_engine(target, WRITTEN)
     found = engine.generate(requests)

@@ -18,16 +18,16 @@ from tests.methods.recurrent import (
 )
 from tests.tiny import convert, greedy, make_model, reference_model
 from tests.torch_engine.lossless import (
-    LAW_SHAPE,
+    DISTRIBUTION_SHAPE,
     SHAPES,
     assert_greedy_text,
-    assert_targets_law,
+    assert_targets_distribution,
     assert_wrong_rule_is_seen,
     random_prompts,
 )
 from trtspec.checkpoint.sharding import ParallelMapping
 from trtspec.errors import CheckpointError
-from trtspec.generation.request import Request, Sampling, Stats
+from trtspec.generation.request import Request, SamplingOptions, Stats
 from trtspec.quant.scheme import Scheme
 from trtspec.torch_engine.drafters.redrafter import Level, merge
 from trtspec.torch_engine.engine import Engine
@@ -64,8 +64,8 @@ def load() -> Iterator[Load]:
 def test_greedy_text_is_that_of_transformers(shape: dict[str, Any], tmp_path: Path, load: Load) -> None:
     """With random drafters, which are hardly ever right."""
     source = make_model(tmp_path / "hf", **shape)
-    part = random_drafter(2, rnn="family" not in shape or shape["family"] == "qwen3").save(tmp_path / "drafter")
-    stats = assert_greedy_text(load(convert_with(source, part, tmp_path / "target")), reference_model(source))
+    head_root = random_drafter(2, rnn="family" not in shape or shape["family"] == "qwen3").save(tmp_path / "drafter")
+    stats = assert_greedy_text(load(convert_with(source, head_root, tmp_path / "target")), reference_model(source))
     assert sum(each.drafted for each in stats) > 1000
 
 
@@ -78,8 +78,8 @@ class Knowing:
         self.prompts = random_prompts(8)
         self.texts = [[*prompt, *greedy(self.model, list(prompt), NEW_TOKENS + 8)] for prompt in self.prompts]
         self.drafter = knowing_drafter(random_drafter(**kind), self.model, self.texts, DRAFT_LEN)
-        self.part = self.drafter.save(root / "drafter")
-        self.target = convert_with(self.source, self.part, root / "target")
+        self.head_root = self.drafter.save(root / "drafter")
+        self.target = convert_with(self.source, self.head_root, root / "target")
 
     def expected(self, row: int, new_tokens: int, draft_len: int = DRAFT_LEN) -> tuple[list[int], Stats]:
         """Return transformers' greedy text after a prompt, and what the drafter's steps through it come to."""
@@ -144,7 +144,7 @@ def test_one_beam_is_a_chain(knowing: Knowing, load: Load) -> None:
 def test_sampled_text_does_not_depend_on_neighbours(knowing: Knowing, load: Load) -> None:
     """Greedy requests among them."""
     engine = load(knowing.target, max_batch_size=4)
-    sampling = [Sampling(0.8, seed=row) if row % 3 else Sampling() for row in range(8)]
+    sampling = [SamplingOptions(0.8, seed=row) if row % 3 else SamplingOptions() for row in range(8)]
     requests = [Request(prompt, 20 + row, sampling[row]) for row, prompt in enumerate(knowing.prompts)]
     assert engine.generate(requests) == [engine.generate([request])[0] for request in requests]
 
@@ -157,7 +157,7 @@ def test_a_divided_or_quantized_target_says_the_same_with_a_drafter(
 ) -> None:
     """The drafter lies on the last pipeline stage, and is not quantized."""
     requests = [Request(prompt, 20) for prompt in knowing.prompts]
-    found = load(convert_with(knowing.source, knowing.part, tmp_path / "target", **how)).generate(requests)
+    found = load(convert_with(knowing.source, knowing.head_root, tmp_path / "target", **how)).generate(requests)
     alone = Engine.load(tmp_path / "target", None, EngineSettings(max_seq_len=128, device="cpu"))
     expected = alone.generate(requests)
     alone.close()
@@ -170,20 +170,20 @@ def test_a_divided_or_quantized_target_says_the_same_with_a_drafter(
 @pytest.fixture
 def small(tmp_path: Path, load: Load) -> tuple[Engine, Any]:
     """A target of three words."""
-    source = make_model(tmp_path / "hf", **LAW_SHAPE)
-    part = random_drafter(hidden=LAW_SHAPE["hidden_size"], vocab=3).save(tmp_path / "drafter")
-    target = convert_with(source, part, tmp_path / "target")
+    source = make_model(tmp_path / "hf", **DISTRIBUTION_SHAPE)
+    head_root = random_drafter(hidden=DISTRIBUTION_SHAPE["hidden_size"], vocab=3).save(tmp_path / "drafter")
+    target = convert_with(source, head_root, tmp_path / "target")
     return load(target, 2, 2, max_seq_len=32), reference_model(source)
 
 
-@pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(0.7, top_k=2)], ids=["plain", "truncated"])
-def test_sampled_text_has_the_targets_law(
-    sampling: Sampling, small: tuple[Engine, Any], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("sampling", [SamplingOptions(1.0), SamplingOptions(0.7, top_k=2)], ids=["plain", "truncated"])
+def test_sampled_text_has_the_targets_distribution(
+    sampling: SamplingOptions, small: tuple[Engine, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert_targets_law(*small, monkeypatch, sampling)
+    assert_targets_distribution(*small, monkeypatch, sampling)
 
 
-def test_the_law_is_another_one_without_what_a_rejection_leaves(
+def test_the_distribution_is_another_one_without_what_a_rejection_leaves(
     small: tuple[Engine, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert_wrong_rule_is_seen(*small, monkeypatch)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A target that drafts for itself: its text and law stay its own, and the drafts are what the smaller model says."""
+"""A target that drafts for itself: its output distribution is unchanged, and drafts are those of the smaller model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from tests.tiny import convert, greedy, make_model, reference_model
 from tests.torch_engine import lossless
-from trtspec.generation.request import Request, Sampling
+from trtspec.generation.request import Request, SamplingOptions
 from trtspec.torch_engine.drafters.swift import SwiftDrafter
 from trtspec.torch_engine.drafting.base import Draft
 from trtspec.torch_engine.engine import Engine
@@ -115,16 +115,18 @@ def test_drafting_stops_where_the_draft_is_not_sure(tmp_path: Path, load: Load) 
 
 
 @pytest.mark.parametrize("stop_below", [0.0, 0.45])
-@pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(0.7, top_k=2)], ids=str)
-def test_sampled_text_has_the_targets_law(
-    sampling: Sampling, stop_below: float, tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("sampling", [SamplingOptions(1.0), SamplingOptions(0.7, top_k=2)], ids=str)
+def test_sampled_text_has_the_targets_distribution(
+    sampling: SamplingOptions, stop_below: float, tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = make_model(tmp_path / "hf", **lossless.LAW_SHAPE)
+    source = make_model(tmp_path / "hf", **lossless.DISTRIBUTION_SHAPE)
     engine = load(convert(source, tmp_path / "target"), 2, stop_below=stop_below)
-    lossless.assert_targets_law(engine, reference_model(source), monkeypatch, sampling)
+    lossless.assert_targets_distribution(engine, reference_model(source), monkeypatch, sampling)
 
 
-def test_a_wrong_acceptance_rule_has_another_law(tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = make_model(tmp_path / "hf", **lossless.LAW_SHAPE)
+def test_a_wrong_acceptance_rule_has_another_distribution(
+    tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_model(tmp_path / "hf", **lossless.DISTRIBUTION_SHAPE)
     engine = load(convert(source, tmp_path / "target"), 2)
     lossless.assert_wrong_rule_is_seen(engine, reference_model(source), monkeypatch)

@@ -16,7 +16,7 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from trtspec.errors import TrtspecError
-from trtspec.generation.request import Request, Sampling, Update
+from trtspec.generation.request import Request, SamplingOptions, Update
 from trtspec.generation.running import RequestHandle
 from trtspec.kernels.verifier import libraries_of
 from trtspec.torch_engine.engine import Engine
@@ -76,7 +76,7 @@ class TritonPythonModel:
         draft_ids, draft_logits = inputs.array("draft_input_ids"), inputs.array("draft_logits")
         return Request(
             **self.reader.read(inputs),
-            sampling=Sampling(**read_sampling(inputs, "runtime_")),
+            sampling=SamplingOptions(**read_sampling(inputs, "runtime_")),
             draft_len=inputs.scalar("num_draft_tokens"),
             options=read_lookahead(inputs),
             draft_ids=() if draft_ids is None else tuple(draft_ids.tolist()),

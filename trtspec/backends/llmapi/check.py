@@ -43,7 +43,7 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
     yield from _about_options(context)
     yield from _about_sampling(context)
     yield from _about_mtp(context)
-    yield from _about_net(context)
+    yield from _about_head(context)
     yield from _about_storage(context)
     yield from _about_parallel(context)
     yield from check_placement(context)
@@ -109,7 +109,7 @@ def _about_mtp(context: PlanContext) -> Iterable[Diagnostic]:
         yield Diagnostic(METHOD, "version", message, severity="warning", source=MTP_SOURCE)
 
 
-def _about_net(context: PlanContext) -> Iterable[Diagnostic]:
+def _about_head(context: PlanContext) -> Iterable[Diagnostic]:
     """Yield where an EAGLE-3 net is written otherwise than the PyTorch backend's class reads it."""
     if context.recipe.speculation.method != "eagle3":
         return

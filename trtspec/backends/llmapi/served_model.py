@@ -22,7 +22,7 @@ import yaml
 
 from trtspec.errors import TrtspecError
 from trtspec.generation.checks import check_request
-from trtspec.generation.request import Limits, Request, Sampling, Update
+from trtspec.generation.request import Limits, Request, SamplingOptions, Update
 from trtspec.generation.running import Progress, Running
 from trtspec.triton.python_models.responses import Responder
 from trtspec.triton.python_models.tensors import Inputs, Settings, read_sampling, refuse_unsupported, wants_stream
@@ -91,7 +91,7 @@ class TritonPythonModel:
         if inputs.scalar("num_draft_tokens") is not None:
             hint = "leave it out; to compare, serve the recipe with method: none beside it"
             raise TrtspecError(f"num_draft_tokens is not supported by {ENGINE}: model.yaml decides", hint=hint)
-        asked = Request(**self.reader.read(inputs), sampling=Sampling(**read_sampling(inputs, "runtime_")))
+        asked = Request(**self.reader.read(inputs), sampling=SamplingOptions(**read_sampling(inputs, "runtime_")))
         check_request(asked, self.limits, self.tokenizer.vocab_size, has_tokenizer=True)
         return asked
 

@@ -14,7 +14,7 @@ import triton_python_backend_utils as pb_utils
 
 from trtspec.errors import TrtspecError
 from trtspec.generation.checks import check_request
-from trtspec.generation.request import Limits, Request, Sampling
+from trtspec.generation.request import Limits, Request, SamplingOptions
 from trtspec.triton.python_models.tensors import (
     Array,
     Inputs,
@@ -65,7 +65,7 @@ class TritonPythonModel:
 
     def parameters(self, inputs: Inputs) -> dict[str, Any]:
         """Return vLLM's SamplingParams as JSON values."""
-        sampling = Sampling(**read_sampling(inputs, "runtime_"))
+        sampling = SamplingOptions(**read_sampling(inputs, "runtime_"))
         asked = Request((0,), inputs.scalar("max_tokens"), sampling, stop=tuple(inputs.texts("stop_words")))
         check_request(asked, LIMITS, vocab_size=1, has_tokenizer=True)
         end_id = inputs.scalar("end_id")

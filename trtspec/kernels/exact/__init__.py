@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verification of drafts, exact on every machine: plugins/README.md in numpy, the oracle of what runs faster.
+"""Verification of drafts, bit-exact on every machine: plugins/README.md in numpy, the reference for compiled kernels.
 
-The rules are those of `reference`, which is proved against the law of the text; here they decide by integers, from
-logits to tokens, so that CUDA and C++ must return equal ids. Vectors over the vocabulary, plain loops over requests and
-positions: made to be read, not to be fast.
+The rules are those of `reference`, whose output distribution is tested exactly; here they compute in integers,
+so that CUDA and C++ must return equal ids. Vectorized over the vocabulary, with plain loops over requests and
+positions: written for readability, not speed.
 """
 
-from trtspec.kernels.exact.batch import ChainBatch, ChainVerdicts, DraftKind, Mode, TreeBatch, TreeVerdicts
+from trtspec.kernels.exact.batch import ChainBatch, DraftKind, ExactChainResult, ExactTreeResult, Mode, TreeBatch
 from trtspec.kernels.exact.cache import compact_kv, kv_moves
 from trtspec.kernels.exact.chain import verify_chain
 from trtspec.kernels.exact.fixed_point import BAD_DRAFT, DRAFT_NONFINITE, EMPTY, NONFINITE, uniform_bits
@@ -18,11 +18,11 @@ __all__ = [
     "EMPTY",
     "NONFINITE",
     "ChainBatch",
-    "ChainVerdicts",
     "DraftKind",
+    "ExactChainResult",
+    "ExactTreeResult",
     "Mode",
     "TreeBatch",
-    "TreeVerdicts",
     "compact_kv",
     "kv_moves",
     "uniform_bits",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What verification is given and what it says, as arrays of a batch; and one request of a batch."""
+"""Arguments and results of verification as arrays of a batch, and one request of a batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trtspec.kernels.exact.fixed_point import (
     Floats,
     Logits,
     Row,
-    Sampling,
+    RowSampling,
     Weights,
     fix,
     read_row,
@@ -36,21 +36,21 @@ class DraftKind(IntEnum):
 
 
 class Mode(IntEnum):
-    """How the children of a tree's node came about, or with TYPICAL, that the text's law need not be kept."""
+    """How the children of a node were drafted; TYPICAL is lossy acceptance, however they were drafted."""
 
-    CHOSEN = 0
-    DRAWN = 1
+    DETERMINISTIC = 0
+    SAMPLED = 1
     TYPICAL = 2
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Batch:
-    """What chains and trees have in common; `target` and `draft` are float32 or float16.
+    """The common arguments of chains and trees; `target` and `draft` are float32 or float16.
 
     Args:
         target: [batch, rows, vocab], logits.
         tokens: [batch, drafted], ids of the target.
-        draft: [batch, drafted, draft_vocab], what tokens were drawn from; None for tokens that were chosen.
+        draft: [batch, drafted, draft_vocab], what tokens were sampled from; None for deterministic tokens.
         draft_kind: what `draft` holds.
         draft_column: [vocab], the column of `draft` for each id, -1 for none; None where it is the id.
         temperature, top_k, top_p: [batch]; None for 1, all and all.
@@ -69,13 +69,13 @@ class Batch:
 
     def request(self, index: int) -> Request:
         """Return one request."""
-        sampling = Sampling(
+        sampling = RowSampling(
             1.0 if self.temperature is None else float(self.temperature[index]),
             0 if self.top_k is None else int(self.top_k[index]),
             1.0 if self.top_p is None else float(self.top_p[index]),
         )
         if self.uniforms is None:
-            sampling = Sampling(temperature=0.0)
+            sampling = RowSampling(temperature=0.0)
         return Request(
             target=self.target[index],
             tokens=self.tokens[index].tolist(),
@@ -83,7 +83,7 @@ class Batch:
             draft_kind=self.draft_kind,
             draft_column=self.draft_column,
             sampling=sampling,
-            # a greedy request draws from one-hot rows, where any uniform will do
+            # a greedy request samples from one-hot rows, for which any uniform will do
             uniforms=[0] * self.target.shape[1] if self.uniforms is None else self.uniforms[index].tolist(),
         )
 
@@ -106,23 +106,23 @@ class TreeBatch(Batch):
     Args:
         parents: [batch, nodes], each below its node; what is not makes a node unused. Node 0 is the root.
         limits: [batch], the most tokens that may be accepted; None for no limit.
-        mode: how the children came about.
+        mode: how the children were drafted.
         threshold, alpha: of Mode.TYPICAL.
     """
 
     parents: Ints
     limits: Ints | None = None
-    mode: Mode = Mode.CHOSEN
+    mode: Mode = Mode.DETERMINISTIC
     threshold: float = 0.09
     alpha: float = 0.3
 
     def __post_init__(self) -> None:
-        if self.mode == Mode.DRAWN and self.draft is None:
-            raise ValueError("Mode.DRAWN needs to know what tokens were drawn from")
+        if self.mode == Mode.SAMPLED and self.draft is None:
+            raise ValueError("Mode.SAMPLED needs the draft that tokens were sampled from")
 
 
 @dataclass(frozen=True, eq=False)
-class ChainVerdicts:
+class ExactChainResult:
     """[batch] each, but `output` [batch, draft_len + 1]: the accepted tokens, the next one, then -1."""
 
     accepted: Ints
@@ -132,7 +132,7 @@ class ChainVerdicts:
 
 
 @dataclass(frozen=True, eq=False)
-class TreeVerdicts:
+class ExactTreeResult:
     """[batch] each, but `path` [batch, nodes]: the accepted nodes from the root down, then -1."""
 
     path: Ints
@@ -143,7 +143,7 @@ class TreeVerdicts:
 
 @dataclass(frozen=True, eq=False)
 class DraftRow:
-    """What a row of the draft says of the target's ids.
+    """A row of the draft, by the target's ids.
 
     `probs` [vocab] is 0 for ids without a column; `masses` [vocab] are the same in integers, of which `unit` make 1 and
     the whole row has `total`. `usable` is whether the row is a distribution; `masses` mean nothing where it is not.
@@ -169,7 +169,7 @@ class Request:
     draft: Values | None
     draft_kind: DraftKind
     draft_column: Ints | None
-    sampling: Sampling
+    sampling: RowSampling
     uniforms: list[int]
 
     @property
@@ -197,7 +197,7 @@ class Request:
         return DraftRow(self._by_id(probs), self._by_id(masses), FIXED_ONE, wrapped_sum(masses), usable)
 
     def _by_id(self, by_column: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:
-        """Return what stands in the columns [draft_vocab] for each id [vocab], 0 where there is none."""
+        """Return the values of columns [draft_vocab] by id [vocab]; 0 for ids without a column."""
         columns = np.arange(self.vocab) if self.draft_column is None else self.draft_column
         there = (columns >= 0) & (columns < len(by_column))
         by_id = np.zeros(self.vocab, dtype=by_column.dtype)
@@ -206,5 +206,5 @@ class Request:
 
 
 def unfilled(*shape: int) -> Ints:
-    """Return an array of -1, which stands where results have nothing to say."""
+    """Return an array of -1, which marks unused entries of results."""
     return np.full(shape, -1, dtype=np.int32)

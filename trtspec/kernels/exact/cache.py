@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compaction of a KV cache after a tree: what the accepted nodes left behind moves up to the text's own."""
+"""Compaction of a KV cache after tree verification: the entries of accepted nodes move to the end of the text."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verification of chains: each token tested against its row, and what comes in place of the first that is rejected."""
+"""Verification of chains: test each token against its row, and sample the replacement of the first rejected one."""
 
 from __future__ import annotations
 
-from trtspec.kernels.exact.batch import ChainBatch, ChainVerdicts, DraftRow, Request, unfilled
+from trtspec.kernels.exact.batch import ChainBatch, DraftRow, ExactChainResult, Request, unfilled
 from trtspec.kernels.exact.fixed_point import BAD_DRAFT, DRAFT_NONFINITE, Row, Weights, draw, fix, to_unit
 
 
-def verify_chain(batch: ChainBatch) -> ChainVerdicts:
-    """Return how much of each request's chain the target takes, and its next token."""
+def verify_chain(batch: ChainBatch) -> ExactChainResult:
+    """Return the accepted part of each request's chain, and its next token."""
     size, draft_len = batch.tokens.shape
-    results = ChainVerdicts(unfilled(size), unfilled(size, draft_len + 1), unfilled(size), unfilled(size))
+    results = ExactChainResult(unfilled(size), unfilled(size, draft_len + 1), unfilled(size), unfilled(size))
     for index in range(size):
         request = batch.request(index)
         length = draft_len if batch.lengths is None else min(max(int(batch.lengths[index]), 0), draft_len)

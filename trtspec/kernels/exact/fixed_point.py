@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a row of logits to integer weights, and from integer weights to a token, as plugins/README.md fixes them.
 
-A sum of integers is the same in any order, so what is decided by these weights is the same on every machine. All floats
+A sum of integers is the same in any order, so every decision by these weights is the same on every machine. All floats
 here are IEEE 754 and concern one id alone; nothing is contracted but where `fma32` stands.
 """
 
@@ -25,7 +25,7 @@ ONE = 1 << 44
 """The weight of a row's largest logit."""
 
 FIXED_ONE = 2.0**62
-"""Probabilities that have no weights of their own become some in units of its inverse."""
+"""Probabilities become weights in units of its inverse."""
 
 LOG2_E = np.float32(1.44269504)
 LOWEST_EXPONENT = np.float32(-45.0)
@@ -36,7 +36,7 @@ _BELOW_TWO = np.nextafter(np.float32(2.0), np.float32(0.0))
 
 
 @dataclass(frozen=True)
-class Sampling:
+class RowSampling:
     """How one request samples: `top_k` 0 and `top_p` 1 keep all ids; temperature 0 is greedy."""
 
     temperature: float = 1.0
@@ -51,13 +51,13 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """Whether the largest logit is all there is."""
+        """Whether the largest logit always wins."""
         return not self.temperature > 0.0 or bool(np.isinf(self.scale)) or self.top_k == 1
 
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """What a row of logits comes to.
+    """The weights of a row of logits.
 
     `exponents` [vocab] are log2 of weight over `ONE` and, like `weights` [vocab], meaningless where `status` is not 0:
     NONFINITE, EMPTY or both. `argmax` is -1 in an empty row.
@@ -90,7 +90,7 @@ class Row:
         return rest
 
 
-def read_row(logits: npt.NDArray[np.floating[Any]], sampling: Sampling) -> Row:
+def read_row(logits: npt.NDArray[np.floating[Any]], sampling: RowSampling) -> Row:
     """Turn logits [vocab], float32 or float16, into weights as a request samples."""
     row = logits.astype(np.float32)
     finite = np.isfinite(row)

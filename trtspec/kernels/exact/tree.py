@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verification of trees: the walk from the root down, for each of the three ways in which children come about."""
+"""Verification of trees: the walk from the root down, in each of the three modes."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from trtspec.kernels.exact.batch import DraftRow, Mode, TreeBatch, TreeVerdicts, unfilled
+from trtspec.kernels.exact.batch import DraftRow, ExactTreeResult, Mode, TreeBatch, unfilled
 from trtspec.kernels.exact.fixed_point import (
     BAD_DRAFT,
     DRAFT_NONFINITE,
@@ -21,10 +21,10 @@ from trtspec.kernels.exact.fixed_point import (
 )
 
 
-def verify_tree(batch: TreeBatch) -> TreeVerdicts:
-    """Return the path of each request's tree that the target takes, and its next token."""
+def verify_tree(batch: TreeBatch) -> ExactTreeResult:
+    """Return the accepted path of each request's tree, and its next token."""
     size, nodes = batch.tokens.shape
-    results = TreeVerdicts(unfilled(size, nodes), unfilled(size), unfilled(size), unfilled(size))
+    results = ExactTreeResult(unfilled(size, nodes), unfilled(size), unfilled(size), unfilled(size))
     for index in range(size):
         walk = _Walk(batch, index)
         token = _take(walk, batch)
@@ -35,15 +35,15 @@ def verify_tree(batch: TreeBatch) -> TreeVerdicts:
 
 def _take(walk: _Walk, batch: TreeBatch) -> int:
     """Walk to the end, and return the next token."""
-    if walk.request.sampling.greedy or batch.mode == Mode.CHOSEN:
+    if walk.request.sampling.greedy or batch.mode == Mode.DETERMINISTIC:
         return _choose(walk)
-    if batch.mode == Mode.DRAWN:
+    if batch.mode == Mode.SAMPLED:
         return _reject_recursively(walk)
     return _take_typical(walk, np.float32(batch.threshold), np.float32(batch.alpha))
 
 
 class _Walk:
-    """One request's tree; `path` and `status` are what the walk has come to."""
+    """One request's tree; `path` and `status` are the state of the walk."""
 
     def __init__(self, batch: TreeBatch, index: int) -> None:
         self.request = batch.request(index)
@@ -59,7 +59,7 @@ class _Walk:
 
     @property
     def node(self) -> int:
-        """Where the walk is."""
+        """The current node."""
         return self.path[-1] if self.path else 0
 
     def row(self, node: int) -> Row:
@@ -69,7 +69,7 @@ class _Walk:
         return row
 
     def children(self, path: list[int]) -> list[int]:
-        """Return the children at the end of a path, but those with no token of the vocabulary; none at the limit."""
+        """Return the children at the end of a path whose tokens are in the vocabulary; none at the limit."""
         node = path[-1] if path else 0
         within = len(path) < self._limit
         return [child for child, parent in self._parents.items() if parent == node and within]
@@ -80,20 +80,20 @@ class _Walk:
 
 
 def _choose(walk: _Walk) -> int:
-    """Go down as long as a child has the token that is drawn after its parent; return the one that none has."""
+    """Accept children as long as one has the token sampled after its parent; return the token that none has."""
     while True:
         row = walk.row(walk.node)
         if row.status:
             return row.argmax
-        drawn = draw(row.weights, walk.request.uniforms[walk.node])
-        child = next((child for child in walk.children(walk.path) if walk.token(child) == drawn), None)
+        sampled = draw(row.weights, walk.request.uniforms[walk.node])
+        child = next((child for child in walk.children(walk.path) if walk.token(child) == sampled), None)
         if child is None:
-            return drawn
+            return sampled
         walk.path.append(child)
 
 
 def _reject_recursively(walk: _Walk) -> int:
-    """Go down as long as a child is accepted, each tested after the rejection of its elder siblings."""
+    """Accept children as long as one passes, each tested after the rejection of its earlier siblings."""
     while True:
         row = walk.row(walk.node)
         if row.status:
@@ -121,9 +121,9 @@ def _first_accepted(walk: _Walk, left: _Left) -> int | None:
 
 
 class _Left:
-    """What a node's row and its draft have left while children are rejected; `open` [vocab]: not yet rejected.
+    """The residuals of a node's row and its draft while children are rejected; `open` [vocab]: not yet rejected.
 
-    The target has T = max(a * p - b * q, 0) left, and a child is drawn from D = q * d, 0 both for rejected tokens. To
+    The target's residual is T = max(a * p - b * q, 0), a child is sampled from D = q * d; 0 for rejected tokens. To
     put max(T - D, 0) in place of T changes a and b alone: where T is 0 it stays so.
     """
 
@@ -139,7 +139,7 @@ class _Left:
         return np.where(self.open[ids], left, 0.0)
 
     def accepts(self, token: int, uniform: int) -> bool:
-        """Test a token; one that the draft's row cannot have given was chosen."""
+        """Test a token; one of probability 0 in the draft's row counts as deterministic."""
         if not self.draft.is_prob(token):
             return False
         drawn_from = self.draft.probs[token] * self.d
@@ -148,14 +148,14 @@ class _Left:
 
     def reject(self, token: int) -> None:
         """Take a rejected token out of T and D, and normalise both."""
-        drawn = self.draft.probs[token] * self.d > 0.0
-        taken = self.d if drawn else 0.0
+        sampled = self.draft.probs[token] * self.d > 0.0
+        taken = self.d if sampled else 0.0
         rest = fix(self.target() - self.draft.probs * taken)
         self.open[token] = False
         mass = wrapped_sum(rest[self.open]) / FIXED_ONE
         if mass > 0.0:
             self.a, self.b = self.a / mass, (self.b + taken) / mass
-        if drawn:
+        if sampled:
             self._mass = (self._mass - int(self.draft.masses[token])) % 2**64
             self.d = self.draft.unit / float(self._mass) if self._mass > 0 else 0.0
 

@@ -46,7 +46,7 @@ class Peaks:
 class LayerPass:
     """A layer about to be passed once, and the peaks met on the way.
 
-    `prefix` is that of the layer's modules. `weights` are by the target's name in the layer, as the source's parts:
+    `prefix` is that of the layer's modules. `weights` are by the target's name in the layer, as in the source:
     three matrices [out, in] for "attention.qkv.weight", or the one that they are rows of. `rotation` is cosines and
     sines, [positions, rotary_size] each, of at least as many positions as the prompt has. `plus` is what belongs to the
     weights of norms and is not in them.

@@ -94,7 +94,7 @@ class _Calibration:
         device: torch.device,
         on_bytes: Callable[[int], None],
     ) -> None:
-        self.config, self.sources, self.plus = config, matched.parts, plus
+        self.config, self.sources, self.plus = config, matched.sources, plus
         self.device, self.on_bytes = device, on_bytes
         self.dtype = TORCH_DTYPES[self.sources[EMBEDDING][0].dtype]
         self.tables: dict[str, dict[str, float]] = {INPUTS: {}, KEYS: {}, VALUES: {}}

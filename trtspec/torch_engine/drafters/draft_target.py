@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A smaller model drafts a chain, one token a step.
 
-Its cache is always two tokens short of the text: the first step of a proposal takes in the last two. One of them it
-may have seen, but then every row has the same width whatever was accepted, and nothing has to be rolled back.
+Its cache always lacks the last two tokens of the text, which the first step of a proposal reads. One of them may have
+been in it before, but this way all rows have the same width whatever was accepted, and nothing is rolled back.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trtspec.errors import CheckpointError
-from trtspec.torch_engine.drafting.base import Draft, Drafter, Sampling, Setup
+from trtspec.torch_engine.drafting.base import Draft, Drafter, DraftSampling, Setup
 from trtspec.torch_engine.drafting.chain import draft_chain
 from trtspec.torch_engine.model.decoder import Decoder
 from trtspec.torch_engine.model.windows import Window
@@ -21,7 +21,7 @@ from trtspec.torch_engine.prefill import prefill
 
 
 class ModelDrafter(Drafter):
-    """Drafts with a converted checkpoint of the target's vocabulary."""
+    """Drafts with a converted checkpoint that has the target's vocabulary."""
 
     def __init__(self, setup: Setup) -> None:
         if setup.root is None:
@@ -36,8 +36,8 @@ class ModelDrafter(Drafter):
         """Fill the draft's cache with the prompts."""
         prefill(self._model, prompts, first_row, max_tokens)
 
-    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: Sampling | None) -> Draft:
-        """Draft one token a step, each after the one before, until no row is sure enough of its next one."""
+    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
+        """Draft one token a step, until no row has a next token that is probable enough."""
         model = self._model
         starts = [len(text) - 2 for text in texts]
         windows = [model.windows.chain(starts, 2), *model.windows.singles([start + 2 for start in starts], depth - 1)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EAGLE drafts with one layer that continues the hidden state which the target's head reads (arXiv:2401.15077)."""
+"""EAGLE drafts with one layer that predicts the next of the hidden states that the LM head reads (arXiv:2401.15077)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 
 from trtspec.checkpoint.trtllm import read_config
 from trtspec.errors import CheckpointError
-from trtspec.methods.eagle import NET_CONFIG, NETS, net_rules
+from trtspec.methods.eagle import NET_CONFIG, NETS, head_rules
 from trtspec.torch_engine.drafting.base import Room, Setup
 from trtspec.torch_engine.drafting.dynamic_tree import DynamicTree
 from trtspec.torch_engine.drafting.features import FeatureDrafter
-from trtspec.torch_engine.drafting.head import Net
+from trtspec.torch_engine.drafting.head import FeatureHead
 from trtspec.torch_engine.drafting.static_tree import StaticTree
 from trtspec.torch_engine.drafting.tree_builder import TreeBuilder
 from trtspec.torch_engine.model.attention import attend
@@ -24,12 +24,12 @@ from trtspec.torch_engine.model.head_weights import HeadWeights
 from trtspec.torch_engine.model.norm import Norm
 from trtspec.torch_engine.model.windows import Window
 
-# of the equal nets of an engine, one for each level
+# an engine has an identical head for each level of the tree; the first one is used
 _NET = f"{NETS}.0.drafter"
 
 
-class EagleNet(Net):
-    """The net in a target's checkpoint, with the target's head."""
+class EagleHead(FeatureHead):
+    """The EAGLE head in a target's checkpoint, with the target's LM head."""
 
     aux_layers = (FINAL,)
 
@@ -37,13 +37,13 @@ class EagleNet(Net):
         checkpoint = target.checkpoint
         section = checkpoint.document.section(NET_CONFIG)
         if section is None:
-            hint = "convert it with a net: method: eagle, and the net under speculation.draft"
-            raise CheckpointError("holds no EAGLE net", where=str(checkpoint.root), hint=hint)
+            hint = "convert it with a head: method: eagle, and the head under speculation.draft"
+            raise CheckpointError("holds no EAGLE head", where=str(checkpoint.root), hint=hint)
         config = read_config(section, checkpoint.ranks[-1].keys(), f"{_NET}.layers.0.")
         super().__init__(config, room)
-        weights = HeadWeights(checkpoint, net_rules(config, _NET), room.device, room.dtype)
+        weights = HeadWeights(checkpoint, head_rules(config, _NET), room.device, room.dtype)
         embedding = weights.tensor(f"{_NET}.vocab_embedding.weight")
-        # mostly it is the target's, of which one in memory will do
+        # usually a copy of the target's, which is then shared
         self._embedding = target.embedding if torch.equal(embedding, target.embedding) else embedding
         self._fc = weights.linear(f"{_NET}.fc")
         self._block = weights.block(f"{_NET}.layers.0", config)
@@ -51,28 +51,30 @@ class EagleNet(Net):
         self._lm_head = target.lm_head
 
     def fuse(self, hidden_states: Tensor) -> Tensor:
-        """Return the hidden states: they are what the net continues."""
+        """Return the hidden states unchanged: they are the features."""
         return hidden_states
 
     def forward(self, tokens: Tensor, features: Tensor, window: Window) -> Tensor:
-        """Join embeddings with the features before them, and pass the layer."""
+        """Join embeddings with the features before them, and run the layer."""
         block = self._block
         hidden = self._fc(torch.cat([F.embedding(tokens.flatten(), self._embedding), features], 1))
         hidden = block.dense.add_to(hidden, attend(block.qkv(hidden), block, 0, window, self.cache, self.config))
         return block.mlp.add_to(hidden, self._norm(hidden, block.post_norm))
 
     def logits(self, features: Tensor) -> Tensor:
-        """Return what the target's head says to the features."""
+        """Return the target's LM head's logits."""
         return self._lm_head(features)
 
 
 class EagleDrafter(FeatureDrafter):
-    """Drafts a tree with the net."""
+    """Drafts a tree with an EAGLE head."""
 
     def __init__(self, setup: Setup) -> None:
         room, options = setup.room, setup.options
-        grower: TreeBuilder = DynamicTree(*options.growth) if options.growth else StaticTree(options.paths, room.device)
-        super().__init__(EagleNet(setup.target, replace(room, max_len=room.max_len + grower.scratch)), grower)
+        builder: TreeBuilder = (
+            DynamicTree(*options.growth) if options.growth else StaticTree(options.paths, room.device)
+        )
+        super().__init__(EagleHead(setup.target, replace(room, max_len=room.max_len + builder.scratch)), builder)
 
 
 DRAFTER = EagleDrafter

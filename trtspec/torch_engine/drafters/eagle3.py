@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EAGLE-3 drafts with one layer that reads several of the target's hidden states at once (arXiv:2503.01840)."""
+"""EAGLE-3 drafts with one layer that reads hidden states of several target layers (arXiv:2503.01840)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trtspec.errors import CheckpointError
-from trtspec.methods.eagle3_head import LAYER, NAME, net_rules, read_net
+from trtspec.methods.eagle3_head import LAYER, NAME, head_rules, stored_head
 from trtspec.torch_engine.drafting.base import Room, Setup
 from trtspec.torch_engine.drafting.dynamic_tree import DynamicTree
 from trtspec.torch_engine.drafting.features import FeatureDrafter
-from trtspec.torch_engine.drafting.head import Net
+from trtspec.torch_engine.drafting.head import FeatureHead
 from trtspec.torch_engine.drafting.tree_builder import Chain, TreeBuilder
 from trtspec.torch_engine.model.attention import attend
 from trtspec.torch_engine.model.decoder import Decoder
@@ -24,45 +24,45 @@ from trtspec.torch_engine.model.norm import Norm
 from trtspec.torch_engine.model.windows import Window
 
 
-class Eagle3Net(Net):
-    """The net in a target's checkpoint; embedding and head are the target's where it has none of its own."""
+class Eagle3Head(FeatureHead):
+    """The EAGLE-3 head in a target's checkpoint; it shares the target's embedding and LM head where it has none."""
 
     def __init__(self, target: Decoder, room: Room) -> None:
         checkpoint = target.checkpoint
-        net = read_net(checkpoint.document, checkpoint.ranks[-1].keys(), target.config)
-        if net is None:
-            hint = "convert it with a net: method: eagle3, and the net under speculation.draft"
-            raise CheckpointError("holds no EAGLE-3 net", where=str(checkpoint.root), hint=hint)
-        super().__init__(net.layer, room)
-        self.aux_layers = net.aux_layers
-        self._norm_output, self._norm_before_residual = net.norm_output, net.norm_before_residual
-        weights = HeadWeights(checkpoint, net_rules(net), room.device, room.dtype)
-        epsilon = net.layer.norm_epsilon
-        fuse_norms = [weights.norm(f"{NAME}.{module}") for module in net.fuse_norms]
+        head = stored_head(checkpoint.document, checkpoint.ranks[-1].keys(), target.config)
+        if head is None:
+            hint = "convert it with a head: method: eagle3, and the head under speculation.draft"
+            raise CheckpointError("holds no EAGLE-3 head", where=str(checkpoint.root), hint=hint)
+        super().__init__(head.layer, room)
+        self.aux_layers = head.aux_layers
+        self._norm_output, self._norm_before_residual = head.norm_output, head.norm_before_residual
+        weights = HeadWeights(checkpoint, head_rules(head), room.device, room.dtype)
+        epsilon = head.layer.norm_epsilon
+        fuse_norms = [weights.norm(f"{NAME}.{module}") for module in head.fuse_norms]
         self._fuse_norms = [partial(Norm(len(each), epsilon, room.device), weight=each) for each in fuse_norms]
         self._fc = weights.linear(f"{NAME}.fc")
-        self._embedding = weights.tensor(f"{NAME}.vocab_embedding.weight") if net.own_embedding else target.embedding
+        self._embedding = weights.tensor(f"{NAME}.vocab_embedding.weight") if head.own_embedding else target.embedding
         self._input_norm = weights.norm(f"{LAYER}.input_layernorm")
         self._hidden_norm = weights.norm(f"{LAYER}.hidden_norm")
-        self._block = weights.block(LAYER, net.layer)
-        self._norm = Norm(net.layer.hidden_size, epsilon, room.device)
+        self._block = weights.block(LAYER, head.layer)
+        self._norm = Norm(head.layer.hidden_size, epsilon, room.device)
         self._last_norm = weights.norm(f"{NAME}.norm")
-        self._lm_head = weights.linear(f"{NAME}.lm_head") if net.own_head else target.lm_head
-        self._target_vocab_size = net.target_vocab_size
+        self._lm_head = weights.linear(f"{NAME}.lm_head") if head.own_head else target.lm_head
+        self._target_vocab_size = head.target_vocab_size
         self._target_ids: Tensor | None = None
-        if net.maps_ids:
-            drafted = torch.arange(net.layer.vocab_size, device=room.device)
+        if head.maps_ids:
+            drafted = torch.arange(head.layer.vocab_size, device=room.device)
             self._target_ids = drafted + weights.tensor(f"{NAME}.d2t", torch.int64)
 
     def fuse(self, hidden_states: Tensor) -> Tensor:
-        """Return one feature of the hidden states of several layers."""
+        """Return one feature from the hidden states of several layers."""
         if self._fuse_norms:
-            parts = hidden_states.chunk(len(self._fuse_norms), -1)
-            hidden_states = torch.cat([norm(part) for norm, part in zip(self._fuse_norms, parts, strict=True)], -1)
+            chunks = hidden_states.chunk(len(self._fuse_norms), -1)
+            hidden_states = torch.cat([norm(chunk) for norm, chunk in zip(self._fuse_norms, chunks, strict=True)], -1)
         return self._fc(hidden_states)
 
     def forward(self, tokens: Tensor, features: Tensor, window: Window) -> Tensor:
-        """Return the features that follow: what the layer gives, as it is or after the last norm."""
+        """Return the next features: the layer's output, before or after the last norm."""
         block, embedded = self._block, F.embedding(tokens.flatten(), self._embedding)
         normed = self._norm(features, self._hidden_norm)
         qkv = block.qkv(torch.cat([self._norm(embedded, self._input_norm), normed], -1))
@@ -80,7 +80,7 @@ class Eagle3Net(Net):
         return tokens if self._target_ids is None else self._target_ids[tokens]
 
     def spread(self, probs: Tensor) -> Tensor:
-        """Return probabilities over the target's vocabulary, most of which may never be drafted."""
+        """Return probabilities over the target's vocabulary; ids that are never drafted get 0."""
         if self._target_ids is None:
             return probs
         whole = probs.new_zeros((*probs.shape[:-1], self._target_vocab_size))
@@ -88,15 +88,15 @@ class Eagle3Net(Net):
 
 
 class Eagle3Drafter(FeatureDrafter):
-    """Drafts a chain, or with the options of a tree the tree of EAGLE-2."""
+    """Drafts a chain, or with `top_k` and `nodes` the dynamic tree of EAGLE-2."""
 
     def __init__(self, setup: Setup) -> None:
         top_k, draft_shape = setup.options.top_k, setup.draft_shape
-        grower: TreeBuilder = Chain(draft_shape.max_depth)
+        builder: TreeBuilder = Chain(draft_shape.max_depth)
         if top_k is not None:
-            grower = DynamicTree(top_k, draft_shape.max_depth, draft_shape.max_tokens)
-        room = replace(setup.room, max_len=setup.room.max_len + grower.scratch)
-        super().__init__(Eagle3Net(setup.target, room), grower)
+            builder = DynamicTree(top_k, draft_shape.max_depth, draft_shape.max_tokens)
+        room = replace(setup.room, max_len=setup.room.max_len + builder.scratch)
+        super().__init__(Eagle3Head(setup.target, room), builder)
 
 
 DRAFTER = Eagle3Drafter

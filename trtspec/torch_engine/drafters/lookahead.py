@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lookahead decoding: one tree a step holds a window, which makes n-grams, and guesses, which are n-grams made before.
+"""Lookahead decoding: each step verifies a tree of a window, which generates n-grams, and of earlier n-grams.
 
-The window has `window` columns. The tops of the columns are a chain of tokens, the first of them the text's
-last; below each top the column hangs as a chain of its own. So a token of a column sees the text, the tops up to its
-own and its column, which is a path of a tree. Each step adds to every column what the target says (its argmax, sampled
-text or not) after the column's last token. A column of `ngram` tokens is an n-gram; it goes to the pool
-and loses its top, so that the window moves on by one place a step, however many tokens were accepted. The first
-ngram - 2 steps only fill the columns.
+The window has `window` columns. The tops of the columns form a chain of tokens that starts with the text's last token;
+each column is a chain below its top. A token of a column therefore attends to the text, the tops up to its own and its
+column, which is a path of a tree. Each step appends to every column the target's most probable token after it, whether
+the text is sampled or not. A column of `ngram` tokens is an n-gram: it is added to the pool and loses its top, so that
+the window advances by one position a step, however many tokens were accepted. The first ngram - 2 steps only fill the
+columns.
 
-Branches with a common beginning share its nodes, and verification walks all of them, the window's too.
+Branches with a common prefix share its nodes, and verification walks all branches, those of the window too.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ import torch
 
 from trtspec.kernels.tree import Tree
 from trtspec.methods.lookahead import LookaheadOptions
-from trtspec.torch_engine.drafting.base import Draft, Drafter, Outcome, Sampling, Setup
+from trtspec.torch_engine.drafting.base import Draft, Drafter, DraftSampling, Outcome, Setup
 
 
 class NgramPool:
-    """The newest `most` n-grams behind each token."""
+    """The newest `most` n-grams for each first token."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._tails: dict[int, dict[tuple[int, ...], None]] = {}  # dicts keep the order in which tails came
+        self._tails: dict[int, dict[tuple[int, ...], None]] = {}  # dicts keep insertion order
 
     def add(self, ngram: Sequence[int]) -> None:
-        """Store an n-gram as the newest behind its first token, whose oldest gives way."""
+        """Store an n-gram as the newest one of its first token; the oldest is dropped."""
         tails, tail = self._tails.setdefault(ngram[0], {}), tuple(ngram[1:])
         tails.pop(tail, None)
         tails[tail] = None
@@ -40,20 +40,20 @@ class NgramPool:
             del tails[next(iter(tails))]
 
     def behind(self, token: int) -> list[tuple[int, ...]]:
-        """Return the n-grams that begin with a token, without it, the oldest first."""
+        """Return the n-grams that begin with a token, without that token, the oldest first."""
         return list(self._tails.get(token, ()))
 
 
 @dataclass
 class Branches:
-    """A tree under construction; branches with a common beginning share its nodes."""
+    """A tree under construction; branches with a common prefix share its nodes."""
 
     tokens: list[int] = field(default_factory=list)  # of all nodes but the root
     parents: list[int] = field(default_factory=lambda: [-1])
     _nodes: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def grow(self, node: int, tokens: Sequence[int]) -> int:
-        """Return the last node of a branch of tokens below `node`."""
+        """Add a branch of tokens below `node`, and return its last node."""
         for token in tokens:
             parent = node
             node = self._nodes.setdefault((parent, token), len(self.parents))
@@ -63,15 +63,15 @@ class Branches:
         return node
 
     def padded(self, nodes: int) -> tuple[list[int], list[int]]:
-        """Return tokens and parents with as many unused nodes as make it `nodes`."""
+        """Return tokens and parents, padded with unused nodes to `nodes`."""
         unused = nodes - len(self.parents)
         return self.tokens + [0] * unused, self.parents + [-1] * unused
 
 
 class Lookahead:
-    """One row: its window, its pool, and how much of its text the pool knows.
+    """The state of one row: its window, its pool, and how much of its text is in the pool.
 
-    It begins with tokens from all over the prompt at the columns' tops and with the prompt's n-grams.
+    The columns' tops start as tokens spread over the prompt, and the pool with the prompt's n-grams.
     """
 
     def __init__(self, options: LookaheadOptions, prompt: Sequence[int]) -> None:
@@ -95,7 +95,7 @@ class Lookahead:
         return branches, ends
 
     def learn(self, following: Sequence[int]) -> None:
-        """Take in the target's token after each column."""
+        """Append the target's token to each column."""
         for column, token in zip(self._columns, following, strict=True):
             column.append(token)
             if len(column) >= self._ngram:
@@ -103,14 +103,14 @@ class Lookahead:
                 del column[0]
 
     def _pool_text(self, text: Sequence[int]) -> None:
-        """Store the n-grams that the text has got since the last time."""
+        """Store the n-grams of the new part of the text."""
         for end in range(max(self._pooled + 1, self._ngram), len(text) + 1):
             self._pool.add(text[end - self._ngram : end])
         self._pooled = len(text)
 
 
 class LookaheadDrafter(Drafter):
-    """Drafts a tree of a shape that differs from row to row and step to step."""
+    """Drafts trees whose shape differs from row to row and step to step."""
 
     lowerable = ("window", "ngram", "verification")
 
@@ -118,7 +118,7 @@ class LookaheadDrafter(Drafter):
         self._device = setup.room.device
         self._options: LookaheadOptions = setup.options
         self._rows: dict[int, Lookahead] = {}
-        self._ends: list[list[int]] = []  # of the columns of the step under way, in each row
+        self._ends: list[list[int]] = []  # the last nodes of each row's columns in the current step
 
     def begin(self, prompts: Sequence[Sequence[int]], first_row: int, max_tokens: int) -> None:
         """Start a window and a pool for each prompt."""
@@ -126,11 +126,11 @@ class LookaheadDrafter(Drafter):
             self._rows[row] = Lookahead(self._options, prompt)
 
     def lower(self, row: int, prompt: Sequence[int], options: LookaheadOptions) -> None:
-        """Start the row's window and pool in smaller sizes; branches are verified as deep as the engine's may be."""
+        """Start the row's window and pool in smaller sizes; the depth of verification stays the engine's."""
         self._rows[row] = Lookahead(options, prompt)
 
-    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: Sampling | None) -> Draft:
-        """Return each row's tree, whole whatever `depth` is: the window is no draft alone, it makes the next ones."""
+    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
+        """Return each row's whole tree, whatever `depth` is: the window also generates the next n-grams."""
         drafts = [self._rows[row].draft(text) for row, text in enumerate(texts)]
         self._ends = [ends for _, ends in drafts]
         nodes = max(len(branches.parents) for branches, _ in drafts)
@@ -138,7 +138,7 @@ class LookaheadDrafter(Drafter):
         return Draft(torch.tensor(tokens, dtype=torch.int64, device=self._device), tree=Tree(np.array(parents)))
 
     def observe(self, outcome: Outcome) -> None:
-        """Add the target's choice after each column to it."""
+        """Append the target's most probable token to each column."""
         if not self._ends:
             return
         most = max(map(len, self._ends))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Medusa heads draft a whole tree at once, from the hidden state of the last token that the target has taken in.
 
-All heads together are one matrix product a block, and one lookup puts what they rank in its places in the tree.
+All heads are computed by one matrix product a block, and one lookup puts their ranked tokens in place in the tree.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from trtspec.checkpoint.rules import Rule
 from trtspec.kernels.tree import Tree, in_node_order
 from trtspec.methods.choices import Choice, most_ranks
 from trtspec.methods.medusa import Heads
-from trtspec.torch_engine.drafting.base import Draft, Sampling, Setup
+from trtspec.torch_engine.drafting.base import Draft, DraftSampling, Setup
 from trtspec.torch_engine.drafting.last_hidden import LastHiddenDrafter
 from trtspec.torch_engine.model.decoder import Decoder
 from trtspec.torch_engine.model.joining import join
@@ -45,7 +45,7 @@ class HeadStack:
         self._lm_heads = _stack(target, [heads.lm_head(head) for head in range(count)])
 
     def logits(self, hidden: Tensor, count: int) -> Tensor:
-        """Return what the first `count` heads say to hidden states [rows, hidden]: [count, rows, vocab]."""
+        """Return the logits [count, rows, vocab] of the first `count` heads for hidden states [rows, hidden]."""
         states = hidden.expand(count, -1, -1)
         for weights, biases in self._blocks:
             states = states + F.silu(torch.baddbmm(biases[:count], states, weights[:count]))
@@ -61,7 +61,7 @@ class Shape:
         self._places = torch.tensor(places, device=device)
 
     def fill(self, ranked: Tensor) -> Draft:
-        """Return the tree with the tokens ranked [heads, rows, ranks]; they are chosen, not drawn."""
+        """Return the tree with the tokens ranked [heads, rows, ranks]; they are deterministic."""
         return Draft(ranked.transpose(0, 1).flatten(1)[:, self._places], tree=self.tree)
 
 
@@ -78,7 +78,7 @@ class MedusaDrafter(LastHiddenDrafter):
             for levels in range(1, depth + 1)
         ]
 
-    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: Sampling | None) -> Draft:
+    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
         """Draft the first `depth` levels of the tree."""
         logits = self._heads.logits(self._hidden[: len(texts)], depth)
         return self._shapes[depth - 1].fill(logits.topk(self._ranks).indices)
@@ -86,7 +86,7 @@ class MedusaDrafter(LastHiddenDrafter):
 
 def _stack(target: Decoder, rules: list[Rule]) -> Tensor:
     """Return matrices as [heads, in, out], biases as [heads, 1, out]; they are read one at a time."""
-    out_size, *in_size = rules[0].parts[0].shape
+    out_size, *in_size = rules[0].sources[0].shape
     stack = torch.empty((len(rules), *(in_size or [1]), out_size), device=target.device, dtype=target.dtype)
     for place, rule in zip(stack, rules, strict=True):
         place.copy_(join(target.checkpoint, rule).t())

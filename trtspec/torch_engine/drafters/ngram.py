@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks the text's last tokens up in the text itself; no model, no work on the device."""
+"""Prompt lookup: searches the text itself for its last tokens; no model, no work on the device."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import torch
 
 from trtspec.generation.suffix_index import SuffixIndex
-from trtspec.torch_engine.drafting.base import Draft, Drafter, Sampling, Setup
+from trtspec.torch_engine.drafting.base import Draft, Drafter, DraftSampling, Setup
 
 
 class NgramDrafter(Drafter):
-    """Drafts what followed the longest repetition; a row whose last tokens are new drafts nothing."""
+    """Drafts what followed the longest repetition; a row without a repetition drafts nothing."""
 
     def __init__(self, setup: Setup) -> None:
         self._device = setup.room.device
@@ -26,8 +26,8 @@ class NgramDrafter(Drafter):
             self._indexes[row] = SuffixIndex(self._max_match)
             self._indexes[row].extend(prompt)
 
-    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: Sampling | None) -> Draft:
-        """Return a chain of `depth` tokens for each row that has a match; of no tokens where none has."""
+    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
+        """Return a chain of `depth` tokens for each row that has a match; empty chains if no row has one."""
         chains = [self._look_up(row, text, depth) for row, text in enumerate(texts)]
         lens = [len(chain) for chain in chains]
         width = max(lens)

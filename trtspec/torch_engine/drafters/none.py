@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from trtspec.torch_engine.drafting.base import Draft, Drafter, Sampling, Setup
+from trtspec.torch_engine.drafting.base import Draft, Drafter, DraftSampling, Setup
 
 
 class NoDrafter(Drafter):
@@ -16,7 +16,7 @@ class NoDrafter(Drafter):
     def __init__(self, setup: Setup) -> None:
         self._device = setup.room.device
 
-    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: Sampling | None) -> Draft:
+    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
         """Return an empty chain for each row."""
         return Draft(torch.empty((len(texts), 0), dtype=torch.int64, device=self._device))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recurrent net drafts by beam search from the hidden state of the last token that the target has taken in.
+"""A recurrent head drafts by beam search from the hidden state of the last token that the target has taken in.
 
 The formula is that of apple/ml-recurrent-drafter: each new state goes through silu, and rnn_u's bias counts from the
 first step on, both of which TensorRT-LLM leaves out.
@@ -16,23 +16,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trtspec.kernels.tree import Tree
-from trtspec.methods.redrafter import CANDIDATES, stored_net
-from trtspec.torch_engine.drafting.base import Draft, Sampling, Setup
+from trtspec.methods.redrafter import CANDIDATES, stored_head
+from trtspec.torch_engine.drafting.base import Draft, DraftSampling, Setup
 from trtspec.torch_engine.drafting.last_hidden import LastHiddenDrafter
 from trtspec.torch_engine.model.decoder import Decoder
 from trtspec.torch_engine.model.head_weights import HeadWeights
 
 
 class RecurrentNet:
-    """The net's tensors, and what they make of contexts [rows, hidden] and states [rows, beams, hidden]."""
+    """The head's tensors, and what they make of contexts [rows, hidden] and states [rows, beams, hidden]."""
 
     def __init__(self, target: Decoder) -> None:
-        net = stored_net(target.checkpoint.document)
-        weights = HeadWeights(target.checkpoint, net.rules(), target.device, target.dtype)
-        self._project = weights.linear("drafter.input_proj") if net.projects else None
-        self._layers = [weights.linear(f"drafter.layers.{layer}.linear") for layer in range(net.num_layers)]
+        head = stored_head(target.checkpoint.document)
+        weights = HeadWeights(target.checkpoint, head.rules(), target.device, target.dtype)
+        self._project = weights.linear("drafter.input_proj") if head.projects else None
+        self._layers = [weights.linear(f"drafter.layers.{layer}.linear") for layer in range(head.num_layers)]
         self._lm_head = weights.linear("drafter.lm_head")
-        self._recurrent = (weights.linear("drafter.rnn_u"), weights.linear("drafter.rnn_w")) if net.is_rnn else None
+        self._recurrent = (weights.linear("drafter.rnn_u"), weights.linear("drafter.rnn_w")) if head.is_rnn else None
         self._embedding = target.embedding
 
     def advance(self, states: Tensor, tokens: Tensor) -> Tensor:
@@ -67,11 +67,11 @@ class RecurrentDrafter(LastHiddenDrafter):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        self._net = RecurrentNet(setup.target)
+        self._head = RecurrentNet(setup.target)
         self._beams: int = setup.options.beams
         self._depth = setup.draft_shape.max_depth
 
-    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: Sampling | None) -> Draft:
+    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
         """Draft the beams, cut off at `depth`.
 
         The search goes to its end all the same: the beams that are left there decide what a row drafts, and that must
@@ -90,8 +90,8 @@ class RecurrentDrafter(LastHiddenDrafter):
         rows = self._rows[: len(tokens)].unsqueeze(1)
         found = []
         for _ in range(self._depth):
-            states = self._net.advance(states, tokens)
-            logits = self._net.logits(contexts, states).float()
+            states = self._head.advance(states, tokens)
+            logits = self._head.logits(contexts, states).float()
             best, candidates = logits.topk(min(CANDIDATES, logits.shape[-1]))
             totals = (scores.unsqueeze(-1) + best.log_softmax(-1)).flatten(1)
             scores, picked = totals.topk(min(self._beams, totals.shape[1]))

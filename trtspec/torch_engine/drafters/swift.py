@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trtspec.methods.swift import Skip
-from trtspec.torch_engine.drafting.base import Draft, Drafter, Sampling, Setup
+from trtspec.torch_engine.drafting.base import Draft, Drafter, DraftSampling, Setup
 from trtspec.torch_engine.drafting.chain import draft_chain
 from trtspec.torch_engine.model.decoder import Sublayers
 from trtspec.torch_engine.model.windows import Window
@@ -27,7 +27,7 @@ class SwiftDrafter(Drafter):
         self._skipped = sublayers(setup.options.skip)
         self._stop_below: float = setup.options.stop_below
 
-    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: Sampling | None) -> Draft:
+    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
         """Draft from the last token of each text on, which is the first that the cache lacks."""
         windows = self._target.windows.singles([len(text) - 1 for text in texts], depth)
         last = torch.tensor([text[-1:] for text in texts], device=self._target.device)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a drafter does for the engine's step, whatever it drafts with."""
+"""The interface of drafters to the engine."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from trtspec.torch_engine.model.decoder import Decoder
 
 @dataclass(frozen=True)
 class Room:
-    """The place a drafter gets: a KV cache of `rows` x `max_len` on `device`, computing in `dtype`.
+    """The sizes a drafter has to serve: a KV cache of `rows` x `max_len` on `device`, computing in `dtype`.
 
-    `length` is that of the longest text that is served.
+    `length` is the length of the longest text that is served.
     """
 
     rows: int
@@ -34,10 +34,10 @@ class Room:
 
 @dataclass(frozen=True)
 class Setup:
-    """What a drafter is made of.
+    """The arguments of a drafter's constructor.
 
-    `root` is the draft model's checkpoint, None for the methods without one; parts of the target's checkpoint are read
-    from `target`. `options` are the method's, checked.
+    `root` is the draft model's checkpoint, None for methods without one; draft heads are in
+    the checkpoint of `target`. `options` are the method's, validated.
     """
 
     target: Decoder
@@ -48,28 +48,28 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """How the rows of a batch sample: `warp` turns logits into probabilities, `uniforms` [rows, nodes] draw drafts.
+class DraftSampling:
+    """How the rows of a batch sample: `params` turn logits into probabilities, `uniforms` [rows, nodes] sample drafts.
 
-    Greedy rows are among them, with temperature 0; a batch of greedy rows alone has no Sampling.
+    Greedy rows have temperature 0; a batch of only greedy rows has no DraftSampling.
     """
 
-    warp: SamplingParams
+    params: SamplingParams
     uniforms: Tensor
 
     def draw(self, probs: Tensor, column: int) -> Tensor:
-        """Return tokens [rows] drawn from probs [rows, vocab] by the uniforms of a column, each to be used once."""
+        """Return tokens [rows] sampled from probs [rows, vocab] with one column of uniforms, to be used once."""
         return pick(probs, self.uniforms[:, column])
 
 
 @dataclass(frozen=True)
 class Draft:
-    """What is drafted after each row's text: `tokens` [rows, nodes].
+    """The draft after each row's text: `tokens` [rows, nodes].
 
-    A chain without `tree`, of which `lens` tokens count in each row (all where None); with a tree, `tokens` are its
-    nodes but the root. `probs` is what tokens were drawn from, None where they were not drawn (looked up, most probable
-    ones, greedy rows alone): [rows, nodes, vocab] for a chain, for a tree [rows, nodes + 1, vocab], a node's row being
-    what its children were drawn from without replacement.
+    Without `tree` it is a chain, of which `lens` tokens are valid in each row (None for all); with a tree, `tokens` are
+    its nodes without the root. `probs` is what tokens were sampled from, None for deterministic tokens (looked up, most
+    probable, or only greedy rows): [rows, nodes, vocab] for a chain, [rows, nodes + 1, vocab] for a tree, in which a
+    node's row is what its children were sampled from without replacement.
     """
 
     tokens: Tensor
@@ -80,10 +80,10 @@ class Draft:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the target made of a step's tokens: node 0 is the last token of a row's text, the others what was drafted.
+    """The target's outputs in a step: node 0 is the last token of a row's text, the others are the draft.
 
     `logits` [rows, nodes + 1, vocab] and `features` [rows, nodes + 1, aux_layers * hidden] (None for a drafter without
-    auxiliary layers) are the target's at each node, `results` the accepted path and the next token of each row.
+    auxiliary layers) are the target's at each node; `results` are the accepted path and the next token of each row.
     """
 
     results: list[VerifyResult]
@@ -92,10 +92,10 @@ class Outcome:
 
 
 class Drafter(Protocol):
-    """Proposes tokens for the rows of a batch. Rows are the engine's: row i is request i of the running batch.
+    """Drafts tokens for the rows of a batch. Row i is request i of the engine's running batch.
 
     A module of `drafters/` joins by defining its class as `DRAFTER`. `aux_layers` are the target's auxiliary
-    hidden-state layers that it reads (see `Decoder.forward_with_features`), `vocab_size` is what it drafts from where
+    hidden-state layers that it reads (see `Decoder.forward_with_features`), `vocab_size` is the drafter's own where
     that is not the target's, `lowerable` are the method's options that a request may lower for itself.
     """
 
@@ -106,26 +106,26 @@ class Drafter(Protocol):
     def __init__(self, setup: Setup) -> None: ...
 
     def begin(self, prompts: Sequence[Sequence[int]], first_row: int, max_tokens: int) -> None:
-        """Take in the prompts of new requests, which become rows `first_row`, `first_row` + 1, ..."""
+        """Process the prompts of new requests, which become rows `first_row`, `first_row` + 1, ..."""
 
     def read(self, features: Tensor, start: int) -> None:
-        """Take in the target's features [rows, width, aux_layers * hidden] of the prompts just begun, from `start` on.
+        """Process the target's features [rows, width, aux_layers * hidden] of new prompts, from position `start` on.
 
-        Called for one chunk of positions after the other; what stands beyond a row's end is to be ignored.
+        Called for each chunk of positions in order; features beyond a row's end are to be ignored.
         """
 
     def lower(self, row: int, prompt: Sequence[int], options: Any) -> None:
-        """Let a row just begun be drafted for with options of its own, none of `lowerable` larger than the engine's."""
+        """Give a new row options of its own, of which those in `lowerable` may be smaller than the engine's."""
 
-    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: Sampling | None) -> Draft:
-        """Draft at most `depth` tokens, one after another, behind each text (prompt and output so far).
+    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
+        """Draft at most `depth` tokens in a row after each text (prompt and output so far).
 
-        With `sampling`, what is drawn is drawn by its uniforms; the text keeps the target's law only if a draft depends
-        on nothing but the text, those uniforms and what was observed.
+        With `sampling`, sampled tokens are drawn by its uniforms. The output keeps the target's distribution only if a
+        draft depends on nothing but the text, those uniforms and what was observed.
         """
 
     def observe(self, outcome: Outcome) -> None:
-        """Learn what became of a step, whether anything was proposed in it or not."""
+        """Process the outcome of a step, whether anything was proposed in it or not."""
 
     def move_row(self, source: int, target: int, length: int) -> None:
         """Let row `source`, `length` tokens long, become row `target`."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafting a chain with a language model, one token a step: what every method that does so has in common."""
+"""Drafting a chain with a language model, one token a step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from trtspec.torch_engine.drafting.base import Draft, Sampling
+from trtspec.torch_engine.drafting.base import Draft, DraftSampling
 from trtspec.torch_engine.model.windows import Window
 
 
@@ -16,15 +16,15 @@ def draft_chain(
     forward: Callable[[Tensor, Window], Tensor],
     tokens: Tensor,
     windows: Sequence[Window],
-    sampling: Sampling | None,
+    sampling: DraftSampling | None,
     stop_below: float,
 ) -> Draft:
-    """Draft one token for each window, each after the one before, until no row is sure enough of its next one.
+    """Draft one token for each window, until no row has a next token that is probable enough.
 
     Args:
-        forward: takes in tokens and the window they stand at, and gives each row's logits [rows, vocab] after them.
+        forward: returns each row's logits [rows, vocab] after tokens at a window.
         tokens: [rows, width of the first window], the end of each text; the other windows are one token wide.
-        windows: where the tokens stand.
+        windows: the positions of the tokens.
         sampling: how rows sample; None where all are greedy.
         stop_below: a row's chain ends where no token is this probable to the draft; 0 for never.
     """
@@ -40,7 +40,7 @@ def draft_chain(
         if sampling is None:
             tokens = logits.argmax(-1)
         else:
-            probs = sampling.warp.probs(logits)
+            probs = sampling.params.probs(logits)
             all_probs.append(probs)
             tokens = sampling.draw(probs, step)
         chain.append(tokens)
@@ -51,6 +51,6 @@ def draft_chain(
 
 
 def _are_sure(logits: Tensor, stop_below: float) -> list[bool]:
-    """Tell by the draft's own distribution, before a token is drawn from it: by the token it would bias the text."""
+    """Decide by the draft's distribution before a token is sampled: by the sampled token it would bias the text."""
     sure: list[bool] = (torch.softmax(logits.float(), -1).amax(-1) >= stop_below).tolist()
     return sure

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trees that follow the net's confidence (EAGLE-2, arXiv:2406.16858): at each step another shape for each row.
+"""Dynamic trees (EAGLE-2, arXiv:2406.16858): the shape follows the head's confidence, for each row and step.
 
-Level by level the net ranks `top_k` tokens after each node of its frontier. A token is worth the net's probability of
-the whole path to it; the `top_k` best of a level are its frontier, and of all tokens that were ranked the best are the
-draft. None is worth more than its parent, which is ranked before it, so the best are a tree.
+Level by level, the head ranks `top_k` tokens after each node of its frontier. A token's score is the head's probability
+of the whole path to it. The `top_k` best tokens of a level are the next frontier, and the best of all ranked tokens are
+the draft. No token scores higher than its parent, which is ranked before it, so the draft is a tree.
 
-The tokens are chosen, also where a request samples: they depend on the text alone.
+The tokens are deterministic, also where a request samples: they depend only on the text.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import torch
 from torch import Tensor
 
 from trtspec.kernels.tree import Tree
-from trtspec.torch_engine.drafting.base import Draft, Sampling
-from trtspec.torch_engine.drafting.head import Net
+from trtspec.torch_engine.drafting.base import Draft, DraftSampling
+from trtspec.torch_engine.drafting.head import FeatureHead
 from trtspec.torch_engine.drafting.tree_builder import TreeBuilder
 from trtspec.torch_engine.model.windows import GrowingTree
 
 
 @dataclass(frozen=True)
 class Frontier:
-    """The nodes of a level that are gone on from, all [rows, n, ...].
+    """The nodes of a level that are extended, all [rows, n, ...].
 
-    `features` follow on them, `scores` are the logarithms of their paths' probabilities; `ranked` is their place among
-    all tokens ranked, -1 for the root.
+    `features` come after them, `scores` are the log probabilities of their paths; `ranked` is their index among all
+    ranked tokens, -1 for the root.
     """
 
     features: Tensor
@@ -52,55 +52,59 @@ class DynamicTree(TreeBuilder):
         self._top_k, self._levels, self._nodes = top_k, levels, nodes
         self.scratch = top_k * levels
 
-    def grow(self, net: Net, features: Tensor, ends: list[int], depth: int, sampling: Sampling | None) -> Draft:
-        """Return the tree of all levels, whatever `depth`: which tokens are the best is not a neighbour's matter."""
+    def grow(
+        self, head: FeatureHead, features: Tensor, ends: list[int], depth: int, sampling: DraftSampling | None
+    ) -> Draft:
+        """Return the tree of all levels, whatever `depth` is: the best tokens must not depend on other rows."""
         rows = len(features)
         frontier = Frontier(
             features.unsqueeze(1),
-            torch.zeros((rows, 1), device=net.device),
-            torch.full((rows, 1), -1, device=net.device),
+            torch.zeros((rows, 1), device=head.device),
+            torch.full((rows, 1), -1, device=head.device),
         )
-        levels = [self._rank(net, frontier)]
+        levels = [self._rank(head, frontier)]
         # the root is the token of the last pair
-        windows = net.windows.growing(ends, self._top_k, self._levels - 1)
+        windows = head.windows.growing(ends, self._top_k, self._levels - 1)
         before = 0
         for _ in range(1, self._levels):
-            frontier = self._advance(net, frontier, levels[-1], before, windows)
+            frontier = self._advance(head, frontier, levels[-1], before, windows)
             before += levels[-1].tokens.shape[1]
-            levels.append(self._rank(net, frontier))
+            levels.append(self._rank(head, frontier))
         return self._best(levels)
 
-    def _rank(self, net: Net, frontier: Frontier) -> Ranked:
+    def _rank(self, head: FeatureHead, frontier: Frontier) -> Ranked:
         """Rank the tokens after each node of a frontier."""
-        logits = net.logits(frontier.features.flatten(0, 1)).view(*frontier.scores.shape, -1)
+        logits = head.logits(frontier.features.flatten(0, 1)).view(*frontier.scores.shape, -1)
         best = torch.log_softmax(logits.float(), -1).topk(self._top_k, -1)
         return Ranked(
-            tokens=net.to_target(best.indices).flatten(1),
+            tokens=head.to_target(best.indices).flatten(1),
             scores=(frontier.scores.unsqueeze(2) + best.values).flatten(1),
             parents=frontier.ranked.unsqueeze(2).expand_as(best.indices).flatten(1),
         )
 
-    def _advance(self, net: Net, frontier: Frontier, ranked: Ranked, before: int, windows: GrowingTree) -> Frontier:
-        """Return the frontier of the best of the tokens ranked last, which were ranked after `before` others."""
-        chosen = _best_of(ranked.scores, self._top_k)
-        parents = chosen // self._top_k
+    def _advance(
+        self, head: FeatureHead, frontier: Frontier, ranked: Ranked, before: int, windows: GrowingTree
+    ) -> Frontier:
+        """Return the frontier of the best tokens of the last level, before which `before` tokens were ranked."""
+        best = _best_of(ranked.scores, self._top_k)
+        parents = best // self._top_k
         features = frontier.features.gather(1, parents.unsqueeze(2).expand(-1, -1, frontier.features.shape[2]))
-        passed = net.forward(ranked.tokens.gather(1, chosen), features.flatten(0, 1), windows.below(parents))
-        return Frontier(passed.view_as(features), ranked.scores.gather(1, chosen), before + chosen)
+        passed = head.forward(ranked.tokens.gather(1, best), features.flatten(0, 1), windows.below(parents))
+        return Frontier(passed.view_as(features), ranked.scores.gather(1, best), before + best)
 
     def _best(self, levels: list[Ranked]) -> Draft:
         """Return the draft of the best tokens of all levels, in the order in which they were ranked."""
         tokens = torch.cat([level.tokens for level in levels], 1)
         scores = torch.cat([level.scores for level in levels], 1)
         parents = torch.cat([level.parents for level in levels], 1)
-        chosen = _best_of(scores, self._nodes).sort(1).values
-        count = chosen.shape[1]
-        # one more number than tokens, so that -1 finds the root's, 0
+        best = _best_of(scores, self._nodes).sort(1).values
+        count = best.shape[1]
+        # one entry more than tokens, so that index -1 finds the root's number, 0
         numbers = torch.zeros((len(tokens), tokens.shape[1] + 1), dtype=torch.int64, device=tokens.device)
-        numbers.scatter_(1, chosen, torch.arange(1, count + 1, device=tokens.device).expand(len(tokens), -1))
-        above = numbers.gather(1, parents.gather(1, chosen) % numbers.shape[1])
+        numbers.scatter_(1, best, torch.arange(1, count + 1, device=tokens.device).expand(len(tokens), -1))
+        above = numbers.gather(1, parents.gather(1, best) % numbers.shape[1])
         root = np.full((len(tokens), 1), -1)
-        return Draft(tokens.gather(1, chosen), tree=Tree(np.concatenate([root, above.cpu().numpy()], 1)))
+        return Draft(tokens.gather(1, best), tree=Tree(np.concatenate([root, above.cpu().numpy()], 1)))
 
 
 def _best_of(scores: Tensor, count: int) -> Tensor:

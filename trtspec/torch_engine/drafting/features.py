@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafting with a net that continues the target's features; what shape the draft has, a `TreeBuilder` decides.
+"""Drafting with a head that predicts the target's next features; a `TreeBuilder` decides the shape of the draft.
 
-The net's cache holds pairs with the target's own features alone. Those of a step's accepted path wait until the token
-after them is known, and go through the net at the begin of the next draft; what was drafted stands behind them in the
+The head's cache keeps only pairs with the target's own features. Those of a step's accepted path wait until the token
+after them is known, and go through the head when the next draft begins; what was drafted stands behind them in the
 cache and is written over then.
 """
 
@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from trtspec.torch_engine.drafting.base import Draft, Drafter, Outcome, Sampling
-from trtspec.torch_engine.drafting.head import Net
+from trtspec.torch_engine.drafting.base import Draft, Drafter, DraftSampling, Outcome
+from trtspec.torch_engine.drafting.head import FeatureHead
 from trtspec.torch_engine.drafting.tree_builder import TreeBuilder
 
 
 class FeatureDrafter(Drafter):
-    """Drafts with a net; a method's drafter makes the two and hands them on."""
+    """Drafts with a head and a tree builder, which a method's drafter creates."""
 
-    def __init__(self, net: Net, grower: TreeBuilder) -> None:
-        self._net, self._grower = net, grower
-        self.aux_layers = net.aux_layers
+    def __init__(self, head: FeatureHead, builder: TreeBuilder) -> None:
+        self._head, self._builder = head, builder
+        self.aux_layers = head.aux_layers
         self._waiting: dict[int, list[Tensor]] = {}  # by row, hidden states of the target [n, aux_layers * hidden]
         self._prompts: Sequence[Sequence[int]] = ()
         self._first_row = 0
@@ -34,44 +34,44 @@ class FeatureDrafter(Drafter):
         self._prompts, self._first_row = prompts, first_row
 
     def read(self, features: Tensor, start: int) -> None:
-        """Take the pairs of a chunk into the net's cache.
+        """Write the pairs of a chunk into the head's cache.
 
         A prompt's last feature has no token after it yet: what is paired with it, and stands beyond, is overwritten.
         """
         rows, width, _ = features.shape
         following = [[*prompt[start + 1 : start + 1 + width]] for prompt in self._prompts]
-        window = self._net.windows.chain([start] * rows, width, self._first_row)
-        self._net.forward(self._padded(following, width), self._net.fuse(features.flatten(0, 1)), window)
+        window = self._head.windows.chain([start] * rows, width, self._first_row)
+        self._head.forward(self._padded(following, width), self._head.fuse(features.flatten(0, 1)), window)
         for row, prompt in enumerate(self._prompts):
             if start < len(prompt) <= start + width:
                 at = len(prompt) - 1 - start
                 self._waiting[self._first_row + row] = [features[row, at : at + 1].clone()]
 
-    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: Sampling | None) -> Draft:
+    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
         """Take in what has waited, and let the draft grow from the feature that follows on it."""
-        net = self._net
+        head = self._head
         waiting = [torch.cat(self._waiting[row]) for row in range(len(texts))]
         self._waiting = {row: [] for row in range(len(texts))}
         counts = [len(features) for features in waiting]
         features = pad_sequence(waiting, batch_first=True)
         width = features.shape[1]
         tokens = self._padded([text[-count:] for text, count in zip(texts, counts, strict=True)], width)
-        window = net.windows.chain([len(text) - 1 - count for text, count in zip(texts, counts, strict=True)], width)
-        found = net.forward(tokens, net.fuse(features.flatten(0, 1)), window)
+        window = head.windows.chain([len(text) - 1 - count for text, count in zip(texts, counts, strict=True)], width)
+        found = head.forward(tokens, head.fuse(features.flatten(0, 1)), window)
         last = [row * width + count - 1 for row, count in enumerate(counts)]
-        return self._grower.grow(net, found[last], [len(text) - 2 for text in texts], depth, sampling)
+        return self._builder.grow(head, found[last], [len(text) - 2 for text in texts], depth, sampling)
 
     def observe(self, outcome: Outcome) -> None:
-        """Let the hidden states of each accepted path wait for the token after them."""
+        """Keep the hidden states of each accepted path until the token after them is known."""
         if outcome.features is None:
-            raise ValueError("a net reads features of the target")
+            raise ValueError("a head reads features of the target")
         for row, result in enumerate(outcome.results):
             self._waiting[row].append(outcome.features[row, [0, *result.path]])
 
     def move_row(self, source: int, target: int, length: int) -> None:
-        """Move the row's cache and what waits."""
-        self._net.cache.move_row(source, target, length)
+        """Move the row's cache and its waiting hidden states."""
+        self._head.cache.move_row(source, target, length)
         self._waiting[target] = self._waiting[source]
 
     def _padded(self, tokens: Sequence[Sequence[int]], width: int) -> Tensor:
-        return torch.tensor([[*row, *[0] * (width - len(row))] for row in tokens], device=self._net.device)
+        return torch.tensor([[*row, *[0] * (width - len(row))] for row in tokens], device=self._head.device)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a net has to be so that features of the target can be drafted with: EAGLE's idea, whatever the layers are.
+"""The interface of draft heads that predict the target's features, as EAGLE's do.
 
-A pair is the feature of position t and the token after it, at t + 1; it stands at position t of the net's cache. From
-it the net makes a guess at the feature of position t + 1, which says what token comes after that and, paired with
-that token, is what the net goes on from where the target has no feature yet.
+A pair is the feature of position t and the token at t + 1; it is stored at position t of the head's cache. From it the
+head predicts the feature of position t + 1, which gives the logits of the next token. Paired with that token it is the
+head's next input, where the target has no feature yet.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from trtspec.torch_engine.model.cache import KVCache
 from trtspec.torch_engine.model.windows import Window, Windows
 
 
-class Net(ABC):
-    """A net of few layers; `config` describes these, the features are `config.hidden_size` wide.
+class FeatureHead(ABC):
+    """A draft head; `config` describes its layers, features are `config.hidden_size` wide.
 
     `aux_layers` are the target's auxiliary hidden-state layers that it reads (see `Decoder.forward_with_features`).
-    Tokens are ids of the target except where it says otherwise: a head may draft from a smaller vocabulary of its own.
+    Tokens are the target's ids unless stated otherwise: a head may have a smaller vocabulary of its own.
     """
 
     aux_layers: tuple[int, ...]
@@ -39,19 +39,19 @@ class Net(ABC):
 
     @abstractmethod
     def forward(self, tokens: Tensor, features: Tensor, window: Window) -> Tensor:
-        """Return the features [rows * width, hidden] that follow on pairs, writing their keys and values.
+        """Return the features [rows * width, hidden] after pairs, writing their keys and values.
 
-        `tokens` are [rows, width], `features` [rows * width, hidden], and `window` says where the pairs stand.
+        `tokens` are [rows, width], `features` [rows * width, hidden], and `window` holds the pairs' positions.
         """
 
     @abstractmethod
     def logits(self, features: Tensor) -> Tensor:
-        """Return logits [n, the net's vocabulary] of the tokens after features [n, hidden]."""
+        """Return logits [n, the head's vocabulary] of the tokens after features [n, hidden]."""
 
     def to_target(self, tokens: Tensor) -> Tensor:
-        """Return the target's ids of tokens that were chosen from `logits`."""
+        """Return the target's ids of tokens selected from `logits`."""
         return tokens
 
     def spread(self, probs: Tensor) -> Tensor:
-        """Return probabilities [..., the net's vocabulary] over the target's vocabulary."""
+        """Return probabilities [..., the head's vocabulary] over the target's vocabulary."""
         return probs

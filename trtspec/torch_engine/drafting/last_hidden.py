@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What drafters have in common that start from the target's hidden state at the end of the verified text."""
+"""The base of drafters that start from the target's hidden state at the end of the verified text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trtspec.torch_engine.model.decoder import FINAL
 
 
 class LastHiddenDrafter(Drafter):
-    """Keeps for each row, in `_hidden` [rows, hidden], what the head of the target made its text's last token of.
+    """Keeps in `_hidden` [rows, hidden] the hidden state from which each text's last token was predicted.
 
     It is the hidden state after the final norm, at the last token but one.
     """

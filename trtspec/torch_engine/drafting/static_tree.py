@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trees of one shape for every step (EAGLE, arXiv:2401.15077): a node has its rank among the tokens after its parent.
+"""Static trees (EAGLE, arXiv:2401.15077): a node is a rank among the most probable tokens after its parent.
 
-Level by level, with one pass of the net over those nodes that have children. Where a request samples, a node's children
-are drawn without replacement instead, the first of them in the place of the lowest rank.
+The tree is built level by level, with one pass of the head over the nodes that have children. Where a request samples,
+a node's children are sampled without replacement instead; the first one takes the place of the lowest rank.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from torch import Tensor
 
 from trtspec.kernels.sampling import pick
 from trtspec.kernels.tree import Choice, Tree, in_node_order
-from trtspec.torch_engine.drafting.base import Draft, Sampling
-from trtspec.torch_engine.drafting.head import Net
+from trtspec.torch_engine.drafting.base import Draft, DraftSampling
+from trtspec.torch_engine.drafting.head import FeatureHead
 from trtspec.torch_engine.drafting.tree_builder import TreeBuilder
 
 
 @dataclass(frozen=True)
 class Level:
-    """The nodes of one depth and how they are found; "above" are their parents, all that the level above has.
+    """The nodes of one depth and how they are drafted; "above" are the inner nodes of the level above, their parents.
 
     `parents` and `ranks` [nodes] are each node's parent above and its rank. `inner` [inner nodes] are the nodes that
-    have children, `inner_parents` their parents above and `span` their numbers, from and up to, among all of the tree's
-    inner nodes but the root. Where children are drawn, all above draw their first; `rounds` say who of the round before
-    draws a second one, a third and so on, and `drawn` [nodes] is a node's place in this order.
+    have children, `inner_parents` their parents above and `span` the range of their numbers among all of the tree's
+    inner nodes without the root. Where children are sampled, all nodes above sample their first child; `rounds` are the
+    nodes of the round before that sample a second one, a third and so on. `sampled` [nodes] is a node's index in this
+    order.
     """
 
     parents: Tensor
@@ -36,7 +37,7 @@ class Level:
     inner_parents: Tensor
     span: tuple[int, int]
     rounds: list[Tensor]
-    drawn: Tensor
+    sampled: Tensor
     widest: int
 
 
@@ -49,9 +50,9 @@ class Shape:
     inner: Tree
     inner_nodes: Tensor
 
-    def by_node(self, laws: list[Tensor]) -> Tensor:
-        """Return what children were drawn from [rows, nodes, vocab], given that of each level's parents."""
-        of_inner = torch.cat(laws, 1)
+    def by_node(self, probs: list[Tensor]) -> Tensor:
+        """Return what children were sampled from [rows, nodes, vocab], from the `probs` of each level's parents."""
+        of_inner = torch.cat(probs, 1)
         rows, _, vocab = of_inner.shape
         return of_inner.new_zeros((rows, self.tree.parents.shape[1], vocab)).index_copy_(1, self.inner_nodes, of_inner)
 
@@ -62,31 +63,33 @@ class StaticTree(TreeBuilder):
     def __init__(self, choices: Sequence[Choice], device: torch.device) -> None:
         self.scratch = len(choices)
         depth = max(map(len, choices))
-        # near the end of a request a tree is cut off at some depth
+        # near the end of a request the tree is cut off at a lower depth
         self._shapes = [
             _shape([choice for choice in choices if len(choice) <= at], device) for at in range(1, depth + 1)
         ]
 
-    def grow(self, net: Net, features: Tensor, ends: list[int], depth: int, sampling: Sampling | None) -> Draft:
+    def grow(
+        self, head: FeatureHead, features: Tensor, ends: list[int], depth: int, sampling: DraftSampling | None
+    ) -> Draft:
         """Return the tree down to `depth`."""
         shape = self._shapes[min(depth, len(self._shapes)) - 1]
         rows, above = len(features), features.unsqueeze(1)
         # the root is the token of the last pair
-        window = net.windows.tree(ends, shape.inner, 1) if len(shape.levels) > 1 else None
-        tokens, laws, drawn = [], [], 0
+        window = head.windows.tree(ends, shape.inner, 1) if len(shape.levels) > 1 else None
+        tokens, probs, column = [], [], 0
         for level in shape.levels:
-            logits = net.logits(above.flatten(0, 1)).view(rows, above.shape[1], -1)
+            logits = head.logits(above.flatten(0, 1)).view(rows, above.shape[1], -1)
             if sampling is None:
                 found = _ranked(logits, level)
             else:
-                found, law = _drawn(logits, level, sampling, drawn)
-                laws.append(net.spread(law))
-            drawn += found.shape[1]
-            tokens.append(net.to_target(found))
+                found, distribution = _sampled(logits, level, sampling, column)
+                probs.append(head.spread(distribution))
+            column += found.shape[1]
+            tokens.append(head.to_target(found))
             if window is not None and len(level.inner):
                 pairs = tokens[-1][:, level.inner], above[:, level.inner_parents].flatten(0, 1)
-                above = net.forward(*pairs, window.part(*level.span)).view(rows, len(level.inner), -1)
-        return Draft(torch.cat(tokens, 1), shape.by_node(laws) if laws else None, shape.tree)
+                above = head.forward(*pairs, window.part(*level.span)).view(rows, len(level.inner), -1)
+        return Draft(torch.cat(tokens, 1), shape.by_node(probs) if probs else None, shape.tree)
 
 
 def _ranked(logits: Tensor, level: Level) -> Tensor:
@@ -94,28 +97,28 @@ def _ranked(logits: Tensor, level: Level) -> Tensor:
     return logits.topk(level.widest, -1).indices[:, level.parents, level.ranks]
 
 
-def _drawn(logits: Tensor, level: Level, sampling: Sampling, column: int) -> tuple[Tensor, Tensor]:
-    """Draw each node's token [rows, nodes] by the uniforms from `column` on.
+def _sampled(logits: Tensor, level: Level, sampling: DraftSampling, column: int) -> tuple[Tensor, Tensor]:
+    """Sample each node's token [rows, nodes] with the uniforms from `column` on.
 
-    Returns also what the children of each node above were drawn from [rows, above, vocab]: in a greedy row from zeros,
-    which says that they were chosen.
+    Returns also what the children of each node above were sampled from [rows, above, vocab]; zeros in a greedy row,
+    whose tokens are deterministic.
     """
-    law = sampling.warp.probs(logits)
-    left, found = law, [draw_each(sampling, law, column)]
+    distribution = sampling.params.probs(logits)
+    left, found = distribution, [draw_each(sampling, distribution, column)]
     for drawing in level.rounds:
         column += found[-1].shape[1]
         taken = found[-1].index_select(1, drawing).unsqueeze(2)
         left = left.index_select(1, drawing).scatter_(2, taken, 0.0)
         found.append(draw_each(sampling, left, column))
-    drawn = torch.cat(found, 1)[:, level.drawn]
-    if not sampling.warp.mixed:
-        return drawn, law
-    greedy = sampling.warp.greedy.unsqueeze(1)
-    return torch.where(greedy, _ranked(logits, level), drawn), law.masked_fill(greedy.unsqueeze(2), 0.0)
+    sampled = torch.cat(found, 1)[:, level.sampled]
+    if not sampling.params.mixed:
+        return sampled, distribution
+    greedy = sampling.params.greedy.unsqueeze(1)
+    return torch.where(greedy, _ranked(logits, level), sampled), distribution.masked_fill(greedy.unsqueeze(2), 0.0)
 
 
-def draw_each(sampling: Sampling, weights: Tensor, column: int) -> Tensor:
-    """Return tokens [rows, n] drawn by weights [rows, n, vocab], each by a uniform of its own from `column` on."""
+def draw_each(sampling: DraftSampling, weights: Tensor, column: int) -> Tensor:
+    """Return tokens [rows, n] sampled by weights [rows, n, vocab], with one uniform each from `column` on."""
     rows, count, _ = weights.shape
     uniforms = sampling.uniforms[:, column : column + count]
     return pick(weights.flatten(0, 1), uniforms.flatten()).view(rows, count)
@@ -155,6 +158,6 @@ def _level(nodes: list[Choice], above: list[Choice], with_children: list[Choice]
         inner_parents=indices([parents[number] for number in inner]),
         span=(first, first + len(inner)),
         rounds=rounds[1:],
-        drawn=indices([order.index(number) for number in range(len(nodes))]),
+        sampled=indices([order.index(number) for number in range(len(nodes))]),
         widest=1 + max(choice[-1] for choice in nodes),
     )

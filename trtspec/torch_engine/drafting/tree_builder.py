@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a net's guesses become a draft. Here a chain; the trees have modules of their own."""
+"""Builders of drafts from a head's predictions. The chain is here; trees have modules of their own."""
 
 from __future__ import annotations
 
@@ -8,42 +8,46 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from trtspec.torch_engine.drafting.base import Draft, Sampling
-from trtspec.torch_engine.drafting.head import Net
+from trtspec.torch_engine.drafting.base import Draft, DraftSampling
+from trtspec.torch_engine.drafting.head import FeatureHead
 
 
 class TreeBuilder(ABC):
-    """Lets drafts of one shape grow. `scratch` is how many places of the net's cache it needs behind a text."""
+    """Builds drafts of one shape. `scratch` is how many positions of the head's cache it needs after a text."""
 
     scratch: int
 
     @abstractmethod
-    def grow(self, net: Net, features: Tensor, ends: list[int], depth: int, sampling: Sampling | None) -> Draft:
-        """Return a draft of at most `depth` tokens, one after another, behind each row's text.
+    def grow(
+        self, head: FeatureHead, features: Tensor, ends: list[int], depth: int, sampling: DraftSampling | None
+    ) -> Draft:
+        """Return a draft of at most `depth` tokens in a row after each row's text.
 
-        `features` [rows, hidden] followed on each row's last pair, which stands at `ends[row]` of the net's cache.
+        `features` [rows, hidden] follow each row's last pair, which is at `ends[row]` of the head's cache.
         """
 
 
 class Chain(TreeBuilder):
-    """One token after another: the likeliest ones, or drawn from the net's law as the request samples."""
+    """A chain of the most probable tokens, or of tokens sampled from the head's distribution as the request samples."""
 
     def __init__(self, depth: int) -> None:
         self.scratch = depth
 
-    def grow(self, net: Net, features: Tensor, ends: list[int], depth: int, sampling: Sampling | None) -> Draft:
+    def grow(
+        self, head: FeatureHead, features: Tensor, ends: list[int], depth: int, sampling: DraftSampling | None
+    ) -> Draft:
         """Return a chain of `depth` tokens."""
-        chain, laws = [], []
-        windows = net.windows.singles([end + 1 for end in ends], depth - 1)
+        chain, all_probs = [], []
+        windows = head.windows.singles([end + 1 for end in ends], depth - 1)
         for step in range(depth):
-            logits = net.logits(features)
+            logits = head.logits(features)
             if sampling is None:
                 tokens = logits.argmax(-1)
             else:
-                probs = sampling.warp.probs(logits)
+                probs = sampling.params.probs(logits)
                 tokens = sampling.draw(probs, step)
-                laws.append(net.spread(probs))
-            chain.append(net.to_target(tokens))
+                all_probs.append(head.spread(probs))
+            chain.append(head.to_target(tokens))
             if step < len(windows):
-                features = net.forward(chain[-1].unsqueeze(1), features, windows[step])
-        return Draft(torch.stack(chain, 1), torch.stack(laws, 1) if laws else None)
+                features = head.forward(chain[-1].unsqueeze(1), features, windows[step])
+        return Draft(torch.stack(chain, 1), torch.stack(all_probs, 1) if all_probs else None)

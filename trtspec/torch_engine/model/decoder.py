@@ -24,7 +24,7 @@ from trtspec.torch_engine.model.norm import Norm
 from trtspec.torch_engine.model.weights import Weights
 from trtspec.torch_engine.model.windows import Window, Windows
 
-# Tap of the hidden state after the final norm, which is what the head sees.
+# The auxiliary layer that stands for the hidden state after the final norm, which the LM head reads.
 FINAL = -1
 
 

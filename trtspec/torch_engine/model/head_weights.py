@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the tensors of a drafting part from the target's converted checkpoint, by the rules they were stored by."""
+"""Reads a draft head's tensors from the target's converted checkpoint, by the rules that they were stored with."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trtspec.torch_engine.model.weights import norm_weight, paired_qkv, qk_norm,
 
 
 class HeadWeights:
-    """A part's tensors on a device; names are whole, and what the rules do not name is not there.
+    """A draft head's tensors on a device, by full names; only those that the rules name.
 
     Every call reads, and raises CheckpointError for what the checkpoint lacks.
     """

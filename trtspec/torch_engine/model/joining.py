@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of a converted checkpoint as they were before ranks divided them. Knows places, not meanings."""
+"""Joins the tensors of a converted checkpoint's ranks to what they were before they were divided."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ def find(checkpoint: Checkpoint, rule: Rule) -> TensorInfo | None:
 def join(checkpoint: Checkpoint, rule: Rule) -> Tensor:
     """Return a rule's target whole, on the CPU and in the dtype it is stored in; from one rank without a copy.
 
-    Raises CheckpointError that names tensor and file, where a rank lacks its part or has it in another shape or dtype.
+    Raises CheckpointError that names tensor and file, where a rank lacks its share or has it in another shape or dtype.
     """
     sharded = _shard(checkpoint, rule)
     shares = {rank: _share(checkpoint, sharded, rank) for rank in sharded.ranks}
     first = shares[sharded.ranks[0]]
     if len(shares) == 1:
         return first
-    heights = [part.shape[0] for part in rule.parts]
-    whole = torch.empty((sum(heights), prod(rule.parts[0].shape[1:])), dtype=first.dtype)
+    heights = [source.shape[0] for source in rule.sources]
+    whole = torch.empty((sum(heights), prod(rule.sources[0].shape[1:])), dtype=first.dtype)
     parts = torch.split_with_sizes(whole, heights)
     for number, place in join_places(sharded):
         _copy(shares[place.rank], place, parts[number])
     leading = (rule.experts, -1) if rule.experts else (len(whole),)
-    return whole.view(*leading, *rule.parts[0].shape[1:])
+    return whole.view(*leading, *rule.sources[0].shape[1:])
 
 
 def _shard(checkpoint: Checkpoint, rule: Rule) -> Sharded:
     return shard(rule, checkpoint.mapping, checkpoint.config.num_layers)
 
 
-def _copy(share: Tensor, place: Place, part: Tensor) -> None:
-    """Copy a rank's rectangle to its place in a part [rows, columns]."""
+def _copy(share: Tensor, place: Place, source: Tensor) -> None:
+    """Copy a rank's rectangle to its place in a source tensor [rows, columns]."""
     rows, columns = place.rows, place.columns
     held = share.view(-1, len(columns))[place.at_row : place.at_row + len(rows)]
-    part[rows.start : rows.stop, columns.start : columns.stop] = held
+    source[rows.start : rows.stop, columns.start : columns.stop] = held
 
 
 def _share(checkpoint: Checkpoint, sharded: Sharded, rank: int) -> Tensor:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of a layer: weights, and what they do to a few rows of hidden states.
+"""The modules of a layer: weights, and what they do to a few rows of hidden states.
 
 Matrices are [in, out]: with the output contiguous, a CPU multiplies the few rows of a verify step nearly as fast as one
 row.

@@ -12,7 +12,7 @@ kernels/speculativeDecoding/externalDraftTokensKernels.cu@2931b93f):
   new is computed.
 * `draft_logits` say what the tokens were drawn from, which is softmax(draft_logits): temperature, top_k and top_p are
   applied to the target's own logits only. What replaces a rejected token comes from the residual, and the text has
-  exactly the target's law.
+  exactly the target's distribution.
 * Without them a draft token has to be the one that the target draws; if it is not, the target draws once more from its
   whole distribution, so that drafted tokens come too often. Greedy text is the target's, sampled text is not.
 * An end token is not given back, so a text that ends behind an accepted token cannot be told from one that goes on.
@@ -27,7 +27,6 @@ request from one stream, which it reads from the beginning.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -38,29 +37,11 @@ import numpy.typing as npt
 
 from trtspec.errors import TrtspecError
 from trtspec.generation.endings import Endings
+from trtspec.generation.request import SamplingOptions
 
 Array = npt.NDArray[Any]
 NO_ID = -1
 NEVER = -1e9  # a logit of no probability; infinities do not pass everywhere
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How the next token is chosen; temperature 0 and top_k 1 are greedy, top_k 0 and top_p 1 keep all tokens."""
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature == 0.0 or self.top_k == 1
-
-    def at(self, position: int, role: str) -> Sampling:
-        """Return this with a seed for one call of one model, `position` tokens into the output."""
-        digest = hashlib.blake2b(f"{self.seed} {position} {role}".encode(), digest_size=8).digest()
-        return replace(self, seed=int.from_bytes(digest, "little"))
 
 
 @dataclass(frozen=True)
@@ -82,7 +63,7 @@ class Call:
 
     text: Sequence[int]
     new_tokens: int
-    sampling: Sampling
+    sampling: SamplingOptions
     end_id: int = NO_ID
     draft: Draft = Draft()
     wants_logits: bool = False
@@ -118,7 +99,7 @@ class Job:
     prompt: Sequence[int]
     max_tokens: int
     draft_len: int
-    sampling: Sampling
+    sampling: SamplingOptions
     endings: Endings
     end_id: int = NO_ID
     stop_words: Sequence[Sequence[int]] = ()
@@ -147,7 +128,13 @@ class ModelDrafter:
     """Guesses with a smaller model of the server."""
 
     def __init__(
-        self, model: Model, sampling: Sampling, *, draws: bool, stop_below: float = 0.0, fast_logits: bool = False
+        self,
+        model: Model,
+        sampling: SamplingOptions,
+        *,
+        draws: bool,
+        stop_below: float = 0.0,
+        fast_logits: bool = False,
     ) -> None:
         """Tell how it guesses.
 
@@ -162,7 +149,7 @@ class ModelDrafter:
         self._model = model
         self._draws = (draws or fast_logits) and not sampling.greedy
         temperature = 1.0 if fast_logits else sampling.temperature
-        self._sampling = Sampling(temperature if self._draws else 0.0, seed=sampling.seed)
+        self._sampling = SamplingOptions(temperature if self._draws else 0.0, seed=sampling.seed)
         self._stop_below = stop_below
 
     def propose(self, text: Sequence[int], position: int, at_most: int) -> Draft:

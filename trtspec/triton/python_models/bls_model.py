@@ -19,9 +19,10 @@ import triton_python_backend_utils as pb_utils
 
 from trtspec.errors import TrtspecError
 from trtspec.generation.endings import Endings
+from trtspec.generation.request import SamplingOptions
 from trtspec.generation.suffix_index import SuffixIndex
 from trtspec.methods.base import find_method
-from trtspec.triton.python_models.bls import NO_ID, Drafter, Job, LookupDrafter, ModelDrafter, Sampling, Step, generate
+from trtspec.triton.python_models.bls import NO_ID, Drafter, Job, LookupDrafter, ModelDrafter, Step, generate
 from trtspec.triton.python_models.own_server import Stream, own_server
 from trtspec.triton.python_models.responses import Responder
 from trtspec.triton.python_models.server_model import LOOKAHEAD_SIZES, ServerModel
@@ -107,7 +108,7 @@ class TritonPythonModel:
         if self.method == "none" and inputs.scalar("num_draft_tokens") is not None:
             hint = "leave it out; to compare, serve the recipe with method: none beside it"
             raise TrtspecError("num_draft_tokens is not served by this repository: the engine decides", hint=hint)
-        if self.greedy_only and not Sampling(**read_sampling(inputs)).greedy:
+        if self.greedy_only and not SamplingOptions(**read_sampling(inputs)).greedy:
             hint = "leave temperature, top_k and top_p out, or build with method: draft_target"
             raise TrtspecError("this engine always takes the most probable token and cannot sample", hint=hint)
 
@@ -133,7 +134,7 @@ class TritonPythonModel:
             prompt=prompt,
             max_tokens=max_tokens,
             draft_len=min(wanted, self.draft_len),
-            sampling=Sampling(**read_sampling(inputs)),
+            sampling=SamplingOptions(**read_sampling(inputs)),
             endings=Endings(frozenset(end_ids), stop, self.tokenizer),
             end_id=end_ids[0] if end_ids else NO_ID,
             stop_words=[*([token] for token in end_ids[1:]), *self.words(stop)],
@@ -162,7 +163,7 @@ class TritonPythonModel:
             raise TrtspecError(f"lookahead sizes {sizes} are above those of the engine, {self.lookahead}")
         return sizes
 
-    def drafter(self, stream: Stream, sampling: Sampling, use_draft_logits: bool | None) -> Drafter | None:
+    def drafter(self, stream: Stream, sampling: SamplingOptions, use_draft_logits: bool | None) -> Drafter | None:
         """Return what drafts for one request, if anything does."""
         options = self.options
         if self.method == "none":

@@ -11,7 +11,8 @@ from tritonclient.grpc import InferResult, service_pb2
 from tritonclient.utils import np_to_triton_dtype
 
 from trtspec.errors import TrtspecError
-from trtspec.triton.python_models.bls import Answer, Array, Call, Sampling
+from trtspec.generation.request import SamplingOptions
+from trtspec.triton.python_models.bls import Answer, Array, Call
 from trtspec.triton.python_models.own_server import Stream
 from trtspec.triton.python_models.tensors import tensor_of_words
 
@@ -100,7 +101,7 @@ def tensors(call: Call) -> list[tuple[str, Array]]:
     return named
 
 
-def _sampling(sampling: Sampling) -> list[tuple[str, Array]]:
+def _sampling(sampling: SamplingOptions) -> list[tuple[str, Array]]:
     """Return all of them always: what the executor takes for those that are missing is not what our clients mean."""
     greedy = sampling.greedy
     return [

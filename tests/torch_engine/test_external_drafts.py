@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafts that come with requests: text and law are the target's, the request ends there, and neighbours see nothing."""
+"""External drafts: the output distribution is the target's, the request ends there, neighbours are not affected."""
 
 from __future__ import annotations
 
@@ -16,14 +16,20 @@ import torch
 from tests.methods import eagle3_heads, heads, recurrent
 from tests.tiny import convert, make_llama, make_model, reference_model
 from tests.torch_engine import lossless
-from tests.torch_engine.lossless import LAW_SHAPE, engine_texts, let_rules_go_wrong, random_prompts, target_law
+from tests.torch_engine.lossless import (
+    DISTRIBUTION_SHAPE,
+    engine_texts,
+    let_rules_go_wrong,
+    random_prompts,
+    target_distribution,
+)
 from trtspec.errors import TrtspecError
-from trtspec.generation.request import Request, Sampling
+from trtspec.generation.request import Request, SamplingOptions
 from trtspec.generation.running import Running
 from trtspec.kernels import reference
 from trtspec.torch_engine.drafting.base import Draft
 from trtspec.torch_engine.engine import Engine
-from trtspec.torch_engine.given import Given
+from trtspec.torch_engine.external_drafts import ExternalDrafts
 from trtspec.torch_engine.settings import EngineSettings
 
 pytestmark = pytest.mark.integration
@@ -75,13 +81,13 @@ def engine(request: pytest.FixtureRequest, source: Path, tmp_path_factory: pytes
     method, *_ = request.param.split()
     root, draft = tmp_path_factory.mktemp(method), None
     if method == "medusa":
-        part = heads.save_heads(root / "part", heads.random_heads(2))
-        target = heads.convert_with(source, part, root / "target", CHOICES)
+        head_root = heads.save_heads(root / "part", heads.random_heads(2))
+        target = heads.convert_with(source, head_root, root / "target", CHOICES)
     elif method == "eagle3":
-        part = eagle3_heads.save_net(eagle3_heads.random_net(), root / "part")
-        target = eagle3_heads.convert_with(source, part, root / "target")
+        head_root = eagle3_heads.save_head(eagle3_heads.random_head(), root / "head")
+        target = eagle3_heads.convert_with(source, head_root, root / "target")
     elif method == "redrafter":
-        target = recurrent.convert_with(source, recurrent.random_drafter().save(root / "part"), root / "target")
+        target = recurrent.convert_with(source, recurrent.random_drafter().save(root / "head"), root / "target")
     else:
         target = convert(source, root / "target")
     if method == "draft_target":
@@ -208,42 +214,44 @@ class TestNeighbours:
             length = seed % 4
             draft = tuple(rng.integers(0, 64, length).tolist())
             logits = rng.normal(size=(length, 64)).astype(np.float32) if seed % 2 else None
-            how = Sampling(0.0 if seed == 5 else 0.9, top_k=20 * (seed == 3), seed=seed)
+            how = SamplingOptions(0.0 if seed == 5 else 0.9, top_k=20 * (seed == 3), seed=seed)
             requests.append(Request(PROMPTS[seed % 6], 8, how, draft_ids=draft, draft_logits=logits))
         assert plain.generate(requests) == [plain.generate([request])[0] for request in requests]
 
     def test_each_draws_for_its_own_tokens(self) -> None:
         """The first numbers of the seed's stream are for the draft's tokens, and the one behind them for the next."""
-        batch = [Running(Request((1,), 9, Sampling(1.0, seed=7), draft_ids=(2,) * n), print, None) for n in (2, 0, 3)]
+        batch = [
+            Running(Request((1,), 9, SamplingOptions(1.0, seed=7), draft_ids=(2,) * n), print, None) for n in (2, 0, 3)
+        ]
         stream = np.random.Generator(np.random.Philox(7)).integers(0, 1 << 32, 4) / 2.0**32
         a, b, c, d = stream.tolist()
-        given = Given.of(batch, torch.device("cpu"))
-        assert given.uniforms().tolist() == [[a, b, 0.0, c], [0.0, 0.0, 0.0, a], [a, b, c, d]]
+        external = ExternalDrafts.of(batch, torch.device("cpu"))
+        assert external.uniforms().tolist() == [[a, b, 0.0, c], [0.0, 0.0, 0.0, a], [a, b, c, d]]
         assert batch[0].uniforms(1).tolist() == [d]
 
     def test_what_tokens_are_from_is_said_by_their_logits_whatever_the_sampling(self) -> None:
         """And what does not say where it is from was chosen."""
         logits = np.log(np.array([[0.5, 0.25, 0.25], [0.1, 0.1, 0.8]], np.float32))
-        asked = [Request((1,), 9, Sampling(0.5, top_k=1), draft_ids=(0, 2), draft_logits=logits),
-                 Request((1,), 9, Sampling(1.0), draft_ids=(1,))]  # fmt: skip
-        probs = Given.of([Running(request, print, None) for request in asked], torch.device("cpu")).probs()
+        asked = [Request((1,), 9, SamplingOptions(0.5, top_k=1), draft_ids=(0, 2), draft_logits=logits),
+                 Request((1,), 9, SamplingOptions(1.0), draft_ids=(1,))]  # fmt: skip
+        probs = ExternalDrafts.of([Running(request, print, None) for request in asked], torch.device("cpu")).probs()
         assert probs is not None
         np.testing.assert_allclose(probs[0], [[0.5, 0.25, 0.25], [0.1, 0.1, 0.8]], rtol=1e-6)
         assert probs[1, 0].tolist() == [0.0, 1.0, 0.0]
 
 
-# -- the exact law ---------------------------------------------------------------------------------------------------
+# -- the exact distribution --------------------------------------------------------------------------------------------
 
 PROMPT = (1, 2, 0)
 NEW = 3
-SAMPLINGS = [Sampling(1.0), Sampling(0.6, top_k=2), Sampling(1.3, top_p=0.8)]
+SAMPLINGS = [SamplingOptions(1.0), SamplingOptions(0.6, top_k=2), SamplingOptions(1.3, top_p=0.8)]
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, Any]]:
     """Yield an engine on a vocabulary of three, and transformers' model of its target."""
     root = tmp_path_factory.mktemp("small")
-    source = make_model(root / "hf", **LAW_SHAPE)
+    source = make_model(root / "hf", **DISTRIBUTION_SHAPE)
     engine = Engine.load(convert(source, root / "c"), None, EngineSettings(max_seq_len=32, device="cpu"))
     yield engine, reference_model(source)
     engine.close()
@@ -255,90 +263,102 @@ def draft_logits(prefix: tuple[int, ...]) -> np.ndarray:
 
 
 @dataclass
-class Laws:
-    """The laws of texts of `NEW` tokens after the prompt."""
+class Distributions:
+    """The distributions of texts of `NEW` tokens after the prompt."""
 
     engine: Engine
     monkeypatch: pytest.MonkeyPatch
     wanted: np.ndarray
 
     def with_draft(self, asked: Request) -> np.ndarray:
-        """Return the law of what the engine says to a request, which the target itself goes on with."""
-        law = np.zeros_like(self.wanted)
+        """Return the distribution of what the engine says to a request, which the target itself goes on with."""
+        distribution = np.zeros_like(self.wanted)
         for ids, weight in engine_texts(self.engine, self.monkeypatch, asked).items():
-            law[ids] += weight * self.wanted[ids] / self.wanted[ids].sum()
-        return law
+            distribution[ids] += weight * self.wanted[ids] / self.wanted[ids].sum()
+        return distribution
 
-    def with_drawn_draft(self, sampling: Sampling, drawn_by: Sampling) -> np.ndarray:
+    def with_drawn_draft(self, sampling: SamplingOptions, drawn_by: SamplingOptions) -> np.ndarray:
         """Return it for two tokens with the draft's logits, drawn from these by a sampling of their own."""
-        law = np.zeros_like(self.wanted)
+        distribution = np.zeros_like(self.wanted)
         for tokens in product(range(3), repeat=2):
             rows = np.stack([draft_logits((9, *tokens[:place])) for place in range(2)])
-            weight = np.prod([warped(row, drawn_by)[token] for row, token in zip(rows, tokens, strict=True)])
+            weight = np.prod([probs_for(row, drawn_by)[token] for row, token in zip(rows, tokens, strict=True)])
             if weight > 0:
                 asked = Request(PROMPT, NEW, sampling, draft_ids=tokens, draft_logits=rows)
-                law += float(weight) * self.with_draft(asked)
-        return law
+                distribution += float(weight) * self.with_draft(asked)
+        return distribution
 
 
-def warped(row: np.ndarray, sampling: Sampling) -> np.ndarray:
-    return reference.warp(row.astype(np.float64), sampling.temperature, sampling.top_k, sampling.top_p)
+def probs_for(row: np.ndarray, sampling: SamplingOptions) -> np.ndarray:
+    return reference.probs_of(row.astype(np.float64), sampling.temperature, sampling.top_k, sampling.top_p)
 
 
-class TestTheLaw:
+class TestTheDistribution:
     @pytest.fixture(params=SAMPLINGS, ids=str)
-    def sampling(self, request: pytest.FixtureRequest) -> Sampling:
+    def sampling(self, request: pytest.FixtureRequest) -> SamplingOptions:
         return request.param
 
     @pytest.fixture
-    def laws(self, small: tuple[Engine, Any], sampling: Sampling, monkeypatch: pytest.MonkeyPatch) -> Laws:
+    def distributions(
+        self, small: tuple[Engine, Any], sampling: SamplingOptions, monkeypatch: pytest.MonkeyPatch
+    ) -> Distributions:
         engine, model = small
-        return Laws(engine, monkeypatch, target_law(model, PROMPT, sampling, NEW))
+        return Distributions(engine, monkeypatch, target_distribution(model, PROMPT, sampling, NEW))
 
     @pytest.mark.parametrize("tokens", [(0,), (2, 1), (1, 1), (0, 2, 2, 1)], ids=str)
-    def test_stays_whatever_was_chosen(self, laws: Laws, sampling: Sampling, tokens: tuple[int, ...]) -> None:
-        law = laws.with_draft(Request(PROMPT, NEW, sampling, draft_ids=tokens))
-        np.testing.assert_allclose(law, laws.wanted, atol=2e-5)
+    def test_stays_whatever_was_chosen(
+        self, distributions: Distributions, sampling: SamplingOptions, tokens: tuple[int, ...]
+    ) -> None:
+        distribution = distributions.with_draft(Request(PROMPT, NEW, sampling, draft_ids=tokens))
+        np.testing.assert_allclose(distribution, distributions.wanted, atol=2e-5)
 
-    def test_stays_with_tokens_drawn_from_their_logits(self, laws: Laws, sampling: Sampling) -> None:
-        law = laws.with_drawn_draft(sampling, drawn_by=Sampling(1.0))
-        np.testing.assert_allclose(law, laws.wanted, atol=2e-5)
+    def test_stays_with_tokens_drawn_from_their_logits(
+        self, distributions: Distributions, sampling: SamplingOptions
+    ) -> None:
+        distribution = distributions.with_drawn_draft(sampling, drawn_by=SamplingOptions(1.0))
+        np.testing.assert_allclose(distribution, distributions.wanted, atol=2e-5)
 
     @pytest.mark.parametrize("sampling", SAMPLINGS[1:], ids=str)
-    def test_is_lost_with_tokens_drawn_by_the_requests_sampling(self, laws: Laws, sampling: Sampling) -> None:
+    def test_is_lost_with_tokens_drawn_by_the_requests_sampling(
+        self, distributions: Distributions, sampling: SamplingOptions
+    ) -> None:
         """So the logits count, and count as they are."""
-        law = laws.with_drawn_draft(sampling, drawn_by=sampling)
-        assert np.abs(law - laws.wanted).sum() > 0.01
+        distribution = distributions.with_drawn_draft(sampling, drawn_by=sampling)
+        assert np.abs(distribution - distributions.wanted).sum() > 0.01
 
     @pytest.mark.parametrize("sampling", SAMPLINGS[:1], ids=str)
-    def test_is_lost_with_a_wrong_rule(self, laws: Laws, sampling: Sampling, monkeypatch: pytest.MonkeyPatch) -> None:
-        let_rules_go_wrong(laws.engine, monkeypatch)
-        chosen = laws.with_draft(Request(PROMPT, NEW, sampling, draft_ids=(2, 1)))
-        drawn = laws.with_drawn_draft(sampling, drawn_by=sampling)
-        assert np.abs(chosen - laws.wanted).sum() > 0.01
-        assert np.abs(drawn - laws.wanted).sum() > 0.01
+    def test_is_lost_with_a_wrong_rule(
+        self, distributions: Distributions, sampling: SamplingOptions, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        let_rules_go_wrong(distributions.engine, monkeypatch)
+        chosen = distributions.with_draft(Request(PROMPT, NEW, sampling, draft_ids=(2, 1)))
+        drawn = distributions.with_drawn_draft(sampling, drawn_by=sampling)
+        assert np.abs(chosen - distributions.wanted).sum() > 0.01
+        assert np.abs(drawn - distributions.wanted).sum() > 0.01
 
     def test_logits_make_more_of_a_sampled_draft_accepted(self, plain: Engine, model: Any) -> None:
-        """Drafts drawn from the target's own law are all taken with their logits, and far from all without."""
+        """Drafts drawn from the target's own distribution are all taken with their logits, and far from all without."""
         logits = lossless.logits_along(model, PROMPTS[0], (3, 4, 5))
         rows = logits[:1].repeat(3, 0)  # the first token is drawn from it, the others are never asked for
         accepted = {True: 0, False: 0}
         for seed, says in product(range(40), (True, False)):
-            probs = reference.warp(rows[0].astype(np.float64), 1.0, 0, 1.0)
+            probs = reference.probs_of(rows[0].astype(np.float64), 1.0, 0, 1.0)
             token = int(np.random.default_rng(seed).choice(64, p=probs))
-            asked = Request(PROMPTS[0], 2, Sampling(1.0, seed=seed), draft_ids=(token,),
+            asked = Request(PROMPTS[0], 2, SamplingOptions(1.0, seed=seed), draft_ids=(token,),
                             draft_logits=rows[:1] if says else None)  # fmt: skip
             accepted[says] += plain.generate([asked])[0].stats.accepted
         assert accepted[True] == 40
         assert accepted[False] < 20
 
 
-# -- logits of the text ----------------------------------------------------------------------------------------------
+# -- logits of the text ------------------------------------------------------------------------------------------------
 
 
 class TestGenerationLogits:
-    @pytest.mark.parametrize("how", [Sampling(), Sampling(0.7, top_k=5, seed=3)], ids=["greedy", "sampled"])
-    def test_are_those_of_transformers(self, engine: Engine, model: Any, how: Sampling) -> None:
+    @pytest.mark.parametrize(
+        "how", [SamplingOptions(), SamplingOptions(0.7, top_k=5, seed=3)], ids=["greedy", "sampled"]
+    )
+    def test_are_those_of_transformers(self, engine: Engine, model: Any, how: SamplingOptions) -> None:
         """With drafts and without, in a batch with a request that asks for none."""
         requests = [
             Request(PROMPTS[0], LEN, how, return_logits=True),
@@ -360,7 +380,7 @@ class TestGenerationLogits:
         np.testing.assert_allclose(result.logits, lossless.logits_along(model, PROMPTS[0], texts[0][:6]), atol=1e-4)
 
 
-# -- what is refused -------------------------------------------------------------------------------------------------
+# -- what is refused ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

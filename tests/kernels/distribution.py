@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exact law of the text that an acceptance rule makes, found by enumeration over a small vocabulary.
+"""The exact distribution of the text that an acceptance rule makes, found by enumeration over a small vocabulary.
 
 Every draft is enumerated with its probability, and the unit cube of the uniforms is cut into the boxes on which the
 rule says one thing. Nothing is assumed about where the cuts are: they are found by bisection, so a rule that accepts
@@ -68,16 +68,16 @@ def random_table(seed: int, vocab: int, length: int, zeros: bool) -> Table:
     return table
 
 
-def drawn(row: Array, elders: list[int]) -> list[tuple[int, float]]:
+def sampled(row: Array, elders: list[int]) -> list[tuple[int, float]]:
     """Return what a child can be and how probably when it is drawn without the tokens of its elder siblings."""
     rest = row.copy()
     rest[elders] = 0.0
     if rest.sum() == 0.0:
-        return chosen(row, elders)
+        return deterministic(row, elders)
     return [(token, mass / rest.sum()) for token, mass in enumerate(rest) if mass > 0.0]
 
 
-def chosen(row: Array, elders: list[int]) -> list[tuple[int, float]]:
+def deterministic(row: Array, elders: list[int]) -> list[tuple[int, float]]:
     """Return the best token that no elder sibling has."""
     return [(max(set(range(len(row))) - set(elders), key=lambda token: row[token]), 1.0)]
 
@@ -135,32 +135,32 @@ def _pieces(at: Callable[[float], VerifyResult]) -> Iterator[tuple[float, float]
     yield low, 1.0
 
 
-def text_law(found: list[Box], target: Table) -> Array:
-    """Return the law [vocab, vocab, ...] of the text, shorter outputs completed by the target itself."""
+def text_distribution(found: list[Box], target: Table) -> Array:
+    """Return the distribution [vocab, vocab, ...] of the text, shorter outputs completed by the target itself."""
     length = max(len(prefix) for prefix in target) + 1
-    law = np.zeros((len(target[()]),) * length)
+    distribution = np.zeros((len(target[()]),) * length)
     for box in found:
         path = [int(box.case.tokens[node]) for node in box.result.path]
-        _add(law, (*path, box.result.token), box.weight, target)
-    return law
+        _add(distribution, (*path, box.result.token), box.weight, target)
+    return distribution
 
 
-def target_law(target: Table) -> Array:
-    """Return the law of the text that the target makes alone."""
-    law = text_law([], target)
-    _add(law, (), 1.0, target)
-    return law
+def target_distribution(target: Table) -> Array:
+    """Return the distribution of the text that the target makes alone."""
+    distribution = text_distribution([], target)
+    _add(distribution, (), 1.0, target)
+    return distribution
 
 
-def _add(law: Array, text: tuple[int, ...], weight: float, target: Table) -> None:
-    if len(text) == law.ndim:
-        law[text] += weight
+def _add(distribution: Array, text: tuple[int, ...], weight: float, target: Table) -> None:
+    if len(text) == distribution.ndim:
+        distribution[text] += weight
         return
     for token, share in enumerate(target[text]):
-        _add(law, (*text, token), weight * share, target)
+        _add(distribution, (*text, token), weight * share, target)
 
 
-def is_lossless(law: Array, target: Table) -> bool:
-    """Return whether a law is the target's: everywhere to 1e-12, and exactly zero where the target's is."""
-    wanted = target_law(target)
-    return bool(np.abs(law - wanted).max() < 1e-12 and not law[wanted == 0.0].any())
+def is_lossless(distribution: Array, target: Table) -> bool:
+    """Return whether a distribution is the target's: everywhere to 1e-12, and exactly zero where the target's is."""
+    wanted = target_distribution(target)
+    return bool(np.abs(distribution - wanted).max() < 1e-12 and not distribution[wanted == 0.0].any())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafts that come with requests, as the tensors of a batch: rows without one, and shorter ones, are filled up."""
+"""External drafts, which come with requests, as the tensors of a batch; missing and shorter rows are padded."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from trtspec.generation.running import Running
 
 
 @dataclass(frozen=True)
-class Given:
-    """The drafts of some rows: `tokens` [rows, width], of which `lens` count in each row."""
+class ExternalDrafts:
+    """The external drafts of some rows: `tokens` [rows, width], of which `lens` are valid in each row."""
 
     batch: Sequence[Running]
     tokens: Tensor
     lens: list[int]
 
     @classmethod
-    def of(cls, batch: Sequence[Running], device: torch.device) -> Given:
-        """Return what came with the requests of a batch."""
-        lens = [len(running.given) for running in batch]
+    def of(cls, batch: Sequence[Running], device: torch.device) -> ExternalDrafts:
+        """Return the external drafts of a batch."""
+        lens = [len(running.external_draft) for running in batch]
         width = max(lens)
-        rows = [[*running.given, *[0] * (width - len(running.given))] for running in batch]
+        rows = [[*running.external_draft, *[0] * (width - len(running.external_draft))] for running in batch]
         return cls(batch, torch.tensor(rows, dtype=torch.int64, device=device), lens)
 
     def probs(self) -> Tensor | None:
-        """Return what the tokens were drawn from [rows, width, vocab]; None where no request says so.
+        """Return what the tokens were sampled from [rows, width, vocab]; None if no request has draft_logits.
 
-        That is softmax(draft_logits), whatever the request's own sampling is: what TensorRT-LLM takes them for
-        (NVIDIA/TensorRT-LLM:cpp/tensorrt_llm/layers/externalDraftTokensLayer.cpp@1d263f15). In a row that does not say,
-        each token was sure, as one is that was chosen.
+        That is softmax(draft_logits), whatever the request's own sampling is, as in TensorRT-LLM
+        (NVIDIA/TensorRT-LLM:cpp/tensorrt_llm/layers/externalDraftTokensLayer.cpp@1d263f15). Rows without
+        draft_logits get one-hot rows, which mean deterministic tokens.
         """
         drawn_by = [running.request.draft_logits for running in self.batch]
         vocab = next((logits.shape[1] for logits in drawn_by if logits is not None), None)
@@ -51,7 +51,7 @@ class Given:
     def uniforms(self) -> Tensor:
         """Return [rows, width + 1] in [0, 1): one for each token, and in the last column one for the token after them.
 
-        Each request draws for its own tokens alone, so that its numbers do not depend on its neighbours.
+        Each request reads numbers only for its own tokens, so that they do not depend on its neighbours.
         """
         padded = np.zeros((len(self.batch), self.tokens.shape[1] + 1))
         for row, (running, length) in enumerate(zip(self.batch, self.lens, strict=True)):

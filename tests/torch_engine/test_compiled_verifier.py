@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine with the compiled acceptance rules: what it says with torch's, and the target's law."""
+"""The engine with the compiled acceptance rules: what it says with torch's, and the target's distribution."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ from typing import Any
 
 import pytest
 
-from tests.methods.eagle_heads import convert_with, random_net, save_net
+from tests.methods.eagle_heads import convert_with, random_head, save_head
 from tests.tiny import convert, make_model, reference_model
-from tests.torch_engine.lossless import LAW_SHAPE, assert_greedy_text, assert_targets_law, random_prompts
-from trtspec.generation.request import Request, Result, Sampling
-from trtspec.kernels.verifier import CompiledRules, TorchRules
+from tests.torch_engine.lossless import (
+    DISTRIBUTION_SHAPE,
+    assert_greedy_text,
+    assert_targets_distribution,
+    random_prompts,
+)
+from trtspec.generation.request import Request, Result, SamplingOptions
+from trtspec.kernels.verifier import CompiledVerifier, TorchVerifier
 from trtspec.torch_engine.engine import Engine
 from trtspec.torch_engine.settings import EngineSettings
 
@@ -21,15 +26,15 @@ pytestmark = pytest.mark.integration
 CHAINS: dict[str, Any] = {"method": "draft_target", "draft_len": 3}
 STATIC: dict[str, Any] = {"method": "eagle", "options": {"choices": [[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]]}}
 DYNAMIC: dict[str, Any] = {"method": "eagle", "options": {"dynamic": True, "top_k": 3, "depth": 3, "nodes": 6}}
-SAMPLINGS = (Sampling(1.0), Sampling(0.7, top_k=5), Sampling(1.2, top_p=0.8), Sampling())
+SAMPLINGS = (SamplingOptions(1.0), SamplingOptions(0.7, top_k=5), SamplingOptions(1.2, top_p=0.8), SamplingOptions())
 
 
 class Checkpoints:
-    """A random target with a random EAGLE net, and a random model that drafts for it."""
+    """A random target with a random EAGLE head, and a random model that drafts for it."""
 
     def __init__(self, root: Path) -> None:
         self.source = make_model(root / "hf", family="llama")
-        self.target = convert_with(self.source, save_net(root / "net", random_net()), root / "target", {})
+        self.target = convert_with(self.source, save_head(root / "head", random_head()), root / "target", {})
         self.draft = convert(make_model(root / "hf-draft", family="llama", num_hidden_layers=1), root / "draft")
 
     def load(self, how: dict[str, Any], *kernels: Path) -> Engine:
@@ -57,8 +62,8 @@ class TestCompiled:
         self, how: dict[str, Any], checkpoints: Checkpoints, kernel_library: Path
     ) -> None:
         compiled, plain = checkpoints.load(how, kernel_library), checkpoints.load(how)
-        assert isinstance(compiled.speculator.rules, CompiledRules)
-        assert isinstance(plain.speculator.rules, TorchRules)
+        assert isinstance(compiled.speculator.verifier, CompiledVerifier)
+        assert isinstance(plain.speculator.verifier, TorchVerifier)
         results = texts(compiled)
         assert results == texts(plain)
         assert sum(result.stats.accepted for result in results) > 5
@@ -71,12 +76,12 @@ class TestCompiled:
         engine.close()
 
 
-def test_sampled_text_has_the_targets_law(
+def test_sampled_text_has_the_targets_distribution(
     tmp_path: Path, kernel_library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sources = [make_model(tmp_path / f"hf{seed}", seed=seed, **LAW_SHAPE) for seed in (0, 1)]
+    sources = [make_model(tmp_path / f"hf{seed}", seed=seed, **DISTRIBUTION_SHAPE) for seed in (0, 1)]
     target, draft = (convert(source, tmp_path / f"c{seed}") for seed, source in enumerate(sources))
     settings = EngineSettings("draft_target", 3, max_seq_len=32, device="cpu", kernels=(kernel_library,))
     engine = Engine.load(target, draft, settings)
-    assert_targets_law(engine, reference_model(sources[0]), monkeypatch, Sampling(0.8))
+    assert_targets_distribution(engine, reference_model(sources[0]), monkeypatch, SamplingOptions(0.8))
     engine.close()
