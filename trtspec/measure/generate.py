@@ -38,7 +38,7 @@ def generate_one(
     with open_artifact(root) as artifact:
         updates: SimpleQueue[Update] = SimpleQueue()
         started = time.perf_counter()
-        ticket = artifact.engine.submit(artifact.request(prompt, max_tokens, sampling, stop=stop), updates.put)
+        handle = artifact.engine.submit(artifact.request(prompt, max_tokens, sampling, stop=stop), updates.put)
         ids: list[int] = []
         text = ""
         try:
@@ -52,7 +52,7 @@ def generate_one(
                 if update.finish_reason:
                     break
         except KeyboardInterrupt:
-            ticket.cancel()
+            handle.cancel()
             raise
         seconds = time.perf_counter() - started
         if update.finish_reason == "error":

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from trtspec.artifacts.manifest import load_manifest
 from trtspec.errors import TrtspecError
 from trtspec.measure.artifact import TARGET, artifact_prompts, open_artifact
-from trtspec.measure.skips import Candidate, Limits, OnProgress, ranked, rate, search
+from trtspec.measure.skips import Candidate, OnProgress, SkipLimits, ranked, rate, search
 from trtspec.methods.swift import Skip
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def search_artifact(
     *,
     samples: int,
     max_tokens: int,
-    limits: Limits,
+    limits: SkipLimits,
     seed: int,
     on_progress: OnProgress = lambda what, done, total: None,
     clock: Callable[[], float] = time.monotonic,

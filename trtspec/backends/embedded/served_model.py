@@ -24,7 +24,7 @@ from trtspec.kernels.verifier import libraries_of
 from trtspec.torch_engine.engine import Engine
 from trtspec.torch_engine.settings import EngineSettings
 from trtspec.triton.python_models.tensors import (
-    Inputs,
+    RequestTensors,
     Settings,
     cancelled,
     failure,
@@ -72,18 +72,18 @@ class TritonPythonModel:
         sender = request.get_response_sender() if self.decoupled else None
         generation = Generation(self.lock, sender, (sender or request).is_cancelled)
         try:
-            inputs = Inputs(pb_utils, request)
+            inputs = RequestTensors(pb_utils, request)
             refuse_unsupported(inputs)
             refuse_lossy(inputs)
             asked = self.read(inputs)
             generation.streaming = wants_stream(inputs, "streaming", decoupled=self.decoupled)
             generation.unsent = Unsent(inputs, asked.prompt_ids)
-            generation.ticket = self.engine.submit(asked, generation.on_update)
+            generation.handle = self.engine.submit(asked, generation.on_update)
         except Exception as error:
             generation.send(failure(pb_utils, error), final=True)
         return generation
 
-    def read(self, inputs: Inputs) -> Request:
+    def read(self, inputs: RequestTensors) -> Request:
         """Return what the tensors of a request ask for."""
         draft_ids, draft_logits = inputs.array("draft_input_ids"), inputs.array("draft_logits")
         return Request(
@@ -107,7 +107,7 @@ class Generation:
         self.is_cancelled = is_cancelled
         self.streaming = False
         self.unsent: Any = None  # Unsent, once the request's tensors are read
-        self.ticket: RequestHandle | None = None
+        self.handle: RequestHandle | None = None
         self.done = threading.Event()
         self.response: Any = None
 
@@ -144,11 +144,11 @@ class Generation:
         return self.response
 
     def drop(self) -> None:
-        if self.ticket is not None:
-            self.ticket.cancel()
+        if self.handle is not None:
+            self.handle.cancel()
 
 
-def read_lookahead(inputs: Inputs) -> dict[str, int]:
+def read_lookahead(inputs: RequestTensors) -> dict[str, int]:
     """Return the sizes of lookahead that a request lowers: all three or, for most requests, none."""
     sizes = {option: inputs.scalar(name) for option, name in LOOKAHEAD_SIZES.items()}
     given = {option: size for option, size in sizes.items() if size is not None}
@@ -157,7 +157,7 @@ def read_lookahead(inputs: Inputs) -> dict[str, int]:
     return given
 
 
-def refuse_lossy(inputs: Inputs) -> None:
+def refuse_lossy(inputs: RequestTensors) -> None:
     """Raise for a constant threshold of acceptance by draft logits, in the place of a random number for each token."""
     threshold = inputs.scalar("draft_acceptance_threshold")
     if threshold is not None and inputs.array("draft_logits") is not None:

@@ -24,7 +24,7 @@ from trtspec.generation.checks import check_request
 from trtspec.generation.request import Limits, Request, Sampling, Update
 from trtspec.generation.running import Progress, Running
 from trtspec.triton.python_models.tensors import (
-    Inputs,
+    RequestTensors,
     Settings,
     cancelled,
     failure,
@@ -76,7 +76,7 @@ class TritonPythonModel:
         sender = request.get_response_sender() if self.decoupled else None
         answers = Answers(sender)
         try:
-            inputs = Inputs(pb_utils, request)
+            inputs = RequestTensors(pb_utils, request)
             asked = self.read(inputs)
             answers.streaming = wants_stream(inputs, "streaming", decoupled=self.decoupled)
             answers.unsent = Unsent(inputs, asked.prompt_ids)
@@ -88,7 +88,7 @@ class TritonPythonModel:
             answers.send(failure(pb_utils, error), final=True)
         return answers.response
 
-    def read(self, inputs: Inputs) -> Request:
+    def read(self, inputs: RequestTensors) -> Request:
         """Return what the tensors of a request ask for; raises for what this engine does not do."""
         refuse_unsupported(inputs, ENGINE)
         if inputs.scalar("return_generation_logits", False):
@@ -106,7 +106,9 @@ class TritonPythonModel:
         running = Running(asked, updates.append, self.tokenizer)
         if running.samples and self.greedy_only:
             hint = "set temperature to 0, or serve with TensorRT-LLM 1.3 or later"
-            raise TrtspecError("this version of the LLM API does not sample from the target's own law", hint=hint)
+            raise TrtspecError(
+                "this version of the LLM API does not sample from the target's own distribution", hint=hint
+            )
         result = self.llm.generate_async(list(asked.prompt_ids), sampling_params(asked), streaming=True)
         seen, reason = 0, None
         async for ids in steps(result, is_cancelled):

@@ -12,7 +12,7 @@ kernels/speculativeDecoding/externalDraftTokensKernels.cu@2931b93f):
   new is computed.
 * `draft_logits` say what the tokens were drawn from, which is softmax(draft_logits): temperature, top_k and top_p are
   applied to the target's own logits only. What replaces a rejected token comes from the residual, and the text has
-  exactly the target's law.
+  exactly the target's distribution.
 * Without them a draft token has to be the one that the target draws; if it is not, the target draws once more from its
   whole distribution, so that drafted tokens come too often. Greedy text is the target's, sampled text is not.
 * An end token is not given back, so a text that ends behind an accepted token cannot be told from one that goes on.
