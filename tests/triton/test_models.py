@@ -49,9 +49,9 @@ class FakeEngine:
         self.asked.append(request)
         self.tell.append(on_update)
         self.before_return(on_update)
-        ticket = type("RequestHandle", (), {})()
-        ticket.cancel = lambda: self.cancelled.append(len(self.tell) - 1)
-        return ticket
+        handle = type("RequestHandle", (), {})()
+        handle.cancel = lambda: self.cancelled.append(len(self.tell) - 1)
+        return handle
 
     def close(self) -> None:
         self.closed = True
@@ -203,7 +203,7 @@ def test_a_threshold_of_acceptance_is_refused_where_it_would_count(artifact, pb_
     model.execute([idle, lossy])
     assert len(model.engine.asked) == 1
     assert lossy.sender.sent[0][0].error.message.startswith(
-        "draft_acceptance_threshold 0.5 with draft_logits would change the text's law"
+        "draft_acceptance_threshold 0.5 with draft_logits would change the text's distribution"
     )
 
 
