@@ -12,7 +12,7 @@ from trtspec.artifacts.manifest import load_manifest
 from trtspec.diagnostics import RecipeError
 from trtspec.graph.executor import Unobserved
 from trtspec.methods.speedup import expected_speedup
-from trtspec.paths import default_prompts
+from trtspec.paths import calibration_prompts
 from trtspec.pipeline import Build, open_store, plan_build, run_build
 from trtspec.recipe.load import load_recipe
 from trtspec.steps.calibrate import Calibrate
@@ -128,7 +128,7 @@ def test_a_calibration_comes_before_its_conversion(recipe: Path) -> None:
     names = [step.name for step in build.plan.steps]
     assert names[:3] == ["calibrate-target", "convert-target", "convert-draft"]
     (calibration,) = (step for step in build.plan.steps if isinstance(step, Calibrate))
-    assert calibration.prompts.paths == [default_prompts()]
+    assert calibration.prompts.paths == [calibration_prompts()]
     (warning,) = build.diagnostics
     assert (warning.severity, warning.code) == ("warning", "default-prompts")
     rowwise = plan_build(load_recipe(recipe, ["target.quantization.weights=fp8_rowwise"]))

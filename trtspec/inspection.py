@@ -12,7 +12,7 @@ from trtspec.artifacts.manifest import load_manifest
 from trtspec.artifacts.paths import MANIFEST
 from trtspec.checkpoint.safetensors import TensorInfo
 from trtspec.checkpoint.sharding import ParallelMapping
-from trtspec.checkpoint.trtllm import Quantization, is_converted, load_checkpoint
+from trtspec.checkpoint.trtllm import TrtllmQuantization, is_converted, load_checkpoint
 from trtspec.errors import CheckpointError
 from trtspec.models.source_model import load_model
 from trtspec.quant.conversion import plan_conversion
@@ -71,7 +71,7 @@ def _converted(path: Path) -> dict[str, Any]:
     }
 
 
-def _words(quantization: Quantization) -> str:
+def _words(quantization: TrtllmQuantization) -> str:
     parts = [quantization.algo, f"{quantization.kv_cache_algo} KV cache" if quantization.kv_cache_algo else ""]
     return ", ".join(part for part in parts if part) or "none"
 

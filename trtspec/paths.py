@@ -43,7 +43,12 @@ def plugins_dir() -> Path:
 
 
 def default_prompts() -> Path:
-    """Return the prompts that activations are measured on where a recipe names none."""
+    """Return the prompts that the gates and benchmarks use where an artifact has none of its own."""
+    return recipes_dir() / "prompts" / "default.jsonl"
+
+
+def calibration_prompts() -> Path:
+    """Return the prompts that activation scales are calibrated on where a recipe names none."""
     return recipes_dir() / "prompts" / "calibration.jsonl"
 
 

@@ -29,7 +29,7 @@ from benchmarks.gpu.measures import BATCHES, MEASURES, ON_GPUS, ROOM, SET_LEN, S
 from benchmarks.gpu.parts import LIBRARY
 from benchmarks.gpu.random_model import PAIRS, randomize, write_hollow
 from benchmarks.gpu.stepping import least_ms
-from trtspec.kernels.verifier import choose_rules
+from trtspec.kernels.verifier import choose_verifier
 from trtspec.methods.base import DraftShape, find_method
 from trtspec.torch_engine.device import choose_device
 from trtspec.torch_engine.drafters.draft_target import ModelDrafter
@@ -64,7 +64,7 @@ def load(shape: str, device: torch.device, steps: int, work: Path) -> Bench:
     draft = ModelDrafter(Setup(target, draft_root, room, options, DraftShape(SET_LEN, SET_LEN)))
     for seed, model in enumerate((target, draft._model)):
         randomize(model, seed)
-    rules = choose_rules((LIBRARY,) if LIBRARY.exists() and device.type == "cuda" else (), device, dtype)
+    rules = choose_verifier((LIBRARY,) if LIBRARY.exists() and device.type == "cuda" else (), device, dtype)
     found = {"machine": machine(device), "rules": type(rules).__name__}
     found["load_s"] = round(time.perf_counter() - started, 1)
     return Bench(target, draft, room, rules, steps, found)

@@ -9,7 +9,8 @@ import pytest
 from trtspec.artifacts import prompts as prompts_module
 from trtspec.artifacts.prompts import Prompt, load_prompts
 from trtspec.errors import TrtspecError
-from trtspec.measure.artifact import DEFAULT_PROMPTS, artifact_prompts
+from trtspec.measure.artifact import artifact_prompts
+from trtspec.paths import default_prompts
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def test_too_many_and_too_large(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_which_prompts_are_measured_on(tmp_path: Path, path: Path) -> None:
     path.write_text('{"prompt": "given"}')
-    assert artifact_prompts(None, None) == artifact_prompts(tmp_path, None) == load_prompts(DEFAULT_PROMPTS)
+    assert artifact_prompts(None, None) == artifact_prompts(tmp_path, None) == load_prompts(default_prompts())
     own = tmp_path / "prompts" / "own.jsonl"
     own.parent.mkdir()
     own.write_text('{"prompt": "own"}')

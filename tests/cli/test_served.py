@@ -51,7 +51,7 @@ def use(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Target:
 def gates(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Note whose gates were asked after, instead of measuring."""
     asked: list[Path] = []
-    monkeypatch.setattr("trtspec.measure.verify.ensure_gates", lambda artifact, on_progress: asked.append(artifact))
+    monkeypatch.setattr("trtspec.deploy.base.ensure_gates", lambda artifact, on_progress: asked.append(artifact))
     return asked
 
 

@@ -18,7 +18,7 @@ import pytest
 from tests.triton.artifact import make_echo_artifact
 from trtspec.deploy import local
 from trtspec.deploy.base import find_target
-from trtspec.deploy.journal import Journal
+from trtspec.deploy.journal import DeploymentJournal
 from trtspec.deploy.local import deploy_local, status, stop
 from trtspec.errors import DeployError, SmokeTestFailed, StepTimeout, TrtspecError
 from trtspec.system import LOOPBACK, is_alive, session_of, wait_until
@@ -66,7 +66,7 @@ def deploy(tritonserver, tmp_path: Path):
 
     yield start
     for name in {*names}:
-        if Journal(name).read():
+        if DeploymentJournal(name).read():
             stop(name)
 
 
@@ -82,7 +82,7 @@ def in_another_process(artifact: Path, how: str) -> tuple[subprocess.Popen[str],
 
 
 def states(name: str = "echo") -> list[str]:
-    return [entry["state"] for entry in Journal(name).entries()]
+    return [entry["state"] for entry in DeploymentJournal(name).entries()]
 
 
 def leftovers(record) -> list[object]:
@@ -111,7 +111,7 @@ def test_from_start_to_stop(deploy) -> None:
         deploy()
     with pytest.raises(DeployError, match=f"http port {server.record.http} is in use"):
         deploy("other", http_port=server.record.http)
-    assert not (Journal("other").log).exists(), "refused before anything was started"
+    assert not (DeploymentJournal("other").log).exists(), "refused before anything was started"
 
     assert leftovers(server.record)
     stopped = stop("echo")
@@ -156,7 +156,7 @@ def test_a_failed_load_shows_the_log_and_leaves_nothing(deploy) -> None:
     with pytest.raises(DeployError, match="the server ended with status 1 while it started") as caught:
         deploy(before="raise ValueError('no such weights')")
     assert "ValueError: no such weights" in caught.value.hint
-    assert leftovers(Journal("echo").known()) == []
+    assert leftovers(DeploymentJournal("echo").known()) == []
     assert states() == ["staged", "failed"]
     assert stop("echo")["state"] == "failed"
 
@@ -176,16 +176,16 @@ def test_a_server_that_does_not_answer_is_stopped(lines, error, message, deploy,
     monkeypatch.setattr(local, "EXIT_TIMEOUT_S", 0.2)
     with pytest.raises(error, match=message) as caught:
         deploy(**lines)
-    assert f"the end of {Journal('echo').log}:\n" in caught.value.hint
+    assert f"the end of {DeploymentJournal('echo').log}:\n" in caught.value.hint
     assert "Started Metrics Service" in caught.value.hint or "echo starts" in caught.value.hint
-    assert leftovers(Journal("echo").known()) == []
+    assert leftovers(DeploymentJournal("echo").known()) == []
     assert states()[-1] == "failed"
 
 
 @pytest.mark.triton
 def test_without_detach_a_killed_owner_takes_the_server_along(tritonserver, tmp_path: Path) -> None:
     owner, pid = in_another_process(make_echo_artifact(tmp_path / "echo"), "hang")
-    started = Journal("echo").known().started
+    started = DeploymentJournal("echo").known().started
     assert is_alive(pid, started)
     owner.kill()
     owner.communicate(timeout=30)
@@ -201,7 +201,7 @@ def test_a_foreground_server_stops_when_its_owner_is_asked_to(number, tritonserv
     owner.send_signal(number)
     owner.communicate(timeout=20)
     assert status("echo")["state"] == "stopped"
-    assert leftovers(Journal("echo").known()) == []
+    assert leftovers(DeploymentJournal("echo").known()) == []
 
 
 @pytest.mark.triton
@@ -210,7 +210,7 @@ def test_a_detached_server_outlives_its_owner_and_ends_when_stopped(tritonserver
     owner.communicate(timeout=10)
     assert status("echo")["state"] == "live"
     assert stop("echo")["was_running"]
-    assert not is_alive(pid, Journal("echo").known().started)
+    assert not is_alive(pid, DeploymentJournal("echo").known().started)
 
 
 @pytest.mark.triton
@@ -241,7 +241,7 @@ def test_an_artifact_without_a_repository_or_a_manifest_is_refused(tmp_path: Pat
 
 def test_one_process_at_a_time_deploys_a_name(tmp_path: Path) -> None:
     make_echo_artifact(tmp_path / "echo")
-    with Journal("echo").lock(), pytest.raises(DeployError, match="another process is deploying 'echo'"):
+    with DeploymentJournal("echo").lock(), pytest.raises(DeployError, match="another process is deploying 'echo'"):
         deploy_local(tmp_path / "echo")
 
 
@@ -271,7 +271,7 @@ def test_the_target_is_found_by_its_file() -> None:
 
 
 def test_a_journal_cut_off_by_a_crash_is_still_read(state: Path) -> None:
-    journal = Journal("x")
+    journal = DeploymentJournal("x")
     journal.root.mkdir(parents=True)
     (journal.root / "journal.jsonl").write_text(json.dumps({"state": "staged"}) + '\n{"state": "lo')
     assert journal.entries() == [{"state": "staged"}]

@@ -13,12 +13,12 @@ import pytest
 from tests.tiny import make_llama
 from trtspec.checkpoint.model_config import ModelConfig
 from trtspec.errors import TrtspecError
-from trtspec.measure.skips import Candidate, Limits, draft_cost, ranked, rate, search
+from trtspec.measure.skips import Candidate, SkipLimits, draft_cost, ranked, rate, search
 from trtspec.methods.speedup import expected_speedup
 from trtspec.methods.swift import Skip
 from trtspec.models.source_model import load_model
 
-FREELY = Limits(max_skip=1.0, iterations=10_000, seconds=1e9)
+FREELY = SkipLimits(max_skip=1.0, iterations=10_000, seconds=1e9)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 from tests.configs import model_config
 from trtspec.checkpoint.model_config import ModelConfig
 from trtspec.checkpoint.rules import Rule
-from trtspec.checkpoint.trtllm import Quantization
+from trtspec.checkpoint.trtllm import TrtllmQuantization
 from trtspec.families.decoder import decoder_rules
 from trtspec.families.mixtral import FAMILY as MIXTRAL
 from trtspec.quant.scheme import Scheme, scheme_problems, stage_problems
@@ -84,10 +84,10 @@ def test_activations_are_needed_for_scales_of_whole_tensors(scheme: Scheme, need
 
 def test_config_says_it_in_tensorrt_llms_words() -> None:
     dense, experts = one_layer()[1], mixture()[1]
-    assert Scheme("fp8", "fp8").describe(dense) == Quantization("FP8", "FP8", ("lm_head",))
-    assert Scheme("fp8_rowwise").describe(dense) == Quantization("FP8_PER_CHANNEL_PER_TOKEN", "", ("lm_head",))
+    assert Scheme("fp8", "fp8").describe(dense) == TrtllmQuantization("FP8", "FP8", ("lm_head",))
+    assert Scheme("fp8_rowwise").describe(dense) == TrtllmQuantization("FP8_PER_CHANNEL_PER_TOKEN", "", ("lm_head",))
     assert Scheme("fp8").describe(experts).exclude == ("lm_head", "*router")
-    assert Scheme("none", "fp8").describe(dense) == Quantization("", "FP8")
+    assert Scheme("none", "fp8").describe(dense) == TrtllmQuantization("", "FP8")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trtspec.diagnostics import Diagnostic, RecipeError
-from trtspec.recipe.document import Source, parse_document, resolve_scalar
+from trtspec.recipe.document import RecipeText, parse_document, resolve_scalar
 from trtspec.recipe.tree import MAX_DEPTH, MAX_NODES, Node, locate, plain
 
 SCALARS = [
@@ -31,7 +31,7 @@ def parse(text: str) -> tuple[Any, list[Diagnostic]]:
 
 
 def tree_of(text: str, problems: list[Diagnostic]) -> Node:
-    return parse_document(text, Source.of("r.yaml", Path("/base"), text), problems)
+    return parse_document(text, RecipeText.of("r.yaml", Path("/base"), text), problems)
 
 
 def refused(text: str) -> Diagnostic:

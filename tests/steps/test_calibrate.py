@@ -15,7 +15,7 @@ from trtspec.errors import CheckpointError
 from trtspec.graph.digest import DigestCache
 from trtspec.graph.files import FileReader
 from trtspec.graph.step import Inputs
-from trtspec.paths import default_prompts
+from trtspec.paths import calibration_prompts
 from trtspec.quant.activations import ACTIVATIONS, load_activations
 from trtspec.steps.calibrate import Calibrate, calibrate_checkpoint
 
@@ -93,11 +93,11 @@ def test_texts_without_tokens_are_left_out(tmp_path: Path) -> None:
         calibrate_checkpoint(source, prompts("  "), 10)
 
 
-def test_default_prompts_are_many_varied_and_small() -> None:
+def test_calibration_prompts_are_many_varied_and_small() -> None:
     """As many as a recipe asks for by default, some of them longer than the 512 tokens they are cut to."""
-    found = load_prompts(default_prompts())
+    found = load_prompts(calibration_prompts())
     assert len({prompt.text for prompt in found}) == len(found) >= 128
-    assert default_prompts().stat().st_size < 150_000
+    assert calibration_prompts().stat().st_size < 150_000
     kinds = {"prose", "code", "json", "log", "maths", "table", "chat", "language"}
     assert {prompt.kind for prompt in found} == kinds
     assert {prompt.kind for prompt in found[:32]} == kinds  # also where `samples` is few

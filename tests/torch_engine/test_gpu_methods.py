@@ -16,7 +16,7 @@ from tests.methods import eagle3_heads, eagle_heads, heads, recurrent
 from tests.tiny import convert, make_llama, reference_model
 from tests.torch_engine.lossless import assert_greedy_text, random_prompts
 from trtspec.generation.request import Request, Result, Sampling
-from trtspec.kernels.verifier import CompiledRules
+from trtspec.kernels.verifier import CompiledVerifier
 from trtspec.torch_engine.engine import Engine
 from trtspec.torch_engine.settings import EngineSettings
 
@@ -119,9 +119,9 @@ class TestEveryMethod:
         if not library.is_file():
             pytest.skip("TRTSPEC_TEST_LIBRARY names no library")
         compiled = models.engine(name, DEVICE, kernels=(library,))
-        rules = compiled.speculator.rules
+        verifier = compiled.speculator.verifier
         assert texts(compiled) == texts(models.engine(name, DEVICE))
-        assert isinstance(rules, CompiledRules)
+        assert isinstance(verifier, CompiledVerifier)
 
     def test_bfloat16_runs_every_step(self, name: str, models: Models) -> None:
         assert all(len(result.ids) == 24 for result in texts(models.engine(name, DEVICE, "auto")))

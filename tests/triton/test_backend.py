@@ -16,8 +16,8 @@ from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.errors import TrtspecError
 from trtspec.triton.python_models.tensors import (
     NEUTRAL,
-    Inputs,
     Pieces,
+    RequestTensors,
     Settings,
     TextStream,
     failure,
@@ -28,8 +28,8 @@ from trtspec.triton.python_models.tensors import (
 )
 
 
-def inputs(**tensors) -> Inputs:
-    return Inputs(make_pb_utils(), Request(**tensors))
+def inputs(**tensors) -> RequestTensors:
+    return RequestTensors(make_pb_utils(), Request(**tensors))
 
 
 def metaspace_tokenizer(root: Path) -> Path:

@@ -20,7 +20,7 @@ import pytest
 
 from tests.triton.artifact import ENGINE, SERVING, VOCAB, emit_repository, make_artifact
 from trtspec.checkpoint.tokenizer import Tokenizer
-from trtspec.deploy.journal import Journal
+from trtspec.deploy.journal import DeploymentJournal
 from trtspec.deploy.local import deploy_local, stop
 from trtspec.errors import DeployError
 from trtspec.generation.request import Request
@@ -251,4 +251,4 @@ def test_a_repository_without_streaming_gives_whole_answers(
             client.generate({**CANONICAL, "stream": True})
     finally:
         stop("tiny")
-    assert "internal error" not in Journal("tiny").log.read_text()
+    assert "internal error" not in DeploymentJournal("tiny").log.read_text()

@@ -12,15 +12,15 @@ import pytest
 from tests.triton.artifact import make_tokenizer
 from tests.triton.fakes import Request, make_pb_utils
 from trtspec.checkpoint.tokenizer import Tokenizer
-from trtspec.triton.python_models.tensors import Inputs, tensor_of_words
+from trtspec.triton.python_models.tensors import RequestTensors, tensor_of_words
 from trtspec.triton.python_models.token_model import TokenReader, Unsent
 
 SOME = {"prompt_tokens": 5, "new_tokens": 3, "drafted": 8, "accepted": 2}
 NONE = {"prompt_tokens": 5, "new_tokens": 3, "drafted": 0, "accepted": 0}
 
 
-def inputs(**tensors) -> Inputs:
-    return Inputs(make_pb_utils(), Request(**tensors))
+def inputs(**tensors) -> RequestTensors:
+    return RequestTensors(make_pb_utils(), Request(**tensors))
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 from trtspec.artifacts.manifest import Manifest, is_ours, load_manifest, problem_of
-from trtspec.artifacts.paths import MANIFEST
+from trtspec.artifacts.paths import MANIFEST, REPORTS
 from trtspec.errors import StepError, TrtspecError
 from trtspec.failpoint import failpoint
 from trtspec.files import sync, sync_directories
@@ -147,14 +147,14 @@ def _check_nothing_foreign(out: Path, manifest: Manifest) -> None:
 def _unaccounted(out: Path) -> Iterator[str]:
     for directory, subdirectories, names in os.walk(out):
         relative = Path(directory).relative_to(out)
-        if relative.parts[:1] == ("reports",) or relative.name == "__pycache__":
+        if relative.parts[:1] == (REPORTS,) or relative.name == "__pycache__":
             continue
         links = [name for name in subdirectories if os.path.islink(os.path.join(directory, name))]
         yield from (str(relative / name) for name in names + links)
 
 
 def _carry_reports(out: Path, temporary: Path) -> None:
-    for report in (out / "reports").rglob("*"):
+    for report in (out / REPORTS).rglob("*"):
         target = temporary / report.relative_to(out)
         if report.is_file() and not target.exists():
             _place(report, target)

@@ -14,7 +14,7 @@ from trtspec.backends.artifact_plan import ArtifactPlan
 from trtspec.backends.context import PlanContext
 from trtspec.backends.memory import MemoryPlan
 from trtspec.backends.migration import Migrate
-from trtspec.backends.serving import Serving
+from trtspec.backends.serving import ServingHooks
 from trtspec.diagnostics import Diagnostic
 from trtspec.graph.files import FileReader
 from trtspec.methods.base import DraftShape
@@ -72,7 +72,7 @@ class Backend:
     package: str | None = None
     versions: Callable[[], list[str]] = lambda: [""]
     check: Callable[[PlanContext], Iterable[Diagnostic]] = _nothing
-    serving: Serving = field(default_factory=Serving)
+    serving: ServingHooks = field(default_factory=ServingHooks)
     auto: Auto | None = None
     build_arguments: Callable[[str, DraftShape], list[str]] | None = None
     probes: Callable[[], list[Probe]] = list

@@ -12,7 +12,7 @@ from trtspec.graph.files import FileReader
 from trtspec.graph.step import Step
 from trtspec.methods.base import method_version
 from trtspec.models.source_model import SourceModel, mapping_of, scheme_wanted
-from trtspec.paths import default_prompts
+from trtspec.paths import calibration_prompts
 from trtspec.recipe.resolve import ResolvedModel
 from trtspec.steps.calibrate import Calibrate
 from trtspec.steps.convert import ConvertCheckpoint, HeadFiles
@@ -101,7 +101,7 @@ def _convert(
     calibration: tuple[Calibrate, ...] = ()
     if model.needs_calibration(wanted):
         settings = asked.quantization.calibration
-        prompts = Path(settings.prompts) if settings.prompts else default_prompts()
+        prompts = Path(settings.prompts) if settings.prompts else calibration_prompts()
         calibration = (
             Calibrate(
                 role,

@@ -56,7 +56,7 @@ def _one_process(artifact: Path) -> Launch:
 
 
 @dataclass(frozen=True)
-class Serving:
+class ServingHooks:
     """What `deploy` asks of a backend.
 
     `triton_backend` is what tritonserver must have beside its Python backend. `check_machine` raises DeployError where

@@ -74,9 +74,9 @@ def plan_source_memory(context: PlanContext) -> list[MemoryPlan]:
     ]
 
 
-def weight_bytes(config: ModelConfig, storage: QuantFormat) -> int:
+def weight_bytes(config: ModelConfig, quant_format: QuantFormat) -> int:
     """Return the bytes of all weights; embedding and head stay in 16 bits where the layers have 8."""
-    if storage.weights == "none":
+    if quant_format.weights == "none":
         return config.num_parameters * ITEM_BYTES
     kept = config.vocab_size * config.hidden_size * (1 if config.tied_embeddings else 2)
     return kept * ITEM_BYTES + config.num_parameters - kept
@@ -91,10 +91,10 @@ def _stored(context: PlanContext, role: str, asked: ModelSource) -> QuantFormat:
     )
 
 
-def _kv_bytes(config: ModelConfig, storage: QuantFormat, tensor: int) -> int:
+def _kv_bytes(config: ModelConfig, quant_format: QuantFormat, tensor: int) -> int:
     """Return the bytes of a token's keys and values on one GPU; each has a whole head at least."""
     heads = max(1, config.num_kv_heads // tensor)
-    item = 1 if storage.kv_cache == "fp8" else ITEM_BYTES
+    item = 1 if quant_format.kv_cache == "fp8" else ITEM_BYTES
     return config.kv_bytes_per_token(item) // config.num_kv_heads * heads
 
 

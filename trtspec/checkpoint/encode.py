@@ -22,17 +22,17 @@ class Cast:
     dtype: str
     plus: float = 0.0
 
-    def run(self, lane: Worker) -> None:
+    def run(self, worker: Worker) -> None:
         """Encode; values that are not finite, or no longer in `dtype`, are flaws."""
         for transfer in self.transfers:
             source, census = transfer.source, Census(transfer.source)
-            for first, bits in lane.chunks(source):
+            for first, bits in worker.chunks(source):
                 census.add(bits)
                 encoded = self._encode(bits, source.dtype)
                 if source.dtype != self.dtype == "F16" or source.dtype == "F32":
                     census.add_encoded(encoded, self.dtype)
-                lane.write(transfer.destinations, first, encoded)
-            census.report(lane.flaws, self.dtype)
+                worker.write(transfer.destinations, first, encoded)
+            census.report(worker.flaws, self.dtype)
 
     def _encode(self, bits: Bits, dtype: str) -> Bits:
         if not self.plus:
@@ -46,11 +46,11 @@ class Copy:
 
     transfers: tuple[Transfer, ...]
 
-    def run(self, lane: Worker) -> None:
+    def run(self, worker: Worker) -> None:
         """Copy."""
         for transfer in self.transfers:
-            for first, bits in lane.chunks(transfer.source):
-                lane.write(transfer.destinations, first, bits)
+            for first, bits in worker.chunks(transfer.source):
+                worker.write(transfer.destinations, first, bits)
 
 
 class Census:

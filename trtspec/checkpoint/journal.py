@@ -13,7 +13,7 @@ from trtspec.failpoint import failpoint
 COMMIT_EVERY_S = 1.0
 
 
-class Journal:
+class ConversionJournal:
     """The names of finished tasks, one a line of a file; without a path nothing is remembered.
 
     The first line is `stamp`, what the tasks were done from; a journal with another one is begun anew.
@@ -28,7 +28,7 @@ class Journal:
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._work, name="journal", daemon=True)
 
-    def __enter__(self) -> Journal:
+    def __enter__(self) -> ConversionJournal:
         self._thread.start()
         return self
 

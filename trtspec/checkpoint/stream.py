@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from trtspec.checkpoint.journal import Journal
+from trtspec.checkpoint.journal import ConversionJournal
 from trtspec.checkpoint.safetensors import ITEM_BYTES, FileLayout, TensorInfo
 from trtspec.errors import CheckpointError
 
@@ -67,8 +67,8 @@ class Transfer:
 class Encoding(Protocol):
     """What becomes of the tensors of a task."""
 
-    def run(self, lane: Worker) -> None:
-        """Read, encode and write everything through `lane`."""
+    def run(self, worker: Worker) -> None:
+        """Read, encode and write everything through `worker`."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ def run_tasks(
         if journal and not all(map(_is_laid_out, paths, layouts)):
             journal.unlink(missing_ok=True)
         files = [_open_file(stack, path, layout) for path, layout in zip(paths, layouts, strict=True)]
-        notes = stack.enter_context(Journal(journal, files, stamp))
+        notes = stack.enter_context(ConversionJournal(journal, files, stamp))
         todo = sorted((task for task in tasks if task.name not in notes.done), key=lambda task: -task.nbytes)
         advance(sum(task.nbytes for task in tasks) - sum(task.nbytes for task in todo))
         # more threads than cores, because most of them wait for the disk
@@ -232,18 +232,18 @@ def _open_file(stack: ExitStack, path: Path, layout: FileLayout) -> int:
 
 
 def _run_all(
-    tasks: Sequence[Task], threads: int, make_lane: Callable[[], Worker], journal: Journal, flaws: Flaws
+    tasks: Sequence[Task], threads: int, make_worker: Callable[[], Worker], journal: ConversionJournal, flaws: Flaws
 ) -> None:
     local, stop = threading.local(), threading.Event()
 
     def work(task: Task) -> None:
         if stop.is_set():
             return
-        if not hasattr(local, "lane"):
-            local.lane = make_lane()
+        if not hasattr(local, "worker"):
+            local.worker = make_worker()
         before = flaws.count
         try:
-            task.encoding.run(local.lane)
+            task.encoding.run(local.worker)
         except BaseException:
             stop.set()
             raise

@@ -48,7 +48,7 @@ RENORMALIZE = 1  # MoeConfig.ExpertScaleNormalizationMode: the weights of the pi
 
 
 @dataclass(frozen=True)
-class Quantization:
+class TrtllmQuantization:
     """The `quantization` of a checkpoint: algorithms ("" for none) and patterns of the modules left out."""
 
     algo: str = ""
@@ -56,7 +56,7 @@ class Quantization:
     exclude: tuple[str, ...] = ()
 
 
-def render_config(config: ModelConfig, mapping: ParallelMapping, quantization: Quantization) -> dict[str, Any]:
+def render_config(config: ModelConfig, mapping: ParallelMapping, quantization: TrtllmQuantization) -> dict[str, Any]:
     """Return config.json."""
     rendered: dict[str, Any] = {
         "producer": {"name": "trtspec"},
@@ -108,7 +108,7 @@ def _render_mapping(config: ModelConfig, mapping: ParallelMapping) -> dict[str, 
     return {**sizes, "cp_size": 1, **moe}
 
 
-def _render_quantization(quantization: Quantization) -> dict[str, Any]:
+def _render_quantization(quantization: TrtllmQuantization) -> dict[str, Any]:
     rendered: dict[str, Any] = {
         "quant_algo": quantization.algo or None,
         "kv_cache_quant_algo": quantization.kv_cache_algo or None,
@@ -129,7 +129,7 @@ class Checkpoint:
     document: ConfigReader
     config: ModelConfig
     mapping: ParallelMapping
-    quantization: Quantization
+    quantization: TrtllmQuantization
     ranks: tuple[dict[str, TensorInfo], ...]
 
     @property
@@ -166,17 +166,17 @@ def _read_mapping(reader: ConfigReader) -> ParallelMapping:
     return ParallelMapping(tensor, pipeline, reader.get("use_parallel_embedding", bool, False))
 
 
-def _read_quantization(reader: ConfigReader) -> Quantization:
+def _read_quantization(reader: ConfigReader) -> TrtllmQuantization:
     section = reader.section("quantization")
     if section is None:
-        return Quantization()
+        return TrtllmQuantization()
     algo = section.get("quant_algo", str, "")
     if algo not in ("", FP8, FP8_ROWWISE):
         raise reader.refuse(f"is quantized with {algo}; {FP8} and {FP8_ROWWISE} can be read")
     kv_cache = section.get("kv_cache_quant_algo", str, "")
     if kv_cache not in ("", FP8):
         raise reader.refuse(f"has a KV cache in {kv_cache}; {FP8} can be read")
-    return Quantization(algo, kv_cache, tuple(section.get("exclude_modules", list, [])))
+    return TrtllmQuantization(algo, kv_cache, tuple(section.get("exclude_modules", list, [])))
 
 
 def read_config(reader: ConfigReader, names: Collection[str], prefix: str = "transformer.layers.0.") -> ModelConfig:

@@ -24,7 +24,7 @@ def build(
 
     Example: trtspec build recipes/quickstart.yaml
     """
-    from trtspec.cli.render import build_bars, one_or_many, print_json, say, show_problems
+    from trtspec.cli.render import build_bars, one_or_many, print_json, say, show_diagnostics
     from trtspec.errors import TrtspecError
     from trtspec.pipeline import open_store, plan_build, prepare_sources, run_build
     from trtspec.recipe.load import load_matrix
@@ -37,7 +37,7 @@ def build(
         with build_bars() as bars:
             prepare_sources(loaded, bars.preparing)
             planned = plan_build(loaded, read_all=True, on_read=bars.reading)
-            show_problems(planned.diagnostics)
+            show_diagnostics(planned.diagnostics)
             built = run_build(planned, out or Path("build") / loaded.recipe.name, open_store(), bars)
         nothing = built.status == "unchanged"
         say(f"{built.artifact}: {'nothing to do' if nothing else 'built'} ({built.seconds:.2f} s)", "green")

@@ -14,21 +14,21 @@ def check(recipe: Recipe, set_: Set = None, json: Json = False) -> None:
     Example: trtspec check recipes/quickstart.yaml
     """
     from trtspec.check import check_recipe
-    from trtspec.cli.render import FORMAT_VERSION, print_json, say, show_problems
+    from trtspec.cli.render import FORMAT_VERSION, print_json, say, show_diagnostics
     from trtspec.diagnostics import RecipeError
     from trtspec.recipe.load import load_matrix
 
     try:
         recipes = load_matrix(recipe, set_ or ())
-        problems = [problem for loaded in recipes for problem in check_recipe(loaded).diagnostics]
-        problems = list(dict.fromkeys(problems))
+        diagnostics = [diagnostic for loaded in recipes for diagnostic in check_recipe(loaded).diagnostics]
+        diagnostics = list(dict.fromkeys(diagnostics))
     except RecipeError as error:
-        recipes, problems = [], list(error.diagnostics)
-    errors = sum(problem.severity == "error" for problem in problems)
+        recipes, diagnostics = [], list(error.diagnostics)
+    errors = sum(diagnostic.severity == "error" for diagnostic in diagnostics)
     if json:
-        listed = [problem.as_dict() for problem in problems]
+        listed = [diagnostic.as_dict() for diagnostic in diagnostics]
         print_json({"format_version": FORMAT_VERSION, "ok": not errors, "problems": listed})
-    show_problems(problems)
+    show_diagnostics(diagnostics)
     names = ", ".join(loaded.recipe.name for loaded in recipes)
     say(f"{errors} error{'s' * (errors != 1)} in {recipe}" if errors else f"{names}: fits together")
     raise typer.Exit(1 if errors else 0)

@@ -84,9 +84,9 @@ def _told(document: dict[str, Any]) -> str:
 
 def show(document: dict[str, Any], build: Build) -> None:
     """Show the plan to people."""
-    from trtspec.cli.render import amount, say, show_problems, show_table
+    from trtspec.cli.render import amount, say, show_diagnostics, show_table
 
-    show_problems(build.diagnostics)
+    show_diagnostics(build.diagnostics)
     backend = document["backend"]
     version = f" {build.recipe.engine.version}" if build.recipe.engine.version else ""
     say(f"{document['name']}: {backend['name']} engine{version}, because {backend['why']}")

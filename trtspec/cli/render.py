@@ -61,15 +61,15 @@ def show_error(error: TrtspecError, *, as_json: bool) -> None:
             document["error"] = {**where, "exit_code": error.exit_code}
         print_json(document)
     if isinstance(error, RecipeError):
-        show_problems(error.diagnostics)
+        show_diagnostics(error.diagnostics)
     else:
         say(f"error: {error}", "red")
 
 
-def show_problems(problems: Sequence[Diagnostic]) -> None:
-    """Show a recipe's problems, one paragraph each."""
-    for problem in problems:
-        say(render_diagnostic(problem) + "\n", "red" if problem.severity == "error" else "yellow")
+def show_diagnostics(diagnostics: Sequence[Diagnostic]) -> None:
+    """Show a recipe's diagnostics, one paragraph each."""
+    for diagnostic in diagnostics:
+        say(render_diagnostic(diagnostic) + "\n", "red" if diagnostic.severity == "error" else "yellow")
 
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:

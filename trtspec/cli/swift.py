@@ -11,7 +11,7 @@ import typer
 from trtspec.cli.options import Json, Recipe, Set
 
 if TYPE_CHECKING:
-    from trtspec.measure.skips import Limits
+    from trtspec.measure.skips import SkipLimits
     from trtspec.measure.swift import Found
     from trtspec.pipeline import Build
 
@@ -36,9 +36,9 @@ def swift(
     Example: trtspec swift recipes/quickstart.yaml
     """
     from trtspec.cli.render import print_json
-    from trtspec.measure.skips import Limits
+    from trtspec.measure.skips import SkipLimits
 
-    limits = Limits(max_skip, iterations, 60 * minutes, layers)
+    limits = SkipLimits(max_skip, iterations, 60 * minutes, layers)
     build, found = _search(recipe, set_ or [], samples, max_tokens, limits, seed)
     if export:
         _export(build, found, export)
@@ -49,13 +49,13 @@ def swift(
 
 
 def _search(
-    recipe: Path, overrides: list[str], samples: int, max_tokens: int, limits: Limits, seed: int
+    recipe: Path, overrides: list[str], samples: int, max_tokens: int, limits: SkipLimits, seed: int
 ) -> tuple[Build, Found]:
     """Build the recipe's target alone, for as long as it is searched."""
     from dataclasses import replace
     from tempfile import TemporaryDirectory
 
-    from trtspec.cli.render import build_bars, counter, show_problems
+    from trtspec.cli.render import build_bars, counter, show_diagnostics
     from trtspec.measure.swift import search_artifact
     from trtspec.paths import cache_dir
     from trtspec.pipeline import open_store, plan_build, prepare_sources, run_build
@@ -69,7 +69,7 @@ def _search(
         with build_bars() as bars:
             prepare_sources(loaded, bars.preparing)
             build = plan_build(loaded, read_all=True, on_read=bars.reading)
-            show_problems(build.diagnostics)
+            show_diagnostics(build.diagnostics)
             root = run_build(build, Path(folder) / "artifact", open_store(), bars).artifact
         with counter() as on_progress:
             found = search_artifact(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from trtspec.deploy.journal import Journal
+from trtspec.deploy.journal import DeploymentJournal
 from trtspec.measure.verify import OnProgress, ensure_gates
 from trtspec.registry import find
 
@@ -70,12 +70,12 @@ def deploy(
 
 def status(name: str) -> dict[str, Any]:
     """Return how a deployment fares, wherever it runs."""
-    return find_target(Journal(name).known().target).status(name)
+    return find_target(DeploymentJournal(name).known().target).status(name)
 
 
 def stop(name: str) -> dict[str, Any]:
     """End a deployment, wherever it runs."""
-    return find_target(Journal(name).known().target).stop(name)
+    return find_target(DeploymentJournal(name).known().target).stop(name)
 
 
 def find_target(name: str) -> Target:

@@ -70,7 +70,7 @@ class Record:
         }
 
 
-class Journal:
+class DeploymentJournal:
     """The directory of one deployment."""
 
     def __init__(self, name: str) -> None:

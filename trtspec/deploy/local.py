@@ -21,7 +21,7 @@ from typing import Any
 from trtspec.artifacts.manifest import load_manifest
 from trtspec.backends.base import find_backend
 from trtspec.deploy.base import OnEvent, Target
-from trtspec.deploy.journal import FORMAT_VERSION, STARTING, Journal, Record
+from trtspec.deploy.journal import FORMAT_VERSION, STARTING, DeploymentJournal, Record
 from trtspec.deploy.stage import check_server, stage_repository
 from trtspec.errors import DeployError, SmokeTestFailed, StepTimeout, TrtspecError
 from trtspec.system import free_ports, port_in_use, sigterm_as_interrupt, start_time, stop_session, tail, wait_until
@@ -50,7 +50,7 @@ def deploy_local(
     Raises StepTimeout after `timeout_s`, SmokeTestFailed where the first request fails, DeployError for the rest.
     """
     deadline = time.monotonic() + timeout_s
-    journal = Journal(load_manifest(artifact).recipe.name)
+    journal = DeploymentJournal(load_manifest(artifact).recipe.name)
     with journal.lock():
         _check_not_running(journal)
         ports = _choose_ports(http_port, grpc_port, metrics_port)
@@ -69,7 +69,7 @@ def deploy_local(
 class LocalDeployment:
     """A server that this process started."""
 
-    journal: Journal
+    journal: DeploymentJournal
     record: Record
     process: subprocess.Popen[bytes]
 
@@ -132,7 +132,7 @@ def status(name: str) -> dict[str, Any]:
     `state` is live (it just answered a request), unhealthy (it runs and did not: `probe` says why), dead (it should
     run and does not: `log` holds its last lines), starting, stopped or failed.
     """
-    journal = Journal(name)
+    journal = DeploymentJournal(name)
     record = journal.known()
     document = _document(record, record.state)
     if record.state == "live" and record.is_running:
@@ -147,14 +147,14 @@ def status(name: str) -> dict[str, Any]:
 
 def stop(name: str, timeout_s: float = STOP_TIMEOUT_S) -> dict[str, Any]:
     """End a deployment; of one that does not run, remove what it left. `was_running` says which it was."""
-    journal = Journal(name)
+    journal = DeploymentJournal(name)
     record = journal.known()
     was_running = record.is_running
     record = _end(journal, record, "failed" if record.state == "failed" else "stopped", timeout_s)
     return _document(record, record.state) | {"was_running": was_running}
 
 
-def _start(journal: Journal, artifact: Path, ports: Ports, detach: bool) -> LocalDeployment:
+def _start(journal: DeploymentJournal, artifact: Path, ports: Ports, detach: bool) -> LocalDeployment:
     shm_prefix = f"trtspec_{secrets.token_hex(8)}_"
     server, manifest = find_server(), load_manifest(artifact)
     serving = find_backend(manifest.backend.name).serving
@@ -179,7 +179,7 @@ def _start(journal: Journal, artifact: Path, ports: Ports, detach: bool) -> Loca
     return LocalDeployment(journal, record, process)
 
 
-def _check_not_running(journal: Journal) -> None:
+def _check_not_running(journal: DeploymentJournal) -> None:
     """Refuse a name whose server runs; clear away what a dead one left."""
     record = journal.read()
     if record is None:
@@ -207,7 +207,7 @@ def _choose_ports(http: int | None, grpc: int | None, metrics: int | None) -> Po
     return Ports(*(port or free.pop() for port in wanted.values()))
 
 
-def _end(journal: Journal, record: Record, state: str, timeout_s: float, detail: str = "") -> Record:
+def _end(journal: DeploymentJournal, record: Record, state: str, timeout_s: float, detail: str = "") -> Record:
     stop_session(record.pid, record.started, timeout_s)
     remove_shared_memory(record.shm_prefix)
     return record if record.state == state else journal.move(record, state, detail)
@@ -239,7 +239,7 @@ def _document(record: Record, state: str) -> dict[str, Any]:
     }
 
 
-def _log_hint(journal: Journal) -> str:
+def _log_hint(journal: DeploymentJournal) -> str:
     return f"the end of {journal.log}:\n{tail(journal.log)}"
 
 

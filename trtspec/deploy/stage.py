@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from trtspec.artifacts.paths import REPOSITORY
-from trtspec.backends.serving import Serving
+from trtspec.backends.serving import ServingHooks
 from trtspec.errors import DeployError
 from trtspec.triton.server import Server
 
@@ -21,7 +21,7 @@ def check_server(server: Server, needed: str) -> None:
         raise DeployError(f"this tritonserver has no {needed} backend", where=str(server.executable), hint=hint)
 
 
-def stage_repository(artifact: Path, serving: Serving, stage: Path) -> Path:
+def stage_repository(artifact: Path, serving: ServingHooks, stage: Path) -> Path:
     """Return a copy of the repository to serve, with the rest of the artifact linked beside it.
 
     Python writes its caches next to the models, whatever the environment says: the artifact stays as it was built.

@@ -16,6 +16,7 @@ from trtspec.backends.base import find_backend
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.errors import DigestMismatch, TrtspecError
 from trtspec.generation.request import Request, SamplingOptions
+from trtspec.paths import default_prompts
 from trtspec.recipe.resolve import ResolvedRecipe
 from trtspec.torch_engine.settings import EngineSettings
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from trtspec.torch_engine.engine import Engine
 
 TARGET, DRAFT = checkpoint("target"), checkpoint("draft")
-DEFAULT_PROMPTS = Path(__file__).with_name("default_prompts.jsonl")
 
 
 @dataclass(frozen=True)
@@ -92,4 +92,4 @@ def _settings(root: Path, recipe: ResolvedRecipe) -> EngineSettings:
 def artifact_prompts(root: Path | None, given: Path | None) -> list[Prompt]:
     """Return the prompts to measure on: those given, else the artifact's own, else a small general set."""
     own = next(iter(sorted((root / PROMPTS).glob("*.jsonl"))), None) if root else None
-    return load_prompts(given or own or DEFAULT_PROMPTS)
+    return load_prompts(given or own or default_prompts())

@@ -28,7 +28,7 @@ Unit = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True)
-class Limits:
+class SkipLimits:
     """What a search may take: at most `max_skip` of the sublayers left out, so many sets tried, so many seconds.
 
     With `whole_layers` no layer loses its attention without its MLP.
@@ -88,7 +88,7 @@ def ranked(candidates: Sequence[Candidate]) -> list[Candidate]:
 def search(
     config: ModelConfig,
     matchness: Callable[[Skip], float],
-    limits: Limits,
+    limits: SkipLimits,
     chance: Random,
     on_progress: OnProgress = lambda what, done, total: None,
     clock: Callable[[], float] = time.monotonic,

@@ -18,7 +18,7 @@ from trtspec.artifacts.manifest import load_manifest
 from trtspec.checkpoint.trtllm import load_checkpoint
 from trtspec.errors import TrtspecError
 from trtspec.measure.artifact import TARGET, artifact_prompts, open_artifact
-from trtspec.measure.skips import Candidate, Limits, OnProgress, ranked, rate, search
+from trtspec.measure.skips import Candidate, OnProgress, SkipLimits, ranked, rate, search
 from trtspec.methods.swift import Skip
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def search_artifact(
     *,
     samples: int,
     max_tokens: int,
-    limits: Limits,
+    limits: SkipLimits,
     seed: int,
     on_progress: OnProgress = lambda what, done, total: None,
     clock: Callable[[], float] = time.monotonic,

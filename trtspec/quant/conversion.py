@@ -14,12 +14,12 @@ from trtspec.checkpoint.rules import Rule, Stage, layer_tensor
 from trtspec.checkpoint.safetensors import FileLayout, lay_out
 from trtspec.checkpoint.scales import KV_SCALES, activation_scale, cache_scale, row_scales, weight_scale
 from trtspec.checkpoint.sharding import ParallelMapping, Sharded, shard
-from trtspec.checkpoint.trtllm import DTYPES, QKV, Quantization, render_config
+from trtspec.checkpoint.trtllm import DTYPES, QKV, TrtllmQuantization, render_config
 from trtspec.quant.scheme import Scheme
 
 
 @dataclass(frozen=True)
-class Target:
+class TargetTensor:
     """One tensor of the converted checkpoint: its rule, what it becomes, and where."""
 
     rule: Rule
@@ -34,17 +34,17 @@ class Conversion:
     config: ModelConfig
     mapping: ParallelMapping
     scheme: Scheme
-    targets: dict[str, Target] = field(default_factory=dict)
+    targets: dict[str, TargetTensor] = field(default_factory=dict)
 
     def add(self, rule: Rule, dtype: str) -> None:
         """Give a rule's target its place."""
-        self.targets[rule.name] = Target(rule, dtype, shard(rule, self.mapping, self.config.num_layers))
+        self.targets[rule.name] = TargetTensor(rule, dtype, shard(rule, self.mapping, self.config.num_layers))
 
-    def scale_of(self, target: Target, name: str) -> Target:
+    def scale_of(self, target: TargetTensor, name: str) -> TargetTensor:
         """Return the scale beside a quantized weight."""
         return self.targets[f"{target.rule.module}.{name}"]
 
-    def fused_with(self, target: Target) -> Target | None:
+    def fused_with(self, target: TargetTensor) -> TargetTensor | None:
         """Return the weight that the engine fuses with this one, where both are quantized."""
         rule = target.rule
         if isinstance(rule.at, Stage) or not rule.linear or not rule.linear.fused:
@@ -61,7 +61,7 @@ class Conversion:
         return [lay_out(tensors) for tensors in by_rank]
 
     @property
-    def quantization(self) -> Quantization:
+    def quantization(self) -> TrtllmQuantization:
         """Return what config.json says of how the weights and the cache are stored."""
         return self.scheme.describe([target.rule for target in self.targets.values()])
 

@@ -47,21 +47,21 @@ class QuantizeTensors:
 
     groups: tuple[Group, ...]
 
-    def run(self, lane: Worker) -> None:
+    def run(self, worker: Worker) -> None:
         """Quantize group by group."""
         for group in self.groups:
-            scale = scale_of(max(amax(lane, transfer.source) for transfer in group.transfers))
+            scale = scale_of(max(amax(worker, transfer.source) for transfer in group.transfers))
             for transfer in group.transfers:
-                self._quantize(lane, transfer, scale)
+                self._quantize(worker, transfer, scale)
             for slot in group.scales:
-                lane.put(slot.rank, slot.offset, np.array([scale], np.float32))
+                worker.put(slot.rank, slot.offset, np.array([scale], np.float32))
 
     @staticmethod
-    def _quantize(lane: Worker, transfer: Transfer, scale: np.float32) -> None:
+    def _quantize(worker: Worker, transfer: Transfer, scale: np.float32) -> None:
         source = transfer.source
         table = None if source.dtype == "F32" else to_e4m3(_divide(every_value(source.dtype), scale))
         encoded = np.empty(0, np.uint8)
-        for first, bits in lane.chunks(source):
+        for first, bits in worker.chunks(source):
             if table is None:
                 encoded = to_e4m3(_divide(bits.view(np.float32), scale))
             else:
@@ -69,7 +69,7 @@ class QuantizeTensors:
                 np.take(
                     table, bits, out=encoded, mode="clip"
                 )  # every pattern has its place: "clip" only saves the check
-            lane.write(transfer.destinations, first, encoded)
+            worker.write(transfer.destinations, first, encoded)
 
 
 @dataclass(frozen=True)
@@ -79,26 +79,26 @@ class QuantizeRows:
     transfers: tuple[Transfer, ...]
     scales: tuple[Transfer, ...]
 
-    def run(self, lane: Worker) -> None:
+    def run(self, worker: Worker) -> None:
         """Quantize tensor by tensor, in one reading: a chunk has whole rows."""
         for transfer, scales in zip(self.transfers, self.scales, strict=True):
             census = Census(transfer.source)
-            for first, bits in lane.chunks(transfer.source):
+            for first, bits in worker.chunks(transfer.source):
                 census.add(bits)
                 for begin, block in _blocks(bits):
                     values = to_floats(block, transfer.source.dtype)
                     by_row = row_scales(values)
-                    lane.write(transfer.destinations, first + begin, to_e4m3(_divide(values, by_row)))
-                    lane.write(scales.destinations, first + begin, by_row)
-            census.report(lane.flaws)
+                    worker.write(transfer.destinations, first + begin, to_e4m3(_divide(values, by_row)))
+                    worker.write(scales.destinations, first + begin, by_row)
+            census.report(worker.flaws)
 
 
-def amax(lane: Worker, source: TensorInfo) -> np.float32:
+def amax(worker: Worker, source: TensorInfo) -> np.float32:
     """Return the largest finite magnitude of a tensor; what is not finite is a flaw."""
     census = Census(source)
-    for _, bits in lane.chunks(source, last=False):
+    for _, bits in worker.chunks(source, last=False):
         census.add(bits)
-    census.report(lane.flaws)
+    census.report(worker.flaws)
     return np.float32(to_floats(np.array([census.largest_bits], bits.dtype), source.dtype)[0])
 
 

@@ -28,14 +28,14 @@ class TakeTensors:
     groups: tuple[Group, ...]
     scales: Mapping[str, TensorInfo]
 
-    def run(self, lane: Worker) -> None:
+    def run(self, worker: Worker) -> None:
         """Move group by group."""
         for group in self.groups:
-            own = [read_scale(lane, self.scales[transfer.source.name]) for transfer in group.transfers]
+            own = [read_scale(worker, self.scales[transfer.source.name]) for transfer in group.transfers]
             largest = max(own)
             for transfer, scale in zip(group.transfers, own, strict=True):
-                _move(lane, transfer, None if scale == largest else requantized(scale, largest))
-            _put(lane, group.scales, largest)
+                _move(worker, transfer, None if scale == largest else requantized(scale, largest))
+            _put(worker, group.scales, largest)
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,15 @@ class TakeRows:
     transfers: tuple[Transfer, ...]
     scales: tuple[Transfer, ...]
 
-    def run(self, lane: Worker) -> None:
+    def run(self, worker: Worker) -> None:
         """Move tensor by tensor."""
         for transfer in self.transfers:
-            _move(lane, transfer)
+            _move(worker, transfer)
         for transfer in self.scales:
-            for first, bits in lane.chunks(transfer.source):
+            for first, bits in worker.chunks(transfer.source):
                 scales = to_floats(bits, transfer.source.dtype)
-                _check(lane, transfer.source, scales)
-                lane.write(transfer.destinations, first, scales)
+                _check(worker, transfer.source, scales)
+                worker.write(transfer.destinations, first, scales)
 
 
 @dataclass(frozen=True)
@@ -76,39 +76,39 @@ class TakeScales:
         """Return the tensors that are read, by name."""
         return {source.name: source for scale in self.scales for source in scale.sources}
 
-    def run(self, lane: Worker) -> None:
+    def run(self, worker: Worker) -> None:
         """Read all, then write all."""
-        values = {name: read_scale(lane, source) for name, source in self.sources.items()}
+        values = {name: read_scale(worker, source) for name, source in self.sources.items()}
         for scale in self.scales:
             largest = max(values[source.name] for source in scale.sources)
-            _put(lane, scale.slots, max(largest, np.float32(scale.least)))
+            _put(worker, scale.slots, max(largest, np.float32(scale.least)))
 
 
-def read_scale(lane: Worker, source: TensorInfo) -> np.float32:
+def read_scale(worker: Worker, source: TensorInfo) -> np.float32:
     """Return the one value of a scale in float32; what is not positive and finite is a flaw."""
-    ((_, bits),) = lane.chunks(source)
-    values = to_floats(bits, source.dtype).copy()  # the lane's buffer is used again
-    is_scale = _check(lane, source, values)
+    ((_, bits),) = worker.chunks(source)
+    values = to_floats(bits, source.dtype).copy()  # the worker's buffer is used again
+    is_scale = _check(worker, source, values)
     return np.float32(values[0, 0]) if is_scale else np.float32(1.0)  # nothing that is made with a flaw is kept
 
 
-def _check(lane: Worker, source: TensorInfo, scales: Floats) -> bool:
+def _check(worker: Worker, source: TensorInfo, scales: Floats) -> bool:
     bad = int(np.count_nonzero(~(np.isfinite(scales) & (scales > 0))))
     if bad:
-        lane.flaws.add(source, f"{bad:,} of {scales.size:,} scales not positive and finite")
+        worker.flaws.add(source, f"{bad:,} of {scales.size:,} scales not positive and finite")
     return not bad
 
 
-def _move(lane: Worker, transfer: Transfer, table: Bits | None = None) -> None:
+def _move(worker: Worker, transfer: Transfer, table: Bits | None = None) -> None:
     """Write a tensor's patterns, each as `table` has it."""
     source, nans = transfer.source, 0
-    for first, bits in lane.chunks(source):
+    for first, bits in worker.chunks(source):
         nans += int(np.count_nonzero((bits & NOT_A_NUMBER) == NOT_A_NUMBER))
-        lane.write(transfer.destinations, first, bits if table is None else np.take(table, bits))
-    if nans and not lane.flaws.allow_nonfinite:
-        lane.flaws.add(source, f"{nans:,} NaN values", DAMAGED)
+        worker.write(transfer.destinations, first, bits if table is None else np.take(table, bits))
+    if nans and not worker.flaws.allow_nonfinite:
+        worker.flaws.add(source, f"{nans:,} NaN values", DAMAGED)
 
 
-def _put(lane: Worker, slots: tuple[Slot, ...], value: np.float32) -> None:
+def _put(worker: Worker, slots: tuple[Slot, ...], value: np.float32) -> None:
     for slot in slots:
-        lane.put(slot.rank, slot.offset, np.array([value], np.float32))
+        worker.put(slot.rank, slot.offset, np.array([value], np.float32))

@@ -10,7 +10,7 @@ from functools import cache
 
 from trtspec.checkpoint.model_config import ModelConfig
 from trtspec.checkpoint.rules import Rule, Stage, layer_tensor
-from trtspec.checkpoint.trtllm import FP8, FP8_ROWWISE, LM_HEAD, Quantization
+from trtspec.checkpoint.trtllm import FP8, FP8_ROWWISE, LM_HEAD, TrtllmQuantization
 
 ALGORITHMS = {"none": "", "fp8": FP8, "fp8_rowwise": FP8_ROWWISE}
 # The engine picks experts in float32, whatever the experts are stored in.
@@ -39,19 +39,19 @@ class Scheme:
         """Return whether a rule's target becomes FP8."""
         return self.weights != "none" and bool(rule.linear) and not _any_of(self.exclude).fullmatch(rule.module)
 
-    def describe(self, rules: list[Rule]) -> Quantization:
+    def describe(self, rules: list[Rule]) -> TrtllmQuantization:
         """Return what config.json says of it.
 
         Modules are named and not matched: TensorRT-LLM's passes do not all read a `*` alike (fnmatch in
         quantization/quantize.py, a prefix in QuantConfig._get_quant_cfg, by which MLPs are fused).
         """
         if self.weights == "none":
-            return Quantization(kv_cache_algo=ALGORITHMS[self.kv_cache])
+            return TrtllmQuantization(kv_cache_algo=ALGORITHMS[self.kv_cache])
         left_out = (rule for rule in rules if rule.linear and not self.quantizes(rule))
         names = [name for rule in left_out for name in self._names_of(rule)]
         if any(rule.experts for rule in rules):
             names.append(ROUTERS)
-        return Quantization(ALGORITHMS[self.weights], ALGORITHMS[self.kv_cache], tuple(dict.fromkeys(names)))
+        return TrtllmQuantization(ALGORITHMS[self.weights], ALGORITHMS[self.kv_cache], tuple(dict.fromkeys(names)))
 
     def _names_of(self, rule: Rule) -> list[str]:
         """Return the modules of TensorRT-LLM that have to stay as they are for a linear layer to stay in 16 bits."""

@@ -14,7 +14,7 @@ from trtspec.checkpoint.safetensors import ITEM_BYTES, FileLayout, TensorInfo
 from trtspec.checkpoint.stream import Destination, Encoding, Task, Transfer, Worker
 from trtspec.errors import CheckpointError
 from trtspec.quant.activations import Activations
-from trtspec.quant.conversion import Conversion, Target
+from trtspec.quant.conversion import Conversion, TargetTensor
 from trtspec.quant.fp8 import Group, QuantizeRows, QuantizeTensors, Slot, scale_of
 from trtspec.quant.passthrough import Largest, TakeRows, TakeScales, TakeTensors
 from trtspec.quant.prequantized import Prequantized
@@ -29,10 +29,10 @@ class Constants:
 
     values: tuple[tuple[Slot, np.float32], ...]
 
-    def run(self, lane: Worker) -> None:
+    def run(self, worker: Worker) -> None:
         """Write them."""
         for slot, value in self.values:
-            lane.put(slot.rank, slot.offset, np.array([value], np.float32))
+            worker.put(slot.rank, slot.offset, np.array([value], np.float32))
 
 
 def plan_tasks(
@@ -55,7 +55,7 @@ def plan_tasks(
 
 
 def _cast_tasks(plan: Conversion, layouts: list[FileLayout], matched: Matched) -> list[Task]:
-    found: dict[tuple[TensorInfo, ...], tuple[str, Target, tuple[Transfer, ...]]] = {}
+    found: dict[tuple[TensorInfo, ...], tuple[str, TargetTensor, tuple[Transfer, ...]]] = {}
     for name, sources in matched.sources.items():
         target = plan.targets[name]
         if target.dtype == "F8_E4M3":
@@ -68,7 +68,7 @@ def _cast_tasks(plan: Conversion, layouts: list[FileLayout], matched: Matched) -
     return [_task(name, _plain(target, transfers), _sources(transfers)) for name, target, transfers in found.values()]
 
 
-def _plain(target: Target, transfers: tuple[Transfer, ...]) -> Encoding:
+def _plain(target: TargetTensor, transfers: tuple[Transfer, ...]) -> Encoding:
     return Copy(transfers) if target.dtype in INTEGERS else Cast(transfers, target.dtype, target.rule.plus)
 
 
@@ -118,7 +118,7 @@ def _tensor_task(name: str, groups: tuple[Group, ...], existing: Prequantized | 
 
 
 def _groups(
-    plan: Conversion, layouts: list[FileLayout], matched: Matched, target: Target, transfers: tuple[Transfer, ...]
+    plan: Conversion, layouts: list[FileLayout], matched: Matched, target: TargetTensor, transfers: tuple[Transfer, ...]
 ) -> tuple[Group, ...]:
     """Return the tensors that share a scale: each expert's, a fused MLP's fc and gate, else all of a target."""
     scale = plan.scale_of(target, "weights_scaling_factor")
@@ -181,7 +181,9 @@ def _measured(table: dict[str, float], module: str) -> float:
     return table[module]
 
 
-def _transfers(target: Target, sources: tuple[TensorInfo, ...], layouts: list[FileLayout]) -> tuple[Transfer, ...]:
+def _transfers(
+    target: TargetTensor, sources: tuple[TensorInfo, ...], layouts: list[FileLayout]
+) -> tuple[Transfer, ...]:
     item, name = ITEM_BYTES[target.dtype], target.sharded.name
     return tuple(
         Transfer(
@@ -200,7 +202,7 @@ def _transfers(target: Target, sources: tuple[TensorInfo, ...], layouts: list[Fi
     )
 
 
-def _slots(target: Target, layouts: list[FileLayout], number: int = 0) -> tuple[Slot, ...]:
+def _slots(target: TargetTensor, layouts: list[FileLayout], number: int = 0) -> tuple[Slot, ...]:
     return tuple(Slot(rank, layouts[rank].offsets[target.sharded.name] + 4 * number) for rank in target.sharded.ranks)
 
 

@@ -33,7 +33,7 @@ FLOAT = re.compile(
 
 
 @dataclass(frozen=True)
-class Source:
+class RecipeText:
     """What a text is called, where its relative paths start, and its lines (none: it is too short to have places)."""
 
     name: str
@@ -41,7 +41,7 @@ class Source:
     lines: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, name: str, base: Path, text: str) -> Source:
+    def of(cls, name: str, base: Path, text: str) -> RecipeText:
         """Return the source of a text with lines; diagnostics may quote them, so tokens are blotted out."""
         return cls(name, base, tuple(LINE_BREAK.split(blot_tokens(text))))
 
@@ -50,7 +50,7 @@ class Source:
         return Mark(self.name, line + 1, column + 1, self.lines[line]) if self.lines else Mark(self.name)
 
 
-def parse_document(text: str, source: Source, diagnostics: list[Diagnostic], path: tuple[str, ...] = ()) -> Node:
+def parse_document(text: str, source: RecipeText, diagnostics: list[Diagnostic], path: tuple[str, ...] = ()) -> Node:
     """Return the tree of one YAML document (nothing written reads as null), which stands at `path` of the recipe.
 
     Broken syntax and limits raise RecipeError at once; what reading can continue after is added to `diagnostics`.
@@ -70,7 +70,7 @@ def resolve_scalar(text: str) -> bool | int | float | str | None:
     return text
 
 
-def _guarded(text: str, source: Source) -> Iterator[Any]:
+def _guarded(text: str, source: RecipeText) -> Iterator[Any]:
     """Yield the events as long as they stay within the limits."""
     depth = nodes = documents = 0
     for event in _events(text, source):
@@ -90,7 +90,7 @@ def _guarded(text: str, source: Source) -> Iterator[Any]:
         yield event
 
 
-def _events(text: str, source: Source) -> Iterator[Any]:
+def _events(text: str, source: RecipeText) -> Iterator[Any]:
     mark = source.mark(0, 0)
     events: Iterator[Any] = yaml.parse(text, Loader=yaml.SafeLoader)
     try:
@@ -124,7 +124,7 @@ def _syntax_hint(error: yaml.MarkedYAMLError) -> str | None:
 class _Builder:
     """Events to nodes. A refused entry is reported and left out; reading goes on."""
 
-    def __init__(self, events: Iterator[Any], source: Source, diagnostics: list[Diagnostic]) -> None:
+    def __init__(self, events: Iterator[Any], source: RecipeText, diagnostics: list[Diagnostic]) -> None:
         self.events = events
         self.source = source
         self.diagnostics = diagnostics

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from trtspec.diagnostics import Diagnostic, Mark, stop
-from trtspec.recipe.document import CONTROL, LINE_BREAK, Source, parse_document
+from trtspec.recipe.document import CONTROL, LINE_BREAK, RecipeText, parse_document
 from trtspec.recipe.tree import Node, locate, merge, put, without
 from trtspec.registry import did_you_mean
 
@@ -53,7 +53,7 @@ def _is_path(node: Node) -> bool:
 def _read(path: Path, asked_at: Mark, chain: tuple[str, ...], diagnostics: list[Diagnostic]) -> Node:
     text = _text(path, asked_at)
     base = Path(os.path.abspath(path)).parent
-    root = parse_document(text, Source.of(str(path), base, text), diagnostics)
+    root = parse_document(text, RecipeText.of(str(path), base, text), diagnostics)
     if root.value is None:
         stop(Mark(str(path)), "empty", "the file is empty", "begin with schema: trtspec.recipe/1")
     if not isinstance(root.value, dict):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trtspec.diagnostics import Diagnostic, Mark, RecipeError, in_order, stop
-from trtspec.recipe.document import Source, parse_document
+from trtspec.recipe.document import RecipeText, parse_document
 from trtspec.recipe.files import anchor_paths, read_recipe
 from trtspec.recipe.matrix import expand_matrix
 from trtspec.recipe.schema import Recipe
@@ -63,7 +63,7 @@ def _trees(path: Path, overrides: Sequence[str], diagnostics: list[Diagnostic]) 
 
 def _overridden(root: Node, override: str, diagnostics: list[Diagnostic]) -> Node:
     """Return the tree with `a.b=value`; relative paths in it start at the current directory, as in a shell."""
-    source = Source(f"--set {override}", Path.cwd())
+    source = RecipeText(f"--set {override}", Path.cwd())
     key, equals, text = override.partition("=")
     path = split_path(key.strip())
     if equals and path and path[0] not in ("extends", "matrix"):

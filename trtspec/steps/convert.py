@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from trtspec.checkpoint.rules import Matched
 from trtspec.checkpoint.sharding import ParallelMapping
-from trtspec.checkpoint.trtllm import Quantization, render_config
+from trtspec.checkpoint.trtllm import TrtllmQuantization, render_config
 from trtspec.graph.files import Files
 from trtspec.graph.step import Inputs, Progress, Step, notes_of
 from trtspec.methods.base import DraftHead
@@ -157,7 +157,7 @@ def _render_config(plan: Conversion, head: DraftHead | None) -> dict[str, Any]:
         return rendered
     if "exclude_modules" in rendered["quantization"]:
         rendered["quantization"]["exclude_modules"] += head.excluded
-    models = {key: render_config(model, plan.mapping, Quantization()) for key, model in head.models.items()}
+    models = {key: render_config(model, plan.mapping, TrtllmQuantization()) for key, model in head.models.items()}
     return rendered | models | head.config
 
 

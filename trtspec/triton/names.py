@@ -8,3 +8,4 @@ from __future__ import annotations
 
 ENSEMBLE, PREPROCESSING, POSTPROCESSING = "ensemble", "preprocessing", "postprocessing"
 TARGET, DRAFT, BLS = "tensorrt_llm", "tensorrt_llm_draft", "tensorrt_llm_bls"
+ENGINE_MODELS = {"target": TARGET, "draft": DRAFT}

@@ -166,7 +166,7 @@ def test_versions_that_sample_from_another_law_are_warned_of(version, method, gr
     if found:
         assert found.severity == "warning"
         assert found.message == (
-            f"TensorRT-LLM {version} does not sample from the target's own law with method {method}"
+            f"TensorRT-LLM {version} does not sample from the target's own distribution with method {method}"
         )
 
 

@@ -12,14 +12,14 @@ import pytest
 
 from tests.doubles.fixtures import H200, Installation
 from trtspec.backends.tensorrt_llm.installed import SeenGpu, installed_versions, seen_gpus
-from trtspec.backends.tensorrt_llm.toolchain import Toolchain, probe_toolchain
+from trtspec.backends.tensorrt_llm.toolchain import EngineToolchain, probe_toolchain
 from trtspec.errors import StepError, TrtspecError
 from trtspec.gpus import find_gpu
 from trtspec.graph.digest import canonical
 
 IMAGE = f"registry.example/tritonserver@sha256:{'0' * 64}"
 H100 = "NVIDIA H100 80GB HBM3, 9.0, 590.44.01, 81559"
-LOCAL = Toolchain("local", "", "1.2.1", "10.14.1.48", "h200", 90, "590.44.01", devices=("0", "1"))
+LOCAL = EngineToolchain("local", "", "1.2.1", "10.14.1.48", "h200", 90, "590.44.01", devices=("0", "1"))
 
 
 @pytest.fixture

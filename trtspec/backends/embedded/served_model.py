@@ -22,7 +22,13 @@ from trtspec.kernels.verifier import libraries_of
 from trtspec.torch_engine.engine import Engine
 from trtspec.torch_engine.settings import EngineSettings
 from trtspec.triton.python_models.responses import Responder
-from trtspec.triton.python_models.tensors import Inputs, Settings, read_sampling, refuse_unsupported, wants_stream
+from trtspec.triton.python_models.tensors import (
+    RequestTensors,
+    Settings,
+    read_sampling,
+    refuse_unsupported,
+    wants_stream,
+)
 from trtspec.triton.python_models.token_model import TokenReader, Unsent
 
 LOOKAHEAD_SIZES = {
@@ -60,7 +66,7 @@ class TritonPythonModel:
         """Hand one request to the engine; a request that it cannot serve is answered here."""
         generation = Generation(Responder(pb_utils, request, self.lock, decoupled=self.decoupled))
         try:
-            inputs = Inputs(pb_utils, request)
+            inputs = RequestTensors(pb_utils, request)
             refuse_unsupported(inputs)
             refuse_lossy(inputs)
             asked = self.read(inputs)
@@ -71,7 +77,7 @@ class TritonPythonModel:
             generation.responder.send_failure(error)
         return generation
 
-    def read(self, inputs: Inputs) -> Request:
+    def read(self, inputs: RequestTensors) -> Request:
         """Return what the tensors of a request ask for."""
         draft_ids, draft_logits = inputs.array("draft_input_ids"), inputs.array("draft_logits")
         return Request(
@@ -121,7 +127,7 @@ class Generation:
             self.handle.cancel()
 
 
-def read_lookahead(inputs: Inputs) -> dict[str, int]:
+def read_lookahead(inputs: RequestTensors) -> dict[str, int]:
     """Return the sizes of lookahead that a request lowers: all three or, for most requests, none."""
     sizes = {option: inputs.scalar(name) for option, name in LOOKAHEAD_SIZES.items()}
     given = {option: size for option, size in sizes.items() if size is not None}
@@ -130,7 +136,7 @@ def read_lookahead(inputs: Inputs) -> dict[str, int]:
     return given
 
 
-def refuse_lossy(inputs: Inputs) -> None:
+def refuse_lossy(inputs: RequestTensors) -> None:
     """Raise for a constant threshold of acceptance by draft logits, in the place of a random number for each token."""
     threshold = inputs.scalar("draft_acceptance_threshold")
     if threshold is not None and inputs.array("draft_logits") is not None:

@@ -44,7 +44,7 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
     yield from _about_sampling(context)
     yield from _about_mtp(context)
     yield from _about_head(context)
-    yield from _about_storage(context)
+    yield from _about_quant_format(context)
     yield from _about_parallel(context)
     yield from check_placement(context)
     for option in context.recipe.engine.extra:
@@ -88,7 +88,9 @@ def _about_tree(context: PlanContext, top_k: int) -> Iterable[Diagnostic]:
 def _about_sampling(context: PlanContext) -> Iterable[Diagnostic]:
     if is_greedy_only(context):
         method = context.recipe.speculation.method
-        message = f"TensorRT-LLM {context.version} does not sample from the target's own law with method {method}"
+        message = (
+            f"TensorRT-LLM {context.version} does not sample from the target's own distribution with method {method}"
+        )
         hint = "requests that sample are refused; from 1.3 on they are served"
         yield Diagnostic(METHOD, "greedy-only", message, hint, "warning", SAMPLER)
 
@@ -125,7 +127,7 @@ def _about_head(context: PlanContext) -> Iterable[Diagnostic]:
             yield Diagnostic(path, f"layout-{key}", message, severity="warning", source=EAGLE3_SOURCE)
 
 
-def _about_storage(context: PlanContext) -> Iterable[Diagnostic]:
+def _about_quant_format(context: PlanContext) -> Iterable[Diagnostic]:
     """Yield where the recipe wants another format than the source has: the LLM API quantizes nothing."""
     gpu = GPUS.get((context.recipe.engine.gpu or "").lower())
     for role, path, asked in models_of(context):

@@ -25,7 +25,13 @@ from trtspec.generation.checks import check_request
 from trtspec.generation.request import Limits, Request, SamplingOptions, Update
 from trtspec.generation.running import Progress, Running
 from trtspec.triton.python_models.responses import Responder
-from trtspec.triton.python_models.tensors import Inputs, Settings, read_sampling, refuse_unsupported, wants_stream
+from trtspec.triton.python_models.tensors import (
+    RequestTensors,
+    Settings,
+    read_sampling,
+    refuse_unsupported,
+    wants_stream,
+)
 from trtspec.triton.python_models.token_model import TokenReader, Unsent
 
 ENGINE = "the LLM API"
@@ -69,7 +75,7 @@ class TritonPythonModel:
         """Answer one request; returns the response where only one may be sent."""
         responder = Responder(pb_utils, request, self.lock, decoupled=self.decoupled)
         try:
-            inputs = Inputs(pb_utils, request)
+            inputs = RequestTensors(pb_utils, request)
             asked = self.read(inputs)
             streaming = wants_stream(inputs, "streaming", decoupled=self.decoupled)
             unsent = Unsent(inputs, asked.prompt_ids)
@@ -83,7 +89,7 @@ class TritonPythonModel:
             responder.send_failure(error)
         return responder.response
 
-    def read(self, inputs: Inputs) -> Request:
+    def read(self, inputs: RequestTensors) -> Request:
         """Return what the tensors of a request ask for; raises for what this engine does not do."""
         refuse_unsupported(inputs, ENGINE)
         if inputs.scalar("return_generation_logits", False):
@@ -101,7 +107,9 @@ class TritonPythonModel:
         running = Running(asked, updates.append, self.tokenizer)
         if running.samples and self.greedy_only:
             hint = "set temperature to 0, or serve with TensorRT-LLM 1.3 or later"
-            raise TrtspecError("this version of the LLM API does not sample from the target's own law", hint=hint)
+            raise TrtspecError(
+                "this version of the LLM API does not sample from the target's own distribution", hint=hint
+            )
         result = self.llm.generate_async(list(asked.prompt_ids), sampling_params(asked), streaming=True)
         seen, reason = 0, None
         async for ids in steps(result, is_cancelled):

@@ -21,7 +21,7 @@ DRAFTS_TREES = SAMPLES_WITH_DRAFTS = (1, 3)
 SAMPLES = (1, 1)
 # What samples then: eagle3 and mtp take the argmax (NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/speculative/eagle3.py
 # @001e6700), and draft_target's drafts are the argmax's but can be accepted as if they were drawn, which is not the
-# target's law (model_drafter.py there, process_static_draft_outputs).
+# target's distribution (model_drafter.py there, process_static_draft_outputs).
 SAMPLING_METHODS = ("none", "ngram")
 
 
@@ -32,7 +32,7 @@ def minor_of(version: str) -> tuple[int, int]:
 
 
 def is_greedy_only(context: PlanContext) -> bool:
-    """Return whether requests that sample would get another law than the target's, and have to be refused."""
+    """Return whether requests that sample would get another distribution than the target's, and have to be refused."""
     minor = minor_of(context.version)
     if minor >= SAMPLES_WITH_DRAFTS:
         return False

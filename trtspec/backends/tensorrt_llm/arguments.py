@@ -54,7 +54,7 @@ def _settings(spec: EngineSpec) -> dict[str, str | int]:
         "logits_dtype": "float32",
         "workers": spec.mapping.ranks,
     }
-    if spec.storage.weights == "fp8_rowwise":
+    if spec.quant_format.weights == "fp8_rowwise":
         settings["fp8_rowwise_gemm_plugin"] = "auto"
     return settings
 
@@ -65,7 +65,7 @@ def _gemm_plugin(spec: EngineSpec) -> str:
     NVIDIA/TensorRT-LLM:docs/source/legacy/performance/performance-tuning-guide/useful-build-time-flags.md@2a9abd95
     recommends so.
     """
-    return "disable" if spec.storage.weights == "fp8" else "auto"
+    return "disable" if spec.quant_format.weights == "fp8" else "auto"
 
 
 def _switch(on: bool) -> str:

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from trtspec.artifacts import paths
 from trtspec.backends.tensorrt_llm.engine_dir import Expected, check_engine, parse_arguments
 from trtspec.backends.tensorrt_llm.phases import Phases, version_said
 from trtspec.backends.tensorrt_llm.placement import LAUNCH
 from trtspec.backends.tensorrt_llm.runner import Tool, run_tool
-from trtspec.backends.tensorrt_llm.toolchain import Toolchain
+from trtspec.backends.tensorrt_llm.toolchain import EngineToolchain
 from trtspec.backends.trtllm_versions import version_spec_of
 from trtspec.checkpoint.source import MAX_CONFIG_BYTES, read_json
 from trtspec.errors import StepError
@@ -45,7 +46,7 @@ class BuildEngine(Step):
     role: str
     checkpoint: ConvertCheckpoint
     arguments: tuple[str, ...]
-    toolchain: Toolchain
+    toolchain: EngineToolchain
     timing_cache: tuple[Files, ...]
     timeout_s: float = field(metadata={"key": False})
 
@@ -66,7 +67,7 @@ class BuildEngine(Step):
 
     def command_for(self, user: str = "") -> tuple[str, ...]:
         """Return the argv where a container's files belong to `user`, by default to us."""
-        checkpoint, engine = f"checkpoints/{self.role}", f"engines/{self.role}"
+        checkpoint, engine = paths.checkpoint(self.role), paths.engine(self.role)
         cache = (TIMING_CACHE,) if self.timing_cache else ()
         directories = ("--checkpoint_dir", checkpoint, "--output_dir", engine)
         started_from = ("--input_timing_cache", TIMING_CACHE) if cache else ()
@@ -109,7 +110,7 @@ class BuildEngine(Step):
         with ExitStack() as stack:
             # beside the output, where the store clears up after a build that was killed
             workdir = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=out.parent, prefix="work-")))
-            links = {f"checkpoints/{self.role}": checkpoint, f"engines/{self.role}": out}
+            links = {paths.checkpoint(self.role): checkpoint, paths.engine(self.role): out}
             for files in self.timing_cache:
                 stack.enter_context(files.unchanged())
                 links[TIMING_CACHE] = files.paths[0]

@@ -98,14 +98,14 @@ def _plan(load: GpuLoad) -> MemoryPlan:
 
 def _rank_loads(context: PlanContext) -> Iterator[RankLoad]:
     for spec in engine_specs(context):
-        part = context.draft_head if spec.role == "target" else None
+        head = context.draft_head if spec.role == "target" else None
         for rank, gpu_id in zip(range(spec.mapping.ranks), spec.gpu_ids, strict=False):
             stage = rank // spec.mapping.tensor
             yield RankLoad(
                 role=spec.role,
                 gpu_id=gpu_id,
-                weights=_weights(spec, stage) + _part_weights(spec, stage, part),
-                cache_per_token=_cache_per_token(spec, stage, part),
+                weights=_weights(spec, stage) + _head_weights(spec, stage, head),
+                cache_per_token=_cache_per_token(spec, stage, head),
                 cache_tokens=spec.max_batch_size * ceil(spec.built_seq_len / TOKENS_PER_BLOCK) * TOKENS_PER_BLOCK,
                 activations=_activations(spec, stage),
             )
@@ -114,7 +114,7 @@ def _rank_loads(context: PlanContext) -> Iterator[RankLoad]:
 def _weights(spec: EngineSpec, stage: int) -> int:
     """Return the bytes of a rank's share of the model; embedding, head, norms and routers stay in 16 bits or more."""
     config, mapping = spec.config, spec.mapping
-    item = ITEM if spec.storage.weights == "none" else FP8_ITEM
+    item = ITEM if spec.quant_format.weights == "none" else FP8_ITEM
     layers = len(mapping.layers(stage, config.num_layers))
     total = layers * (_layer_linear(config, mapping) * item + _layer_rest(config, mapping) * ITEM)
     table = config.vocab_size * config.hidden_size * ITEM
@@ -155,21 +155,21 @@ def _kv_heads(config: ModelConfig, mapping: ParallelMapping) -> int:
     return max(1, config.num_kv_heads // mapping.tensor)
 
 
-def _part_weights(spec: EngineSpec, stage: int, part: DraftHead | None) -> int:
+def _head_weights(spec: EngineSpec, stage: int, head: DraftHead | None) -> int:
     """Return the bytes of a rank's share of what drafts inside, in 16 bits; copies of a tensor are each there."""
-    rules = [*part.rules, *part.borrowed] if part else []
+    rules = [*head.rules, *head.borrowed] if head else []
     shares = [shard(rule, spec.mapping, spec.config.num_layers) for rule in rules]
     mine = spec.mapping.stage_ranks(stage)
     return sum(prod(share.shape) for share in shares if share.ranks == mine) * ITEM
 
 
-def _cache_per_token(spec: EngineSpec, stage: int, part: DraftHead | None) -> int:
+def _cache_per_token(spec: EngineSpec, stage: int, head: DraftHead | None) -> int:
     """Return the bytes of a token's keys and values on a rank; a net with layers of its own has its cache there too."""
     config, mapping = spec.config, spec.mapping
-    item = ITEM if spec.storage.kv_cache == "none" else FP8_ITEM
+    item = ITEM if spec.quant_format.kv_cache == "none" else FP8_ITEM
     layers = len(mapping.layers(stage, config.num_layers))
-    if part and stage == mapping.pipeline - 1:
-        layers += sum(model.num_layers for model in part.models.values())
+    if head and stage == mapping.pipeline - 1:
+        layers += sum(model.num_layers for model in head.models.values())
     return 2 * layers * _kv_heads(config, mapping) * config.head_size * item
 
 

@@ -17,9 +17,9 @@ from typing import Any, Literal
 from trtspec.backends.context import PlanContext
 from trtspec.backends.tensorrt_llm.memory import gpu_loads
 from trtspec.backends.tensorrt_llm.specs import EngineSpec, engine_specs
+from trtspec.triton.names import ENGINE_MODELS
 
 LAUNCH = "launch.json"
-MODEL_NAMES = {"target": "tensorrt_llm", "draft": "tensorrt_llm_draft"}
 
 # The first makes an orchestrator of the server, the second lets it start its workers itself.
 ENVIRONMENT = ("TRTLLM_ORCHESTRATOR", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES")
@@ -45,7 +45,7 @@ class PlacedModel:
 
 
 @dataclass(frozen=True)
-class Placement:
+class EnginePlacement:
     """How a repository is served; `command` has {repository}, {http_port}, {grpc_port} and {metrics_port} in it."""
 
     mode: Literal["leader", "orchestrator"]
@@ -64,15 +64,15 @@ class Placement:
         return next(model for model in self.models if model.name == name)
 
 
-def plan_placement(context: PlanContext) -> Placement:
-    """Return where the engines of a context run; what cannot work is what the rules object to."""
+def plan_placement(context: PlanContext) -> EnginePlacement:
+    """Return where the engines of a context run; the rules report placements that cannot work."""
     specs = engine_specs(context)
     fast_logits = context.recipe.serving.fast_logits and len(specs) > 1
     ranks = _participants(specs) if fast_logits else {}
     limit = _shared_cache_tokens(context) if len(specs) > 1 else 0
     models = tuple(
         PlacedModel(
-            name=MODEL_NAMES[spec.role],
+            name=ENGINE_MODELS[spec.role],
             gpu_device_ids=spec.gpu_ids,
             participant_ids=ranks.get(spec.role, ()),
             kv_cache_fraction=context.recipe.serving.kv_cache_fraction,
@@ -87,7 +87,7 @@ def plan_placement(context: PlanContext) -> Placement:
     if len(specs) > 1:
         environment = dict(zip(ENVIRONMENT, ("1", "1" if spawns else "0"), strict=True))
     pools = no_pools(gpu_id for spec in specs for gpu_id in spec.gpu_ids) if spawns else ()
-    return Placement(
+    return EnginePlacement(
         mode="orchestrator" if len(specs) > 1 else "leader",
         models=models,
         fast_logits=fast_logits,
@@ -121,14 +121,14 @@ def no_pools(gpu_ids: Iterable[int]) -> tuple[str, ...]:
     return (*NO_POOLS, *(f"--cuda-memory-pool-byte-size={gpu_id}:0" for gpu_id in range(max(gpu_ids) + 1)))
 
 
-def _command(world_size: int, names: list[str], pools: tuple[str, ...]) -> tuple[str, ...]:
+def _command(world_size: int, models: list[str], pools: tuple[str, ...]) -> tuple[str, ...]:
     """Return mpirun with one application for each rank; ranks but the first load the engines' models alone."""
     words = ["mpirun", "--allow-run-as-root"]
     for rank in range(world_size):
         words += [":"] if rank else []
         words += ["-n", "1", "tritonserver", "--model-repository={repository}"]
         words += ["--http-port={http_port}", "--grpc-port={grpc_port}", "--metrics-port={metrics_port}"]
-        words += ["--model-control-mode=explicit", *(f"--load-model={name}" for name in names)] if rank else []
+        words += ["--model-control-mode=explicit", *(f"--load-model={name}" for name in models)] if rank else []
         words += [*pools, "--disable-auto-complete-config"]
         words += [f"--backend-config=python,shm-region-prefix-name=prefix{rank}_"]
     return tuple(words)

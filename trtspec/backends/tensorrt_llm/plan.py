@@ -14,7 +14,7 @@ from trtspec.backends.common_steps import companions, converted, padding_notes, 
 from trtspec.backends.context import PlanContext
 from trtspec.backends.tensorrt_llm.arguments import build_arguments
 from trtspec.backends.tensorrt_llm.build import BuildEngine, DescribeEngines
-from trtspec.backends.tensorrt_llm.placement import MODEL_NAMES, Placement, plan_placement
+from trtspec.backends.tensorrt_llm.placement import EnginePlacement, plan_placement
 from trtspec.backends.tensorrt_llm.repository import (
     MODELS,
     EmitEngineRepository,
@@ -24,12 +24,13 @@ from trtspec.backends.tensorrt_llm.repository import (
 )
 from trtspec.backends.tensorrt_llm.sampling import is_greedy_only
 from trtspec.backends.tensorrt_llm.specs import engine_specs
-from trtspec.backends.tensorrt_llm.toolchain import Toolchain, probe_toolchain
+from trtspec.backends.tensorrt_llm.toolchain import EngineToolchain, probe_toolchain
 from trtspec.graph.files import FileReader
 from trtspec.graph.step import Step
 from trtspec.methods.lookahead import LookaheadOptions
 from trtspec.steps.convert import ConvertCheckpoint
 from trtspec.steps.repository import read_models
+from trtspec.triton.names import ENGINE_MODELS
 
 
 def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
@@ -55,7 +56,7 @@ def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
 
 
 def _engines(
-    context: PlanContext, reader: FileReader, checkpoints: Mapping[str, ConvertCheckpoint], toolchain: Toolchain
+    context: PlanContext, reader: FileReader, checkpoints: Mapping[str, ConvertCheckpoint], toolchain: EngineToolchain
 ) -> tuple[BuildEngine, ...]:
     build = context.resolved.engine.build
     cache = Path(build.timing_cache)
@@ -73,20 +74,20 @@ def _engines(
     )
 
 
-def _notes(toolchain: Toolchain) -> tuple[str, ...]:
+def _notes(toolchain: EngineToolchain) -> tuple[str, ...]:
     if toolchain.kind != "absent":
         return ()
     return (f"the engines cannot be built here ({toolchain.missing}), so their keys are not final: {toolchain.hint}",)
 
 
-def _facts(toolchain: Toolchain) -> dict[str, Any]:
+def _facts(toolchain: EngineToolchain) -> dict[str, Any]:
     names = ("kind", "image", "tensorrt_llm", "tensorrt", "gpu", "sm", "driver", "missing")
     return {name: getattr(toolchain, name) for name in names}
 
 
-def _settings(context: PlanContext, placement: Placement) -> EngineRepositorySettings:
+def _settings(context: PlanContext, placement: EnginePlacement) -> EngineRepositorySettings:
     recipe, options, target = context.resolved, context.options, engine_specs(context)[0]
-    placed = {role: _placed(placement, name) for role, name in MODEL_NAMES.items()}
+    placed = {role: _placed(placement, name) for role, name in ENGINE_MODELS.items()}
     draft = placed["draft"] if context.draft else None
     if placed["target"] is None:
         raise ValueError("every repository has a target")
@@ -109,7 +110,7 @@ def _settings(context: PlanContext, placement: Placement) -> EngineRepositorySet
     )
 
 
-def _placed(placement: Placement, name: str) -> EngineServing | None:
+def _placed(placement: EnginePlacement, name: str) -> EngineServing | None:
     for model in placement.models:
         if model.name == name:
             return EngineServing(

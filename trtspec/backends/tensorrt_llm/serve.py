@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.artifacts.manifest import Manifest
-from trtspec.backends.serving import Launch, Serving
+from trtspec.backends.serving import Launch, ServingHooks
 from trtspec.backends.tensorrt_llm.installed import installed_versions, seen_gpus
-from trtspec.backends.tensorrt_llm.placement import ENVIRONMENT, LAUNCH, MODEL_NAMES, no_pools
+from trtspec.backends.tensorrt_llm.placement import ENVIRONMENT, LAUNCH, no_pools
 from trtspec.backends.tensorrt_llm.repository import relocate
 from trtspec.backends.tensorrt_llm.toolchain import BUILDER
 from trtspec.errors import DeployError
 from trtspec.gpus import Gpu, find_gpu
+from trtspec.triton.names import ENGINE_MODELS
 
 MAX_LAUNCH_BYTES = 1 << 20
 MOST_RANKS = 512
@@ -53,7 +54,7 @@ def _parse_launch(document: dict[str, Any]) -> Launch:
     world_size, models = document["world_size"], [model["name"] for model in document["models"]]
     if type(world_size) is not int or not 1 <= world_size <= MOST_RANKS:
         raise ValueError(f"world_size {world_size!r}")
-    if not models or not set(models) <= set(MODEL_NAMES.values()):
+    if not models or not set(models) <= set(ENGINE_MODELS.values()):
         raise ValueError(f"models {models!r}")
     environment = {key: str(document["environment"][key]) for key in ENVIRONMENT if key in document["environment"]}
     if any(value not in ("0", "1") for value in environment.values()):
@@ -84,4 +85,4 @@ def _machine(wanted: Gpu) -> dict[str, Any]:
     }
 
 
-SERVING = Serving(triton_backend="tensorrtllm", check_machine=check_machine, stage=relocate, launch=read_launch)
+SERVING = ServingHooks(triton_backend="tensorrtllm", check_machine=check_machine, stage=relocate, launch=read_launch)

@@ -35,7 +35,7 @@ class EngineSpec:
     role: Role
     path: str
     config: ModelConfig
-    storage: QuantFormat
+    quant_format: QuantFormat
     mapping: ParallelMapping
     gpu_ids: tuple[int, ...]
     max_batch_size: int
@@ -69,7 +69,7 @@ class EngineSpec:
     @property
     def has_fp8_context_fmha(self) -> bool:
         """Return whether prompts are attended to in FP8: where both weights and KV cache are."""
-        return self.storage == QuantFormat("fp8", "fp8")
+        return self.quant_format == QuantFormat("fp8", "fp8")
 
     @property
     def has_paged_context_fmha(self) -> bool:
@@ -77,7 +77,7 @@ class EngineSpec:
 
         An FP8 cache needs FP8 context attention for it, and that needs FP8 weights of one scale each.
         """
-        return self.storage.kv_cache == "none" or self.has_fp8_context_fmha
+        return self.quant_format.kv_cache == "none" or self.has_fp8_context_fmha
 
     @property
     def chunks_prompts(self) -> bool:
@@ -110,7 +110,7 @@ def engine_specs(context: PlanContext) -> list[EngineSpec]:
 
 
 def _spec(
-    context: PlanContext, role: Role, asked: ModelSource, config: ModelConfig, storage: QuantFormat, nodes: int
+    context: PlanContext, role: Role, asked: ModelSource, config: ModelConfig, quant_format: QuantFormat, nodes: int
 ) -> EngineSpec:
     engine, parallel, placement = context.recipe.engine, asked.parallel, context.recipe.serving.placement
     placed = getattr(placement, role) if placement else None
@@ -118,7 +118,7 @@ def _spec(
         role=role,
         path="target" if role == "target" else "speculation.draft",
         config=config,
-        storage=storage,
+        quant_format=quant_format,
         mapping=ParallelMapping(parallel.tensor, parallel.pipeline, parallel.embedding),
         gpu_ids=tuple(placed or range(parallel.ranks)),
         max_batch_size=engine.max_batch_size,

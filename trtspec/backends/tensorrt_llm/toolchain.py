@@ -27,7 +27,7 @@ NO_KEY = {"key": False}
 
 
 @dataclass(frozen=True)
-class Toolchain:
+class EngineToolchain:
     """What an engine is built with; `image` is the container's by digest, "" where trtllm-build is on PATH.
 
     Versions, GPU (by the recipe's name), its compute capability times ten and the driver decide whether an engine can
@@ -81,17 +81,17 @@ class Toolchain:
                 *where)  # fmt: skip
 
 
-def probe_toolchain(image: str, version: str, gpu_name: str) -> Toolchain:
+def probe_toolchain(image: str, version: str, gpu_name: str) -> EngineToolchain:
     """Return what builds engines of a TensorRT-LLM version for a GPU here; `image` is "" for what is on PATH.
 
     Starts no process where there is nothing to ask. Raises TrtspecError where another version is installed.
     """
     gpu, release = find_gpu(gpu_name), version_spec_of(version).release(version)
-    expected = Toolchain("absent", image, version, release.tensorrt, gpu.name, gpu.sm, release.driver)
+    expected = EngineToolchain("absent", image, version, release.tensorrt, gpu.name, gpu.sm, release.driver)
     return _in_image(expected, gpu) if image else _on_path(expected, gpu)
 
 
-def _in_image(expected: Toolchain, gpu: Gpu) -> Toolchain:
+def _in_image(expected: EngineToolchain, gpu: Gpu) -> EngineToolchain:
     """Return the toolchain of an image; which versions it holds is told when it runs."""
     runtime = next((name for name in RUNTIMES if shutil.which(name)), None)
     if runtime is None:
@@ -100,7 +100,7 @@ def _in_image(expected: Toolchain, gpu: Gpu) -> Toolchain:
     return _on_gpus(replace(expected, kind="image", runtime=runtime), gpu)
 
 
-def _on_path(expected: Toolchain, gpu: Gpu) -> Toolchain:
+def _on_path(expected: EngineToolchain, gpu: Gpu) -> EngineToolchain:
     builder, wanted = shutil.which(BUILDER), f"tensorrt-llm=={expected.tensorrt_llm}"
     if builder is None:
         hint = f"pip install {wanted} on a machine with the GPU, or name a container as engine.build.image"
@@ -113,7 +113,7 @@ def _on_path(expected: Toolchain, gpu: Gpu) -> Toolchain:
     return _on_gpus(replace(expected, kind="local", tensorrt=tensorrt), gpu)
 
 
-def _on_gpus(toolchain: Toolchain, gpu: Gpu) -> Toolchain:
+def _on_gpus(toolchain: EngineToolchain, gpu: Gpu) -> EngineToolchain:
     """Return the toolchain with the driver of this machine and those of its GPUs that the recipe names."""
     seen = seen_gpus()
     devices = [str(number) for number, each in enumerate(seen) if each.is_a(gpu)]

@@ -39,7 +39,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Release:
+class TrtllmRelease:
     """A release and what it is used with: `triton` are the container tags (26.07) that ship it, oldest first.
 
     `tensorrt`, `cuda` and `driver` are those of the containers, "" where no container ships the release.
@@ -85,12 +85,12 @@ class VersionSpec:
 
     minor: str
     sources: tuple[str, ...]
-    releases: tuple[Release, ...]
+    releases: tuple[TrtllmRelease, ...]
     options: dict[str, Option]
     modes: dict[str, int]
     api: ApiSpec
 
-    def release(self, version: str) -> Release:
+    def release(self, version: str) -> TrtllmRelease:
         """Return the release of this version."""
         return next(release for release in self.releases if release.version == version)
 
@@ -133,8 +133,8 @@ def _load(minor: str) -> VersionSpec:
     )
 
 
-def _release(data: dict[str, Any]) -> Release:
-    return Release(**{**data, "triton": tuple(data.get("triton", ()))})
+def _release(data: dict[str, Any]) -> TrtllmRelease:
+    return TrtllmRelease(**{**data, "triton": tuple(data.get("triton", ()))})
 
 
 def _option(name: str, data: dict[str, Any]) -> Option:

@@ -25,7 +25,7 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
         return
     yield from _about_options(context)
     yield from _about_mtp(context)
-    yield from _about_storage(context)
+    yield from _about_quant_format(context)
     yield from _about_parallel(context)
     yield from check_placement(context)
     if not context.recipe.serving.streaming:
@@ -70,7 +70,7 @@ def _about_mtp(context: PlanContext) -> Iterable[Diagnostic]:
         yield Diagnostic(METHOD, "version", message, "use method: ngram", source=SPECULATIVE)
 
 
-def _about_storage(context: PlanContext) -> Iterable[Diagnostic]:
+def _about_quant_format(context: PlanContext) -> Iterable[Diagnostic]:
     """Yield where the recipe wants a format that the source has not and vLLM cannot make while it loads."""
     online = releases()[context.version].online
     for role, path, asked in models_of(context):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.artifacts.paths import TOKENIZER, from_model
-from trtspec.backends.serving import Serving
+from trtspec.backends.serving import ServingHooks
 from trtspec.steps.repository import EmitRepository
 from trtspec.triton.emission import ServingSettings, emit_model
 
@@ -72,4 +72,4 @@ def _write(out: Path, document: Mapping[str, Any]) -> None:
     (out / MODEL_JSON).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
-SERVING = Serving(triton_backend="vllm", stage=relocate)
+SERVING = ServingHooks(triton_backend="vllm", stage=relocate)

@@ -17,7 +17,7 @@ from trtspec.generation.checks import check_request
 from trtspec.generation.request import Limits, Request, SamplingOptions
 from trtspec.triton.python_models.tensors import (
     Array,
-    Inputs,
+    RequestTensors,
     Settings,
     read_sampling,
     refuse_unsupported,
@@ -37,7 +37,7 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> list[Any]:
         return respond_each(pb_utils, requests, self.answer)
 
-    def answer(self, inputs: Inputs) -> list[tuple[str, Array]]:
+    def answer(self, inputs: RequestTensors) -> list[tuple[str, Array]]:
         """Return the tensors that vLLM's model takes beside the text."""
         self.check(inputs)
         exclude_input = inputs.scalar("exclude_input_in_output", True)
@@ -50,7 +50,7 @@ class TritonPythonModel:
             ("return_counts", np.array([[True]])),
         ]
 
-    def check(self, inputs: Inputs) -> None:
+    def check(self, inputs: RequestTensors) -> None:
         """Raise for what vLLM does not do, or would say less clearly."""
         refuse_unsupported(inputs, ENGINE)
         if inputs.texts("bad_words"):
@@ -63,7 +63,7 @@ class TritonPythonModel:
         if not "".join(inputs.texts("text_input")):
             raise TrtspecError("text_input is empty")
 
-    def parameters(self, inputs: Inputs) -> dict[str, Any]:
+    def parameters(self, inputs: RequestTensors) -> dict[str, Any]:
         """Return vLLM's SamplingParams as JSON values."""
         sampling = SamplingOptions(**read_sampling(inputs, "runtime_"))
         asked = Request((0,), inputs.scalar("max_tokens"), sampling, stop=tuple(inputs.texts("stop_words")))

@@ -13,7 +13,7 @@ DATA = Path(__file__).with_name("versions.yaml")
 
 
 @dataclass(frozen=True)
-class Release:
+class VllmRelease:
     """One vLLM and the tags (26.07) of the containers that ship it.
 
     `methods` are vLLM's names by ours; `online` its names of formats, by a recipe's, that it makes while it loads;
@@ -29,11 +29,11 @@ class Release:
 
 
 @cache
-def releases() -> dict[str, Release]:
+def releases() -> dict[str, VllmRelease]:
     """Return the known releases by version, oldest first."""
     entries = yaml.safe_load(DATA.read_text(encoding="utf-8"))
     found = [
-        Release(**{**each, "triton": tuple(each["triton"]), "mtp_models": tuple(each["mtp_models"])})
+        VllmRelease(**{**each, "triton": tuple(each["triton"]), "mtp_models": tuple(each["mtp_models"])})
         for each in entries
     ]
     return {release.version: release for release in found}

@@ -28,8 +28,8 @@ from trtspec.triton.python_models.responses import Responder
 from trtspec.triton.python_models.server_model import LOOKAHEAD_SIZES, ServerModel
 from trtspec.triton.python_models.tensors import (
     Array,
-    Inputs,
     Pieces,
+    RequestTensors,
     Settings,
     TextStream,
     read_sampling,
@@ -77,7 +77,7 @@ class TritonPythonModel:
         """Give one request a thread; what its tensors hold is read here, where the server's memory is still its own."""
         reply = Reply(Responder(pb_utils, request, self.lock, decoupled=self.decoupled))
         try:
-            inputs = Inputs(pb_utils, request)
+            inputs = RequestTensors(pb_utils, request)
             self.refuse(inputs)
             job = self.read(inputs)
             transcript = Transcript(
@@ -98,7 +98,7 @@ class TritonPythonModel:
             drafter = self.drafter(stream, job.sampling, use_draft_logits)
             yield from generate(job, ServerModel(stream, self.target), drafter, self.vocab_size)
 
-    def refuse(self, inputs: Inputs) -> None:
+    def refuse(self, inputs: RequestTensors) -> None:
         """Raise for the first input that asks for what is not done here."""
         refuse_unsupported(inputs, NAME)
         if inputs.scalar("return_generation_logits", False):
@@ -112,7 +112,7 @@ class TritonPythonModel:
             hint = "leave temperature, top_k and top_p out, or build with method: draft_target"
             raise TrtspecError("this engine always takes the most probable token and cannot sample", hint=hint)
 
-    def read(self, inputs: Inputs) -> Job:
+    def read(self, inputs: RequestTensors) -> Job:
         """Return what the tensors of a request ask for."""
         prompt = self.tokenizer.encode("".join(inputs.texts("text_input")))
         max_tokens, wanted = inputs.scalar("max_tokens"), inputs.scalar("num_draft_tokens", self.draft_len)
@@ -148,7 +148,7 @@ class TritonPythonModel:
             with suppress(TrtspecError):
                 yield self.pieces.encode(text)
 
-    def read_lookahead(self, inputs: Inputs) -> tuple[int, ...]:
+    def read_lookahead(self, inputs: RequestTensors) -> tuple[int, ...]:
         """Return the sizes of lookahead that a request lowers: all three or, for most requests, none.
 
         Ones that are too large are refused here, since the executor finds them only in the midst of a step, which

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from trtspec.triton.python_models.tensors import Array, Inputs, Pieces, Settings, respond_each
+from trtspec.triton.python_models.tensors import Array, Pieces, RequestTensors, Settings, respond_each
 
 
 class TritonPythonModel:
@@ -21,7 +21,7 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> list[Any]:
         return respond_each(pb_utils, requests, self.decode)
 
-    def decode(self, inputs: Inputs) -> list[tuple[str, Array]]:
+    def decode(self, inputs: RequestTensors) -> list[tuple[str, Array]]:
         decode = self.pieces.decode if inputs.scalar("CONTINUATION", False) else self.tokenizer.decode
         rows = zip(inputs.required("TOKENS_BATCH").tolist(), inputs.required("SEQUENCE_LENGTH").tolist(), strict=True)
         texts = [decode(ids[:length]).encode() for ids, length in rows]

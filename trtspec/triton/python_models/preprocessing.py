@@ -9,7 +9,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from trtspec.errors import TrtspecError
-from trtspec.triton.python_models.tensors import Array, Inputs, Pieces, Settings, respond_each, tensor_of_words
+from trtspec.triton.python_models.tensors import Array, Pieces, RequestTensors, Settings, respond_each, tensor_of_words
 
 NO_ID = -1
 
@@ -26,7 +26,7 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> list[Any]:
         return respond_each(pb_utils, requests, self.encode)
 
-    def encode(self, inputs: Inputs) -> list[tuple[str, Array]]:
+    def encode(self, inputs: RequestTensors) -> list[tuple[str, Array]]:
         prompt = self.tokenizer.encode("".join(inputs.texts("QUERY")))
         if not prompt:
             raise TrtspecError("text_input is empty")
@@ -44,5 +44,5 @@ class TritonPythonModel:
             ("OUT_PAD_ID", np.array([[inputs.scalar("PAD_ID", max(end_id, 0))]], np.int32)),
         ]
 
-    def words(self, inputs: Inputs, name: str) -> list[list[int]]:
+    def words(self, inputs: RequestTensors, name: str) -> list[list[int]]:
         return [self.pieces.encode(text) for text in inputs.texts(name)]

@@ -86,7 +86,7 @@ class Settings:
         return Tokenizer((self._root / self.parameter("tokenizer_dir")).resolve())
 
 
-class Inputs:
+class RequestTensors:
     """The input tensors of one request, which carries one prompt."""
 
     def __init__(self, pb_utils: Any, request: Any) -> None:
@@ -132,7 +132,7 @@ class Inputs:
             raise TrtspecError(f"{name} is not UTF-8 text") from None
 
 
-def refuse_unsupported(inputs: Inputs, engine: str = "the torch engine") -> None:
+def refuse_unsupported(inputs: RequestTensors, engine: str = "the torch engine") -> None:
     """Raise for the first input that asks for what an engine does not do."""
     for name, accepted in NEUTRAL.items():
         value = inputs.scalar(name)
@@ -143,7 +143,7 @@ def refuse_unsupported(inputs: Inputs, engine: str = "the torch engine") -> None
         raise TrtspecError(f"bad_words is not supported by {engine}")
 
 
-def wants_stream(inputs: Inputs, name: str, *, decoupled: bool) -> bool:
+def wants_stream(inputs: RequestTensors, name: str, *, decoupled: bool) -> bool:
     """Return whether the answer is to come in pieces; raises TrtspecError where the repository gives whole ones."""
     wanted = bool(inputs.scalar(name, False))
     if wanted and not decoupled:
@@ -223,7 +223,7 @@ class TextStream:
         return decode(shown), until
 
 
-def read_sampling(inputs: Inputs, prefix: str = "") -> dict[str, Any]:
+def read_sampling(inputs: RequestTensors, prefix: str = "") -> dict[str, Any]:
     """Return how to sample: greedy without a temperature, unless top_k or top_p ask for more (then it is 1)."""
     top_k, top_p = inputs.scalar(f"{prefix}top_k", 0), inputs.scalar(f"{prefix}top_p", 0.0) or 1.0
     temperature = inputs.scalar("temperature", 1.0 if top_k > 1 or top_p < 1.0 else 0.0)
@@ -271,7 +271,9 @@ def respond(pb_utils: Any, make: Callable[[], list[tuple[str, Array]]], wanted: 
         return failure(pb_utils, error)
 
 
-def respond_each(pb_utils: Any, requests: list[Any], make: Callable[[Inputs], list[tuple[str, Array]]]) -> list[Any]:
+def respond_each(
+    pb_utils: Any, requests: list[Any], make: Callable[[RequestTensors], list[tuple[str, Array]]]
+) -> list[Any]:
     """Return a response for each request, of the tensors that `make` returns for its inputs."""
     return [
         respond(pb_utils, partial(_made, pb_utils, request, make), request.requested_output_names())
@@ -279,8 +281,10 @@ def respond_each(pb_utils: Any, requests: list[Any], make: Callable[[Inputs], li
     ]
 
 
-def _made(pb_utils: Any, request: Any, make: Callable[[Inputs], list[tuple[str, Array]]]) -> list[tuple[str, Array]]:
-    return make(Inputs(pb_utils, request))
+def _made(
+    pb_utils: Any, request: Any, make: Callable[[RequestTensors], list[tuple[str, Array]]]
+) -> list[tuple[str, Array]]:
+    return make(RequestTensors(pb_utils, request))
 
 
 def cancelled(pb_utils: Any) -> Any:

@@ -12,8 +12,8 @@ from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.triton.python_models.tensors import (
     Array,
     Counts,
-    Inputs,
     Pieces,
+    RequestTensors,
     count_tensors,
     end_ids_of,
     words_of_tensor,
@@ -27,7 +27,7 @@ class TokenReader:
         self._tokenizer = tokenizer
         self._pieces = Pieces(tokenizer)
 
-    def read(self, inputs: Inputs) -> dict[str, Any]:
+    def read(self, inputs: RequestTensors) -> dict[str, Any]:
         """Return the text to go on with and what ends it, as keyword arguments of the engine's Request."""
         words = inputs.array("stop_words_list")
         return {
@@ -41,7 +41,7 @@ class TokenReader:
 class Unsent:
     """The ids of one answer that its client has not got yet, and their logits where they are wanted."""
 
-    def __init__(self, inputs: Inputs, prompt_ids: Sequence[int]) -> None:
+    def __init__(self, inputs: RequestTensors, prompt_ids: Sequence[int]) -> None:
         self._pad_id = inputs.scalar("pad_id", 0)
         self._ids = [] if inputs.scalar("exclude_input_in_output", True) else list(prompt_ids)
         self._logits: list[Array] = []

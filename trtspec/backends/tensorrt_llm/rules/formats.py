@@ -31,7 +31,9 @@ def a_cache_can_be_reused(context: PlanContext) -> Iterator[Diagnostic]:
     is_needed = mode_of(context) == EXTERNAL
     for spec in engine_specs(context):
         if not spec.has_paged_context_fmha and spec.mode != EAGLE:
-            message = f"an FP8 KV cache with {FORMATS[spec.storage.weights]} weights turns paged context attention off,"
+            message = (
+                f"an FP8 KV cache with {FORMATS[spec.quant_format.weights]} weights turns paged context attention off,"
+            )
             message += " and with it KV cache reuse and chunked prompts"
             message += f"; {context.recipe.speculation.method} needs reuse" if is_needed else ""
             path, hint = f"{spec.path}.quantization.kv_cache", "weights: fp8 beside it, or kv_cache: none"
@@ -42,7 +44,7 @@ def a_cache_can_be_reused(context: PlanContext) -> Iterator[Diagnostic]:
 def rows_verify_no_tree(context: PlanContext) -> Iterator[Diagnostic]:
     """The attention of engines with scales by row does not hand on whether drafts are verified, and the build stops."""
     target = engine_specs(context)[0]
-    if target.storage.weights == "fp8_rowwise" and target.mode in (LOOKAHEAD, MEDUSA, REDRAFTER):
+    if target.quant_format.weights == "fp8_rowwise" and target.mode in (LOOKAHEAD, MEDUSA, REDRAFTER):
         message = f"{context.recipe.speculation.method} engines cannot be built of fp8_rowwise weights"
         source = f"{ATTENTION}, {issue(2641)}"
         yield Diagnostic("target.quantization.weights", "fp8", message, "weights: fp8", source=source)
@@ -51,7 +53,7 @@ def rows_verify_no_tree(context: PlanContext) -> Iterator[Diagnostic]:
 def rows_have_no_head_norms(context: PlanContext) -> Iterator[Diagnostic]:
     """The attention of engines with scales by row has no norms of its own, and a loader only warns of their weights."""
     for spec in engine_specs(context):
-        if spec.storage.weights == "fp8_rowwise" and spec.config.qk_norm:
+        if spec.quant_format.weights == "fp8_rowwise" and spec.config.qk_norm:
             message = f"fp8_rowwise engines of {spec.config.architecture} leave out its norms of queries and keys,"
             message += " and their text is wrong"
             path = f"{spec.path}.quantization.weights"

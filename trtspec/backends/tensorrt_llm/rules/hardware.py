@@ -64,7 +64,7 @@ def fp8_has_kernels(context: PlanContext) -> Iterator[Diagnostic]:
         return
     for spec in engine_specs(context):
         for key in ("weights", "kv_cache"):
-            if getattr(spec.storage, key) != "none":
+            if getattr(spec.quant_format, key) != "none":
                 message = f"FP8 needs compute capability 8.9 (Ada, Hopper), which {_describe(gpu)} is below"
                 path = f"{spec.path}.quantization.{key}"
                 yield Diagnostic(path, "fp8", message, f"{key}: none, or another gpu", source=BUILDER)
@@ -76,7 +76,7 @@ def rows_have_no_scales_on_blackwell(context: PlanContext) -> Iterator[Diagnosti
     if gpu is None or not BLACKWELL <= gpu.sm < AFTER_BLACKWELL:
         return
     for spec in engine_specs(context):
-        if spec.storage.weights == "fp8_rowwise":
+        if spec.quant_format.weights == "fp8_rowwise":
             message = (
                 f"fp8_rowwise engines cannot be built for {_describe(gpu)}: the builder refuses scales by row there"
             )

@@ -75,7 +75,7 @@ def eagle_is_not_quantized(context: PlanContext) -> Iterator[Diagnostic]:
     """EAGLE's engines are in 16 bits."""
     target = _target(context, EAGLE)
     for key in ("weights", "kv_cache"):
-        if target and getattr(target.storage, key) != "none":
+        if target and getattr(target.quant_format, key) != "none":
             message = "EAGLE engines are in float16 or bfloat16: FP8 is not supported"
             source = f"{EAGLE_README}, {issue(3207)}"
             yield Diagnostic(f"target.quantization.{key}", "fp8", message, f"{key}: none", source=source)

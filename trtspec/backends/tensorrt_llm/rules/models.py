@@ -85,7 +85,7 @@ def embeddings_of_gemma_are_divided(context: PlanContext) -> Iterator[Diagnostic
 def rows_lose_what_is_not_llamas(context: PlanContext) -> Iterator[Diagnostic]:
     """The attention and MLP of engines with scales by row have no parameters for what these models add."""
     for spec in engine_specs(context):
-        if spec.storage.weights == "fp8_rowwise" and spec.config.architecture in GEMMA + PHI:
+        if spec.quant_format.weights == "fp8_rowwise" and spec.config.architecture in GEMMA + PHI:
             message = f"fp8_rowwise engines of {spec.config.architecture} leave out what it has beyond Llama's layers"
             path = f"{spec.path}.quantization.weights"
             yield Diagnostic(path, "fp8", message, "weights: fp8", source=QUANTIZE)

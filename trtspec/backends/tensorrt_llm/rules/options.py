@@ -148,8 +148,8 @@ def plugins_fit_the_weights(context: PlanContext) -> Iterator[Diagnostic]:
     }
     for name, weights in wanted.items():
         for spec in engine_specs(context) if _on(context, name) else ():
-            if spec.storage.weights != weights:
-                message = f"{name} needs {weights} weights, and the {spec.role}'s are {spec.storage.weights}"
+            if spec.quant_format.weights != weights:
+                message = f"{name} needs {weights} weights, and the {spec.role}'s are {spec.quant_format.weights}"
                 yield _about(name, "fp8", message, f"{spec.path}.quantization: {{weights: {weights}}}", PLUGINS)
 
 
