@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.gpu.random_model import read_bytes
 from benchmarks.gpu.stepping import MAX_TOKENS, Load, RandomDrafter, SetRules, chains_of, least_ms, timed_steps, wait
-from trtspec.generation.request import Sampling
+from trtspec.generation.request import SamplingOptions
 from trtspec.methods.base import DraftShape, find_method
 from trtspec.torch_engine.drafters.draft_target import ModelDrafter
 from trtspec.torch_engine.drafting.base import Drafter, Room, Setup
@@ -53,7 +53,7 @@ def measure_alone(bench: Bench) -> list[Any]:
     rows = []
     rate = bench.found["machine"]["copy_bytes_per_s"]
     for batch in BATCHES:
-        for how, sampling in (("greedy", Sampling()), ("sampled", Sampling(1.0, seed=1))):
+        for how, sampling in (("greedy", SamplingOptions()), ("sampled", SamplingOptions(1.0, seed=1))):
             row = timed_steps(bench.chains(), Load(batch, PROMPT_LEN, sampling), bench.steps)
             nbytes = read_bytes(bench.target) + batch * row["text_len"] * bench.target.config.kv_bytes_per_token(2)
             per_s = 1000 * nbytes / row["ms"]

@@ -12,13 +12,12 @@ from typing import Any
 
 import torch
 
-from trtspec.generation.request import Request
-from trtspec.generation.request import Sampling as RequestSampling
+from trtspec.generation.request import Request, SamplingOptions
 from trtspec.generation.running import Running
 from trtspec.kernels.verifier import Verifier
 from trtspec.kernels.verify_result import VerifyResult
 from trtspec.methods.base import DraftShape, find_method
-from trtspec.torch_engine.drafting.base import Draft, Drafter, Sampling, Setup
+from trtspec.torch_engine.drafting.base import Draft, Drafter, DraftSampling, Setup
 from trtspec.torch_engine.model.decoder import Decoder
 from trtspec.torch_engine.speculator import Speculator
 
@@ -32,7 +31,7 @@ class Load:
 
     batch: int
     prompt_len: int
-    sampling: RequestSampling = field(default_factory=RequestSampling)
+    sampling: SamplingOptions = field(default_factory=SamplingOptions)
 
     def begin(self, speculator: Speculator, new_tokens: int) -> list[Running]:
         """Return the requests, taken in."""
@@ -51,7 +50,7 @@ class RandomDrafter(Drafter):
         shape, made = (setup.room.rows, max(1, setup.draft_shape.max_depth)), torch.Generator().manual_seed(0)
         self._tokens = torch.randint(setup.target.config.vocab_size, shape, generator=made).to(setup.room.device)
 
-    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: Sampling | None) -> Draft:
+    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
         """Return the same tokens for every step."""
         return Draft(self._tokens[: len(texts), :depth])
 

@@ -15,7 +15,7 @@ import torch
 from tests.methods import eagle3_heads, eagle_heads, heads, recurrent
 from tests.tiny import convert, make_llama, reference_model
 from tests.torch_engine.lossless import assert_greedy_text, random_prompts
-from trtspec.generation.request import Request, Result, Sampling
+from trtspec.generation.request import Request, Result, SamplingOptions
 from trtspec.kernels.verifier import CompiledVerifier
 from trtspec.torch_engine.engine import Engine
 from trtspec.torch_engine.settings import EngineSettings
@@ -43,7 +43,7 @@ METHODS: dict[str, tuple[str, str, int, dict[str, Any]]] = {
     "eagle3, tree": ("eagle3", "eagle3", 3, {"top_k": 3, "nodes": 6}),
     "redrafter": ("redrafter", "redrafter", 4, {"beams": 3}),
 }
-SAMPLINGS = (Sampling(1.0), Sampling(0.7, top_k=5), Sampling(1.2, top_p=0.8), Sampling())
+SAMPLINGS = (SamplingOptions(1.0), SamplingOptions(0.7, top_k=5), SamplingOptions(1.2, top_p=0.8), SamplingOptions())
 
 
 class Models:
@@ -70,10 +70,10 @@ class Models:
                 source, heads.save_heads(root / "heads", heads.random_heads(4)), out, PATHS
             ),
             "eagle": lambda out: eagle_heads.convert_with(
-                source, eagle_heads.save_net(root / "eagle-net", eagle_heads.random_net(copies=1.0)), out, {}
+                source, eagle_heads.save_head(root / "eagle-net", eagle_heads.random_head(copies=1.0)), out, {}
             ),
             "eagle3": lambda out: eagle3_heads.convert_with(
-                source, eagle3_heads.save_net(eagle3_heads.random_net(), root / "eagle3-net"), out
+                source, eagle3_heads.save_head(eagle3_heads.random_head(), root / "eagle3-net"), out
             ),
             "redrafter": lambda out: recurrent.convert_with(
                 source, recurrent.random_drafter().save(root / "recurrent-net"), out
