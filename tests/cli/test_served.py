@@ -36,7 +36,7 @@ class Target:
         self.asked.append(name)
         return self.document
 
-    def stop(self, name: str, timeout_s: float) -> dict[str, Any]:
+    def stop(self, name: str) -> dict[str, Any]:
         self.asked.append(name)
         return self.document
 
@@ -44,6 +44,7 @@ class Target:
 def use(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Target:
     target = Target(LIVE | changes)
     monkeypatch.setattr("trtspec.deploy.base.find_target", lambda name: target)
+    monkeypatch.setattr("trtspec.deploy.base.target_of", lambda name: target)
     return target
 
 

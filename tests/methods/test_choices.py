@@ -88,4 +88,4 @@ def test_ranks_beyond_the_vocabulary() -> None:
     assert most_ranks([(0,), (7,), (0, 2)]) == 8
     assert check_ranks([(0,), (7,)], model_config(vocab_size=8)) == []
     (diagnostic,) = check_ranks([(0,), (7,)], model_config(vocab_size=7))
-    assert (diagnostic.code, diagnostic.message) == ("choices", "rank 7 is beyond the target's 7 vocabulary entries")
+    assert (diagnostic.path, diagnostic.message) == ("choices", "rank 7 is beyond the target's 7 vocabulary entries")

@@ -302,7 +302,7 @@ class TestRecipes:
         asked = {"dynamic": True, "top_k": 41}
         target = load_model(root / "target", "auto")
         (diagnostic,) = METHOD.check_options(METHOD.parse(asked), target.config)
-        assert (diagnostic.code, diagnostic.message) == ("top_k", "41 is more than the target's 40 vocabulary entries")
+        assert (diagnostic.path, diagnostic.message) == ("top_k", "41 is more than the target's 40 vocabulary entries")
 
     def test_a_head_that_does_not_fit(self, eagle: Path, trtspec: Run) -> None:
         config = eagle.parent / "head" / "config.json"

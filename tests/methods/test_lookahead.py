@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from trtspec.backends.tensorrt_llm.modes import MODES
 from trtspec.errors import TrtspecError
 from trtspec.methods.base import DraftShape
 from trtspec.methods.lookahead import METHOD, LookaheadOptions
@@ -17,7 +18,7 @@ def test_the_defaults_are_those_of_tensorrt_llm() -> None:
     assert METHOD.options().model_dump() == {
         "window": 4, "verification": 4, "ngram": 3,
     }  # fmt: skip
-    assert METHOD.engine_mode == "lookahead_decoding"
+    assert MODES["lookahead"] == "lookahead_decoding"
 
 
 @pytest.mark.parametrize(

@@ -235,7 +235,7 @@ class TestOptions:
 
     @pytest.mark.parametrize("name", MEDUSA_CHOICES)
     def test_every_published_tree_is_known(self, name: str) -> None:
-        assert METHOD.draft_shape(METHOD.parse({"choices": name}), 0).nodes == 63
+        assert METHOD.draft_shape(METHOD.parse({"choices": name}), 0).max_tokens == 63
 
     def test_bad_choices_are_said_with_their_place(self) -> None:
         with pytest.raises(TrtspecError) as caught:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from trtspec.backends.base import running
+from trtspec.backends.base import engine_arguments, running
 from trtspec.methods.base import DraftShape, find_method
 from trtspec.methods.mtp import count_layers
 
@@ -31,4 +31,4 @@ def test_it_drafts_a_chain_with_nothing_of_the_recipes_own_and_no_build_of_engin
     assert method.draft_shape(method.options(), 3) == DraftShape(3, 3)
     assert method.drafts_with == "nothing"
     assert running("mtp") == ["llmapi", "vllm"]
-    assert method.build_arguments(DraftShape(3, 3)) == []
+    assert engine_arguments("mtp", DraftShape(3, 3)) == []

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from trtspec.backends.tensorrt_llm.modes import MODES
 from trtspec.errors import TrtspecError
 from trtspec.methods.base import DraftShape
 from trtspec.methods.ngram import METHOD, NgramOptions
@@ -13,8 +14,8 @@ from trtspec.methods.ngram import METHOD, NgramOptions
 def test_the_defaults() -> None:
     assert METHOD.options() == NgramOptions(min_match=2, max_match=16)
     assert METHOD.default_draft_len == 8
-    assert METHOD.engine_mode == "draft_tokens_external"
-    assert METHOD.draft_shape(METHOD.options(), 8) == DraftShape(depth=8, nodes=8)
+    assert MODES["ngram"] == "draft_tokens_external"
+    assert METHOD.draft_shape(METHOD.options(), 8) == DraftShape(max_depth=8, max_tokens=8)
 
 
 @pytest.mark.parametrize(

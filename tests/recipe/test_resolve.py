@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from trtspec.recipe.load import load_recipe
-from trtspec.recipe.resolve import ResolvedRecipe, resolve_recipe
+from trtspec.recipe.resolve import Decisions, ResolvedRecipe, resolve_recipe
 from trtspec.recipe.schema import Recipe
 
 Write = Callable[..., Path]
@@ -28,12 +28,13 @@ def resolve(recipe: Recipe, draft_len: int = 5, **facts: Any) -> ResolvedRecipe:
         "backend": "embedded",
         "backend_why": "no GPU here",
         "version": "",
-        "nodes": draft_len,
+        "draft_len": draft_len,
+        "max_draft_tokens": draft_len,
         "options": recipe.speculation.options,
         "acceptance": "exact",
-        "draft_apart": True,
+        "has_draft_model": True,
     }
-    return resolve_recipe(recipe, draft_len=draft_len, **(known | facts))
+    return resolve_recipe(recipe, Decisions(**(known | facts)))
 
 
 def leaves(value: Any) -> Iterator[Any]:

@@ -75,7 +75,12 @@ def status(name: str) -> dict[str, Any]:
 
 def stop(name: str) -> dict[str, Any]:
     """End a deployment, wherever it runs."""
-    return find_target(DeploymentJournal(name).known().target).stop(name)
+    return target_of(name).stop(name)
+
+
+def target_of(name: str) -> Target:
+    """Return the target that a deployment runs on."""
+    return find_target(DeploymentJournal(name).known().target)
 
 
 def find_target(name: str) -> Target:
