@@ -148,7 +148,7 @@ def server(tmp_path: Path, *backends: str) -> Server:
 
 
 def serving_of(artifact: Path) -> Serving:
-    return find_backend(load_manifest(artifact).backend.name).serving
+    return find_backend(load_manifest(artifact).backend.name).serving()
 
 
 def check_machine(artifact: Path, server: Server) -> None:

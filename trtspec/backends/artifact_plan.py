@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trtspec.graph.step import Step
+if TYPE_CHECKING:
+    from trtspec.graph.step import Step
 
 
 @dataclass(frozen=True)

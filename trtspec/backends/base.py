@@ -8,18 +8,21 @@ A folder of this package joins by defining `BACKEND`, a package of somebody else
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from trtspec.backends.artifact_plan import ArtifactPlan
 from trtspec.backends.context import PlanContext
 from trtspec.backends.memory import MemoryPlan
 from trtspec.backends.migration import Migrate
-from trtspec.backends.serving import ServingHooks
 from trtspec.diagnostics import Diagnostic
-from trtspec.graph.files import FileReader
 from trtspec.methods.base import DraftShape
 from trtspec.probe import Probe
 from trtspec.registry import discover_all, find
+
+if TYPE_CHECKING:
+    from trtspec.backends.serving import ServingHooks
+    from trtspec.graph.files import FileReader
 
 PACKAGE, ATTRIBUTE = "trtspec.backends", "BACKEND"
 
@@ -41,6 +44,12 @@ class Auto:
 
     rank: int
     offer: Callable[[str, str | None], Offer]
+
+
+def _plain_serving() -> ServingHooks:
+    from trtspec.backends.serving import ServingHooks
+
+    return ServingHooks()
 
 
 def _nothing(context: PlanContext) -> Iterable[Diagnostic]:
@@ -72,7 +81,7 @@ class Backend:
     package: str | None = None
     versions: Callable[[], list[str]] = lambda: [""]
     check: Callable[[PlanContext], Iterable[Diagnostic]] = _nothing
-    serving: ServingHooks = field(default_factory=ServingHooks)
+    serving: Callable[[], ServingHooks] = _plain_serving
     auto: Auto | None = None
     build_arguments: Callable[[str, DraftShape], list[str]] | None = None
     probes: Callable[[], list[Probe]] = list

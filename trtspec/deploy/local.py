@@ -157,7 +157,7 @@ def stop(name: str, timeout_s: float = STOP_TIMEOUT_S) -> dict[str, Any]:
 def _start(journal: DeploymentJournal, artifact: Path, ports: Ports, detach: bool) -> LocalDeployment:
     shm_prefix = f"trtspec_{secrets.token_hex(8)}_"
     server, manifest = find_server(), load_manifest(artifact)
-    serving = find_backend(manifest.backend.name).serving
+    serving = find_backend(manifest.backend.name).serving()
     check_server(server, serving.triton_backend)
     serving.check_machine(artifact, manifest)
     launch = serving.launch(artifact)

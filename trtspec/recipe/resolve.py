@@ -11,6 +11,8 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pydantic import field_validator
+
 from trtspec.recipe.schema import (
     Calibration,
     Engine,
@@ -81,6 +83,13 @@ class ResolvedEngine(Engine):
     build: ResolvedEngineBuild
     max_input_len: int
     max_num_tokens: int
+
+    @field_validator("backend")
+    @classmethod
+    def _is_chosen(cls, backend: str) -> str:
+        if backend == "auto":
+            raise ValueError("a resolved recipe names its backend")
+        return backend
 
 
 class ResolvedPlacement(Placement):

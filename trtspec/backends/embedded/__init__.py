@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from trtspec.backends.artifact_plan import ArtifactPlan
 from trtspec.backends.base import Auto, Backend, Offer
@@ -11,8 +12,10 @@ from trtspec.backends.context import PlanContext
 from trtspec.backends.embedded.check import check
 from trtspec.backends.embedded.memory import memory
 from trtspec.backends.embedded.probes import probes
-from trtspec.graph.files import FileReader
 from trtspec.registry import names
+
+if TYPE_CHECKING:
+    from trtspec.graph.files import FileReader
 
 
 def _methods() -> Mapping[str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trtspec.kernels.build import find_libraries
 from trtspec.probe import Probe, probe_package
 
 PACKAGES = ("torch", "transformers", "tokenizers")
@@ -24,5 +23,7 @@ def _gpu() -> Probe:
 
 def _kernels() -> Probe:
     """Tell whether drafts are verified by compiled kernels; a machine without them lacks only speed."""
+    from trtspec.kernels.build import find_libraries  # compilers' flags, which only this command needs
+
     found = next(iter(find_libraries()), None)
     return Probe("kernels", True, str(found or "not compiled; torch verifies drafts (trtspec plugins build)"))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from trtspec.backends.artifact_plan import ArtifactPlan
 from trtspec.backends.base import Auto, Backend, Offer
@@ -12,8 +13,10 @@ from trtspec.backends.llmapi.check import check
 from trtspec.backends.llmapi.migrate import migrate
 from trtspec.backends.sources import plan_source_memory
 from trtspec.backends.trtllm_versions import version_specs
-from trtspec.graph.files import FileReader
 from trtspec.system import installed_version
+
+if TYPE_CHECKING:
+    from trtspec.graph.files import FileReader
 
 PACKAGE = "tensorrt_llm"
 

@@ -7,6 +7,7 @@ Nothing here runs anything or imports TensorRT-LLM: a plan is made of a recipe, 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from trtspec.backends.artifact_plan import ArtifactPlan
 from trtspec.backends.base import Auto, Backend, Offer
@@ -16,10 +17,12 @@ from trtspec.backends.tensorrt_llm.migrate import migrate
 from trtspec.backends.tensorrt_llm.modes import MODES, build_arguments
 from trtspec.backends.tensorrt_llm.probes import probes
 from trtspec.backends.tensorrt_llm.rules import check
-from trtspec.backends.tensorrt_llm.serve import SERVING
 from trtspec.backends.trtllm_versions import version_specs
-from trtspec.graph.files import FileReader
 from trtspec.system import installed_version
+
+if TYPE_CHECKING:
+    from trtspec.backends.serving import ServingHooks
+    from trtspec.graph.files import FileReader
 
 PACKAGE = "tensorrt_llm"
 
@@ -53,6 +56,12 @@ def _offer(method: str, gpu: str | None) -> Offer:
     return Offer(True, f"TensorRT-LLM {installed} is installed")
 
 
+def _serving() -> ServingHooks:
+    from trtspec.backends.tensorrt_llm.serve import SERVING
+
+    return SERVING
+
+
 BACKEND = Backend(
     summary="TensorRT engines, built for one GPU by one version",
     methods=_methods,
@@ -61,7 +70,7 @@ BACKEND = Backend(
     package=PACKAGE,
     versions=versions,
     check=check,
-    serving=SERVING,
+    serving=_serving,
     auto=Auto(rank=1, offer=_offer),
     build_arguments=build_arguments,
     probes=probes,

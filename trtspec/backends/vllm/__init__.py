@@ -4,15 +4,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from trtspec.backends.artifact_plan import ArtifactPlan
 from trtspec.backends.base import Backend
 from trtspec.backends.context import PlanContext
 from trtspec.backends.sources import plan_source_memory
 from trtspec.backends.vllm.check import check
-from trtspec.backends.vllm.repository import SERVING
 from trtspec.backends.vllm.versions import releases
-from trtspec.graph.files import FileReader
+
+if TYPE_CHECKING:
+    from trtspec.backends.serving import ServingHooks
+    from trtspec.graph.files import FileReader
 
 
 def _methods() -> Mapping[str, str]:
@@ -26,6 +29,12 @@ def _plan(context: PlanContext, reader: FileReader) -> ArtifactPlan:
     return plan_artifact(context, reader)
 
 
+def _serving() -> ServingHooks:
+    from trtspec.backends.vllm.repository import SERVING
+
+    return SERVING
+
+
 BACKEND = Backend(
     summary="vLLM, behind Triton's vLLM backend",
     methods=_methods,
@@ -35,5 +44,5 @@ BACKEND = Backend(
     package="vllm",
     versions=lambda: list(releases()),
     check=check,
-    serving=SERVING,
+    serving=_serving,
 )
