@@ -14,12 +14,11 @@ from tests.triton.artifact import make_tokenizer
 from tests.triton.fakes import Request, make_pb_utils
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.errors import TrtspecError
+from trtspec.generation.text import Pieces, TextStream
 from trtspec.triton.python_models.tensors import (
     NEUTRAL,
-    Pieces,
     RequestTensors,
     Settings,
-    TextStream,
     failure,
     read_sampling,
     refuse_unsupported,

@@ -21,6 +21,7 @@ from trtspec.errors import TrtspecError
 from trtspec.generation.endings import Endings
 from trtspec.generation.request import SamplingOptions
 from trtspec.generation.suffix_index import SuffixIndex
+from trtspec.generation.text import Pieces, TextStream
 from trtspec.methods.base import find_method
 from trtspec.triton.python_models.bls import NO_ID, Drafter, Job, LookupDrafter, ModelDrafter, Step, generate
 from trtspec.triton.python_models.own_server import Stream, own_server
@@ -28,10 +29,8 @@ from trtspec.triton.python_models.responses import Responder
 from trtspec.triton.python_models.server_model import LOOKAHEAD_SIZES, ServerModel
 from trtspec.triton.python_models.tensors import (
     Array,
-    Pieces,
     RequestTensors,
     Settings,
-    TextStream,
     read_sampling,
     refuse_unsupported,
 )

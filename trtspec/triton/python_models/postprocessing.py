@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from trtspec.triton.python_models.tensors import Array, Pieces, RequestTensors, Settings, respond_each
+from trtspec.generation.text import Pieces
+from trtspec.triton.python_models.tensors import Array, RequestTensors, Settings, respond_each
 
 
 class TritonPythonModel:

@@ -9,7 +9,8 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from trtspec.errors import TrtspecError
-from trtspec.triton.python_models.tensors import Array, Pieces, RequestTensors, Settings, respond_each, tensor_of_words
+from trtspec.generation.text import Pieces
+from trtspec.triton.python_models.tensors import Array, RequestTensors, Settings, respond_each, tensor_of_words
 
 NO_ID = -1
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the Python models of the repository share: parameters, tensors of one request, words as tensors, pieces of text.
+"""What the Python models of the repository share: parameters, the tensors of a request and of its response.
 
 Runs inside Triton's Python stub. The stub's own module is handed in, so that all of this runs without a server too.
 """
@@ -20,7 +20,6 @@ from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.errors import TrtspecError
 
 Array = npt.NDArray[Any]
-ANCHORS = ("", "a", "!", "\n")
 
 # Tensors that clients send with every request and no engine here acts on: the values that ask for nothing.
 NEUTRAL: dict[str, tuple[float, ...]] = {
@@ -178,49 +177,6 @@ def words_of_tensor(tensor: Array) -> list[list[int]]:
     if bounds != sorted(set(bounds)) or bounds[-1] > len(ids):
         raise TrtspecError(f"a word list has the ends {bounds[1:]}, expected rising numbers up to {len(ids)}")
     return [ids[start:end] for start, end in pairwise(bounds)]
-
-
-class Pieces:
-    """Text that does not begin a text: some tokenizers drop the space that their first token stands for."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._anchor = tokenizer.encode("a", add_special_tokens=False)
-        self._anchor_len = len(tokenizer.decode(self._anchor))
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return what `ids` add to a text that goes before them."""
-        return self._tokenizer.decode([*self._anchor, *ids])[self._anchor_len :]
-
-    def encode(self, text: str) -> list[int]:
-        """Return ids that `decode` to exactly this text."""
-        for anchor in ANCHORS:
-            skip = len(self._tokenizer.encode(anchor, add_special_tokens=False))
-            ids = self._tokenizer.encode(anchor + text, add_special_tokens=False)[skip:]
-            if self.decode(ids) == text:
-                return ids
-        raise TrtspecError(f"the stop word {text!r} cannot be written in the tokens of this model")
-
-
-class TextStream:
-    """The text of tokens as they come, in pieces that add up to it and break no character."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._pieces = Pieces(tokenizer)
-        self._held: list[int] = []
-        self._begun = False
-
-    def add(self, ids: Sequence[int], *, last: bool) -> tuple[str, int]:
-        """Return what can be shown now, and how many tokens that is; everything at the last call."""
-        self._held += ids
-        until = len(self._held) if last else self._tokenizer.complete_len(self._held)
-        shown, self._held = self._held[:until], self._held[until:]
-        if not shown:
-            return "", 0
-        decode = self._pieces.decode if self._begun else self._tokenizer.decode
-        self._begun = True
-        return decode(shown), until
 
 
 def read_sampling(inputs: RequestTensors, prefix: str = "") -> dict[str, Any]:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from trtspec.checkpoint.tokenizer import Tokenizer
+from trtspec.generation.text import Pieces
 from trtspec.triton.python_models.tensors import (
     Array,
     Counts,
-    Pieces,
     RequestTensors,
     count_tensors,
     end_ids_of,
