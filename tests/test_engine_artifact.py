@@ -20,7 +20,7 @@ from tests.doubles.fixtures import H200, Installation, trtllm  # noqa: F401  a f
 from trtspec import pipeline
 from trtspec.artifacts.manifest import load_manifest
 from trtspec.backends.base import find_backend
-from trtspec.backends.serving import Serving
+from trtspec.backends.serving import ServingHooks
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.deploy.stage import check_server, stage_repository
 from trtspec.errors import DeployError
@@ -147,7 +147,7 @@ def server(tmp_path: Path, *backends: str) -> Server:
     return Server(tmp_path / "bin" / "tritonserver", "PATH")
 
 
-def serving_of(artifact: Path) -> Serving:
+def serving_of(artifact: Path) -> ServingHooks:
     return find_backend(load_manifest(artifact).backend.name).serving()
 
 

@@ -11,7 +11,7 @@ import yaml
 
 from tests.conftest import Run
 from trtspec.backends.base import running
-from trtspec.backends.trtllm_versions import version_specs
+from trtspec.backends.common.trtllm_versions import version_specs
 from trtspec.errors import TrtspecError
 from trtspec.migration import Migration, migrate
 from trtspec.recipe.schema import Recipe

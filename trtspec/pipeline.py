@@ -21,8 +21,8 @@ from trtspec.artifacts.manifest import BackendRecord, Manifest, StepRecord
 from trtspec.artifacts.publish import publish_artifact
 from trtspec.backends.artifact_plan import ArtifactPlan
 from trtspec.backends.base import Backend, engine_arguments, find_backend
+from trtspec.backends.common.memory import MemoryPlan
 from trtspec.backends.context import PlanContext
-from trtspec.backends.memory import MemoryPlan
 from trtspec.check import check_recipe
 from trtspec.checkpoint.prepare import OnProgress, prepare_source
 from trtspec.diagnostics import Diagnostic, RecipeError

@@ -14,7 +14,7 @@ from trtspec.checkpoint.model_config import ModelConfig
 from trtspec.checkpoint.rules import layer_tensor
 from trtspec.checkpoint.safetensors import lay_out
 from trtspec.checkpoint.sharding import ParallelMapping
-from trtspec.checkpoint.trtllm import EMBEDDING, FINAL_NORM, LM_HEAD, Quantization, render_config
+from trtspec.checkpoint.trtllm import EMBEDDING, FINAL_NORM, LM_HEAD, TrtllmQuantization, render_config
 from trtspec.torch_engine.model.decoder import Decoder
 from trtspec.torch_engine.model.layers import GatedMlp
 
@@ -57,7 +57,7 @@ PAIRS = {
 def write_hollow(config: ModelConfig, root: Path) -> Path:
     """Write a converted checkpoint whose weights take no room on the disk and are zero; returns `root`."""
     root.mkdir(parents=True, exist_ok=True)
-    (root / "config.json").write_text(json.dumps(render_config(config, ParallelMapping(), Quantization())))
+    (root / "config.json").write_text(json.dumps(render_config(config, ParallelMapping(), TrtllmQuantization())))
     layout = lay_out((name, "BF16", shape) for name, shape in _tensors(config))
     with (root / "rank0.safetensors").open("wb") as file:
         file.write(layout.header)

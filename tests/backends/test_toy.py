@@ -30,8 +30,8 @@ from pathlib import Path
 from trtspec.artifacts.paths import REPOSITORY, TOKENIZER, checkpoint, from_model
 from trtspec.backends.artifact_plan import ArtifactPlan
 from trtspec.backends.base import Backend
-from trtspec.backends.common_steps import companions, converted, serving_settings
-from trtspec.backends.memory import MemoryPlan
+from trtspec.backends.common.steps import companions, converted, serving_settings
+from trtspec.backends.common.memory import MemoryPlan
 from trtspec.diagnostics import Diagnostic
 from trtspec.steps.repository import EmitRepository, read_models
 from trtspec.torch_engine.settings import EngineSettings

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from trtspec.backends.base import running
-from trtspec.backends.trtllm_versions import Option, VersionSpec, minors_with, version_spec_of, version_specs
+from trtspec.backends.common.trtllm_versions import Option, VersionSpec, minors_with, version_spec_of, version_specs
 from trtspec.errors import TrtspecError
 
 ENGINES = ("1.0", "1.1", "1.2")

@@ -50,7 +50,7 @@ def test_a_wrong_library_fails_the_test(
     assert tested.code == 110
     failed = [check["name"] for check in tested.document["checks"] if not check["ok"]]
     assert {name.partition(",")[0] for name in failed} == {"verify_chain"}
-    assert "verify_chain, chosen, float32, vocabulary of 7: next: [" in tested.err
+    assert "verify_chain, deterministic, float32, vocabulary of 7: next: [" in tested.err
 
 
 def test_wrong_usage(workplace: Path, trtspec: Run) -> None:

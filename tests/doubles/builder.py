@@ -23,7 +23,7 @@ from typing import Any
 
 from tests.doubles.required import FP8, FP8_ROWWISE, required_tensors
 from tests.doubles.trouble import make_trouble
-from trtspec.backends.trtllm_versions import VersionSpec, version_spec_of
+from trtspec.backends.common.trtllm_versions import VersionSpec, version_spec_of
 
 NEWEST, HOPPER = "1.2.1", 90
 ARCHITECTURES = {

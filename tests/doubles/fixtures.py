@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trtspec.backends.trtllm_versions import version_spec_of
+from trtspec.backends.common.trtllm_versions import version_spec_of
 
 DOUBLES = Path(__file__).parent
 H200 = "NVIDIA H200, 9.0, 590.44.01, 143771"

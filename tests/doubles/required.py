@@ -3,7 +3,8 @@
 
 Written from the models themselves and from nothing of ours, so that it can tell where the converter is wrong:
 NVIDIA/TensorRT-LLM:tensorrt_llm/models/{llama,qwen}/model.py, models/medusa/model.py@02499765,
-models/eagle/model.py@06255cb7, models/redrafter/{model.py@1d263f15,drafter.py@8fcf9fc2}, layers/linear.py@03961722,
+models/eagle/model.py@06255cb7, models/redrafter/{model.py@1d263f15,drafter.py@8fcf9fc2},
+models/gemma/model.py@5dedf53b, models/phi3/model.py@1479eaf5, layers/linear.py@03961722, layers/mlp.py,
 layers/embedding.py@0f02b7af, quantization/quantize.py@89fd9b74 and models/modeling_utils.py@01ea6d79.
 """
 
@@ -30,11 +31,12 @@ def required_tensors(config: dict[str, Any], rank: int) -> Needed:
     tp, pp = mapping["tp_size"], mapping["pp_size"]
     stage = rank // tp
     model = _Model(config, tp, config["use_parallel_embedding"])
-    if stage == 0:
+    is_whole = config["architecture"] == "Phi3ForCausalLM"  # it knows no stages: each has both ends
+    if stage == 0 or is_whole:
         model.embedding("transformer.vocab_embedding", config)
     for number, _ in enumerate(_layers_of(config["num_hidden_layers"], pp, stage)):
         model.layer(f"transformer.layers.{number}", config, first_norm=True)
-    if stage == pp - 1:
+    if stage == pp - 1 or is_whole:
         model.norm("transformer.ln_f", config["hidden_size"])
         model.head("lm_head", config["hidden_size"], config["vocab_size"])
     architecture = config["architecture"]
@@ -102,6 +104,9 @@ class _Model:
             self.norm(f"{name}.input_layernorm", config["hidden_size"])
         self._attention(f"{name}.attention", config)
         self.norm(f"{name}.post_layernorm", config["hidden_size"])
+        if config.get("inter_layernorms"):
+            self.norm(f"{name}.pre_feedforward_layernorm", config["hidden_size"])
+            self.norm(f"{name}.post_feedforward_layernorm", config["hidden_size"])
         if config.get("moe", {}).get("num_experts"):
             self._experts(f"{name}.mlp", config)
         else:
@@ -125,8 +130,11 @@ class _Model:
 
     def _mlp(self, name: str, config: dict[str, Any]) -> None:
         hidden, inter, biased = config["hidden_size"], config["intermediate_size"] // self.tp, config["mlp_bias"]
-        for branch in ("fc", "gate"):
-            self.linear(f"{name}.{branch}", inter, hidden, bias=inter if biased else None, parent=name)
+        is_one = (
+            config["hidden_act"] == "swiglu"
+        )  # both branches are rows of one layer, which MLP makes and GatedMLP not
+        for branch, rows in {"fc": 2 * inter} if is_one else {"fc": inter, "gate": inter}.items():
+            self.linear(f"{name}.{branch}", rows, hidden, bias=rows if biased else None, parent=name)
         self.linear(f"{name}.proj", hidden, inter, bias=hidden if biased else None, parent=name)
 
     def _experts(self, name: str, config: dict[str, Any]) -> None:

@@ -139,7 +139,7 @@ def test_phi3s_parts_are_all_rows_of_what_is_stored(tmp_path: Path) -> None:
     source = load_source(make_model(tmp_path / "hf", "phi3"))
     rules = PHI3.rules(PHI3.read(source.reader, "auto"))
     taken: dict[str, list[int]] = {}
-    for part in (part for rule in rules for part in rule.parts):
+    for part in (part for rule in rules for part in rule.sources):
         taken.setdefault(part.name, []).extend(range(part.first_row, part.first_row + part.shape[0]))
     assert {name: sorted(rows) for name, rows in taken.items()} == {
         name: list(range(tensor.shape[0])) for name, tensor in source.tensors.items()

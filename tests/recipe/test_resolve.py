@@ -110,7 +110,7 @@ def test_auto_takes_the_stored_dtype_and_a_written_one_stays(write: Write) -> No
 def test_models_are_placed_on_the_first_gpus_unless_told(write: Write) -> None:
     recipe = load_recipe(write(DRAFT), ["target.parallel={tensor: 2, pipeline: 2}"]).recipe
     assert resolve(recipe).serving.placement.model_dump() == {"target": [0, 1, 2, 3], "draft": [0, 1]}
-    assert resolve(recipe, draft_apart=False).serving.placement.draft == []  # it is on the target's
+    assert resolve(recipe, has_draft_model=False).serving.placement.draft == []  # it is on the target's
     told = load_recipe(write(DRAFT), ["serving.placement={target: [3], draft: [1, 2]}"]).recipe
     assert resolve(told).serving.placement.model_dump() == {"target": [3], "draft": [1, 2]}
 
@@ -124,7 +124,9 @@ def test_max_num_tokens_holds_every_request_s_draft(
 ) -> None:
     recipe = load_recipe(write(f"engine: {{max_batch_size: {batch}{written}}}")).recipe
     assert resolve(recipe, draft_len=draft_len).engine.max_num_tokens == tokens
-    assert resolve(recipe, draft_len=1, nodes=draft_len).engine.max_num_tokens == tokens  # all nodes of a tree
+    assert (
+        resolve(recipe, draft_len=1, max_draft_tokens=draft_len).engine.max_num_tokens == tokens
+    )  # all nodes of a tree
 
 
 def test_the_document_does_not_depend_on_the_order_of_the_file(write: Write) -> None:

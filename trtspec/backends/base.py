@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtspec.backends.artifact_plan import ArtifactPlan
+from trtspec.backends.common.memory import MemoryPlan
+from trtspec.backends.common.migration import Migrate
 from trtspec.backends.context import PlanContext
-from trtspec.backends.memory import MemoryPlan
-from trtspec.backends.migration import Migrate
 from trtspec.diagnostics import Diagnostic
 from trtspec.methods.base import DraftShape
 from trtspec.probe import Probe

@@ -12,7 +12,7 @@ import typer
 from trtspec.cli.options import Json, Recipe
 
 if TYPE_CHECKING:
-    from trtspec.backends.migration import Migration
+    from trtspec.backends.common.migration import Migration
 
 PATHS = (
     ("target", "model"),

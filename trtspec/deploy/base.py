@@ -70,7 +70,7 @@ def deploy(
 
 def status(name: str) -> dict[str, Any]:
     """Return how a deployment fares, wherever it runs."""
-    return find_target(DeploymentJournal(name).known().target).status(name)
+    return target_of(name).status(name)
 
 
 def stop(name: str) -> dict[str, Any]:

@@ -13,12 +13,12 @@ import pytest
 from tests.backends.source_contexts import FP8, facts, said, source_context
 from trtspec.backends.base import backends
 from trtspec.backends.choose import choose_version
+from trtspec.backends.common.trtllm_versions import version_spec_of
 from trtspec.backends.context import PlanContext
 from trtspec.backends.llmapi import BACKEND, installed
 from trtspec.backends.llmapi.installed import validate_installed
 from trtspec.backends.llmapi.model_yaml import model_yaml
 from trtspec.backends.llmapi.speculative import is_greedy_only, speculative_config
-from trtspec.backends.trtllm_versions import version_spec_of
 from trtspec.errors import TrtspecError
 
 DOUBLE = Path(__file__).parents[2] / "doubles" / "tensorrt_llm_api"

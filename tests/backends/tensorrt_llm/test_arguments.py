@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from tests.backends.contexts import make_context, make_pair
+from trtspec.backends.common.trtllm_versions import version_spec_of
 from trtspec.backends.context import PlanContext
 from trtspec.backends.tensorrt_llm import BACKEND
 from trtspec.backends.tensorrt_llm.arguments import build_arguments
-from trtspec.backends.trtllm_versions import version_spec_of
 from trtspec.errors import TrtspecError
 
 

@@ -14,8 +14,8 @@ import pytest
 from tests.doubles.builder import main
 from tests.methods import eagle_heads, heads, recurrent
 from tests.tiny import convert, make_llama
+from trtspec.backends.common.trtllm_versions import version_spec_of
 from trtspec.backends.tensorrt_llm.engine_dir import Expected, check_engine, parse_arguments
-from trtspec.backends.trtllm_versions import version_spec_of
 from trtspec.checkpoint.sharding import ParallelMapping
 from trtspec.errors import StepError
 

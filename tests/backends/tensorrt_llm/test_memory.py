@@ -13,8 +13,8 @@ from tests.backends.contexts import make_context, make_pair
 from tests.methods.eagle_heads import random_head, save_head
 from tests.methods.heads import random_heads, save_heads
 from tests.tiny import convert, make_model, reference_model
+from trtspec.backends.common.memory import MemoryPlan
 from trtspec.backends.context import PlanContext
-from trtspec.backends.memory import MemoryPlan
 from trtspec.backends.tensorrt_llm.memory import gpu_loads, memory
 from trtspec.checkpoint.sharding import ParallelMapping
 from trtspec.checkpoint.source import load_source

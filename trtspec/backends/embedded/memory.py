@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+from trtspec.backends.common.memory import MemoryPlan, plan_memory
 from trtspec.backends.context import PlanContext
-from trtspec.backends.memory import MemoryPlan, plan_memory
 from trtspec.quant.quant_config import QuantFormat
 from trtspec.recipe.resolve import num_tokens_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from trtspec.artifacts.paths import REPOSITORY, checkpoint
 from trtspec.backends.artifact_plan import ArtifactPlan
-from trtspec.backends.common_steps import companions, converted, padding_notes, serving_settings
+from trtspec.backends.common.steps import companions, converted, padding_notes, serving_settings
 from trtspec.backends.context import PlanContext
 from trtspec.backends.embedded.repository import EmitTorchRepository
 from trtspec.graph.files import FileReader

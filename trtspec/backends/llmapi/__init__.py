@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from trtspec.backends.artifact_plan import ArtifactPlan
 from trtspec.backends.base import Auto, Backend, Offer
+from trtspec.backends.common.sources import plan_source_memory
+from trtspec.backends.common.trtllm_versions import version_specs
 from trtspec.backends.context import PlanContext
 from trtspec.backends.llmapi.check import check
 from trtspec.backends.llmapi.migrate import migrate
-from trtspec.backends.sources import plan_source_memory
-from trtspec.backends.trtllm_versions import version_specs
 from trtspec.system import installed_version
 
 if TYPE_CHECKING:

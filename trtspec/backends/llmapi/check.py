@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from trtspec.backends.common.sources import check_placement, models_of
+from trtspec.backends.common.trtllm_versions import version_spec_of, version_specs
 from trtspec.backends.context import PlanContext
 from trtspec.backends.llmapi.speculative import DRAFTS_TREES, is_greedy_only, minor_of
-from trtspec.backends.sources import check_placement, models_of
-from trtspec.backends.trtllm_versions import version_spec_of, version_specs
 from trtspec.diagnostics import Diagnostic
 from trtspec.gpus import GPUS
 from trtspec.methods.draft_target import DraftTargetOptions

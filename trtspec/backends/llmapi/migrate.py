@@ -8,8 +8,8 @@ LLM API's PyTorch backend, which knows neither Medusa, EAGLE-1/2, lookahead nor 
 
 from __future__ import annotations
 
-from trtspec.backends.migration import Migration
-from trtspec.backends.trtllm_versions import VersionSpec, version_spec_of
+from trtspec.backends.common.migration import Migration
+from trtspec.backends.common.trtllm_versions import VersionSpec, version_spec_of
 from trtspec.recipe.schema import Recipe
 
 # EAGLE-3 nets that their authors publish for a target (SafeAILab/EAGLE:README.md).

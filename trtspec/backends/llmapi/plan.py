@@ -7,7 +7,7 @@ import json
 
 from trtspec.artifacts.paths import REPOSITORY
 from trtspec.backends.artifact_plan import ArtifactPlan
-from trtspec.backends.common_steps import companions, copied, gpu_record, served_path, serving_settings
+from trtspec.backends.common.steps import companions, copied, gpu_record, served_path, serving_settings
 from trtspec.backends.context import PlanContext
 from trtspec.backends.llmapi.installed import validate_installed
 from trtspec.backends.llmapi.model_yaml import model_yaml

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from trtspec.backends.common.trtllm_versions import DecodingType, version_spec_of
 from trtspec.backends.context import PlanContext
-from trtspec.backends.trtllm_versions import DecodingType, version_spec_of
 from trtspec.methods.eagle3 import Eagle3Options
 from trtspec.methods.ngram import NgramOptions
 

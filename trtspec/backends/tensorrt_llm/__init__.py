@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from trtspec.backends.artifact_plan import ArtifactPlan
 from trtspec.backends.base import Auto, Backend, Offer
+from trtspec.backends.common.trtllm_versions import version_specs
 from trtspec.backends.context import PlanContext
 from trtspec.backends.tensorrt_llm.memory import memory
 from trtspec.backends.tensorrt_llm.migrate import migrate
 from trtspec.backends.tensorrt_llm.modes import MODES, build_arguments
 from trtspec.backends.tensorrt_llm.probes import probes
 from trtspec.backends.tensorrt_llm.rules import check
-from trtspec.backends.trtllm_versions import version_specs
 from trtspec.system import installed_version
 
 if TYPE_CHECKING:

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from trtspec.backends.common.trtllm_versions import Option, version_spec_of
 from trtspec.backends.context import PlanContext
 from trtspec.backends.tensorrt_llm import modes
 from trtspec.backends.tensorrt_llm.specs import TOKENS_PER_BLOCK, EngineSpec, Role, engine_specs, uses_draft_logits
-from trtspec.backends.trtllm_versions import Option, version_spec_of
 from trtspec.errors import TrtspecError
 
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, prod
 
+from trtspec.backends.common.memory import MemoryPlan
 from trtspec.backends.context import PlanContext
-from trtspec.backends.memory import MemoryPlan
 from trtspec.backends.tensorrt_llm.specs import TOKENS_PER_BLOCK, EngineSpec, Role, engine_specs, gpu_of
 from trtspec.checkpoint.model_config import ModelConfig
 from trtspec.checkpoint.sharding import ParallelMapping, shard

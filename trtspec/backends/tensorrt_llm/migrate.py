@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from trtspec.backends.migration import Migration
-from trtspec.backends.trtllm_versions import minors_with, version_spec_of, version_specs
+from trtspec.backends.common.migration import Migration
+from trtspec.backends.common.trtllm_versions import minors_with, version_spec_of, version_specs
 from trtspec.recipe.schema import Recipe
 
 

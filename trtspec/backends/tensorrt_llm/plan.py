@@ -10,7 +10,7 @@ from typing import Any
 
 from trtspec.artifacts.paths import REPOSITORY, checkpoint, engine
 from trtspec.backends.artifact_plan import ArtifactPlan
-from trtspec.backends.common_steps import companions, converted, padding_notes, serving_settings
+from trtspec.backends.common.steps import companions, converted, padding_notes, serving_settings
 from trtspec.backends.context import PlanContext
 from trtspec.backends.tensorrt_llm.arguments import build_arguments
 from trtspec.backends.tensorrt_llm.build import BuildEngine, DescribeEngines

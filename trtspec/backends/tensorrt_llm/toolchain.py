@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from trtspec.backends.common.trtllm_versions import version_spec_of
 from trtspec.backends.tensorrt_llm.installed import installed_versions, seen_gpus
-from trtspec.backends.trtllm_versions import version_spec_of
 from trtspec.errors import StepError, TrtspecError
 from trtspec.gpus import Gpu, find_gpu
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from trtspec.backends.artifact_plan import ArtifactPlan
 from trtspec.backends.base import Backend
+from trtspec.backends.common.sources import plan_source_memory
 from trtspec.backends.context import PlanContext
-from trtspec.backends.sources import plan_source_memory
 from trtspec.backends.vllm.check import check
 from trtspec.backends.vllm.versions import releases
 

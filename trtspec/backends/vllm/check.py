@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from trtspec.backends.common.sources import check_placement, models_of
 from trtspec.backends.context import PlanContext
-from trtspec.backends.sources import check_placement, models_of
 from trtspec.backends.vllm.versions import releases
 from trtspec.diagnostics import Diagnostic
 from trtspec.methods.draft_target import DraftTargetOptions

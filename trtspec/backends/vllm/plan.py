@@ -7,7 +7,7 @@ import json
 
 from trtspec.artifacts.paths import REPOSITORY
 from trtspec.backends.artifact_plan import ArtifactPlan
-from trtspec.backends.common_steps import companions, copied, gpu_record, served_path
+from trtspec.backends.common.steps import companions, copied, gpu_record, served_path
 from trtspec.backends.context import PlanContext
 from trtspec.backends.vllm.model_json import model_json
 from trtspec.backends.vllm.repository import MODELS, EmitVllmRepository

@@ -105,6 +105,15 @@ def longrope_computes_its_own_factor(context: PlanContext) -> Iterator[Diagnosti
             yield Diagnostic(f"{spec.path}.model", "rope", message, "use another backend", source=PHI_CONFIG)
 
 
+def stages_of_phi_do_not_exist(context: PlanContext) -> Iterator[Diagnostic]:
+    """Every rank of Phi-3 and Phi-4 has the embedding and the head, and none hands its hidden states on."""
+    for spec in engine_specs(context):
+        if spec.config.architecture in PHI and spec.mapping.pipeline > 1:
+            message = f"engines of {spec.config.architecture} have no pipeline stages"
+            hint, path = "pipeline: 1, and tensor: for more ranks", f"{spec.path}.parallel.pipeline"
+            yield Diagnostic(path, "parallel", message, hint, source=PHI_MODEL)
+
+
 def ranks_of_phi_are_not_listed(context: PlanContext) -> Iterator[Diagnostic]:
     """Upstream's converter of Phi-3 and Phi-4 divides nothing."""
     for spec in engine_specs(context):
@@ -132,6 +141,7 @@ RULES = (
     embeddings_of_gemma_are_divided,
     rows_lose_what_is_not_llamas,
     longrope_computes_its_own_factor,
+    stages_of_phi_do_not_exist,
     ranks_of_phi_are_not_listed,
     parts_of_heads_are_not_listed,
 )

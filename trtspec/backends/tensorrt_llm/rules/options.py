@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from trtspec.backends.common.trtllm_versions import Option, minors_with, version_spec_of
 from trtspec.backends.context import PlanContext
 from trtspec.backends.tensorrt_llm.arguments import choices_of, option_words
 from trtspec.backends.tensorrt_llm.modes import EAGLE, EXTERNAL, LOOKAHEAD, MEDUSA, mode_of
 from trtspec.backends.tensorrt_llm.rules.sources import BATCHING, BUILD, BUILDER, PLUGINS
 from trtspec.backends.tensorrt_llm.specs import engine_specs
-from trtspec.backends.trtllm_versions import Option, minors_with, version_spec_of
 from trtspec.diagnostics import Diagnostic
 from trtspec.registry import did_you_mean
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from trtspec.backends.common.memory import MemoryPlan
 from trtspec.backends.context import PlanContext
-from trtspec.backends.memory import MemoryPlan
 from trtspec.checkpoint.model_config import ModelConfig
 from trtspec.diagnostics import Diagnostic
 from trtspec.gpus import GPUS
