@@ -130,10 +130,10 @@ class _Model:
 
     def _mlp(self, name: str, config: dict[str, Any]) -> None:
         hidden, inter, biased = config["hidden_size"], config["intermediate_size"] // self.tp, config["mlp_bias"]
-        is_one = (
-            config["hidden_act"] == "swiglu"
-        )  # both branches are rows of one layer, which MLP makes and GatedMLP not
-        for branch, rows in {"fc": 2 * inter} if is_one else {"fc": inter, "gate": inter}.items():
+        branches = {"fc": inter, "gate": inter}
+        if config["hidden_act"] == "swiglu":  # MLP, where the others have GatedMLP: one layer holds the rows of both
+            branches = {"fc": 2 * inter}
+        for branch, rows in branches.items():
             self.linear(f"{name}.{branch}", rows, hidden, bias=rows if biased else None, parent=name)
         self.linear(f"{name}.proj", hidden, inter, bias=hidden if biased else None, parent=name)
 
