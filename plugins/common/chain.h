@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "common/law.h"
+#include "common/distribution.h"
 #include "common/proposal.h"
 #include "common/row.h"
 
@@ -28,10 +28,10 @@ struct ChainRequest {
 /// What follows from the test of a drafted token.
 enum class Test {
     accepted,
-    rejected_chosen,  // the next token is drawn from W without this one
-    rejected_drawn,   // the next token is drawn from max(p - q, 0)
-    bad_token,        // not of the vocabulary; the next token is drawn from W, as where
-    bad_draft,        // the draft's row is no distribution
+    rejected_deterministic,  // the next token is drawn from W without this one
+    rejected_sampled,        // the next token is drawn from max(p - q, 0)
+    bad_token,               // not of the vocabulary; the next token is drawn from W, as where
+    bad_draft,               // the draft's row is no distribution
 };
 
 TRTSPEC_HD inline int32_t status_of(Test test) {
@@ -52,55 +52,66 @@ TRTSPEC_HD void write_chain(
     }
 }
 
-/// Tests the token at a position. One that its draft's row gives no probability was not drawn there but chosen.
+/// Tests the token at a position. One that its draft's row gives no probability is deterministic.
 template <class Team, class T, class Draft>
 TRTSPEC_HD Test test_token(
-    Team& team, const ChainRequest<T>& request, Draft& draft, Row<T> row, const Law& law, int32_t position) {
+    Team& team,
+    const ChainRequest<T>& request,
+    Draft& draft,
+    Row<T> row,
+    const Distribution& target,
+    int32_t position) {
     const int32_t token = request.tokens[position];
     if (token < 0 || token >= row.size) {
         return Test::bad_token;
     }
     if (request.sampling.greedy) {
-        return token == law.argmax ? Test::accepted : Test::rejected_chosen;
+        return token == target.argmax ? Test::accepted : Test::rejected_deterministic;
     }
     const uint32_t uniform = request.uniforms[position];
-    const uint64_t weight = law.weight(token, to_float(row.data[token]));
+    const uint64_t weight = target.weight(token, to_float(row.data[token]));
     if constexpr (Draft::kDrawn) {
         if (!draft.open(team, position, request.sampling)) {
             return Test::bad_draft;
         }
         const double draft_prob = draft.prob(token);
         if (draft_prob != 0.0) {
-            if (Draft::is_prob(draft_prob) && mul(unit(uniform), draft_prob) < law.prob_of(weight)) {
+            if (Draft::is_prob(draft_prob) && mul(unit(uniform), draft_prob) < target.prob_of(weight)) {
                 return Test::accepted;
             }
-            return draft.is_sound(team) ? Test::rejected_drawn : Test::bad_draft;
+            return draft.is_sound(team) ? Test::rejected_sampled : Test::bad_draft;
         }
     }
-    return share(uniform, law.total) < weight ? Test::accepted : Test::rejected_chosen;
+    return share(uniform, target.total) < weight ? Test::accepted : Test::rejected_deterministic;
 }
 
 /// Draws the next token after a token that was not accepted; from W where the draft leaves nothing of it.
 template <class Team, class T, class Draft>
 TRTSPEC_HD int32_t draw_after(
-    Test test, Team& team, const Draft& draft, Row<T> row, const Law& law, int32_t token, uint32_t uniform) {
+    Test test,
+    Team& team,
+    const Draft& draft,
+    Row<T> row,
+    const Distribution& target,
+    int32_t token,
+    uint32_t uniform) {
     if constexpr (Draft::kDrawn) {
-        if (test == Test::rejected_drawn) {
+        if (test == Test::rejected_sampled) {
             return draft.with_probs(row.size, [&](auto draft_prob) {
                 const auto rest = [=](int32_t id, float logit) {
-                    return to_fixed(sub(law.prob(id, logit), draft_prob(id)));
+                    return to_fixed(sub(target.prob(id, logit), draft_prob(id)));
                 };
                 const int32_t drawn = team.draw(row, rest, uniform);
-                return drawn < 0 ? draw(team, row, law, uniform) : drawn;
+                return drawn < 0 ? draw(team, row, target, uniform) : drawn;
             });
         }
     }
-    if (test == Test::rejected_chosen) {
-        const auto rest = [=](int32_t id, float logit) { return id == token ? 0 : law.weight(id, logit); };
-        const uint64_t sum = law.total - law.weight(token, to_float(row.data[token]));
-        return sum == 0 ? draw(team, row, law, uniform) : draw(team, row, rest, sum, uniform);
+    if (test == Test::rejected_deterministic) {
+        const auto rest = [=](int32_t id, float logit) { return id == token ? 0 : target.weight(id, logit); };
+        const uint64_t sum = target.total - target.weight(token, to_float(row.data[token]));
+        return sum == 0 ? draw(team, row, target, uniform) : draw(team, row, rest, sum, uniform);
     }
-    return draw(team, row, law, uniform);
+    return draw(team, row, target, uniform);
 }
 
 /// The token at the uniform of a chain's last column; greedy requests have none, and need none.
@@ -111,12 +122,12 @@ TRTSPEC_HD int32_t next_token(
     const ChainRequest<T>& request,
     const Draft& draft,
     Row<T> row,
-    const Law& law,
+    const Distribution& target,
     int32_t token) {
     if (request.sampling.greedy) {
-        return law.argmax;
+        return target.argmax;
     }
-    return draw_after(test, team, draft, row, law, token, request.uniforms[request.draft_len]);
+    return draw_after(test, team, draft, row, target, token, request.uniforms[request.draft_len]);
 }
 
 /// The rows of a position are read several times where the request samples; the next position's may follow.
@@ -148,10 +159,10 @@ TRTSPEC_HD void verify_chain(Team& team, const ChainRequest<T>& request, Draft d
             return write_chain(team, request, position, reading.next, reading.status);
         }
         const bool is_last = position == request.length;
-        const Test test = is_last ? Test::accepted : test_token(team, request, draft, row, reading.law, position);
+        const Test test = is_last ? Test::accepted : test_token(team, request, draft, row, reading.target, position);
         if (is_last || test != Test::accepted) {
             const int32_t token = is_last ? -1 : request.tokens[position];
-            const int32_t next = next_token(test, team, request, draft, row, reading.law, token);
+            const int32_t next = next_token(test, team, request, draft, row, reading.target, token);
             return write_chain(team, request, position, next, status_of(test));
         }
     }

@@ -12,12 +12,12 @@
 
 #include <cstdint>
 
-#include "common/law.h"
+#include "common/distribution.h"
 #include "common/row.h"
 
 namespace trtspec {
 
-/// Tokens were chosen or looked up.
+/// Tokens are deterministic, as looked up ones.
 struct Chosen {
     static constexpr bool kDrawn = false;
 
@@ -42,7 +42,7 @@ struct Columns {
     }
 };
 
-/// Tokens were drawn from logits, warped as the target's are.
+/// Tokens were sampled from logits, warped as the target's are.
 template <class T>
 class FromLogits {
 public:
@@ -67,7 +67,7 @@ public:
         if (!largest.is_finite()) {
             return false;
         }
-        law_ = law_of(team, row_, largest, sampling);
+        distribution_ = distribution_of(team, row_, largest, sampling);
         return true;
     }
 
@@ -78,23 +78,23 @@ public:
 
     TRTSPEC_HD uint64_t mass(int32_t id) const {
         const int32_t column = columns_[id];
-        return column < 0 ? 0 : law_.weight(column, to_float(row_.data[column]));
+        return column < 0 ? 0 : distribution_.weight(column, to_float(row_.data[column]));
     }
 
     template <class Team>
     TRTSPEC_HD uint64_t total_mass(Team&) const {
-        return law_.total;
+        return distribution_.total;
     }
 
-    TRTSPEC_HD double unit() const { return static_cast<double>(law_.total); }
+    TRTSPEC_HD double unit() const { return static_cast<double>(distribution_.total); }
 
-    TRTSPEC_HD double prob(int32_t id) const { return law_.prob_of(mass(id)); }
+    TRTSPEC_HD double prob(int32_t id) const { return distribution_.prob_of(mass(id)); }
 
     template <class F>
     TRTSPEC_HD auto with_probs(int32_t vocab, F f) const {
         const FromLogits self = *this;
         if (columns_.are_ids(vocab)) {
-            return f([=](int32_t id) { return self.law_.prob(id, to_float(self.row_.data[id])); });
+            return f([=](int32_t id) { return self.distribution_.prob(id, to_float(self.row_.data[id])); });
         }
         return f([=](int32_t id) { return self.prob(id); });
     }
@@ -105,7 +105,7 @@ private:
     Rows<T> rows_;
     Columns columns_;
     Row<T> row_{};
-    Law law_{};
+    Distribution distribution_{};
 };
 
 /// Tokens were drawn from given probabilities.

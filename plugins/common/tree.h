@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "common/law.h"
+#include "common/distribution.h"
 #include "common/proposal.h"
 #include "common/row.h"
 #include "trtspec/verify.h"
@@ -104,15 +104,15 @@ TRTSPEC_HD Reading read_node(Team& team, const TreeRequest<T>& request, Walk& wa
     return reading;
 }
 
-/// Children were chosen: goes down as long as one has the token that is drawn after its parent.
+/// Deterministic children: goes down as long as one has the token that is drawn after its parent.
 template <class Team, class T>
-TRTSPEC_HD void walk_chosen(Team& team, const TreeRequest<T>& request) {
+TRTSPEC_HD void walk_deterministic(Team& team, const TreeRequest<T>& request) {
     Walk walk = start_walk(request);
     while (true) {
         const Reading reading = read_node(team, request, walk);
-        int32_t drawn = reading.status != 0 ? reading.next : reading.law.argmax;
+        int32_t drawn = reading.status != 0 ? reading.next : reading.target.argmax;
         if (reading.status == 0 && !request.sampling.greedy) {
-            drawn = draw(team, request.target[walk.node], reading.law, request.uniforms[walk.node]);
+            drawn = draw(team, request.target[walk.node], reading.target, request.uniforms[walk.node]);
         }
         int32_t child = reading.status != 0 ? -1 : first_child(request, walk);
         while (child >= 0 && request.tokens[child] != drawn) {
@@ -132,7 +132,7 @@ template <class T, class Draft>
 struct Left {
     const TreeRequest<T>& request;
     Row<T> row;
-    Law law;
+    Distribution target;
     int32_t node;
     Draft draft;
     bool is_open = false;  // the draft's row
@@ -146,8 +146,8 @@ struct Left {
     TRTSPEC_HD bool has_rejected() const { return last_rejected > 0; }
 
     /// T of an id that was not rejected; what is negative stands for 0.
-    TRTSPEC_HD double target(int32_t id, float logit, double draft_prob) const {
-        return sub(mul(a, law.prob(id, logit)), mul(b, draft_prob));
+    TRTSPEC_HD double left_prob(int32_t id, float logit, double draft_prob) const {
+        return sub(mul(a, target.prob(id, logit)), mul(b, draft_prob));
     }
 
     /// Whether a child before the node `end` has the token.
@@ -184,26 +184,26 @@ struct Left {
         return draft.with_probs(row.size, [&](auto draft_prob) {
             const auto weight = [=](int32_t id, float logit) {
                 const double prob = draft_prob(id);
-                return to_fixed(sub(left.target(id, logit, prob), mul(prob, taken)));
+                return to_fixed(sub(left.left_prob(id, logit, prob), mul(prob, taken)));
             };
             return team.sum(left.row, weight) - left.sum_of_rejected(weight);
         });
     }
 
-    /// Whether a token stays; one that the draft's row cannot have given was chosen.
+    /// Whether a token stays; one that the draft's row cannot have given is deterministic.
     TRTSPEC_HD bool accepts(int32_t token, uint32_t uniform) const {
         const double draft_prob = draft.prob(token);
         const double drawn_from = mul(draft_prob, d);
         const double asked = drawn_from > 0.0 ? mul(unit(uniform), drawn_from) : unit(uniform);
-        return asked < target(token, to_float(row.data[token]), draft_prob);
+        return asked < left_prob(token, to_float(row.data[token]), draft_prob);
     }
 
     /// Takes a child's token out of both, and brings them back to a sum of 1.
     template <class Team>
     TRTSPEC_HD void reject(Team& team, int32_t child) {
         const int32_t token = request.tokens[child];
-        const bool was_drawn = mul(draft.prob(token), d) > 0.0;
-        const double taken = was_drawn ? d : 0.0;
+        const bool was_sampled = mul(draft.prob(token), d) > 0.0;
+        const double taken = was_sampled ? d : 0.0;
         draft_mass = has_rejected() ? draft_mass : draft.total_mass(team);
         last_rejected = child;
         rejected_bits |= uint64_t{1} << (token & 63);
@@ -212,7 +212,7 @@ struct Left {
             a = div(a, rest);
             b = div(add(b, taken), rest);
         }
-        if (was_drawn) {
+        if (was_sampled) {
             draft_mass -= draft.mass(token);
             d = draft_mass > 0 ? div(draft.unit(), static_cast<double>(draft_mass)) : 0.0;
         }
@@ -223,11 +223,11 @@ struct Left {
     TRTSPEC_HD int32_t draw_next(Team& team, uint32_t uniform) const {
         const uint64_t sum = has_rejected() ? sum_without(team, 0.0) : 0;
         if (sum == 0) {
-            return draw(team, row, law, uniform);
+            return draw(team, row, target, uniform);
         }
         const Left left = *this;
         const auto weight = [=](int32_t id, float logit) {
-            return left.was_rejected(id) ? 0 : to_fixed(left.target(id, logit, left.draft.prob(id)));
+            return left.was_rejected(id) ? 0 : to_fixed(left.left_prob(id, logit, left.draft.prob(id)));
         };
         return draw(team, row, weight, sum, uniform);
     }
@@ -256,9 +256,9 @@ TRTSPEC_HD int32_t first_accepted(Team& team, Left<T, Draft>& left, Walk& walk) 
     return -1;
 }
 
-/// Children were drawn without replacement: each is tested after the rejection of its elder siblings.
+/// Children were sampled without replacement: each is tested after the rejection of its elder siblings.
 template <class Team, class T, class Draft>
-TRTSPEC_HD void walk_drawn(Team& team, const TreeRequest<T>& request, Draft draft) {
+TRTSPEC_HD void walk_sampled(Team& team, const TreeRequest<T>& request, Draft draft) {
     Walk walk = start_walk(request);
     while (true) {
         const Reading reading = read_node(team, request, walk);
@@ -266,7 +266,7 @@ TRTSPEC_HD void walk_drawn(Team& team, const TreeRequest<T>& request, Draft draf
             return write_end(team, request, walk, reading.next);
         }
         draft.stage(team, walk.node);
-        Left<T, Draft> left{request, request.target[walk.node], reading.law, walk.node, draft};
+        Left<T, Draft> left{request, request.target[walk.node], reading.target, walk.node, draft};
         const int32_t child = first_accepted(team, left, walk);
         if (child < 0) {
             return write_end(team, request, walk, left.draw_next(team, request.uniforms[0]));
@@ -277,14 +277,15 @@ TRTSPEC_HD void walk_drawn(Team& team, const TreeRequest<T>& request, Draft draf
 
 /// 2 to the mean of log2(p), which is exp(-entropy): the mean in integers, to 2^-11.
 template <class Team, class T>
-TRTSPEC_HD double exp_of_minus_entropy(Team& team, Row<T> row, const Law& law) {
+TRTSPEC_HD double exp_of_minus_entropy(Team& team, Row<T> row, const Distribution& target) {
     const uint64_t spent = team.sum(row, [=](int32_t id, float logit) {
-        const uint64_t steps = static_cast<uint32_t>(static_cast<int32_t>(rintf(mul(law.exponent(logit), -1024.0f))));
-        return (law.weight(id, logit) >> 16) * steps;
+        const float scaled = rintf(mul(target.exponent(logit), -1024.0f));
+        const uint64_t steps = static_cast<uint32_t>(static_cast<int32_t>(scaled));
+        return (target.weight(id, logit) >> 16) * steps;
     });
-    const double mean = mul(mul(static_cast<double>(spent), 64.0), law.inverse);
+    const double mean = mul(mul(static_cast<double>(spent), 64.0), target.inverse);
     const float exponent = static_cast<float>(-mean);
-    return exponent >= kLowestExponent ? law.prob_of(exp2_weight(exponent)) : 0.0;
+    return exponent >= kLowestExponent ? target.prob_of(exp2_weight(exponent)) : 0.0;
 }
 
 /// What a child's probability has to be above to be typical, in a row that was read; for others nothing is enough.
@@ -293,7 +294,7 @@ TRTSPEC_HD double typical_bound(Team& team, const TreeRequest<T>& request, Row<T
     if (reading.status != 0) {
         return 1.0;
     }
-    const double bound = mul(static_cast<double>(request.alpha), exp_of_minus_entropy(team, row, reading.law));
+    const double bound = mul(static_cast<double>(request.alpha), exp_of_minus_entropy(team, row, reading.target));
     const double threshold = static_cast<double>(request.threshold);
     return bound < threshold ? bound : threshold;
 }
@@ -315,7 +316,7 @@ TRTSPEC_HD void mark_typical(Team& team, const TreeRequest<T>& request, int32_t&
         const double bound = typical_bound(team, request, row, reading);
         for (int32_t child = first_child(request, walk); child >= 0; child = next_child(request, node, child)) {
             const int32_t token = request.tokens[child];
-            if (reading.law.prob(token, to_float(row.data[token])) > bound && team.leader()) {
+            if (reading.target.prob(token, to_float(row.data[token])) > bound && team.leader()) {
                 request.path[child] = walk.depth + 2;
             }
         }
@@ -338,7 +339,7 @@ TRTSPEC_HD void walk_typical(Team& team, const TreeRequest<T>& request) {
     const Reading reading = read_node(team, request, walk);
     const int32_t next = reading.status != 0
                              ? reading.next
-                             : draw(team, request.target[walk.node], reading.law, request.uniforms[0]);
+                             : draw(team, request.target[walk.node], reading.target, request.uniforms[0]);
     if (team.leader()) {
         int32_t node = walk.node;
         for (int32_t i = walk.depth - 1; i >= 0; --i) {
@@ -349,18 +350,18 @@ TRTSPEC_HD void walk_typical(Team& team, const TreeRequest<T>& request) {
     write_end(team, request, walk, next);
 }
 
-/// Greedy requests are walked as if their children were chosen, whatever the mode.
+/// Greedy requests are walked as if their children were deterministic, whatever the mode.
 template <class Team, class T, class Draft>
 TRTSPEC_HD void verify_tree(Team& team, const TreeRequest<T>& request, int32_t mode, Draft draft) {
     if constexpr (Draft::kDrawn) {
         if (mode == TRTSPEC_TREE_RECURSIVE && !request.sampling.greedy) {
-            return walk_drawn(team, request, draft);
+            return walk_sampled(team, request, draft);
         }
     }
     if (mode == TRTSPEC_TREE_TYPICAL && !request.sampling.greedy) {
         return walk_typical(team, request);
     }
-    walk_chosen(team, request);
+    walk_deterministic(team, request);
 }
 
 }  // namespace trtspec

@@ -116,13 +116,13 @@ def redrafter(config: Config) -> Iterator[Tensor]:
 
 
 def eagle3(config: Config) -> Iterator[Tensor]:
-    """Yield an EAGLE-3 net as SafeAILab and SpecForge save it: the embedding is the target's."""
+    """Yield an EAGLE-3 head as SafeAILab and SpecForge save it: the embedding is the target's."""
     yield from _eagle3_head(config, "midlayer.")
     yield from _id_tables(config["draft_vocab_size"], config["vocab_size"])
 
 
 def speculators_eagle3(config: Config) -> Iterator[Tensor]:
-    """Yield an EAGLE-3 net as speculators saves it, with an embedding of its own."""
+    """Yield an EAGLE-3 head as speculators saves it, with an embedding of its own."""
     layer = config["transformer_layer_config"]
     yield Tensor("embed_tokens.weight", (layer["vocab_size"], layer["hidden_size"]))
     yield from _eagle3_head(layer | {"draft_vocab_size": config["draft_vocab_size"]}, "layers.0.")

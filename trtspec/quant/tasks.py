@@ -61,7 +61,7 @@ def _cast_tasks(plan: Conversion, layouts: list[FileLayout], matched: Matched) -
         if target.dtype == "F8_E4M3":
             continue
         transfers = _transfers(target, sources, layouts)
-        if sources in found:  # a tied head, the nets of several steps: what is wanted twice is read once
+        if sources in found:  # a tied head, the heads of several steps: what is wanted twice is read once
             name, _, others = found[sources]  # noqa: PLW2901
             transfers = _joined(others, transfers)
         found[sources] = name, target, transfers

@@ -161,7 +161,7 @@ class Target(ModelSource):
 
 
 class Draft(ModelSource):
-    """What drafts: a model, Medusa heads or an EAGLE net."""
+    """What drafts: a model, Medusa heads or an EAGLE head."""
 
 
 class Speculation(StrictModel):

@@ -51,14 +51,14 @@ enum {
 enum trtspec_dtype { TRTSPEC_NONE = 0, TRTSPEC_FLOAT32 = 1, TRTSPEC_FLOAT16 = 2, TRTSPEC_BFLOAT16 = 3 };
 
 enum trtspec_draft_kind {
-    TRTSPEC_DRAFT_CHOSEN = 0,       /* tokens were chosen or looked up, there is no distribution */
+    TRTSPEC_DRAFT_CHOSEN = 0,       /* tokens are deterministic (ranked, looked up): there is no distribution */
     TRTSPEC_DRAFT_LOGITS = 1,       /* warped as the target's are, and of the same dtype */
     TRTSPEC_DRAFT_PROBABILITIES = 2 /* taken as they are, float32 */
 };
 
 enum trtspec_tree_mode {
-    TRTSPEC_TREE_POINT_MASS = 0, /* children were chosen */
-    TRTSPEC_TREE_RECURSIVE = 1,  /* children were drawn without replacement from their parent's draft row */
+    TRTSPEC_TREE_POINT_MASS = 0, /* children are deterministic */
+    TRTSPEC_TREE_RECURSIVE = 1,  /* children were sampled without replacement from their parent's draft row */
     TRTSPEC_TREE_TYPICAL = 2     /* lossy: whatever is probable enough */
 };
 

@@ -214,7 +214,7 @@ REFUSED = [
     (
         {"method": "eagle3", "draft_facts": facts({"speculators_model_type": "eagle3"})},
         "speculation.draft.model layout",
-        "the net is written as speculators does; the LLM API looks for its sizes on top of config.json",
+        "the head is written as speculators does; the LLM API looks for its sizes on top of config.json",
     ),
     (
         {"target__quantization": {"weights": "fp8"}},
@@ -269,7 +269,7 @@ WARNED = [
     (
         {"method": "eagle3", "draft_facts": facts({"norm_before_fc": True, "fc_norm": False})},
         "speculation.draft.model layout-norm_before_fc",
-        "the net has norm_before_fc, which the LLM API's class is not known to have",
+        "the head has norm_before_fc, which the LLM API's class is not known to have",
     ),
     (
         {"method": "ngram", "speculation__options": {"min_match": 3}},

@@ -105,7 +105,7 @@ def _phi(config: ModelConfig) -> dict[str, Any]:
 
 
 def _net(config: ModelConfig) -> dict[str, Any]:
-    """Return config.json of an EAGLE net for a target: one layer of the same sizes."""
+    """Return config.json of an EAGLE head for a target: one layer of the same sizes."""
     return _decoder(replace(config, num_layers=1))
 
 

@@ -26,7 +26,7 @@ MTP_MODELS = {
     (1, 2): ("deepseek_v32", "glm4_moe", "exaone_moe", "nemotron_h"),
     (1, 3): ("glm_moe_dsa", "nemotron_h_puzzle", "qwen3_next"),
 }
-# What some EAGLE-3 nets norm beside what the first ones did.
+# What some EAGLE-3 heads norm beside what the first ones did.
 NORMS = ("fc_norm", "norm_before_fc", "norm_before_residual")
 EAGLE3_SOURCE = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/models/modeling_speculative.py, Eagle3DraftModel"
 MTP_SOURCE = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/models/modeling_speculative.py, MTPForCausalLM"
@@ -112,18 +112,18 @@ def _about_mtp(context: PlanContext) -> Iterable[Diagnostic]:
 
 
 def _about_head(context: PlanContext) -> Iterable[Diagnostic]:
-    """Yield where an EAGLE-3 net is written otherwise than the PyTorch backend's class reads it."""
+    """Yield where an EAGLE-3 head is written otherwise than the PyTorch backend's class reads it."""
     if context.recipe.speculation.method != "eagle3":
         return
     config, path = context.sources["draft"].config, "speculation.draft.model"
     if "speculators_model_type" in config:
-        message = "the net is written as speculators does; the LLM API looks for its sizes on top of config.json"
+        message = "the head is written as speculators does; the LLM API looks for its sizes on top of config.json"
         yield Diagnostic(
             path, "layout", message, "take it as SafeAILab/EAGLE or ModelOpt write it", source=EAGLE3_SOURCE
         )
     for key in NORMS:
         if config.get(key):
-            message = f"the net has {key}, which the LLM API's class is not known to have"
+            message = f"the head has {key}, which the LLM API's class is not known to have"
             yield Diagnostic(path, f"layout-{key}", message, severity="warning", source=EAGLE3_SOURCE)
 
 

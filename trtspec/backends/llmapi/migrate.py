@@ -12,8 +12,8 @@ from trtspec.backends.common.migration import Migration
 from trtspec.backends.common.trtllm_versions import VersionSpec, version_spec_of
 from trtspec.recipe.schema import Recipe
 
-# EAGLE-3 nets that their authors publish for a target (SafeAILab/EAGLE:README.md).
-EAGLE3_NETS = {
+# EAGLE-3 heads that their authors publish for a target (SafeAILab/EAGLE:README.md).
+EAGLE3_HEADS = {
     "lmsys/vicuna-13b-v1.3": "yuhuili/EAGLE3-Vicuna1.3-13B",
     "meta-llama/Llama-3.1-8B-Instruct": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
     "meta-llama/Llama-3.3-70B-Instruct": "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B",
@@ -59,14 +59,14 @@ def _method(migration: Migration, recipe: Recipe, spec: VersionSpec) -> None:
         migration.drop("speculation.draft.quantization", "the draft's checkpoint runs as it is stored")
         return
     gone = f"{method} has no successor in the LLM API"
-    net = EAGLE3_NETS.get(recipe.target.model) if method in ("medusa", "eagle", "redrafter") else None
-    if net:
-        migration.document["speculation"] = {"method": "eagle3", "draft_len": 4, "draft": {"model": net}}
-        migration.note("changed", "speculation.method", f"{gone}; eagle3 drafts with a net published for this target")
-        migration.note("open", "speculation.draft.revision", f"the commit of {net} that you mean")
+    head = EAGLE3_HEADS.get(recipe.target.model) if method in ("medusa", "eagle", "redrafter") else None
+    if head:
+        migration.document["speculation"] = {"method": "eagle3", "draft_len": 4, "draft": {"model": head}}
+        migration.note("changed", "speculation.method", f"{gone}; eagle3 drafts with a head published for this target")
+        migration.note("open", "speculation.draft.revision", f"the commit of {head} that you mean")
         return
     migration.document["speculation"] = {"method": "ngram", "draft_len": 4}
-    why = "ngram needs no training; an EAGLE-3 net trained for the target drafts better"
+    why = "ngram needs no training; an EAGLE-3 head trained for the target drafts better"
     migration.note("changed", "speculation.method", f"{gone}; {why}")
     if recipe.gates.min_acceptance or recipe.gates.min_speedup:
         migration.note("kept", "gates", "its limits were set for another method: measure again")

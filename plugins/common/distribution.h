@@ -48,7 +48,7 @@ TRTSPEC_HD inline uint64_t exp2_weight(float exponent) {
 }
 
 /// A row's distribution: `weight` of each id, and their sum `total`; one id alone where it is greedy.
-struct Law {
+struct Distribution {
     float largest;
     float scale;
     float cut;       // kept is what is above it,
@@ -81,7 +81,7 @@ struct Law {
 /// `weight` is above `threshold`: found digit by digit of the key, then by counting equals. `weight` is the same for
 /// equals, or 0 from some id on.
 template <class Team, class T, class Weight>
-TRTSPEC_HD void cut_above(Team& team, Row<T> row, Weight weight, uint64_t threshold, Law& law) {
+TRTSPEC_HD void cut_above(Team& team, Row<T> row, Weight weight, uint64_t threshold, Distribution& target) {
     uint32_t prefix = 0;
     uint32_t known = 0;
     for (int shift = 24; shift >= 0; shift -= 8) {
@@ -100,63 +100,63 @@ TRTSPEC_HD void cut_above(Team& team, Row<T> row, Weight weight, uint64_t thresh
     const float cut = entry_of(prefix);
     // an id before all others has the weight of those that are kept
     const uint64_t equals_before = threshold / weight(-1, cut);
-    law.cut_id = team.select(row, [=](int32_t, float logit) -> uint64_t { return logit == cut; }, equals_before);
-    law.cut = cut;
+    target.cut_id = team.select(row, [=](int32_t, float logit) -> uint64_t { return logit == cut; }, equals_before);
+    target.cut = cut;
 }
 
 template <class Team, class T, class Weight>
-TRTSPEC_HD void sum_up(Team& team, Row<T> row, Weight weight, Law& law) {
-    law.total = team.sum(row, weight);
-    law.inverse = inverse_of(law.total);
+TRTSPEC_HD void sum_up(Team& team, Row<T> row, Weight weight, Distribution& target) {
+    target.total = team.sum(row, weight);
+    target.inverse = inverse_of(target.total);
 }
 
 template <class Team, class T>
-TRTSPEC_HD void sum_up_kept(Team& team, Row<T> row, Law& law) {
-    const Law given = law;
-    sum_up(team, row, [=](int32_t id, float logit) { return given.weight(id, logit); }, law);
+TRTSPEC_HD void sum_up_kept(Team& team, Row<T> row, Distribution& target) {
+    const Distribution given = target;
+    sum_up(team, row, [=](int32_t id, float logit) { return given.weight(id, logit); }, target);
 }
 
 template <class Team, class T>
-TRTSPEC_HD void keep_top_k(Team& team, Row<T> row, int32_t top_k, Law& law) {
+TRTSPEC_HD void keep_top_k(Team& team, Row<T> row, int32_t top_k, Distribution& target) {
     if (top_k > 0 && top_k < row.size) {
-        cut_above(team, row, [](int32_t, float) -> uint64_t { return 1; }, static_cast<uint64_t>(top_k) - 1, law);
-        sum_up_kept(team, row, law);
+        cut_above(team, row, [](int32_t, float) -> uint64_t { return 1; }, static_cast<uint64_t>(top_k) - 1, target);
+        sum_up_kept(team, row, target);
     }
 }
 
 template <class Team, class T>
-TRTSPEC_HD void keep_top_p(Team& team, Row<T> row, float top_p, Law& law) {
+TRTSPEC_HD void keep_top_p(Team& team, Row<T> row, float top_p, Distribution& target) {
     if (top_p < 1.0f) {
         // an entry stays while the weight before it is below the limit, so up to where the sum is above limit - 1
-        const double limit = mul(static_cast<double>(top_p), static_cast<double>(law.total));
+        const double limit = mul(static_cast<double>(top_p), static_cast<double>(target.total));
         const uint64_t threshold = limit >= 1.0 ? static_cast<uint64_t>(limit) - 1 : 0;
-        const Law given = law;
-        cut_above(team, row, [=](int32_t id, float logit) { return given.weight(id, logit); }, threshold, law);
-        sum_up_kept(team, row, law);
+        const Distribution given = target;
+        cut_above(team, row, [=](int32_t id, float logit) { return given.weight(id, logit); }, threshold, target);
+        sum_up_kept(team, row, target);
     }
 }
 
 /// The distribution of a row, the largest finite entry of which is known.
 template <class Team, class T>
-TRTSPEC_HD Law law_of(Team& team, Row<T> row, Largest largest, const Sampling& sampling) {
+TRTSPEC_HD Distribution distribution_of(Team& team, Row<T> row, Largest largest, const Sampling& sampling) {
     const float top = entry_of(largest.key);
-    Law law{top, sampling.scale, top, largest.id, largest.id, uint64_t{1} << kWeightBits, 0x1p-44};
+    Distribution target{top, sampling.scale, top, largest.id, largest.id, uint64_t{1} << kWeightBits, 0x1p-44};
     if (!sampling.greedy) {
-        law.cut = -INFINITY;
-        law.cut_id = row.size;
+        target.cut = -INFINITY;
+        target.cut_id = row.size;
         if (sampling.top_k <= 0 || sampling.top_k >= row.size) {
-            const Law all = law;
-            sum_up(team, row, [=](int32_t, float logit) { return all.weight_of_kept(logit); }, law);
+            const Distribution all = target;
+            sum_up(team, row, [=](int32_t, float logit) { return all.weight_of_kept(logit); }, target);
         }
-        keep_top_k(team, row, sampling.top_k, law);
-        keep_top_p(team, row, sampling.top_p, law);
+        keep_top_k(team, row, sampling.top_k, target);
+        keep_top_p(team, row, sampling.top_p, target);
     }
-    return law;
+    return target;
 }
 
 /// A target's row once it is read: its distribution, or why there is none, and then the token that ends the walk.
 struct Reading {
-    Law law;
+    Distribution target;
     int32_t status;
     int32_t next;
 };
@@ -165,14 +165,15 @@ template <class Team, class T>
 TRTSPEC_HD Reading read_target(Team& team, Row<T> row, const Sampling& sampling) {
     Largest largest = largest_of(team, row);
     if (largest.is_finite()) {
-        return Reading{law_of(team, row, largest, sampling), 0, -1};
+        return Reading{distribution_of(team, row, largest, sampling), 0, -1};
     }
     int32_t status = 0;
     if (largest.is_above_finite()) {
         status = TRTSPEC_NONFINITE;
         largest = largest_finite_of(team, row);
     }
-    return largest.is_finite() ? Reading{Law{}, status, largest.id} : Reading{Law{}, status | TRTSPEC_EMPTY, -1};
+    return largest.is_finite() ? Reading{Distribution{}, status, largest.id}
+                               : Reading{Distribution{}, status | TRTSPEC_EMPTY, -1};
 }
 
 /// The first id at which the cumulated `weight`, with this sum above 0, is above the uniform's share of it.
@@ -182,8 +183,8 @@ TRTSPEC_HD int32_t draw(Team& team, Row<T> row, Weight weight, uint64_t sum, uin
 }
 
 template <class Team, class T>
-TRTSPEC_HD int32_t draw(Team& team, Row<T> row, const Law& law, uint32_t uniform) {
-    return draw(team, row, [=](int32_t id, float logit) { return law.weight(id, logit); }, law.total, uniform);
+TRTSPEC_HD int32_t draw(Team& team, Row<T> row, const Distribution& target, uint32_t uniform) {
+    return draw(team, row, [=](int32_t id, float logit) { return target.weight(id, logit); }, target.total, uniform);
 }
 
 }  // namespace trtspec
