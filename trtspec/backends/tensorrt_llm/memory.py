@@ -164,7 +164,7 @@ def _head_weights(spec: EngineSpec, stage: int, head: DraftHead | None) -> int:
 
 
 def _cache_per_token(spec: EngineSpec, stage: int, head: DraftHead | None) -> int:
-    """Return the bytes of a token's keys and values on a rank; a head with layers of its own has its cache there too."""
+    """Return the bytes of a token's keys and values on a rank, with those of a head that has layers of its own."""
     config, mapping = spec.config, spec.mapping
     item = ITEM if spec.quant_format.kv_cache == "none" else FP8_ITEM
     layers = len(mapping.layers(stage, config.num_layers))
