@@ -28,8 +28,8 @@ def test_upstream_adds_the_drafts_to_the_longest_text(method: str, built: int) -
 
 def test_a_draft_models_engine_speculates_not() -> None:
     target, draft = engine_specs(make_pair(speculation__draft_len=6))
-    assert (target.mode, target.nodes, target.built_seq_len) == ("draft_tokens_external", 6, 2054)
-    assert (draft.mode, draft.nodes, draft.built_seq_len) == ("", 0, 2048)
+    assert (target.mode, target.draft_tokens, target.built_seq_len) == ("draft_tokens_external", 6, 2054)
+    assert (draft.mode, draft.draft_tokens, draft.built_seq_len) == ("", 0, 2048)
     assert (draft.path, draft.gpu_ids) == ("speculation.draft", (0,))
 
 

@@ -100,8 +100,8 @@ def _kv_bytes(config: ModelConfig, quant_format: QuantFormat, tensor: int) -> in
 
 def _activation_bytes(context: PlanContext, config: ModelConfig) -> int:
     """Return the bytes of the widest prefill step's activations and of a verification step's logits in 32 bits."""
-    engine, nodes = context.recipe.engine, context.draft_shape.max_tokens
+    engine, draft_tokens = context.recipe.engine, context.draft_shape.max_tokens
     heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_size
     width = 3 * config.hidden_size + (heads + 3 * config.intermediate_size) // context.recipe.target.parallel.tensor
-    logits = engine.max_batch_size * (nodes + 1) * config.vocab_size
-    return num_tokens_of(engine, nodes) * width * ITEM_BYTES + logits * 4
+    logits = engine.max_batch_size * (draft_tokens + 1) * config.vocab_size
+    return num_tokens_of(engine, draft_tokens) * width * ITEM_BYTES + logits * 4

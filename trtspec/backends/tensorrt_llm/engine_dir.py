@@ -91,8 +91,8 @@ class Expected:
         yield "build_config.speculative_decoding_mode", self.modes[mode] if mode else NO_MODE
         yield "build_config.max_draft_len", draft_len
         if "max_seq_len" in self.arguments:
-            nets = int(self.checkpoint.get("num_eagle_layers", 0))
-            more = draft_len + nets if mode else 0
+            eagle_layers = int(self.checkpoint.get("num_eagle_layers", 0))
+            more = draft_len + eagle_layers if mode else 0
             yield "build_config.max_seq_len", int(self.arguments["max_seq_len"]) + more
 
     def _draft_len(self) -> int:

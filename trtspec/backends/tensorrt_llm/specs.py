@@ -28,8 +28,8 @@ TOKENS_PER_BLOCK = 32  # of the paged KV cache
 class EngineSpec:
     """One engine; `path` is the recipe's key for its model, `gpu_ids` where each of its ranks runs.
 
-    `mode` is its way to speculate, "" for none; `nodes` are the tokens that a step may verify, and `levels` the nets
-    that draft them one after another from inside the engine (EAGLE's).
+    `mode` is its way to speculate, "" for none; `draft_tokens` are those that a step may verify, and `eagle_layers` the
+    heads that draft them one after another from inside the engine, where it is EAGLE.
     """
 
     role: Role
@@ -43,13 +43,13 @@ class EngineSpec:
     max_seq_len: int
     wanted_num_tokens: int
     mode: str = ""
-    nodes: int = 0
-    levels: int = 0
+    draft_tokens: int = 0
+    eagle_layers: int = 0
 
     @property
     def least_num_tokens(self) -> int:
         """Return the tokens of a step in which all requests verify their drafts; upstream raises what is less."""
-        return self.max_batch_size * (self.nodes + 1)
+        return self.max_batch_size * (self.draft_tokens + 1)
 
     @property
     def max_num_tokens(self) -> int:
@@ -64,7 +64,7 @@ class EngineSpec:
     @property
     def built_seq_len(self) -> int:
         """Return the max_seq_len in the engine's own config: upstream adds the drafted tokens to what it is told."""
-        return self.max_seq_len + (self.nodes + self.levels if self.mode else 0)
+        return self.max_seq_len + (self.draft_tokens + self.eagle_layers if self.mode else 0)
 
     @property
     def has_fp8_context_fmha(self) -> bool:
@@ -99,18 +99,25 @@ class EngineSpec:
 
 def engine_specs(context: PlanContext) -> list[EngineSpec]:
     """Return the target's engine, and behind it that of a draft model; the context has a target that a family reads."""
-    recipe, mode, nodes = context.recipe, mode_of(context), context.draft_shape.max_tokens
+    recipe, mode, draft_tokens = context.recipe, mode_of(context), context.draft_shape.max_tokens
     if context.target_config is None:
         raise ValueError("engines are built of models that a family describes")
-    target = _spec(context, "target", recipe.target, context.target_config, context.target_format, nodes if mode else 0)
-    found = [replace(target, mode=mode, levels=context.draft_shape.max_depth if mode == EAGLE else 0)]
+    target = _spec(
+        context, "target", recipe.target, context.target_config, context.target_format, draft_tokens if mode else 0
+    )
+    found = [replace(target, mode=mode, eagle_layers=context.draft_shape.max_depth if mode == EAGLE else 0)]
     if context.draft_config and recipe.speculation.draft:
         found.append(_spec(context, "draft", recipe.speculation.draft, context.draft_config, context.draft_format, 0))
     return found
 
 
 def _spec(
-    context: PlanContext, role: Role, asked: ModelSource, config: ModelConfig, quant_format: QuantFormat, nodes: int
+    context: PlanContext,
+    role: Role,
+    asked: ModelSource,
+    config: ModelConfig,
+    quant_format: QuantFormat,
+    draft_tokens: int,
 ) -> EngineSpec:
     engine, parallel, placement = context.recipe.engine, asked.parallel, context.recipe.serving.placement
     placed = getattr(placement, role) if placement else None
@@ -124,8 +131,8 @@ def _spec(
         max_batch_size=engine.max_batch_size,
         max_input_len=input_len_of(engine),
         max_seq_len=engine.max_seq_len,
-        wanted_num_tokens=num_tokens_of(engine, nodes),
-        nodes=nodes,
+        wanted_num_tokens=num_tokens_of(engine, draft_tokens),
+        draft_tokens=draft_tokens,
     )
 
 

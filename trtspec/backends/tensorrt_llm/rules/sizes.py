@@ -26,10 +26,8 @@ def tokens_hold_the_drafts(context: PlanContext) -> Iterator[Diagnostic]:
     """The builder raises max_num_tokens to what a full batch with its drafts needs."""
     target, wanted = engine_specs(context)[0], context.recipe.engine.max_num_tokens
     if wanted and target.mode and wanted < target.least_num_tokens:
-        message = (
-            f"max_num_tokens {wanted} is less than max_batch_size {target.max_batch_size} times {target.nodes + 1}"
-        )
-        message += " tokens to verify; trtllm-build would raise it"
+        message = f"max_num_tokens {wanted} is less than max_batch_size {target.max_batch_size} times"
+        message += f" {target.draft_tokens + 1} tokens to verify; trtllm-build would raise it"
         hint = f"at least {target.least_num_tokens}"
         yield Diagnostic("engine.max_num_tokens", "out-of-range", message, hint, source=BUILDER)
 
