@@ -28,16 +28,16 @@ def test_the_pair_is_small_and_shares_its_tokenizer() -> None:
     assert (TARGET / "tokenizer.json").read_bytes() == (DRAFT / "tokenizer.json").read_bytes()
 
 
-def lead_of(model: Any, prompt: list[int], ours: list[int], theirs: list[int]) -> float:
-    """Return by how much the model prefers its own token where two texts part, after printing both logits."""
+def lead_of(model: Any, prompt: list[int], ours: list[int]) -> float:
+    """Return by how much the model prefers another token, at most, to one of ours after all that stand before it.
+
+    Where it prefers none, ours is its greedy text: one pass over a text tells what writing it token by token would.
+    """
     import torch
 
-    place = next(place for place, (mine, other) in enumerate(zip(ours, theirs, strict=False)) if mine != other)
     with torch.inference_mode():
-        logits = model(torch.tensor([[*prompt, *theirs[:place]]])).logits[0, -1]
-    mine, other = float(logits[ours[place]]), float(logits[theirs[place]])
-    print(f"token {place}: theirs {theirs[place]} has the logit {other:.6f}, ours {ours[place]} {mine:.6f}")  # noqa: T201
-    return other - mine
+        logits = model(torch.tensor([[*prompt, *ours]])).logits[0, len(prompt) - 1 : -1]
+    return float((logits.max(-1).values - logits.gather(1, torch.tensor(ours)[:, None])[:, 0]).max())
 
 
 @pytest.mark.every_python
@@ -55,10 +55,14 @@ def test_the_text_is_that_of_transformers(trtspec: Run, workplace: Path) -> None
     tokenizer, model = Tokenizer(TARGET), reference_model(TARGET)
     for prompt, result in zip(prompts, results, strict=True):
         ids, ours = tokenizer.encode(prompt.text), result["token_ids"]
-        theirs = greedy(model, ids, NEW_TOKENS)
         if result["finish_reason"] == "end_id":
             ours = [*ours, tokenizer.end_ids[0]]  # transformers shows it
-        assert ours == theirs or lead_of(model, ids, ours, theirs) <= TIE, prompt.name
+        else:
+            assert len(ours) == NEW_TOKENS
+        assert lead_of(model, ids, ours) <= TIE, prompt.name
+        if prompt in prompts[::16]:
+            theirs = greedy(model, ids, NEW_TOKENS)
+            assert ours == theirs or lead_of(model, ids, ours) > 0, prompt.name  # they part at a tie
     drafted, accepted = (sum(result[key] for result in results) for key in ("drafted", "accepted"))
     assert accepted / drafted >= 0.6
 
