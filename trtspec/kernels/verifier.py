@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trtspec.artifacts.paths import PLUGINS
 from trtspec.errors import TrtspecError
 from trtspec.kernels.bindings import KernelLibrary, load_library
 from trtspec.kernels.build import find_libraries
@@ -132,7 +133,7 @@ class CompiledVerifier:
 
 def libraries_of(artifact: Path) -> tuple[Path, ...]:
     """Return the libraries an artifact may use: its own ones, then those compiled on this machine before."""
-    return (*sorted((artifact / "plugins").glob("*.so")), *find_libraries(KERNELS))
+    return (*sorted((artifact / PLUGINS).glob("*.so")), *find_libraries(KERNELS))
 
 
 def choose_verifier(candidates: Sequence[Path], device: torch.device, dtype: torch.dtype) -> Verifier:
