@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 import typer
 from typer.exceptions import TyperException
 
 from trtspec import __version__
+from trtspec.cli.streams import OutputError, guarded_streams
 from trtspec.errors import TrtspecError
 from trtspec.registry import discover
 
@@ -41,8 +43,24 @@ def make_app() -> typer.Typer:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 1 wrong usage, 130 interrupted, 70 a bug, else as errors.py says."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
+    with guarded_streams():
+        try:
+            code = _end_of(arguments)
+            sys.stdout.flush()
+        except OutputError as error:
+            code = TrtspecError.exit_code
+            if not error.is_left:
+                with suppress(OutputError):
+                    print(f"error: standard output: {error.strerror}", file=sys.stderr)  # noqa: T201
+    sys.exit(code)
+
+
+def _end_of(arguments: Sequence[str]) -> int:
+    """Run a command, show what ended it, and return its exit code."""
     try:
         code = _run(arguments)
+    except OutputError:
+        raise
     except TyperException as error:
         error.show()  # type: ignore[attr-defined]  # every usage error can show itself
         code = TrtspecError.exit_code
@@ -61,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = INTERNAL_ERROR
     if code == INTERRUPTED:  # within a command typer makes this code of the interrupt
         print("interrupted", file=sys.stderr)  # noqa: T201
-    sys.exit(code or 0)
+    return code or 0
 
 
 def _run(arguments: Sequence[str]) -> int | None:

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Standard output that is full, closed or left: no command of ours shows a traceback."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FULL = "error: standard output: No space left on device\n"
+CLOSED = "error: standard output: Bad file descriptor\n"
+COMMANDS = {
+    "help": "--help",
+    "help of a command": "check --help",
+    "version": "--version",
+    "more than a buffer holds": "schema",
+    "check": "check recipe.yaml --json",
+    "plan": "plan recipe.yaml --json",
+    "build": "build recipe.yaml --json",
+    "cache": "cache --json",
+    "recipes": "recipes --json",
+    "doctor": "doctor --json",
+    "generate": "generate build/tiny -p the --max-tokens 4",
+    "an error": "inspect nosuch --json",
+    "wrong usage is not about the output": "chek",
+}
+
+
+def run(arguments: str, redirection: str) -> subprocess.CompletedProcess[str]:
+    command = f'exec "$0" -m trtspec {arguments} {redirection}'
+    shell = ["bash", "-c", command, sys.executable]
+    return subprocess.run(shell, check=False, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_full_or_closed_output_ends_a_command_with_a_line(name: str, artifact: Path) -> None:
+    for redirection, line in ((">/dev/full", FULL), (">&-", CLOSED)):
+        ended = run(COMMANDS[name], redirection)
+        assert ended.returncode == 1, ended.stderr
+        assert "Traceback" not in ended.stderr
+        if name != "wrong usage is not about the output":
+            assert ended.stderr.endswith(line)
+        assert ended.stdout == ""
+
+
+@pytest.mark.parametrize("name", ["help", "more than a buffer holds", "plan", "generate", "an error"])
+def test_a_reader_that_left_is_told_nothing(name: str, artifact: Path) -> None:
+    argv = [sys.executable, "-m", "trtspec", *COMMANDS[name].split()]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        said = process.stderr.read()
+        assert process.wait(60) == 1
+    assert "output" not in said
+    assert "Traceback" not in said
+
+
+def test_what_writes_nothing_to_it_needs_no_output(recipe: Path) -> None:
+    for redirection in (">/dev/full", ">&-", "2>&-", "<&- >&- 2>&-"):
+        assert run("check recipe.yaml", redirection).returncode == 0
+
+
+def test_a_full_standard_error_ends_a_command(recipe: Path) -> None:
+    ended = run("check recipe.yaml", "2>/dev/full")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", "")
+
+
+def test_files_do_not_get_the_number_of_a_closed_output(recipe: Path) -> None:
+    assert run("build recipe.yaml", ">&- 2>&-").returncode == 0
+    assert run("cache --verify", "").returncode == 0
