@@ -23,7 +23,7 @@ from trtspec.checkpoint.prepare import locate_source
 from trtspec.checkpoint.source import Source, load_source
 from trtspec.checkpoint.tokenizer import check_tokenizer, check_tokenizers
 from trtspec.diagnostics import Diagnostic, position
-from trtspec.errors import CheckpointError, TrtspecError
+from trtspec.errors import CheckpointError, TrtspecError, refusal
 from trtspec.methods.base import Method, Options, find_method
 from trtspec.models.source_head import SourceHead, read_head
 from trtspec.models.source_model import SourceModel, mapping_of, padded, read_model, scheme_wanted
@@ -120,7 +120,11 @@ class _Check:
             return action()
         except TrtspecError as error:
             self._error(path, code, f"{error.where}: {error.message}" if error.where else error.message, error.hint)
-            return None
+        except OSError as error:
+            if (refused := refusal(error)) is None:
+                raise
+            self._error(path, code, f"{refused} {error.filename}")
+        return None
 
     def _choose_backend(self) -> None:
         engine, method = self.recipe.engine, self.recipe.speculation.method

@@ -12,10 +12,32 @@
       SmokeTestFailed       111   a started server did not answer its first request
       GateNotMet            112   a gate of the recipe does not hold
 
-A TrtspecError is printed without a traceback. Anything else is a bug of ours: traceback, exit code 70.
+A TrtspecError is printed without a traceback. Anything else is a bug of ours: traceback, exit code 70; only what the
+machine refuses (`refusal`) never is one.
 """
 
 from __future__ import annotations
+
+import errno
+
+# What the machine may refuse, in words that go before a path; any other OSError is a bug.
+_REFUSALS = {
+    errno.ENOSPC: "no space left on",
+    errno.EDQUOT: "the disk quota is used up on",
+    errno.EIO: "the disk fails to read or write",
+    errno.EROFS: "no writing is allowed to the file system of",
+    errno.EACCES: "permission denied for",
+    errno.EPERM: "no permission for this with",
+    errno.ENOTDIR: "a file is in the way to",
+    errno.EEXIST: "something else lies at",
+    errno.ELOOP: "links lead in a circle at",
+    errno.ENAMETOOLONG: "the file system takes no name as long as",
+}
+
+
+def refusal(error: OSError) -> str | None:
+    """Return what the machine refuses, to be followed by a path; None for what only a bug of ours can ask for."""
+    return _REFUSALS.get(error.errno) if error.errno else None
 
 
 class TrtspecError(Exception):

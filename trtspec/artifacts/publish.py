@@ -32,6 +32,20 @@ _CANNOT_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
 
 
+def check_place(out: Path) -> None:
+    """Raise TrtspecError where no artifact can be published at `out`, as far as that shows beforehand."""
+    out = _resolved(out)
+    nearest = next(path for path in out.parents if os.path.lexists(path))
+    if not nearest.is_dir():
+        raise TrtspecError(f"{nearest} is a file, and no directory can be below it", where=str(out))
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise TrtspecError(
+            f"nothing may be written to {nearest}", where=str(out), hint="choose another place with --out"
+        )
+    if old := _manifest_at(out):
+        _check_nothing_foreign(out, old)
+
+
 def publish_artifact(out: Path, files: Mapping[str, Path], manifest: Manifest) -> Literal["published", "unchanged"]:
     """Make `out` the artifact of `manifest`, each of its files linked to, or copied from, its path in `files`.
 
@@ -40,7 +54,7 @@ def publish_artifact(out: Path, files: Mapping[str, Path], manifest: Manifest) -
     """
     if set(files) != {record.path for record in manifest.files}:
         raise ValueError("the manifest names other files than those to publish")
-    out = Path(os.path.realpath(out))  # where `out` is a link, the artifact goes where it points
+    out = _resolved(out)
     with _in_words(out), _locked(out):
         _clean_up(out)
         old = _manifest_at(out)
@@ -49,6 +63,14 @@ def publish_artifact(out: Path, files: Mapping[str, Path], manifest: Manifest) -
         _check_nothing_foreign(out, old or manifest)
         _publish(out, files, manifest, keep_reports=old is not None and old.steps == manifest.steps)
         return "published"
+
+
+def _resolved(out: Path) -> Path:
+    """Return where the artifact goes: where `out` is a link, where it points."""
+    out = Path(os.path.realpath(out))
+    if not out.name:
+        raise TrtspecError("an artifact needs a directory of its own", where=str(out), hint="name one below it")
+    return out
 
 
 def _publish(out: Path, files: Mapping[str, Path], manifest: Manifest, *, keep_reports: bool) -> None:

@@ -16,7 +16,7 @@ from typer.exceptions import TyperException
 
 from trtspec import __version__
 from trtspec.cli.streams import OutputError, guarded_streams
-from trtspec.errors import TrtspecError
+from trtspec.errors import TrtspecError, refusal
 from trtspec.registry import discover
 
 INTERRUPTED = 130
@@ -85,6 +85,11 @@ def _end_of(arguments: Sequence[str]) -> int:
 def _run(arguments: Sequence[str]) -> int | None:
     try:
         code: int | None = make_app()(args=arguments, standalone_mode=False)
+    except OSError as error:  # the last to say it in words; whoever knows what was being done says more
+        refused = refusal(error)
+        if refused is None:
+            raise
+        raise TrtspecError(f"{refused} {error.filename or 'a disk that is written to'}") from error
     except ModuleNotFoundError as error:
         from trtspec.doctor import install_hint
 

@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from trtspec.deploy.journal import DeploymentJournal
+from trtspec.errors import DeployError, refusal
 from trtspec.measure.verify import OnProgress, ensure_gates
+from trtspec.paths import state_dir
 from trtspec.registry import find
 
 OnEvent = Callable[[str, str], None]  # (state, what happened): for people, as it happens
@@ -65,17 +68,20 @@ def deploy(
     where = find_target(target)
     if not ensure_gates(artifact, on_progress):
         on_unmeasured()
-    return where.deploy(artifact, **options)
+    with _in_words():
+        return where.deploy(artifact, **options)
 
 
 def status(name: str) -> dict[str, Any]:
     """Return how a deployment fares, wherever it runs."""
-    return target_of(name).status(name)
+    with _in_words():
+        return target_of(name).status(name)
 
 
 def stop(name: str) -> dict[str, Any]:
     """End a deployment, wherever it runs."""
-    return target_of(name).stop(name)
+    with _in_words():
+        return target_of(name).stop(name)
 
 
 def target_of(name: str) -> Target:
@@ -87,3 +93,15 @@ def find_target(name: str) -> Target:
     """Return a target by name; an unknown name is an error that lists the known ones."""
     target: Target = find("trtspec.deploy", "TARGET", name, "deploy target")
     return target
+
+
+@contextmanager
+def _in_words() -> Iterator[None]:
+    """Say what the machine refuses: nearly always it is about the directory with the deployments."""
+    try:
+        yield
+    except OSError as error:
+        if (refused := refusal(error)) is None:
+            raise
+        hint = "give it room or access there, or point TRTSPEC_STATE at another directory"
+        raise DeployError(f"{refused} {error.filename or state_dir()}", hint=hint) from error

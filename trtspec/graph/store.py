@@ -12,7 +12,6 @@ An entry is used only after its files were found as recorded: hashed at the firs
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import secrets
@@ -25,7 +24,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
-from trtspec.errors import StepError, TrtspecError
+from trtspec.errors import StepError, TrtspecError, refusal
 from trtspec.failpoint import failpoint
 from trtspec.files import FileRecord, replace_file, sync
 from trtspec.graph.entry import (
@@ -45,15 +44,6 @@ if TYPE_CHECKING:
     from filelock import BaseFileLock
 
 STAMPS_SCHEMA = "trtspec.stamps/1"
-
-# What the machine may refuse, in words for people; any other OSError in a step is a bug.
-_REFUSALS = {
-    errno.ENOSPC: "no space left on",
-    errno.EDQUOT: "the disk quota is used up on",
-    errno.EIO: "the disk fails to read or write",
-    errno.EROFS: "no writing is allowed to the file system of",
-    errno.EACCES: "permission denied for",
-}
 
 
 @dataclass(frozen=True)
@@ -267,12 +257,12 @@ class Store:
         try:
             yield
         except OSError as error:
-            if error.errno not in _REFUSALS:
+            if (refused := refusal(error)) is None:
                 raise
             inside = not error.filename or Path(str(error.filename)).is_relative_to(self.root)
             where = self.root if inside else error.filename
             hint = "give it room or access there; TRTSPEC_CACHE puts the store on another disk"
-            raise StepError(f"{_REFUSALS[error.errno]} {where} while {doing}", hint=hint) from error
+            raise StepError(f"{refused} {where} while {doing}", hint=hint) from error
 
 
 def _make_workspace(workspace: Path, step: Step) -> None:

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a machine refuses (permissions, room, a file in the way) is said in words, whatever the command."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Run
+from trtspec.artifacts.publish import check_place
+from trtspec.deploy.journal import Record
+from trtspec.errors import TrtspecError, refusal
+
+PR_CAPBSET_DROP, PASSES_PERMISSIONS = 24, (1, 2)
+
+
+def as_anybody(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run a command to which permissions apply, whoever runs the tests."""
+    libc = ctypes.CDLL(None)
+
+    def drop() -> None:
+        for capability in PASSES_PERMISSIONS:
+            libc.prctl(PR_CAPBSET_DROP, capability)
+
+    argv = [sys.executable, "-m", "trtspec", *map(str, arguments)]
+    return subprocess.run(argv, check=False, capture_output=True, text=True, timeout=60, preexec_fn=drop)  # noqa: PLW1509
+
+
+@pytest.mark.parametrize("name", ["target", "target/config.json", "target/tokenizer.json", "target/model.safetensors"])
+def test_a_source_that_may_not_be_read_is_a_problem_of_its_line(name: str, recipe: Path) -> None:
+    path = recipe.parent / name
+    mode = path.stat().st_mode
+    path.chmod(0)
+    try:
+        for command in ("check", "plan", "build"):
+            ended = as_anybody(command, recipe)
+            assert ended.returncode == 1
+            assert "ermission denied" in ended.stderr, ended.stderr
+            assert "recipe.yaml:4:10  target.model\n" in ended.stderr
+            assert "Traceback" not in ended.stderr
+    finally:
+        path.chmod(mode)
+
+
+def test_a_directory_that_may_be_listed_only(recipe: Path) -> None:
+    (recipe.parent / "target").chmod(0o444)
+    ended = as_anybody("inspect", recipe.parent / "target")
+    (recipe.parent / "target").chmod(0o755)
+    assert (ended.returncode, ended.stderr) == (
+        1,
+        f"error: permission denied for {recipe.parent / 'target' / 'manifest.json'}\n",
+    )
+
+
+def live(workplace: Path) -> None:
+    """Leave the record of a deployment whose process is gone."""
+    root = workplace / "state" / "deployments" / "tiny"
+    root.mkdir(parents=True)
+    record = Record("tiny", "live", "build/tiny", 1, None, 1, 2, 3, "trtspec_test_", True)
+    (root / "state.json").write_text(json.dumps(asdict(record)))
+
+
+def test_a_file_where_the_deployments_should_be(
+    artifact: Path, trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (workplace / "file").touch()
+    monkeypatch.setenv("TRTSPEC_STATE", str(workplace / "file"))
+    for arguments in (("deploy", artifact), ("status", "tiny"), ("stop", "tiny")):
+        ended = trtspec(*arguments)
+        assert ended.code == 1
+        assert str(workplace / "file") in ended.err
+        assert "Traceback" not in ended.err
+
+
+def test_a_full_disk_below_the_deployments(trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    live(workplace)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("trtspec.deploy.journal.replace_file", full)
+    ended = trtspec("stop", "tiny")
+    assert (ended.code, ended.err.splitlines()) == (
+        1,
+        [
+            f"error: no space left on {workplace / 'state'}",
+            "hint: give it room or access there, or point TRTSPEC_STATE at another directory",
+        ],
+    )
+
+
+def test_any_command_says_what_the_machine_refuses(
+    trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused() -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), "/some/file")
+
+    monkeypatch.setattr("trtspec.doctor.probe_machine", refused)
+    ended = trtspec("doctor", "--json")
+    assert ended.code == ended.document["error"]["exit_code"] == 1
+    assert ended.err == "error: no writing is allowed to the file system of /some/file\n"
+
+
+def test_what_the_machine_has_no_part_in_is_a_bug() -> None:
+    assert refusal(OSError(errno.EBADF, "")) is None
+    assert refusal(OSError("no number")) is None
+
+
+def test_the_root_is_no_place_for_an_artifact(recipe: Path, trtspec: Run) -> None:
+    ended = trtspec("build", recipe, "--out", "/")
+    assert ended.code == 1
+    assert "an artifact needs a directory of its own" in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_a_place_below_a_file(workplace: Path) -> None:
+    (workplace / "file").touch()
+    with pytest.raises(TrtspecError, match="is a file, and no directory can be below it"):
+        check_place(workplace / "file" / "deep" / "artifact")
