@@ -23,7 +23,7 @@ from trtspec.checkpoint.prepare import locate_source
 from trtspec.checkpoint.source import Source, load_source
 from trtspec.checkpoint.tokenizer import check_tokenizer, check_tokenizers
 from trtspec.diagnostics import Diagnostic, position
-from trtspec.errors import CheckpointError, TrtspecError, refusal
+from trtspec.errors import CheckpointError, TrtspecError, UnknownArchitecture, refusal
 from trtspec.methods.base import Method, Options, find_method
 from trtspec.models.source_head import SourceHead, read_head
 from trtspec.models.source_model import SourceModel, mapping_of, padded, read_model, scheme_wanted
@@ -143,13 +143,28 @@ class _Check:
         if source is None:
             return None
         self.sources[role] = source
-        if self.converts:
-            return self._attempt(path, "checkpoint", lambda: read_model(source, asked.dtype))
         try:
             return read_model(source, asked.dtype)
         except CheckpointError as error:
-            self._warn(path, "not-read", f"{error.message}; its sizes and its memory are not checked")
+            self._report_unread(path, error)
             return None
+
+    def _report_unread(self, path: str, error: CheckpointError) -> None:
+        """Report a checkpoint that cannot be read, which a backend that converts nothing may run all the same."""
+        unknown = isinstance(error, UnknownArchitecture)
+        if self.converts:
+            hint = self._says_who_takes_it() if unknown else error.hint
+            self._error(path, "checkpoint", f"{error.where}: {error.message}" if error.where else error.message, hint)
+            return
+        said = f"no family describes {error.architecture}" if isinstance(error, UnknownArchitecture) else error.message
+        self._warn(path, "not-read", f"{said}; its sizes and its memory are not checked")
+
+    def _says_who_takes_it(self) -> str:
+        method = self.recipe.speculation.method
+        taking = [name for name in running(method) if not find_backend(name).converts]
+        if not taking:
+            return f"no backend that takes a model as it is runs {method}"
+        return f"engine.backend: {' or '.join(taking)} takes the model as it is"
 
     def _check_target(self) -> bool:
         """Check the target alone; return whether its tokenizer may be compared with a draft's."""

@@ -4,6 +4,7 @@
     TrtspecError              1   wrong usage, or something on this machine the user can change
       RecipeError             1   the recipe; carries every problem found, with file:line:column (recipe/diagnostics.py)
       CheckpointError         1   a source or converted checkpoint cannot be read or does not add up
+        UnknownArchitecture   1   no family describes the checkpoint
       DeployError             1   a server cannot be started, found or stopped
       StepError             100   a build step failed
       StepTimeout           101   a build step or a server ran out of its time
@@ -60,6 +61,14 @@ class TrtspecError(Exception):
 
 class CheckpointError(TrtspecError):
     """A source or converted checkpoint cannot be read or does not add up."""
+
+
+class UnknownArchitecture(CheckpointError):
+    """No family describes the checkpoint, so that it cannot be converted; some engines run it as it is."""
+
+    def __init__(self, message: str, *, architecture: str, where: str) -> None:
+        super().__init__(message, where=where)
+        self.architecture = architecture
 
 
 class DeployError(TrtspecError):

@@ -58,6 +58,6 @@ def _shipped(name: str) -> Path:
 
 
 def _from_environment(own: str, base: str, fallback: str) -> Path:
-    if own in os.environ:
-        return Path(os.environ[own]).expanduser().absolute()
+    if named := os.environ.get(own):  # set but empty is not set: "" would be the current directory
+        return Path(named).expanduser().absolute()
     return Path(os.environ.get(base) or Path.home() / fallback).expanduser().absolute() / "trtspec"

@@ -81,7 +81,10 @@ def find(package: str, attribute: str, name: str, what: str) -> Any:
     raise TrtspecError(f"unknown {what} {name!r}; known: {', '.join(known)}", hint=did_you_mean(name, known))
 
 
-def did_you_mean(name: str, known: Any) -> str | None:
-    """Return `did you mean 'x'?` for the nearest spelling among `known`, or None where nothing is near."""
+def did_you_mean(name: str, known: Any, ending: str = "") -> str | None:
+    """Return `did you mean 'x'?` for the nearest spelling among `known`, or None where nothing is near.
+
+    `ending` is what all of them end with; it is shown, and makes no two of them alike.
+    """
     near = get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"did you mean {near[0]!r}?" if near else None
+    return f"did you mean {near[0] + ending!r}?" if near else None

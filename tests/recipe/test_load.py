@@ -50,7 +50,8 @@ BAD_LINES = [
     (
         "engine: {backend: tensorrt-llm}",
         "r.yaml:4:19  engine.backend\n  4 │ engine: {backend: tensorrt-llm}\n"
-        "  'tensorrt-llm' is not an identifier: lower-case letters, digits and '_', a letter first",
+        "  'tensorrt-llm' is not an identifier: lower-case letters, digits and '_', a letter first\n"
+        "  hint: did you mean 'tensorrt_llm'?",
     ),
     (
         'engine: {max_batch_size: "8"}',
@@ -87,7 +88,8 @@ BAD_LINES = [
     (
         "speculation: {method: draft-target}",
         "r.yaml:4:23  speculation.method\n  4 │ speculation: {method: draft-target}\n"
-        "  'draft-target' is not an identifier: lower-case letters, digits and '_', a letter first",
+        "  'draft-target' is not an identifier: lower-case letters, digits and '_', a letter first\n"
+        "  hint: did you mean 'draft_target'?",
     ),
     (
         "engine: {max_input_len: 3000, max_seq_len: 2999}",
@@ -142,7 +144,7 @@ BAD_LINES = [
 BAD_FILES = [
     (
         "name: x\n",
-        "r.yaml:1:1  schema\n  1 │ name: x\n  schema is required        hint: The version of this format\n\n"
+        "r.yaml:1:1  schema\n  1 │ name: x\n  schema is required        hint: add the line schema: trtspec.recipe/1\n\n"
         "r.yaml:1:1  target\n  1 │ name: x\n  target is required        hint: The model whose text is served",
     ),
     (
@@ -370,7 +372,7 @@ def test_a_problem_in_the_extended_file_is_shown_there(write: Write) -> None:
     ("line", "message"),
     [
         ("extends: r.yaml", "extends goes in a circle: r.yaml -> r.yaml"),
-        ("extends: x/b.yaml", "x/b.yaml does not exist"),
+        ("extends: x/b.yaml", "x/b.yaml does not exist; looked for {}/x/b.yaml"),
         ("extends: folder", "folder is not a file"),
         ("extends: [b.yaml]", "expected the path of another recipe"),
         ("extends: ''", "expected the path of another recipe"),
@@ -382,6 +384,7 @@ def test_bad_extends(write: Write, line: str, message: str) -> None:
     with pytest.raises(RecipeError) as caught:
         load_recipe(path)
     (problem,) = caught.value.diagnostics
+    message = message.format(Path.cwd())
     assert (problem.message, problem.path, problem.line, problem.column) == (message, "extends", 4, 10)
 
 

@@ -106,7 +106,10 @@ def show(document: dict[str, Any], build: Build) -> None:
     parts = ("weights", "kv_cache", "draft", "activation")
     for memory in document["memory"]["gpus"]:
         sizes = ", ".join(f"{part.replace('_', ' ')} {amount(memory[f'{part}_bytes'])}" for part in parts)
-        say(f"memory on {memory['id']}: {amount(memory['total_bytes'])} of {amount(memory['limit_bytes'])} ({sizes})")
+        of = f" of {amount(memory['limit_bytes'])}" if memory["limit_bytes"] else ""
+        say(f"memory on {memory['id']}: {amount(memory['total_bytes'])}{of} ({sizes})")
+    if any(not memory["limit_bytes"] for memory in document["memory"]["gpus"]):
+        say("the memory of the GPU is not known: name it under engine.gpu, as --set engine.gpu=h200")
     if predicted := document["predicted"]:
         rates = ", ".join(f"{value}x at {rate}" for rate, value in predicted["speedup_by_acceptance_rate"].items())
         say(f"expected at batch 1, by acceptance rate: {rates}")

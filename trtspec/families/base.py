@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
 from trtspec.checkpoint.rules import Rule, Skip
 from trtspec.checkpoint.source import Source
-from trtspec.registry import did_you_mean, discover, discover_all, version_of
+from trtspec.errors import UnknownArchitecture
+from trtspec.registry import discover, discover_all, version_of
 
 PACKAGE, ATTRIBUTE = "trtspec.families", "FAMILY"
 
@@ -35,7 +36,7 @@ def family_version(name: str) -> str:
 
 
 def family_of(source: Source) -> tuple[str, Family]:
-    """Return (name, family) for a source; raises CheckpointError that lists what is supported."""
+    """Return (name, family) for a source; raises UnknownArchitecture that lists what is supported."""
     reader = source.reader
     names = source.config.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
@@ -47,6 +48,5 @@ def family_of(source: Source) -> tuple[str, Family]:
             if names[0] in family.architectures:
                 return name, family
     known = sorted(architecture for family in families.values() for architecture in family.architectures)
-    raise reader.refuse(
-        f"architecture {names[0]!r} is not supported; supported: {', '.join(known)}", hint=did_you_mean(names[0], known)
-    )
+    message = reader.refuse(f"architecture {names[0]!r} is not supported; supported: {', '.join(known)}").message
+    raise UnknownArchitecture(message, architecture=names[0], where=reader.where)

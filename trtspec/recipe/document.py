@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
@@ -30,6 +30,13 @@ INTEGER = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 FLOAT = re.compile(
     r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
 )
+
+# What the parser says it is within -> what opened it and what closes it; a quote has the same for both.
+OPENED: dict[str | None, tuple[str, str | None]] = {
+    "while parsing a flow mapping": ("{", "}"),
+    "while parsing a flow sequence": ("[", "]"),
+    "while scanning a quoted scalar": ("a quote", None),
+}
 
 
 @dataclass(frozen=True)
@@ -104,10 +111,24 @@ def _events(text: str, source: RecipeText) -> Iterator[Any]:
     except yaml.MarkedYAMLError as error:
         if place := error.problem_mark:
             mark = source.mark(place.line, place.column)
+        if error.context in OPENED and (start := error.context_mark):
+            _stop_unclosed(error, source.mark(start.line, start.column), mark)
         stop(mark, "syntax", _syntax_message(error), _syntax_hint(error))
     except (ValueError, OverflowError) as error:
         # PyYAML lets the errors of chr() and int() through.
         stop(mark, "syntax", f"not valid YAML: a bad escape or directive after this place ({error})")
+
+
+def _stop_unclosed(error: yaml.MarkedYAMLError, opened: Mark, found: Mark) -> NoReturn:
+    """Stop at the bracket or quote that something is missing behind: the parser stops where it gives up, lines on."""
+    opening, closing = OPENED[str(error.context)]
+    if closing is None:
+        stop(opened, "syntax", "not valid YAML: the quote that opens here is not closed", "close it in this line")
+    at_end = "<stream end>" in str(error.problem)
+    if opened.line == found.line and not at_end:
+        stop(found, "syntax", f"not valid YAML: expected `,` or `{closing}` here", _syntax_hint(error))
+    hint = f"close it with `{closing}`" + ("" if at_end else f", or add the `,` missing before line {found.line}")
+    stop(opened, "syntax", f"not valid YAML: the `{opening}` here is not closed", hint)
 
 
 def _syntax_message(error: yaml.MarkedYAMLError) -> str:

@@ -85,8 +85,9 @@ def _text(path: Path, asked_at: Mark) -> str:
         with open(path, "rb") as file:
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        near = did_you_mean(path.name, [sibling.name for sibling in path.parent.glob("*.yaml")])
-        stop(asked_at, "unreadable", f"{path} does not exist", near, path=asked_key)
+        near = did_you_mean(path.stem, {sibling.stem for sibling in path.parent.glob("*.yaml")}, ".yaml")
+        looked = f"; looked for {os.path.abspath(path)}" if asked_key else ""
+        stop(asked_at, "unreadable", f"{path} does not exist{looked}", near, path=asked_key)
     except OSError as error:
         stop(asked_at, "unreadable", f"{path} cannot be read: {error.strerror}", path=asked_key)
     if len(data) > MAX_BYTES:

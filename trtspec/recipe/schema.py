@@ -14,6 +14,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
+FORMAT = "trtspec.recipe/1"
+
 NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 IDENTIFIER = r"^[a-z][a-z0-9_]{0,62}$"
 GPU = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
@@ -308,7 +310,7 @@ def recipe_json_schema() -> dict[str, Any]:
     composed = {"anyOf": [{"required": ["extends"]}, {"required": ["matrix"]}]}
     head = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": "trtspec.recipe/1",
+        "$id": FORMAT,
         "title": "trtspec recipe",
     }
     return {**schema, **head, "if": composed, "else": complete}

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from trtspec.diagnostics import MAX_DIAGNOSTICS, Diagnostic, Mark, position
-from trtspec.recipe.schema import SAYS, Recipe
-from trtspec.recipe.tree import Node, locate, plain
+from trtspec.recipe.schema import FORMAT, IDENTIFIER, SAYS, Recipe
+from trtspec.recipe.tree import Node, locate, plain, put
 from trtspec.registry import did_you_mean
 
 EXPECTED = {
@@ -43,9 +44,21 @@ def validate_recipe(root: Node, diagnostics: list[Diagnostic]) -> Recipe | None:
     try:
         return Recipe.model_validate(plain(root))
     except ValidationError as error:
+        if (as_texts := _with_texts(root, error)) is not root:
+            return validate_recipe(as_texts, diagnostics)
         findings = sorted(error.errors(include_url=False), key=lambda finding: position(_place(root, finding)[0]))
         diagnostics += [_diagnostic(root, finding) for finding in findings[: MAX_DIAGNOSTICS + 1]]
         return None
+
+
+def _with_texts(root: Node, error: ValidationError) -> Node:
+    """Return the tree with what `--set` gives as numbers, as 1.2, where a text is wanted: a shell takes quotes away."""
+    for finding in error.errors(include_url=False):
+        node, written = locate(root, path := [str(part) for part in finding["loc"]])
+        given = written and node.mark.line is None and isinstance(node.value, (int, float))
+        if given and finding["type"] == "string_type" and all(isinstance(part, str) for part in finding["loc"]):
+            root = put(root, path, replace(node, value=node.raw))
+    return root
 
 
 def mark_of(root: Node, code: str, path: Sequence[str]) -> Mark:
@@ -71,7 +84,8 @@ def _say(finding: Any, path: tuple[str, ...], node: Node) -> Said:
     if kind == "extra_forbidden":
         return "unknown-key", f"unknown key {shown(path[-1])}", _known_key(path)
     if kind == "missing":
-        return "missing-key", f"{path[-1]} is required", recipe_keys().get(".".join(path))
+        line = f"add the line schema: {FORMAT}" if path == ("schema",) else recipe_keys().get(".".join(path))
+        return "missing-key", f"{path[-1]} is required", line
     if finding["loc"][-1] == "[key]":
         return "unknown-key", f"{shown(path[-1])} is not {SAYS[context['pattern']]}", None
     return say_value(finding, path[-1], node.raw)
@@ -90,9 +104,17 @@ def say_value(finding: Any, key: str, raw: str = "") -> Said:
         known = re.findall(r"'([^']*)'", context["expected"])
         return "bad-value", f"{shown(value)} is not one of {', '.join(known)}", did_you_mean(str(value), known)
     if kind == "string_pattern_mismatch":
-        return "bad-value", f"{shown(value)} is not {SAYS[context['pattern']]}", None
+        pattern = context["pattern"]
+        near = _spelled(value) if pattern == IDENTIFIER else None
+        return "bad-value", f"{shown(value)} is not {SAYS[pattern]}", near
     # What remains (a list too short) pydantic says well enough.
     return "bad-value", finding["msg"], None
+
+
+def _spelled(text: str) -> str | None:
+    """Return a hint with the identifier that was meant, as draft_target by Draft-Target."""
+    near = re.sub("[-. ]", "_", text.lower())
+    return f"did you mean {near!r}?" if re.fullmatch(IDENTIFIER, near) else None
 
 
 def shown(value: Any) -> str:

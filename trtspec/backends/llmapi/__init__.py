@@ -16,6 +16,7 @@ from trtspec.backends.llmapi.migrate import migrate
 from trtspec.system import installed_version
 
 if TYPE_CHECKING:
+    from trtspec.backends.serving import ServingHooks
     from trtspec.graph.files import FileReader
 
 PACKAGE = "tensorrt_llm"
@@ -39,6 +40,13 @@ def _plan(context: PlanContext, reader: FileReader) -> ArtifactPlan:
     return plan_artifact(context, reader)
 
 
+def _serving() -> ServingHooks:
+    from trtspec.backends.llmapi.installed import check_installed
+    from trtspec.backends.serving import ServingHooks
+
+    return ServingHooks(check_machine=check_installed)
+
+
 def _offer(method: str, gpu: str | None) -> Offer:
     installed = installed_version(PACKAGE)
     if not installed:
@@ -59,6 +67,7 @@ BACKEND = Backend(
     package=PACKAGE,
     versions=_versions,
     check=check,
+    serving=_serving,
     auto=Auto(rank=2, offer=_offer),
     migrate=migrate,
 )

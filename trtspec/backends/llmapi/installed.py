@@ -11,12 +11,22 @@ import json
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-from trtspec.errors import TrtspecError
+from trtspec.artifacts.manifest import Manifest
+from trtspec.errors import DeployError, TrtspecError
 
 TIMEOUT_S = 300.0
 PROBE = "trtspec.backends.llmapi.probe"
+
+
+def check_installed(artifact: Path, manifest: Manifest) -> None:
+    """Raise DeployError where the served model could not import tensorrt_llm: it runs on this interpreter."""
+    if find_spec("tensorrt_llm"):
+        return
+    hint = f"pip install tensorrt_llm=={manifest.recipe.engine.version}, or deploy in NVIDIA's container of it"
+    raise DeployError("the Python package tensorrt_llm is not installed here", where=sys.executable, hint=hint)
 
 
 def validate_installed(document: dict[str, Any], timeout_s: float = TIMEOUT_S) -> list[str]:

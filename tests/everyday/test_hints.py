@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the messages of common mistakes say to do, and that doing it helps."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from importlib import util
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Outcome, Run
+from tests.manifests import resolved
+from trtspec.artifacts.manifest import BackendRecord, Manifest
+from trtspec.backends.base import backends
+from trtspec.errors import DeployError
+from trtspec.paths import cache_dir, recipes_dir, state_dir
+from trtspec.recipe.schema import recipe_json_schema
+
+AS_IT_IS = [name for name, backend in backends().items() if not backend.converts]
+ALONE = "schema: trtspec.recipe/1\nname: tiny\ntarget: {model: ./target}\n"
+
+
+def edit(recipe: Path, old: str, new: str) -> None:
+    text = recipe.read_text()
+    assert old in text
+    recipe.write_text(text.replace(old, new))
+
+
+def ask_for(recipe: Path, architecture: str) -> None:
+    config = recipe.parent / "target" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"architectures": [architecture]}))
+
+
+def said_of(checked: Outcome) -> str:
+    return checked.out + checked.err
+
+
+def test_an_architecture_without_a_family_leads_to_the_backends_that_need_none(trtspec: Run, recipe: Path) -> None:
+    recipe.write_text(ALONE)
+    ask_for(recipe, "LlavaForCausalLM")
+    refused = trtspec("check", recipe)
+    assert refused.code == 1
+    assert f"hint: engine.backend: {' or '.join(AS_IT_IS)} takes the model as it is" in said_of(refused)
+    assert "did you mean" not in said_of(refused)
+    for backend in AS_IT_IS:
+        taken = trtspec("check", recipe, "--set", f"engine.backend={backend}")
+        assert taken.code == 0
+        assert "no family describes LlavaForCausalLM; its sizes and its memory are not checked" in said_of(taken)
+        assert "not supported" not in said_of(taken)
+
+
+def test_an_architecture_with_a_method_that_only_converted_models_have(trtspec: Run, recipe: Path) -> None:
+    recipe.write_text(ALONE + "speculation: {method: lookahead}\n")
+    ask_for(recipe, "LlavaForCausalLM")
+    assert "no backend that takes a model as it is runs lookahead" in said_of(trtspec("check", recipe))
+
+
+def test_a_missing_schema_says_which_line(trtspec: Run, recipe: Path) -> None:
+    edit(recipe, "schema: trtspec.recipe/1\n", "")
+    (line,) = re.findall("hint: add the line (.*)", said_of(trtspec("check", recipe)))
+    recipe.write_text(f"{line}\n{recipe.read_text()}")
+    assert trtspec("check", recipe).code == 0
+
+
+def test_a_dash_for_an_underscore(trtspec: Run, recipe: Path) -> None:
+    edit(recipe, "method: draft_target", "method: Draft-Target")
+    assert "hint: did you mean 'draft_target'?" in said_of(trtspec("check", recipe))
+
+
+@pytest.mark.parametrize(("version", "planned"), [("1.2", "1.2.1"), ("1.0", "1.0.3.2510"), ("1.2.1", "1.2.1")])
+def test_a_version_on_the_command_line_is_a_text(version: str, planned: str, trtspec: Run, recipe: Path) -> None:
+    changes = ("--set", f"engine.version={version}", "--set", "engine.backend=llmapi")
+    assert f"llmapi engine {planned}," in said_of(trtspec("plan", recipe, *changes))
+
+
+def test_what_the_command_line_gives_is_still_checked(trtspec: Run, recipe: Path) -> None:
+    for wrong in ("name=null", "engine.max_batch_size=1.5", "engine.version=[1.2]"):
+        assert trtspec("check", recipe, "--set", wrong).code == 1
+    edit(recipe, "name: tiny\n", "name: tiny\nplugins: [1.2]\n")
+    assert 'hint: quote it: "1.2"' in said_of(trtspec("check", recipe))
+
+
+def test_extends_says_where_it_looked(trtspec: Run, recipe: Path) -> None:
+    for name in ("base.yaml", "like.yaml"):
+        (recipe.parent / name).write_text(ALONE)
+    edit(recipe, "name: tiny\n", "name: tiny\nextends: nope.yaml\n")
+    line = recipe.read_text().splitlines().index("extends: nope.yaml") + 1
+    said = said_of(trtspec("check", recipe))
+    assert f"{recipe}:{line}:10  extends\n" in said
+    assert f"does not exist; looked for {recipe.parent}/nope.yaml" in said
+    assert "did you mean" not in said  # other files end with .yaml too, and are no nearer for it
+    edit(recipe, "nope.yaml", "bace.yaml")
+    assert "hint: did you mean 'base.yaml'?" in said_of(trtspec("check", recipe))
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "said"),
+    [
+        ("gates: {lossless: true\nplugins: []\n", "4:8", "the `{` here is not closed"),
+        ("gates: {lossless: true\n\n\n", "4:8", "the `{` here is not closed"),
+        ("plugins: [a,\n  b\ngates: {}\n", "4:10", "the `[` here is not closed"),
+        ("plugins: [a", "4:10", "the `[` here is not closed        hint: close it with `]`"),
+        ("gates: {lossless: true min_acceptance: 0.5}\n", "4:38", "expected `,` or `}` here"),
+        ('engine: {gpu: "h200}\ngates: {}\n', "4:15", "the quote that opens here is not closed"),
+    ],
+)
+def test_a_bracket_that_is_not_closed_is_shown_where_it_opens(
+    text: str, place: str, said: str, trtspec: Run, recipe: Path
+) -> None:
+    recipe.write_text(ALONE + text)
+    shown = said_of(trtspec("check", recipe))
+    assert f"{recipe}:{place}\n" in shown
+    assert f"not valid YAML: {said}" in shown
+    assert "while" not in shown
+
+
+def test_a_missing_comma_may_be_what_is_wrong(trtspec: Run, recipe: Path) -> None:
+    recipe.write_text(ALONE + "gates: {lossless: true,\n  min_acceptance: 0.5\n  min_speedup: 1}\n")
+    assert "hint: close it with `}`, or add the `,` missing before line 6" in said_of(trtspec("check", recipe))
+
+
+def test_a_plan_without_a_gpu_says_how_to_give_one(trtspec: Run, recipe: Path) -> None:
+    plan = ("plan", recipe, "--set", "engine.backend=llmapi")
+    said = said_of(trtspec(*plan))
+    assert "of 0 B" not in said
+    (change,) = re.findall("memory of the GPU is not known: .* --set (.*)", said)
+    known = said_of(trtspec(*plan, "--set", change))
+    assert "is not known" not in known
+    assert re.search(r"memory on 0: .* of 139\.0 GiB", known)
+    assert trtspec(*plan, "--json").document["memory"]["gpus"][0]["limit_bytes"] == 0
+
+
+def test_an_artifact_whose_package_is_missing_is_refused_before_a_server_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = BackendRecord(name="llmapi", why="a test")
+    recipe = resolved(backend="llmapi")
+    manifest = Manifest(recipe=recipe, steps=(), files=(), tools={}, gpu={}, backend=record)
+    check_machine = backends()["llmapi"].serving().check_machine
+    monkeypatch.setattr("trtspec.backends.llmapi.installed.find_spec", lambda name: None)
+    with pytest.raises(DeployError) as refused:
+        check_machine(tmp_path, manifest)
+    assert refused.value.where == sys.executable
+    assert refused.value.message == "the Python package tensorrt_llm is not installed here"
+    assert "pip install tensorrt_llm" in (refused.value.hint or "")
+    monkeypatch.setattr("trtspec.backends.llmapi.installed.find_spec", lambda name: util.find_spec("json"))
+    check_machine(tmp_path, manifest)
+
+
+@pytest.mark.parametrize(
+    ("variable", "base", "find"),
+    [("TRTSPEC_CACHE", "XDG_CACHE_HOME", cache_dir), ("TRTSPEC_STATE", "XDG_STATE_HOME", state_dir)],
+)
+def test_a_variable_that_is_set_but_empty_is_not_set(variable, base, find, workplace: Path, monkeypatch) -> None:
+    monkeypatch.setenv(variable, "")
+    monkeypatch.setenv(base, str(workplace / "xdg"))
+    assert find() == workplace / "xdg" / "trtspec"
+
+
+def test_schemas_that_recipes_name_are_there_and_current() -> None:
+    named = {
+        path.parent / schema
+        for path in recipes_dir().glob("*.yaml")
+        for schema in re.findall(r"^# yaml-language-server: \$schema=(\S+)$", path.read_text(), re.MULTILINE)
+    }
+    assert named
+    for schema in named:  # made by: trtspec schema > recipes/trtspec-recipe.schema.json
+        assert json.loads(schema.read_text()) == recipe_json_schema()
