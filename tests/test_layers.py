@@ -19,7 +19,7 @@ LEVELS = [
     {"errors", "__init__", "_data"},
     {"paths", "system", "registry", "files", "failpoint", "diagnostics", "interpreter"},
     {"recipe", "graph", "probe", "gpus"},
-    {"artifacts"},
+    {"artifacts", "disk"},
     {"checkpoint", "kernels"},
     {"families"},
     {"quant", "methods"},
@@ -29,7 +29,7 @@ LEVELS = [
     {"backends"},
     {"check", "inspection", "doctor", "migration"},
     {"pipeline", "measure"},
-    {"deploy"},
+    {"deploy", "preflight"},
     {"cli"},
     {"__main__"},
 ]

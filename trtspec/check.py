@@ -20,10 +20,11 @@ from trtspec.backends.choose import AUTO, choose
 from trtspec.backends.context import Choice, PlanContext
 from trtspec.checkpoint.model_config import ModelConfig
 from trtspec.checkpoint.prepare import locate_source
-from trtspec.checkpoint.source import Source, load_source
+from trtspec.checkpoint.source import NotPreparedError, Source, load_source
 from trtspec.checkpoint.tokenizer import check_tokenizer, check_tokenizers
 from trtspec.diagnostics import Diagnostic, position
 from trtspec.errors import CheckpointError, TrtspecError, UnknownArchitecture, refusal
+from trtspec.gpus import find_gpu
 from trtspec.methods.base import Method, Options, find_method
 from trtspec.models.source_head import SourceHead, read_head
 from trtspec.models.source_model import SourceModel, mapping_of, padded, read_model, scheme_wanted
@@ -52,9 +53,12 @@ class CheckResult:
         return [each for each in self.diagnostics if each.severity == "error"]
 
 
-def check_recipe(loaded: LoadedRecipe) -> CheckResult:
-    """Hold a recipe against its checkpoints, its method and its backend."""
-    return _Check(loaded).run()
+def check_recipe(loaded: LoadedRecipe, *, will_prepare: bool = False) -> CheckResult:
+    """Hold a recipe against its checkpoints, its method and its backend.
+
+    With `will_prepare` a source that a build is about to bring is no problem, and what depends on it is not checked.
+    """
+    return _Check(loaded, will_prepare).run()
 
 
 @dataclass
@@ -62,6 +66,7 @@ class _Check:
     """A check under way: what was found so far, None where it has diagnostics of its own or is not asked for."""
 
     loaded: LoadedRecipe
+    will_prepare: bool = False
     diagnostics: list[Diagnostic] = field(default_factory=list)
     choice: Choice | None = None
     backend: Backend | None = None
@@ -99,6 +104,7 @@ class _Check:
         if draft := recipe.speculation.draft:
             self._check_draft(draft, has_tokenizer)
         context = self._ask_backend()
+        self._check_gpu()
         if recipe.plugins:
             self._check_plugins()
         if prompts := recipe.gates.prompts:
@@ -119,6 +125,8 @@ class _Check:
         try:
             return action()
         except TrtspecError as error:
+            if self.will_prepare and isinstance(error, NotPreparedError):
+                return None
             self._error(path, code, f"{error.where}: {error.message}" if error.where else error.message, error.hint)
         except OSError as error:
             if (refused := refusal(error)) is None:
@@ -298,6 +306,12 @@ class _Check:
 
         recipe = self.recipe
         self._attempt("plugins", "plugin", lambda: library_of(recipe.plugins, recipe.engine.gpu or ""))
+
+    def _check_gpu(self) -> None:
+        """Check the GPU's name where the backend did not, which may not have been asked."""
+        gpu = self.recipe.engine.gpu
+        if gpu and not any(each.path == "engine.gpu" for each in self.diagnostics):
+            self._attempt("engine.gpu", "gpu", lambda: find_gpu(gpu))
 
     def _ask_backend(self) -> PlanContext | None:
         """Ask the backend about all of this, once all of it is known."""

@@ -23,10 +23,11 @@ from trtspec.backends.artifact_plan import ArtifactPlan
 from trtspec.backends.base import Backend, engine_arguments, find_backend
 from trtspec.backends.common.memory import MemoryPlan
 from trtspec.backends.context import PlanContext
-from trtspec.check import check_recipe
+from trtspec.check import CheckResult, check_recipe
 from trtspec.checkpoint.prepare import OnProgress, prepare_source
 from trtspec.diagnostics import Diagnostic, RecipeError
-from trtspec.errors import CheckpointError, StepError
+from trtspec.disk import plan_disk
+from trtspec.errors import CheckpointError, StepError, TrtspecError
 from trtspec.files import FileRecord
 from trtspec.graph.digest import DigestCache
 from trtspec.graph.executor import Observer, StepResult, execute
@@ -37,11 +38,13 @@ from trtspec.methods.speedup import expected_speedup
 from trtspec.paths import cache_dir
 from trtspec.recipe.load import LoadedRecipe
 from trtspec.recipe.resolve import ResolvedRecipe
+from trtspec.recipe.schema import Recipe
 from trtspec.steps.convert import ConvertCheckpoint
 from trtspec.steps.copy import CopyFiles
 
 # A plan may read this much of sources it has never seen; a build reads all of it.
 READ_WHILE_PLANNING = 1 << 27
+DISK_HINT = "make room there, or point TRTSPEC_CACHE and --out at other disks"
 SUPPOSED_ACCEPTANCE = (0.5, 0.6, 0.7, 0.8, 0.9)
 
 
@@ -81,6 +84,17 @@ class Build:
     def status(self, store: Store) -> list[StepStatus]:
         """Return for each step whether it would run, and why."""
         return plan_status(self.plan, store)
+
+    def lacks(self, store: Store) -> list[Diagnostic]:
+        """Return why steps that have to run cannot run on this machine."""
+        missing = {status.key for status in self.status(store) if status.status == "miss"}
+        steps = self.artifact.steps
+        return list(dict.fromkeys(lack for name, lack in self.artifact.lacks.items() if steps[name].key in missing))
+
+    def disk_problems(self, store: Store, out: Path) -> list[Diagnostic]:
+        """Return where there is too little room for what a build writes."""
+        needs = plan_disk(self.status(store), store, out)
+        return [Diagnostic("", "disk", need.message, DISK_HINT) for need in needs if not need.is_met]
 
     def memory(self) -> list[MemoryPlan]:
         """Return what serving takes on each device."""
@@ -122,6 +136,11 @@ def open_store() -> Store:
     return Store(cache_dir() / "store")
 
 
+def artifact_place(recipe: Recipe | ResolvedRecipe) -> Path:
+    """Return where a recipe's artifact goes unless somebody says otherwise."""
+    return Path("build") / recipe.name
+
+
 def prepare_sources(loaded: LoadedRecipe, on_progress: OnProgress = lambda what, done, total: None) -> None:
     """Download and unpickle what a recipe names and is not there yet, for `plan_build` to find.
 
@@ -142,13 +161,18 @@ def prepare_sources(loaded: LoadedRecipe, on_progress: OnProgress = lambda what,
 
 
 def plan_build(
-    loaded: LoadedRecipe, *, read_all: bool = False, on_read: Callable[[int, int], None] = lambda done, total: None
+    loaded: LoadedRecipe,
+    *,
+    checked: CheckResult | None = None,
+    read_all: bool = False,
+    on_read: Callable[[int, int], None] = lambda done, total: None,
 ) -> Build:
     """Examine a recipe and return its build; raises RecipeError with every problem that stands in its way.
 
-    With `read_all` every source is read for its digest, however large; `on_read` gets the bytes done and their total.
+    `checked` is what a check found just before. With `read_all` every source is read for its digest, however large;
+    `on_read` gets the bytes done and their total.
     """
-    checked = check_recipe(loaded)
+    checked = checked or check_recipe(loaded)
     context = checked.context
     if checked.errors or context is None:
         raise RecipeError(checked.diagnostics)
@@ -168,6 +192,8 @@ def plan_build(
 def run_build(build: Build, out: Path, store: Store, observer: Observer) -> Built:
     """Bring every step into the store and publish the artifact at `out`."""
     started = time.perf_counter()
+    if refused := build.disk_problems(store, out):
+        raise TrtspecError("; ".join(each.message for each in refused), hint=DISK_HINT)
     if problems := build.artifact.problems():
         raise StepError("; ".join(problems), hint="what is installed here is not what engine.version says")
     results = execute(build.plan, store, observer, build.artifact.devices)

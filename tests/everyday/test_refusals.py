@@ -31,7 +31,7 @@ def as_anybody(*arguments: object) -> subprocess.CompletedProcess[str]:
             libc.prctl(PR_CAPBSET_DROP, capability)
 
     argv = [sys.executable, "-m", "trtspec", *map(str, arguments)]
-    return subprocess.run(argv, check=False, capture_output=True, text=True, timeout=60, preexec_fn=drop)  # noqa: PLW1509
+    return subprocess.run(argv, check=False, capture_output=True, text=True, timeout=60, preexec_fn=drop)
 
 
 @pytest.mark.parametrize("name", ["target", "target/config.json", "target/tokenizer.json", "target/model.safetensors"])

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trtspec.diagnostics import Diagnostic
     from trtspec.graph.step import Step
 
 
@@ -17,7 +18,8 @@ class ArtifactPlan:
 
     `tools` and `gpu` are what the manifest records of who builds and for which device; `notes` is what people should
     know of the plan, and `facts` the same for programs, by key of `plan --json`. `problems` asks the installed tools
-    what they have against it, which takes long; a build does. `devices` are what steps may be given.
+    what they have against it, which takes long; a build does. `lacks` says, by a step's directory, why it cannot run on
+    this machine. `devices` are what steps may be given.
     """
 
     steps: Mapping[str, Step]
@@ -26,4 +28,5 @@ class ArtifactPlan:
     notes: tuple[str, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     problems: Callable[[], list[str]] = list
+    lacks: Mapping[str, Diagnostic] = field(default_factory=dict)
     devices: tuple[str, ...] = ()

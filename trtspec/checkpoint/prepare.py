@@ -11,8 +11,7 @@ from pathlib import Path
 
 from trtspec.checkpoint.hub import fetch_snapshot, is_fetched
 from trtspec.checkpoint.pickles import unpickle, unpickled_dir
-from trtspec.checkpoint.source import locate_model, snapshot_dir
-from trtspec.errors import CheckpointError
+from trtspec.checkpoint.source import NotPreparedError, locate_model, snapshot_dir
 from trtspec.recipe.schema import ModelSource
 
 OnProgress = Callable[[str, int, int], None]
@@ -21,11 +20,11 @@ OnProgress = Callable[[str, int, int], None]
 def locate_source(source: ModelSource) -> Path:
     """Return the directory with a model's config, tokenizer and *.safetensors.
 
-    Raises CheckpointError where there is none, or none yet; the hint then says what makes it.
+    Raises CheckpointError where there is none, NotPreparedError where there is none yet; its hint says what makes it.
     """
     root = locate_model(source.model, source.revision)
     if source.revision and not is_fetched(root, source.sha256):
-        raise CheckpointError(
+        raise NotPreparedError(
             f"{source.model} at commit {source.revision} is only in part in the hub cache",
             where=str(root),
             hint="trtspec build downloads the rest",
@@ -35,7 +34,7 @@ def locate_source(source: ModelSource) -> Path:
     unpickled = unpickled_dir(root, source.sha256)
     if not unpickled.is_dir():
         hint = "trtspec build opens those that sha256 pins, and makes safetensors of them"
-        raise CheckpointError("its weights are pickles that were not opened yet", where=str(root), hint=hint)
+        raise NotPreparedError("its weights are pickles that were not opened yet", where=str(root), hint=hint)
     return unpickled
 
 

@@ -32,6 +32,10 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model",
                    "generation_config.json")  # fmt: skip
 
 
+class NotPreparedError(CheckpointError):
+    """A source is not here yet, and `trtspec build` brings it."""
+
+
 @dataclass(frozen=True)
 class Source:
     """One checkpoint directory; `tensors` maps names to headers over all shards.
@@ -84,7 +88,7 @@ class Source:
 def locate_model(model: str, revision: str | None) -> Path:
     """Return the directory of a recipe's `model`: itself, or the hub cache's snapshot of that commit.
 
-    Raises CheckpointError where the directory is missing or the snapshot was not downloaded yet.
+    Raises CheckpointError where the directory is missing, NotPreparedError where the snapshot was not downloaded yet.
     """
     if not revision:
         root = Path(model)
@@ -96,7 +100,7 @@ def locate_model(model: str, revision: str | None) -> Path:
         return root
     root = snapshot_dir(model, revision)
     if not root.is_dir():
-        raise CheckpointError(
+        raise NotPreparedError(
             f"{model} at commit {revision} is not in the hub cache",
             where=str(hub_cache_dir()),
             hint="trtspec build downloads it",

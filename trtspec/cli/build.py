@@ -26,19 +26,22 @@ def build(
     """
     from trtspec.cli.render import build_bars, one_or_many, print_json, say, show_diagnostics
     from trtspec.errors import TrtspecError
-    from trtspec.pipeline import open_store, plan_build, prepare_sources, run_build
+    from trtspec.pipeline import artifact_place, open_store, plan_build, prepare_sources, run_build
+    from trtspec.preflight import check_builds
     from trtspec.recipe.load import load_matrix
 
     recipes = load_matrix(recipe, set_ or ())
     if out and len(recipes) > 1:
         raise TrtspecError(f"the recipe makes {len(recipes)} artifacts, --out names one place", hint="leave it out")
-    documents = []
-    for loaded in recipes:
+    documents, store = [], open_store()
+    builds = [(loaded, out or artifact_place(loaded.recipe)) for loaded in recipes]
+    for (loaded, place), checked in zip(builds, check_builds(builds, store), strict=True):
         with build_bars() as bars:
             prepare_sources(loaded, bars.preparing)
-            planned = plan_build(loaded, read_all=True, on_read=bars.reading)
+            ready = checked if checked.context else None
+            planned = plan_build(loaded, checked=ready, read_all=True, on_read=bars.reading)
             show_diagnostics(planned.diagnostics)
-            built = run_build(planned, out or Path("build") / loaded.recipe.name, open_store(), bars)
+            built = run_build(planned, place, store, bars)
         nothing = built.status == "unchanged"
         say(f"{built.artifact}: {'nothing to do' if nothing else 'built'} ({built.seconds:.2f} s)", "green")
         documents.append(describe(built))

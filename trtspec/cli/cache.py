@@ -19,7 +19,8 @@ def cache(
 
     Example: trtspec cache --verify
     """
-    from trtspec.cli.render import amount, print_json, say, show_table
+    from trtspec.cli.render import print_json, say, show_table
+    from trtspec.disk import amount
     from trtspec.errors import DigestMismatch
     from trtspec.pipeline import open_store
 

@@ -48,7 +48,11 @@ def plan(
 
 def describe(build: Build, store: Store) -> dict[str, Any]:
     """Return the document of `plan --json`."""
+    from trtspec.disk import plan_disk
+    from trtspec.pipeline import artifact_place
+
     unread = "" if build.is_read else "; its source was never read, so the key is not final"
+    statuses = build.status(store)
     steps = [
         {
             "name": status.name,
@@ -57,7 +61,7 @@ def describe(build: Build, store: Store) -> dict[str, Any]:
             "why": status.why + (unread if status.status == "miss" else ""),
             "command": list(status.step.command) if status.step.command else None,
         }
-        for status in build.status(store)
+        for status in statuses
     ]
     return {
         "format_version": 1,
@@ -66,6 +70,10 @@ def describe(build: Build, store: Store) -> dict[str, Any]:
         "speculation": build.speculation(),
         "steps": steps,
         "memory": {"gpus": [{**asdict(device), "total_bytes": device.total_bytes} for device in build.memory()]},
+        "disk": [
+            {**asdict(need), "path": str(need.path)}
+            for need in plan_disk(statuses, store, artifact_place(build.recipe))
+        ],
         "predicted": build.predicted(),
         "notes": list(build.artifact.notes),
         **build.artifact.facts,
@@ -84,7 +92,8 @@ def _told(document: dict[str, Any]) -> str:
 
 def show(document: dict[str, Any], build: Build) -> None:
     """Show the plan to people."""
-    from trtspec.cli.render import amount, say, show_diagnostics, show_table
+    from trtspec.cli.render import say, show_diagnostics, show_table
+    from trtspec.disk import amount
 
     show_diagnostics(build.diagnostics)
     backend = document["backend"]
@@ -110,6 +119,9 @@ def show(document: dict[str, Any], build: Build) -> None:
         say(f"memory on {memory['id']}: {amount(memory['total_bytes'])}{of} ({sizes})")
     if any(not memory["limit_bytes"] for memory in document["memory"]["gpus"]):
         say("the memory of the GPU is not known: name it under engine.gpu, as --set engine.gpu=h200")
+    for need in document["disk"]:
+        sizes = f"{amount(need['needed_bytes'])} to write, {amount(need['free_bytes'])} free"
+        say(f"disk for the {need['what']}: {sizes} at {need['path']}")
     if predicted := document["predicted"]:
         rates = ", ".join(f"{value}x at {rate}" for rate, value in predicted["speedup_by_acceptance_rate"].items())
         say(f"expected at batch 1, by acceptance rate: {rates}")

@@ -84,15 +84,6 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
     _console().print(table)
 
 
-def amount(nbytes: float) -> str:
-    """Return bytes as people read them."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.1f} TiB"
-
-
 class BuildBars:
     """The observer of a build: a bar with the time left while bytes move, a line when it is done."""
 

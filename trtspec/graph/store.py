@@ -114,6 +114,11 @@ class Store:
         """Return the bytes of all entries' files."""
         return sum(entry.total_bytes for entry in self.entries())
 
+    def resumable_bytes(self, key: str) -> int:
+        """Return the bytes on the disk that an interrupted build of a key left for the next."""
+        files = self.root / "partial" / key / "files"
+        return sum(path.stat().st_blocks * 512 for path in _listdir(files) if path.is_file())
+
     def verify(self) -> list[str]:
         """Hash every file of every entry; return what is wrong, one line an entry."""
         problems = []

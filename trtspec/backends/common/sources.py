@@ -44,6 +44,16 @@ def check_placement(context: PlanContext) -> Iterable[Diagnostic]:
         yield Diagnostic("speculation.draft.model", "vocabulary", message, hint)
 
 
+def check_num_tokens(context: PlanContext) -> Iterable[Diagnostic]:
+    """Yield where a step is too small for a full batch that verifies its drafts."""
+    engine, tokens = context.recipe.engine, context.draft_shape.max_tokens + 1
+    least = engine.max_batch_size * tokens
+    if engine.max_num_tokens and engine.max_num_tokens < least:
+        message = f"max_num_tokens {engine.max_num_tokens} is less than max_batch_size {engine.max_batch_size} times"
+        message += f" {tokens} token{'s' * (tokens > 1)} to verify"
+        yield Diagnostic("engine.max_num_tokens", "out-of-range", message, f"at least {least}")
+
+
 def plan_source_memory(context: PlanContext) -> list[MemoryPlan]:
     """Return a plan for each GPU that the target is divided over; none for a model that no family describes.
 

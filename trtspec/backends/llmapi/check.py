@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trtspec.backends.common.sources import check_placement, models_of
+from trtspec.backends.common.sources import check_num_tokens, check_placement, models_of
 from trtspec.backends.common.trtllm_versions import version_spec_of, version_specs
 from trtspec.backends.context import PlanContext
 from trtspec.backends.llmapi.speculative import DRAFTS_TREES, is_greedy_only, minor_of
@@ -47,6 +47,7 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
     yield from _about_quant_format(context)
     yield from _about_parallel(context)
     yield from check_placement(context)
+    yield from check_num_tokens(context)
     for option in context.recipe.engine.extra:
         message = "an option of trtllm-build; the LLM API builds no engine"
         yield Diagnostic(f"engine.extra.{option}", "unused", message, severity="warning")

@@ -51,6 +51,7 @@ def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
         gpu={"name": toolchain.gpu, "sm": toolchain.sm, "driver": toolchain.driver},
         notes=(*padding_notes(context), *_notes(toolchain)),
         devices=toolchain.devices,
+        lacks={engine(built.role): lack for built in engines for lack in toolchain.lacks()},
         facts={"placement": placement.as_dict(), "toolchain": _facts(toolchain)},
     )
 

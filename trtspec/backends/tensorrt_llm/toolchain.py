@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from trtspec.backends.common.trtllm_versions import version_spec_of
 from trtspec.backends.tensorrt_llm.installed import installed_versions, seen_gpus
+from trtspec.diagnostics import Diagnostic
 from trtspec.errors import StepError, TrtspecError
 from trtspec.gpus import Gpu, find_gpu
 
@@ -48,10 +49,15 @@ class EngineToolchain:
     missing: str = field(default="", metadata=NO_KEY)
     hint: str = field(default="", metadata=NO_KEY)
 
+    def lacks(self) -> Iterator[Diagnostic]:
+        """Yield why engines cannot be built here, if they cannot."""
+        if self.kind == "absent":
+            yield Diagnostic("engine", "no-toolchain", f"no engine can be built here: {self.missing}", self.hint)
+
     def check_present(self) -> None:
         """Raise StepError where engines cannot be built here."""
-        if self.kind == "absent":
-            raise StepError(f"no engine can be built here: {self.missing}", hint=self.hint)
+        for lack in self.lacks():
+            raise StepError(lack.message, hint=lack.hint)
 
     def command(
         self, arguments: Sequence[str], *, reads: Sequence[str], writes: str, cid_file: str, user: str = ""

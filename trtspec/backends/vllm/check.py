@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trtspec.backends.common.sources import check_placement, models_of
+from trtspec.backends.common.sources import check_num_tokens, check_placement, models_of
 from trtspec.backends.context import PlanContext
 from trtspec.backends.vllm.versions import releases
 from trtspec.diagnostics import Diagnostic
@@ -28,6 +28,7 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
     yield from _about_quant_format(context)
     yield from _about_parallel(context)
     yield from check_placement(context)
+    yield from check_num_tokens(context)
     if not context.recipe.serving.streaming:
         message = "Triton's vLLM backend serves decoupled models only"
         source = "triton-inference-server/vllm_backend:src/model.py@8de0c14"
