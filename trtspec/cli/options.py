@@ -17,3 +17,7 @@ Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a value, as speculation.draft_len=3.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+SkipGate = Annotated[
+    list[str] | None,
+    typer.Option("--skip-gate", metavar="NAME", help="Leave a gate of the recipe out, as min_speedup; repeatable."),
+]
