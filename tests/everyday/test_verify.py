@@ -101,7 +101,9 @@ def test_what_needs_no_engine_is_verified_without_it(copied: Path, trtspec: Run)
     waiting = {each["name"]: each for each in done.document["left_out"]}
     assert list(waiting) == ["parity", "lossless", "min_speedup"]
     assert [each["reason"] for each in waiting.values()] == ["engine", "server", "server"]
-    assert "trtspec bench NAME --gates (exit 110 where the text differs, 112 where a limit" in done.err
+    assert "trtspec bench NAME --gates (exit 110 where the text differs, 112 where a l" in waiting["lossless"]["why"]
+    shown = trtspec("verify", copied)
+    assert f"lossless, min_speedup: {waiting['lossless']['why']}\n" in shown.out + shown.err
     assert json.loads((copied / "reports" / "verify.json").read_text()) == done.document
 
 

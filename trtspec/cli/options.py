@@ -21,3 +21,9 @@ SkipGate = Annotated[
     list[str] | None,
     typer.Option("--skip-gate", metavar="NAME", help="Leave a gate of the recipe out, as min_speedup; repeatable."),
 ]
+Baseline = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL-or-NAME", help="A server without speculation, for an engine that drafts whatever is asked."
+    ),
+]

@@ -28,7 +28,7 @@ def verify(
 
     Example: trtspec verify build/quickstart
     """
-    from trtspec.cli.render import counter, print_json, say
+    from trtspec.cli.render import counter, note, print_json, say
     from trtspec.measure.gates import check_gate_names
     from trtspec.measure.verify import verify_artifact
 
@@ -41,30 +41,30 @@ def verify(
             skip=check_gate_names(skip_gate or ()),
             report=report,
             on_progress=on_progress,
-            on_unwritten=lambda error: say(f"warning: {error}", "yellow"),
+            on_unwritten=lambda error: note(f"warning: {error}", "yellow"),
         )
     if json:
         print_json(verification.as_dict())
-    show_checks(verification)
-    say(f"{artifact}: {'verified' if verification.ok else 'NOT verified'}", "green" if verification.ok else "red")
+    else:
+        show_checks(verification)
+        say(f"{artifact}: {'verified' if verification.ok else 'NOT verified'}", "green" if verification.ok else "red")
     raise typer.Exit(verification.failure.exit_code if verification.failure else 0)
 
 
 def show_checks(found: Verification) -> None:
     """Show each check with what was found, and below what was left out and why."""
-    from trtspec.cli.render import show_table
+    from trtspec.cli.render import say, show_table
 
     rows = [(check.name, "holds" if check.ok else "FAILS", check.detail) for check in found.checks]
     show_table("", ("check", "", "what was found"), rows)
-    show_left_out(found.left_out)
+    for line in left_out_lines(found.left_out):
+        say(line, "yellow")
 
 
-def show_left_out(left_out: Sequence[LeftOut]) -> None:
-    """Show the checks that were not made, those of one reason on a line."""
-    from trtspec.cli.render import say
-
-    for why in dict.fromkeys(each.why for each in left_out):
-        say(f"{', '.join(each.name for each in left_out if each.why == why)}: {why}", "yellow")
+def left_out_lines(left_out: Sequence[LeftOut]) -> list[str]:
+    """Return what to say of the checks that were not made, those of one reason on a line."""
+    reasons = dict.fromkeys(each.why for each in left_out)
+    return [f"{', '.join(each.name for each in left_out if each.why == why)}: {why}" for why in reasons]
 
 
 command = verify

@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 
 from trtspec.errors import TrtspecError
 from trtspec.measure.bench import Comparison
-from trtspec.measure.report import ON_REQUEST, Check, LeftOut
+from trtspec.measure.report import NOT_TOLD, ON_REQUEST, Check, LeftOut
 from trtspec.recipe.resolve import ResolvedGates, ResolvedRecipe
 from trtspec.registry import did_you_mean
 
+DRAFTS_ALWAYS = "the engine drafts whatever is asked, name a server without speculation with --baseline NAME-or-URL"
 GATES = ("lossless", "min_acceptance", "min_speedup", "quantized_parity")
 
 
@@ -63,6 +64,8 @@ def judge_gates(
 
 
 def _lossless(gates: ResolvedGates, comparison: Comparison) -> Check | LeftOut:
+    if not comparison.ratios:
+        return LeftOut("lossless", NOT_TOLD, f"not measured: {DRAFTS_ALWAYS}")
     same, total = comparison.identical_texts, comparison.prompts
     detail = f"{same} of {total} texts are the same with and without speculation"
     exact = comparison.acceptance == "exact"
@@ -72,13 +75,19 @@ def _lossless(gates: ResolvedGates, comparison: Comparison) -> Check | LeftOut:
 
 
 def _min_acceptance(gates: ResolvedGates, comparison: Comparison) -> Check | LeftOut:
+    if not comparison.counts_drafts:
+        return LeftOut("min_acceptance", NOT_TOLD, "not measured: the engine does not count its drafts")
     rate, limit = comparison.speculative.stats.acceptance_rate, gates.min_acceptance
     detail = f"acceptance rate {rate:.3f}, at least {limit} is wanted"
     return Check("min_acceptance", rate >= limit, round(rate, 4), limit, detail)
 
 
 def _min_speedup(gates: ResolvedGates, comparison: Comparison) -> Check | LeftOut:
-    speedup, limit = comparison.speedup, gates.min_speedup
+    limit = gates.min_speedup
+    if not comparison.ratios:  # a limit that somebody set and nobody can measure is not met
+        detail = f"cannot be measured: {DRAFTS_ALWAYS}; --skip-gate min_speedup leaves it out"
+        return Check("min_speedup", False, None, limit, detail)
+    speedup = comparison.speedup
     detail = f"{speedup:.2f} times the tokens/s without speculation, at least {limit} is wanted"
     return Check("min_speedup", speedup >= limit, round(speedup, 3), limit, detail)
 

@@ -18,6 +18,7 @@ from trtspec.errors import TrtspecError
 from trtspec.measure.artifact import TARGET, artifact_prompts, open_artifact, read_artifact
 from trtspec.measure.bench import measure_engine
 from trtspec.measure.gates import Judgement, judge_gates, left_out_on_request, on_request, wanted_gates
+from trtspec.measure.gating import deploy_load, judge_engine
 from trtspec.measure.parity import check_parity
 from trtspec.measure.report import (
     NEEDS_SERVER,
@@ -35,8 +36,6 @@ from trtspec.measure.report import (
 )
 from trtspec.measure.sources import check_sources, find_source
 
-# What is measured before an unverified artifact is deployed.
-DEPLOY_PROMPTS, DEPLOY_TOKENS = 16, 32
 ON_SERVER = (
     "measured on the server: trtspec bench NAME --gates (exit 110 where the text differs, 112 where a limit is missed)"
 )
@@ -99,11 +98,8 @@ def ensure_gates(
     if _settled(manifest, report, in_process, skip):
         return True
     if in_process:
-        prompts = [prompt.text for prompt in artifact_prompts(root, None)[:DEPLOY_PROMPTS]]
-        with open_artifact(root, manifest) as artifact:
-            comparison, _ = measure_engine(artifact, prompts, DEPLOY_TOKENS, runs=1, on_progress=on_progress)
-        judged = judge_gates(manifest.recipe, comparison, PROCESS, skip)
-        if failure := verification_of(root, artifact.acceptance, judged.checks).failure:
+        _, judged = judge_engine(root, manifest, deploy_load(root, skip, on_progress))
+        if failure := verification_of(root, manifest.recipe.speculation.acceptance, judged.checks).failure:
             raise failure
     return in_process
 
