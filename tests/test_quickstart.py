@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import Run
 from tests.tiny import greedy, reference_model
-from trtspec.measure.verify import TIE
+from trtspec.measure.parity import TIE
 from trtspec.paths import recipes_dir
 
 pytestmark = pytest.mark.integration

@@ -52,7 +52,12 @@ def use(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Target:
 def gates(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Note whose gates were asked after, instead of measuring."""
     asked: list[Path] = []
-    monkeypatch.setattr("trtspec.deploy.base.ensure_gates", lambda artifact, on_progress: asked.append(artifact))
+
+    def hold(artifact: Path, on_progress: Any, skip: Any) -> bool:
+        asked.append(artifact)
+        return True
+
+    monkeypatch.setattr("trtspec.deploy.base.ensure_gates", hold)
     return asked
 
 
@@ -60,13 +65,14 @@ def test_deploy(trtspec: Run, monkeypatch: pytest.MonkeyPatch, gates: list[Path]
     target = use(monkeypatch)
     done = trtspec("deploy", "build/tiny", "--http-port", 8000, "--timeout", 9, "--json")
     assert done.code == 0
-    assert done.document == LIVE
+    assert done.document == LIVE | {"left_out": []}
     options = {"http_port": 8000, "grpc_port": None, "metrics_port": None, "detach": False, "timeout_s": 9.0}
     assert target.asked == [(Path("build/tiny"), options), "wait"]
     assert gates == [Path("build/tiny")]
     assert "  live    it answered\n" in done.err
-    assert f"  http    {ENDPOINTS['http']}\n" in done.err
-    assert "tiny is live; stop it with: trtspec stop tiny\n" in done.err
+    shown = trtspec("deploy", "build/tiny", "--detach")
+    assert f"  http    {ENDPOINTS['http']}\n" in shown.out + shown.err
+    assert "tiny is live; stop it with: trtspec stop tiny\n" in shown.out + shown.err
 
 
 def test_deploy_detached_does_not_wait(trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from trtspec.deploy import local
 from trtspec.deploy.base import find_target
 from trtspec.deploy.journal import DeploymentJournal
 from trtspec.deploy.local import deploy_local, status, stop
-from trtspec.errors import DeployError, SmokeTestFailed, StepTimeout, TrtspecError
+from trtspec.errors import DeployError, GateNotMet, SmokeTestFailed, StepTimeout, TrtspecError
 from trtspec.system import LOOPBACK, is_alive, session_of, wait_until
 from trtspec.triton.client import Client
 from trtspec.triton.server import SHARED_MEMORY, find_server
@@ -180,6 +180,22 @@ def test_a_server_that_does_not_answer_is_stopped(lines, error, message, deploy,
     assert "Started Metrics Service" in caught.value.hint or "echo starts" in caught.value.hint
     assert leftovers(DeploymentJournal("echo").known()) == []
     assert states()[-1] == "failed"
+
+
+@pytest.mark.triton
+def test_a_server_whose_gates_do_not_hold_is_stopped_before_it_is_live(deploy, monkeypatch) -> None:
+    monkeypatch.setattr(local, "EXIT_TIMEOUT_S", 0.2)
+    answered: list[str] = []
+
+    def judge(url: str) -> None:
+        answered.append(Client.at(url).generate({"text_input": "hé", "max_tokens": 1})["text_output"])
+        raise GateNotMet("min_speedup: too slow")
+
+    with pytest.raises(GateNotMet, match="too slow"):
+        deploy(before_live=judge)
+    assert answered == ["hé"]
+    assert leftovers(DeploymentJournal("echo").known()) == []
+    assert states() == ["staged", "loaded", "smoke", "failed"]
 
 
 @pytest.mark.triton

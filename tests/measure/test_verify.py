@@ -19,7 +19,7 @@ from tests.tiny import make_llama
 from trtspec.artifacts.manifest import load_manifest
 from trtspec.checkpoint.safetensors import read_header
 from trtspec.errors import DigestMismatch, GateNotMet, VerificationFailed
-from trtspec.measure import verify as verify_module
+from trtspec.measure import gating
 from trtspec.measure.verify import ensure_gates
 
 pytestmark = pytest.mark.integration
@@ -201,13 +201,13 @@ def test_prompts_of_ones_own(recipe: Path, artifact: Path, trtspec: Run) -> None
 
 def count_measurements(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counted: list[int] = []
-    measure = verify_module.measure_engine
+    measure = gating.measure_engine
 
     def counting(artifact: Any, prompts: Any, *arguments: Any, **options: Any) -> Any:
         counted.append(len(prompts))
         return measure(artifact, prompts, *arguments, **options)
 
-    monkeypatch.setattr(verify_module, "measure_engine", counting)
+    monkeypatch.setattr(gating, "measure_engine", counting)
     return counted
 
 

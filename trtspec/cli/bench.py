@@ -4,15 +4,18 @@
 from __future__ import annotations
 
 import json as json_module
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trtspec.cli.options import Json
+from trtspec.cli.options import Baseline, Json, SkipGate
 
 if TYPE_CHECKING:
     from trtspec.measure.bench import Comparison, OnProgress
+    from trtspec.measure.report import Verification
 
 
 def bench(
@@ -25,12 +28,9 @@ def bench(
     prompts: Annotated[Path | None, typer.Option(help="A .jsonl of prompts, instead of the artifact's own.")] = None,
     max_tokens: Annotated[int, typer.Option(help="New tokens a prompt.", min=1)] = 64,
     runs: Annotated[int, typer.Option(help="Runs of each side; the median counts.", min=1)] = 3,
-    baseline: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL-or-NAME", help="A server without speculation, for an engine that drafts whatever is asked."
-        ),
-    ] = None,
+    baseline: Baseline = None,
+    gates: Annotated[bool, typer.Option("--gates", help="Judge the recipe's gates, and write the report.")] = False,
+    skip_gate: SkipGate = None,
     json: Json = False,
 ) -> None:
     """Measure speculation against the target alone, on the same engine in the same run, one request at a time.
@@ -40,61 +40,109 @@ def bench(
     from trtspec.cli.render import counter, print_json
     from trtspec.errors import TrtspecError
 
-    url, root = _find(what)
+    url, document = _find(what)
     other = _find(baseline)[0] if baseline else None
     if baseline and not (url and other):
         raise TrtspecError("--baseline compares two servers", hint="deploy both, and give their names or addresses")
+    if skip_gate and not gates:
+        raise TrtspecError("--skip-gate leaves out a gate that --gates judges", hint="add --gates")
+    root, found = Path(document["artifact"]) if document else None, None
     with counter() as on_progress:
-        if url:
-            comparison = _measure_server(url, root, other, prompts, max_tokens, runs, on_progress)
+        measuring = _Measuring(prompts, max_tokens, runs, other, on_progress)
+        if gates:
+            comparison, found = _judge(what, url, document, measuring, skip_gate or ())
+        elif url:
+            comparison = _measure_server(url, root, measuring)
         else:
-            comparison = _measure_artifact(Path(what), prompts, max_tokens, runs, on_progress)
+            comparison = _measure_artifact(Path(what), measuring)
     if json:
-        print_json(comparison.as_dict())
-    show(comparison, url or what)
+        print_json(comparison.as_dict() | (_judged(found) if found else {}))
+    else:
+        show(comparison, url or what)
+    if found:
+        _end(found, what, quietly=json)
 
 
-def _find(what: str) -> tuple[str, Path | None]:
-    """Return the address of a server and its artifact, which only a name leads to; of an artifact neither."""
-    if "://" in what:
-        return what, None
-    if Path(what).exists() or "/" in what:
-        return "", None
-    from trtspec.deploy.base import status
+@dataclass(frozen=True)
+class _Measuring:
+    """What the command was asked for, wherever it is measured."""
 
-    document = status(what)
-    return document["endpoints"]["http"], Path(document["artifact"])
+    prompts: Path | None
+    max_tokens: int
+    runs: int
+    baseline: str | None
+    on_progress: OnProgress
 
 
-def _measure_server(
-    url: str,
-    root: Path | None,
-    baseline: str | None,
-    prompts: Path | None,
-    max_tokens: int,
-    runs: int,
-    on_progress: OnProgress,
-) -> Comparison:
+def _find(what: str) -> tuple[str, dict[str, Any]]:
+    """Return the address of a server and its status, which only a name leads to; of an artifact neither."""
+    if "://" not in what and (Path(what).exists() or "/" in what):
+        return "", {}
+    from trtspec.deploy.base import address_of
+
+    return address_of(what)
+
+
+def _judge(
+    what: str, url: str, document: dict[str, Any], measuring: _Measuring, skip: Sequence[str]
+) -> tuple[Comparison, Verification]:
+    from trtspec.cli.render import note
+    from trtspec.errors import TrtspecError
+    from trtspec.measure.artifact import artifact_prompts
+    from trtspec.measure.gates import check_gate_names
+    from trtspec.measure.gating import Load, bench_gates
+    from trtspec.triton.client import Client
+
+    if url and not document:
+        raise TrtspecError("an address does not lead to the gates", where=what, hint="give the deployment's name")
+    root = Path(document["artifact"]) if document else Path(what)
+    texts = [prompt.text for prompt in artifact_prompts(root, measuring.prompts)]
+    load = Load(texts, measuring.max_tokens, measuring.runs, check_gate_names(skip), measuring.on_progress)
+    return bench_gates(
+        root,
+        load,
+        Client.at(url) if url else None,
+        document.get("manifest", ""),
+        Client.at(measuring.baseline) if measuring.baseline else None,
+        lambda error: note(f"warning: {error}", "yellow"),
+    )
+
+
+def _judged(found: Verification) -> dict[str, Any]:
+    return {key: value for key, value in found.as_dict().items() if key in ("ok", "checks", "left_out")}
+
+
+def _end(found: Verification, what: str, *, quietly: bool) -> None:
+    from trtspec.cli.render import say
+    from trtspec.cli.verify import show_checks
+
+    if not quietly:
+        show_checks(found)
+        say(f"{what}: its gates {'hold' if found.ok else 'do NOT hold'}", "green" if found.ok else "red")
+    raise typer.Exit(found.failure.exit_code if found.failure else 0)
+
+
+def _measure_server(url: str, root: Path | None, measuring: _Measuring) -> Comparison:
     from trtspec.artifacts.manifest import load_manifest
     from trtspec.measure.artifact import artifact_prompts
     from trtspec.measure.bench import measure_server
     from trtspec.triton.client import Client
 
-    texts = [prompt.text for prompt in artifact_prompts(root, prompts)]
+    texts = [prompt.text for prompt in artifact_prompts(root, measuring.prompts)]
     acceptance = load_manifest(root).recipe.speculation.acceptance if root else "unknown"
-    other = Client.at(baseline) if baseline else None
-    return measure_server(Client.at(url), texts, max_tokens, runs, on_progress, acceptance, other)
+    other = Client.at(measuring.baseline) if measuring.baseline else None
+    return measure_server(
+        Client.at(url), texts, measuring.max_tokens, measuring.runs, measuring.on_progress, acceptance, other
+    )
 
 
-def _measure_artifact(
-    root: Path, prompts: Path | None, max_tokens: int, runs: int, on_progress: OnProgress
-) -> Comparison:
+def _measure_artifact(root: Path, measuring: _Measuring) -> Comparison:
     from trtspec.measure.artifact import artifact_prompts, open_artifact
     from trtspec.measure.bench import measure_engine
 
-    texts = [prompt.text for prompt in artifact_prompts(root, prompts)]
+    texts = [prompt.text for prompt in artifact_prompts(root, measuring.prompts)]
     with open_artifact(root) as artifact:
-        return measure_engine(artifact, texts, max_tokens, runs, on_progress)[0]
+        return measure_engine(artifact, texts, measuring.max_tokens, measuring.runs, measuring.on_progress)[0]
 
 
 def show(comparison: Comparison, what: str) -> None:

@@ -3,11 +3,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trtspec.cli.options import Artifact, Json
+from trtspec.cli.options import Artifact, Baseline, Json, SkipGate
+
+if TYPE_CHECKING:
+    from trtspec.measure.report import LeftOut
 
 Port = Annotated[int | None, typer.Option(help="A port; a free one is found where none is given.")]
 
@@ -20,34 +25,48 @@ def deploy(
     grpc_port: Port = None,
     metrics_port: Port = None,
     timeout: Annotated[float, typer.Option(help="Seconds until the first answer.", min=1)] = 300.0,
+    skip_gate: SkipGate = None,
+    baseline: Baseline = None,
     json: Json = False,
 ) -> None:
     """Serve an artifact on Triton Inference Server, after its gates were seen to hold.
 
     Example: trtspec deploy build/quickstart --detach
     """
-    from trtspec.cli.render import counter, print_json, say
+    from trtspec.cli.render import counter, note, print_json
+    from trtspec.cli.verify import left_out_lines
     from trtspec.deploy.base import deploy as serve
+    from trtspec.measure.gates import check_gate_names
+
+    left_out: list[LeftOut] = []
+
+    def leave_out(those: Sequence[LeftOut]) -> None:
+        left_out.extend(those)
+        for line in left_out_lines(those):
+            note(line, "yellow")
 
     with counter() as on_progress:
         deployment = serve(
             artifact,
             target,
             on_progress=on_progress,
-            on_unmeasured=lambda: say("its gates can only be measured on the server: trtspec bench NAME", "yellow"),
+            skip=sorted(check_gate_names(skip_gate or ())),
+            baseline=baseline,
+            on_left_out=leave_out,
             http_port=http_port,
             grpc_port=grpc_port,
             metrics_port=metrics_port,
             detach=detach,
             timeout_s=timeout,
-            on_event=lambda state, what: say(f"  {state:<7} {what}"),
+            on_event=lambda state, what: note(f"  {state:<7} {what}"),
         )
-    document = deployment.as_dict()
+    document = deployment.as_dict() | {"left_out": [asdict(each) for each in left_out]}
     if json:
         print_json(document)
-    show(document)
+    else:
+        show(document)
     if not detach:
-        say("press Ctrl-C to stop")
+        note("press Ctrl-C to stop")
         deployment.wait()  # unbounded: a server in the foreground, as long as its owner wants
 
 

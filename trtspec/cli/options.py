@@ -17,3 +17,13 @@ Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a value, as speculation.draft_len=3.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+SkipGate = Annotated[
+    list[str] | None,
+    typer.Option("--skip-gate", metavar="NAME", help="Leave a gate of the recipe out, as min_speedup; repeatable."),
+]
+Baseline = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL-or-NAME", help="A server without speculation, for an engine that drafts whatever is asked."
+    ),
+]

@@ -50,6 +50,11 @@ def say(text: str, style: str = "") -> None:
     _console().print(text, style=style, soft_wrap=True)
 
 
+def note(text: str, style: str = "") -> None:
+    """Print a line about the work, which is no part of its result, on stderr."""
+    _console().print(text, style=style, soft_wrap=True)
+
+
 def show_error(error: TrtspecError, *, as_json: bool) -> None:
     """Show what the user has to act on."""
     if as_json:

@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trtspec.cli.options import Artifact, Json
+from trtspec.cli.options import Artifact, Json, SkipGate
+
+if TYPE_CHECKING:
+    from trtspec.measure.report import LeftOut, Verification
 
 
 def verify(
@@ -16,25 +20,51 @@ def verify(
     source: Annotated[Path | None, typer.Option(help="Where the target's source lies now, if it was moved.")] = None,
     prompts: Annotated[Path | None, typer.Option(help="A .jsonl of prompts, instead of the artifact's own.")] = None,
     max_tokens: Annotated[int, typer.Option(help="New tokens a prompt.", min=1)] = 64,
+    skip_gate: SkipGate = None,
+    report: Annotated[Path | None, typer.Option(help="Where the report goes, instead of into the artifact.")] = None,
     json: Json = False,
 ) -> None:
     """Prove that an artifact says what its target says, and that its gates hold.
 
     Example: trtspec verify build/quickstart
     """
-    from trtspec.cli.render import counter, print_json, say, show_table
+    from trtspec.cli.render import counter, note, print_json, say
+    from trtspec.measure.gates import check_gate_names
     from trtspec.measure.verify import verify_artifact
 
     with counter() as on_progress:
         verification = verify_artifact(
-            artifact, source=source, prompts_file=prompts, max_tokens=max_tokens, on_progress=on_progress
+            artifact,
+            source=source,
+            prompts_file=prompts,
+            max_tokens=max_tokens,
+            skip=check_gate_names(skip_gate or ()),
+            report=report,
+            on_progress=on_progress,
+            on_unwritten=lambda error: note(f"warning: {error}", "yellow"),
         )
     if json:
         print_json(verification.as_dict())
-    rows = [(check.name, "holds" if check.ok else "FAILS", check.detail) for check in verification.checks]
-    show_table("", ("check", "", "what was found"), rows)
-    say(f"{artifact}: {'verified' if verification.ok else 'NOT verified'}", "green" if verification.ok else "red")
+    else:
+        show_checks(verification)
+        say(f"{artifact}: {'verified' if verification.ok else 'NOT verified'}", "green" if verification.ok else "red")
     raise typer.Exit(verification.failure.exit_code if verification.failure else 0)
+
+
+def show_checks(found: Verification) -> None:
+    """Show each check with what was found, and below what was left out and why."""
+    from trtspec.cli.render import say, show_table
+
+    rows = [(check.name, "holds" if check.ok else "FAILS", check.detail) for check in found.checks]
+    show_table("", ("check", "", "what was found"), rows)
+    for line in left_out_lines(found.left_out):
+        say(line, "yellow")
+
+
+def left_out_lines(left_out: Sequence[LeftOut]) -> list[str]:
+    """Return what to say of the checks that were not made, those of one reason on a line."""
+    reasons = dict.fromkeys(each.why for each in left_out)
+    return [f"{', '.join(each.name for each in left_out if each.why == why)}: {why}" for why in reasons]
 
 
 command = verify

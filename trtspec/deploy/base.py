@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +11,16 @@ from typing import Any, Protocol
 
 from trtspec.deploy.journal import DeploymentJournal
 from trtspec.errors import DeployError, refusal
+from trtspec.measure.gates import on_request
+from trtspec.measure.gating import deploy_load, ensure_served_gates
+from trtspec.measure.report import LeftOut
 from trtspec.measure.verify import OnProgress, ensure_gates
 from trtspec.paths import state_dir
 from trtspec.registry import find
+from trtspec.triton.client import Client
 
 OnEvent = Callable[[str, str], None]  # (state, what happened): for people, as it happens
+BeforeLive = Callable[[str], None]  # gets the http address of a server that answered; raises where it may not go live
 
 
 class Deployment(Protocol):
@@ -41,6 +46,7 @@ class Deploy(Protocol):
         detach: bool = False,
         timeout_s: float = 300.0,
         on_event: OnEvent = ...,
+        before_live: BeforeLive = ...,
     ) -> Deployment: ...
 
 
@@ -58,18 +64,37 @@ def deploy(
     target: str,
     *,
     on_progress: OnProgress = lambda what, done, total: None,
-    on_unmeasured: Callable[[], None] = lambda: None,
+    skip: Collection[str] = (),
+    baseline: str | None = None,
+    on_left_out: Callable[[Sequence[LeftOut]], None] = lambda left_out: None,
     **options: Any,
 ) -> Deployment:
-    """Serve an artifact whose gates hold, by its report or by measuring them now; `options` are those of `Deploy`.
+    """Serve an artifact whose gates hold: by its report, by measuring them now, or on its server before it is live.
 
-    `on_unmeasured` is called where only the server itself can be measured. Raises like `ensure_gates` and the target.
+    `skip` names gates to leave out, `baseline` a server without speculation. `on_left_out` gets what was not judged;
+    `options` are those of `Deploy`. Raises like `ensure_gates` and the target.
     """
     where = find_target(target)
-    if not ensure_gates(artifact, on_progress):
-        on_unmeasured()
+    other = Client.at(address_of(baseline)[0]) if baseline else None
+    if skip:
+        on_left_out([on_request(name) for name in skip])
+    if not ensure_gates(artifact, on_progress, skip):
+
+        def judge(url: str) -> None:
+            load = deploy_load(artifact, skip, on_progress)
+            on_left_out(ensure_served_gates(Client.at(url), artifact, load, other))
+
+        options["before_live"] = judge  # not given where it has nothing to do
     with _in_words():
         return where.deploy(artifact, **options)
+
+
+def address_of(what: str) -> tuple[str, dict[str, Any]]:
+    """Return the address that a name or an address leads to, and the status of the deployment that a name is of."""
+    if "://" in what:
+        return what, {}
+    document = status(what)
+    return document["endpoints"]["http"], document
 
 
 def status(name: str) -> dict[str, Any]:

@@ -34,7 +34,7 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 @dataclass(frozen=True)
 class Record:
-    """One deployment and the target that it runs on.
+    """One deployment and the target that it runs on; `manifest` is the SHA-256 of the artifact's when it was deployed.
 
     `pid` and `started` together name its process, also after a reboot or a reused pid.
     """
@@ -50,6 +50,7 @@ class Record:
     shm_prefix: str
     detached: bool
     target: str = "local"
+    manifest: str = ""
     format_version: int = FORMAT_VERSION
 
     @property

@@ -20,10 +20,11 @@ from typing import Any
 
 from trtspec.artifacts.manifest import load_manifest
 from trtspec.backends.base import find_backend
-from trtspec.deploy.base import OnEvent, Target
+from trtspec.deploy.base import BeforeLive, OnEvent, Target
 from trtspec.deploy.journal import FORMAT_VERSION, STARTING, DeploymentJournal, Record
 from trtspec.deploy.stage import check_server, stage_repository
 from trtspec.errors import DeployError, SmokeTestFailed, StepTimeout, TrtspecError
+from trtspec.measure.report import manifest_sha256
 from trtspec.system import free_ports, port_in_use, sigterm_as_interrupt, start_time, stop_session, tail, wait_until
 from trtspec.triton.client import Client
 from trtspec.triton.server import EXIT_TIMEOUT_S, Ports, find_server, remove_shared_memory, start_server
@@ -44,10 +45,12 @@ def deploy_local(
     detach: bool = False,
     timeout_s: float = 300.0,
     on_event: OnEvent = lambda state, what: None,
+    before_live: BeforeLive = lambda url: None,
 ) -> LocalDeployment:
     """Start a server for an artifact and return when it answered a request; on any failure nothing is left running.
 
-    Raises StepTimeout after `timeout_s`, SmokeTestFailed where the first request fails, DeployError for the rest.
+    Raises StepTimeout after `timeout_s`, SmokeTestFailed where the first request fails, DeployError for the rest, and
+    whatever `before_live` raises.
     """
     deadline = time.monotonic() + timeout_s
     journal = DeploymentJournal(load_manifest(artifact).recipe.name)
@@ -61,6 +64,8 @@ def deploy_local(
             server.await_ready(deadline)
             on_event("loaded", "the models are loaded")
             server.smoke_test(deadline)
+            before_live(server.record.endpoints["http"])
+            server.go_live()
             on_event("live", f"a request was answered at {server.record.endpoints['http']}")
     return server
 
@@ -112,6 +117,9 @@ class LocalDeployment:
             raise StepTimeout(f"the first request: {error.message}", hint=_log_hint(self.journal)) from None
         except DeployError as error:
             raise SmokeTestFailed(f"the first request failed: {error.message}", hint=_log_hint(self.journal)) from None
+
+    def go_live(self) -> None:
+        """Note that the server may be used."""
         self.record = self.journal.move(self.record, "live")
 
     @contextmanager
@@ -142,7 +150,7 @@ def status(name: str) -> dict[str, Any]:
         document["state"] = "starting"
     elif record.state in (*STARTING, "live"):
         document |= {"state": "dead", "log": tail(journal.log)}
-    return document | {"artifact": record.artifact, "log_file": str(journal.log)}
+    return document | {"artifact": record.artifact, "manifest": record.manifest, "log_file": str(journal.log)}
 
 
 def stop(name: str, timeout_s: float = STOP_TIMEOUT_S) -> dict[str, Any]:
@@ -175,6 +183,7 @@ def _start(journal: DeploymentJournal, artifact: Path, ports: Ports, detach: boo
         metrics=ports.metrics,
         shm_prefix=shm_prefix,
         detached=detach,
+        manifest=manifest_sha256(artifact),
     )
     return LocalDeployment(journal, record, process)
 

@@ -53,6 +53,7 @@ class Comparison:
     """What was measured; `ratios` are the baseline's seconds over speculation's, a prompt and run each.
 
     `acceptance` is the rule that drafts were accepted by, "unknown" of a server whose artifact is not at hand.
+    Without `ratios` speculation alone was measured. `counts_drafts` tells whether the engine says how many it drafted.
     """
 
     prompts: int
@@ -62,6 +63,7 @@ class Comparison:
     speculative: Side = field(default_factory=Side)
     ratios: list[float] = field(default_factory=list)
     identical_texts: int = 0
+    counts_drafts: bool = True
 
     @property
     def speedup(self) -> float:
@@ -116,22 +118,54 @@ def measure_server(
     """Measure a running server over HTTP.
 
     The baseline is the same server asked to draft nothing; of an engine that drafts whatever is asked, another server.
+    Raises DeployError for a server that is not ours; one whose `acceptance` is known need not count its drafts.
     """
-    needed = ANSWERED if baseline else ANSWERED + COUNTED
+    needed = ANSWERED if baseline or acceptance != "unknown" else ANSWERED + COUNTED
+    comparison = Comparison(len(prompts), max_tokens, acceptance)
 
     def ask(prompt: str, speculate: bool) -> tuple[Hashable, Stats]:
         asked = {"text_input": prompt, "max_tokens": max_tokens}
         if not speculate and baseline:
-            answer = baseline.generate(asked)
-        else:
-            answer = client.generate(asked if speculate else {**asked, "num_draft_tokens": 0})
-        if missing := [key for key in needed if key not in answer]:
-            raise DeployError(f"the server's answers lack {', '.join(missing)}", hint="serve an artifact of trtspec")
-        return answer["text_output"], _stats(answer)
+            return _answer(baseline, asked, needed)[:2]
+        text, stats, counts = _answer(client, asked if speculate else {**asked, "num_draft_tokens": 0}, needed)
+        comparison.counts_drafts &= counts
+        return text, stats
 
     for speculate in (True, False) if baseline else (True,):  # what a server does only once is not measured
         ask(prompts[0], speculate)
-    return _compare(Comparison(len(prompts), max_tokens, acceptance), ask, prompts, runs, on_progress)
+    return _compare(comparison, ask, prompts, runs, on_progress)
+
+
+def measure_drafts(
+    client: Client, prompts: Sequence[str], max_tokens: int, on_progress: OnProgress, acceptance: str
+) -> Comparison:
+    """Count what a server drafts and what of it is accepted, of an engine that cannot be compared with itself."""
+    comparison = Comparison(len(prompts), max_tokens, acceptance)
+    for number, prompt in enumerate(prompts, 1):
+        _, stats, counts = _answer(client, {"text_input": prompt, "max_tokens": max_tokens}, ANSWERED)
+        comparison.counts_drafts &= counts
+        comparison.speculative.stats += stats
+        on_progress("drafts", number, len(prompts))
+    return comparison
+
+
+def drafts_on_request(client: Client) -> bool:
+    """Return whether a server can be asked to draft nothing, and so be compared with itself."""
+    try:
+        client.generate({"text_input": "Hello", "max_tokens": 1, "num_draft_tokens": 0})
+    except DeployError as error:
+        if "num_draft_tokens" in error.message:  # engines that decide it themselves say so by this name
+            return False
+        raise
+    return True
+
+
+def _answer(client: Client, request: dict[str, Any], needed: Sequence[str]) -> tuple[str, Stats, bool]:
+    """Return a text, what it took, and whether its drafts were counted."""
+    answer = client.generate(request)
+    if missing := [key for key in needed if key not in answer]:
+        raise DeployError(f"the server's answers lack {', '.join(missing)}", hint="serve an artifact of trtspec")
+    return answer["text_output"], _stats(answer), all(key in answer for key in COUNTED)
 
 
 def _compare(

@@ -264,6 +264,12 @@ class Gates(StrictModel):
     min_speedup: float | None = Field(
         default=None, gt=0, description="Least tokens/s over the same engine without drafting"
     )
+    quantized_parity: float = Field(
+        default=0.9,
+        ge=0,
+        le=1,
+        description="Least part of a quantized target's tokens that are the source's own choice",
+    )
     prompts: Prompts | None = Field(default=None, description="JSON lines of prompts the gates are measured on")
 
 

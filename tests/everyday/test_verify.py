@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`verify`: parity that compared nothing does not hold, and what another engine runs is said to be its server's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Run
+from trtspec.artifacts.manifest import load_manifest
+from trtspec.generation.request import Result, Stats
+from trtspec.measure import parity
+
+TOKENS = ("--max-tokens", 8)
+
+
+def disagreement(lead: float = 1.0) -> Any:
+    return parity._Disagreement(0, 1, 2, lead, 0.0)
+
+
+def quantized(limit: float, *answers: tuple[Result, int]) -> Any:
+    compared = [
+        parity._Compared(str(number), parity._places(result), [disagreement()] * differing)
+        for number, (result, differing) in enumerate(answers)
+    ]
+    return parity._quantized_parity("FP8", compared, limit)
+
+
+def answer(tokens: int, reason: str) -> Result:
+    return Result((5,) * tokens, reason, Stats())
+
+
+def test_quantized_parity_of_nothing_fails() -> None:
+    check = quantized(0.0, (answer(0, "cancelled"), 0))
+    assert (check.ok, check.value) == (False, 0.0)
+    assert check.detail == "nothing was compared: the FP8 target answered none of 1 prompts with a token"
+
+
+def test_a_chosen_end_is_a_place() -> None:
+    """Sixty-four texts that end at once where the source goes on: none agrees, and none of them less than none."""
+    check = quantized(0.9, *[(answer(0, "end_id"), 1)] * 64)
+    assert (check.ok, check.value) == (False, 0.0)
+    assert check.detail.startswith("0.0% of 64 tokens")
+    check = quantized(0.75, (answer(3, "end_id"), 1), (answer(4, "length"), 1))
+    assert (check.ok, check.value) == (True, 0.75)
+    assert check.detail.endswith("; at least 75.0% is wanted")
+    assert not quantized(0.76, (answer(3, "end_id"), 1), (answer(4, "length"), 1)).ok
+
+
+def test_exact_parity_of_nothing_fails_and_what_is_no_number_is_no_tie() -> None:
+    check = parity._exact_parity([parity._Compared("a", 3, []), parity._Compared("b", 0, [])])
+    assert (check.ok, check.value, check.limit) == (False, 1, 2)
+    assert check.detail.endswith("; no token to compare of 1: prompt b")
+    assert not parity._exact_parity([parity._Compared("a", 3, [disagreement(float("nan"))])]).ok
+
+
+FP8 = (
+    *("--set", "target.quantization.weights=fp8"),
+    *("--set", "target.quantization.calibration.prompts=prompts.jsonl"),
+)
+
+
+@pytest.mark.integration
+def test_the_limit_of_quantized_parity_is_the_recipes(recipe: Path, trtspec: Run) -> None:
+    built = trtspec("build", recipe, *FP8, "--set", "gates.quantized_parity=1.0", "--set", "gates.lossless=false")
+    assert built.code == 0, built.err
+    done = trtspec("verify", "build/tiny", *TOKENS, "--json")
+    parity_check = {check["name"]: check for check in done.document["checks"]}["parity"]
+    assert parity_check["limit"] == load_manifest(Path("build/tiny")).recipe.gates.quantized_parity == 1.0
+    assert parity_check["gate"] == "quantized_parity"
+    assert done.code == (0 if parity_check["value"] == 1.0 else 110)
+    skipped = trtspec("verify", "build/tiny", *TOKENS, "--json", "--skip-gate", "quantized_parity")
+    assert skipped.code == 0
+    assert [check["name"] for check in skipped.document["checks"]] == ["files"]
+    assert [(each["name"], each["reason"]) for each in skipped.document["left_out"]] == [("parity", "request")]
+
+
+@pytest.mark.parametrize("value", ["1.5", "-0.1"])
+def test_a_limit_that_is_no_share(value: str, recipe: Path, trtspec: Run) -> None:
+    refused = trtspec("check", recipe, "--set", f"gates.quantized_parity={value}")
+    assert refused.code == 1
+    assert "gates.quantized_parity" in refused.err
+
+
+@pytest.fixture
+def copied(recipe: Path, trtspec: Run) -> Path:
+    """The artifact of an engine that takes the sources as they are, with a limit of its own."""
+    recipe.write_text(recipe.read_text().replace("engine:\n", "engine:\n  backend: vllm\n  gpu: h100\n"))
+    assert trtspec("build", recipe, "--set", "gates.min_speedup=99").code == 0
+    return recipe.parent / "build" / "tiny"
+
+
+def test_what_needs_no_engine_is_verified_without_it(copied: Path, trtspec: Run) -> None:
+    done = trtspec("verify", copied, "--json")
+    assert done.code == 0
+    checks = {check["name"]: check["ok"] for check in done.document["checks"]}
+    assert checks == {"files": True, "sources": True}
+    waiting = {each["name"]: each for each in done.document["left_out"]}
+    assert list(waiting) == ["parity", "lossless", "min_speedup"]
+    assert [each["reason"] for each in waiting.values()] == ["engine", "server", "server"]
+    assert "trtspec bench NAME --gates (exit 110 where the text differs, 112 where a l" in waiting["lossless"]["why"]
+    shown = trtspec("verify", copied)
+    assert f"lossless, min_speedup: {waiting['lossless']['why']}\n" in shown.out + shown.err
+    assert json.loads((copied / "reports" / "verify.json").read_text()) == done.document
+
+
+def test_a_source_that_changed_since_or_is_gone(copied: Path, trtspec: Run) -> None:
+    config = copied.parents[1] / "target" / "config.json"
+    config.write_text(config.read_text() + "\n")
+    done = trtspec("verify", copied)
+    assert done.code == 110
+    assert "checkpoints/target/config.json: " in done.err
+    config.parent.rename(copied.parents[1] / "moved")
+    gone = trtspec("verify", copied, "--json")
+    assert gone.code == 0
+    assert gone.document["left_out"][0]["reason"] == "source"
+    assert trtspec("verify", copied, "--source", copied.parents[1] / "moved").code == 110
+    assert trtspec("verify", copied, "--source", "nosuch").code == 1
+
+
+def test_a_report_elsewhere(copied: Path, trtspec: Run, workplace: Path) -> None:
+    done = trtspec("verify", copied, "--report", workplace / "here" / "report.json", "--json")
+    assert json.loads((workplace / "here" / "report.json").read_text()) == done.document
+    assert not (copied / "reports").exists()
+
+
+def test_an_artifact_that_takes_no_report_gets_its_verdict(copied: Path, trtspec: Run) -> None:
+    (copied / "reports").write_text("in the way, as on a read-only disk")
+    done = trtspec("verify", copied, "--json")
+    assert (done.code, done.document["ok"]) == (0, True)
+    assert "warning: " in done.err
+    assert "the report cannot be written" in done.err
+    (copied / "checkpoints" / "target" / "config.json").unlink()
+    assert trtspec("verify", copied).code == 110
+
+
+def test_a_gate_that_is_none(copied: Path, trtspec: Run) -> None:
+    refused = trtspec("verify", copied, "--skip-gate", "min_speedpu")
+    assert refused.code == 1
+    assert "unknown gate 'min_speedpu'" in refused.err
+    assert "did you mean 'min_speedup'?" in refused.err

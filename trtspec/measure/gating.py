@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures what the gates are about, in this process or on a running server, and notes it in the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtspec.artifacts.manifest import Manifest, load_manifest
+from trtspec.backends.base import find_backend
+from trtspec.errors import DeployError, TrtspecError
+from trtspec.measure.artifact import artifact_prompts, open_artifact, read_artifact
+from trtspec.measure.bench import (
+    Comparison,
+    OnProgress,
+    drafts_on_request,
+    measure_drafts,
+    measure_engine,
+    measure_server,
+)
+from trtspec.measure.gates import DRAFTS_ALWAYS, Judgement, judge_gates, left_out_on_request
+from trtspec.measure.report import (
+    PROCESS,
+    REPORT,
+    SERVER,
+    LeftOut,
+    Verification,
+    manifest_sha256,
+    read_report,
+    verification_of,
+    write_report,
+)
+from trtspec.triton.client import Client
+
+# What is measured before an unverified artifact is deployed.
+DEPLOY_PROMPTS, DEPLOY_TOKENS = 16, 32
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is asked, one prompt after the other, how often, and which gates are of no interest."""
+
+    prompts: Sequence[str]
+    max_tokens: int
+    runs: int
+    skip: Collection[str] = ()
+    on_progress: OnProgress = lambda what, done, total: None
+
+
+def deploy_load(root: Path, skip: Collection[str], on_progress: OnProgress) -> Load:
+    """Return what is asked of an artifact without a report."""
+    prompts = [prompt.text for prompt in artifact_prompts(root, None)[:DEPLOY_PROMPTS]]
+    return Load(prompts, DEPLOY_TOKENS, 1, skip, on_progress)
+
+
+def judge_engine(root: Path, manifest: Manifest, load: Load) -> tuple[Comparison, Judgement]:
+    """Judge the gates in this process; raises TrtspecError where another engine serves the artifact."""
+    name = manifest.backend.name
+    if not find_backend(name).in_process:
+        hint = "trtspec deploy it, then trtspec bench NAME --gates"
+        raise TrtspecError(f"{name} serves this artifact, and not this process", where=str(root), hint=hint)
+    with open_artifact(root, manifest) as artifact:
+        comparison, _ = measure_engine(artifact, load.prompts, load.max_tokens, load.runs, load.on_progress)
+    return comparison, judge_gates(manifest.recipe, comparison, PROCESS, load.skip)
+
+
+def judge_server(
+    client: Client, manifest: Manifest, load: Load, baseline: Client | None = None, *, in_part: bool = False
+) -> tuple[Comparison, Judgement]:
+    """Judge the gates on a running server; `baseline` is one without speculation.
+
+    Raises DeployError where one is needed and there is none, unless `in_part` asks for what can be measured without.
+    """
+    acceptance, prompts = manifest.recipe.speculation.acceptance, load.prompts
+    if baseline or drafts_on_request(client):
+        comparison = measure_server(client, prompts, load.max_tokens, load.runs, load.on_progress, acceptance, baseline)
+    elif in_part:
+        comparison = measure_drafts(client, prompts, load.max_tokens, load.on_progress, acceptance)
+    elif manifest.recipe.speculation.method == "none":
+        raise DeployError("the artifact does not speculate: its gates have nothing to compare")
+    else:
+        raise DeployError("the gates need a baseline", hint=DRAFTS_ALWAYS)
+    return comparison, judge_gates(manifest.recipe, comparison, SERVER, load.skip)
+
+
+def ensure_served_gates(client: Client, root: Path, load: Load, baseline: Client | None = None) -> tuple[LeftOut, ...]:
+    """Raise unless the gates hold on an artifact's own server; returns what could not be measured there."""
+    manifest = load_manifest(root)
+    _, judged = judge_server(client, manifest, load, baseline, in_part=True)
+    if failure := verification_of(root, manifest.recipe.speculation.acceptance, judged.checks).failure:
+        raise failure
+    return judged.left_out
+
+
+def bench_gates(
+    root: Path,
+    load: Load,
+    server: Client | None,
+    served_manifest: str = "",
+    baseline: Client | None = None,
+    on_unwritten: Callable[[TrtspecError], None] = lambda error: None,
+) -> tuple[Comparison, Verification]:
+    """Judge an artifact's gates on `server`, or without one in this process, and write the report.
+
+    `served_manifest` is the SHA-256 of the manifest that was deployed: of an artifact built anew since nothing is said.
+    """
+    manifest = read_artifact(root)
+    if server and served_manifest not in ("", manifest_sha256(root)):
+        message = "the artifact was built again since it was deployed"
+        raise DeployError(message, where=str(root), hint="stop the deployment and deploy it again")
+    comparison, judged = (
+        judge_server(server, manifest, load, baseline) if server else judge_engine(root, manifest, load)
+    )
+    left_out = (*left_out_on_request(manifest.recipe, load.skip), *judged.left_out)
+    found = verification_of(root, manifest.recipe.speculation.acceptance, judged.checks, left_out)
+    try:
+        write_report(root / REPORT, found.after(read_report(root)))
+    except TrtspecError as error:
+        on_unwritten(error)
+    return comparison, found

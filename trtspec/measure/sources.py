@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sources that an artifact was made from: where they lie now, and whether copies of them are still the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trtspec.artifacts.manifest import Manifest
+from trtspec.artifacts.paths import checkpoint
+from trtspec.checkpoint.prepare import locate_source
+from trtspec.checkpoint.source import load_source
+from trtspec.checkpoint.trtllm import load_checkpoint
+from trtspec.errors import CheckpointError, TrtspecError
+from trtspec.files import FileRecord, file_sha256, in_threads
+from trtspec.measure.artifact import TARGET
+from trtspec.measure.report import NO_SOURCE, Check, LeftOut
+
+HINT = "say where it lies now with --source DIR"
+
+
+def find_source(root: Path, manifest: Manifest, given: Path | None) -> Path:
+    """Return the directory of the target's source, its config and headers seen to add up.
+
+    Raises TrtspecError where there is none, or another model's.
+    """
+    try:
+        source = load_source(given or locate_source(manifest.recipe.target))
+        theirs, ours = source.reader.positive("vocab_size"), load_checkpoint(root / TARGET).config.vocab_size
+    except CheckpointError as error:
+        message = f"the source of the target cannot be read: {error.message}"
+        raise TrtspecError(message, where=error.where, hint=HINT) from None
+    if theirs != ours:
+        message = f"this is another model: it has {theirs} vocabulary entries, the artifact {ours}"
+        raise TrtspecError(message, where=str(source.root))
+    return source.root
+
+
+def check_sources(manifest: Manifest, given: Path | None) -> Check | LeftOut:
+    """Hold the checkpoints that an artifact copied against their sources, file by file; `given` is the target's.
+
+    Left out where a source does not lie where it was and none is given. Raises TrtspecError where `given` is none.
+    """
+    if given and not given.is_dir():
+        raise TrtspecError("no such directory", where=str(given), hint=HINT)
+    pairs: list[tuple[Path, FileRecord]] = []
+    for role, model in zip(
+        ("target", "draft"), (manifest.recipe.target, *manifest.recipe.speculation.drafts), strict=False
+    ):
+        copies = [record for record in manifest.files if record.path.startswith(f"{checkpoint(role)}/")]
+        try:
+            root = given if given and role == "target" else locate_source(model) if copies else Path()
+        except CheckpointError as error:
+            return LeftOut("sources", NO_SOURCE, f"the source of the {role} is not there ({error.message}): {HINT}")
+        pairs += [(root / Path(record.path).name, record) for record in copies]
+    return _compare(pairs)
+
+
+def _compare(pairs: list[tuple[Path, FileRecord]]) -> Check:
+    problems = [found for found in in_threads(_difference, pairs) if found]
+    detail = "; ".join(problems[:3]) or f"{len(pairs)} files are those of the sources, byte by byte"
+    return Check("sources", not problems, len(pairs) - len(problems), len(pairs), detail)
+
+
+def _difference(pair: tuple[Path, FileRecord]) -> str | None:
+    source, record = pair
+    try:
+        return None if file_sha256(source) == record.sha256 else f"{record.path}: {source} is another file"
+    except OSError as error:
+        return f"{record.path}: {source} cannot be read: {error.strerror}"
