@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, BinaryIO, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -37,6 +38,34 @@ class FileRecord(BaseModel):
     path: Annotated[str, AfterValidator(_relative)]
     size: Annotated[int, Field(ge=0)]
     sha256: Sha256
+
+
+class UnfitFile(OSError):
+    """What is there is not to be read; `strerror` says why."""
+
+
+def unreadable(error: OSError) -> str:
+    """Return in words why a file was not read."""
+    return str(error.strerror) if isinstance(error, UnfitFile) else f"cannot be read: {error.strerror}"
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file to be read; raises OSError, UnfitFile where it is a directory, a pipe or a device."""
+    # an ordinary open of a pipe would wait until somebody writes into it
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise UnfitFile(None, "not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def read_bounded(path: Path, max_bytes: int) -> bytes:
+    """Return the bytes of a regular file; raises OSError, UnfitFile where it has more than `max_bytes`."""
+    with open_regular(path) as file:
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise UnfitFile(None, f"larger than {max_bytes:,} bytes", str(path))
+    return data
 
 
 def file_sha256(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:

@@ -53,7 +53,7 @@ def test_too_many_and_too_large(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(TrtspecError, match="3 prompts, expected 1 to 2"):
         load_prompts(path)
     monkeypatch.setattr(prompts_module, "MAX_BYTES", 40)
-    with pytest.raises(TrtspecError, match="larger than 0 MiB"):
+    with pytest.raises(TrtspecError, match="larger than 40 bytes"):
         load_prompts(path)
 
 

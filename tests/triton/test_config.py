@@ -126,6 +126,6 @@ def test_a_leftover_placeholder_names_line_and_column() -> None:
 
 
 def test_a_missing_file_is_an_error_that_names_it(tmp_path: Path) -> None:
-    with pytest.raises(TrtspecError, match="the model configuration cannot be read") as caught:
+    with pytest.raises(TrtspecError, match="the model configuration: cannot be read") as caught:
         load_config(tmp_path / "config.pbtxt")
     assert caught.value.where == str(tmp_path / "config.pbtxt")

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from trtspec.artifacts.paths import MANIFEST
 from trtspec.errors import TrtspecError
-from trtspec.files import FileRecord, Sha256, file_sha256, in_threads
+from trtspec.files import FileRecord, Sha256, file_sha256, in_threads, read_bounded, unreadable
 from trtspec.recipe.resolve import ResolvedRecipe
 
 SCHEMA = "trtspec.manifest/1"
@@ -115,11 +115,9 @@ def _load_document(path: Path) -> Any:
             raise TrtspecError("there is no artifact: no such directory", where=where, hint=hint)
         if not path.is_file():
             raise TrtspecError(f"not an artifact: it has no {MANIFEST}", where=where, hint=hint)
-        if path.stat().st_size > MAX_BYTES:
-            raise TrtspecError(f"larger than the {MAX_BYTES >> 20} MiB a manifest may have", where=str(path))
-        return json.loads(path.read_bytes())
+        return json.loads(read_bounded(path, MAX_BYTES))
     except OSError as error:
-        raise TrtspecError(f"cannot be read: {error.strerror}", where=str(path)) from error
+        raise TrtspecError(unreadable(error), where=str(path), hint="build the artifact again") from error
     except (ValueError, RecursionError) as error:
         raise TrtspecError(f"not valid JSON: {error}", where=str(path), hint="build the artifact again") from error
 

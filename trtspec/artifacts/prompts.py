@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtspec.errors import TrtspecError
+from trtspec.files import read_bounded, unreadable
 
 MAX_BYTES = 64 << 20
 MAX_PROMPTS = 100_000
@@ -25,11 +26,9 @@ class Prompt:
 def load_prompts(path: Path) -> list[Prompt]:
     """Read prompts; raises TrtspecError with the line of the first that is none, or if there are none."""
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise TrtspecError(f"larger than {MAX_BYTES >> 20} MiB", where=str(path))
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = read_bounded(path, MAX_BYTES).decode().split("\n")
     except OSError as error:
-        raise TrtspecError(f"cannot be read: {error.strerror}", where=str(path)) from None
+        raise TrtspecError(unreadable(error), where=str(path)) from None
     except UnicodeDecodeError:
         raise TrtspecError("not UTF-8", where=str(path)) from None
     prompts = [_parse(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]

@@ -15,8 +15,9 @@ from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from trtspec.checkpoint.untrusted import open_regular, parse_object, shown
+from trtspec.checkpoint.untrusted import parse_object, shown
 from trtspec.errors import CheckpointError
+from trtspec.files import open_regular, unreadable
 
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1,
               "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1}  # fmt: skip
@@ -46,12 +47,12 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     Raises CheckpointError for a file that is no regular one or truncated, holds overlapping, missing or surplus bytes,
     names a tensor twice, or whose header is larger than MAX_HEADER_BYTES or holds more than MAX_HEADER_VALUES.
     """
-    with open_regular(path) as file:
-        try:
+    try:
+        with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             raw = _read_raw(path, file, size)
-        except OSError as error:
-            _refuse(path, f"cannot be read: {error.strerror}")
+    except OSError as error:
+        _refuse(path, unreadable(error))
     start = 8 + len(raw)
     tensors = [_tensor(path, name, entry, start) for name, entry in _parse(path, raw).items()]
     tensors.sort(key=lambda tensor: (tensor.offset, tensor.nbytes))

@@ -13,8 +13,9 @@ from typing import Any
 
 from trtspec.checkpoint.model_config import ConfigReader
 from trtspec.checkpoint.safetensors import TensorInfo, read_header
-from trtspec.checkpoint.untrusted import inside, open_regular, parse_object, shown
+from trtspec.checkpoint.untrusted import inside, parse_object, shown
 from trtspec.errors import CheckpointError
+from trtspec.files import read_bounded, unreadable
 from trtspec.paths import hub_cache_dir
 
 MAX_CONFIG_BYTES = 1 << 20
@@ -154,15 +155,10 @@ def read_weight_map(index: Path) -> dict[str, str]:
 
 def read_json(path: Path, max_bytes: int) -> dict[str, Any]:
     """Return the JSON object in `path`, which may have at most `max_bytes`."""
-    with open_regular(path) as file:
-        try:
-            raw = file.read(max_bytes + 1)
-        except OSError as error:
-            raise CheckpointError(f"cannot be read: {error.strerror}", where=str(path)) from None
-    if len(raw) > max_bytes:
-        raise CheckpointError(f"larger than {max_bytes:,} bytes", where=str(path))
     try:
-        return parse_object(raw, MAX_JSON_VALUES)
+        return parse_object(read_bounded(path, max_bytes), MAX_JSON_VALUES)
+    except OSError as error:
+        raise CheckpointError(unreadable(error), where=str(path)) from None
     except ValueError as error:
         raise CheckpointError(str(error), where=str(path)) from None
 

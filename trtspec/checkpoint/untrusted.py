@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from collections import Counter
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from trtspec.errors import CheckpointError
 
@@ -40,19 +39,6 @@ def inside(root: Path, name: str) -> Path:
             message = f"a link to {shown(os.readlink(path))}, which is outside its directory"
             raise CheckpointError(message, where=str(path), hint="put the file itself there")
     return path
-
-
-def open_regular(path: Path) -> BinaryIO:
-    """Open a file to be read; raises CheckpointError where it is missing, or a directory, a pipe or a device."""
-    try:
-        # an ordinary open of a pipe would wait until somebody writes into it
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError as error:
-        raise CheckpointError(f"cannot be read: {error.strerror}", where=str(path)) from None
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise CheckpointError("not a regular file", where=str(path))
-    return os.fdopen(descriptor, "rb")
 
 
 def parse_object(raw: bytes, max_values: int) -> dict[str, Any]:

@@ -21,13 +21,14 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from trtspec.errors import DeployError
-from trtspec.files import replace_file
+from trtspec.files import read_bounded, replace_file
 from trtspec.paths import state_dir
 from trtspec.registry import did_you_mean
 from trtspec.system import LOOPBACK, is_alive
 from trtspec.triton.server import Ports
 
 FORMAT_VERSION = 1
+MAX_STATE_BYTES = 1 << 20
 STARTING = ("staged", "loaded", "smoke")
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
@@ -85,7 +86,7 @@ class DeploymentJournal:
         """Return the last record; None where this name was never deployed."""
         path = self.root / "state.json"
         try:
-            document = json.loads(path.read_bytes())
+            document = json.loads(read_bounded(path, MAX_STATE_BYTES))
             known = {field.name for field in fields(Record)}
             return Record(**{key: value for key, value in document.items() if key in known})
         except FileNotFoundError:

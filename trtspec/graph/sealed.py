@@ -11,6 +11,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from trtspec.files import UnfitFile, read_bounded
+
 MAX_DOCUMENT_BYTES = 64 << 20
 
 
@@ -23,10 +25,8 @@ def seal(schema: str, body: dict[str, Any]) -> bytes:
 def load_sealed(schema: str, path: Path) -> dict[str, Any] | None:
     """Return the body of a sealed document, or None where there is none, or not a sound one of this schema."""
     try:
-        if path.stat().st_size > MAX_DOCUMENT_BYTES:
-            return None
-        document = json.loads(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
+        document = json.loads(read_bounded(path, MAX_DOCUMENT_BYTES))
+    except (FileNotFoundError, NotADirectoryError, UnfitFile, ValueError, RecursionError):
         return None
     if not isinstance(document, dict):
         return None

@@ -22,9 +22,9 @@ from trtspec.checkpoint.rules import Skip
 from trtspec.checkpoint.safetensors import TensorInfo
 from trtspec.checkpoint.source import Source
 from trtspec.checkpoint.trtllm import MOST_LAYERS
-from trtspec.checkpoint.untrusted import open_regular
 from trtspec.diagnostics import Diagnostic
 from trtspec.families.decoder import read_decoder
+from trtspec.files import open_regular
 from trtspec.methods.base import DraftHead, DraftShape, HeadTarget, LossyOptions, Method
 from trtspec.methods.eagle3_head import EMBEDDING, LAYER_CONFIG, NAME, Eagle3HeadConfig, Names, head_rules
 from trtspec.methods.fit import check_layer, check_sizes

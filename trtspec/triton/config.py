@@ -15,9 +15,11 @@ from typing import Any, TypeAlias
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
 from trtspec.errors import TrtspecError
+from trtspec.files import read_bounded, unreadable
 
 PACKAGE = "inference"
 LINE_LEN = 120
+MAX_BYTES = 1 << 20
 ModelConfig: TypeAlias = Any  # a message class made at run time; its fields are in MESSAGES
 
 # message: field -> (number, type); `type*` is repeated, `map:type` maps a string to `type`.
@@ -141,9 +143,11 @@ _CLASS = _config_class()
 def load_config(path: Path) -> ModelConfig:
     """Read one config.pbtxt."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TrtspecError(f"the model configuration cannot be read: {error}", where=str(path)) from None
+        text = read_bounded(path, MAX_BYTES).decode()
+    except OSError as error:
+        raise TrtspecError(f"the model configuration: {unreadable(error)}", where=str(path)) from None
+    except UnicodeDecodeError as error:
+        raise TrtspecError(f"the model configuration is not UTF-8: {error}", where=str(path)) from None
     return parse_config(text, where=str(path))
 
 

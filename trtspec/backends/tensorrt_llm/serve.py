@@ -19,6 +19,7 @@ from trtspec.backends.tensorrt_llm.placement import ENVIRONMENT, LAUNCH, no_pool
 from trtspec.backends.tensorrt_llm.repository import relocate
 from trtspec.backends.tensorrt_llm.toolchain import BUILDER
 from trtspec.errors import DeployError
+from trtspec.files import read_bounded
 from trtspec.gpus import Gpu, find_gpu
 from trtspec.triton.names import ENGINE_MODELS
 
@@ -42,9 +43,7 @@ def read_launch(artifact: Path) -> Launch:
     """Return how an artifact is launched."""
     path = artifact / LAUNCH
     try:
-        if path.stat().st_size > MAX_LAUNCH_BYTES:
-            raise ValueError("too large")
-        return _parse_launch(json.loads(path.read_text(encoding="utf-8")))
+        return _parse_launch(json.loads(read_bounded(path, MAX_LAUNCH_BYTES)))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DeployError(f"cannot be read: {error}", where=str(path), hint="build it again") from None
 
