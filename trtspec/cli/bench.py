@@ -37,7 +37,8 @@ def bench(
 
     Example: trtspec bench build/quickstart
     """
-    from trtspec.cli.render import counter, print_json
+    from trtspec.cli.progress import counter
+    from trtspec.cli.render import print_json
     from trtspec.errors import TrtspecError
 
     url, root = _find(what)
@@ -51,7 +52,8 @@ def bench(
             comparison = _measure_artifact(Path(what), prompts, max_tokens, runs, on_progress)
     if json:
         print_json(comparison.as_dict())
-    show(comparison, url or what)
+    else:
+        show(comparison, url or what)
 
 
 def _find(what: str) -> tuple[str, Path | None]:

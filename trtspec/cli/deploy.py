@@ -26,7 +26,8 @@ def deploy(
 
     Example: trtspec deploy build/quickstart --detach
     """
-    from trtspec.cli.render import counter, print_json, say
+    from trtspec.cli.progress import counter
+    from trtspec.cli.render import note, print_json
     from trtspec.deploy.base import deploy as serve
 
     with counter() as on_progress:
@@ -34,20 +35,21 @@ def deploy(
             artifact,
             target,
             on_progress=on_progress,
-            on_unmeasured=lambda: say("its gates can only be measured on the server: trtspec bench NAME", "yellow"),
+            on_unmeasured=lambda: note("its gates can only be measured on the server: trtspec bench NAME", "yellow"),
             http_port=http_port,
             grpc_port=grpc_port,
             metrics_port=metrics_port,
             detach=detach,
             timeout_s=timeout,
-            on_event=lambda state, what: say(f"  {state:<7} {what}"),
+            on_event=lambda state, what: note(f"  {state:<7} {what}"),
         )
     document = deployment.as_dict()
     if json:
         print_json(document)
-    show(document)
+    else:
+        show(document)
     if not detach:
-        say("press Ctrl-C to stop")
+        note("press Ctrl-C to stop")
         deployment.wait()  # unbounded: a server in the foreground, as long as its owner wants
 
 

@@ -31,7 +31,7 @@ def generate(
 
     Example: trtspec generate build/quickstart -p '[{"id": 612, "name": "ada",'
     """
-    from trtspec.cli.render import print_json, say
+    from trtspec.cli.render import note, print_json
     from trtspec.errors import TrtspecError
     from trtspec.generation.request import SamplingOptions
     from trtspec.measure.generate import generate_many, generate_one
@@ -57,7 +57,7 @@ def generate(
         rate, length = said["acceptance_rate"], said["mean_accepted_len"]
         drafts = f", acceptance rate {rate:.3f}, {length:.2f} tokens a step" if said["drafted"] else ""
         drafts += "" if generated.acceptance == "exact" else f", {generated.acceptance} acceptance: lossy"
-        say(
+        note(
             f"{said['new_tokens']} tokens in {said['seconds']:.2f} s, {said['tokens_per_s']:.0f} tokens/s{drafts}",
             "dim",
         )

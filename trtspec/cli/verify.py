@@ -22,7 +22,8 @@ def verify(
 
     Example: trtspec verify build/quickstart
     """
-    from trtspec.cli.render import counter, print_json, say, show_table
+    from trtspec.cli.progress import counter
+    from trtspec.cli.render import print_json, say, show_table
     from trtspec.measure.verify import verify_artifact
 
     with counter() as on_progress:
@@ -31,9 +32,10 @@ def verify(
         )
     if json:
         print_json(verification.as_dict())
-    rows = [(check.name, "holds" if check.ok else "FAILS", check.detail) for check in verification.checks]
-    show_table("", ("check", "", "what was found"), rows)
-    say(f"{artifact}: {'verified' if verification.ok else 'NOT verified'}", "green" if verification.ok else "red")
+    else:
+        rows = [(check.name, "holds" if check.ok else "FAILS", check.detail) for check in verification.checks]
+        show_table("", ("check", "", "what was found"), rows)
+        say(f"{artifact}: {'verified' if verification.ok else 'NOT verified'}", "green" if verification.ok else "red")
     raise typer.Exit(verification.failure.exit_code if verification.failure else 0)
 
 
