@@ -115,7 +115,7 @@ def test_pinned_pickles_are_built_from(expected: bytes, recipe: Path, trtspec: R
         assert "its weights are pickles that were not opened yet" in getattr(trtspec(command, recipe), stream)
     built = trtspec("build", recipe)
     assert built.code == 0, built.err
-    assert ["unpickle", f"{recipe.parent}/target"] == built.err.split()[:2], "a long path has a line of its own"
+    assert built.err.startswith(f"  unpickle {recipe.parent}/target\n"), "a long path is not folded"
     assert weights(recipe) == expected
     assert load_manifest(recipe.parent / "build" / "tiny").recipe.target.allow_pickle is True
     assert trtspec("check", recipe).code == 0

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from time import sleep
+
 import pytest
 from rich.progress import Progress
 
 from tests.conftest import Run
 from trtspec.cli import progress as module
-from trtspec.cli.progress import PERIOD_S, Counter, counter, tell
+from trtspec.cli.progress import PERIOD_S, Counter, build_bars, counter, tell
 
 
 class Clock:
@@ -68,8 +70,6 @@ def test_what_is_counted_is_what_is_told(capfd: pytest.CaptureFixture[str]) -> N
 def test_commands_tell_it_without_a_terminal(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from time import sleep
-
     monkeypatch.setattr(module, "PERIOD_S", 0.01)
     with counter() as count:
         count("lossless", 1, 4)
@@ -77,6 +77,21 @@ def test_commands_tell_it_without_a_terminal(
     assert "  lossless: 25 %, " in capfd.readouterr().err
     sleep(0.05)
     assert capfd.readouterr().err == ""  # nobody is left who tells
+
+
+def test_many_texts_are_long_work(trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PERIOD_S", 0.01)
+    monkeypatch.setattr("trtspec.measure.generate.generate_many", lambda *_, **__: sleep(0.2) or [])
+    done = trtspec("generate", "build/tiny", "--prompts", "some.jsonl")
+    assert done.document == {"format_version": 1, "results": []}
+    assert "  still at work after 0 s\n" in done.err
+
+
+def test_a_line_of_a_build_is_not_folded(capfd: pytest.CaptureFixture[str]) -> None:
+    what = f"fetch /{'long path/' * 20}"
+    with build_bars() as bars:
+        bars.preparing(what, 0, 10)
+    assert capfd.readouterr().err == f"  {what}\n"
 
 
 def test_short_work_is_not_told_of(trtspec: Run, workplace: object) -> None:

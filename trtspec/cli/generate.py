@@ -31,6 +31,7 @@ def generate(
 
     Example: trtspec generate build/quickstart -p '[{"id": 612, "name": "ada",'
     """
+    from trtspec.cli.progress import counter
     from trtspec.cli.render import note, print_json
     from trtspec.errors import TrtspecError
     from trtspec.generation.request import SamplingOptions
@@ -44,7 +45,8 @@ def generate(
         "stop": tuple(stop or ()),
     }
     if prompts is not None:
-        many = generate_many(artifact, prompts, **how)  # type: ignore[arg-type]
+        with counter():  # which says that it is at work
+            many = generate_many(artifact, prompts, **how)  # type: ignore[arg-type]
         print_json({"format_version": 1, "results": [{"id": name, **document(each)} for name, each in many]})
         return
     stream = None if json else _write

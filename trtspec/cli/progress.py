@@ -34,7 +34,7 @@ class BuildBars:
         """Show how much of a source is downloaded or unpickled; the total may grow meanwhile."""
         if what not in self._bars:
             self._bars[what] = self._progress.add_task(what, total=total or None)
-            self._progress.console.print(f"  {what}")
+            note(f"  {what}")
         self._progress.update(self._bars[what], completed=done, total=total or None, visible=done < total)
 
     def reading(self, done: int, total: int) -> None:
@@ -60,7 +60,7 @@ class BuildBars:
         if step.key in self._bars:
             self._progress.remove_task(self._bars.pop(step.key))
         spent = f"{seconds:.2f} s" if status == "built" else "was there"
-        self._progress.console.print(f"  {step.name:<20} {status:<6} {spent}")
+        note(f"  {step.name:<20} {status:<6} {spent}")
 
 
 class Counter:
