@@ -55,15 +55,17 @@ def the_problem(trtspec: Run, recipe: Path, place: tuple[int, int, str], *argume
 def test_a_pair_that_fits(trtspec: Run, recipe: Path) -> None:
     checked = trtspec("check", recipe, "--json")
     assert (checked.code, checked.document) == (0, {"format_version": 1, "ok": True, "problems": []})
-    assert checked.err == "tiny: fits together\n"
+    assert checked.err == ""
+    shown = trtspec("check", recipe)
+    assert (shown.out, shown.err) == ("tiny: fits together\n", "")
 
 
 def test_people_see_place_line_message_and_hint(trtspec: Run, recipe: Path) -> None:
     shutil.rmtree(recipe.parent / "target")
     checked = trtspec("check", recipe)
     assert checked.code == 1
-    assert checked.out == ""
-    assert checked.err == (
+    assert checked.err == ""
+    assert checked.out == (
         f"{recipe}:4:10  target.model\n"
         "  4 │   model: ./target\n"
         f"  no such directory: {recipe.parent}/target\n"
@@ -386,7 +388,7 @@ def test_a_pair_of_unusual_sizes_is_warned_of_and_built(trtspec: Run, recipe: Pa
 def test_options_of_another_engine_are_warned_of(trtspec: Run, recipe: Path) -> None:
     checked = trtspec("check", recipe, "--set", "engine.extra.gemm_plugin=auto")
     assert checked.code == 0
-    assert checked.err.startswith("--set engine.extra.gemm_plugin=auto  engine.extra.gemm_plugin\n  warning: an option")
+    assert checked.out.startswith("--set engine.extra.gemm_plugin=auto  engine.extra.gemm_plugin\n  warning: an option")
 
 
 def test_a_value_that_was_set_names_its_place(trtspec: Run, recipe: Path) -> None:
@@ -403,4 +405,4 @@ def test_a_matrix_is_checked_whole(trtspec: Run, recipe: Path) -> None:
     )
     checked = trtspec("check", recipe)
     assert checked.code == 0
-    assert checked.err.count("tiny-") == 4
+    assert checked.out.count("tiny-") == 4

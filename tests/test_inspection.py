@@ -72,8 +72,8 @@ def test_an_artifact(artifact: Path) -> None:
 
 def test_what_people_see(recipe: Path, trtspec: Run) -> None:
     shown = trtspec("inspect", recipe.parent / "target")
-    assert shown.out == ""
-    lines = dict(line.split(maxsplit=1) for line in shown.err.splitlines() if line.strip())
+    assert shown.err == ""
+    lines = dict(line.split(maxsplit=1) for line in shown.out.splitlines() if line.strip())
     assert lines["kind"].strip() == "source checkpoint"
     assert lines["parameters"].strip() == f"{PARAMETERS:,}"
     assert lines["dtypes"].strip() == f"BF16 {2 * PARAMETERS:,}"

@@ -175,4 +175,4 @@ def test_the_command_exits_with_1_where_something_is_left_to_fill_in(trtspec: Ru
     engine_recipe.write_text(quantized)
     done = trtspec("migrate", engine_recipe, "--to", "1.3")
     assert done.code == 1
-    assert "fill in what is open, then trtspec check" in done.err
+    assert "fill in what is open, then trtspec check" in done.out

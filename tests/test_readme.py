@@ -90,7 +90,7 @@ def test_the_mistake_it_shows_reads_like_that(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
         main(["check", "copy/quickstart.yaml"])
-    said = capsys.readouterr().err.split("\n\n")[0].replace("copy/", "recipes/")
+    said = capsys.readouterr().out.split("\n\n")[0].replace("copy/", "recipes/")
     assert said in README
 
 

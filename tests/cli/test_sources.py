@@ -69,7 +69,8 @@ def test_a_hub_id_is_downloaded_by_build_alone(expected: bytes, recipe: Path, hu
     for command in ("check", "plan"):
         asked = run(command, recipe, hub, HF_TOKEN=TOKEN)
         assert asked.returncode == 1
-        assert f"org/target at commit {COMMIT} is not in the hub cache\n  hint: trtspec build downloads" in asked.stderr
+        said = asked.stdout if command == "check" else asked.stderr  # of which it is the result
+        assert f"org/target at commit {COMMIT} is not in the hub cache\n  hint: trtspec build downloads" in said
     assert hub.asked == []
     built = run("build", recipe, hub, HF_TOKEN=TOKEN)
     assert built.returncode == 0, built.stderr
@@ -79,7 +80,7 @@ def test_a_hub_id_is_downloaded_by_build_alone(expected: bytes, recipe: Path, hu
     assert load_manifest(recipe.parent / "build" / "tiny").recipe.target.revision == COMMIT
     hub.asked.clear()
     again = run("build", recipe, hub)
-    assert "nothing to do" in again.stderr
+    assert "nothing to do" in again.stdout
     assert hub.asked == []
 
 
@@ -110,11 +111,11 @@ def test_pinned_pickles_are_built_from(expected: bytes, recipe: Path, trtspec: R
     assert refused.code == 1
     assert "pytorch_model.bin is a pickle, which is not opened; convert it to safetensors, or allow it" in refused.err
     replace(recipe, "model: ./target", f"model: ./target\n  {pin}")
-    for command in ("check", "plan"):
-        assert "its weights are pickles that were not opened yet" in trtspec(command, recipe).err
+    for command, stream in (("check", "out"), ("plan", "err")):
+        assert "its weights are pickles that were not opened yet" in getattr(trtspec(command, recipe), stream)
     built = trtspec("build", recipe)
     assert built.code == 0, built.err
-    assert ["unpickle", f"{recipe.parent}/target"] == built.err.split()[:2], "a long path has a line of its own"
+    assert built.err.startswith(f"  unpickle {recipe.parent}/target\n"), "a long path is not folded"
     assert weights(recipe) == expected
     assert load_manifest(recipe.parent / "build" / "tiny").recipe.target.allow_pickle is True
     assert trtspec("check", recipe).code == 0

@@ -73,7 +73,7 @@ def test_a_true_artifact(artifact: Path, trtspec: Run) -> None:
         "lossless": (True, 3, 3),
     }
     assert checks["parity"]["detail"] == "3 of 3 texts are what transformers says greedily with the source model"
-    assert "build/tiny: verified\n" in trtspec("verify", Path("build/tiny"), *TOKENS).err
+    assert "build/tiny: verified\n" in trtspec("verify", Path("build/tiny"), *TOKENS).out
 
 
 def test_the_report_survives_the_next_build(recipe: Path, artifact: Path, trtspec: Run) -> None:

@@ -52,7 +52,7 @@ def test_its_draft_len(draft_len: int, code: int, recipe: Path, trtspec: Run) ->
     recipe.write_text(RECIPE.format(options="{skip: {mlp: [1]}}"))
     found = trtspec("check", recipe, "--set", f"speculation.draft_len={draft_len}")
     assert found.code == code
-    assert ("swift takes 1..25 draft tokens" in found.err) == bool(code)
+    assert ("swift takes 1..25 draft tokens" in found.out) == bool(code)
 
 
 @pytest.mark.integration

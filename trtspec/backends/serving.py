@@ -60,8 +60,8 @@ class ServingHooks:
     """What `deploy` asks of a backend.
 
     `triton_backend` is what tritonserver must have beside its Python backend. `check_machine` raises DeployError where
-    this machine is another than the artifact was built for; `stage` writes the repository to serve at a path, for a
-    server that sees the artifact at another; `launch` reads which processes serve it.
+    this machine is another than the artifact was built for, or lacks what runs it; `stage` writes the repository to
+    serve at a path, for a server that sees the artifact at another; `launch` reads which processes serve it.
     """
 
     triton_backend: str = ""

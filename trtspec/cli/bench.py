@@ -37,7 +37,8 @@ def bench(
 
     Example: trtspec bench build/quickstart
     """
-    from trtspec.cli.render import counter, print_json
+    from trtspec.cli.progress import counter
+    from trtspec.cli.render import print_json
     from trtspec.errors import TrtspecError
 
     url, document = _find(what)

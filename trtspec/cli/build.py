@@ -24,7 +24,8 @@ def build(
 
     Example: trtspec build recipes/quickstart.yaml
     """
-    from trtspec.cli.render import build_bars, one_or_many, print_json, say, show_diagnostics
+    from trtspec.cli.progress import build_bars
+    from trtspec.cli.render import one_or_many, print_json, say, show_diagnostics
     from trtspec.errors import TrtspecError
     from trtspec.pipeline import artifact_place, open_store, plan_build, prepare_sources, run_build
     from trtspec.preflight import check_builds
@@ -42,9 +43,10 @@ def build(
             planned = plan_build(loaded, checked=ready, read_all=True, on_read=bars.reading)
             show_diagnostics(planned.diagnostics)
             built = run_build(planned, place, store, bars)
-        nothing = built.status == "unchanged"
-        say(f"{built.artifact}: {'nothing to do' if nothing else 'built'} ({built.seconds:.2f} s)", "green")
         documents.append(describe(built))
+        if not json:
+            done = "nothing to do" if built.status == "unchanged" else "built"
+            say(f"{built.artifact}: {done} ({built.seconds:.2f} s)", "green")
     if json:
         print_json(one_or_many(documents))
 

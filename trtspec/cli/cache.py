@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trtspec.cli.options import Json
+
+if TYPE_CHECKING:
+    from trtspec.graph.store import Store
 
 
 def cache(
@@ -19,28 +22,39 @@ def cache(
 
     Example: trtspec cache --verify
     """
-    from trtspec.cli.render import print_json, say, show_table
-    from trtspec.disk import amount
-    from trtspec.errors import DigestMismatch
+    from trtspec.cli.progress import counter
+    from trtspec.cli.render import print_json
     from trtspec.pipeline import open_store
 
     store = open_store()
-    removed = store.gc(keep=set()) if clear else []
-    problems = store.verify() if verify else []
-    entries = store.entries()
+    with counter():  # which says that it is at work: every file of a store may be read
+        removed = store.gc(keep=set()) if clear else []
+        problems = store.verify() if verify else []
     if json:
-        listed = [{"name": e.name, "key": e.key, "bytes": e.total_bytes, "created": e.created} for e in entries]
+        listed = [{"name": e.name, "key": e.key, "bytes": e.total_bytes, "created": e.created} for e in store.entries()]
         found = {"root": str(store.root), "entries": listed, "problems": problems, "removed": removed}
         print_json({"format_version": 1, "ok": not problems, **found})
+    else:
+        show(store, len(removed) if clear else None, problems if verify else None)
+    if problems:
+        raise typer.Exit(DigestMismatch.exit_code)
+
+
+def show(store: Store, removed: int | None, problems: list[str] | None) -> None:
+    """Show what lies there, and what was removed or found wrong, which is None where nobody asked."""
+    from trtspec.cli.render import say, show_table
+    from trtspec.disk import amount
+
+    entries = store.entries()
     rows = [(entry.name, entry.key[:12], amount(entry.total_bytes)) for entry in entries]
     show_table(str(store.root), ("step", "key", "size"), rows, (2,))
-    say(f"{len(entries)} entries, {amount(store.size())}" + (f"; {len(removed)} removed" if clear else ""))
-    for problem in problems:
+    gone = "" if removed is None else f"; {removed} removed"
+    say(f"{len(entries)} entries, {amount(store.size())}{gone}")
+    for problem in problems or ():
         say(problem, "red")
     if problems:
         say("the next build makes them again")
-        raise typer.Exit(DigestMismatch.exit_code)
-    if verify:
+    elif problems is not None:
         say("every file is what was recorded", "green")
 
 

@@ -28,9 +28,10 @@ def check(recipe: Recipe, set_: Set = None, json: Json = False) -> None:
     if json:
         listed = [diagnostic.as_dict() for diagnostic in diagnostics]
         print_json({"format_version": FORMAT_VERSION, "ok": not errors, "problems": listed})
-    show_diagnostics(diagnostics)
-    names = ", ".join(loaded.recipe.name for loaded in recipes)
-    say(f"{errors} error{'s' * (errors != 1)} in {recipe}" if errors else f"{names}: fits together")
+    else:
+        show_diagnostics(diagnostics, are_result=True)
+        names = ", ".join(loaded.recipe.name for loaded in recipes)
+        say(f"{errors} error{'s' * (errors != 1)} in {recipe}" if errors else f"{names}: fits together")
     raise typer.Exit(1 if errors else 0)
 
 

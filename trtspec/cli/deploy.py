@@ -33,7 +33,8 @@ def deploy(
 
     Example: trtspec deploy build/quickstart --detach
     """
-    from trtspec.cli.render import counter, note, print_json
+    from trtspec.cli.progress import counter
+    from trtspec.cli.render import note, print_json
     from trtspec.cli.verify import left_out_lines
     from trtspec.deploy.base import deploy as serve
     from trtspec.measure.gates import check_gate_names

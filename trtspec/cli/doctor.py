@@ -3,9 +3,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import typer
 
 from trtspec.cli.options import Json
+
+if TYPE_CHECKING:
+    from trtspec.probe import Probe
 
 
 def doctor(json: Json = False) -> None:
@@ -15,19 +20,27 @@ def doctor(json: Json = False) -> None:
     """
     from dataclasses import asdict
 
-    from trtspec.cli.render import print_json, say, show_table
+    from trtspec.cli.render import print_json
     from trtspec.doctor import probe_machine
 
     findings = probe_machine()
     fine = all(finding.ok for finding in findings)
     if json:
         print_json({"format_version": 1, "ok": fine, "findings": [asdict(finding) for finding in findings]})
+    else:
+        show(findings)
+    raise typer.Exit(0 if fine else 1)
+
+
+def show(findings: list[Probe]) -> None:
+    """Show what was found, and what to do about what was not."""
+    from trtspec.cli.render import say, show_table
+
     rows = [(each.name, "ok" if each.ok else "MISSING", each.detail) for each in findings]
     show_table("", ("", "", "what was found"), rows)
     for finding in findings:
         if not finding.ok and finding.hint:
             say(f"{finding.name}: {finding.hint}", "yellow")
-    raise typer.Exit(0 if fine else 1)
 
 
 command = doctor

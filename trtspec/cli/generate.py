@@ -31,7 +31,8 @@ def generate(
 
     Example: trtspec generate build/quickstart -p '[{"id": 612, "name": "ada",'
     """
-    from trtspec.cli.render import print_json, say
+    from trtspec.cli.progress import counter
+    from trtspec.cli.render import note, print_json
     from trtspec.errors import TrtspecError
     from trtspec.generation.request import SamplingOptions
     from trtspec.measure.generate import generate_many, generate_one
@@ -44,7 +45,8 @@ def generate(
         "stop": tuple(stop or ()),
     }
     if prompts is not None:
-        many = generate_many(artifact, prompts, **how)  # type: ignore[arg-type]
+        with counter():  # which says that it is at work
+            many = generate_many(artifact, prompts, **how)  # type: ignore[arg-type]
         print_json({"format_version": 1, "results": [{"id": name, **document(each)} for name, each in many]})
         return
     stream = None if json else _write
@@ -57,7 +59,7 @@ def generate(
         rate, length = said["acceptance_rate"], said["mean_accepted_len"]
         drafts = f", acceptance rate {rate:.3f}, {length:.2f} tokens a step" if said["drafted"] else ""
         drafts += "" if generated.acceptance == "exact" else f", {generated.acceptance} acceptance: lossy"
-        say(
+        note(
             f"{said['new_tokens']} tokens in {said['seconds']:.2f} s, {said['tokens_per_s']:.0f} tokens/s{drafts}",
             "dim",
         )

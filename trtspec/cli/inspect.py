@@ -39,8 +39,9 @@ def inspect(
     document = {"format_version": 1, **inspect_path(path, ParallelMapping(tensor, pipeline), Scheme(weights.value))}
     if json:
         print_json(document)
-    rows = [(key.replace("_", " "), _words(value)) for key, value in document.items() if key != "format_version"]
-    show_table("", ("", ""), rows)
+    else:
+        rows = [(key.replace("_", " "), _words(value)) for key, value in document.items() if key != "format_version"]
+        show_table("", ("", ""), rows)
 
 
 def _words(value: object, between: str = "\n") -> str:

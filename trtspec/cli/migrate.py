@@ -64,8 +64,9 @@ def migrate(
                 "changes": changes,
             }
         )
-    show_table("", ("", "key", "why"), [(each["kind"], each["path"], each["why"]) for each in changes])
-    say(f"{out}: written" if found.is_complete else f"{out}: written; fill in what is open, then trtspec check")
+    else:
+        show_table("", ("", "key", "why"), [(each["kind"], each["path"], each["why"]) for each in changes])
+        say(f"{out}: written" if found.is_complete else f"{out}: written; fill in what is open, then trtspec check")
     raise typer.Exit(0 if found.is_complete else 1)
 
 

@@ -30,7 +30,7 @@ def plan(
 
     Example: trtspec plan recipes/quickstart.yaml
     """
-    from trtspec.cli.render import one_or_many, print_json
+    from trtspec.cli.render import one_or_many, print_json, show_diagnostics
     from trtspec.pipeline import open_store, plan_build
     from trtspec.recipe.load import load_matrix
 
@@ -39,7 +39,9 @@ def plan(
     for loaded in load_matrix(recipe, set_ or ()):
         build = plan_build(loaded)
         documents.append(describe(build, store))
-        show(documents[-1], build)
+        show_diagnostics(build.diagnostics)
+        if not json:
+            show(documents[-1], build)
     if json:
         print_json(one_or_many(documents))
     work = any(step["status"] == "miss" for document in documents for step in document["steps"])
@@ -92,10 +94,9 @@ def _told(document: dict[str, Any]) -> str:
 
 def show(document: dict[str, Any], build: Build) -> None:
     """Show the plan to people."""
-    from trtspec.cli.render import say, show_diagnostics, show_table
+    from trtspec.cli.render import say, show_table
     from trtspec.disk import amount
 
-    show_diagnostics(build.diagnostics)
     backend = document["backend"]
     version = f" {build.recipe.engine.version}" if build.recipe.engine.version else ""
     say(f"{document['name']}: {backend['name']} engine{version}, because {backend['why']}")

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -35,60 +35,79 @@ def plugins(
 
     Example: trtspec plugins build --arch sm_90a
     """
+    from trtspec.cli.progress import counter
     from trtspec.cli.render import print_json
 
-    architectures = tuple(arch or ())
-    document = _ACTIONS[action](architectures)
+    make, show = _ACTIONS[action]
+    with counter():  # which says that it is at work: compilers take minutes
+        document = make(tuple(arch or ()))
     if json:
         print_json({"format_version": 1, **document})
+    else:
+        show(document)
     raise typer.Exit(0 if document["ok"] else 110)
 
 
-def _build(architectures: tuple[str, ...]) -> dict[str, object]:
+def _build(architectures: tuple[str, ...]) -> dict[str, Any]:
     from time import perf_counter
 
-    from trtspec.cli.render import say
     from trtspec.kernels.build import build_library, plan_library
 
     started = perf_counter()
     spec = plan_library(architectures=architectures)
     status = "hit" if spec.path.exists() else "built"
     path = build_library(spec)
-    seconds = perf_counter() - started
-    say(f"{path}: {status} in {seconds:.2f} s; {', '.join(spec.plugins)} for {', '.join(('CPUs', *architectures))}")
-    found = {"path": str(path), "key": spec.key, "status": status, "seconds": seconds}
+    found = {"path": str(path), "key": spec.key, "status": status, "seconds": perf_counter() - started}
     return {"ok": True, **found, "plugins": spec.plugins, "architectures": architectures}
 
 
-def _test(architectures: tuple[str, ...]) -> dict[str, object]:
+def _show_built(document: dict[str, Any]) -> None:
+    from trtspec.cli.render import say
+
+    what = f"{', '.join(document['plugins'])} for {', '.join(('CPUs', *document['architectures']))}"
+    say(f"{document['path']}: {document['status']} in {document['seconds']:.2f} s; {what}")
+
+
+def _test(architectures: tuple[str, ...]) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from trtspec.cli.render import say
     from trtspec.kernels.bindings import load_library
     from trtspec.kernels.build import build_library, plan_library
     from trtspec.kernels.selftest import run_self_test
 
     library = load_library(build_library(plan_library(architectures=architectures)))
-    checks = list(run_self_test(library, "cuda" if architectures else "cpu"))
-    failed = [check for check in checks if not check.ok]
+    checks = [asdict(check) for check in run_self_test(library, "cuda" if architectures else "cpu")]
+    return {"ok": all(check["ok"] for check in checks), "path": str(library.path), "checks": checks}
+
+
+def _show_tested(document: dict[str, Any]) -> None:
+    from trtspec.cli.render import say
+
+    checks = document["checks"]
+    failed = [check for check in checks if not check["ok"]]
     for check in failed:
-        say(f"{check.name}: {check.detail}", "red")
+        say(f"{check['name']}: {check['detail']}", "red")
     say(f"{len(checks) - len(failed)} of {len(checks)} checks hold", "red" if failed else "green")
-    return {"ok": not failed, "path": str(library.path), "checks": [asdict(check) for check in checks]}
 
 
-def _list(architectures: tuple[str, ...]) -> dict[str, object]:
-    from trtspec.cli.render import show_table
+def _list(architectures: tuple[str, ...]) -> dict[str, Any]:
     from trtspec.kernels.build import discover_plugins, list_libraries
 
-    known, libraries = discover_plugins(), list_libraries()
-    show_table("", ("plugin", "what it does"), [(name, plugin.summary) for name, plugin in known.items()])
-    built = [(", ".join(each.plugins), ", ".join(each.architectures) or "CPUs", str(each.path)) for each in libraries]
+    known = [plugin.model_dump() for plugin in discover_plugins().values()]
+    return {"ok": True, "plugins": known, "libraries": [each.as_dict() for each in list_libraries()]}
+
+
+def _show_list(document: dict[str, Any]) -> None:
+    from trtspec.cli.render import show_table
+
+    show_table("", ("plugin", "what it does"), [(each["name"], each["summary"]) for each in document["plugins"]])
+    built = [
+        (", ".join(each["plugins"]), ", ".join(each["architectures"]) or "CPUs", str(each["path"]))
+        for each in document["libraries"]
+    ]
     show_table("", ("built", "for", "library"), built)
-    listed = [plugin.model_dump() for plugin in known.values()]
-    return {"ok": True, "plugins": listed, "libraries": [each.as_dict() for each in libraries]}
 
 
-_ACTIONS = {Action.build: _build, Action.test: _test, Action.list: _list}
+_ACTIONS = {Action.build: (_build, _show_built), Action.test: (_test, _show_tested), Action.list: (_list, _show_list)}
 
 command = plugins

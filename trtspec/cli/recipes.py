@@ -27,7 +27,8 @@ def recipes(json: Json = False) -> None:
     ]
     if json:
         print_json({"format_version": 1, "recipes": found})
-    show_table("", ("name", "method", "file"), [(each["name"], each["method"], each["path"]) for each in found])
+    else:
+        show_table("", ("name", "method", "file"), [(each["name"], each["method"], each["path"]) for each in found])
 
 
 command = recipes

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything people see: tables, bars, problems. Goes to stderr; stdout is for documents and generated text.
+"""What people see: results (tables, verdicts) on stdout, notes and errors on stderr; and the one document of `--json`.
 
-The only module that imports rich, and where something is drawn, so that `--help` need not wait for it. Colours and
-bars follow NO_COLOR and whether stderr is a terminal.
+With `progress.py` the only module that imports rich, and where something is drawn, so that `--help` need not wait for
+it. Colours follow NO_COLOR and whether the stream is a terminal. Where stdout is none a row of a table is one line,
+however long, for what reads the pipe.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -19,19 +19,22 @@ from trtspec.errors import TrtspecError
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress, TaskID
-
-    from trtspec.graph.executor import Status
-    from trtspec.graph.step import Step
+    from rich.table import Table
 
 FORMAT_VERSION = 1
 
 
 @cache
-def _console() -> Console:
+def console(*, stderr: bool) -> Console:
+    """Return what writes to a stream, the one that is in its place when something is written."""
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False, markup=False, emoji=False)
+    return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+
+
+def is_terminal(stream: Console) -> bool:
+    """Return whether somebody looks: a stream that FORCE_COLOR makes coloured is still no terminal."""
+    return stream.is_terminal and stream.file.isatty()
 
 
 def print_json(document: Mapping[str, Any]) -> None:
@@ -46,13 +49,13 @@ def one_or_many(documents: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def say(text: str, style: str = "") -> None:
-    """Print a line for people; its text is never taken for markup."""
-    _console().print(text, style=style, soft_wrap=True)
+    """Print a line of a result on stdout; its text is never taken for markup."""
+    console(stderr=False).print(text, style=style, soft_wrap=True)
 
 
 def note(text: str, style: str = "") -> None:
     """Print a line about the work, which is no part of its result, on stderr."""
-    _console().print(text, style=style, soft_wrap=True)
+    console(stderr=True).print(text, style=style, soft_wrap=True)
 
 
 def show_error(error: TrtspecError, *, as_json: bool) -> None:
@@ -68,17 +71,35 @@ def show_error(error: TrtspecError, *, as_json: bool) -> None:
     if isinstance(error, RecipeError):
         show_diagnostics(error.diagnostics)
     else:
-        say(f"error: {error}", "red")
+        note(f"error: {error}", "red")
 
 
-def show_diagnostics(diagnostics: Sequence[Diagnostic]) -> None:
-    """Show a recipe's diagnostics, one paragraph each."""
+def show_diagnostics(diagnostics: Sequence[Diagnostic], *, are_result: bool = False) -> None:
+    """Show a recipe's diagnostics, one paragraph each; only of `check` they are the result."""
     for diagnostic in diagnostics:
-        say(render_diagnostic(diagnostic) + "\n", "red" if diagnostic.severity == "error" else "yellow")
+        style = "red" if diagnostic.severity == "error" else "yellow"
+        (say if are_result else note)(render_diagnostic(diagnostic) + "\n", style)
 
 
-def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
+def show_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right: Sequence[int] = (),
+    *,
+    is_result: bool = True,
+) -> None:
     """Show a table; `right` are the columns with numbers."""
+    out = console(stderr=not is_result)
+    if is_terminal(out):
+        out.print(_fitted(title, columns, rows, right))
+        return
+    for line in ([title] if title else []) + [*_plain_rows(columns, rows, right)]:
+        out.print(line, soft_wrap=True)
+
+
+def _fitted(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> Table:
+    """Return a table that folds what is wider than the terminal."""
     from rich.table import Table
 
     table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
@@ -86,80 +107,16 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
         table.add_column(column, justify="right" if number in right else "left", overflow="fold")
     for row in rows:
         table.add_row(*row)
-    _console().print(table)
+    return table
 
 
-class BuildBars:
-    """The observer of a build: a bar with the time left while bytes move, a line when it is done."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._bars: dict[str, TaskID] = {}
-
-    def preparing(self, what: str, done: int, total: int) -> None:
-        """Show how much of a source is downloaded or unpickled; the total may grow meanwhile."""
-        if what not in self._bars:
-            self._bars[what] = self._progress.add_task(what, total=total or None)
-            self._progress.console.print(f"  {what}")
-        self._progress.update(self._bars[what], completed=done, total=total or None, visible=done < total)
-
-    def reading(self, done: int, total: int) -> None:
-        """Show how much of sources that nobody has read yet is read; they are before they are converted."""
-        if "" not in self._bars:
-            self._bars[""] = self._progress.add_task("read sources", total=total)
-        self._progress.update(self._bars[""], completed=done, visible=done < total)
-
-    def step_started(self, step: Step, total_bytes: int) -> None:
-        """Begin a bar."""
-        self._bars[step.key] = self._progress.add_task(step.name, total=total_bytes or None)
-
-    def step_advanced(self, step: Step, n: int) -> None:
-        """Move the bar."""
-        self._progress.advance(self._bars[step.key], n)
-
-    def step_said(self, step: Step, text: str) -> None:
-        """Show beside the bar what the step's tool is at."""
-        self._progress.update(self._bars[step.key], description=f"{step.name}: {text}")
-
-    def step_finished(self, step: Step, status: Status, seconds: float) -> None:
-        """Replace the bar by a line."""
-        if step.key in self._bars:
-            self._progress.remove_task(self._bars.pop(step.key))
-        spent = f"{seconds:.2f} s" if status == "built" else "was there"
-        self._progress.console.print(f"  {step.name:<20} {status:<6} {spent}")
-
-
-@contextmanager
-def build_bars() -> Iterator[BuildBars]:
-    """Draw bars on stderr while the block runs."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("  {task.description:<20}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=_console(), transient=True, disable=not _console().is_terminal) as progress:
-        yield BuildBars(progress)
-
-
-class Counter:
-    """Shows counted work, several kinds one after another; call it with (what, done, total)."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._tasks: dict[str, TaskID] = {}
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        """Show `done` of `total`; a finished kind disappears."""
-        if what not in self._tasks:
-            self._tasks[what] = self._progress.add_task(what, total=total)
-        self._progress.update(self._tasks[what], completed=done, visible=done < total)
-
-
-@contextmanager
-def counter() -> Iterator[Counter]:
-    """Draw counts on stderr while the block runs."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("  {task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    with Progress(
-        *columns, TimeRemainingColumn(), console=_console(), transient=True, disable=not _console().is_terminal
-    ) as progress:
-        yield Counter(progress)
+def _plain_rows(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> Iterator[str]:
+    """Yield a line for each row, columns below each other, whatever the width."""
+    cells = [[cell.replace("\n", "; ") for cell in row] for row in (columns, *rows) if any(row)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        aligned = (
+            cell.rjust(width) if number in right else cell.ljust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        yield "  ".join(aligned).rstrip()

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import typer
 
 from trtspec.cli.options import Json, Name
@@ -13,21 +15,28 @@ def status(name: Name, json: Json = False) -> None:
 
     Example: trtspec status quickstart
     """
-    from trtspec.cli.render import print_json, say
+    from trtspec.cli.render import print_json
     from trtspec.deploy.base import status as ask
 
     document = ask(name)
+    fine = document["state"] in ("live", "starting", "stopped")
     if json:
         print_json(document)
-    fine = document["state"] in ("live", "starting", "stopped")
-    say(f"{name} is {document['state']}", "green" if fine else "red")
-    probe = document.get("probe")
-    if probe:
+    else:
+        show(document, "green" if fine else "red")
+    raise typer.Exit(0 if fine else 1)
+
+
+def show(document: dict[str, Any], style: str) -> None:
+    """Show the state, what a request got, and of a server that died the end of its log."""
+    from trtspec.cli.render import say
+
+    say(f"{document['name']} is {document['state']}", style)
+    if probe := document.get("probe"):
         said = f"answered in {probe['seconds']:.2f} s" if probe["ok"] else f"did not answer: {probe['error']}"
         say(f"  {document['endpoints']['http']} {said}")
     if log := document.get("log"):
         say(f"the end of {document['log_file']}:\n{log}")
-    raise typer.Exit(0 if fine else 1)
 
 
 command = status

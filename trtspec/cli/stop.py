@@ -17,7 +17,8 @@ def stop(name: Name, json: Json = False) -> None:
     document = end(name)
     if json:
         print_json(document)
-    say(f"{name} is {document['state']}" if document["was_running"] else f"{name} was not running")
+    else:
+        say(f"{name} is {document['state']}" if document["was_running"] else f"{name} was not running")
 
 
 command = stop

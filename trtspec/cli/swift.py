@@ -55,7 +55,8 @@ def _search(
     from dataclasses import replace
     from tempfile import TemporaryDirectory
 
-    from trtspec.cli.render import build_bars, counter, show_diagnostics
+    from trtspec.cli.progress import build_bars, counter
+    from trtspec.cli.render import show_diagnostics
     from trtspec.measure.swift import search_artifact
     from trtspec.paths import cache_dir
     from trtspec.pipeline import open_store, plan_build, prepare_sources, run_build
@@ -79,7 +80,8 @@ def _search(
 
 
 def _export(build: Build, found: Found, out: Path) -> None:
-    from trtspec.cli.render import counter, say
+    from trtspec.cli.progress import counter
+    from trtspec.cli.render import note
     from trtspec.measure.skips import draft_cost
     from trtspec.methods.swift import Skip
     from trtspec.models.prune import prune_checkpoint
@@ -98,13 +100,13 @@ def _export(build: Build, found: Found, out: Path) -> None:
         prune_checkpoint(model, skip, out, on_bytes)
     cost = draft_cost(Skip(attention=skip.layers, mlp=skip.layers), model.config)
     kept, of = model.config.num_layers - len(skip.layers), model.config.num_layers
-    say(f"{out}: {kept} of {of} layers, {cost:.0%} of the weights, for speculation.draft.model of draft_target")
+    note(f"{out}: {kept} of {of} layers, {cost:.0%} of the weights, for speculation.draft.model of draft_target")
 
 
 def _show(found: Found) -> None:
     import sys
 
-    from trtspec.cli.render import say, show_table
+    from trtspec.cli.render import note, show_table
 
     rows = [
         (
@@ -118,14 +120,15 @@ def _show(found: Found) -> None:
         )
         for each in found.candidates
     ]
-    show_table("", ("left out", "matchness", "weights read", "draft_len", "expected"), rows, right=(1, 2, 3, 4))
-    say(
+    columns = ("left out", "matchness", "weights read", "draft_len", "expected")
+    show_table("", columns, rows, right=(1, 2, 3, 4), is_result=False)  # which is what a recipe takes, below
+    note(
         f"{found.tried} sets tried in {found.seconds:.1f} s; matchness at {found.places} places of text that the search"
         " had not seen, expected speed-up where a step takes as long as its weights take to read",
         "dim",
     )
     if found.best.speedup <= 1:
-        say("no set is expected to be faster than the target alone", "yellow")
+        note("no set is expected to be faster than the target alone", "yellow")
     skip = found.best.skip
     sys.stdout.write(
         "speculation:\n  method: swift\n"

@@ -28,7 +28,8 @@ def verify(
 
     Example: trtspec verify build/quickstart
     """
-    from trtspec.cli.render import counter, note, print_json, say
+    from trtspec.cli.progress import counter
+    from trtspec.cli.render import note, print_json, say
     from trtspec.measure.gates import check_gate_names
     from trtspec.measure.verify import verify_artifact
 

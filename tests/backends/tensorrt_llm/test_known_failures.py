@@ -68,8 +68,9 @@ def test_check_shows_it_at_its_place(row: Row, checkpoints: Checkpoints, trtspec
     )
     assert (problem["severity"], problem["file"]) == (row.severity, str(recipe))
     assert (problem["line"], problem["column"]) in places(recipe, row.path)
-    assert f"{recipe}:{problem['line']}:{problem['column']}  {row.path}\n" in checked.err
-    assert problem["message"] in checked.err
+    shown = trtspec("check", recipe)
+    assert f"{recipe}:{problem['line']}:{problem['column']}  {row.path}\n" in shown.out
+    assert problem["message"] in shown.out
     assert checked.code == int(any(each["severity"] == "error" for each in checked.document["problems"]))
 
 

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Long work in a log: a line with progress and time left every half minute, by a clock of the test's own."""
+
+from __future__ import annotations
+
+from time import sleep
+
+import pytest
+from rich.progress import Progress
+
+from tests.conftest import Run
+from trtspec.cli import progress as module
+from trtspec.cli.progress import PERIOD_S, Counter, build_bars, counter, tell
+
+
+class Clock:
+    """Time that passes while somebody waits, for so many waits."""
+
+    def __init__(self, waits: int) -> None:
+        self.now, self.left = 100.0, waits
+
+    def __call__(self) -> float:
+        return self.now
+
+    def wait(self, seconds: float) -> bool:
+        """Let time pass; True at the end, as of an event that is set."""
+        self.now += seconds
+        self.left -= 1
+        return self.left < 0
+
+
+def told(capfd: pytest.CaptureFixture[str], work: list[tuple[str, int, int | None]], waits: int = 1) -> list[str]:
+    clock = Clock(waits)
+    progress = Progress(disable=True, get_time=clock)
+    for what, done, total in work:
+        progress.update(progress.add_task(what, total=total), completed=done)
+    tell(progress, clock.wait)
+    out, err = capfd.readouterr()
+    assert out == ""
+    return err.splitlines()
+
+
+def test_a_line_says_the_share_and_the_time_left(capfd: pytest.CaptureFixture[str]) -> None:
+    assert PERIOD_S <= 30
+    assert told(capfd, [("convert-target", 25, 100)]) == ["  convert-target: 25 %, 1 min 30 s left"]
+    assert told(capfd, [("a", 75, 100), ("b", 1, 1000)]) == ["  a: 75 %, 10 s left", "  b: 0 %, 8 h 19 min left"]
+
+
+def test_it_is_said_again_each_half_minute(capfd: pytest.CaptureFixture[str]) -> None:
+    lines = told(capfd, [("build-target", 0, None)], waits=3)
+    assert lines == [f"  build-target: {spent} so far" for spent in ("30 s", "1 min 00 s", "1 min 30 s")]
+
+
+def test_work_that_has_not_begun_or_is_done(capfd: pytest.CaptureFixture[str]) -> None:
+    assert told(capfd, [("a", 0, 100)]) == ["  a: 0 %, unknown time left"]
+    assert told(capfd, [("a", 100, 100)]) == ["  still at work after 30 s"]
+    assert told(capfd, [("a", 1, 100)], waits=0) == []
+
+
+def test_what_is_counted_is_what_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    clock = Clock(1)
+    progress = Progress(disable=True, get_time=clock)
+    count = Counter(progress)
+    count("parity", 3, 3)
+    count("lossless", 1, 4)
+    tell(progress, clock.wait)
+    assert capfd.readouterr().err == "  lossless: 25 %, 1 min 30 s left\n"
+
+
+def test_commands_tell_it_without_a_terminal(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PERIOD_S", 0.01)
+    with counter() as count:
+        count("lossless", 1, 4)
+        sleep(0.2)
+    assert "  lossless: 25 %, " in capfd.readouterr().err
+    sleep(0.05)
+    assert capfd.readouterr().err == ""  # nobody is left who tells
+
+
+def test_many_texts_are_long_work(trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PERIOD_S", 0.01)
+    monkeypatch.setattr("trtspec.measure.generate.generate_many", lambda *_, **__: sleep(0.2) or [])
+    done = trtspec("generate", "build/tiny", "--prompts", "some.jsonl")
+    assert done.document == {"format_version": 1, "results": []}
+    assert "  still at work after 0 s\n" in done.err
+
+
+def test_a_line_of_a_build_is_not_folded(capfd: pytest.CaptureFixture[str]) -> None:
+    what = f"fetch /{'long path/' * 20}"
+    with build_bars() as bars:
+        bars.preparing(what, 0, 10)
+    assert capfd.readouterr().err == f"  {what}\n"
+
+
+def test_short_work_is_not_told_of(trtspec: Run, workplace: object) -> None:
+    assert trtspec("cache", "--verify").err == ""
