@@ -110,21 +110,19 @@ def test_another_machine_builds_its_own_engines_of_the_same_checkpoints(
     }
 
 
-def test_where_nothing_can_build_the_plan_says_so_and_the_checkpoints_are_kept(
-    engine_recipe: Path, trtspec: Run
-) -> None:
+def test_where_nothing_can_build_the_plan_says_so_and_nothing_is_converted(engine_recipe: Path, trtspec: Run) -> None:
     plan = trtspec("plan", engine_recipe, "--json").document
     assert plan["toolchain"]["kind"] == "absent"
     assert plan["toolchain"]["missing"] == "trtllm-build is not on PATH"
     (note,) = plan["notes"]
     assert note.startswith("the engines cannot be built here (trtllm-build is not on PATH)")
     failed = trtspec("build", engine_recipe, "--json")
-    assert failed.code == 100
+    assert failed.code == 1
     assert "no engine can be built here: trtllm-build is not on PATH" in failed.err
     assert "pip install tensorrt-llm==1.2.1" in failed.err
     assert not (engine_recipe.parent / "build").exists()
     statuses = {step["name"]: step["status"] for step in trtspec("plan", engine_recipe, "--json").document["steps"]}
-    assert statuses["convert-target"] == "hit"
+    assert statuses["convert-target"] == "miss"
 
 
 def test_a_build_that_fails_shows_its_last_words_and_publishes_nothing(

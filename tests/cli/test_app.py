@@ -71,7 +71,7 @@ def documents(artifact: Path) -> dict[str, tuple[tuple[object, ...], set[str]]]:
     statistics = "text token_ids prompt_tokens new_tokens drafted accepted acceptance acceptance_rate mean_accepted_len"
     return {
         "check": ((recipe,), {"ok", "problems"}),
-        "plan": ((recipe,), {"name", "backend", "speculation", "steps", "memory", "predicted", "notes"}),
+        "plan": ((recipe,), {"name", "backend", "speculation", "steps", "memory", "disk", "predicted", "notes"}),
         "build": ((recipe,), {"artifact", "status", "steps", "seconds"}),
         "verify": ((artifact, "--max-tokens", 4), {"ok", "acceptance", "checks", "manifest"}),
         "generate": (

@@ -337,14 +337,15 @@ FULL_DISK = """
 import json, os, subprocess, sys
 disk, recipe = sys.argv[1:]
 os.chdir(disk)
-def trtspec(*arguments):
-    done = subprocess.run([sys.executable, "-m", "trtspec", *arguments], capture_output=True, text=True)
+surprised = "from trtspec import disk; disk.DiskNeed.is_met = True; from trtspec.cli.app import main; main()"
+def trtspec(*arguments, program=("-m", "trtspec")):
+    done = subprocess.run([sys.executable, *program, *arguments], capture_output=True, text=True)
     return done.returncode, done.stderr
 ballast = open("ballast", "wb")
 ballast.truncate()
 free = os.statvfs(".").f_bavail * os.statvfs(".").f_frsize
 os.posix_fallocate(ballast.fileno(), 0, free - int(os.environ["LEAVE"]))
-failed = trtspec("build", recipe)
+failed = trtspec("build", recipe, program=("-c", surprised))  # what seems to have room when it begins
 verified = trtspec("cache", "--verify")
 left = [str(path) for path in ("build/tiny",) if os.path.exists(path)]
 os.unlink("ballast"); ballast.close()
