@@ -69,7 +69,9 @@ def test_what_a_comparison_comes_to() -> None:
         2.5,
     )
     assert Side([30.0, 10.0, 20.0], stats).median == 20.0
-    assert Comparison(1, 1, "exact", ratios=[2.0, 90.0, 2.5]).speedup == 2.5
+    sides = Side(seconds=12.0), Side(seconds=4.0)
+    speedup = Comparison(1, 1, "exact", *sides, ratios=[2.0, 90.0, 2.5]).speedup
+    assert (speedup.median, speedup.total, speedup.samples) == (2.5, 3.0, 3)
 
 
 def test_the_speed_up_is_how_many_times_as_fast_speculation_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +85,7 @@ def test_the_speed_up_is_how_many_times_as_fast_speculation_is(monkeypatch: pyte
             return {"text_output": "x", **counts}
 
     comparison = measure_server(Fake(), ["one", "two", "three"], 12, 2)  # type: ignore[arg-type]
-    assert comparison.speedup == 3.0
+    assert (comparison.speedup.median, comparison.speedup.total) == (3.0, 3.0)
     assert comparison.baseline.tokens_per_s == [2.0, 2.0]
     assert comparison.speculative.tokens_per_s == [6.0, 6.0]
 
@@ -104,7 +106,7 @@ def test_the_baseline_may_be_another_server_and_counts_of_drafts_are_not_every_s
             return {"text_output": "x", "num_output_tokens": 12}
 
     comparison = measure_server(Fake(2.0), ["one", "two"], 12, 1, baseline=Fake(5.0))  # type: ignore[arg-type]
-    assert comparison.speedup == 2.5
+    assert comparison.speedup.median == 2.5
     assert comparison.speculative.stats.drafted == 0
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trtspec.cli.options import Baseline, Json, SkipGate
+from trtspec.measure.speedup import MAX_RUNS
 
 if TYPE_CHECKING:
     from trtspec.measure.bench import Comparison, OnProgress
@@ -27,7 +28,9 @@ def bench(
     ],
     prompts: Annotated[Path | None, typer.Option(help="A .jsonl of prompts, instead of the artifact's own.")] = None,
     max_tokens: Annotated[int, typer.Option(help="New tokens a prompt.", min=1)] = 64,
-    runs: Annotated[int, typer.Option(help="Runs of each side; the median counts.", min=1)] = 3,
+    runs: Annotated[
+        int, typer.Option(help=f"Runs of each side; --gates adds some, up to {MAX_RUNS}, for a close limit.", min=1)
+    ] = 3,
     baseline: Baseline = None,
     gates: Annotated[bool, typer.Option("--gates", help="Judge the recipe's gates, and write the report.")] = False,
     skip_gate: SkipGate = None,
@@ -150,7 +153,10 @@ def show(comparison: Comparison, what: str) -> None:
     """Show the table, and for a server how to ask it oneself."""
     from trtspec.cli.render import say, show_table
 
-    sides = (("target alone", 1.0, comparison.baseline), ("speculative", comparison.speedup, comparison.speculative))
+    sides = (
+        ("target alone", 1.0, comparison.baseline),
+        ("speculative", comparison.speedup.median, comparison.speculative),
+    )
     rows = [
         (
             name,
@@ -167,6 +173,7 @@ def show(comparison: Comparison, what: str) -> None:
     )
     if comparison.acceptance == "typical":
         say("typical acceptance is lossy: sampled text is not the target's", "yellow")
+    say(f"with speculation {comparison.speedup}")
     same, total = comparison.identical_texts, comparison.prompts
     say(f"identical text: {'yes' if same == total else 'NO'} ({same} of {total})", "green" if same == total else "red")
     if what.startswith("http://"):

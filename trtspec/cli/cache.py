@@ -24,6 +24,7 @@ def cache(
     """
     from trtspec.cli.progress import counter
     from trtspec.cli.render import print_json
+    from trtspec.errors import DigestMismatch
     from trtspec.pipeline import open_store
 
     store = open_store()

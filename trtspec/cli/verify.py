@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trtspec.cli.options import Artifact, Json, SkipGate
+from trtspec.measure.speedup import MAX_RUNS
 
 if TYPE_CHECKING:
     from trtspec.measure.report import LeftOut, Verification
@@ -20,6 +21,9 @@ def verify(
     source: Annotated[Path | None, typer.Option(help="Where the target's source lies now, if it was moved.")] = None,
     prompts: Annotated[Path | None, typer.Option(help="A .jsonl of prompts, instead of the artifact's own.")] = None,
     max_tokens: Annotated[int, typer.Option(help="New tokens a prompt.", min=1)] = 64,
+    runs: Annotated[
+        int, typer.Option(help="Runs of each side at most: one, and more while a speed-up may miss its limit.", min=1)
+    ] = MAX_RUNS,
     skip_gate: SkipGate = None,
     report: Annotated[Path | None, typer.Option(help="Where the report goes, instead of into the artifact.")] = None,
     json: Json = False,
@@ -39,6 +43,7 @@ def verify(
             source=source,
             prompts_file=prompts,
             max_tokens=max_tokens,
+            max_runs=runs,
             skip=check_gate_names(skip_gate or ()),
             report=report,
             on_progress=on_progress,
@@ -48,6 +53,8 @@ def verify(
         print_json(verification.as_dict())
     else:
         show_checks(verification)
+        if verification.speedup:
+            say(f"with speculation {verification.speedup}")
         say(f"{artifact}: {'verified' if verification.ok else 'NOT verified'}", "green" if verification.ok else "red")
     raise typer.Exit(verification.failure.exit_code if verification.failure else 0)
 

@@ -2,8 +2,8 @@
 """Baseline against speculation on the same engine in the same run: in this process, or over a server's HTTP.
 
 Requests go one at a time (batch 1), each prompt once without and once with speculation, turn and turn about, so that
-both meet the same weather on a machine that others use too. The speed-up is the median of these pairs; every run's
-tokens/s is reported beside it.
+both meet the same weather on a machine that others use too. The speed-up is that of these pairs (`speedup.py`); every
+run's tokens/s is reported beside it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from typing import Any
 from trtspec.errors import DeployError
 from trtspec.generation.request import Result, Stats
 from trtspec.measure.artifact import OpenArtifact
+from trtspec.measure.speedup import Speedup, speedup_of
 from trtspec.triton.client import Client
 
 FORMAT_VERSION = 1
 ANSWERED = ("text_output", "num_output_tokens")
 COUNTED = ("total_draft_tokens", "total_accepted_draft_tokens")  # not by every engine
 OnProgress = Callable[[str, int, int], None]
+Again = Callable[["Comparison"], bool]  # whether another run is wanted after those that were asked for
 Ask = Callable[[str, bool], tuple[Hashable, Stats]]  # (prompt, whether to speculate) to (text, what it took)
 
 
@@ -32,6 +34,7 @@ class Side:
 
     tokens_per_s: list[float] = field(default_factory=list)
     stats: Stats = field(default_factory=Stats)
+    seconds: float = 0.0
 
     @property
     def median(self) -> float:
@@ -66,9 +69,14 @@ class Comparison:
     counts_drafts: bool = True
 
     @property
-    def speedup(self) -> float:
-        """Return how many times as fast a prompt is answered with speculation, in the median."""
-        return statistics.median(self.ratios)
+    def runs(self) -> int:
+        """Return how often every prompt was asked of each side."""
+        return len(self.ratios) // self.prompts
+
+    @property
+    def speedup(self) -> Speedup:
+        """Return how many times as fast prompts are answered with speculation."""
+        return speedup_of(self.ratios, self.baseline.seconds / self.speculative.seconds)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the document of `bench --json`."""
@@ -79,7 +87,7 @@ class Comparison:
             "acceptance": self.acceptance,
             "baseline": self.baseline.as_dict(),
             "speculative": self.speculative.as_dict(),
-            "speedup": round(self.speedup, 3),
+            **self.speedup.as_dict(),
             "identical_texts": self.identical_texts,
         }
 
@@ -90,6 +98,7 @@ def measure_engine(
     max_tokens: int,
     runs: int,
     on_progress: OnProgress = lambda what, done, total: None,
+    again: Again = lambda comparison: False,
 ) -> tuple[Comparison, list[Result]]:
     """Measure an artifact's engine in this process; also returns the speculative results of the first run."""
     results: list[Result] = []
@@ -103,7 +112,7 @@ def measure_engine(
 
     artifact.engine.generate([artifact.request(prompts[0], max_tokens)])  # what is done only once is not measured
     comparison = Comparison(len(prompts), max_tokens, artifact.acceptance)
-    return _compare(comparison, ask, prompts, runs, on_progress), results
+    return _compare(comparison, ask, prompts, runs, on_progress, again), results
 
 
 def measure_server(
@@ -114,6 +123,7 @@ def measure_server(
     on_progress: OnProgress = lambda what, done, total: None,
     acceptance: str = "unknown",
     baseline: Client | None = None,
+    again: Again = lambda comparison: False,
 ) -> Comparison:
     """Measure a running server over HTTP.
 
@@ -133,7 +143,7 @@ def measure_server(
 
     for speculate in (True, False) if baseline else (True,):  # what a server does only once is not measured
         ask(prompts[0], speculate)
-    return _compare(comparison, ask, prompts, runs, on_progress)
+    return _compare(comparison, ask, prompts, runs, on_progress, again)
 
 
 def measure_drafts(
@@ -169,10 +179,10 @@ def _answer(client: Client, request: dict[str, Any], needed: Sequence[str]) -> t
 
 
 def _compare(
-    comparison: Comparison, ask: Ask, prompts: Sequence[str], runs: int, on_progress: OnProgress
+    comparison: Comparison, ask: Ask, prompts: Sequence[str], runs: int, on_progress: OnProgress, again: Again
 ) -> Comparison:
     sides = {False: comparison.baseline, True: comparison.speculative}
-    for run in range(runs):
+    while (run := comparison.runs) < runs or again(comparison):
         spent, tokens = {False: 0.0, True: 0.0}, {False: 0, True: 0}
         for number, prompt in enumerate(prompts):
             texts, seconds = {}, {}
@@ -185,9 +195,10 @@ def _compare(
                 tokens[speculate] += stats.new_tokens
             comparison.ratios.append(seconds[False] / seconds[True])
             comparison.identical_texts += run == 0 and texts[False] == texts[True]
-            on_progress(f"run {run + 1} of {runs}", number + 1, len(prompts))
+            on_progress(f"run {run + 1} of {max(run + 1, runs)}", number + 1, len(prompts))
         for speculate, side in sides.items():
             side.tokens_per_s.append(tokens[speculate] / spent[speculate])
+            side.seconds += spent[speculate]
     return comparison
 
 

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from trtspec.errors import TrtspecError
-from trtspec.measure.bench import Comparison
+from trtspec.measure.bench import Again, Comparison
 from trtspec.measure.report import NOT_TOLD, ON_REQUEST, Check, LeftOut
+from trtspec.measure.speedup import Speedup
 from trtspec.recipe.resolve import ResolvedGates, ResolvedRecipe
 from trtspec.registry import did_you_mean
 
@@ -21,10 +22,11 @@ GATES = ("lossless", "min_acceptance", "min_speedup", "quantized_parity")
 
 @dataclass(frozen=True)
 class Judgement:
-    """The gates that were judged, and those that could not be."""
+    """The gates that were judged, those that could not be, and the speed-up where it was measured."""
 
     checks: tuple[Check, ...]
     left_out: tuple[LeftOut, ...]
+    speedup: Speedup | None = None
 
 
 def wanted_gates(recipe: ResolvedRecipe, skip: Iterable[str] = ()) -> tuple[str, ...]:
@@ -54,13 +56,21 @@ def left_out_on_request(recipe: ResolvedRecipe, skip: Iterable[str]) -> list[Lef
     return [on_request(name) for name in wanted_gates(recipe) if name in frozenset(skip)]
 
 
+def undecided(recipe: ResolvedRecipe, skip: Iterable[str], max_runs: int) -> Again:
+    """Return what asks for another run: as long as the speed-up may lie on either side of its limit."""
+    wanted, limit = "min_speedup" in wanted_gates(recipe, skip), recipe.gates.min_speedup
+    return lambda measured: wanted and measured.runs < max_runs and measured.speedup.reaches(limit) is None
+
+
 def judge_gates(
     recipe: ResolvedRecipe, comparison: Comparison, measured_by: str, skip: Iterable[str] = ()
 ) -> Judgement:
     """Judge the wanted gates; `measured_by` is noted in every check."""
     found = [_JUDGES[name](recipe.gates, comparison) for name in wanted_gates(recipe, skip)]
     checks = tuple(replace(each, gate=each.name, measured_by=measured_by) for each in found if isinstance(each, Check))
-    return Judgement(checks, tuple(each for each in found if isinstance(each, LeftOut)))
+    compared = comparison.ratios and recipe.speculation.method != "none"
+    left_out = tuple(each for each in found if isinstance(each, LeftOut))
+    return Judgement(checks, left_out, comparison.speedup if compared else None)
 
 
 def _lossless(gates: ResolvedGates, comparison: Comparison) -> Check | LeftOut:
@@ -88,8 +98,17 @@ def _min_speedup(gates: ResolvedGates, comparison: Comparison) -> Check | LeftOu
         detail = f"cannot be measured: {DRAFTS_ALWAYS}; --skip-gate min_speedup leaves it out"
         return Check("min_speedup", False, None, limit, detail)
     speedup = comparison.speedup
-    detail = f"{speedup:.2f} times the tokens/s without speculation, at least {limit} is wanted"
-    return Check("min_speedup", speedup >= limit, round(speedup, 3), limit, detail)
+    ok, detail = speedup.reaches(limit), f"{speedup}, at least {limit} is wanted"
+    if ok is None:
+        ok, detail = (
+            speedup.median >= limit,
+            f"{detail}; not sure after {_times(comparison.runs)}, so the median decides",
+        )
+    return Check("min_speedup", ok, round(speedup.median, 3), limit, detail)
+
+
+def _times(runs: int) -> str:
+    return "1 run" if runs == 1 else f"{runs} runs"
 
 
 _JUDGES: dict[str, Callable[[ResolvedGates, Comparison], Check | LeftOut]] = {

@@ -19,7 +19,7 @@ from trtspec.measure.bench import (
     measure_engine,
     measure_server,
 )
-from trtspec.measure.gates import DRAFTS_ALWAYS, Judgement, judge_gates, left_out_on_request
+from trtspec.measure.gates import DRAFTS_ALWAYS, Judgement, judge_gates, left_out_on_request, undecided
 from trtspec.measure.report import (
     PROCESS,
     REPORT,
@@ -31,6 +31,7 @@ from trtspec.measure.report import (
     verification_of,
     write_report,
 )
+from trtspec.measure.speedup import MAX_RUNS
 from trtspec.triton.client import Client
 
 # What is measured before an unverified artifact is deployed.
@@ -39,7 +40,10 @@ DEPLOY_PROMPTS, DEPLOY_TOKENS = 16, 32
 
 @dataclass(frozen=True)
 class Load:
-    """What is asked, one prompt after the other, how often, and which gates are of no interest."""
+    """What is asked, one prompt after the other, and which gates are of no interest.
+
+    There are `runs` runs of each side, and up to MAX_RUNS while it is not sure that the speed-up reaches its limit.
+    """
 
     prompts: Sequence[str]
     max_tokens: int
@@ -60,8 +64,9 @@ def judge_engine(root: Path, manifest: Manifest, load: Load) -> tuple[Comparison
     if not find_backend(name).in_process:
         hint = "trtspec deploy it, then trtspec bench NAME --gates"
         raise TrtspecError(f"{name} serves this artifact, and not this process", where=str(root), hint=hint)
+    again = undecided(manifest.recipe, load.skip, MAX_RUNS)
     with open_artifact(root, manifest) as artifact:
-        comparison, _ = measure_engine(artifact, load.prompts, load.max_tokens, load.runs, load.on_progress)
+        comparison, _ = measure_engine(artifact, load.prompts, load.max_tokens, load.runs, load.on_progress, again)
     return comparison, judge_gates(manifest.recipe, comparison, PROCESS, load.skip)
 
 
@@ -74,7 +79,10 @@ def judge_server(
     """
     acceptance, prompts = manifest.recipe.speculation.acceptance, load.prompts
     if baseline or drafts_on_request(client):
-        comparison = measure_server(client, prompts, load.max_tokens, load.runs, load.on_progress, acceptance, baseline)
+        again = undecided(manifest.recipe, load.skip, MAX_RUNS)
+        comparison = measure_server(
+            client, prompts, load.max_tokens, load.runs, load.on_progress, acceptance, baseline, again
+        )
     elif in_part:
         comparison = measure_drafts(client, prompts, load.max_tokens, load.on_progress, acceptance)
     elif manifest.recipe.speculation.method == "none":
@@ -113,7 +121,7 @@ def bench_gates(
         judge_server(server, manifest, load, baseline) if server else judge_engine(root, manifest, load)
     )
     left_out = (*left_out_on_request(manifest.recipe, load.skip), *judged.left_out)
-    found = verification_of(root, manifest.recipe.speculation.acceptance, judged.checks, left_out)
+    found = verification_of(root, comparison.acceptance, judged.checks, left_out, judged.speedup)
     try:
         write_report(root / REPORT, found.after(read_report(root)))
     except TrtspecError as error:

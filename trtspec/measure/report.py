@@ -17,6 +17,7 @@ from typing import Any
 from trtspec.artifacts.paths import MANIFEST, REPORTS
 from trtspec.errors import GateNotMet, TrtspecError, VerificationFailed
 from trtspec.files import replace_file
+from trtspec.measure.speedup import Speedup
 
 FORMAT_VERSION = 1
 REPORT = f"{REPORTS}/verify.json"
@@ -52,12 +53,16 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Verification:
-    """All checks of an artifact, the rule that it accepts drafts by, and the manifest they are about."""
+    """All checks of an artifact, the rule that it accepts drafts by, and the manifest they are about.
+
+    `speedup` is that of the engine that serves it, where it was measured.
+    """
 
     checks: tuple[Check, ...]
     acceptance: str
     manifest_sha256: str
     left_out: tuple[LeftOut, ...] = ()
+    speedup: Speedup | None = None
 
     @property
     def ok(self) -> bool:
@@ -70,6 +75,7 @@ class Verification:
             "format_version": FORMAT_VERSION,
             "ok": self.ok,
             "acceptance": self.acceptance,
+            **(self.speedup.as_dict() if self.speedup else {}),
             "checks": [asdict(check) for check in self.checks],
             "left_out": [asdict(each) for each in self.left_out],
             "manifest": self.manifest_sha256,
@@ -100,10 +106,14 @@ class Verification:
 
 
 def verification_of(
-    root: Path, acceptance: str, checks: Sequence[Check], left_out: Sequence[LeftOut] = ()
+    root: Path,
+    acceptance: str,
+    checks: Sequence[Check],
+    left_out: Sequence[LeftOut] = (),
+    speedup: Speedup | None = None,
 ) -> Verification:
     """Return what was found of the artifact as it lies there."""
-    return Verification(tuple(checks), acceptance, manifest_sha256(root), tuple(left_out))
+    return Verification(tuple(checks), acceptance, manifest_sha256(root), tuple(left_out), speedup)
 
 
 def write_report(path: Path, verification: Verification) -> None:

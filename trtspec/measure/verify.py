@@ -17,7 +17,7 @@ from trtspec.checkpoint.trtllm import load_checkpoint
 from trtspec.errors import TrtspecError
 from trtspec.measure.artifact import TARGET, artifact_prompts, open_artifact, read_artifact
 from trtspec.measure.bench import measure_engine
-from trtspec.measure.gates import Judgement, judge_gates, left_out_on_request, on_request, wanted_gates
+from trtspec.measure.gates import Judgement, judge_gates, left_out_on_request, on_request, undecided, wanted_gates
 from trtspec.measure.gating import deploy_load, judge_engine
 from trtspec.measure.parity import check_parity
 from trtspec.measure.report import (
@@ -35,6 +35,7 @@ from trtspec.measure.report import (
     write_report,
 )
 from trtspec.measure.sources import check_sources, find_source
+from trtspec.measure.speedup import MAX_RUNS
 
 ON_SERVER = (
     "measured on the server: trtspec bench NAME --gates (exit 110 where the text differs, 112 where a limit is missed)"
@@ -51,6 +52,7 @@ class _Asked:
     source: Path | None
     prompts_file: Path | None
     max_tokens: int
+    max_runs: int
     skip: Collection[str]
     on_progress: OnProgress
 
@@ -61,6 +63,7 @@ def verify_artifact(
     source: Path | None = None,
     prompts_file: Path | None = None,
     max_tokens: int = 64,
+    max_runs: int = MAX_RUNS,
     skip: Collection[str] = (),
     report: Path | None = None,
     on_progress: OnProgress = lambda what, done, total: None,
@@ -69,16 +72,18 @@ def verify_artifact(
     """Check files, parity with the source model, losslessness and gates; writes the report into the artifact.
 
     Of an artifact with damaged files nothing more is checked. `source` is where the target's Hugging Face checkpoint
-    lies now, if not where it was built from; `skip` names gates to leave out; `report` is another place for the report.
-    `on_unwritten` gets the error where the artifact does not take it. Raises TrtspecError where no source is found.
+    lies now, if not where it was built from; `max_runs` bounds the runs that a speed-up near its limit takes; `skip`
+    names gates to leave out; `report` is another place for the report. `on_unwritten` gets the error where the artifact
+    does not take it. Raises TrtspecError where no source is found.
     """
     manifest = load_manifest(root)
-    checks, left_out = [_check_files(root, manifest)], left_out_on_request(manifest.recipe, skip)
-    if checks[0].ok:
+    files, found = _check_files(root, manifest), Judgement((), ())
+    if files.ok:
         examine = _examine if find_backend(manifest.backend.name).converts else _examine_copies
-        found = examine(root, manifest, _Asked(source, prompts_file, max_tokens, skip, on_progress))
-        checks, left_out = [*checks, *found.checks], [*left_out, *found.left_out]
-    verification = verification_of(root, manifest.recipe.speculation.acceptance, checks, left_out)
+        found = examine(root, manifest, _Asked(source, prompts_file, max_tokens, max_runs, skip, on_progress))
+    left_out = (*left_out_on_request(manifest.recipe, skip), *found.left_out)
+    acceptance = manifest.recipe.speculation.acceptance
+    verification = verification_of(root, acceptance, (files, *found.checks), left_out, found.speedup)
     _keep(root, manifest, verification, report, on_unwritten)
     return verification
 
@@ -131,15 +136,16 @@ def _examine(root: Path, manifest: Manifest, asked: _Asked) -> Judgement:
         early = [on_request("parity")]
     else:
         source = find_source(root, manifest, asked.source)
-    if not find_backend(manifest.backend.name).in_process and "min_speedup" in wanted_gates(manifest.recipe, skip):
+    in_process = find_backend(manifest.backend.name).in_process
+    if not in_process and "min_speedup" in wanted_gates(manifest.recipe, skip):
         skip, early = {*skip, "min_speedup"}, [*early, LeftOut("min_speedup", NEEDS_SERVER, ON_SERVER)]
     with open_artifact(root, manifest) as artifact:
-        texts = [prompt.text for prompt in prompts]
-        comparison, results = measure_engine(artifact, texts, asked.max_tokens, 1, asked.on_progress)
+        texts, again = [prompt.text for prompt in prompts], undecided(manifest.recipe, skip, asked.max_runs)
+        comparison, results = measure_engine(artifact, texts, asked.max_tokens, 1, asked.on_progress, again)
         if source:
             checks = [check_parity(artifact, source, prompts, results, asked.on_progress)]
     judged = judge_gates(manifest.recipe, comparison, PROCESS, skip)
-    return Judgement((*checks, *judged.checks), (*early, *judged.left_out))
+    return Judgement((*checks, *judged.checks), (*early, *judged.left_out), judged.speedup if in_process else None)
 
 
 def _examine_copies(root: Path, manifest: Manifest, asked: _Asked) -> Judgement:

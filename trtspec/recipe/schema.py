@@ -262,7 +262,7 @@ class Gates(StrictModel):
         default=None, ge=0, le=1, description="Least part of the drafted tokens accepted"
     )
     min_speedup: float | None = Field(
-        default=None, gt=0, description="Least tokens/s over the same engine without drafting"
+        default=None, gt=0, description="Least median, over prompts, of the time without drafting over that with it"
     )
     quantized_parity: float = Field(
         default=0.9,
