@@ -25,13 +25,16 @@ from trtspec.checkpoint.tokenizer import check_tokenizer, check_tokenizers
 from trtspec.diagnostics import Diagnostic, position
 from trtspec.errors import CheckpointError, TrtspecError, refusal
 from trtspec.gpus import find_gpu
+from trtspec.graph.store import Store
 from trtspec.methods.base import Method, Options, find_method
 from trtspec.models.source_head import SourceHead, read_head
 from trtspec.models.source_model import SourceModel, mapping_of, padded, read_model, scheme_wanted
+from trtspec.paths import store_dir
 from trtspec.recipe.load import LoadedRecipe
 from trtspec.recipe.schema import ModelSource, Recipe
 from trtspec.recipe.validate import say_value
 from trtspec.registry import did_you_mean
+from trtspec.steps.remember import remembered_source
 
 T = TypeVar("T")
 
@@ -147,7 +150,7 @@ class _Check:
     def _read_model(self, role: str, asked: ModelSource) -> SourceModel | None:
         """Read a checkpoint; what no family describes will do for a backend that converts nothing."""
         path = "target.model" if role == "target" else "speculation.draft.model"
-        source = self._attempt(path, "checkpoint", lambda: load_source(locate_source(asked)))
+        source = self._attempt(path, "checkpoint", lambda: _find_source(asked))
         if source is None:
             return None
         self.sources[role] = source
@@ -231,7 +234,7 @@ class _Check:
         target = self.target
         if target is None or self.options is None:
             return
-        source = self._attempt(path, "checkpoint", lambda: load_source(locate_source(draft)))
+        source = self._attempt(path, "checkpoint", lambda: _find_source(draft))
         if source is None:
             return
         method, options, draft_len = speculation.method, speculation.options, speculation.draft_len
@@ -330,3 +333,13 @@ class _Check:
         engine = self.recipe.engine
         length = min(engine.max_seq_len, self.positions(self.target.config)) if self.target else engine.max_seq_len
         return self.recipe.model_copy(update={"engine": engine.model_copy(update={"max_seq_len": length})})
+
+
+def _find_source(asked: ModelSource) -> Source:
+    """Return a source, or what is remembered of one that is not here; raises CheckpointError where there is neither."""
+    try:
+        return load_source(locate_source(asked))
+    except NotPreparedError:
+        if remembered := remembered_source(asked, Store(store_dir())):
+            return remembered
+        raise
