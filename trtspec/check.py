@@ -25,16 +25,13 @@ from trtspec.checkpoint.tokenizer import check_tokenizer, check_tokenizers
 from trtspec.diagnostics import Diagnostic, position
 from trtspec.errors import CheckpointError, TrtspecError, refusal
 from trtspec.gpus import find_gpu
-from trtspec.graph.store import Store
 from trtspec.methods.base import Method, Options, find_method
 from trtspec.models.source_head import SourceHead, read_head
 from trtspec.models.source_model import SourceModel, mapping_of, padded, read_model, scheme_wanted
-from trtspec.paths import store_dir
 from trtspec.recipe.load import LoadedRecipe
 from trtspec.recipe.schema import ModelSource, Recipe
 from trtspec.recipe.validate import say_value
 from trtspec.registry import did_you_mean
-from trtspec.steps.remember import remembered_source
 
 T = TypeVar("T")
 
@@ -340,6 +337,10 @@ def _find_source(asked: ModelSource) -> Source:
     try:
         return load_source(locate_source(asked))
     except NotPreparedError:
+        from trtspec.graph.store import Store  # the store, which few recipes need to be checked with
+        from trtspec.paths import store_dir
+        from trtspec.steps.remember import remembered_source
+
         if remembered := remembered_source(asked, Store(store_dir())):
             return remembered
         raise

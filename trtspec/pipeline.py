@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a recipe to a plan, and from a plan to an artifact: the only module that knows the order of steps.
 
-prepare sources -> check -> the backend's plan of the artifact -> run its steps -> publish
+check -> the backend's plan of the artifact -> run its steps -> publish; preflight.py says what comes before
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ from trtspec.backends.common.memory import MemoryPlan
 from trtspec.backends.common.sources import models_of
 from trtspec.backends.context import PlanContext
 from trtspec.check import CheckResult, check_recipe
-from trtspec.checkpoint.prepare import OnProgress, prepare_source
 from trtspec.diagnostics import Diagnostic, RecipeError
 from trtspec.disk import plan_disk
-from trtspec.errors import CheckpointError, StepError, TrtspecError
+from trtspec.errors import StepError, TrtspecError
 from trtspec.files import FileRecord
 from trtspec.graph.digest import DigestCache
 from trtspec.graph.executor import Observer, StepResult, execute
@@ -150,25 +149,6 @@ def artifact_place(recipe: Recipe | ResolvedRecipe) -> Path:
     return Path("build") / recipe.name
 
 
-def prepare_sources(loaded: LoadedRecipe, on_progress: OnProgress = lambda what, done, total: None) -> None:
-    """Download and unpickle what a recipe names and is not there yet, for `plan_build` to find.
-
-    `on_progress` gets what is done, the bytes done and their total. Raises RecipeError with every model that cannot be
-    had.
-    """
-    sources = {"target.model": loaded.recipe.target, "speculation.draft.model": loaded.recipe.speculation.draft}
-    diagnostics = []
-    for path, source in sources.items():
-        try:
-            if source:
-                prepare_source(source, on_progress)
-        except CheckpointError as error:
-            message = f"{error.where}: {error.message}"
-            diagnostics.append(loaded.located(Diagnostic(path, "checkpoint", message, error.hint)))
-    if diagnostics:
-        raise RecipeError(diagnostics)
-
-
 def plan_build(
     loaded: LoadedRecipe,
     *,
@@ -197,26 +177,6 @@ def plan_build(
     absent = {source.root / name: each for source in context.sources.values() for name, each in source.absent.items()}
     reader = FileReader(digests, None if read_all else READ_WHILE_PLANNING, on_bytes, absent)
     return Build(context, checked.diagnostics, find_backend(context.choice.name).plan(context, reader))
-
-
-def plan_to_run(
-    loaded: LoadedRecipe,
-    checked: CheckResult,
-    store: Store,
-    on_progress: OnProgress = lambda what, done, total: None,
-    on_read: Callable[[int, int], None] = lambda done, total: None,
-) -> Build:
-    """Return a build that can run, of a recipe that was `checked` just before.
-
-    Its sources are brought here and read, unless they are remembered and every step is in the store. Raises RecipeError
-    as `prepare_sources` and `plan_build` do.
-    """
-    if checked.context:
-        build = plan_build(loaded, checked=checked, read_all=True, on_read=on_read)
-        if not build.is_remembered or all(each.status == "hit" for each in build.status(store)):
-            return build
-    prepare_sources(loaded, on_progress)
-    return plan_build(loaded, read_all=True, on_read=on_read)
 
 
 def run_build(build: Build, out: Path, store: Store, observer: Observer) -> Built:

@@ -15,7 +15,7 @@ from trtspec.checkpoint.model_config import ConfigReader
 from trtspec.checkpoint.safetensors import TensorInfo, read_header
 from trtspec.checkpoint.untrusted import inside, open_regular, parse_object, shown
 from trtspec.errors import CheckpointError
-from trtspec.graph.files import Absent
+from trtspec.files import Absent
 from trtspec.paths import hub_cache_dir
 
 MAX_CONFIG_BYTES = 1 << 20

@@ -26,8 +26,8 @@ def build(
     """
     from trtspec.cli.render import build_bars, one_or_many, print_json, say, show_diagnostics
     from trtspec.errors import TrtspecError
-    from trtspec.pipeline import artifact_place, open_store, plan_to_run, run_build
-    from trtspec.preflight import check_builds
+    from trtspec.pipeline import artifact_place, open_store, run_build
+    from trtspec.preflight import check_builds, plan_to_run
     from trtspec.recipe.load import load_matrix
 
     recipes = load_matrix(recipe, set_ or ())

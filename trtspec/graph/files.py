@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trtspec.errors import StepError
-from trtspec.files import in_threads
+from trtspec.files import Absent, in_threads
 from trtspec.graph.digest import DigestCache
 
 UNREAD = "unread"
-Absent = tuple[str, int, int]  # SHA-256, bytes and mtime in ns of a file that was here
 
 
 @dataclass(frozen=True)

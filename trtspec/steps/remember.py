@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from trtspec.checkpoint.safetensors import TensorInfo
 from trtspec.checkpoint.source import Source, load_documents
-from trtspec.graph.files import Absent
+from trtspec.files import Absent
 from trtspec.graph.sealed import load_sealed, seal
 from trtspec.graph.step import Inputs, Progress, Step
 from trtspec.graph.store import Store
