@@ -147,7 +147,7 @@ class _Check:
     def _read_model(self, role: str, asked: ModelSource) -> SourceModel | None:
         """Read a checkpoint; what no family describes will do for a backend that converts nothing."""
         path = "target.model" if role == "target" else "speculation.draft.model"
-        source = self._attempt(path, "checkpoint", lambda: load_source(locate_source(asked)))
+        source = self._attempt(path, "checkpoint", lambda: _find_source(asked))
         if source is None:
             return None
         self.sources[role] = source
@@ -246,7 +246,7 @@ class _Check:
         target = self.target
         if target is None or self.options is None:
             return
-        source = self._attempt(path, "checkpoint", lambda: load_source(locate_source(draft)))
+        source = self._attempt(path, "checkpoint", lambda: _find_source(draft))
         if source is None:
             return
         method, options, draft_len = speculation.method, speculation.options, speculation.draft_len
@@ -345,3 +345,17 @@ class _Check:
         engine = self.recipe.engine
         length = min(engine.max_seq_len, self.positions(self.target.config)) if self.target else engine.max_seq_len
         return self.recipe.model_copy(update={"engine": engine.model_copy(update={"max_seq_len": length})})
+
+
+def _find_source(asked: ModelSource) -> Source:
+    """Return a source, or what is remembered of one that is not here; raises CheckpointError where there is neither."""
+    try:
+        return load_source(locate_source(asked))
+    except NotPreparedError:
+        from trtspec.graph.store import Store  # the store, which few recipes need to be checked with
+        from trtspec.paths import store_dir
+        from trtspec.steps.remember import remembered_source
+
+        if remembered := remembered_source(asked, Store(store_dir())):
+            return remembered
+        raise

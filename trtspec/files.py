@@ -28,6 +28,7 @@ def _relative(path: str) -> str:
 
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Absent = tuple[str, int, int]  # SHA-256, bytes and mtime in ns of a file that was here
 
 
 class FileRecord(BaseModel):

@@ -14,6 +14,11 @@ def cache_dir() -> Path:
     return _from_environment("TRTSPEC_CACHE", "XDG_CACHE_HOME", ".cache")
 
 
+def store_dir() -> Path:
+    """Return the store of this user."""
+    return cache_dir() / "store"
+
+
 def state_dir() -> Path:
     """Return the root of what must survive: deployments and their logs (`TRTSPEC_STATE`)."""
     return _from_environment("TRTSPEC_STATE", "XDG_STATE_HOME", ".local/state")

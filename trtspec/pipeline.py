@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a recipe to a plan, and from a plan to an artifact: the only module that knows the order of steps.
 
-prepare sources -> check -> the backend's plan of the artifact -> run its steps -> publish
+check -> the backend's plan of the artifact -> run its steps -> publish; preflight.py says what comes before
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -22,25 +23,26 @@ from trtspec.artifacts.publish import publish_artifact
 from trtspec.backends.artifact_plan import ArtifactPlan
 from trtspec.backends.base import Backend, engine_arguments, find_backend
 from trtspec.backends.common.memory import MemoryPlan
+from trtspec.backends.common.sources import models_of
 from trtspec.backends.context import PlanContext
 from trtspec.check import CheckResult, check_recipe
-from trtspec.checkpoint.prepare import OnProgress, prepare_source
 from trtspec.diagnostics import Diagnostic, RecipeError
 from trtspec.disk import plan_disk
-from trtspec.errors import CheckpointError, StepError, TrtspecError
+from trtspec.errors import StepError, TrtspecError
 from trtspec.files import FileRecord
 from trtspec.graph.digest import DigestCache
 from trtspec.graph.executor import Observer, StepResult, execute
-from trtspec.graph.files import FileReader
+from trtspec.graph.files import FileReader, Files
 from trtspec.graph.plan import Plan, StepStatus, plan_status
 from trtspec.graph.store import Store
 from trtspec.methods.speedup import expected_speedup
-from trtspec.paths import cache_dir
+from trtspec.paths import cache_dir, store_dir
 from trtspec.recipe.load import LoadedRecipe
 from trtspec.recipe.resolve import ResolvedRecipe
 from trtspec.recipe.schema import Recipe
 from trtspec.steps.convert import ConvertCheckpoint
 from trtspec.steps.copy import CopyFiles
+from trtspec.steps.remember import remember_source
 
 # A plan may read this much of sources it has never seen; a build reads all of it.
 READ_WHILE_PLANNING = 1 << 27
@@ -74,12 +76,18 @@ class Build:
     @property
     def is_read(self) -> bool:
         """Return whether all sources were read, so that the steps' keys are final."""
-        return all(
-            files.is_read
-            for step in self.plan.steps
-            if isinstance(step, ConvertCheckpoint | CopyFiles)
-            for files in step.sources
-        )
+        return all(files.is_read for files in self.files)
+
+    @property
+    def files(self) -> list[Files]:
+        """Return what steps read outside the store."""
+        steps = (step for step in self.plan.steps if isinstance(step, ConvertCheckpoint | CopyFiles))
+        return [files for step in steps for files in step.sources]
+
+    @property
+    def is_remembered(self) -> bool:
+        """Return whether a source is not here, so that no step can read it."""
+        return any(source.absent for source in self.context.sources.values())
 
     def status(self, store: Store) -> list[StepStatus]:
         """Return for each step whether it would run, and why."""
@@ -133,31 +141,12 @@ class Built:
 
 def open_store() -> Store:
     """Return the store of this user."""
-    return Store(cache_dir() / "store")
+    return Store(store_dir())
 
 
 def artifact_place(recipe: Recipe | ResolvedRecipe) -> Path:
     """Return where a recipe's artifact goes unless somebody says otherwise."""
     return Path("build") / recipe.name
-
-
-def prepare_sources(loaded: LoadedRecipe, on_progress: OnProgress = lambda what, done, total: None) -> None:
-    """Download and unpickle what a recipe names and is not there yet, for `plan_build` to find.
-
-    `on_progress` gets what is done, the bytes done and their total. Raises RecipeError with every model that cannot be
-    had.
-    """
-    sources = {"target.model": loaded.recipe.target, "speculation.draft.model": loaded.recipe.speculation.draft}
-    diagnostics = []
-    for path, source in sources.items():
-        try:
-            if source:
-                prepare_source(source, on_progress)
-        except CheckpointError as error:
-            message = f"{error.where}: {error.message}"
-            diagnostics.append(loaded.located(Diagnostic(path, "checkpoint", message, error.hint)))
-    if diagnostics:
-        raise RecipeError(diagnostics)
 
 
 def plan_build(
@@ -185,7 +174,8 @@ def plan_build(
             on_read(done, total)
 
     digests = DigestCache(cache_dir() / "digests.json")
-    reader = FileReader(digests, None if read_all else READ_WHILE_PLANNING, on_bytes)
+    absent = {source.root / name: each for source in context.sources.values() for name, each in source.absent.items()}
+    reader = FileReader(digests, None if read_all else READ_WHILE_PLANNING, on_bytes, absent)
     return Build(context, checked.diagnostics, find_backend(context.choice.name).plan(context, reader))
 
 
@@ -217,7 +207,22 @@ def run_build(build: Build, out: Path, store: Store, observer: Observer) -> Buil
     if status == "published":
         for result in results:
             store.restamp(result.key)
+    _remember_sources(build, store)
     return Built(out, status, results, time.perf_counter() - started)
+
+
+def _remember_sources(build: Build, store: Store) -> None:
+    """Keep what was read of hub models for the day when they are not here."""
+    read = {
+        path: (digest, *stat)
+        for files in build.files
+        for path, (_, digest), stat in zip(files.paths, files.digests, files.stats, strict=True)
+    }
+    for role, _, asked in models_of(build.context):
+        source = build.context.sources.get(role)
+        if source and asked.revision and not source.absent and build.is_read:
+            with suppress(TrtspecError):  # a full disk costs a download, nothing else
+                remember_source(asked, source, {path.name: read[path] for path in source.weight_files}, store)
 
 
 def _tools() -> dict[str, str]:

@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What would end a build, found before it downloads, reads or makes anything: the recipe, the place, the machine.
+"""What comes before a build: what would end it is found before anything is downloaded or made; sources are brought here.
 
 Knows no rule of its own; it asks whoever would fail later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from trtspec.artifacts.publish import check_place
 from trtspec.check import CheckResult, check_recipe
+from trtspec.checkpoint.prepare import OnProgress, prepare_source
 from trtspec.diagnostics import Diagnostic, Mark, RecipeError
-from trtspec.errors import TrtspecError
+from trtspec.errors import CheckpointError, TrtspecError
 from trtspec.graph.store import Store
-from trtspec.pipeline import plan_build
+from trtspec.pipeline import Build, plan_build
 from trtspec.recipe.load import LoadedRecipe
 
 
@@ -32,6 +33,45 @@ def check_builds(builds: Sequence[tuple[LoadedRecipe, Path]], store: Store) -> l
     if any(each.severity == "error" for each in found):
         raise RecipeError(list(found))
     return results
+
+
+def prepare_sources(loaded: LoadedRecipe, on_progress: OnProgress = lambda what, done, total: None) -> None:
+    """Download and unpickle what a recipe names and is not there yet, for `plan_build` to find.
+
+    `on_progress` gets what is done, the bytes done and their total. Raises RecipeError with every model that cannot be
+    had.
+    """
+    sources = {"target.model": loaded.recipe.target, "speculation.draft.model": loaded.recipe.speculation.draft}
+    diagnostics = []
+    for path, source in sources.items():
+        try:
+            if source:
+                prepare_source(source, on_progress)
+        except CheckpointError as error:
+            message = f"{error.where}: {error.message}"
+            diagnostics.append(loaded.located(Diagnostic(path, "checkpoint", message, error.hint)))
+    if diagnostics:
+        raise RecipeError(diagnostics)
+
+
+def plan_to_run(
+    loaded: LoadedRecipe,
+    checked: CheckResult,
+    store: Store,
+    on_progress: OnProgress = lambda what, done, total: None,
+    on_read: Callable[[int, int], None] = lambda done, total: None,
+) -> Build:
+    """Return a build that can run, of a recipe that was `checked` just before.
+
+    Its sources are brought here and read, unless they are remembered and every step is in the store. Raises RecipeError
+    as `prepare_sources` and `plan_build` do.
+    """
+    if checked.context:
+        build = plan_build(loaded, checked=checked, read_all=True, on_read=on_read)
+        if not build.is_remembered or all(each.status == "hit" for each in build.status(store)):
+            return build
+    prepare_sources(loaded, on_progress)
+    return plan_build(loaded, read_all=True, on_read=on_read)
 
 
 def _place_problems(out: Path) -> Iterable[Diagnostic]:

@@ -15,7 +15,7 @@ from trtspec.checkpoint.model_config import ConfigReader
 from trtspec.checkpoint.safetensors import TensorInfo, read_header
 from trtspec.checkpoint.untrusted import inside, parse_object, shown
 from trtspec.errors import CheckpointError
-from trtspec.files import read_bounded, unreadable
+from trtspec.files import Absent, read_bounded, unreadable
 from trtspec.paths import hub_cache_dir
 
 MAX_CONFIG_BYTES = 1 << 20
@@ -41,13 +41,15 @@ class NotPreparedError(CheckpointError):
 class Source:
     """One checkpoint directory; `tensors` maps names to headers over all shards.
 
-    `quantization` is what ModelOpt recorded in hf_quant_config.json, empty where there is none.
+    `quantization` is what ModelOpt recorded in hf_quant_config.json, empty where there is none; `absent` the weight
+    files that are not here, by name, where the source is only remembered.
     """
 
     root: Path
     config: dict[str, Any]
     tensors: dict[str, TensorInfo]
     quantization: dict[str, Any] = field(default_factory=dict)
+    absent: dict[str, Absent] = field(default_factory=dict)
 
     @cached_property
     def weight_files(self) -> list[Path]:
@@ -119,8 +121,7 @@ def load_source(root: Path) -> Source:
 
     Raises CheckpointError for what is missing, unreadable, contradictory or points outside `root`.
     """
-    config = read_json(inside(root, "config.json"), MAX_CONFIG_BYTES)
-    quantization = _read_quantization(root)
+    config, quantization = load_documents(root)
     _check_tokenizer_files(root)
     index = inside(root, INDEX)
     if index.exists():
@@ -133,9 +134,10 @@ def load_source(root: Path) -> Source:
     return Source(root, config, _read_shards(root, shards), quantization)
 
 
-def _read_quantization(root: Path) -> dict[str, Any]:
-    path = inside(root, QUANTIZATION)
-    return read_json(path, MAX_CONFIG_BYTES) if path.exists() else {}
+def load_documents(root: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return config.json, and hf_quant_config.json or {} where there is none."""
+    config, path = read_json(inside(root, "config.json"), MAX_CONFIG_BYTES), inside(root, QUANTIZATION)
+    return config, read_json(path, MAX_CONFIG_BYTES) if path.exists() else {}
 
 
 def _pickle_hint(path: Path) -> str:

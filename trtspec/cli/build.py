@@ -27,8 +27,8 @@ def build(
     from trtspec.cli.progress import build_bars
     from trtspec.cli.render import one_or_many, print_json, say, show_diagnostics
     from trtspec.errors import TrtspecError
-    from trtspec.pipeline import artifact_place, open_store, plan_build, prepare_sources, run_build
-    from trtspec.preflight import check_builds
+    from trtspec.pipeline import artifact_place, open_store, run_build
+    from trtspec.preflight import check_builds, plan_to_run
     from trtspec.recipe.load import load_matrix
 
     recipes = load_matrix(recipe, set_ or ())
@@ -38,9 +38,7 @@ def build(
     builds = [(loaded, out or artifact_place(loaded.recipe)) for loaded in recipes]
     for (loaded, place), checked in zip(builds, check_builds(builds, store), strict=True):
         with build_bars() as bars:
-            prepare_sources(loaded, bars.preparing)
-            ready = checked if checked.context else None
-            planned = plan_build(loaded, checked=ready, read_all=True, on_read=bars.reading)
+            planned = plan_to_run(loaded, checked, store, bars.preparing, bars.reading)
             show_diagnostics(planned.diagnostics)
             built = run_build(planned, place, store, bars)
         documents.append(describe(built))

@@ -59,7 +59,8 @@ def _search(
     from trtspec.cli.render import show_diagnostics
     from trtspec.measure.swift import search_artifact
     from trtspec.paths import cache_dir
-    from trtspec.pipeline import open_store, plan_build, prepare_sources, run_build
+    from trtspec.pipeline import open_store, plan_build, run_build
+    from trtspec.preflight import prepare_sources
     from trtspec.recipe.load import load_recipe
     from trtspec.recipe.schema import Speculation
 

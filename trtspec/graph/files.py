@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from trtspec.errors import StepError
-from trtspec.files import in_threads
+from trtspec.files import Absent, in_threads
 from trtspec.graph.digest import DigestCache
 
 UNREAD = "unread"
@@ -52,13 +52,19 @@ class FileReader:
     """Reads the identity of source files; what is remembered of them is not read again.
 
     Where files that nobody has read are more than `unread_above` bytes together, they stay `unread`. `on_bytes` is told
-    the size of each piece that is read, from several threads.
+    the size of each piece that is read, from several threads. What `absent` files were stands for them: a plan needs no
+    more, and a step that would read them fails.
     """
 
     def __init__(
-        self, digests: DigestCache, unread_above: int | None = None, on_bytes: Callable[[int], None] | None = None
+        self,
+        digests: DigestCache,
+        unread_above: int | None = None,
+        on_bytes: Callable[[int], None] | None = None,
+        absent: Mapping[Path, Absent] | None = None,
     ) -> None:
         self._digests = digests
+        self._absent = absent or {}
         self._unread_above = unread_above
         self._on_bytes = on_bytes
 
@@ -66,16 +72,25 @@ class FileReader:
         """Return files below `root`; raises StepError for one that cannot be read."""
         paths = sorted(paths)
         try:
-            stats = tuple(_stat(path) for path in paths)
-            known = [self._digests.lookup(path) for path in paths]
+            stats = tuple(self._stat(path) for path in paths)
+            known = [self._lookup(path) for path in paths]
             new = sum(size for (size, _), digest in zip(stats, known, strict=True) if digest is None)
             if self._unread_above is not None and new > self._unread_above:
                 found = [digest or UNREAD for digest in known]
             else:
-                found = in_threads(lambda path: self._digests.digest(path, self._on_bytes), paths)
+                found = in_threads(self._digest, paths)
         except OSError as error:
             raise StepError(f"cannot be read: {error.strerror}", where=str(error.filename)) from None
         return Files(root, tuple(zip((path.name for path in paths), found, strict=True)), stats)
+
+    def _stat(self, path: Path) -> tuple[int, int]:
+        return self._absent[path][1:] if path in self._absent else _stat(path)
+
+    def _lookup(self, path: Path) -> str | None:
+        return self._absent[path][0] if path in self._absent else self._digests.lookup(path)
+
+    def _digest(self, path: Path) -> str:
+        return self._absent[path][0] if path in self._absent else self._digests.digest(path, self._on_bytes)
 
 
 def _stat(path: Path) -> tuple[int, int]:

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A build whose steps are all in the store needs no source: an emptied hub cache costs no download."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_sources import pickled
+from tests.conftest import Run
+from trtspec.artifacts.manifest import load_manifest
+from trtspec.errors import StepError
+from trtspec.graph.executor import Unobserved
+from trtspec.pipeline import open_store, plan_build, run_build
+from trtspec.recipe.load import load_recipe
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+WEIGHTS = "checkpoints/target/rank0.safetensors"
+
+
+def say(recipe: Path, old: str, new: str) -> None:
+    text = recipe.read_text()
+    assert old in text
+    recipe.write_text(text.replace(old, new))
+
+
+def download(workplace: Path) -> None:
+    """Bring both models into the hub cache."""
+    for role in ("target", "draft"):
+        snapshot = workplace / "hub" / f"models--org--{role}" / "snapshots" / COMMIT
+        shutil.copytree(workplace / role, snapshot, dirs_exist_ok=True)
+
+
+@pytest.fixture
+def cold(recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A recipe of hub models that was built, after which the hub cache was emptied."""
+    for role in ("target", "draft"):
+        indent = " " * (2 if role == "target" else 4)
+        say(recipe, f"model: ./{role}", f"model: org/{role}\n{indent}revision: {COMMIT}")
+    download(recipe.parent)
+    built = trtspec("build", recipe)
+    assert built.code == 0, built.err
+    shutil.rmtree(recipe.parent / "hub")
+    return recipe
+
+
+def no_download(*_: object) -> None:
+    pytest.fail("nothing is to be downloaded")
+
+
+def test_it_is_published_again(cold: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trtspec.checkpoint.prepare.fetch_snapshot", no_download)
+    assert "nothing to do" in trtspec("build", cold).err
+    again = trtspec("build", cold, "--out", "again", "--json")
+    assert {step["status"] for step in again.document["steps"]} == {"hit"}
+    root = cold.parent
+    assert load_manifest(root / "again").files == load_manifest(root / "build" / "tiny").files
+    assert trtspec("check", cold).code == 0
+    assert trtspec("plan", cold, "--detailed-exitcode").code == 0
+
+
+def test_a_machine_without_a_network(cold: Path) -> None:
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(cold.parent / "empty")}
+    argv = [sys.executable, "-m", "trtspec", "build", str(cold), "--out", "again"]
+    built = subprocess.run(argv, check=False, env=environment, capture_output=True, text=True, timeout=60)
+    assert built.returncode == 0, built.stderr
+    assert (cold.parent / "again" / "manifest.json").is_file()
+
+
+@pytest.mark.parametrize("backend", ["vllm", "llmapi"])
+def test_checkpoints_that_are_copied(backend: str, cold: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    download(cold.parent)
+    wanted = ("--set", f"engine.backend={backend}", "--out", "copied")
+    assert trtspec("build", cold, *wanted).code == 0
+    shutil.rmtree(cold.parent / "hub")
+    monkeypatch.setattr("trtspec.checkpoint.prepare.fetch_snapshot", no_download)
+    assert "nothing to do" in trtspec("build", cold, *wanted).err
+
+
+def test_what_is_not_in_the_store_is_downloaded_for(cold: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = trtspec("plan", cold, "--set", "target.dtype=float16", "--json").document["steps"]
+    assert next(step["name"] for step in planned if step["status"] == "miss") == "convert-target"
+    monkeypatch.setattr("trtspec.checkpoint.prepare.fetch_snapshot", lambda *_: download(cold.parent))
+    assert trtspec("build", cold, "--set", "target.dtype=float16").code == 0
+    half = (cold.parent / "build" / "tiny" / WEIGHTS).read_bytes()
+    say(cold, f"model: org/target\n  revision: {COMMIT}", "model: ./target\n  dtype: float16")
+    shutil.rmtree(cold.parent / "cache")
+    assert trtspec("build", cold).code == 0
+    assert (cold.parent / "build" / "tiny" / WEIGHTS).read_bytes() == half
+
+
+def test_what_is_remembered_is_never_converted(cold: Path, trtspec: Run) -> None:
+    build, store = plan_build(load_recipe(cold)), open_store()
+    assert build.is_remembered
+    for step in build.plan.steps:
+        store.remove(step.key)
+    with pytest.raises(StepError, match="the file changed during the build"):
+        run_build(build, cold.parent / "again", store, Unobserved())
+    assert not store.peek(build.plan.steps[0].key).entry
+
+
+@pytest.mark.parametrize("harm", ["damaged", "cleared"])
+def test_what_is_not_remembered_is_downloaded(
+    harm: str, cold: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if harm == "cleared":
+        trtspec("cache", "--clear")
+    for path in (cold.parent / "cache" / "store" / "entries").rglob("headers.json"):
+        path.chmod(0o644)
+        path.write_bytes(path.read_bytes().replace(b"sha", b"bad").replace(b"F32", b"F16").replace(b"BF16", b"I16"))
+    assert "is not in the hub cache" in trtspec("check", cold).err
+    monkeypatch.setattr("trtspec.checkpoint.prepare.fetch_snapshot", lambda *_: download(cold.parent))
+    assert trtspec("build", cold).code == 0
+    shutil.rmtree(cold.parent / "hub")
+    assert trtspec("check", cold).code == 0
+
+
+@pytest.mark.slow  # a pickle is opened by an interpreter of its own
+def test_pickles_that_were_opened(cold: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    pin = pickled(cold.parent / "target")
+    say(cold, f"model: org/target\n  revision: {COMMIT}", f"model: org/target\n  revision: {COMMIT}\n  {pin}")
+    download(cold.parent)
+    assert trtspec("build", cold).code == 0
+    for name in ("hub", "cache/unpickled"):
+        shutil.rmtree(cold.parent / name)
+    monkeypatch.setattr("trtspec.checkpoint.prepare.fetch_snapshot", no_download)
+    assert "nothing to do" in trtspec("build", cold).err
+
+
+@pytest.mark.slow  # as this
+def test_a_draft_head(cold: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.methods.heads import random_heads, save_heads
+    from tests.tiny import PAIR_VOCAB, TARGET_SHAPE
+
+    shutil.rmtree(cold.parent / "draft")
+    save_heads(cold.parent / "draft", random_heads(2, hidden=TARGET_SHAPE["hidden_size"], vocab=PAIR_VOCAB))
+    (cold.parent / "draft" / "medusa_lm_head.safetensors").rename(cold.parent / "draft" / "model.safetensors")
+    wanted = ("--set", "speculation.method=medusa", "--set", "speculation.options={choices: [[0], [0, 0]]}")
+    wanted += ("--set", "speculation.draft_len=null", "--set", f"speculation.draft.revision={'a' * 40}")
+    snapshots = cold.parent / "hub" / "models--org--draft" / "snapshots"
+    download(cold.parent)
+    (snapshots / COMMIT).rename(snapshots / ("a" * 40))
+    built = trtspec("build", cold, *wanted)
+    assert built.code == 0, built.err
+    shutil.rmtree(cold.parent / "hub")
+    monkeypatch.setattr("trtspec.checkpoint.prepare.fetch_snapshot", no_download)
+    assert "nothing to do" in trtspec("build", cold, *wanted).err
