@@ -52,9 +52,12 @@ class CheckResult:
         return [each for each in self.diagnostics if each.severity == "error"]
 
 
-def check_recipe(loaded: LoadedRecipe) -> CheckResult:
-    """Hold a recipe against its checkpoints, its method and its backend."""
-    return _Check(loaded).run()
+def check_recipe(loaded: LoadedRecipe, locate: Callable[[ModelSource], Path] = locate_source) -> CheckResult:
+    """Hold a recipe against its checkpoints, its method and its backend.
+
+    `locate` returns the directory that each checkpoint is read from, or raises CheckpointError.
+    """
+    return _Check(loaded, locate).run()
 
 
 @dataclass
@@ -62,6 +65,7 @@ class _Check:
     """A check under way: what was found so far, None where it has diagnostics of its own or is not asked for."""
 
     loaded: LoadedRecipe
+    locate: Callable[[ModelSource], Path]
     diagnostics: list[Diagnostic] = field(default_factory=list)
     choice: Choice | None = None
     backend: Backend | None = None
@@ -135,7 +139,7 @@ class _Check:
     def _read_model(self, role: str, asked: ModelSource) -> SourceModel | None:
         """Read a checkpoint; what no family describes will do for a backend that converts nothing."""
         path = "target.model" if role == "target" else "speculation.draft.model"
-        source = self._attempt(path, "checkpoint", lambda: load_source(locate_source(asked)))
+        source = self._attempt(path, "checkpoint", lambda: load_source(self.locate(asked)))
         if source is None:
             return None
         self.sources[role] = source
@@ -219,7 +223,7 @@ class _Check:
         target = self.target
         if target is None or self.options is None:
             return
-        source = self._attempt(path, "checkpoint", lambda: load_source(locate_source(draft)))
+        source = self._attempt(path, "checkpoint", lambda: load_source(self.locate(draft)))
         if source is None:
             return
         method, options, draft_len = speculation.method, speculation.options, speculation.draft_len

@@ -86,6 +86,11 @@ class SeenGpu:
         is_named = re.search(rf"\b{re.escape(gpu.product)}\b", self.name) is not None
         return is_named and self.sm == gpu.sm and off <= MOST_GIB_OFF
 
+    @property
+    def kind(self) -> Gpu | None:
+        """Return which of the GPUs that are known it is, None for another."""
+        return next((gpu for gpu in GPUS.values() if self.is_a(gpu)), None)
+
 
 def seen_gpus() -> list[SeenGpu]:
     """Return the GPUs in PCI order, none where there is no driver."""

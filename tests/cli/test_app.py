@@ -27,7 +27,7 @@ HEAVY = ("torch", "transformers", "tritonclient", "tritonserver", "google.protob
 
 def test_the_commands() -> None:
     assert " ".join(COMMANDS) == (
-        "bench build cache check deploy doctor generate inspect migrate plan plugins recipes schema status stop swift "
+        "bench build cache check deploy doctor generate init inspect migrate plan plugins recipes schema status stop swift "
         "verify"
     )
 
