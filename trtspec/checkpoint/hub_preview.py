@@ -8,19 +8,20 @@ tables of integers are there, which checks compare. Nothing may be computed from
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trtspec.checkpoint.hub import DESCRIPTIONS, explained, fetch_descriptions, hub_token
 from trtspec.checkpoint.safetensors import MAX_HEADER_BYTES, MAX_HEADER_VALUES, TensorInfo, read_header
-from trtspec.checkpoint.source import INDEX, SHARD, read_weight_map
+from trtspec.checkpoint.source import INDEX, SHARD, read_weight_map, snapshot_dir
 from trtspec.checkpoint.untrusted import parse_object
 from trtspec.errors import CheckpointError
 from trtspec.files import in_threads
-from trtspec.paths import hub_cache_dir
+from trtspec.recipe.schema import COMMIT
 
 TIMEOUT_S = 20.0  # for each answer of the hub
 TRY_AGAIN = "try again"
@@ -32,15 +33,29 @@ PINNED = "build from pickles by hand: allow_pickle and sha256 (docs/checkpoints.
 Range = Callable[[int, int], bytes]
 
 
-def newest_commit(model: str) -> str:
+class Commit(NamedTuple):
+    """A commit of a hub model, and why that one."""
+
+    revision: str
+    why: str
+
+
+def newest_commit(model: str) -> Commit:
     """Return the newest commit of a hub model, offline the one that the hub cache has; CheckpointError for none."""
     with explained(model, TRY_AGAIN):
-        from huggingface_hub import HfApi, constants, snapshot_download
+        from huggingface_hub import HfApi, constants
 
-        if constants.HF_HUB_OFFLINE:
-            cached = snapshot_download(model, cache_dir=hub_cache_dir(), local_files_only=True)
-            return Path(cached).name
-        return str(HfApi().model_info(model, timeout=TIMEOUT_S, token=hub_token() or False).sha)
+        if constants.HF_HUB_OFFLINE and (revision := _cached_commit(model)):
+            return Commit(revision, "the newest commit in the hub cache when this was written")
+        found = HfApi().model_info(model, timeout=TIMEOUT_S, token=hub_token() or False)
+        return Commit(str(found.sha), "the newest commit when this was written")
+
+
+def _cached_commit(model: str) -> str | None:
+    """Return the commit that was last put into the hub cache."""
+    snapshots = snapshot_dir(model, "none").parent
+    found = [path for path in snapshots.glob("*") if re.fullmatch(COMMIT, path.name)]
+    return max(found, key=lambda path: path.stat().st_mtime).name if found else None
 
 
 def make_preview(model: str, revision: str, out: Path) -> None:
@@ -81,7 +96,9 @@ def _ask(model: str, revision: str, name: str, first: int, last: int) -> bytes:
     answer = client.get_session().get(url, headers=headers, timeout=TIMEOUT_S)
     client.hf_raise_for_status(answer)
     if answer.status_code != 206:
-        raise CheckpointError("the hub gives no parts of files", where=name, hint="trtspec build downloads all of them")
+        raise CheckpointError(
+            "the hub gives no parts of files", where=f"{model}/{name}", hint="trtspec build downloads all of them"
+        )
     return bytes(answer.content)
 
 
@@ -90,7 +107,7 @@ def _make_shard(path: Path, read: Range) -> None:
     head = read(0, FIRST_BYTES - 1)
     end = 8 + int.from_bytes(head[:8], "little")
     if end > MAX_HEADER_BYTES:
-        raise CheckpointError("not a safetensors file", where=path.name)
+        raise CheckpointError("not a safetensors file", where=str(path))
     if end > len(head):
         head += read(len(head), end - 1)
     path.write_bytes(head[:end])
@@ -106,7 +123,7 @@ def _data_bytes(path: Path, header: bytes) -> int:
         entries = parse_object(header, MAX_HEADER_VALUES).items()
         return max((int(entry["data_offsets"][1]) for name, entry in entries if name != "__metadata__"), default=0)
     except (ValueError, TypeError, KeyError, IndexError):
-        raise CheckpointError("not a safetensors file: its header cannot be read", where=path.name) from None
+        raise CheckpointError("not a safetensors file: its header cannot be read", where=str(path)) from None
 
 
 def _fill(path: Path, tensor: TensorInfo, read: Range) -> None:

@@ -22,10 +22,11 @@ Locate = Callable[[ModelSource], Path]
 
 @dataclass(frozen=True)
 class Given:
-    """A checkpoint: as a recipe names it, a directory by its absolute path, and its headers."""
+    """A checkpoint: as a recipe names it, a directory by its absolute path, its headers, and why its revision."""
 
     asked: ModelSource
     source: Source
+    revision_why: str = ""
 
     @property
     def num_parameters(self) -> int:
@@ -59,23 +60,26 @@ def _is_hub_id(written: str) -> bool:
 
 def _open_directory(written: str) -> Given:
     path = os.path.abspath(os.path.expanduser(written))
-    root = locate_model(path, None)
+    return Given(ModelSource(model=path), _read(locate_model(path, None)))
+
+
+def _read(root: Path) -> Source:
     if not (root / "config.json").is_file():
         hint = "a checkpoint is a directory with config.json and *.safetensors"
-        raise CheckpointError("no config.json", where=path, hint=hint)
-    return Given(ModelSource(model=path), load_source(root))
+        raise CheckpointError("no config.json", where=str(root), hint=hint)
+    return load_source(root)
 
 
 def _open_hub(written: str, folder: Path) -> Given:
     try:
-        revision = newest_commit(written)
+        revision, why = newest_commit(written)
     except CheckpointError as error:
         hint = f"{error.hint}; write ./{written} where a directory is meant"
         raise CheckpointError(error.message, where=error.where, hint=hint) from error
     asked = ModelSource(model=written, revision=revision)
     snapshot = snapshot_dir(written, revision)
     if is_fetched(snapshot, ()):
-        return Given(asked, load_source(snapshot))
+        return Given(asked, _read(snapshot), why)
     folder.mkdir()
     make_preview(written, revision, folder)
-    return Given(asked, load_source(folder))
+    return Given(asked, _read(folder), why)

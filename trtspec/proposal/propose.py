@@ -160,7 +160,7 @@ def _of_target(candidate: Candidate, fitted: Fit, refused: str) -> Iterator[Choi
 def _of_source(path: str, given: Given, why: str) -> Iterator[Choice]:
     yield Choice(f"{path}.model", given.asked.model, why)
     if given.asked.revision:
-        yield Choice(f"{path}.revision", given.asked.revision, "the newest commit when this was written")
+        yield Choice(f"{path}.revision", given.asked.revision, given.revision_why)
 
 
 def _described(given: Given, model: SourceModel | None) -> str:
