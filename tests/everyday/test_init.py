@@ -230,6 +230,16 @@ class TestTheMachine:
         assert (recipe["target"]["parallel"], recipe["engine"]["max_seq_len"]) == ({"tensor": 1}, 4096)
         assert "8192 would be too much" in whys(made)["engine.max_seq_len"]
 
+    def test_what_no_memory_holds_is_said_to_be_too_much(
+        self, trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        show_gpus(monkeypatch, "NVIDIA L4, 8.9, 1, 23034", "NVIDIA L4, 8.9, 1, 23034")
+        made = trtspec("init", shape("llama-3.3-70b-instruct", workplace), "--backend", "vllm", "--json")
+        recipe = recipe_of(made)
+        assert (recipe["target"]["parallel"], recipe["engine"]["max_seq_len"]) == ({"tensor": 2}, 8192)
+        assert whys(made)["target.parallel.tensor"] == "even so many do not hold it"
+        assert whys(made)["engine.max_batch_size"].endswith(" of 22.0 GiB are taken: more than there is")
+
     def test_fp8_is_left_out_where_the_method_takes_none(self, trtspec: Run, workplace: Path) -> None:
         pair = (shape("llama-2-7b-chat", workplace), shape("eagle-llama2-chat-7b", workplace))
         made = trtspec("init", *pair, "--backend", "tensorrt_llm", "--gpu", "h100", "--json")
@@ -336,7 +346,10 @@ class TestThePage:
     def test_its_commands_run_and_write_what_it_shows(self, workplace: Path) -> None:
         page = (recipes_dir().parent / "docs" / "init.md").read_text()
         (workplace / "recipes").symlink_to(recipes_dir())
-        programs = [str(Path(sys.executable).parent), "/usr/bin", "/bin"]
+        smi = workplace / "nvidia-smi"
+        smi.write_text("#!/bin/sh\n")
+        smi.chmod(0o755)
+        programs = [str(workplace), str(Path(sys.executable).parent), "/usr/bin", "/bin"]
         environment = {**os.environ, "PATH": os.pathsep.join(programs), "OMP_NUM_THREADS": "1"}
         commands = "".join(re.findall(r"^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL))
         argv = ["/bin/bash", "-euo", "pipefail", "-c", commands]

@@ -40,11 +40,11 @@ class Fit:
 
     @property
     def why(self) -> str:
-        """Return what the fullest device holds, in words."""
+        """Return what the fullest device holds, in words; "" where that is unknown."""
         if self.fullest is None:
             return ""
         taken, limit = (count / 2**30 for count in (self.fullest.total_bytes, self.fullest.limit_bytes))
-        return f"{taken:.1f} of {limit:.1f} GiB are taken" + ("" if self.holds else ", and nothing smaller was tried")
+        return f"{taken:.1f} of {limit:.1f} GiB are taken" + ("" if self.holds else ": more than there is")
 
 
 def text_len(backend: Backend, target: ModelConfig | None, draft: ModelConfig | None) -> TextLen:
@@ -63,14 +63,14 @@ def _positions(backend: Backend, config: ModelConfig) -> int:
 
 
 def fit(context: PlanContext, backend: Backend, machine: Machine) -> Fit:
-    """Return the fewest GPUs that hold the longest text, a shorter text where no number of them does."""
-    tried = None
-    for tokens in _lengths(context.recipe.engine.max_seq_len):
-        for tensor in _ranks(context, backend, machine):
-            tried = _try(context, backend, tensor, tokens)
-            if tried.holds:
-                return tried
-    return tried or _try(context, backend, 1, context.recipe.engine.max_seq_len)
+    """Return the fewest GPUs that hold the longest text, a shorter text where no number of them does.
+
+    Where nothing holds, it is the longest text on the most GPUs.
+    """
+    longest, ranks = context.recipe.engine.max_seq_len, _ranks(context, backend, machine)
+    tries = (_try(context, backend, tensor, tokens) for tokens in _lengths(longest) for tensor in ranks)
+    holding = next((tried for tried in tries if tried.holds), None)
+    return holding or _try(context, backend, ranks[-1], longest)
 
 
 def _lengths(longest: int) -> Iterator[int]:
