@@ -16,6 +16,7 @@ from typing import Any
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 ROUTE = re.compile(r"/(?:api/models/(?P<listed>[^/]+/[^/]+)/tree/|(?P<model>[^/]+/[^/]+)/resolve/)(?P<rest>[^?]+)")
+INFO = re.compile(r"/api/models/(?P<model>[^/?]+/[^/?]+)(/revision/[^/?]+)?(\?.*)?")
 
 
 @dataclass
@@ -72,10 +73,13 @@ class Handler(BaseHTTPRequestHandler):
         self._answer()
 
     def _answer(self) -> None:
-        route = ROUTE.match(self.path)
-        if route is None:
+        route, info = ROUTE.match(self.path), INFO.fullmatch(self.path)
+        if route:
+            model, (commit, _, name) = route["listed"] or route["model"], route["rest"].partition("/")
+        elif info:
+            model, commit, name = info["model"], COMMIT, "info"
+        else:
             return self._refuse(404, "")
-        model, (commit, _, name) = route["listed"] or route["model"], route["rest"].partition("/")
         token = self.headers.get("Authorization", "").removeprefix("Bearer ") or None
         self.hub.asked.append(Asked(self.command, name or "tree", token, self.headers.get("Range")))
         root = self.hub.root / model
@@ -85,10 +89,18 @@ class Handler(BaseHTTPRequestHandler):
             return self._refuse(404 if token else 401, "RepoNotFound")
         if commit != COMMIT:
             return self._refuse(404, "RevisionNotFound")
+        if route is None:
+            return self._tell(root)
         return self._list(root) if route["listed"] else self._send_file(root / name)
 
     def _refuse(self, status: int, code: str) -> None:
         self._send(status, {"X-Error-Code": code} if code else {}, b"")
+
+    def _tell(self, root: Path) -> None:
+        names = sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+        siblings = [{"rfilename": name} for name in names]
+        document = {"id": f"{root.parent.name}/{root.name}", "sha": COMMIT, "siblings": siblings}
+        self._send(200, {"Content-Type": "application/json"}, json.dumps(document).encode())
 
     def _list(self, root: Path) -> None:
         files = [
@@ -103,11 +115,12 @@ class Handler(BaseHTTPRequestHandler):
             return self._refuse(404, "EntryNotFound")
         content = path.read_bytes()
         headers = {"ETag": f'"{_etag(path)}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
-        start, total = 0, len(content)
+        total = len(content)
         if wanted := self.headers.get("Range"):
-            start = int(wanted.removeprefix("bytes=").removesuffix("-"))
-            headers["Content-Range"] = f"bytes {start}-{total - 1}/{total}"
-        return self._send(206 if wanted else 200, headers, content[start:], path.name)
+            start, _, last = wanted.removeprefix("bytes=").partition("-")
+            content = content[int(start) : int(last) + 1 if last else total]
+            headers["Content-Range"] = f"bytes {start}-{int(start) + len(content) - 1}/{total}"
+        return self._send(206 if wanted else 200, headers, content, path.name)
 
     def _send(self, status: int, headers: dict[str, str], content: bytes, name: str = "") -> None:
         self.send_response(status)

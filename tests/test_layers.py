@@ -28,7 +28,7 @@ LEVELS = [
     {"steps"},
     {"backends"},
     {"check", "inspection", "doctor", "migration"},
-    {"pipeline", "measure"},
+    {"pipeline", "measure", "proposal"},
     {"deploy", "preflight"},
     {"cli"},
     {"__main__"},

@@ -53,12 +53,15 @@ class CheckResult:
         return [each for each in self.diagnostics if each.severity == "error"]
 
 
-def check_recipe(loaded: LoadedRecipe, *, will_prepare: bool = False) -> CheckResult:
+def check_recipe(
+    loaded: LoadedRecipe, locate: Callable[[ModelSource], Path] = locate_source, *, will_prepare: bool = False
+) -> CheckResult:
     """Hold a recipe against its checkpoints, its method and its backend.
 
-    With `will_prepare` a source that a build is about to bring is no problem, and what depends on it is not checked.
+    `locate` returns the directory that each checkpoint is read from, or raises CheckpointError. With `will_prepare` a
+    source that a build is about to bring is no problem, and what depends on it is not checked.
     """
-    return _Check(loaded, will_prepare).run()
+    return _Check(loaded, locate, will_prepare).run()
 
 
 @dataclass
@@ -66,6 +69,7 @@ class _Check:
     """A check under way: what was found so far, None where it has diagnostics of its own or is not asked for."""
 
     loaded: LoadedRecipe
+    locate: Callable[[ModelSource], Path]
     will_prepare: bool = False
     diagnostics: list[Diagnostic] = field(default_factory=list)
     choice: Choice | None = None
@@ -144,10 +148,23 @@ class _Check:
         if self.choice:
             self.backend = find_backend(self.choice.name)
 
+    def _find_source(self, asked: ModelSource) -> Source:
+        """Return a source, or what is remembered of one that is not here; raises CheckpointError where there is neither."""
+        try:
+            return load_source(self.locate(asked))
+        except NotPreparedError:
+            from trtspec.graph.store import Store  # the store, which few recipes need to be checked with
+            from trtspec.paths import store_dir
+            from trtspec.steps.remember import remembered_source
+
+            if remembered := remembered_source(asked, Store(store_dir())):
+                return remembered
+            raise
+
     def _read_model(self, role: str, asked: ModelSource) -> SourceModel | None:
         """Read a checkpoint; what no family describes will do for a backend that converts nothing."""
         path = "target.model" if role == "target" else "speculation.draft.model"
-        source = self._attempt(path, "checkpoint", lambda: _find_source(asked))
+        source = self._attempt(path, "checkpoint", lambda: self._find_source(asked))
         if source is None:
             return None
         self.sources[role] = source
@@ -246,7 +263,7 @@ class _Check:
         target = self.target
         if target is None or self.options is None:
             return
-        source = self._attempt(path, "checkpoint", lambda: _find_source(draft))
+        source = self._attempt(path, "checkpoint", lambda: self._find_source(draft))
         if source is None:
             return
         method, options, draft_len = speculation.method, speculation.options, speculation.draft_len
@@ -345,17 +362,3 @@ class _Check:
         engine = self.recipe.engine
         length = min(engine.max_seq_len, self.positions(self.target.config)) if self.target else engine.max_seq_len
         return self.recipe.model_copy(update={"engine": engine.model_copy(update={"max_seq_len": length})})
-
-
-def _find_source(asked: ModelSource) -> Source:
-    """Return a source, or what is remembered of one that is not here; raises CheckpointError where there is neither."""
-    try:
-        return load_source(locate_source(asked))
-    except NotPreparedError:
-        from trtspec.graph.store import Store  # the store, which few recipes need to be checked with
-        from trtspec.paths import store_dir
-        from trtspec.steps.remember import remembered_source
-
-        if remembered := remembered_source(asked, Store(store_dir())):
-            return remembered
-        raise

@@ -1,15 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPUs that engines are built for, by the names that recipes use.
+"""The GPUs that engines are built for, by the names that recipes use, and those that this machine has.
 
 Compute capabilities: NVIDIA's CUDA GPU list. Memory: the data sheets, in GiB as the driver reports it, rounded down.
 """
 
 from __future__ import annotations
 
+import re
+import shutil
 from dataclasses import dataclass
 
 from trtspec.errors import TrtspecError
 from trtspec.registry import did_you_mean
+from trtspec.system import ask_program
+
+SMI = ("nvidia-smi", "--query-gpu=name,compute_cap,driver_version,memory.total", "--format=csv,noheader,nounits")
+MOST_GIB_OFF = 2  # drivers report a little more or less than data sheets
 
 
 @dataclass(frozen=True)
@@ -63,3 +69,36 @@ def find_gpu(name: str) -> Gpu:
         hint = did_you_mean(name.lower(), GPUS) or f"known: {', '.join(GPUS)}"
         raise TrtspecError(f"nothing is known of the GPU {name!r}", hint=hint)
     return gpu
+
+
+@dataclass(frozen=True)
+class SeenGpu:
+    """A GPU as nvidia-smi describes it; `sm` is the compute capability times ten."""
+
+    name: str
+    sm: int
+    driver: str
+    mebibytes: int
+
+    def is_a(self, gpu: Gpu) -> bool:
+        """Return whether it is of the kind; of one product there are several sizes."""
+        off = abs(self.mebibytes / 1024 - gpu.memory_bytes / 2**30)
+        is_named = re.search(rf"\b{re.escape(gpu.product)}\b", self.name) is not None
+        return is_named and self.sm == gpu.sm and off <= MOST_GIB_OFF
+
+    @property
+    def kind(self) -> Gpu | None:
+        """Return which of the GPUs that are known it is, None for another."""
+        return next((gpu for gpu in GPUS.values() if self.is_a(gpu)), None)
+
+
+def seen_gpus() -> list[SeenGpu]:
+    """Return the GPUs in PCI order, none where there is no driver."""
+    if not shutil.which(SMI[0]):
+        return []
+    lines = ask_program(SMI, SMI[0], "repair the driver").splitlines()
+    try:
+        rows = [[part.strip() for part in line.split(",")] for line in lines if line.strip()]
+        return [SeenGpu(name, int(sm.replace(".", "")), driver, int(memory)) for name, sm, driver, memory in rows]
+    except ValueError:
+        raise TrtspecError(f"says {lines[:4]}, which are no GPUs", where=SMI[0], hint="repair the driver") from None

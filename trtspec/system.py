@@ -7,15 +7,19 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from trtspec.errors import TrtspecError
+
 LOOPBACK = "127.0.0.1"
 PR_SET_PDEATHSIG = 1
+PROBE_TIMEOUT_S = 60.0
 
 
 def free_ports(count: int) -> list[int]:
@@ -151,3 +155,23 @@ def installed_version(package: str | None) -> str:
         return version(package) if package else ""
     except PackageNotFoundError:
         return ""
+
+
+def ask_program(command: Sequence[str], where: str, hint: str, cwd: str | None = None) -> str:
+    """Return what a program prints within a minute; raises TrtspecError, about `where`, for one that fails."""
+    try:
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=PROBE_TIMEOUT_S,
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            check=True,
+        ).stdout
+    except subprocess.CalledProcessError as error:
+        last = (error.stderr.strip() or error.stdout.strip() or "nothing").splitlines()[-1]
+        message = f"ended with exit status {error.returncode} and said: {last}"
+    except (OSError, UnicodeDecodeError, subprocess.SubprocessError) as error:
+        message = str(error)
+    raise TrtspecError(f"cannot be asked: {message}", where=where, hint=hint)

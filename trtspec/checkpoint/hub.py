@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,7 +24,8 @@ DESCRIPTIONS = ("config.json", "hf_quant_config.json", INDEX, *TOKENIZER_FILES)
 TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]+")  # what may stand after "Bearer" in a header
 NO_MODEL = "the hub has no such model, or it is private"
 MAY_READ = "set HF_TOKEN to a token that may read it"
-AGAIN = "then build again: files that arrived whole are kept"
+BUILD_AGAIN = "build again"
+KEPT = "files that arrived whole are kept"
 
 OnBytes = Callable[[int, int], None]
 
@@ -42,32 +44,45 @@ def fetch_snapshot(model: str, revision: str, pickles: Collection[str], on_bytes
     bytes that are done and their total, which grows while files begin. Raises CheckpointError where the hub cannot be
     reached, does not hand the files out, has none, or where they cannot be stored.
     """
-    from huggingface_hub import snapshot_download
-
-    root, token, bar = snapshot_dir(model, revision), _token(), _bar_class(on_bytes)
-
-    def download(names: Collection[str]) -> None:
-        snapshot_download(
-            model,
-            revision=revision,
-            cache_dir=hub_cache_dir(),
-            token=token or False,
-            allow_patterns=list(names),
-            ignore_patterns=["*/*"],  # the patterns alone would match in folders too
-            tqdm_class=bar,
-        )
-
-    try:
-        download([*DESCRIPTIONS, *([PICKLE_INDEX] if pickles else [])])
-        download(_weights(root, pickles) or ["*.safetensors"])
-    except CheckpointError:
-        raise
-    except Exception as error:  # the client lets out errors of its HTTP library, which changed with its versions
-        message, hint = _explain(error)
-        raise CheckpointError(message, where=f"{model} at commit {revision}", hint=hint) from error
+    root, bar = snapshot_dir(model, revision), _bar_class(on_bytes)
+    with explained(f"{model} at commit {revision}"):
+        _download(model, revision, [*DESCRIPTIONS, *([PICKLE_INDEX] if pickles else [])], bar)
+        _download(model, revision, _weights(root, pickles) or ["*.safetensors"], bar)
     if not is_fetched(root, pickles):
         message, hint = _incomplete(root, pickles)
         raise CheckpointError(message, where=f"{model} at commit {revision}", hint=hint)
+
+
+def fetch_descriptions(model: str, revision: str) -> Path:
+    """Download config, index and tokenizer of a hub model, and return the snapshot; raises what the client raises."""
+    _download(model, revision, DESCRIPTIONS, _bar_class(lambda done, total: None))
+    return snapshot_dir(model, revision)
+
+
+def _download(model: str, revision: str, names: Collection[str], bar: type[Any]) -> None:
+    from huggingface_hub import snapshot_download
+
+    snapshot_download(
+        model,
+        revision=revision,
+        cache_dir=hub_cache_dir(),
+        token=hub_token() or False,
+        allow_patterns=list(names),
+        ignore_patterns=["*/*"],  # the patterns alone would match in folders too
+        tqdm_class=bar,
+    )
+
+
+@contextmanager
+def explained(where: str, again: str = BUILD_AGAIN) -> Iterator[None]:
+    """Turn the client's errors into a CheckpointError about `where`; `again` is what to do once the cause is gone."""
+    try:
+        yield
+    except (CheckpointError, ModuleNotFoundError):
+        raise
+    except Exception as error:  # the client lets out errors of its HTTP library, which changed with its versions
+        message, hint = _explain(error, again)
+        raise CheckpointError(message, where=where, hint=hint) from error
 
 
 def _weights(root: Path, pickles: Collection[str]) -> list[str]:
@@ -78,7 +93,8 @@ def _weights(root: Path, pickles: Collection[str]) -> list[str]:
     return sorted(set(read_weight_map(index).values())) if index.is_file() else []
 
 
-def _token() -> str | None:
+def hub_token() -> str | None:
+    """Return HF_TOKEN, None where it is not set; raises CheckpointError for what no header can hold."""
     token = os.environ.get("HF_TOKEN", "").strip()
     if token and not TOKEN.fullmatch(token):
         raise CheckpointError("HF_TOKEN holds characters that no token has", hint=f"{MAY_READ}, or unset it")
@@ -99,16 +115,17 @@ def _incomplete(root: Path, pickles: Collection[str]) -> tuple[str, str]:
     return message, f"where the weights are pickles, allow them in the recipe: {digests}"
 
 
-def _explain(error: Exception) -> tuple[str, str]:
+def _explain(error: Exception, again: str) -> tuple[str, str]:
     """Return what went wrong with a download, and what to do about it.
 
     No text of the client is quoted: an address in it may carry a signature that opens a private file.
     """
     from huggingface_hub import constants, errors
 
-    if isinstance(error, errors.LocalEntryNotFoundError):
+    then = f"then {again}: {KEPT}"
+    if isinstance(error, (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled)):
         if constants.HF_HUB_OFFLINE:
-            return "it is not in the hub cache, and HF_HUB_OFFLINE is set", "unset HF_HUB_OFFLINE and build again"
+            return "it is not in the hub cache, and HF_HUB_OFFLINE is set", f"unset HF_HUB_OFFLINE and {again}"
         error = error.__cause__ if isinstance(error.__cause__, Exception) else error
     said = {
         errors.GatedRepoError: ("its owner wants to be asked for access", f"ask on the model's page, then {MAY_READ}"),
@@ -121,12 +138,12 @@ def _explain(error: Exception) -> tuple[str, str]:
             return explanation
     if isinstance(error, errors.HfHubHTTPError):
         status = error.response.status_code
-        hint = f"{MAY_READ}, or unset it" if status in (401, 403) else AGAIN
+        hint = f"{MAY_READ}, or unset it" if status in (401, 403) else then
         return f"the hub answered with HTTP status {status}", hint
     if isinstance(error, OSError) and error.errno and not isinstance(error, (ConnectionError, TimeoutError)):
-        return f"cannot be stored: {os.strerror(error.errno)}", f"give {hub_cache_dir()} room or access; {AGAIN}"
+        return f"cannot be stored: {os.strerror(error.errno)}", f"give {hub_cache_dir()} room or access; {then}"
     endpoint = urlsplit(constants.ENDPOINT).hostname  # without the password that an address may hold
-    hint = f"check the network, the proxy and HF_ENDPOINT; {AGAIN}"
+    hint = f"check the network, the proxy and HF_ENDPOINT; {then}"
     return f"the download from {endpoint} failed: {type(error).__name__}", hint
 
 

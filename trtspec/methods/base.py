@@ -16,7 +16,7 @@ from trtspec.checkpoint.source import Source
 from trtspec.diagnostics import Diagnostic
 from trtspec.errors import TrtspecError
 from trtspec.recipe.schema import StrictModel
-from trtspec.registry import discover, find, version_of
+from trtspec.registry import discover, discover_all, find, version_of
 
 PACKAGE, ATTRIBUTE = "trtspec.methods", "METHOD"
 
@@ -88,6 +88,19 @@ class HeadTarget:
     draft_len: int
 
 
+@dataclass(frozen=True)
+class Suggestion:
+    """Why a method suits a checkpoint; of several methods the one of the lowest `rank` is proposed.
+
+    `options` are those that the checkpoint asks for where the defaults do not do, and `options_why` says why.
+    """
+
+    rank: int
+    why: str
+    options: dict[str, Any] = field(default_factory=dict)
+    options_why: str = ""
+
+
 def chain(options: Any, draft_len: int) -> DraftShape:
     """Return the draft shape of a method that drafts a chain."""
     return DraftShape(draft_len, draft_len)
@@ -105,7 +118,9 @@ class Method:
     with the target, which `read_head` describes (it raises CheckpointError for any other source). `draft_lens` is the
     range of the recipe's `draft_len`, empty where the options decide. `draft_shape` computes the draft shape from the
     options and draft_len. `check_options` checks the options against the target; its diagnostics' paths are relative to
-    `speculation.options`. Backends declare which methods they run.
+    `speculation.options`. `suggest` looks at what would draft, or for a method that drafts with nothing at the target,
+    and returns why the method suits it, None where it does not; raises CheckpointError for what is broken. Backends
+    declare which methods they run.
     """
 
     summary: str
@@ -116,6 +131,7 @@ class Method:
     draft_shape: Callable[[Any, int], DraftShape] = chain
     check_options: Callable[[Any, ModelConfig], list[Diagnostic]] = _no_diagnostics
     read_head: Callable[[Source, HeadTarget, Any], DraftHead] | None = None
+    suggest: Callable[[Source], Suggestion | None] | None = None
 
     def parse(self, options: dict[str, Any]) -> Options:
         """Return the parsed options; raises TrtspecError for invalid ones."""
@@ -125,6 +141,11 @@ class Method:
             first = error.errors()[0]
             where = ".".join(map(str, ("speculation.options", *first["loc"])))
             raise TrtspecError(first["msg"], where=where) from None
+
+
+def methods() -> dict[str, Method]:
+    """Return every method there is, by name."""
+    return discover_all(PACKAGE, ATTRIBUTE)
 
 
 def find_method(name: str) -> Method:

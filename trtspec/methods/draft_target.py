@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from trtspec.methods.base import Method, Options
+from trtspec.checkpoint.source import Source
+from trtspec.methods.base import Method, Options, Suggestion
 
 
 class DraftTargetOptions(Options):
@@ -22,10 +23,15 @@ class DraftTargetOptions(Options):
     )
 
 
+def _suggest(source: Source) -> Suggestion:
+    return Suggestion(9, "DRAFT is no draft head, so it is taken for a model")
+
+
 METHOD = Method(
     summary="a smaller model drafts, the target verifies",
     drafts_with="model",
     draft_lens=range(1, 65),
     default_draft_len=5,
     options=DraftTargetOptions,
+    suggest=_suggest,
 )

@@ -20,7 +20,7 @@ from trtspec.checkpoint.source import Source
 from trtspec.checkpoint.trtllm import EMBEDDING, LM_HEAD
 from trtspec.diagnostics import Diagnostic
 from trtspec.families.decoder import attention, mlp, read_decoder
-from trtspec.methods.base import DraftHead, DraftShape, HeadTarget, LossyOptions, Method
+from trtspec.methods.base import DraftHead, DraftShape, HeadTarget, LossyOptions, Method, Suggestion
 from trtspec.methods.choices import EAGLE_CHOICES, MOST_NODES, Choice, check_ranks, find_choices
 from trtspec.methods.fit import check_layer, check_sizes
 from trtspec.recipe.schema import refuse
@@ -165,7 +165,7 @@ def read_head(source: Source, base: HeadTarget, options: EagleOptions) -> DraftH
 
 def _read_head_config(source: Source, target: ModelConfig) -> ModelConfig:
     reader = source.reader
-    if any("hidden_norm." in name for name in source.tensors):
+    if _is_eagle3(source):
         raise reader.refuse("describes an EAGLE-3 head, which reads other hidden states", "use method: eagle3")
     if "fc.weight" not in source.tensors:
         raise reader.refuse("describes no EAGLE head: no tensor is named fc.weight")
@@ -176,6 +176,15 @@ def _read_head_config(source: Source, target: ModelConfig) -> ModelConfig:
     if head.num_layers != 1:
         raise reader.refuse(f"num_hidden_layers is {head.num_layers}; EAGLE heads of one layer can be converted")
     return head
+
+
+def _is_eagle3(source: Source) -> bool:
+    return any("hidden_norm." in name for name in source.tensors)
+
+
+def _suggest(source: Source) -> Suggestion | None:
+    is_head = "fc.weight" in source.tensors and not _is_eagle3(source)
+    return Suggestion(0, "DRAFT is an EAGLE head: fc.weight, and a layer without hidden_norm") if is_head else None
 
 
 def _sources_of(base: HeadTarget, target: str) -> tuple[SourceTensor, ...]:
@@ -218,4 +227,5 @@ METHOD = Method(
     draft_shape=_draft_shape,
     check_options=_check_options,
     read_head=read_head,
+    suggest=_suggest,
 )

@@ -25,7 +25,7 @@ from trtspec.checkpoint.trtllm import MOST_LAYERS
 from trtspec.diagnostics import Diagnostic
 from trtspec.families.decoder import read_decoder
 from trtspec.files import open_regular
-from trtspec.methods.base import DraftHead, DraftShape, HeadTarget, LossyOptions, Method
+from trtspec.methods.base import DraftHead, DraftShape, HeadTarget, LossyOptions, Method, Suggestion
 from trtspec.methods.eagle3_head import EMBEDDING, LAYER_CONFIG, NAME, Eagle3HeadConfig, Names, head_rules
 from trtspec.methods.fit import check_layer, check_sizes
 from trtspec.recipe.schema import refuse
@@ -212,6 +212,11 @@ def _read(tensor: TensorInfo) -> bytes:
         return file.read(tensor.nbytes)
 
 
+def _suggest(source: Source) -> Suggestion | None:
+    is_head = any(name.endswith(".hidden_norm.weight") for name in source.tensors)
+    return Suggestion(0, "DRAFT is an EAGLE-3 head: its layer has a hidden_norm") if is_head else None
+
+
 METHOD = Method(
     summary="a layer trained for the target drafts from its hidden states, a chain or a tree",
     drafts_with="head",
@@ -220,4 +225,5 @@ METHOD = Method(
     options=Eagle3Options,
     draft_shape=_draft_shape,
     read_head=read_head,
+    suggest=_suggest,
 )

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from trtspec.methods.base import DraftShape, Method, Options
+from trtspec.checkpoint.source import Source
+from trtspec.methods.base import DraftShape, Method, Options, Suggestion
 from trtspec.recipe.schema import refuse
 
 
@@ -36,9 +37,14 @@ def _draft_shape(options: LookaheadOptions, draft_len: int) -> DraftShape:
     return DraftShape(ngram - 1, max(0, ngram - 2) + (window - 1 + guesses) * (ngram - 1))
 
 
+def _suggest(source: Source) -> Suggestion:
+    return Suggestion(2, "needs no draft; pays where the target has time to spare in each step")
+
+
 METHOD = Method(
     summary="the target generates and verifies n-grams ahead of its text",
     drafts_with="nothing",
     options=LookaheadOptions,
+    suggest=_suggest,
     draft_shape=_draft_shape,
 )

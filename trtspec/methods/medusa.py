@@ -18,7 +18,7 @@ from trtspec.checkpoint.model_config import ModelConfig
 from trtspec.checkpoint.rules import Rule, Skip, SourceTensor, Split, Stage
 from trtspec.checkpoint.source import Source
 from trtspec.diagnostics import Diagnostic
-from trtspec.methods.base import DraftHead, DraftShape, HeadTarget, LossyOptions, Method
+from trtspec.methods.base import DraftHead, DraftShape, HeadTarget, LossyOptions, Method, Suggestion
 from trtspec.methods.choices import MEDUSA_CHOICES, Choice, check_ranks, find_choices
 from trtspec.methods.fit import check_sizes
 
@@ -135,6 +135,17 @@ def _check_options(options: MedusaOptions, config: ModelConfig) -> list[Diagnost
     return check_ranks(options.paths, config)
 
 
+def _suggest(source: Source) -> Suggestion | None:
+    if not any(map(_NAME.fullmatch, source.tensors)):
+        return None
+    heads = _find_heads(source)
+    paths, why = MedusaOptions().paths, f"DRAFT holds {heads.num_heads} Medusa heads"
+    short = [list(path) for path in paths if len(path) <= heads.num_heads]
+    if len(short) == len(paths):
+        return Suggestion(1, why)
+    return Suggestion(1, why, {"choices": short}, f"the default tree, as deep as {heads.num_heads} heads draft")
+
+
 METHOD = Method(
     summary="Medusa heads on the target's last hidden state draft a tree",
     drafts_with="head",
@@ -142,4 +153,5 @@ METHOD = Method(
     draft_shape=_draft_shape,
     check_options=_check_options,
     read_head=read_head,
+    suggest=_suggest,
 )

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trtspec.methods.base import Method
+from trtspec.checkpoint.source import Source
+from trtspec.methods.base import Method, Suggestion
 
 # The keys of config.json for the number of layers; vllm-project/vllm:vllm/config/speculative.py@v0.24.0.
 LAYER_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
@@ -26,9 +27,15 @@ def count_layers(source_config: Mapping[str, Any]) -> int:
     return 0
 
 
+def _suggest(source: Source) -> Suggestion | None:
+    layers = count_layers(source.config)
+    return Suggestion(0, f"the target's own layers for further tokens ({layers}) draft") if layers else None
+
+
 METHOD = Method(
     summary="the target's own MTP layers draft a chain",
     drafts_with="nothing",
     draft_lens=range(1, 17),
     default_draft_len=1,
+    suggest=_suggest,
 )

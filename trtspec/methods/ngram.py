@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from trtspec.methods.base import Method, Options
+from trtspec.checkpoint.source import Source
+from trtspec.methods.base import Method, Options, Suggestion
 from trtspec.recipe.schema import refuse
 
 
@@ -30,10 +31,15 @@ class NgramOptions(Options):
         return max_match
 
 
+def _suggest(source: Source) -> Suggestion:
+    return Suggestion(1, "needs no draft; pays where texts repeat their prompt or themselves")
+
+
 METHOD = Method(
     summary="drafts what followed the same tokens earlier in the text",
     drafts_with="nothing",
     draft_lens=range(1, 65),
     default_draft_len=8,
     options=NgramOptions,
+    suggest=_suggest,
 )

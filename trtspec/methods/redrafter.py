@@ -17,7 +17,7 @@ from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
 from trtspec.checkpoint.rules import Rule, SourceTensor, Split, Stage
 from trtspec.checkpoint.source import Source
 from trtspec.diagnostics import Diagnostic
-from trtspec.methods.base import DraftHead, DraftShape, HeadTarget, Method, Options
+from trtspec.methods.base import DraftHead, DraftShape, HeadTarget, Method, Options, Suggestion
 from trtspec.methods.fit import check_sizes
 
 # Tokens ranked after each beam, as in the reference, and therefore the most beams.
@@ -145,6 +145,11 @@ def _draft_shape(options: RedrafterOptions, draft_len: int) -> DraftShape:
     return DraftShape(draft_len, draft_len * options.beams)
 
 
+def _suggest(source: Source) -> Suggestion | None:
+    is_head = {"exit_dim", "num_draft_layers"} <= source.config.keys()
+    return Suggestion(0, "DRAFT is a recurrent drafter: its config.json has an exit_dim") if is_head else None
+
+
 METHOD = Method(
     summary="a recurrent draft head on the target's last hidden state drafts by beam search",
     drafts_with="head",
@@ -153,4 +158,5 @@ METHOD = Method(
     options=RedrafterOptions,
     draft_shape=_draft_shape,
     read_head=read_head,
+    suggest=_suggest,
 )

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.doubles.fixtures import H200, Installation
-from trtspec.backends.tensorrt_llm.installed import SeenGpu, installed_versions, seen_gpus
+from trtspec.backends.tensorrt_llm.installed import installed_versions
 from trtspec.backends.tensorrt_llm.toolchain import EngineToolchain, probe_toolchain
 from trtspec.errors import StepError, TrtspecError
-from trtspec.gpus import find_gpu
+from trtspec.gpus import SeenGpu, find_gpu, seen_gpus
 from trtspec.graph.digest import canonical
 
 IMAGE = f"registry.example/tritonserver@sha256:{'0' * 64}"

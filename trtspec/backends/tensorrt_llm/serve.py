@@ -14,13 +14,13 @@ from typing import Any
 
 from trtspec.artifacts.manifest import Manifest
 from trtspec.backends.serving import Launch, ServingHooks
-from trtspec.backends.tensorrt_llm.installed import installed_versions, seen_gpus
+from trtspec.backends.tensorrt_llm.installed import installed_versions
 from trtspec.backends.tensorrt_llm.placement import ENVIRONMENT, LAUNCH, no_pools
 from trtspec.backends.tensorrt_llm.repository import relocate
 from trtspec.backends.tensorrt_llm.toolchain import BUILDER
 from trtspec.errors import DeployError
 from trtspec.files import read_bounded
-from trtspec.gpus import Gpu, find_gpu
+from trtspec.gpus import Gpu, find_gpu, seen_gpus
 from trtspec.triton.names import ENGINE_MODELS
 
 MAX_LAUNCH_BYTES = 1 << 20

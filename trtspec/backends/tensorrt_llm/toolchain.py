@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Literal
 
 from trtspec.backends.common.trtllm_versions import version_spec_of
-from trtspec.backends.tensorrt_llm.installed import installed_versions, seen_gpus
+from trtspec.backends.tensorrt_llm.installed import installed_versions
 from trtspec.diagnostics import Diagnostic
 from trtspec.errors import StepError, TrtspecError
-from trtspec.gpus import Gpu, find_gpu
+from trtspec.gpus import Gpu, find_gpu, seen_gpus
 
 BUILDER = "trtllm-build"
 RUNTIMES = ("docker", "podman")

@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trtspec init`: what it proposes for directories, for what it can see of a machine, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.conftest import Outcome, Run
+from tests.shapes import make_checkpoint, shapes
+from trtspec.paths import recipes_dir
+from trtspec.recipe.schema import recipe_json_schema
+
+MODELS = recipes_dir() / "models"
+TARGET = MODELS / "quickstart-target"
+HEADS = {"medusa": "4 Medusa heads", "eagle": "an EAGLE head", "eagle3": "an EAGLE-3 head", "redrafter": "a recurrent"}
+IMPORTS = """
+import sys
+from trtspec.cli.app import main
+try:
+    main(sys.argv[1:])
+finally:
+    print(*sys.modules)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a machine without nvidia-smi, whatever this one is."""
+    monkeypatch.setenv("PATH", str(workplace))
+
+
+def show_gpus(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
+    """Let nvidia-smi show these."""
+    doubles = Path(__file__).resolve().parents[1] / "doubles"
+    monkeypatch.setenv("PATH", os.pathsep.join([str(doubles), str(Path(sys.executable).parent), "/usr/bin", "/bin"]))
+    monkeypatch.setenv("NVIDIA_SMI_DOUBLE", "\n".join(lines))
+
+
+def said(outcome: Outcome) -> str:
+    """Return all that people were shown, with one space wherever there were some."""
+    return " ".join((outcome.out + outcome.err).split())
+
+
+def recipe_of(outcome: Outcome) -> dict[str, Any]:
+    """Return the recipe of a document, which is what its file holds."""
+    recipe: dict[str, Any] = outcome.document["recipe"]
+    assert yaml.safe_load(Path(outcome.document["path"]).read_text()) == recipe
+    return recipe
+
+
+def whys(outcome: Outcome) -> dict[str, str]:
+    """Return the reasons by path."""
+    return {choice["path"]: choice["why"] for choice in outcome.document["choices"]}
+
+
+def shape(name: str, root: Path) -> Path:
+    """Make a published checkpoint's headers."""
+    (found,) = (each for each in shapes() if each.name == name)
+    make_checkpoint(found, root / name)
+    return root / name
+
+
+class TestTheQuickstart:
+    def test_a_pair(self, trtspec: Run, workplace: Path) -> None:
+        made = trtspec("init", TARGET, MODELS / "quickstart-draft", "--json")
+        assert (made.code, made.err) == (0, "")
+        assert set(made.document) == {"format_version", "ok", "path", "recipe", "choices", "problems"}
+        assert (made.document["ok"], made.document["path"]) == (True, "quickstart-target.yaml")
+        recipe = recipe_of(made)
+        assert recipe["speculation"].pop("draft") == {"model": os.path.relpath(MODELS / "quickstart-draft")}
+        assert recipe == {
+            "schema": "trtspec.recipe/1",
+            "name": "quickstart-target",
+            "target": {"model": os.path.relpath(TARGET)},
+            "speculation": {"method": "draft_target", "draft_len": 5},
+            "engine": {"backend": "embedded", "max_batch_size": 8, "max_input_len": 512, "max_seq_len": 1024},
+            "gates": {"lossless": True},
+        }
+        assert whys(made)["engine.backend"] == "TensorRT-LLM is not installed here"
+        assert "the target has 17.3 times as many" in whys(made)["speculation.draft.model"]
+
+    def test_is_checked_planned_and_built(self, trtspec: Run, workplace: Path) -> None:
+        made = trtspec("init", TARGET, MODELS / "quickstart-draft", "--name", "mine")
+        assert made.code == 0
+        assert said(made).endswith("mine.yaml: written, and fits together; next: trtspec build mine.yaml")
+        for command in ("check", "plan", "build"):
+            done = trtspec(command, "mine.yaml")
+            assert done.code == 0, done.err
+        assert (workplace / "build" / "mine" / "manifest.json").is_file()
+
+    @pytest.mark.parametrize("method", HEADS)
+    def test_a_head_of_each_kind(self, method: str, trtspec: Run, workplace: Path) -> None:
+        made = trtspec("init", TARGET, MODELS / f"quickstart-{method}", "-o", "head.yaml", "--json")
+        assert made.code == 0, made.out
+        assert recipe_of(made)["speculation"]["method"] == method
+        assert HEADS[method] in whys(made)["speculation.method"]
+        assert trtspec("plan", "head.yaml").code == 0
+
+    def test_no_draft(self, trtspec: Run, workplace: Path) -> None:
+        made = trtspec("init", TARGET, "--json")
+        assert made.code == 0
+        assert recipe_of(made)["speculation"] == {"method": "ngram", "draft_len": 8}
+        assert "needs no draft" in whys(made)["speculation.method"]
+
+    def test_what_is_said_otherwise(self, trtspec: Run, workplace: Path) -> None:
+        arguments = ("--method", "lookahead", "--backend", "embedded", "--gpu", "a100-80gb", "--name", "other")
+        made = trtspec("init", TARGET, *arguments, "--json")
+        recipe = recipe_of(made)
+        assert (recipe["speculation"], recipe["engine"]["gpu"]) == ({"method": "lookahead"}, "a100-80gb")
+        assert made.document["path"] == "other.yaml"
+        for path, option in (("speculation.method", "method"), ("engine.backend", "backend"), ("name", "name")):
+            assert whys(made)[path] == f"as --{option} says"
+
+    def test_imports_nothing_heavy(self, workplace: Path) -> None:
+        argv = [sys.executable, "-c", IMPORTS, "init", str(TARGET), str(MODELS / "quickstart-eagle3"), "--json"]
+        done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=120)
+        imported = set(done.stdout.split())
+        assert "trtspec.proposal.make" in imported
+        assert not imported & {"torch", "numpy", "transformers", "tokenizers", "huggingface_hub"}
+
+
+class TestTheFile:
+    def test_says_why_on_each_line(self, trtspec: Run, workplace: Path) -> None:
+        trtspec("init", TARGET, MODELS / "quickstart-draft")
+        lines = (workplace / "quickstart-target.yaml").read_text().splitlines()
+        assert lines[0] == "# yaml-language-server: $schema=trtspec-recipe.schema.json"
+        assert max(map(len, lines)) <= 120
+        for before, line in pairwise(lines):
+            has_value = re.match(r" *[a-z_]+: .", line) and not line.startswith("schema:")
+            assert not has_value or "  # " in line or before.lstrip().startswith("#"), line
+        assert "  # no quantization: no GPU is named that would multiply FP8" in lines
+        assert "  # no gpu: there is none here, as far as nvidia-smi tells; name one with --gpu, as h100" in lines
+
+    def test_has_its_schema_beside_it(self, trtspec: Run, workplace: Path) -> None:
+        trtspec("init", TARGET, "--name", "one")
+        schema = workplace / "trtspec-recipe.schema.json"
+        assert json.loads(schema.read_text()) == recipe_json_schema()
+        os.utime(schema, (1, 1))
+        trtspec("init", TARGET, "--name", "two")
+        assert schema.stat().st_mtime == 1, "the same is not written again"
+        schema.write_text("{}")
+        trtspec("init", TARGET, "--name", "three")
+        assert json.loads(schema.read_text()) == recipe_json_schema()
+
+    def test_is_never_replaced_unasked(self, trtspec: Run, workplace: Path) -> None:
+        (workplace / "mine.yaml").write_text("precious")
+        refused = trtspec("init", TARGET, "-o", "mine.yaml")
+        assert (refused.code, said(refused)) == (
+            1,
+            "error: mine.yaml: a file lies here already hint: name another with --out, or replace it with --force",
+        )
+        assert (workplace / "mine.yaml").read_text() == "precious"
+        assert trtspec("init", TARGET, "-o", "mine.yaml", "--force").code == 0
+        assert trtspec("check", "mine.yaml").code == 0
+
+    def test_cannot_be_written(self, trtspec: Run, workplace: Path) -> None:
+        refused = trtspec("init", TARGET, "-o", "nosuch/mine.yaml")
+        assert (refused.code, said(refused)) == (
+            1,
+            "error: nosuch/mine.yaml: cannot be written: No such file or directory",
+        )
+        (workplace / "folder").mkdir()
+        refused = trtspec("init", TARGET, "-o", "folder", "--force")
+        assert said(refused) == "error: folder: cannot be written: Is a directory"
+        assert [path.name for path in workplace.iterdir()] == ["folder"]
+
+    def test_names_odd_directories(self, trtspec: Run, workplace: Path) -> None:
+        odd = workplace / "# My Model: 1"
+        shutil.copytree(TARGET, odd)
+        made = trtspec("init", odd, "--json")
+        assert made.code == 0, made.err
+        assert made.document["recipe"]["name"] == "my-model-1"
+        assert recipe_of(made)["target"]["model"] == "./# My Model: 1"
+
+
+class TestTheMachine:
+    def test_its_gpu_is_found(self, trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        show_gpus(monkeypatch, "NVIDIA L4, 8.9, 1, 23034", "NVIDIA L4, 8.9, 1, 23034")
+        made = trtspec("init", TARGET, "--json")
+        assert recipe_of(made)["engine"]["gpu"] == "l4"
+        assert whys(made)["engine.gpu"] == "nvidia-smi shows 2 of them here"
+
+    @pytest.mark.parametrize(
+        ("line", "why"),
+        [
+            ("NVIDIA X1, 8.9, 1, 23034", "nothing is known of the NVIDIA X1 here; name another with --gpu"),
+            ("broken", "nvidia-smi says ['broken'], which are no GPUs; name one with --gpu"),
+        ],
+    )
+    def test_another_gpu(
+        self, line: str, why: str, trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        show_gpus(monkeypatch, line)
+        made = trtspec("init", TARGET, "--json")
+        assert (made.code, whys(made)["engine.gpu"]) == (0, why)
+
+    @pytest.mark.parametrize(
+        ("gpu", "tensor", "weights"), [("h100", 2, "fp8"), ("h200", 1, "fp8"), ("a100-80gb", 4, None)]
+    )
+    def test_a_large_model_is_divided_and_quantized_as_the_gpu_asks(
+        self, gpu: str, tensor: int, weights: str | None, trtspec: Run, workplace: Path
+    ) -> None:
+        pair = (shape("llama-3.3-70b-instruct", workplace), shape("llama-3.2-1b-instruct", workplace))
+        made = trtspec("init", *pair, "--backend", "tensorrt_llm", "--gpu", gpu, "--json")
+        assert made.code == 0, made.out
+        target = recipe_of(made)["target"]
+        assert target["parallel"] == {"tensor": tensor}
+        assert target.get("quantization", {}).get("weights") == weights
+        if weights is None:
+            assert "a100-80gb has no FP8" in whys(made)["target.quantization"]
+        assert trtspec("plan", made.document["path"]).code == 0
+
+    def test_a_text_is_shorter_where_the_gpus_here_hold_no_longer_one(
+        self, trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        show_gpus(monkeypatch, "NVIDIA L4, 8.9, 1, 23034")
+        made = trtspec("init", shape("qwen3-8b", workplace), "--backend", "vllm", "--json")
+        recipe = recipe_of(made)
+        assert (recipe["target"]["parallel"], recipe["engine"]["max_seq_len"]) == ({"tensor": 1}, 4096)
+        assert "8192 would be too much" in whys(made)["engine.max_seq_len"]
+
+    def test_what_no_memory_holds_is_said_to_be_too_much(
+        self, trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        show_gpus(monkeypatch, "NVIDIA L4, 8.9, 1, 23034", "NVIDIA L4, 8.9, 1, 23034")
+        made = trtspec("init", shape("llama-3.3-70b-instruct", workplace), "--backend", "vllm", "--json")
+        recipe = recipe_of(made)
+        assert (recipe["target"]["parallel"], recipe["engine"]["max_seq_len"]) == ({"tensor": 2}, 8192)
+        assert whys(made)["target.parallel.tensor"] == "even so many do not hold it"
+        assert whys(made)["engine.max_batch_size"].endswith(" of 22.0 GiB are taken: more than there is")
+
+    def test_fp8_is_left_out_where_the_method_takes_none(self, trtspec: Run, workplace: Path) -> None:
+        pair = (shape("llama-2-7b-chat", workplace), shape("eagle-llama2-chat-7b", workplace))
+        made = trtspec("init", *pair, "--backend", "tensorrt_llm", "--gpu", "h100", "--json")
+        assert made.code == 0
+        assert "quantization" not in recipe_of(made)["target"]
+        assert "EAGLE engines are in float16 or bfloat16" in whys(made)["target.quantization"]
+
+    def test_layers_for_further_tokens_are_used_where_the_backend_runs_them(
+        self, trtspec: Run, workplace: Path
+    ) -> None:
+        root = workplace / "target"
+        shutil.copytree(TARGET, root)
+        config = json.loads((root / "config.json").read_text())
+        unknown = {
+            "num_nextn_predict_layers": 1,
+            "model_type": "deepseek_v3",
+            "architectures": ["DeepseekV3ForCausalLM"],
+        }
+        (root / "config.json").write_text(json.dumps(config | unknown))
+        made = trtspec("init", root, "--backend", "llmapi", "--gpu", "h200", "--json")
+        assert made.code == 0, made.out
+        assert recipe_of(made)["speculation"] == {"method": "mtp", "draft_len": 1}
+        refused = trtspec("init", root, "--name", "other")
+        assert refused.code == 1
+        assert "architecture 'DeepseekV3ForCausalLM' is not supported; supported: " in said(refused)
+
+    def test_heads_that_are_fewer_than_the_tree_is_deep(self, trtspec: Run, workplace: Path) -> None:
+        import numpy as np
+        from safetensors.numpy import save_file
+
+        from trtspec.checkpoint.safetensors import read_header
+
+        heads = workplace / "heads"
+        shutil.copytree(MODELS / "quickstart-medusa", heads)
+        config = json.loads((heads / "config.json").read_text())
+        (heads / "config.json").write_text(json.dumps(config | {"medusa_num_heads": 2}))
+        file = heads / "medusa_lm_head.safetensors"
+        kept = [tensor for name, tensor in read_header(file).items() if name[0] in "01"]
+        save_file({tensor.name: np.zeros(tensor.shape, np.float16) for tensor in kept}, file)
+        made = trtspec("init", TARGET, heads, "--json")
+        assert made.code == 0, made.out
+        choices = recipe_of(made)["speculation"]["options"]["choices"]
+        assert {len(path) for path in choices} == {1, 2}
+
+
+class TestWhatIsRefused:
+    @pytest.mark.parametrize(
+        ("arguments", "message", "hint"),
+        [
+            (("./nosuch",), "no such directory: {here}/nosuch", "a checkpoint is a directory with config.json and"),
+            (("a/b/c",), "no such directory: {here}/a/b/c", "a checkpoint is a directory"),
+            ((TARGET / "config.json",), "is a file, not a directory: ", "a checkpoint is a directory"),
+            (("./empty",), "{here}/empty: no config.json", "a checkpoint is a directory with config.json"),
+            ((TARGET, "./empty"), "{here}/empty: no config.json", "a checkpoint is a directory with config.json"),
+            ((TARGET, "--gpu", "h10"), "nothing is known of the GPU 'h10'", "did you mean 'h100'?"),
+            ((TARGET, "--method", "ngrm"), "unknown speculation method 'ngrm'", "did you mean 'ngram'?"),
+            ((TARGET, "--backend", "vlm"), "unknown backend 'vlm'", "did you mean 'vllm'?"),
+            ((TARGET, "--name", "A b"), "--name: 'A b' is not a name: lower-case letters", ""),
+            ((TARGET, "--method", "medusa"), "medusa drafts with a head", "name it: trtspec init TARGET DRAFT"),
+            ((TARGET, TARGET, "--method", "ngram"), "ngram drafts with nothing of its own", "leave out DRAFT"),
+        ],
+    )
+    def test_nothing_is_written(
+        self, arguments: tuple[object, ...], message: str, hint: str, trtspec: Run, workplace: Path
+    ) -> None:
+        (workplace / "empty").mkdir()
+        refused = trtspec("init", *arguments)
+        assert refused.code == 1
+        assert f"error: {message.format(here=workplace)}" in said(refused)
+        assert hint in said(refused)
+        assert [path.name for path in workplace.iterdir()] == ["empty"]
+
+    def test_an_unknown_architecture(self, trtspec: Run, workplace: Path) -> None:
+        for role in ("target", "draft"):
+            shutil.copytree(MODELS / f"quickstart-{role}", workplace / role)
+            config = json.loads((workplace / role / "config.json").read_text())
+            (workplace / role / "config.json").write_text(json.dumps(config | {"architectures": ["Odd"]}))
+        for pair in ((workplace / "target",), (TARGET, workplace / "draft")):
+            refused = trtspec("init", *pair)
+            assert refused.code == 1
+            assert "architecture 'Odd' is not supported; supported: " in said(refused)
+            assert not list(workplace.glob("*.yaml"))
+
+    def test_a_draft_of_another_vocabulary_is_told_by_the_check(self, recipe: Path, trtspec: Run) -> None:
+        made = trtspec("init", recipe.parent / "target", MODELS / "quickstart-draft", "-o", "odd.yaml", "--json")
+        assert (made.code, made.document["ok"]) == (1, False)
+        (problem,) = (each for each in made.document["problems"] if each["severity"] == "error")
+        assert (problem["path"], problem["code"]) == ("speculation.draft.model", "vocabulary")
+        assert problem["line"]
+        assert Path("odd.yaml").is_file(), "it stays, to be mended"
+        shown = trtspec("init", recipe.parent / "target", MODELS / "quickstart-draft", "-o", "odd.yaml", "--force")
+        assert said(shown).endswith("odd.yaml: written, but does not fit together: see above")
+
+    def test_a_hub_id_without_a_hub(self, trtspec: Run, workplace: Path) -> None:
+        refused = trtspec("init", "org/model")
+        assert (refused.code, said(refused)) == (
+            1,
+            "error: org/model: it is not in the hub cache, and HF_HUB_OFFLINE is set "
+            "hint: unset HF_HUB_OFFLINE and try again; write ./org/model where a directory is meant",
+        )
+
+
+class TestThePage:
+    def test_its_commands_run_and_write_what_it_shows(self, workplace: Path) -> None:
+        page = (recipes_dir().parent / "docs" / "init.md").read_text()
+        (workplace / "recipes").symlink_to(recipes_dir())
+        smi = workplace / "nvidia-smi"
+        smi.write_text("#!/bin/sh\n")
+        smi.chmod(0o755)
+        programs = [str(workplace), str(Path(sys.executable).parent), "/usr/bin", "/bin"]
+        environment = {**os.environ, "PATH": os.pathsep.join(programs), "OMP_NUM_THREADS": "1"}
+        commands = "".join(re.findall(r"^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL))
+        argv = ["/bin/bash", "-euo", "pipefail", "-c", commands]
+        done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr
+        (shown,) = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+        machines_own = r"[\d.]+ of [\d.]+ GiB"
+        assert re.sub(machines_own, "", (workplace / "mine.yaml").read_text()) == re.sub(machines_own, "", shown)

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trtspec init` with hub ids, by the real client in processes of its own, from a hub on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hub import COMMIT, Hub, serving
+from trtspec.paths import recipes_dir
+
+pytestmark = pytest.mark.slow  # a client's process for each command
+
+MODELS = recipes_dir() / "models"
+TOKEN = "hf_averysecrettoken"
+# The client asks again after 1, 2, 4 ... seconds, which no test has to wait for.
+COMMAND = """
+import sys, time
+time.sleep = lambda _: None
+from trtspec.cli.app import main
+main(sys.argv[1:])
+"""
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    """A hub that has the quickstart's models as org/NAME, for those with the token."""
+    for name in ("target", "draft", "eagle3", "medusa"):
+        shutil.copytree(MODELS / f"quickstart-{name}", tmp_path / "served" / "org" / name)
+    with serving(tmp_path / "served") as hub:
+        hub.token = TOKEN
+        yield hub
+
+
+@pytest.fixture
+def command(hub: Hub, tmp_path: Path) -> Command:
+    """Run a command in an empty directory."""
+    place = tmp_path / "place"
+    place.mkdir()
+
+    def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        environment = hub.environment(TRTSPEC_CACHE=str(tmp_path / "cache"), **{"HF_TOKEN": TOKEN, **variables})
+        argv = [sys.executable, "-c", COMMAND, *arguments]
+        return subprocess.run(
+            argv, cwd=place, check=False, env=environment, capture_output=True, text=True, timeout=120
+        )
+
+    return run
+
+
+def document(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def sent(hub: Hub) -> int:
+    """Return how many bytes of weights were asked for, a whole file as a very large number."""
+    total = 0
+    for asked in hub.asked:
+        if asked.method == "GET" and asked.what.endswith(".safetensors"):
+            first, last = (asked.range or "bytes=0-999999999").removeprefix("bytes=").split("-")
+            total += int(last) - int(first) + 1
+    return total
+
+
+def test_a_pair_is_checked_without_its_weights_and_built(command: Command, hub: Hub) -> None:
+    made = document(command("init", "org/target", "org/draft", "--json"))
+    assert made["ok"] is True
+    assert made["recipe"]["target"] == {"model": "org/target", "revision": COMMIT}
+    assert made["recipe"]["speculation"]["draft"] == {"model": "org/draft", "revision": COMMIT}
+    whys = {choice["path"]: choice["why"] for choice in made["choices"]}
+    assert whys["target.revision"] == "the newest commit when this was written"
+    assert sent(hub) == 200_000
+    assert {asked.token for asked in hub.asked} == {TOKEN}
+    assert command("check", "target.yaml").returncode == 1, "nothing is downloaded yet"
+    built = command("build", "target.yaml")
+    assert built.returncode == 0, built.stderr
+    assert TOKEN not in built.stdout + built.stderr + json.dumps(made)
+    hub.asked.clear()
+    again = document(command("init", "org/target", "org/draft", "--json", "--force"))
+    assert again["recipe"] == made["recipe"]
+    assert [asked.what for asked in hub.asked] == ["info", "info"]
+    offline = document(command("init", "org/target", "org/draft", "--json", "--force", HF_HUB_OFFLINE="1"))
+    assert offline["recipe"] == made["recipe"]
+    whys = {choice["path"]: choice["why"] for choice in offline["choices"]}
+    assert whys["target.revision"] == "the newest commit in the hub cache when this was written"
+
+
+@pytest.mark.parametrize("method", ["eagle3", "medusa"])
+def test_a_head(method: str, command: Command, hub: Hub) -> None:
+    """EAGLE-3's tables of ids are read, since they are checked against each other."""
+    made = document(command("init", "org/target", f"org/{method}", "--json"))
+    assert made["recipe"]["speculation"]["method"] == method
+    assert sent(hub) < 210_000
+
+
+def test_what_lies_in_shards_is_read_from_each(command: Command, hub: Hub) -> None:
+    from safetensors.torch import load_file, save_file
+
+    root = hub.root / "org" / "target"
+    tensors = load_file(root / "model.safetensors")
+    (root / "model.safetensors").unlink()
+    weight_map = {}
+    for number, name in enumerate(sorted(tensors)):
+        weight_map[name] = f"model-{number % 2}.safetensors"
+    for shard in set(weight_map.values()):
+        save_file({name: tensors[name] for name in tensors if weight_map[name] == shard}, root / shard)
+    (root / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    assert document(command("init", "org/target", "--json"))["ok"] is True
+    assert {asked.what for asked in hub.asked if asked.what.endswith(".safetensors")} == set(weight_map.values())
+
+
+def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert done.returncode == 1
+    shown = " ".join((done.stdout + done.stderr).split())
+    for each in words:
+        assert each in shown
+    assert "Traceback" not in shown
+    assert TOKEN not in shown
+
+
+def test_what_cannot_be_had(command: Command, hub: Hub) -> None:
+    elsewhere = "write ./org/nosuch where a directory is meant"
+    no_model = "error: org/nosuch: the hub has no such model, or it is private hint: check the name, or set HF_TOKEN"
+    refused(command("init", "org/nosuch"), no_model, elsewhere)
+    refused(
+        command("init", "org/target", HF_TOKEN=""), "error: org/target: the hub has no such model, or it is private"
+    )
+    refused(
+        command("init", "org/target", HF_ENDPOINT="http://127.0.0.1:9"),
+        "error: org/target: the download from 127.0.0.1 failed: ConnectError hint: check the network, the proxy and",
+    )
+    offline = "error: org/target: it is not in the hub cache, and HF_HUB_OFFLINE is set hint: unset HF_HUB_OFFLINE and"
+    refused(command("init", "org/target", HF_HUB_OFFLINE="1"), offline)
+    (hub.root / "org" / "draft" / "config.json").unlink()
+    refused(command("init", "org/target", "org/draft"), "error: org/draft: no config.json hint: a checkpoint is")
+    pickled = hub.root / "org" / "medusa"
+    os.rename(pickled / "medusa_lm_head.safetensors", pickled / "medusa_lm_head.pt")
+    refused(
+        command("init", "org/target", "org/medusa"),
+        f"org/medusa at commit {COMMIT}: has no *.safetensors; medusa_lm_head.pt is a pickle, which is not opened",
+    )
+    assert sorted(path.name for path in (hub.root.parent / "place").iterdir()) == []
+
+
+def test_what_does_not_fit_is_told_of_the_hubs_models(command: Command, hub: Hub) -> None:
+    for name in ("draft", "eagle3"):
+        config = hub.root / "org" / name / "config.json"
+        config.write_text(config.read_text().replace('"num_hidden_layers": 1', '"num_hidden_layers": 3'))
+    for name in ("draft", "eagle3"):
+        done = command("init", "org/target", f"org/{name}", "-o", f"{name}.yaml")
+        refused(done, f"org/{name}")
+        assert "trtspec-init-" not in done.stdout + done.stderr
+
+
+def test_a_header_that_is_none(command: Command, hub: Hub) -> None:
+    (hub.root / "org" / "draft" / "model.safetensors").write_bytes((20).to_bytes(8, "little") + b"not a header at all!")
+    refused(command("init", "org/target", "org/draft"), "not a safetensors file: its header cannot be read")

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trtspec init`: a recipe proposed, written beside its schema, and checked as it was written."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from trtspec.check import check_recipe
+from trtspec.diagnostics import Diagnostic
+from trtspec.errors import CheckpointError, TrtspecError
+from trtspec.proposal.choice import SCHEMA_FILE, Choice, document_of, relative_to, render, write_file
+from trtspec.proposal.given import Given, locator, open_checkpoint
+from trtspec.proposal.machine import machine_for
+from trtspec.proposal.propose import propose
+from trtspec.proposal.ways import ways
+from trtspec.recipe.load import load_recipe
+from trtspec.recipe.schema import NAME, SAYS, recipe_json_schema
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the command line says; None is left to be decided."""
+
+    target: str
+    draft: str | None = None
+    name: str | None = None
+    gpu: str | None = None
+    method: str | None = None
+    backend: str | None = None
+
+
+@dataclass(frozen=True)
+class Made:
+    """A recipe that was written: where, of which choices, and what `check` says of it."""
+
+    path: Path
+    choices: list[Choice]
+    problems: list[Diagnostic]
+
+    @property
+    def is_fit(self) -> bool:
+        """Return whether nothing keeps it from being built."""
+        return not any(problem.severity == "error" for problem in self.problems)
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """Return the recipe as data."""
+        return document_of(self.choices)
+
+
+def make_recipe(wishes: Wishes, out: Path | None, *, force: bool) -> Made:
+    """Write the recipe to `out`, or to NAME.yaml here, and check it; only with `force` it replaces a file.
+
+    Raises TrtspecError for what cannot be read, named or written; what does not fit together is told by the result.
+    """
+    name = _name(wishes)
+    path = out or Path(f"{name.value}.yaml")
+    if path.exists() and not force:
+        hint = "name another with --out, or replace it with --force"
+        raise TrtspecError("a file lies here already", where=str(path), hint=hint)
+    machine = machine_for(wishes.gpu)
+    with TemporaryDirectory(prefix="trtspec-init-") as folder, _in_their_words(wishes, folder) as words:
+        target = open_checkpoint(wishes.target, Path(folder, "target"))
+        draft = open_checkpoint(wishes.draft, Path(folder, "draft")) if wishes.draft else None
+        found = ways(wishes.method, wishes.backend, target.source, draft.source if draft else None, machine.gpu)
+        choices = relative_to(propose(name, target, draft, machine, found), Path(os.path.abspath(path)).parent)
+        _write(path, render(choices))
+        problems = _check(path, [target, *([draft] if draft else [])])
+        return Made(path, choices, [replace(each, message=words(each.message)) for each in problems])
+
+
+@contextmanager
+def _in_their_words(wishes: Wishes, folder: str) -> Iterator[Callable[[str], str]]:
+    """Name what is kept of the hub's models in `folder` by their ids: in errors, and in texts by what is yielded."""
+
+    def words(text: str) -> str:
+        return text.replace(f"{folder}/target", wishes.target).replace(f"{folder}/draft", wishes.draft or "")
+
+    try:
+        yield words
+    except CheckpointError as error:
+        where = words(error.where) if error.where else None
+        raise CheckpointError(words(error.message), where=where, hint=error.hint) from error
+
+
+def _name(wishes: Wishes) -> Choice:
+    """Return the recipe's name: as it is wished, else made of the target's."""
+    if wishes.name is not None:
+        if not re.fullmatch(NAME, wishes.name):
+            raise TrtspecError(f"{wishes.name!r} is not {SAYS[NAME]}", where="--name")
+        return Choice("name", wishes.name, "as --name says")
+    last = re.split("[/\\\\]", os.path.abspath(wishes.target))[-1].lower()
+    return Choice(
+        "name", re.sub(r"^[^a-z0-9]+|[^a-z0-9._-]+", "-", last).strip("-._")[:63] or "model", "the target's own"
+    )
+
+
+def _write(path: Path, text: str) -> None:
+    """Write the recipe, and beside it the schema that editors complete it by, where that is not there already."""
+    schema, beside = json.dumps(recipe_json_schema(), indent=2, ensure_ascii=False) + "\n", path.with_name(SCHEMA_FILE)
+    try:
+        write_file(path, text)
+        if not beside.is_file() or beside.read_text(encoding="utf-8") != schema:
+            write_file(beside, schema)
+    except (OSError, UnicodeDecodeError) as error:
+        what = error.strerror if isinstance(error, OSError) else "another file than the schema lies beside it"
+        raise TrtspecError(f"cannot be written: {what}", where=str(path)) from None
+
+
+def _check(path: Path, given: Sequence[Given]) -> list[Diagnostic]:
+    return check_recipe(load_recipe(path), locator(given)).diagnostics

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From checkpoints to the choices of a recipe: the first method, format and sizes that `check` has nothing against."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtspec.backends.base import Backend, find_backend
+from trtspec.check import CheckResult, check_recipe
+from trtspec.checkpoint.model_config import ModelConfig
+from trtspec.diagnostics import Mark
+from trtspec.errors import CheckpointError
+from trtspec.methods.base import find_method
+from trtspec.models.source_model import SourceModel, read_model
+from trtspec.proposal.choice import Choice, document_of
+from trtspec.proposal.given import Given, locator
+from trtspec.proposal.machine import Machine
+from trtspec.proposal.sizes import Fit, TextLen, fit, text_len
+from trtspec.proposal.ways import Way
+from trtspec.recipe.load import LoadedRecipe
+from trtspec.recipe.schema import Recipe
+from trtspec.recipe.tree import Node
+from trtspec.system import installed_version
+
+MAX_BATCH_SIZE = 8
+
+
+@dataclass(frozen=True)
+class Format:
+    """How the target would be stored: a recipe's words for weights and KV cache, "" for as it is, and why."""
+
+    quantization: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What could be proposed, before its sizes are known: everything that the choices are made from."""
+
+    name: Choice
+    target: Given
+    draft: Given | None
+    machine: Machine
+    way: Way
+    target_model: SourceModel | None
+    draft_model: SourceModel | None
+    stored: Format
+
+    @property
+    def backend(self) -> Backend:
+        """Return the backend that runs it."""
+        return find_backend(self.way.backend.name)
+
+
+def propose(
+    name: Choice, target: Given, draft: Given | None, machine: Machine, ways: Sequence[Way]
+) -> tuple[Choice, ...]:
+    """Return the choices of the first candidate that fits together, of the one with the fewest errors where none does.
+
+    Raises CheckpointError for a model that the backend could not run.
+    """
+    best: tuple[Choice, ...] = ()
+    fewest, refused = None, ""
+    for candidate in _candidates(name, target, draft, machine, ways):
+        choices, result = _sized(candidate, refused)
+        if fewest is None or len(result.errors) < fewest:
+            best, fewest = choices, len(result.errors)
+        if not result.errors:
+            break
+        refused = result.errors[0].message
+    return best
+
+
+def _candidates(
+    name: Choice, target: Given, draft: Given | None, machine: Machine, ways: Sequence[Way]
+) -> Iterator[Candidate]:
+    for way in ways:
+        backend = find_backend(way.backend.name)
+        target_model = _read(target, backend)
+        drafts = draft if find_method(way.method).drafts_with == "model" else None
+        draft_model = _read(drafts, backend) if drafts else None
+        for stored in _formats(backend, machine, target_model):
+            yield Candidate(name, target, draft, machine, way, target_model, draft_model, stored)
+
+
+def _read(given: Given, backend: Backend) -> SourceModel | None:
+    """Return a model; None for one of no family, which will do for a backend that converts nothing."""
+    try:
+        return read_model(given.source, "auto")
+    except CheckpointError:
+        if backend.converts:
+            raise
+        return None
+
+
+def _formats(backend: Backend, machine: Machine, model: SourceModel | None) -> list[Format]:
+    """Return how the target may be stored, the best first."""
+    gpu = machine.gpu
+    if model is None or not backend.converts:
+        return [Format("", "this backend runs the checkpoint as it is")]
+    if model.prequantized:
+        return [Format("", f"the checkpoint is stored as {model.prequantized.describe()}, and taken as it is")]
+    if gpu is None:
+        return [Format("", "no GPU is named that would multiply FP8")]
+    if not gpu.has_fp8:
+        return [Format("", f"{gpu.name} has no FP8: it came with compute capability 8.9, and this is {gpu.sm / 10}")]
+    if backend.in_process:
+        return [Format("", "this engine simulates FP8, which is no faster")]
+    why = f"{gpu.name} multiplies FP8: half the memory, and faster; texts may differ from those in {model.config.dtype}"
+    return [Format("fp8", why), Format("", "")]
+
+
+def _sized(candidate: Candidate, refused: str) -> tuple[tuple[Choice, ...], CheckResult]:
+    """Return a candidate's choices with the sizes that its memory allows, and what `check` has against them."""
+    backend = candidate.backend
+    length = text_len(backend, _config(candidate.target_model), _config(candidate.draft_model))
+    fitted = Fit(1, length.tokens, None, True)
+    context = _examine(candidate, tuple(_choices(candidate, fitted, length, refused))).context
+    if context:
+        fitted = fit(context, backend, candidate.machine)
+    choices = tuple(_choices(candidate, fitted, length, refused))
+    return choices, _examine(candidate, choices)
+
+
+def _config(model: SourceModel | None) -> ModelConfig | None:
+    return model.config if model else None
+
+
+def _examine(candidate: Candidate, choices: Sequence[Choice]) -> CheckResult:
+    """Return what `check` says of choices that are in no file yet."""
+    nowhere = Node({}, Mark(), Mark(), Path())
+    loaded = LoadedRecipe(Recipe.model_validate(document_of(choices)), Path(), nowhere)
+    return check_recipe(loaded, locator(filter(None, (candidate.target, candidate.draft))))
+
+
+def _choices(candidate: Candidate, fitted: Fit, length: TextLen, refused: str) -> Iterator[Choice]:
+    yield Choice("schema", "trtspec.recipe/1", "")
+    yield candidate.name
+    yield from _of_target(candidate, fitted, refused)
+    yield from _of_speculation(candidate)
+    yield from _of_engine(candidate, fitted, length)
+    yield Choice("gates.lossless", True, "the text has to be the target's own, whatever drafts")
+
+
+def _of_target(candidate: Candidate, fitted: Fit, refused: str) -> Iterator[Choice]:
+    yield from _of_source("target", candidate.target, _described(candidate.target, candidate.target_model))
+    stored, gpu = candidate.stored, candidate.machine.gpu
+    if stored.quantization:
+        yield Choice("target.quantization.weights", stored.quantization, stored.why)
+        yield Choice("target.quantization.kv_cache", stored.quantization, "twice the text in the same memory")
+    else:
+        yield Choice("target.quantization", None, stored.why or f"FP8 does not go with the rest: {refused}")
+    if gpu and not candidate.backend.in_process:
+        why = "one GPU holds it" if fitted.tensor == 1 else f"the fewest {gpu.name} that hold it with its KV cache"
+        yield Choice("target.parallel.tensor", fitted.tensor, why if fitted.holds else "even so many do not hold it")
+
+
+def _of_source(path: str, given: Given, why: str) -> Iterator[Choice]:
+    yield Choice(f"{path}.model", given.asked.model, why)
+    if given.asked.revision:
+        yield Choice(f"{path}.revision", given.asked.revision, given.revision_why)
+
+
+def _described(given: Given, model: SourceModel | None) -> str:
+    kind = f"{model.family} in {model.config.dtype}, " if model else ""
+    millions = given.num_parameters / 1e6
+    return f"{kind}{millions / 1e3:.1f} B parameters" if millions >= 1e3 else f"{kind}{millions:.1f} M parameters"
+
+
+def _of_speculation(candidate: Candidate) -> Iterator[Choice]:
+    way, draft = candidate.way, candidate.draft
+    method = find_method(way.method)
+    yield Choice("speculation.method", way.method, way.suggestion.why)
+    if method.default_draft_len:
+        why = f"usual for {way.method}; `trtspec bench` tells which pays on your texts"
+        yield Choice("speculation.draft_len", method.default_draft_len, why)
+    if draft:
+        ratio = candidate.target.num_parameters / max(1, draft.num_parameters)
+        why = f"{_described(draft, candidate.draft_model)}, the target has {ratio:.1f} times as many"
+        yield from _of_source("speculation.draft", draft, why)
+    for key, value in way.suggestion.options.items():
+        yield Choice(f"speculation.options.{key}", value, way.suggestion.options_why)
+
+
+def _of_engine(candidate: Candidate, fitted: Fit, length: TextLen) -> Iterator[Choice]:
+    way, machine = candidate.way, candidate.machine
+    yield Choice("engine.backend", way.backend.name, way.backend.why)
+    if way.backend.version:
+        is_here = installed_version(candidate.backend.package) == way.backend.version
+        yield Choice("engine.version", way.backend.version, "installed here" if is_here else "the newest one known")
+    yield Choice("engine.gpu", machine.gpu.name if machine.gpu else None, machine.why)
+    yield Choice("engine.max_batch_size", MAX_BATCH_SIZE, f"requests at once; {fitted.why}" if fitted.why else "")
+    yield Choice("engine.max_input_len", max(1, fitted.max_seq_len // 2), "half of a text, so that answers are as long")
+    shorter = fitted.max_seq_len < length.tokens
+    why = f"what the memory holds, {MAX_BATCH_SIZE} times; {length.tokens} would be too much" if shorter else length.why
+    yield Choice("engine.max_seq_len", fitted.max_seq_len, why)
