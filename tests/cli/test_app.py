@@ -68,19 +68,20 @@ def test_wrong_usage(trtspec: Run) -> None:
 def documents(artifact: Path) -> dict[str, tuple[tuple[object, ...], set[str]]]:
     """Return {command: (arguments, the keys its document has)}."""
     recipe = artifact.parents[1] / "recipe.yaml"
+    speedup = {"speedup", "speedup_interval", "speedup_total"}
     statistics = "text token_ids prompt_tokens new_tokens drafted accepted acceptance acceptance_rate mean_accepted_len"
     return {
         "check": ((recipe,), {"ok", "problems"}),
         "plan": ((recipe,), {"name", "backend", "speculation", "steps", "memory", "disk", "predicted", "notes"}),
         "build": ((recipe,), {"artifact", "status", "steps", "seconds"}),
-        "verify": ((artifact, "--max-tokens", 4), {"ok", "acceptance", "checks", "manifest"}),
+        "verify": ((artifact, "--max-tokens", 4), {"ok", "acceptance", "checks", "left_out", "manifest", *speedup}),
         "generate": (
             (artifact, "-p", "the", "--max-tokens", 4),
             {*statistics.split(), "finish_reason", "seconds", "tokens_per_s"},
         ),
         "bench": (
             (artifact, "--runs", 1, "--max-tokens", 2),
-            {"prompts", "max_tokens", "acceptance", "baseline", "speculative", "speedup", "identical_texts"},
+            {"prompts", "max_tokens", "acceptance", "baseline", "speculative", "identical_texts", *speedup},
         ),
         "inspect": (
             (artifact,),

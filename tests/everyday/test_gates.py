@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -242,3 +243,15 @@ def test_gates_in_this_process(recipe: Path, trtspec: Run) -> None:
     with pytest.raises(GateNotMet, match="min_acceptance"):
         ensure_gates(Path("build/tiny"))
     assert ensure_gates(Path("build/tiny"), skip=["min_acceptance"]) is True
+
+
+def test_without_speculation_there_is_nothing_to_judge(
+    recipe: Path, serve: Any, server: Server, built: Any, trtspec: Run
+) -> None:
+    recipe.write_text(re.sub(r"(?m)^speculation:\n( .*\n)+", "", recipe.read_text()))
+    server.obeys = False
+    target = serve(artifact := built())
+    refused = trtspec("bench", "tiny", "--gates", *FEW)
+    assert (refused.code, "does not speculate: its gates have nothing to compare" in refused.err) == (1, True)
+    assert trtspec("deploy", artifact, "--detach").code == 0
+    assert target.live == [server.url]

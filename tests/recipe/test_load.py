@@ -45,7 +45,8 @@ BAD_LINES = [
     (
         "gates: {bananas: 1}",
         "r.yaml:4:9  gates.bananas\n  4 │ gates: {bananas: 1}\n"
-        "  unknown key 'bananas'        hint: known keys here: lossless, min_acceptance, min_speedup, prompts",
+        "  unknown key 'bananas'        hint: known keys here: lossless, min_acceptance, min_speedup, quantized_parity,"
+        " prompts",
     ),
     (
         "engine: {backend: tensorrt-llm}",
