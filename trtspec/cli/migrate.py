@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,14 +13,6 @@ from trtspec.cli.options import Json, Recipe
 
 if TYPE_CHECKING:
     from trtspec.backends.common.migration import Migration
-
-PATHS = (
-    ("target", "model"),
-    ("speculation", "draft", "model"),
-    ("gates", "prompts"),
-    ("engine", "build", "timing_cache"),
-)
-PROMPTS = ("quantization", "calibration", "prompts")
 
 
 def migrate(
@@ -73,22 +65,17 @@ def render(found: Migration, recipe: Path, directory: Path) -> str:
     """Return the text of the new recipe: what changed as its head, and paths relative to its directory."""
     import yaml
 
+    from trtspec.recipe.files import change_paths
+
     head = [f"# {recipe.name} for TensorRT-LLM {found.version}, made by trtspec migrate."]
     head += [f"# {change.kind}: {change.path}: {change.why}" for change in found.changes]
-    for path in (*PATHS, ("target", *PROMPTS), ("speculation", "draft", *PROMPTS)):
-        _make_relative(found.document, path, directory)
+    change_paths(found.document, lambda path: _relative(path, directory))
     return "\n".join(head) + "\n" + yaml.safe_dump(found.document, sort_keys=False, allow_unicode=True, width=120)
 
 
-def _make_relative(document: dict[str, Any], path: tuple[str, ...], directory: Path) -> None:
-    *sections, key = path
-    section: Any = document
-    for name in sections:
-        section = section.get(name) or {}
-    value = section.get(key)
-    if isinstance(value, str) and os.path.isabs(value):
-        relative = os.path.relpath(value, directory)
-        section[key] = relative if relative.startswith("..") else f"./{relative}"
+def _relative(path: str, directory: Path) -> str:
+    relative = os.path.relpath(path, directory)
+    return relative if relative.startswith("..") else f"./{relative}"
 
 
 def _write(out: Path, text: str) -> None:

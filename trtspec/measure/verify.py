@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtspec.artifacts.manifest import Manifest, load_manifest, verify_files
+from trtspec.artifacts.origins import recall_origin
 from trtspec.artifacts.paths import MANIFEST, REPORTS
 from trtspec.artifacts.prompts import Prompt
 from trtspec.backends.base import find_backend
@@ -172,7 +173,7 @@ def _check_gates(
 def _find_source(root: Path, manifest: Manifest, given: Path | None) -> Path:
     """Return the directory of the target's source, its config and headers seen to add up."""
     try:
-        source = load_source(given or locate_source(manifest.recipe.target))
+        source = load_source(given or _origin(root, manifest))
         theirs, ours = source.reader.positive("vocab_size"), load_checkpoint(root / TARGET).config.vocab_size
     except CheckpointError as error:
         raise TrtspecError(
@@ -184,6 +185,17 @@ def _find_source(root: Path, manifest: Manifest, given: Path | None) -> Path:
         message = f"this is another model: it has {theirs} vocabulary entries, the artifact {ours}"
         raise TrtspecError(message, where=str(source.root))
     return source.root
+
+
+def _origin(root: Path, manifest: Manifest) -> Path:
+    """Return where the target was built from; a manifest of an earlier trtspec says it itself."""
+    target = manifest.recipe.target
+    if target.revision or os.path.isabs(target.model):
+        return locate_source(target)
+    directory = recall_origin(manifest)
+    if directory is None:
+        raise CheckpointError("the artifact was not built here, and its manifest says no place", where=str(root))
+    return locate_source(target.model_copy(update={"model": directory}))
 
 
 def _check_parity(

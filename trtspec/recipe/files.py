@@ -7,8 +7,10 @@ Owns where recipes and the paths in them lie; knows which keys hold paths, and n
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from trtspec.diagnostics import Diagnostic, Mark, stop
 from trtspec.recipe.document import CONTROL, LINE_BREAK, RecipeText, parse_document
@@ -41,6 +43,18 @@ def anchor_paths(root: Node) -> Node:
             absolute = os.path.abspath(node.base / os.path.expanduser(node.value))
             root = put(root, path, replace(node, value=absolute))
     return root
+
+
+def change_paths(document: dict[str, Any], change: Callable[[str], str]) -> None:
+    """Put what `change` returns in the place of every absolute path of a recipe's plain values."""
+    for dotted in MODEL_KEYS + FILE_KEYS:
+        *sections, key = dotted.split(".")
+        section = document
+        for name in sections:
+            section = section.get(name) or {}
+        value = section.get(key)
+        if isinstance(value, str) and os.path.isabs(value):
+            section[key] = change(value)
 
 
 def _is_path(node: Node) -> bool:

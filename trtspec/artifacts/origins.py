@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the source of an artifact's target lies on this machine.
+
+A manifest says what was built, and equal inputs give equal manifests everywhere; so the directory that a source was
+read from is remembered here, beside the store, by the keys of the artifact's steps. Nothing is lost when one moves.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from trtspec.artifacts.manifest import Manifest
+from trtspec.files import replace_file
+from trtspec.graph.digest import digest_of
+from trtspec.graph.sealed import load_sealed, seal
+from trtspec.paths import cache_dir
+
+SCHEMA = "trtspec.origins/1"
+MAX_DIRECTORIES = 16  # equal sources may lie in several places, and some of them be gone
+
+
+def remember_origin(manifest: Manifest, directory: str) -> None:
+    """Note that an artifact was built, just now, from the target in `directory`."""
+    path = _record_of(manifest)
+    directories = list(dict.fromkeys([directory, *_directories(path)]))[:MAX_DIRECTORIES]
+    with suppress(OSError):  # a full disk costs `verify --source`, nothing else
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, seal(SCHEMA, {"target": directories}), path.with_suffix(f".{os.getpid()}.tmp"))
+
+
+def recall_origin(manifest: Manifest) -> str | None:
+    """Return the newest directory that is still there, else the newest; None where none is known."""
+    directories = _directories(_record_of(manifest))
+    return next(filter(os.path.isdir, directories), next(iter(directories), None))
+
+
+def _record_of(manifest: Manifest) -> Path:
+    digest = digest_of(SCHEMA, tuple(step.key for step in manifest.steps))
+    return cache_dir() / "origins" / f"{digest}.json"
+
+
+def _directories(path: Path) -> list[str]:
+    found: list[str] = (load_sealed(SCHEMA, path) or {"target": []})["target"]
+    return found
