@@ -70,9 +70,9 @@ def documents(artifact: Path) -> dict[str, tuple[tuple[object, ...], set[str]]]:
     recipe = artifact.parents[1] / "recipe.yaml"
     statistics = "text token_ids prompt_tokens new_tokens drafted accepted acceptance acceptance_rate mean_accepted_len"
     return {
-        "check": ((recipe,), {"ok", "problems"}),
-        "plan": ((recipe,), {"name", "backend", "speculation", "steps", "memory", "predicted", "notes"}),
-        "build": ((recipe,), {"artifact", "status", "steps", "seconds"}),
+        "check": ((recipe,), {"ok", "problems", "recipes"}),
+        "plan": ((recipe,), {"name", "backend", "speculation", "steps", "memory", "predicted", "notes", "recipes"}),
+        "build": ((recipe,), {"name", "artifact", "status", "steps", "seconds", "recipes"}),
         "verify": ((artifact, "--max-tokens", 4), {"ok", "acceptance", "checks", "manifest"}),
         "generate": (
             (artifact, "-p", "the", "--max-tokens", 4),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trtspec.cli.options import Json, Recipe, Set
+from trtspec.cli.options import Cell, Json, Recipe, Set
 
 if TYPE_CHECKING:
     from trtspec.pipeline import Built
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 def build(
     recipe: Recipe,
     set_: Set = None,
+    cell: Cell = None,
     out: Annotated[Path | None, typer.Option(help="Where the artifact goes, instead of build/NAME.")] = None,
     json: Json = False,
 ) -> None:
@@ -29,9 +30,10 @@ def build(
     from trtspec.pipeline import open_store, plan_build, prepare_sources, run_build
     from trtspec.recipe.load import load_matrix
 
-    recipes = load_matrix(recipe, set_ or ())
+    recipes = load_matrix(recipe, set_ or (), cell or ())
     if out and len(recipes) > 1:
-        raise TrtspecError(f"the recipe makes {len(recipes)} artifacts, --out names one place", hint="leave it out")
+        message = f"the recipe makes {len(recipes)} artifacts, --out names one place"
+        raise TrtspecError(message, hint="leave it out, or choose one with --cell")
     documents = []
     for loaded in recipes:
         with build_bars() as bars:
@@ -41,7 +43,7 @@ def build(
             built = run_build(planned, out or Path("build") / loaded.recipe.name, open_store(), bars)
         nothing = built.status == "unchanged"
         say(f"{built.artifact}: {'nothing to do' if nothing else 'built'} ({built.seconds:.2f} s)", "green")
-        documents.append(describe(built))
+        documents.append({"name": loaded.recipe.name, **describe(built)})
     if json:
         print_json(one_or_many(documents))
 

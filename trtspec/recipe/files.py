@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.diagnostics import Diagnostic, Mark, stop
+from trtspec.paths import recipes_dir
 from trtspec.recipe.document import CONTROL, LINE_BREAK, RecipeText, parse_document
 from trtspec.recipe.tree import Node, locate, merge, put, without
 from trtspec.registry import did_you_mean
 
 MAX_BYTES = 1 << 20
 MAX_EXTENDS = 8
+STDIN = Path("-")
 
 MODEL_KEYS = ("target.model", "speculation.draft.model")
 FILE_KEYS = (
@@ -29,9 +31,19 @@ FILE_KEYS = (
 )
 
 
+def find_recipe(given: Path) -> Path:
+    """Return the file given, or where there is none the recipe of that name that comes with trtspec."""
+    shipped = recipes_dir() / f"{given}.yaml"
+    is_name = given.name == str(given) and not os.path.isfile(given)
+    return shipped if is_name and os.path.isfile(shipped) else given
+
+
 def read_recipe(path: Path, diagnostics: list[Diagnostic]) -> Node:
-    """Return the tree of a file over those it extends; what cannot be read at all raises RecipeError."""
-    return _read(path, Mark(str(path)), (), diagnostics)
+    """Return the tree of a file (`-` is standard input) over those it extends.
+
+    What cannot be read at all raises RecipeError.
+    """
+    return _read(path, Mark(_named(path)), (), diagnostics)
 
 
 def anchor_paths(root: Node) -> Node:
@@ -67,9 +79,9 @@ def _is_path(node: Node) -> bool:
 def _read(path: Path, asked_at: Mark, chain: tuple[str, ...], diagnostics: list[Diagnostic]) -> Node:
     text = _text(path, asked_at)
     base = Path(os.path.abspath(path)).parent
-    root = parse_document(text, RecipeText.of(str(path), base, text), diagnostics)
+    root = parse_document(text, RecipeText.of(_named(path), base, text), diagnostics)
     if root.value is None:
-        stop(Mark(str(path)), "empty", "the file is empty", "begin with schema: trtspec.recipe/1")
+        stop(Mark(_named(path)), "empty", "the file is empty", "begin with schema: trtspec.recipe/1")
     if not isinstance(root.value, dict):
         stop(root.mark, "wrong-type", "a recipe is a mapping of keys to values", "begin with schema: trtspec.recipe/1")
     extends = root.value.get("extends")
@@ -91,21 +103,30 @@ def _parent(child: Path, extends: Node, chain: tuple[str, ...], diagnostics: lis
     return _read(path, extends.mark, chain, diagnostics)
 
 
+def _named(path: Path) -> str:
+    return "<stdin>" if path == STDIN else str(path)
+
+
 def _text(path: Path, asked_at: Mark) -> str:
-    asked_key = "extends" if asked_at.line else ""
-    if os.path.exists(path) and not os.path.isfile(path):
+    asked_key, is_stdin = "extends" if asked_at.line else "", path == STDIN
+    if not is_stdin and os.path.exists(path) and not os.path.isfile(path):
         stop(asked_at, "unreadable", f"{path} is not a file", "name the recipe's .yaml file", path=asked_key)
     try:
-        with open(path, "rb") as file:
+        with open(0 if is_stdin else path, "rb", closefd=not is_stdin) as file:
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        near = did_you_mean(path.name, [sibling.name for sibling in path.parent.glob("*.yaml")])
-        stop(asked_at, "unreadable", f"{path} does not exist", near, path=asked_key)
+        stop(asked_at, "unreadable", f"{path} does not exist", _nearest(path), path=asked_key)
     except OSError as error:
-        stop(asked_at, "unreadable", f"{path} cannot be read: {error.strerror}", path=asked_key)
+        stop(asked_at, "unreadable", f"{_named(path)} cannot be read: {error.strerror}", path=asked_key)
     if len(data) > MAX_BYTES:
-        stop(Mark(str(path)), "too-large", f"the file is larger than {MAX_BYTES >> 20} MiB", "is it a recipe?")
+        stop(Mark(_named(path)), "too-large", f"the file is larger than {MAX_BYTES >> 20} MiB", "is it a recipe?")
     return _decoded(data, path)
+
+
+def _nearest(path: Path) -> str | None:
+    """Return the hint for a file that is not there: the nearest beside it, or the nearest that trtspec brings."""
+    beside = did_you_mean(path.name, [sibling.name for sibling in path.parent.glob("*.yaml")])
+    return beside or did_you_mean(str(path), [recipe.stem for recipe in recipes_dir().glob("*.yaml")])
 
 
 def _decoded(data: bytes, path: Path) -> str:
@@ -114,5 +135,5 @@ def _decoded(data: bytes, path: Path) -> str:
     except UnicodeDecodeError as error:
         # error.object begins after a byte order mark, and so do its offsets.
         before = LINE_BREAK.split(error.object[: error.start].decode("utf-8"))
-        mark = Mark(str(path), len(before), len(before[-1]) + 1)
+        mark = Mark(_named(path), len(before), len(before[-1]) + 1)
         stop(mark, "encoding", f"not UTF-8: byte 0x{error.object[error.start]:02x}", "save the file as UTF-8")
