@@ -13,14 +13,16 @@ from trtspec.cli.options import Json, Recipe
 
 if TYPE_CHECKING:
     from trtspec.backends.common.migration import Migration
+    from trtspec.recipe.load import LoadedRecipe
+
+
+_OUTPUT = "Where the new recipe goes, instead of beside the old one (here, for one that comes with trtspec)."
 
 
 def migrate(
     recipe: Recipe,
     to: Annotated[str, typer.Option("--to", metavar="VERSION", help="A TensorRT-LLM version, as 1.3.")],
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Where the new recipe goes, instead of beside the old one.")
-    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help=_OUTPUT)] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
     json: Json = False,
 ) -> None:
@@ -35,10 +37,15 @@ def migrate(
     from trtspec.cli.render import FORMAT_VERSION, print_json, say, show_table
     from trtspec.errors import TrtspecError
     from trtspec.migration import migrate as migrated
+    from trtspec.paths import PACKAGE, is_below
     from trtspec.recipe.load import load_recipe
 
-    found = migrated(load_recipe(recipe).recipe, to)
-    out = output or recipe.with_name(f"{recipe.stem}-{to}.yaml")
+    loaded = load_recipe(recipe)
+    found = migrated(loaded.recipe, to)
+    out = output or default_output(loaded, to)
+    if is_below(out, PACKAGE):
+        hint = "name a file of your own with --output"
+        raise TrtspecError("trtspec's installation is not written to", where=str(out), hint=hint)
     if out.exists() and not force:
         raise TrtspecError(
             "a file lies here already", where=str(out), hint="name another with --output, or add --force"
@@ -59,6 +66,15 @@ def migrate(
     show_table("", ("", "key", "why"), [(each["kind"], each["path"], each["why"]) for each in changes])
     say(f"{out}: written" if found.is_complete else f"{out}: written; fill in what is open, then trtspec check")
     raise typer.Exit(0 if found.is_complete else 1)
+
+
+def default_output(loaded: LoadedRecipe, to: str) -> Path:
+    """Return where the new recipe goes: beside the old one, and here if that is not a file of the user's."""
+    from trtspec.paths import is_below, recipes_dir
+
+    if loaded.path.is_file() and not is_below(loaded.path, recipes_dir()):
+        return loaded.path.with_name(f"{loaded.path.stem}-{to}.yaml")
+    return Path(f"{loaded.recipe.name}-{to}.yaml")
 
 
 def render(found: Migration, recipe: Path, directory: Path) -> str:
