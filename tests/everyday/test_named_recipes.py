@@ -75,7 +75,9 @@ def test_standard_input(recipe: Path, feed: Feed, trtspec: Run) -> None:
     assert trtspec("build", "-", "--json").document["artifact"] == "build/tiny"
     feed(text.replace("draft_target", "draft_targe"))
     document = trtspec("check", "-", "--json").document
-    assert {problem["file"] for problem in document["problems"]} == {"<stdin>"}
+    assert {each["file"] for each in document["problems"] + document["recipes"]} == {"<stdin>"}
+    feed("schema: x")
+    assert trtspec("check", "-").err.endswith("errors in <stdin>\n")
     feed("")
     assert "<stdin>\n  the file is empty" in trtspec("check", "-").err
 

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 class Checked(NamedTuple):
     """What was found of one recipe of a file; a file that cannot be read as one has no name."""
 
-    file: Path
+    file: str
     name: str | None
     diagnostics: list[Diagnostic]
 
     def where(self) -> dict[str, Any]:
         """Return which recipe it is."""
-        return {"name": self.name, "file": str(self.file)}
+        return {"name": self.name, "file": self.file}
 
 
 def check(recipes: Recipes, set_: Set = None, cell: Cell = None, json: Json = False) -> None:
@@ -50,13 +50,15 @@ def check(recipes: Recipes, set_: Set = None, cell: Cell = None, json: Json = Fa
 def _check(file: Path, overrides: Sequence[str], cells: Sequence[str]) -> list[Checked]:
     from trtspec.check import check_recipe
     from trtspec.diagnostics import RecipeError
+    from trtspec.recipe.files import name_of
     from trtspec.recipe.load import load_matrix
 
+    name = name_of(file)
     try:
         found = load_matrix(file, overrides, cells)
     except RecipeError as error:
-        return [Checked(file, None, list(error.diagnostics))]
-    return [Checked(file, loaded.recipe.name, check_recipe(loaded).diagnostics) for loaded in found]
+        return [Checked(name, None, list(error.diagnostics))]
+    return [Checked(name, loaded.recipe.name, check_recipe(loaded).diagnostics) for loaded in found]
 
 
 def _diagnostics(checked: Iterable[Checked]) -> list[Diagnostic]:

@@ -38,12 +38,17 @@ def find_recipe(given: Path) -> Path:
     return shipped if is_name and os.path.isfile(shipped) else given
 
 
+def name_of(path: Path) -> str:
+    """Return what messages call a recipe file."""
+    return "<stdin>" if path == STDIN else str(path)
+
+
 def read_recipe(path: Path, diagnostics: list[Diagnostic]) -> Node:
     """Return the tree of a file (`-` is standard input) over those it extends.
 
     What cannot be read at all raises RecipeError.
     """
-    return _read(path, Mark(_named(path)), (), diagnostics)
+    return _read(path, Mark(name_of(path)), (), diagnostics)
 
 
 def anchor_paths(root: Node) -> Node:
@@ -79,9 +84,9 @@ def _is_path(node: Node) -> bool:
 def _read(path: Path, asked_at: Mark, chain: tuple[str, ...], diagnostics: list[Diagnostic]) -> Node:
     text = _text(path, asked_at)
     base = Path(os.path.abspath(path)).parent
-    root = parse_document(text, RecipeText.of(_named(path), base, text), diagnostics)
+    root = parse_document(text, RecipeText.of(name_of(path), base, text), diagnostics)
     if root.value is None:
-        stop(Mark(_named(path)), "empty", "the file is empty", "begin with schema: trtspec.recipe/1")
+        stop(Mark(name_of(path)), "empty", "the file is empty", "begin with schema: trtspec.recipe/1")
     if not isinstance(root.value, dict):
         stop(root.mark, "wrong-type", "a recipe is a mapping of keys to values", "begin with schema: trtspec.recipe/1")
     extends = root.value.get("extends")
@@ -103,10 +108,6 @@ def _parent(child: Path, extends: Node, chain: tuple[str, ...], diagnostics: lis
     return _read(path, extends.mark, chain, diagnostics)
 
 
-def _named(path: Path) -> str:
-    return "<stdin>" if path == STDIN else str(path)
-
-
 def _text(path: Path, asked_at: Mark) -> str:
     asked_key, is_stdin = "extends" if asked_at.line else "", path == STDIN
     if not is_stdin and os.path.exists(path) and not os.path.isfile(path):
@@ -117,9 +118,9 @@ def _text(path: Path, asked_at: Mark) -> str:
     except FileNotFoundError:
         stop(asked_at, "unreadable", f"{path} does not exist", _nearest(path), path=asked_key)
     except OSError as error:
-        stop(asked_at, "unreadable", f"{_named(path)} cannot be read: {error.strerror}", path=asked_key)
+        stop(asked_at, "unreadable", f"{name_of(path)} cannot be read: {error.strerror}", path=asked_key)
     if len(data) > MAX_BYTES:
-        stop(Mark(_named(path)), "too-large", f"the file is larger than {MAX_BYTES >> 20} MiB", "is it a recipe?")
+        stop(Mark(name_of(path)), "too-large", f"the file is larger than {MAX_BYTES >> 20} MiB", "is it a recipe?")
     return _decoded(data, path)
 
 
@@ -135,5 +136,5 @@ def _decoded(data: bytes, path: Path) -> str:
     except UnicodeDecodeError as error:
         # error.object begins after a byte order mark, and so do its offsets.
         before = LINE_BREAK.split(error.object[: error.start].decode("utf-8"))
-        mark = Mark(_named(path), len(before), len(before[-1]) + 1)
+        mark = Mark(name_of(path), len(before), len(before[-1]) + 1)
         stop(mark, "encoding", f"not UTF-8: byte 0x{error.object[error.start]:02x}", "save the file as UTF-8")

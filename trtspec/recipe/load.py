@@ -12,7 +12,7 @@ from pathlib import Path
 
 from trtspec.diagnostics import Diagnostic, Mark, RecipeError, in_order, stop
 from trtspec.recipe.document import RecipeText, parse_document
-from trtspec.recipe.files import anchor_paths, find_recipe, read_recipe
+from trtspec.recipe.files import anchor_paths, find_recipe, name_of, read_recipe
 from trtspec.recipe.matrix import choose_cells, expand_matrix
 from trtspec.recipe.schema import Recipe
 from trtspec.recipe.tree import Node, put, split_path
@@ -37,7 +37,7 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> LoadedRecipe:
     loaded = load_matrix(path, overrides)
     if len(loaded) != 1:
         message = f"this file makes {len(loaded)} recipes: {', '.join(each.recipe.name for each in loaded)}"
-        stop(Mark(str(path)), "matrix", message, "one is wanted here: remove `matrix`", path="matrix")
+        stop(Mark(name_of(path)), "matrix", message, "one is wanted here: remove `matrix`", path="matrix")
     return loaded[0]
 
 
@@ -52,7 +52,7 @@ def load_matrix(path: Path, overrides: Sequence[str] = (), cells: Sequence[str] 
     try:
         trees = _trees(path, overrides, diagnostics)
         if not diagnostics:  # else the names may not be those that were meant
-            trees = choose_cells(trees, cells, str(path))
+            trees = choose_cells(trees, cells, name_of(path))
     except RecipeError as error:
         raise RecipeError(in_order([*diagnostics, *error.diagnostics])) from None
     recipes = [validate_recipe(tree, diagnostics) for tree in trees]
