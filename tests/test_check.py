@@ -54,7 +54,9 @@ def the_problem(trtspec: Run, recipe: Path, place: tuple[int, int, str], *argume
 
 def test_a_pair_that_fits(trtspec: Run, recipe: Path) -> None:
     checked = trtspec("check", recipe, "--json")
-    assert (checked.code, checked.document) == (0, {"format_version": 1, "ok": True, "problems": []})
+    fits = {"format_version": 1, "ok": True, "problems": []}
+    only = {"name": "tiny", "file": str(recipe)}
+    assert (checked.code, checked.document) == (0, {**fits, "recipes": [{**fits, **only}]})
     assert checked.err == ""
     shown = trtspec("check", recipe)
     assert (shown.out, shown.err) == ("tiny: fits together\n", "")

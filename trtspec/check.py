@@ -38,6 +38,7 @@ T = TypeVar("T")
 # Smaller drafts are rarely right, larger ones rarely cheap: what published pairs use.
 USUAL_SIZES = (10, 50)
 OPTIONS = "speculation.options"
+WIDER = {"F32": "float32", "BF16": "bfloat16"}  # what has values that float16 has not
 
 
 @dataclass(frozen=True)
@@ -305,7 +306,12 @@ class _Check:
             self._warn(path, "size-ratio", message)
 
     def _check_format(self, path: str, asked: ModelSource, model: SourceModel) -> None:
-        """Check how a model is divided, and where it is converted how it is quantized."""
+        """Check what a model computes in, how it is divided, and where it is converted how it is quantized."""
+        stored = WIDER.get(model.source.main_dtype)
+        if stored and asked.dtype == "auto" and model.config.dtype == "float16":
+            message = f"its {stored} weights become float16, whose largest value is 65,504"
+            hint = "set dtype: bfloat16, which has the range of float32, or dtype: float16 if that is meant"
+            self._warn(f"{path}.dtype", "dtype", message, hint)
         wanted = scheme_wanted(asked)
         self._add(each.below(path) for each in model.diagnose(wanted, mapping_of(asked), converts=self.converts))
         if not self.converts or not model.needs_calibration(wanted):

@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from trtspec.artifacts.manifest import load_manifest
 from trtspec.artifacts.paths import MANIFEST
-from trtspec.checkpoint.safetensors import TensorInfo
+from trtspec.checkpoint.safetensors import bytes_by_dtype
 from trtspec.checkpoint.sharding import ParallelMapping
 from trtspec.checkpoint.trtllm import TrtllmQuantization, is_converted, load_checkpoint
 from trtspec.errors import CheckpointError
@@ -44,7 +42,7 @@ def _source(path: Path, mapping: ParallelMapping, scheme: Scheme) -> dict[str, A
         "family": model.family,
         "architecture": config.architecture,
         "parameters": config.num_parameters,
-        "dtypes": _dtypes(source.tensors.values()),
+        "dtypes": bytes_by_dtype(source.tensors.values()),
         "bytes": source.nbytes,
         "files": [file.name for file in source.weight_files],
         "quantization": model.prequantized.describe() if model.prequantized else "none",
@@ -63,7 +61,7 @@ def _converted(path: Path) -> dict[str, Any]:
         "kind": "TensorRT-LLM checkpoint",
         "architecture": checkpoint.config.architecture,
         "parameters": checkpoint.config.num_parameters,
-        "dtypes": _dtypes(checkpoint.tensors),
+        "dtypes": bytes_by_dtype(checkpoint.tensors),
         "tensor_parallel": checkpoint.mapping.tensor,
         "pipeline_parallel": checkpoint.mapping.pipeline,
         "bytes_by_rank": checkpoint.nbytes_by_rank,
@@ -91,11 +89,3 @@ def _artifact(path: Path) -> dict[str, Any]:
         "tools": manifest.tools,
         "steps": [f"{step.name} {step.key[:12]}" for step in manifest.steps],
     }
-
-
-def _dtypes(tensors: Iterable[TensorInfo]) -> dict[str, int]:
-    """Return how many bytes each dtype takes."""
-    counted: Counter[str] = Counter()
-    for tensor in tensors:
-        counted[tensor.dtype] += tensor.nbytes
-    return dict(sorted(counted.items()))

@@ -57,6 +57,11 @@ def calibration_prompts() -> Path:
     return recipes_dir() / "prompts" / "calibration.jsonl"
 
 
+def is_below(path: Path, directory: Path) -> bool:
+    """Tell whether a path, of a file that need not be there, leads into a directory."""
+    return path.resolve().is_relative_to(directory.resolve())
+
+
 def _shipped(name: str) -> Path:
     in_wheel = PACKAGE / "_data" / name
     return in_wheel if in_wheel.is_dir() else PACKAGE.parent / name

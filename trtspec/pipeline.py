@@ -19,6 +19,7 @@ from typing import Literal
 
 from trtspec import __version__
 from trtspec.artifacts.manifest import BackendRecord, Manifest, StepRecord
+from trtspec.artifacts.origins import remember_origins
 from trtspec.artifacts.publish import publish_artifact
 from trtspec.backends.artifact_plan import ArtifactPlan
 from trtspec.backends.base import Backend, engine_arguments, find_backend
@@ -196,7 +197,7 @@ def run_build(build: Build, out: Path, store: Store, observer: Observer) -> Buil
             records.append(FileRecord(path=path, size=file.size, sha256=file.sha256))
             files[path] = entry.files_dir / file.path
     manifest = Manifest(
-        recipe=build.recipe,
+        recipe=build.recipe.without_places(),
         steps=tuple(StepRecord(name=result.name, key=result.key) for result in results),
         files=tuple(sorted(records, key=lambda record: record.path)),
         tools={**_tools(), **build.artifact.tools},
@@ -204,6 +205,7 @@ def run_build(build: Build, out: Path, store: Store, observer: Observer) -> Buil
         backend=BackendRecord(name=build.recipe.engine.backend, why=build.recipe.engine.backend_why),
     )
     status = publish_artifact(out, files, manifest)
+    remember_origins(manifest, {role: each.model for role, each in build.recipe.models.items() if not each.revision})
     if status == "published":
         for result in results:
             store.restamp(result.key)

@@ -71,9 +71,12 @@ def documents(artifact: Path) -> dict[str, tuple[tuple[object, ...], set[str]]]:
     speedup = {"speedup", "speedup_interval", "speedup_total"}
     statistics = "text token_ids prompt_tokens new_tokens drafted accepted acceptance acceptance_rate mean_accepted_len"
     return {
-        "check": ((recipe,), {"ok", "problems"}),
-        "plan": ((recipe,), {"name", "backend", "speculation", "steps", "memory", "disk", "predicted", "notes"}),
-        "build": ((recipe,), {"artifact", "status", "steps", "seconds"}),
+        "check": ((recipe,), {"ok", "problems", "recipes"}),
+        "plan": (
+            (recipe,),
+            {"name", "backend", "speculation", "steps", "memory", "disk", "predicted", "notes", "recipes"},
+        ),
+        "build": ((recipe,), {"name", "artifact", "status", "steps", "seconds", "recipes"}),
         "verify": ((artifact, "--max-tokens", 4), {"ok", "acceptance", "checks", "left_out", "manifest", *speedup}),
         "generate": (
             (artifact, "-p", "the", "--max-tokens", 4),

@@ -108,7 +108,7 @@ def test_a_matrix_builds_each(recipe: Path, trtspec: Run) -> None:
     refused = trtspec("build", recipe, "--out", "one")
     assert (refused.code, refused.err) == (
         1,
-        "error: the recipe makes 2 artifacts, --out names one place\nhint: leave it out\n",
+        "error: the recipe makes 2 artifacts, --out names one place\nhint: leave it out, or choose one with --cell\n",
     )
 
 

@@ -107,10 +107,10 @@ def test_one_recipe_per_combination_named_after_its_values(write: Write) -> None
         )
     )
     assert [(each.recipe.name, each.recipe.speculation.draft_len, each.recipe.target.dtype) for each in loaded] == [
-        ("tiny-3-bfloat16", 3, "bfloat16"),
+        ("tiny-draft_len-3-dtype-bfloat16", 3, "bfloat16"),
         ("five-half", 5, "float16"),
-        ("tiny-5-bfloat16", 5, "bfloat16"),
-        ("tiny-7", 7, "auto"),
+        ("tiny-draft_len-5-dtype-bfloat16", 5, "bfloat16"),
+        ("tiny-draft_len-7-gpu-h200", 7, "auto"),
     ]
     assert loaded[3].recipe.engine.gpu == "h200"
     assert loaded[2].located(Diagnostic("speculation.draft_len", "c", "m")).line == 6
@@ -122,11 +122,16 @@ def test_names_are_made_of_what_a_name_may_hold(write: Write) -> None:
         load_matrix(write(text))
     assert [problem.path for problem in caught.value.diagnostics] == ["target.model"]
     text = "matrix: {target.model: [./A b/x, ../y], speculation: [{method: ngram, draft_len: 2}], engine.gpu: [null]}"
-    assert names(write(text)) == ["tiny-a-b-x-ngram-2-null", "tiny-y-ngram-2-null"]
+    assert names(write(text)) == [
+        f"tiny-model-{model}-speculation-method-ngram-draft_len-2-gpu-null" for model in ("a-b-x", "y")
+    ]
 
 
 def test_combinations_without_an_axis_are_named_after_all_their_values(write: Write) -> None:
-    assert names(write("matrix: {include: [{engine.gpu: a}, {engine.gpu: b, plugins: [c]}]}")) == ["tiny-a", "tiny-b-c"]
+    assert names(write("matrix: {include: [{engine.gpu: a}, {engine.gpu: b, plugins: [c]}]}")) == [
+        "tiny-gpu-a",
+        "tiny-gpu-b-plugins-c",
+    ]
 
 
 def test_paths_in_a_matrix_start_at_the_file_of_the_matrix(write: Write, tmp_path: Path) -> None:
@@ -141,15 +146,16 @@ def test_one_recipe_is_not_several(write: Write) -> None:
     with pytest.raises(RecipeError) as caught:
         load_recipe(path)
     assert str(caught.value) == (
-        "r.yaml  matrix\n  this file makes 2 recipes: tiny-1, tiny-2        hint: one is wanted here: remove `matrix`"
+        "r.yaml  matrix\n  this file makes 2 recipes: tiny-max_batch_size-1, tiny-max_batch_size-2\n"
+        "  hint: one is wanted here: remove `matrix`"
     )
     assert names(write("matrix:")) == ["tiny"]
-    assert load_recipe(write("matrix: {engine.max_batch_size: [1]}")).recipe.name == "tiny-1"
+    assert load_recipe(write("matrix: {engine.max_batch_size: [1]}")).recipe.name == "tiny-max_batch_size-1"
 
 
 def test_set_works_beside_a_matrix_but_not_against_it(write: Write) -> None:
     path = write("matrix: {engine.max_batch_size: [1, 2]}")
-    assert names(path, ("name=x", "engine.gpu=h200")) == ["x-1", "x-2"]
+    assert names(path, ("name=x", "engine.gpu=h200")) == ["x-max_batch_size-1", "x-max_batch_size-2"]
     for override in ("engine.max_batch_size=3", "engine={max_batch_size: 3}"):
         with pytest.raises(RecipeError) as caught:
             load_matrix(path, [override])
@@ -170,7 +176,7 @@ def test_set_works_beside_a_matrix_but_not_against_it(write: Write) -> None:
         ("{include: {engine.gpu: a}}", "expected a list of mappings of recipe paths to values"),
         ("{include: [a]}", "expected a list of mappings of recipe paths to values"),
         ("{engine.gpu: [a], exclude: [{engine.gup: a}]}", "'engine.gup' is no axis of the matrix"),
-        ("{engine.gpu: [a, a]}", "2 combinations have the name 'tiny-a'"),
+        ("{engine.gpu: [a, a]}", "2 combinations have the name 'tiny-gpu-a'"),
         ("{engine.gpu: [a, b], include: [{name: x}]}", "2 combinations have the name 'x'"),
         ("{engine.gpu: [a, b], plugins: [[c], [d]], include: [" + "{engine.gpu: e}," * 253 + "]}", "more than 256"),
         ("{engine.gpu: [" + "a," * 17 + "], plugins: [" + "[]," * 16 + "]}", "more than 256 combinations"),

@@ -48,7 +48,10 @@ class BackendRecord(_Record):
 
 
 class Manifest(_Record):
-    """What was built, from what, with what, for what; equal manifests describe equal artifacts."""
+    """What was built, from what, with what, for what; equal manifests describe equal artifacts.
+
+    It says neither when nor where: paths of the recipe are names alone.
+    """
 
     recipe: ResolvedRecipe
     steps: tuple[StepRecord, ...]

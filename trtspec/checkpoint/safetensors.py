@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
@@ -39,6 +40,14 @@ class TensorInfo:
     file: Path
     offset: int
     nbytes: int
+
+
+def bytes_by_dtype(tensors: Iterable[TensorInfo]) -> dict[str, int]:
+    """Return how many bytes each dtype takes."""
+    counted: Counter[str] = Counter()
+    for tensor in tensors:
+        counted[tensor.dtype] += tensor.nbytes
+    return dict(sorted(counted.items()))
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:

@@ -12,7 +12,7 @@ from shlex import quote
 from typing import Any
 
 from trtspec.checkpoint.model_config import ConfigReader
-from trtspec.checkpoint.safetensors import TensorInfo, read_header
+from trtspec.checkpoint.safetensors import TensorInfo, bytes_by_dtype, read_header
 from trtspec.checkpoint.untrusted import inside, parse_object, shown
 from trtspec.errors import CheckpointError
 from trtspec.files import Absent, read_bounded, unreadable
@@ -81,6 +81,12 @@ class Source:
     def nbytes(self) -> int:
         """Return the bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    @property
+    def main_dtype(self) -> str:
+        """Return the dtype that most bytes of the tensors are stored in, as F32."""
+        counted = bytes_by_dtype(self.tensors.values())
+        return max(counted, key=lambda dtype: counted[dtype], default="")
 
     @property
     def quantization_reader(self) -> ConfigReader:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trtspec.cli.options import Json, Recipe, Set
+from trtspec.cli.options import Cell, Json, Recipe, Set
 
 if TYPE_CHECKING:
     from trtspec.pipeline import Built
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 def build(
     recipe: Recipe,
     set_: Set = None,
+    cell: Cell = None,
     out: Annotated[Path | None, typer.Option(help="Where the artifact goes, instead of build/NAME.")] = None,
     json: Json = False,
 ) -> None:
@@ -31,9 +32,10 @@ def build(
     from trtspec.preflight import check_builds, plan_to_run
     from trtspec.recipe.load import load_matrix
 
-    recipes = load_matrix(recipe, set_ or ())
+    recipes = load_matrix(recipe, set_ or (), cell or ())
     if out and len(recipes) > 1:
-        raise TrtspecError(f"the recipe makes {len(recipes)} artifacts, --out names one place", hint="leave it out")
+        message = f"the recipe makes {len(recipes)} artifacts, --out names one place"
+        raise TrtspecError(message, hint="leave it out, or choose one with --cell")
     documents, store = [], open_store()
     builds = [(loaded, out or artifact_place(loaded.recipe)) for loaded in recipes]
     for (loaded, place), checked in zip(builds, check_builds(builds, store), strict=True):
@@ -41,7 +43,7 @@ def build(
             planned = plan_to_run(loaded, checked, store, bars.preparing, bars.reading)
             show_diagnostics(planned.diagnostics)
             built = run_build(planned, place, store, bars)
-        documents.append(describe(built))
+        documents.append({"name": loaded.recipe.name, **describe(built)})
         if not json:
             done = "nothing to do" if built.status == "unchanged" else "built"
             say(f"{built.artifact}: {done} ({built.seconds:.2f} s)", "green")

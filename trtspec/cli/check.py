@@ -3,36 +3,87 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
 import typer
 
-from trtspec.cli.options import Json, Recipe, Set
+from trtspec.cli.options import Cell, Json, Recipes, Set
+
+if TYPE_CHECKING:
+    from trtspec.diagnostics import Diagnostic
 
 
-def check(recipe: Recipe, set_: Set = None, json: Json = False) -> None:
-    """Say everything that can be known of a recipe without loading a tensor.
+class Checked(NamedTuple):
+    """What was found of one recipe of a file; a file that cannot be read as one has no name."""
+
+    file: str
+    name: str | None
+    diagnostics: list[Diagnostic]
+
+    def where(self) -> dict[str, Any]:
+        """Return which recipe it is."""
+        return {"name": self.name, "file": self.file}
+
+
+def check(recipes: Recipes, set_: Set = None, cell: Cell = None, json: Json = False) -> None:
+    """Say everything that can be known of recipes without loading a tensor.
 
     Example: trtspec check recipes/quickstart.yaml
     """
+    from trtspec.cli.render import print_json
+
+    by_file = [_check(file, set_ or (), cell or ()) for file in dict.fromkeys(recipes)]
+    every = [each for checked in by_file for each in checked]
+    if json:
+        print_json({**_describe(every), "recipes": [_describe([each], **each.where()) for each in every]})
+    else:
+        for checked in by_file:
+            _show(checked)
+    raise typer.Exit(1 if _count_errors(_diagnostics(every)) else 0)
+
+
+def _check(file: Path, overrides: Sequence[str], cells: Sequence[str]) -> list[Checked]:
     from trtspec.check import check_recipe
-    from trtspec.cli.render import FORMAT_VERSION, print_json, say, show_diagnostics
     from trtspec.diagnostics import RecipeError
+    from trtspec.recipe.files import name_of
     from trtspec.recipe.load import load_matrix
 
+    name = name_of(file)
     try:
-        recipes = load_matrix(recipe, set_ or ())
-        diagnostics = [diagnostic for loaded in recipes for diagnostic in check_recipe(loaded).diagnostics]
-        diagnostics = list(dict.fromkeys(diagnostics))
+        found = load_matrix(file, overrides, cells)
     except RecipeError as error:
-        recipes, diagnostics = [], list(error.diagnostics)
-    errors = sum(diagnostic.severity == "error" for diagnostic in diagnostics)
-    if json:
-        listed = [diagnostic.as_dict() for diagnostic in diagnostics]
-        print_json({"format_version": FORMAT_VERSION, "ok": not errors, "problems": listed})
-    else:
-        show_diagnostics(diagnostics, are_result=True)
-        names = ", ".join(loaded.recipe.name for loaded in recipes)
-        say(f"{errors} error{'s' * (errors != 1)} in {recipe}" if errors else f"{names}: fits together")
-    raise typer.Exit(1 if errors else 0)
+        return [Checked(name, None, list(error.diagnostics))]
+    return [Checked(name, loaded.recipe.name, check_recipe(loaded).diagnostics) for loaded in found]
+
+
+def _show(checked: Sequence[Checked]) -> None:
+    """Show what was found in a file."""
+    from trtspec.cli.render import say, show_diagnostics
+
+    found = _diagnostics(checked)
+    show_diagnostics(found, are_result=True)
+    errors = _count_errors(found)
+    names = ", ".join(each.name or "" for each in checked)
+    say(f"{errors} error{'s' * (errors != 1)} in {checked[0].file}" if errors else f"{names}: fits together")
+
+
+def _diagnostics(checked: Iterable[Checked]) -> list[Diagnostic]:
+    """Return what was found, once where several cells have it."""
+    return list(dict.fromkeys(diagnostic for each in checked for diagnostic in each.diagnostics))
+
+
+def _count_errors(diagnostics: Iterable[Diagnostic]) -> int:
+    return sum(diagnostic.severity == "error" for diagnostic in diagnostics)
+
+
+def _describe(checked: Sequence[Checked], **keys: Any) -> dict[str, Any]:
+    from trtspec.cli.render import FORMAT_VERSION
+
+    found = _diagnostics(checked)
+    problems = [diagnostic.as_dict() for diagnostic in found]
+    return {"format_version": FORMAT_VERSION, **keys, "ok": not _count_errors(found), "problems": problems}
 
 
 command = check

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,22 +13,16 @@ from trtspec.cli.options import Json, Recipe
 
 if TYPE_CHECKING:
     from trtspec.backends.common.migration import Migration
+    from trtspec.recipe.load import LoadedRecipe
 
-PATHS = (
-    ("target", "model"),
-    ("speculation", "draft", "model"),
-    ("gates", "prompts"),
-    ("engine", "build", "timing_cache"),
-)
-PROMPTS = ("quantization", "calibration", "prompts")
+
+_OUTPUT = "Where the new recipe goes, instead of beside the old one (here, for one that comes with trtspec)."
 
 
 def migrate(
     recipe: Recipe,
     to: Annotated[str, typer.Option("--to", metavar="VERSION", help="A TensorRT-LLM version, as 1.3.")],
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Where the new recipe goes, instead of beside the old one.")
-    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help=_OUTPUT)] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
     json: Json = False,
 ) -> None:
@@ -43,10 +37,15 @@ def migrate(
     from trtspec.cli.render import FORMAT_VERSION, print_json, say, show_table
     from trtspec.errors import TrtspecError
     from trtspec.migration import migrate as migrated
+    from trtspec.paths import PACKAGE, is_below
     from trtspec.recipe.load import load_recipe
 
-    found = migrated(load_recipe(recipe).recipe, to)
-    out = output or recipe.with_name(f"{recipe.stem}-{to}.yaml")
+    loaded = load_recipe(recipe)
+    found = migrated(loaded.recipe, to)
+    out = output or default_output(loaded, to)
+    if is_below(out, PACKAGE):
+        hint = "name a file of your own with --output"
+        raise TrtspecError("trtspec's installation is not written to", where=str(out), hint=hint)
     if out.exists() and not force:
         raise TrtspecError(
             "a file lies here already", where=str(out), hint="name another with --output, or add --force"
@@ -70,26 +69,30 @@ def migrate(
     raise typer.Exit(0 if found.is_complete else 1)
 
 
+def default_output(loaded: LoadedRecipe, to: str) -> Path:
+    """Return where the new recipe goes: beside the old one, and here if that is not a file of the user's."""
+    from trtspec.paths import is_below, recipes_dir
+
+    if loaded.path.is_file() and not is_below(loaded.path, recipes_dir()):
+        return loaded.path.with_name(f"{loaded.path.stem}-{to}.yaml")
+    return Path(f"{loaded.recipe.name}-{to}.yaml")
+
+
 def render(found: Migration, recipe: Path, directory: Path) -> str:
     """Return the text of the new recipe: what changed as its head, and paths relative to its directory."""
     import yaml
 
+    from trtspec.recipe.files import change_paths
+
     head = [f"# {recipe.name} for TensorRT-LLM {found.version}, made by trtspec migrate."]
     head += [f"# {change.kind}: {change.path}: {change.why}" for change in found.changes]
-    for path in (*PATHS, ("target", *PROMPTS), ("speculation", "draft", *PROMPTS)):
-        _make_relative(found.document, path, directory)
+    change_paths(found.document, lambda path: _relative(path, directory))
     return "\n".join(head) + "\n" + yaml.safe_dump(found.document, sort_keys=False, allow_unicode=True, width=120)
 
 
-def _make_relative(document: dict[str, Any], path: tuple[str, ...], directory: Path) -> None:
-    *sections, key = path
-    section: Any = document
-    for name in sections:
-        section = section.get(name) or {}
-    value = section.get(key)
-    if isinstance(value, str) and os.path.isabs(value):
-        relative = os.path.relpath(value, directory)
-        section[key] = relative if relative.startswith("..") else f"./{relative}"
+def _relative(path: str, directory: Path) -> str:
+    relative = os.path.relpath(path, directory)
+    return relative if relative.startswith("..") else f"./{relative}"
 
 
 def _write(out: Path, text: str) -> None:

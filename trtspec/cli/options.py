@@ -8,13 +8,21 @@ from typing import Annotated
 
 import typer
 
-Recipe = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe file.", show_default=False)]
+_RECIPE = "A recipe file, - for standard input, or the name of a recipe that comes with trtspec."
+Recipe = Annotated[Path, typer.Argument(metavar="RECIPE", help=_RECIPE, show_default=False)]
+Recipes = Annotated[list[Path], typer.Argument(metavar="RECIPE", help=_RECIPE, show_default=False)]
 Artifact = Annotated[
     Path, typer.Argument(metavar="ARTIFACT", help="A directory that `trtspec build` made.", show_default=False)
 ]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The recipe's name.", show_default=False)]
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a value, as speculation.draft_len=3.")
+]
+Cell = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--cell", metavar="NAME", help="Only this cell of a matrix, by its name or a pattern as '*-draft_len-3*'."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 SkipGate = Annotated[

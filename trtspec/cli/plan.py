@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trtspec.cli.options import Json, Recipe, Set
+from trtspec.cli.options import Cell, Json, Recipe, Set
 
 if TYPE_CHECKING:
     from trtspec.graph.store import Store
@@ -21,6 +21,7 @@ THERE_IS_WORK = 2
 def plan(
     recipe: Recipe,
     set_: Set = None,
+    cell: Cell = None,
     detailed_exitcode: Annotated[
         bool, typer.Option("--detailed-exitcode", help="Exit with 2 where there is work to do.")
     ] = False,
@@ -36,7 +37,7 @@ def plan(
 
     store = open_store()
     documents = []
-    for loaded in load_matrix(recipe, set_ or ()):
+    for loaded in load_matrix(recipe, set_ or (), cell or ()):
         build = plan_build(loaded)
         documents.append(describe(build, store))
         show_diagnostics(build.diagnostics)

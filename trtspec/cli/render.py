@@ -44,8 +44,9 @@ def print_json(document: Mapping[str, Any]) -> None:
 
 
 def one_or_many(documents: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the document itself where there is one, and a list of them for a recipe with a matrix."""
-    return documents[0] if len(documents) == 1 else {"format_version": FORMAT_VERSION, "recipes": list(documents)}
+    """Return a document with all of them as `recipes`, and the keys of the only one beside it where there is one."""
+    only = documents[0] if len(documents) == 1 else {}
+    return {"format_version": FORMAT_VERSION, **only, "recipes": list(documents)}
 
 
 def say(text: str, style: str = "") -> None:

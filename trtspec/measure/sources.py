@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from trtspec.artifacts.manifest import Manifest
+from trtspec.artifacts.origins import recall_origin
 from trtspec.artifacts.paths import checkpoint
 from trtspec.checkpoint.prepare import locate_source
 from trtspec.checkpoint.source import load_source
@@ -24,7 +26,7 @@ def find_source(root: Path, manifest: Manifest, given: Path | None) -> Path:
     Raises TrtspecError where there is none, or another model's.
     """
     try:
-        source = load_source(given or locate_source(manifest.recipe.target))
+        source = load_source(given or _origin(root, manifest, "target"))
         theirs, ours = source.reader.positive("vocab_size"), load_checkpoint(root / TARGET).config.vocab_size
     except CheckpointError as error:
         message = f"the source of the target cannot be read: {error.message}"
@@ -35,7 +37,18 @@ def find_source(root: Path, manifest: Manifest, given: Path | None) -> Path:
     return source.root
 
 
-def check_sources(manifest: Manifest, given: Path | None) -> Check | LeftOut:
+def _origin(root: Path, manifest: Manifest, role: str) -> Path:
+    """Return where a model was built from; a manifest of an earlier trtspec says it itself."""
+    model = manifest.recipe.models[role]
+    if model.revision or os.path.isabs(model.model):
+        return locate_source(model)
+    directory = recall_origin(manifest, role)
+    if directory is None:
+        raise CheckpointError("the artifact was not built here, and its manifest says no place", where=str(root))
+    return locate_source(model.model_copy(update={"model": directory}))
+
+
+def check_sources(root: Path, manifest: Manifest, given: Path | None) -> Check | LeftOut:
     """Hold the checkpoints that an artifact copied against their sources, file by file; `given` is the target's.
 
     Left out where a source does not lie where it was and none is given. Raises TrtspecError where `given` is none.
@@ -43,15 +56,13 @@ def check_sources(manifest: Manifest, given: Path | None) -> Check | LeftOut:
     if given and not given.is_dir():
         raise TrtspecError("no such directory", where=str(given), hint=HINT)
     pairs: list[tuple[Path, FileRecord]] = []
-    for role, model in zip(
-        ("target", "draft"), (manifest.recipe.target, *manifest.recipe.speculation.drafts), strict=False
-    ):
+    for role in manifest.recipe.models:
         copies = [record for record in manifest.files if record.path.startswith(f"{checkpoint(role)}/")]
         try:
-            root = given if given and role == "target" else locate_source(model) if copies else Path()
+            source = given if given and role == "target" else _origin(root, manifest, role) if copies else Path()
         except CheckpointError as error:
             return LeftOut("sources", NO_SOURCE, f"the source of the {role} is not there ({error.message}): {HINT}")
-        pairs += [(root / Path(record.path).name, record) for record in copies]
+        pairs += [(source / Path(record.path).name, record) for record in copies]
     return _compare(pairs)
 
 

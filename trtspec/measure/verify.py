@@ -150,7 +150,7 @@ def _examine(root: Path, manifest: Manifest, asked: _Asked) -> Judgement:
 
 def _examine_copies(root: Path, manifest: Manifest, asked: _Asked) -> Judgement:
     """Check what can be checked of checkpoints that another process runs as they are."""
-    copies = check_sources(manifest, asked.source)
+    copies = check_sources(root, manifest, asked.source)
     names = wanted_gates(manifest.recipe, asked.skip)
     waiting = (LeftOut("parity", NOT_TOLD, NO_PARITY), *(LeftOut(name, NEEDS_SERVER, ON_SERVER) for name in names))
     return Judgement((copies,), waiting) if isinstance(copies, Check) else Judgement((), (copies, *waiting))

@@ -7,16 +7,20 @@ Owns where recipes and the paths in them lie; knows which keys hold paths, and n
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from trtspec.diagnostics import Diagnostic, Mark, stop
+from trtspec.paths import recipes_dir
 from trtspec.recipe.document import CONTROL, LINE_BREAK, RecipeText, parse_document
 from trtspec.recipe.tree import Node, locate, merge, put, without
 from trtspec.registry import did_you_mean
 
 MAX_BYTES = 1 << 20
 MAX_EXTENDS = 8
+STDIN = Path("-")
 
 MODEL_KEYS = ("target.model", "speculation.draft.model")
 FILE_KEYS = (
@@ -27,9 +31,24 @@ FILE_KEYS = (
 )
 
 
+def find_recipe(given: Path) -> Path:
+    """Return the file given, or where there is none the recipe of that name that comes with trtspec."""
+    shipped = recipes_dir() / f"{given}.yaml"
+    is_name = given.name == str(given) and not os.path.isfile(given)
+    return shipped if is_name and os.path.isfile(shipped) else given
+
+
+def name_of(path: Path) -> str:
+    """Return what messages call a recipe file."""
+    return "<stdin>" if path == STDIN else str(path)
+
+
 def read_recipe(path: Path, diagnostics: list[Diagnostic]) -> Node:
-    """Return the tree of a file over those it extends; what cannot be read at all raises RecipeError."""
-    return _read(path, Mark(str(path)), (), diagnostics)
+    """Return the tree of a file (`-` is standard input) over those it extends.
+
+    What cannot be read at all raises RecipeError.
+    """
+    return _read(path, Mark(name_of(path)), (), diagnostics)
 
 
 def anchor_paths(root: Node) -> Node:
@@ -43,6 +62,18 @@ def anchor_paths(root: Node) -> Node:
     return root
 
 
+def change_paths(document: dict[str, Any], change: Callable[[str], str]) -> None:
+    """Put what `change` returns in the place of every absolute path of a recipe's plain values."""
+    for dotted in MODEL_KEYS + FILE_KEYS:
+        *sections, key = dotted.split(".")
+        section = document
+        for name in sections:
+            section = section.get(name) or {}
+        value = section.get(key)
+        if isinstance(value, str) and os.path.isabs(value):
+            section[key] = change(value)
+
+
 def _is_path(node: Node) -> bool:
     """Tell a directory from a hub id: by its first character, its slashes, or because it is there."""
     value: str = node.value
@@ -53,9 +84,9 @@ def _is_path(node: Node) -> bool:
 def _read(path: Path, asked_at: Mark, chain: tuple[str, ...], diagnostics: list[Diagnostic]) -> Node:
     text = _text(path, asked_at)
     base = Path(os.path.abspath(path)).parent
-    root = parse_document(text, RecipeText.of(str(path), base, text), diagnostics)
+    root = parse_document(text, RecipeText.of(name_of(path), base, text), diagnostics)
     if root.value is None:
-        stop(Mark(str(path)), "empty", "the file is empty", "begin with schema: trtspec.recipe/1")
+        stop(Mark(name_of(path)), "empty", "the file is empty", "begin with schema: trtspec.recipe/1")
     if not isinstance(root.value, dict):
         stop(root.mark, "wrong-type", "a recipe is a mapping of keys to values", "begin with schema: trtspec.recipe/1")
     extends = root.value.get("extends")
@@ -78,21 +109,26 @@ def _parent(child: Path, extends: Node, chain: tuple[str, ...], diagnostics: lis
 
 
 def _text(path: Path, asked_at: Mark) -> str:
-    asked_key = "extends" if asked_at.line else ""
-    if os.path.exists(path) and not os.path.isfile(path):
+    asked_key, is_stdin = "extends" if asked_at.line else "", path == STDIN
+    if not is_stdin and os.path.exists(path) and not os.path.isfile(path):
         stop(asked_at, "unreadable", f"{path} is not a file", "name the recipe's .yaml file", path=asked_key)
     try:
-        with open(path, "rb") as file:
+        with open(0 if is_stdin else path, "rb", closefd=not is_stdin) as file:
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        near = did_you_mean(path.stem, {sibling.stem for sibling in path.parent.glob("*.yaml")}, ".yaml")
         looked = f"; looked for {os.path.abspath(path)}" if asked_key else ""
-        stop(asked_at, "unreadable", f"{path} does not exist{looked}", near, path=asked_key)
+        stop(asked_at, "unreadable", f"{path} does not exist{looked}", _nearest(path), path=asked_key)
     except OSError as error:
-        stop(asked_at, "unreadable", f"{path} cannot be read: {error.strerror}", path=asked_key)
+        stop(asked_at, "unreadable", f"{name_of(path)} cannot be read: {error.strerror}", path=asked_key)
     if len(data) > MAX_BYTES:
-        stop(Mark(str(path)), "too-large", f"the file is larger than {MAX_BYTES >> 20} MiB", "is it a recipe?")
+        stop(Mark(name_of(path)), "too-large", f"the file is larger than {MAX_BYTES >> 20} MiB", "is it a recipe?")
     return _decoded(data, path)
+
+
+def _nearest(path: Path) -> str | None:
+    """Return the hint for a file that is not there: the nearest beside it, or the nearest that trtspec brings."""
+    beside = did_you_mean(path.name, [sibling.name for sibling in path.parent.glob("*.yaml")])
+    return beside or did_you_mean(str(path), [recipe.stem for recipe in recipes_dir().glob("*.yaml")])
 
 
 def _decoded(data: bytes, path: Path) -> str:
@@ -101,5 +137,5 @@ def _decoded(data: bytes, path: Path) -> str:
     except UnicodeDecodeError as error:
         # error.object begins after a byte order mark, and so do its offsets.
         before = LINE_BREAK.split(error.object[: error.start].decode("utf-8"))
-        mark = Mark(str(path), len(before), len(before[-1]) + 1)
+        mark = Mark(name_of(path), len(before), len(before[-1]) + 1)
         stop(mark, "encoding", f"not UTF-8: byte 0x{error.object[error.start]:02x}", "save the file as UTF-8")

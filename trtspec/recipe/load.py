@@ -12,8 +12,8 @@ from pathlib import Path
 
 from trtspec.diagnostics import Diagnostic, Mark, RecipeError, in_order, stop
 from trtspec.recipe.document import RecipeText, parse_document
-from trtspec.recipe.files import anchor_paths, read_recipe
-from trtspec.recipe.matrix import expand_matrix
+from trtspec.recipe.files import anchor_paths, find_recipe, name_of, read_recipe
+from trtspec.recipe.matrix import choose_cells, expand_matrix
 from trtspec.recipe.schema import Recipe
 from trtspec.recipe.tree import Node, put, split_path
 from trtspec.recipe.validate import mark_of, validate_recipe
@@ -37,15 +37,22 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> LoadedRecipe:
     loaded = load_matrix(path, overrides)
     if len(loaded) != 1:
         message = f"this file makes {len(loaded)} recipes: {', '.join(each.recipe.name for each in loaded)}"
-        stop(Mark(str(path)), "matrix", message, "one is wanted here: remove `matrix`", path="matrix")
+        stop(Mark(name_of(path)), "matrix", message, "one is wanted here: remove `matrix`", path="matrix")
     return loaded[0]
 
 
-def load_matrix(path: Path, overrides: Sequence[str] = ()) -> list[LoadedRecipe]:
-    """Return one recipe per combination of `matrix` (one without); raise RecipeError with every diagnostic found."""
+def load_matrix(path: Path, overrides: Sequence[str] = (), cells: Sequence[str] = ()) -> list[LoadedRecipe]:
+    """Return one recipe per combination of `matrix` (one without); raise RecipeError with every diagnostic found.
+
+    `path` may be `-`, standard input, and the name of a recipe that comes with trtspec. `cells` are fnmatch patterns of
+    the names of those that are wanted; TrtspecError where one fits none.
+    """
+    path = find_recipe(path)
     diagnostics: list[Diagnostic] = []
     try:
         trees = _trees(path, overrides, diagnostics)
+        if not diagnostics:  # else the names may not be those that were meant
+            trees = choose_cells(trees, cells, name_of(path))
     except RecipeError as error:
         raise RecipeError(in_order([*diagnostics, *error.diagnostics])) from None
     recipes = [validate_recipe(tree, diagnostics) for tree in trees]

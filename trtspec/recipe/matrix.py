@@ -9,6 +9,8 @@
 
 First `exclude` removes, then each entry of `include` adds its keys to the combinations whose axes it does not change;
 where there are none it is a combination of its own.
+
+A combination is called after what it varies, NAME-draft_len-3-dtype-bfloat16: values that are added change no name.
 """
 
 from __future__ import annotations
@@ -16,16 +18,20 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from hashlib import sha256
 from itertools import chain, islice, product
 
 from trtspec.diagnostics import Diagnostic
+from trtspec.errors import TrtspecError
 from trtspec.recipe.tree import Node, locate, plain, put, same, split_path, walk, without
 from trtspec.registry import did_you_mean
 
 MAX_COMBINATIONS = 256
 MAX_EXPANDED_NODES = 200_000
+MAX_NAME, DIGITS = 63, 6
 
 Choice = dict[str, Node]  # dotted recipe path -> the value it takes
 
@@ -51,6 +57,11 @@ class Matrix:
             added += [] if matching else [dict(entry)]
         return kept + added
 
+    def told(self, choice: Choice) -> list[str]:
+        """Return the keys that a combination is named after: the axes, of one that `include` made all that it has."""
+        made_of_axes = all(key in choice and any(same(choice[key], one) for one in self.axes[key]) for key in self.axes)
+        return list(self.axes if self.axes and made_of_axes else choice)
+
 
 def expand_matrix(root: Node, diagnostics: list[Diagnostic]) -> list[Node]:
     """Return one tree per combination, each with a name of its own; a tree without a matrix is the only one."""
@@ -63,9 +74,24 @@ def expand_matrix(root: Node, diagnostics: list[Diagnostic]) -> list[Node]:
     if matrix is None:
         return [base]
     choices = matrix.choices()
-    trees = [_applied(base, choice, matrix.axes) for choice in choices]
+    labels = _labels({key for choice in choices for key in choice})
+    trees = [_applied(base, choice, labels, matrix.told(choice)) for choice in choices]
     reader.check_overrides(base, choices)
     return trees if reader.accepts(trees) else [base]
+
+
+def choose_cells(trees: list[Node], patterns: Sequence[str], where: str) -> list[Node]:
+    """Return the combinations with a name that one of the fnmatch patterns fits, all of them without patterns.
+
+    Raises TrtspecError with every name where a pattern fits none.
+    """
+    names = [str(plain(tree.value["name"])) if "name" in tree.value else "" for tree in trees]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            message = f"no cell of its matrix has the name {pattern!r}"
+            raise TrtspecError(message, where=where, hint=f"its cells are {', '.join(names)}")
+    fits = [not patterns or any(fnmatchcase(name, pattern) for pattern in patterns) for name in names]
+    return [tree for tree, wanted in zip(trees, fits, strict=True) if wanted]
 
 
 def _agrees(entry: Choice, choice: Choice, keys: Iterable[str]) -> bool:
@@ -73,21 +99,50 @@ def _agrees(entry: Choice, choice: Choice, keys: Iterable[str]) -> bool:
     return all(same(entry[key], choice[key]) for key in keys if key in entry)
 
 
-def _applied(base: Node, choice: Choice, axes: Iterable[str]) -> Node:
-    """Return the tree with the choice's values, named after them where it names nothing itself."""
+def _applied(base: Node, choice: Choice, labels: dict[str, str], told: list[str]) -> Node:
+    """Return the tree with the choice's values, named after what is told of them where it names nothing itself."""
     tree = base
     for key, value in choice.items():
         tree = put(tree, key.split("."), value)
     name = tree.value.get("name")
     if "name" in choice or name is None or not isinstance(name.value, str):
         return tree
-    told = [choice[key] for key in axes if key in choice] or list(choice.values())
-    return put(tree, ["name"], replace(name, value="-".join([name.value, *map(_slug, told)])))
+    words = [f"{labels[key]}-{_words(choice[key])}" for key in told]
+    return put(tree, ["name"], replace(name, value=_shortened("-".join([name.value, *words]))))
 
 
-def _slug(node: Node) -> str:
-    written = " ".join(part.raw for part in walk(node))
-    return re.sub(r"[^a-z0-9._]+", "-", written.lower()).strip("-._") or "none"
+def _labels(keys: Collection[str]) -> dict[str, str]:
+    """Return for each dotted key as many of its last parts as tell it from the others."""
+    shared = Counter(end for key in keys for end in _ends(key))
+    return {key: _slug(next((end for end in _ends(key) if shared[end] == 1), key)) for key in keys}
+
+
+def _ends(key: str) -> list[str]:
+    """Return the ends of a dotted key, the shortest first: c, b.c, a.b.c."""
+    parts = key.split(".")
+    return [".".join(parts[-count:]) for count in range(1, len(parts) + 1)]
+
+
+def _words(node: Node, between: str = "-_.") -> str:
+    """Return a value in a name's characters; the deeper a list, the closer its items: [[0], [0, 1]] is 0-0_1."""
+    inner = between[1:] or between
+    if isinstance(node.value, dict):
+        return between[0].join(f"{_slug(key)}-{_words(child, inner)}" for key, child in node.value.items()) or "none"
+    if isinstance(node.value, list):
+        return between[0].join(_words(child, inner) for child in node.value) or "none"
+    return _slug(node.raw)
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9._]+", "-", text.lower()).strip("-._") or "none"
+
+
+def _shortened(name: str) -> str:
+    """Return a name as long as a recipe's may be: what is cut off is told by a digest of the whole."""
+    if len(name) <= MAX_NAME:
+        return name
+    digest = sha256(name.encode()).hexdigest()[:DIGITS]
+    return f"{name[: MAX_NAME - DIGITS - 1].rstrip('-._')}-{digest}"
 
 
 class _Reader:

@@ -8,11 +8,13 @@ Pure: what only a checkpoint, a machine or a method knows is handed in. Nothing 
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import field_validator
 
+from trtspec.recipe.files import change_paths
 from trtspec.recipe.schema import (
     Calibration,
     Engine,
@@ -123,6 +125,11 @@ class ResolvedRecipe(StrictModel):
     plugins: list[str]
     gates: ResolvedGates
 
+    @property
+    def models(self) -> dict[str, ResolvedModel]:
+        """Return the target and what drafts for it, {role: model}."""
+        return {"target": self.target, **{"draft": draft for draft in self.speculation.drafts}}
+
     def as_dict(self) -> dict[str, Any]:
         """Return plain JSON values, whatever order the file has them in; without a draft there is no `draft`."""
         document = self.model_dump(mode="json")
@@ -130,6 +137,12 @@ class ResolvedRecipe(StrictModel):
             document["speculation"]["draft"] = draft
         ordered: dict[str, Any] = json.loads(json.dumps(document, sort_keys=True))
         return ordered
+
+    def without_places(self) -> ResolvedRecipe:
+        """Return the recipe with the names alone of directories and files (./NAME), wherever they lie."""
+        document = self.as_dict()
+        change_paths(document, lambda path: f"./{os.path.basename(path)}")
+        return self.from_dict(document)
 
     @classmethod
     def from_dict(cls, document: Any) -> ResolvedRecipe:

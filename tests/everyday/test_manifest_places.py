@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A manifest says what was built, not where; `verify` finds the source all the same."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Run
+from trtspec.artifacts.manifest import load_manifest
+from trtspec.artifacts.origins import recall_origin, remember_origins
+from trtspec.errors import TrtspecError
+from trtspec.measure.verify import _find_source
+
+Build = Callable[[Path, str], Path]
+
+
+@pytest.fixture
+def build(pair_master: Path, trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
+    """Build a copy of the pair in a directory of its own, with a store of its own."""
+
+    def make(place: Path, recipe: str) -> Path:
+        shutil.copytree(pair_master, place)
+        monkeypatch.setenv("TRTSPEC_CACHE", str(place / "cache"))
+        monkeypatch.chdir(place)
+        done = trtspec("build", recipe.format(place=place), "--out", place / "out")
+        assert done.code == 0, done.err
+        return place / "out"
+
+    return make
+
+
+def found(artifact: Path, source: Path | None = None) -> Path:
+    return _find_source(artifact, load_manifest(artifact), source)
+
+
+def test_the_same_inputs_give_the_same_manifest_anywhere(build: Build, workplace: Path) -> None:
+    one = build(workplace / "one", "recipe.yaml")
+    other = build(workplace / "deep" / "other", "{place}/recipe.yaml")
+    assert (one / "manifest.json").read_bytes() == (other / "manifest.json").read_bytes()
+    assert str(workplace) not in (one / "manifest.json").read_text()
+    assert load_manifest(one).recipe.target.model == "./target"
+    assert load_manifest(one).recipe.gates.prompts == "./prompts.jsonl"
+
+
+def test_the_source_is_found_after_the_artifact_moved(recipe: Path, artifact: Path) -> None:
+    assert found(artifact) == recipe.parent / "target"
+    assert found(artifact.rename(recipe.parent / "moved")) == recipe.parent / "target"
+
+
+def test_an_artifact_of_another_machine_asks_for_its_source(
+    recipe: Path, artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRTSPEC_CACHE", str(recipe.parent / "other"))
+    with pytest.raises(TrtspecError) as caught:
+        found(artifact)
+    assert str(caught.value) == (
+        f"{artifact}: the source of the target cannot be read: the artifact was not built here, and its manifest says"
+        " no place\nhint: say where it lies now with --source DIR"
+    )
+    assert found(artifact, recipe.parent / "target") == recipe.parent / "target"
+
+
+def test_a_manifest_that_says_the_place_is_still_read(
+    recipe: Path, artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = json.loads((artifact / "manifest.json").read_text())
+    document["recipe"]["target"]["model"] = str(recipe.parent / "target")
+    (artifact / "manifest.json").unlink()
+    (artifact / "manifest.json").write_text(json.dumps(document))
+    monkeypatch.setenv("TRTSPEC_CACHE", str(recipe.parent / "other"))
+    assert found(artifact) == recipe.parent / "target"
+
+
+def test_of_equal_sources_one_that_is_there_is_used(artifact: Path, recipe: Path, workplace: Path) -> None:
+    remember_origins(load_manifest(artifact), {"target": str(workplace / "gone")})
+    assert recall_origin(load_manifest(artifact), "target") == str(recipe.parent / "target")
+    shutil.rmtree(recipe.parent / "target")
+    assert recall_origin(load_manifest(artifact), "target") == str(workplace / "gone")
+
+
+def test_a_record_that_is_damaged_or_cannot_be_written_is_as_none(artifact: Path, workplace: Path) -> None:
+    (record,) = (workplace / "cache" / "origins").iterdir()
+    record.write_text("{")
+    assert recall_origin(load_manifest(artifact), "target") is None
+    shutil.rmtree(record.parent)
+    record.parent.write_text("in the way")
+    remember_origins(load_manifest(artifact), {"target": "/anywhere"})
+    assert recall_origin(load_manifest(artifact), "target") is None

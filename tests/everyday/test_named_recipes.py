@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recipes by the name that `trtspec recipes` lists, from standard input, and several at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Run
+from trtspec.paths import recipes_dir
+
+Feed = Callable[[str], None]
+
+
+@pytest.fixture
+def feed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Feed]:
+    """Let a text be what stands at standard input."""
+    before = os.dup(0)
+
+    def put(text: str) -> None:
+        file = tmp_path_factory.mktemp("stdin") / "text"
+        file.write_text(text)
+        descriptor = os.open(file, os.O_RDONLY)
+        os.dup2(descriptor, 0)
+        os.close(descriptor)
+
+    yield put
+    os.dup2(before, 0)
+    os.close(before)
+
+
+def test_a_shipped_recipe_by_its_name(workplace: Path, trtspec: Run) -> None:
+    checked = trtspec("check", "quickstart-ngram")
+    assert (checked.code, checked.err) == (0, "quickstart-ngram: fits together\n")
+    document = trtspec("check", "quickstart-ngram", "--json").document
+    assert [each["file"] for each in document["recipes"]] == ["quickstart-ngram"]
+    assert trtspec("plan", "quickstart-ngram", "--json").document["name"] == "quickstart-ngram"
+
+
+def test_a_file_of_that_name_wins(recipe: Path, trtspec: Run) -> None:
+    recipe.rename(recipe.with_name("quickstart"))
+    assert trtspec("check", "quickstart").err == "tiny: fits together\n"
+    (recipe.parent / "quickstart-ngram").mkdir()  # a directory is no recipe
+    assert trtspec("check", "quickstart-ngram").code == 0
+
+
+def test_only_a_bare_name_is_looked_up(workplace: Path, trtspec: Run) -> None:
+    for given in ("sub/quickstart", recipes_dir() / "quickstart"):
+        checked = trtspec("check", given)
+        assert checked.code == 1
+        assert f"{given} does not exist" in checked.err
+
+
+def test_an_unknown_name_has_a_near_one(workplace: Path, trtspec: Run) -> None:
+    checked = trtspec("check", "quickstart-ngrm", "--json")
+    assert checked.code == 1
+    (problem,) = checked.document["problems"]
+    assert (problem["message"], problem["hint"]) == (
+        "quickstart-ngrm does not exist",
+        "did you mean 'quickstart-ngram'?",
+    )
+
+
+def test_standard_input(recipe: Path, feed: Feed, trtspec: Run) -> None:
+    text = recipe.read_text()
+    recipe.unlink()
+    feed(text)
+    assert trtspec("check", "-").err == "tiny: fits together\n"
+    feed(text)
+    assert trtspec("plan", "-", "--json").document["name"] == "tiny"
+    feed(text)
+    assert trtspec("build", "-", "--json").document["artifact"] == "build/tiny"
+    feed(text.replace("draft_target", "draft_targe"))
+    document = trtspec("check", "-", "--json").document
+    assert {each["file"] for each in document["problems"] + document["recipes"]} == {"<stdin>"}
+    feed("schema: x")
+    assert trtspec("check", "-").err.endswith("errors in <stdin>\n")
+    feed("")
+    assert "<stdin>\n  the file is empty" in trtspec("check", "-").err
+
+
+def test_several_recipes_at_once(recipe: Path, trtspec: Run) -> None:
+    wrong = recipe.with_name("wrong.yaml")
+    wrong.write_text(recipe.read_text().replace("./draft", "./nowhere"))
+    checked = trtspec("check", recipe, wrong, "quickstart-ngram", "nosuch.yaml", recipe)
+    assert checked.code == 1
+    verdicts = [line for line in checked.err.splitlines() if line.endswith(": fits together") or " error in " in line]
+    assert verdicts == [
+        "tiny: fits together",
+        f"1 error in {wrong}",
+        "quickstart-ngram: fits together",
+        "1 error in nosuch.yaml",
+    ]
+    document = trtspec("check", recipe, wrong, "nosuch.yaml", "--json").document
+    assert [(each["name"], each["file"], each["ok"]) for each in document["recipes"]] == [
+        ("tiny", str(recipe), True),
+        ("tiny", str(wrong), False),
+        (None, "nosuch.yaml", False),
+    ]
+    assert document["ok"] is False
+    assert document["problems"] == [problem for each in document["recipes"] for problem in each["problems"]]
+    assert trtspec("check", recipe, "quickstart-ngram").code == 0
