@@ -150,7 +150,7 @@ class _Check:
             self.backend = find_backend(self.choice.name)
 
     def _find_source(self, asked: ModelSource) -> Source:
-        """Return a source, or what is remembered of one that is not here; raises CheckpointError where there is neither."""
+        """Return a source, or what is remembered of one that is not here; raises CheckpointError without either."""
         try:
             return load_source(self.locate(asked))
         except NotPreparedError:

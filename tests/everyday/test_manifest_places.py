@@ -14,7 +14,7 @@ from tests.conftest import Run
 from trtspec.artifacts.manifest import load_manifest
 from trtspec.artifacts.origins import recall_origin, remember_origins
 from trtspec.errors import TrtspecError
-from trtspec.measure.verify import _find_source
+from trtspec.measure.sources import find_source
 
 Build = Callable[[Path, str], Path]
 
@@ -35,7 +35,7 @@ def build(pair_master: Path, trtspec: Run, workplace: Path, monkeypatch: pytest.
 
 
 def found(artifact: Path, source: Path | None = None) -> Path:
-    return _find_source(artifact, load_manifest(artifact), source)
+    return find_source(artifact, load_manifest(artifact), source)
 
 
 def test_the_same_inputs_give_the_same_manifest_anywhere(build: Build, workplace: Path) -> None:

@@ -128,7 +128,7 @@ class ResolvedRecipe(StrictModel):
     @property
     def models(self) -> dict[str, ResolvedModel]:
         """Return the target and what drafts for it, {role: model}."""
-        return {"target": self.target, **{"draft": draft for draft in self.speculation.drafts}}
+        return dict(zip(("target", "draft"), (self.target, *self.speculation.drafts), strict=False))
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain JSON values, whatever order the file has them in; without a draft there is no `draft`."""
