@@ -80,6 +80,13 @@ def file_sha256(path: Path, on_bytes: Callable[[int], None] | None = None) -> st
     return digest.hexdigest()
 
 
+def stamp_of(paths: Sequence[Path]) -> str:
+    """Return what changes when a file is replaced, were it by the same bytes: what was read meanwhile may differ."""
+    stats = [path.stat() for path in paths]
+    seen = [(path.name, stat.st_size, stat.st_mtime_ns) for path, stat in zip(paths, stats, strict=True)]
+    return hashlib.sha256(repr(seen).encode()).hexdigest()
+
+
 def in_threads(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
     """Return `work` of each item, in order: hashing and reading leave Python's lock to the other cores."""
     if len(items) < 2:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What comes before a build: what would end it is found before anything is downloaded or made; sources are fetched.
+"""What comes before a build: finding what would end it before anything is downloaded or made, bringing sources here.
 
 Knows no rule of its own; it asks whoever would fail later.
 """

@@ -4,7 +4,11 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +19,7 @@ from trtspec.errors import CheckpointError
 from trtspec.graph.digest import DigestCache
 from trtspec.graph.files import FileReader
 from trtspec.graph.step import Inputs
+from trtspec.graph.store import Store
 from trtspec.paths import calibration_prompts
 from trtspec.quant.activations import ACTIVATIONS, load_activations
 from trtspec.steps.calibrate import Calibrate, calibrate_checkpoint
@@ -102,3 +107,90 @@ def test_calibration_prompts_are_many_varied_and_small() -> None:
     assert {prompt.kind for prompt in found} == kinds
     assert {prompt.kind for prompt in found[:32]} == kinds  # also where `samples` is few
     assert sum(len(prompt.text.split()) > LONG for prompt in found) >= 4
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from typing import Any
+from trtspec.artifacts.prompts import Prompt
+from trtspec.steps.calibrate import calibrate_checkpoint
+from trtspec.torch_engine.calibration import measure, notes
+notes.SAVE_EVERY_S = 0
+passed = measure._Calibration.pass_layer
+def dying(self, number, *rest):
+    if number == 1:
+        os.kill(os.getpid(), getattr(signal, sys.argv[3]))
+    passed(self, number, *rest)
+measure._Calibration.pass_layer = dying
+texts = [Prompt(text, "", "") for text in sys.argv[4:]]
+calibrate_checkpoint(Path(sys.argv[1]), texts, 10, notes=Path(sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def layers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The layers that are passed, as they are."""
+    from trtspec.torch_engine.calibration import measure, notes
+
+    monkeypatch.setattr(notes, "SAVE_EVERY_S", 0)
+    seen, passed = [], measure._Calibration.pass_layer
+
+    def counted(self: measure._Calibration, number: int, *rest: Any) -> None:
+        seen.append(number)
+        passed(self, number, *rest)
+
+    monkeypatch.setattr(measure._Calibration, "pass_layer", counted)
+    return seen
+
+
+@pytest.mark.parametrize("number", ["SIGKILL", "SIGINT"])
+def test_an_ended_calibration_goes_on_where_it_was(number: str, tmp_path: Path, layers: list[int]) -> None:
+    root, notes, progress = make_source(tmp_path / "source"), tmp_path / "states", Counter()
+    argv = [sys.executable, "-c", KILLED, str(root), str(notes), number, *TEXTS]
+    assert subprocess.run(argv, check=False, capture_output=True, timeout=60).returncode != 0
+    found = calibrate_checkpoint(root, prompts(*TEXTS), 10, progress.advance, notes)
+    assert layers == [1]
+    assert found == calibrate_checkpoint(root, prompts(*TEXTS), 10)
+    assert progress.done == load_source(root).nbytes
+
+
+@pytest.mark.parametrize("change", ["source", "texts", "damage"])
+def test_notes_of_something_else_are_void(change: str, tmp_path: Path, layers: list[int]) -> None:
+    root, notes = make_source(tmp_path / "source"), tmp_path / "states"
+    calibrate_checkpoint(root, prompts(*TEXTS), 10, notes=notes)
+    texts = TEXTS[:1] if change == "texts" else TEXTS
+    if change == "source":
+        os.utime(root / "model.safetensors", ns=(1, 1))
+    if change == "damage":
+        notes.write_bytes(notes.read_bytes()[:-100])
+    layers.clear()
+    found = calibrate_checkpoint(root, prompts(*texts), 10, notes=notes)
+    assert layers == [0, 1]
+    assert found == calibrate_checkpoint(root, prompts(*texts), 10)
+
+
+def test_a_disk_without_room_for_notes(tmp_path: Path, layers: list[int]) -> None:
+    root = make_source(tmp_path / "source")
+    found = calibrate_checkpoint(root, prompts(*TEXTS), 10, notes=tmp_path / "nosuch" / "states")
+    assert found == calibrate_checkpoint(root, prompts(*TEXTS), 10)
+
+
+def test_the_store_keeps_the_notes_until_the_step_is_done(
+    tmp_path: Path, layers: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trtspec.torch_engine.calibration import measure
+
+    step, store, finish = make_step(tmp_path), Store(tmp_path / "store"), measure._Calibration.finish
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measure._Calibration, "finish", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        store.build(step, Inputs({}), Counter())
+    monkeypatch.setattr(measure._Calibration, "finish", finish)
+    entry, _ = store.build(step, Inputs({}), Counter())
+    assert layers == [0, 1]
+    assert [file.path for file in entry.files] == [ACTIVATIONS]
+    assert not list((tmp_path / "store" / "partial").iterdir())

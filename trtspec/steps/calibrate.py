@@ -12,8 +12,10 @@ from trtspec.artifacts.prompts import Prompt, load_prompts
 from trtspec.checkpoint.model_config import ModelConfig
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.errors import CheckpointError
+from trtspec.files import stamp_of
+from trtspec.graph.digest import digest_of
 from trtspec.graph.files import Files
-from trtspec.graph.step import Inputs, Progress, Step
+from trtspec.graph.step import Inputs, Progress, Step, notes_of
 from trtspec.models.source_model import load_model
 from trtspec.quant.activations import ACTIVATIONS, Activations
 
@@ -27,6 +29,7 @@ class Calibrate(Step):
     """
 
     VERSION: ClassVar[int] = 2
+    RESUMABLE: ClassVar[bool] = True
 
     role: str
     source: Files
@@ -50,7 +53,9 @@ class Calibrate(Step):
         """Calibrate; raises CheckpointError where the source does not add up, TrtspecError where a prompt does not."""
         with self.source.unchanged(), self.tokenizer.unchanged(), self.prompts.unchanged():
             prompts = load_prompts(self.prompts.paths[0])[: self.samples]
-            calibrate_checkpoint(self.source.root, prompts, self.max_len, progress.advance).save(out / ACTIVATIONS)
+            notes = notes_of(out) / "states"
+            measured = calibrate_checkpoint(self.source.root, prompts, self.max_len, progress.advance, notes)
+            measured.save(out / ACTIVATIONS)
 
 
 def calibrate_checkpoint(
@@ -58,11 +63,13 @@ def calibrate_checkpoint(
     prompts: list[Prompt],
     max_len: int,
     on_bytes: Callable[[int], None] = lambda count: None,
+    notes: Path | None = None,
 ) -> Activations:
     """Measure the checkpoint at `root` on `prompts`, each cut to `max_len` tokens.
 
-    `on_bytes` is told the source bytes done since the last call. Raises CheckpointError where the source, its tokenizer
-    or what is measured does not add up.
+    `on_bytes` is told the source bytes done since the last call. With the `notes` of an interrupted calibration of the
+    same files it goes on there. Raises CheckpointError where the source, its tokenizer or what is measured does not add
+    up.
     """
     from trtspec.torch_engine.calibration.measure import measure  # torch, which planning does without
 
@@ -74,7 +81,8 @@ def calibrate_checkpoint(
         message = f"the tokenizer makes the id {largest}, and the model has {config.vocab_size}"
         raise CheckpointError(message, where=str(root), hint="take tokenizer and weights from the same model")
     plus = {rule.name: rule.plus for rule in model.rules}
-    return Activations(**measure(config, model.matched, texts, plus=plus, on_bytes=on_bytes))
+    stamp = f"{stamp_of(model.source.files)} {digest_of('trtspec.texts/1', texts)}"
+    return Activations(**measure(config, model.matched, texts, plus=plus, on_bytes=on_bytes, notes=notes, stamp=stamp))
 
 
 def _most_positions(config: ModelConfig) -> int:

@@ -7,13 +7,13 @@ import json
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, ClassVar
 
 from trtspec.checkpoint.rules import Matched
 from trtspec.checkpoint.sharding import ParallelMapping
 from trtspec.checkpoint.trtllm import TrtllmQuantization, render_config
+from trtspec.files import stamp_of
 from trtspec.graph.files import Files
 from trtspec.graph.step import Inputs, Progress, Step, notes_of
 from trtspec.methods.base import DraftHead
@@ -150,7 +150,7 @@ def convert_checkpoint(
     layouts = plan.layouts()
     tasks = plan_tasks(plan, layouts, matched, activations or Activations(), model.prequantized)
     flaws = Flaws(allow_nonfinite)
-    stamp = _stamp(files) if journal else ""
+    stamp = stamp_of(files) if journal else ""
     run_tasks(out, layouts, tasks, flaws=flaws, on_bytes=on_bytes, journal=journal, stamp=stamp, threads=threads)
     rendered = _render_config(plan, head.head if head else None)
     (out / "config.json").write_text(json.dumps(rendered, indent=2) + "\n")
@@ -171,10 +171,3 @@ def _render_config(plan: Conversion, head: DraftHead | None) -> dict[str, Any]:
         rendered["quantization"]["exclude_modules"] += head.excluded
     models = {key: render_config(model, plan.mapping, TrtllmQuantization()) for key, model in head.models.items()}
     return rendered | models | head.config
-
-
-def _stamp(paths: list[Path]) -> str:
-    """Return what changes when a source is replaced, were it by the same bytes: what was read meanwhile may differ."""
-    stats = [path.stat() for path in paths]
-    seen = [(path.name, stat.st_size, stat.st_mtime_ns) for path, stat in zip(paths, stats, strict=True)]
-    return sha256(repr(seen).encode()).hexdigest()

@@ -13,6 +13,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 from types import MappingProxyType
 
 import torch
@@ -34,6 +35,7 @@ from trtspec.torch_engine.calibration.layer_pass import (
     norm,
     rotation,
 )
+from trtspec.torch_engine.calibration.notes import CalibrationNotes
 from trtspec.torch_engine.device import choose_device
 from trtspec.torch_engine.model.rope import under_windows
 from trtspec.torch_engine.model.tensors import TORCH_DTYPES, map_tensor
@@ -49,22 +51,27 @@ def measure(
     plus: Mapping[str, float] = NOTHING,
     device: str = "auto",
     on_bytes: Callable[[int], None] = lambda count: None,
+    notes: Path | None = None,
+    stamp: str = "",
 ) -> dict[str, dict[str, float]]:
     """Return the largest magnitudes over `prompts` (token ids, one text each, none empty) by module name.
 
     Under "inputs" is what goes into every linear layer and the head, under "keys" and "values" what each attention puts
     into its cache, keys rotated. The same on a device whatever the number of threads. `plus` is what belongs to the
     norms' weights and is not in them, by target. `on_bytes` is told the source bytes done with since the last call.
-    Raises CheckpointError where a magnitude is not finite.
+    With the `notes` of an interrupted run with the same `stamp` it goes on there. Raises CheckpointError where a
+    magnitude is not finite.
     """
     where = choose_device(device)
     with _one_thread_an_operation() as threads, ThreadPoolExecutor(threads if where.type == "cpu" else 1) as pool:
         calibration = _Calibration(config, matched, plus, where, on_bytes)
-        states = calibration.embed(prompts)
+        noted = CalibrationNotes(notes, stamp, where)
+        done, states = calibration.resume(noted) or (0, calibration.embed(prompts))
         length = max(map(len, prompts))
         turns = [rotation(each, length, where, calibration.dtype) for each in (config, under_windows(config))]
-        for number in range(config.num_layers):
+        for number in range(done, config.num_layers):
             calibration.pass_layer(number, states, turns[config.has_window(number)], pool)
+            noted.save(number + 1, states, calibration.tables)
         calibration.finish(states)
     return calibration.tables
 
@@ -99,6 +106,16 @@ class _Calibration:
         self.dtype = TORCH_DTYPES[self.sources[EMBEDDING][0].dtype]
         self.tables: dict[str, dict[str, float]] = {INPUTS: {}, KEYS: {}, VALUES: {}}
 
+    def resume(self, notes: CalibrationNotes) -> tuple[int, list[Tensor]] | None:
+        """Return how many layers are done and the states behind them, the peaks so far taken; None without notes."""
+        noted = notes.load()
+        if noted is None:
+            return None
+        done, states, self.tables = noted
+        layers = chain(*(self._layer(number).values() for number in range(done)))
+        self.on_bytes(sum(source.nbytes for source in chain(self.sources[EMBEDDING], *layers)))
+        return done, states
+
     def embed(self, prompts: Sequence[Sequence[int]]) -> list[Tensor]:
         """Return the hidden states [1, tokens, hidden_size] that go into the first layer; touches only rows in use."""
         (source,) = self.sources[EMBEDDING]
@@ -111,8 +128,7 @@ class _Calibration:
 
     def pass_layer(self, number: int, states: list[Tensor], turns: tuple[Tensor, Tensor], pool: Executor) -> None:
         """Replace each of `states` by what layer `number` makes of it."""
-        prefix = layer_tensor(number, "")
-        sources = {name.removeprefix(prefix): of for name, of in self.sources.items() if name.startswith(prefix)}
+        prefix, sources = layer_tensor(number, ""), self._layer(number)
         weights = {name: [self._load(source) for source in joined(of)] for name, of in sources.items()}
         plus = self.plus.get(f"{prefix}input_layernorm.weight", 0.0)
         nbytes, peaks = sum(source.nbytes for source in chain(*sources.values())), Peaks()
@@ -138,6 +154,10 @@ class _Calibration:
             peaks.see(INPUTS, LM_HEAD.removesuffix(".weight"), normed)
         self._take(peaks)
         self.on_bytes(source.nbytes + (0 if self.config.tied_embeddings else head.nbytes))
+
+    def _layer(self, number: int) -> dict[str, Sequence[TensorInfo]]:
+        prefix = layer_tensor(number, "")
+        return {name.removeprefix(prefix): of for name, of in self.sources.items() if name.startswith(prefix)}
 
     def _load(self, source: TensorInfo) -> Tensor:
         return map_tensor(source).to(self.device, self.dtype)
