@@ -49,6 +49,8 @@ def newest_commit(model: str) -> Commit:
         if constants.HF_HUB_OFFLINE and (revision := _cached_commit(model)):
             return Commit(revision, "the newest commit in the hub cache when this was written")
         found = HfApi().model_info(model, timeout=TIMEOUT_S, token=hub_token() or False)
+        if not re.fullmatch(COMMIT, found.sha or ""):
+            raise CheckpointError("the hub tells no commit of it", where=model, hint="check HF_ENDPOINT")
         return Commit(str(found.sha), "the newest commit when this was written")
 
 
