@@ -100,7 +100,7 @@ class Handler(BaseHTTPRequestHandler):
         names = sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
         siblings = [{"rfilename": name} for name in names]
         document = {"id": f"{root.parent.name}/{root.name}", "sha": COMMIT, "siblings": siblings}
-        self._send(200, {"Content-Type": "application/json"}, json.dumps(document).encode())
+        self._send(200, {"Content-Type": "application/json"}, json.dumps(document).encode(), "info")
 
     def _list(self, root: Path) -> None:
         files = [

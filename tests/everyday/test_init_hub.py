@@ -25,6 +25,8 @@ TOKEN = "hf_averysecrettoken"
 COMMAND = """
 import sys, time
 time.sleep = lambda _: None
+import trtspec.checkpoint.hub_preview
+trtspec.checkpoint.hub_preview.TIMEOUT_S = 2.0
 from trtspec.cli.app import main
 main(sys.argv[1:])
 """
@@ -162,6 +164,12 @@ def test_what_does_not_fit_is_told_of_the_hubs_models(command: Command, hub: Hub
         done = command("init", "org/target", f"org/{name}", "-o", f"{name}.yaml")
         refused(done, f"org/{name}")
         assert "trtspec-init-" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["info", "model.safetensors"])
+def test_a_hub_that_says_no_more_is_not_waited_for(name: str, command: Command, hub: Hub) -> None:
+    hub.stops[name] = 20
+    refused(command("init", "org/target"), "the download from 127.0.0.1 failed: ReadTimeout")
 
 
 def test_a_header_that_is_none(command: Command, hub: Hub) -> None:

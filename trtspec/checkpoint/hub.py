@@ -53,12 +53,6 @@ def fetch_snapshot(model: str, revision: str, pickles: Collection[str], on_bytes
         raise CheckpointError(message, where=f"{model} at commit {revision}", hint=hint)
 
 
-def fetch_descriptions(model: str, revision: str) -> Path:
-    """Download config, index and tokenizer of a hub model, and return the snapshot; raises what the client raises."""
-    _download(model, revision, DESCRIPTIONS, _bar_class(lambda done, total: None))
-    return snapshot_dir(model, revision)
-
-
 def _download(model: str, revision: str, names: Collection[str], bar: type[Any]) -> None:
     from huggingface_hub import snapshot_download
 

@@ -15,12 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trtspec.checkpoint.hub import DESCRIPTIONS, explained, fetch_descriptions, hub_token
+from trtspec.checkpoint.hub import DESCRIPTIONS, explained, hub_token
 from trtspec.checkpoint.safetensors import MAX_HEADER_BYTES, MAX_HEADER_VALUES, TensorInfo, read_header
 from trtspec.checkpoint.source import INDEX, SHARD, read_weight_map, snapshot_dir
 from trtspec.checkpoint.untrusted import parse_object
 from trtspec.errors import CheckpointError
 from trtspec.files import in_threads
+from trtspec.paths import hub_cache_dir
 from trtspec.recipe.schema import COMMIT
 
 TIMEOUT_S = 20.0  # for each answer of the hub
@@ -48,6 +49,8 @@ def newest_commit(model: str) -> Commit:
         if constants.HF_HUB_OFFLINE and (revision := _cached_commit(model)):
             return Commit(revision, "the newest commit in the hub cache when this was written")
         found = HfApi().model_info(model, timeout=TIMEOUT_S, token=hub_token() or False)
+        if not re.fullmatch(COMMIT, found.sha or ""):
+            raise CheckpointError("the hub tells no commit of it", where=model, hint="check HF_ENDPOINT")
         return Commit(str(found.sha), "the newest commit when this was written")
 
 
@@ -62,35 +65,49 @@ def make_preview(model: str, revision: str, out: Path) -> None:
     """Fill the directory `out` with what a hub model is at a commit; CheckpointError where that cannot be had."""
     where = f"{model} at commit {revision}"
     with explained(where, TRY_AGAIN):
-        snapshot = fetch_descriptions(model, revision)
-        for name in DESCRIPTIONS:
-            if (snapshot / name).is_file():
-                shutil.copyfile(snapshot / name, out / name)
-        shards = _shards(model, revision, out)
+        names = _names(model, revision)
+        described = [name for name in DESCRIPTIONS if name in names]
+        in_threads(lambda name: shutil.copyfile(_fetch(model, revision, name), out / name), described)
+        shards = _shards(names, out, where)
         in_threads(lambda name: _make_shard(out / name, partial(_ask, model, revision, name)), shards)
 
 
-def _shards(model: str, revision: str, root: Path) -> list[str]:
-    """Return the names of the weights: those of the index, or where there is none all that lie on top."""
+def _names(model: str, revision: str) -> list[str]:
+    """Return the files of a commit."""
     from huggingface_hub import HfApi
 
-    if (root / INDEX).is_file():
-        names = sorted(set(read_weight_map(root / INDEX).values()))
-    else:
-        names = HfApi().list_repo_files(model, revision=revision, token=hub_token() or False)
-    found = [name for name in names if SHARD.fullmatch(name)]
+    found = HfApi().model_info(model, revision=revision, timeout=TIMEOUT_S, token=hub_token() or False)
+    return [file.rfilename for file in found.siblings or ()]
+
+
+def _fetch(model: str, revision: str, name: str) -> str:
+    """Return where a file lies in the hub cache, downloading it where it is not there; the client's waits are bounded.
+
+    Its download of whole snapshots waits for a list of files without a bound.
+    """
+    from huggingface_hub import hf_hub_download
+
+    _client().disable_progress_bars()
+    return str(hf_hub_download(model, name, revision=revision, cache_dir=hub_cache_dir(), token=hub_token() or False))
+
+
+def _shards(names: list[str], root: Path, where: str) -> list[str]:
+    """Return the names of the weights: those of the index, or where there is none all that lie on top."""
+    is_indexed = (root / INDEX).is_file()
+    weights = sorted(set(read_weight_map(root / INDEX).values())) if is_indexed else names
+    found = [name for name in weights if SHARD.fullmatch(name)]
     if not found:
         pickled = next((name for name in names if name.endswith(PICKLES)), None)
         message = f"has no *.safetensors; {pickled} is a pickle, which is not opened" if pickled else "has no weights"
-        raise CheckpointError(message, where=f"{model} at commit {revision}", hint=PINNED if pickled else None)
+        raise CheckpointError(message, where=where, hint=PINNED if pickled else None)
     return found
 
 
 def _ask(model: str, revision: str, name: str, first: int, last: int) -> bytes:
     """Return bytes of a file on the hub, fewer where it ends before."""
-    from huggingface_hub import hf_hub_url, utils
+    from huggingface_hub import hf_hub_url
 
-    client: Any = utils  # whose exports are not typed as such
+    client = _client()
     headers = {**client.build_hf_headers(token=hub_token() or False), "Range": f"bytes={first}-{last}"}
     url = hf_hub_url(model, name, revision=revision)
     answer = client.get_session().get(url, headers=headers, timeout=TIMEOUT_S)
@@ -100,6 +117,13 @@ def _ask(model: str, revision: str, name: str, first: int, last: int) -> bytes:
             "the hub gives no parts of files", where=f"{model}/{name}", hint="trtspec build downloads all of them"
         )
     return bytes(answer.content)
+
+
+def _client() -> Any:
+    """Return the client's tools, whose exports are not typed as such."""
+    from huggingface_hub import utils
+
+    return utils
 
 
 def _make_shard(path: Path, read: Range) -> None:
