@@ -55,7 +55,7 @@ def test_a_build_fails_once_with_all_problems(recipe: Path, trtspec: Run, small_
 @pytest.mark.parametrize("backend", ["vllm", "llmapi"])
 def test_a_step_holds_a_full_batch_with_its_drafts(backend: str, recipe: Path, trtspec: Run) -> None:
     say(recipe, "engine:", f"engine:\n  backend: {backend}\n  max_num_tokens: 15")
-    assert "hint: at least 16" in trtspec("check", recipe).err
+    assert "hint: at least 16" in trtspec("check", recipe).out
     say(recipe, "max_num_tokens: 15", "max_num_tokens: 16")
     assert trtspec("check", recipe).code == 0
 
@@ -99,7 +99,7 @@ def test_the_plan_shows_the_room_it_needs(recipe: Path, trtspec: Run) -> None:
     planned = trtspec("plan", recipe, "--json")
     (store,) = planned.document["disk"]
     assert store["free_bytes"] > store["needed_bytes"]
-    assert "disk for the store: " in planned.err
+    assert "disk for the store: " in trtspec("plan", recipe).out
     assert trtspec("build", recipe).code == 0
     files = (recipe.parent / "build" / "tiny" / "checkpoints").rglob("*.safetensors")
     written = sum(path.stat().st_size for path in files)

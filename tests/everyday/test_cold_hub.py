@@ -55,7 +55,7 @@ def no_download(*_: object) -> None:
 
 def test_it_is_published_again(cold: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trtspec.checkpoint.prepare.fetch_snapshot", no_download)
-    assert "nothing to do" in trtspec("build", cold).err
+    assert "nothing to do" in trtspec("build", cold).out
     again = trtspec("build", cold, "--out", "again", "--json")
     assert {step["status"] for step in again.document["steps"]} == {"hit"}
     root = cold.parent
@@ -79,7 +79,7 @@ def test_checkpoints_that_are_copied(backend: str, cold: Path, trtspec: Run, mon
     assert trtspec("build", cold, *wanted).code == 0
     shutil.rmtree(cold.parent / "hub")
     monkeypatch.setattr("trtspec.checkpoint.prepare.fetch_snapshot", no_download)
-    assert "nothing to do" in trtspec("build", cold, *wanted).err
+    assert "nothing to do" in trtspec("build", cold, *wanted).out
 
 
 def test_what_is_not_in_the_store_is_downloaded_for(cold: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,7 @@ def test_what_is_not_remembered_is_downloaded(
     for path in (cold.parent / "cache" / "store" / "entries").rglob("headers.json"):
         path.chmod(0o644)
         path.write_bytes(path.read_bytes().replace(b"sha", b"bad").replace(b"F32", b"F16").replace(b"BF16", b"I16"))
-    assert "is not in the hub cache" in trtspec("check", cold).err
+    assert "is not in the hub cache" in trtspec("check", cold).out
     monkeypatch.setattr("trtspec.checkpoint.prepare.fetch_snapshot", lambda *_: download(cold.parent))
     assert trtspec("build", cold).code == 0
     shutil.rmtree(cold.parent / "hub")
@@ -129,7 +129,7 @@ def test_pickles_that_were_opened(cold: Path, trtspec: Run, monkeypatch: pytest.
     for name in ("hub", "cache/unpickled"):
         shutil.rmtree(cold.parent / name)
     monkeypatch.setattr("trtspec.checkpoint.prepare.fetch_snapshot", no_download)
-    assert "nothing to do" in trtspec("build", cold).err
+    assert "nothing to do" in trtspec("build", cold).out
 
 
 @pytest.mark.slow  # as this
@@ -149,4 +149,4 @@ def test_a_draft_head(cold: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch)
     assert built.code == 0, built.err
     shutil.rmtree(cold.parent / "hub")
     monkeypatch.setattr("trtspec.checkpoint.prepare.fetch_snapshot", no_download)
-    assert "nothing to do" in trtspec("build", cold, *wanted).err
+    assert "nothing to do" in trtspec("build", cold, *wanted).out

@@ -34,7 +34,7 @@ def feed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Feed]:
 
 def test_a_shipped_recipe_by_its_name(workplace: Path, trtspec: Run) -> None:
     checked = trtspec("check", "quickstart-ngram")
-    assert (checked.code, checked.err) == (0, "quickstart-ngram: fits together\n")
+    assert (checked.code, checked.out) == (0, "quickstart-ngram: fits together\n")
     document = trtspec("check", "quickstart-ngram", "--json").document
     assert [each["file"] for each in document["recipes"]] == ["quickstart-ngram"]
     assert trtspec("plan", "quickstart-ngram", "--json").document["name"] == "quickstart-ngram"
@@ -42,7 +42,7 @@ def test_a_shipped_recipe_by_its_name(workplace: Path, trtspec: Run) -> None:
 
 def test_a_file_of_that_name_wins(recipe: Path, trtspec: Run) -> None:
     recipe.rename(recipe.with_name("quickstart"))
-    assert trtspec("check", "quickstart").err == "tiny: fits together\n"
+    assert trtspec("check", "quickstart").out == "tiny: fits together\n"
     (recipe.parent / "quickstart-ngram").mkdir()  # a directory is no recipe
     assert trtspec("check", "quickstart-ngram").code == 0
 
@@ -51,7 +51,7 @@ def test_only_a_bare_name_is_looked_up(workplace: Path, trtspec: Run) -> None:
     for given in ("sub/quickstart", recipes_dir() / "quickstart"):
         checked = trtspec("check", given)
         assert checked.code == 1
-        assert f"{given} does not exist" in checked.err
+        assert f"{given} does not exist" in checked.out
 
 
 def test_an_unknown_name_has_a_near_one(workplace: Path, trtspec: Run) -> None:
@@ -68,7 +68,7 @@ def test_standard_input(recipe: Path, feed: Feed, trtspec: Run) -> None:
     text = recipe.read_text()
     recipe.unlink()
     feed(text)
-    assert trtspec("check", "-").err == "tiny: fits together\n"
+    assert trtspec("check", "-").out == "tiny: fits together\n"
     feed(text)
     assert trtspec("plan", "-", "--json").document["name"] == "tiny"
     feed(text)
@@ -77,9 +77,9 @@ def test_standard_input(recipe: Path, feed: Feed, trtspec: Run) -> None:
     document = trtspec("check", "-", "--json").document
     assert {each["file"] for each in document["problems"] + document["recipes"]} == {"<stdin>"}
     feed("schema: x")
-    assert trtspec("check", "-").err.endswith("errors in <stdin>\n")
+    assert trtspec("check", "-").out.endswith("errors in <stdin>\n")
     feed("")
-    assert "<stdin>\n  the file is empty" in trtspec("check", "-").err
+    assert "<stdin>\n  the file is empty" in trtspec("check", "-").out
 
 
 def test_several_recipes_at_once(recipe: Path, trtspec: Run) -> None:
@@ -87,7 +87,7 @@ def test_several_recipes_at_once(recipe: Path, trtspec: Run) -> None:
     wrong.write_text(recipe.read_text().replace("./draft", "./nowhere"))
     checked = trtspec("check", recipe, wrong, "quickstart-ngram", "nosuch.yaml", recipe)
     assert checked.code == 1
-    verdicts = [line for line in checked.err.splitlines() if line.endswith(": fits together") or " error in " in line]
+    verdicts = [line for line in checked.out.splitlines() if line.endswith(": fits together") or " error in " in line]
     assert verdicts == [
         "tiny: fits together",
         f"1 error in {wrong}",

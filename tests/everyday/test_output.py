@@ -68,15 +68,18 @@ def test_a_reader_that_left_is_told_nothing(name: str, artifact: Path) -> None:
 
 
 def test_what_writes_nothing_to_it_needs_no_output(recipe: Path) -> None:
-    for redirection in (">/dev/full", ">&-", "2>&-", "<&- >&- 2>&-"):
+    for redirection in ("2>/dev/full", "2>&-", "<&- 2>&-"):
         assert run("check recipe.yaml", redirection).returncode == 0
+    for redirection in (">/dev/full", ">&-"):
+        ended = run("status nosuch", redirection)
+        assert (ended.returncode, ended.stderr) == (1, "error: no deployment 'nosuch'; known: none\n")
 
 
 def test_a_full_standard_error_ends_a_command(recipe: Path) -> None:
-    ended = run("check recipe.yaml", "2>/dev/full")
+    ended = run("build recipe.yaml", "2>/dev/full")
     assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", "")
 
 
 def test_files_do_not_get_the_number_of_a_closed_output(recipe: Path) -> None:
-    assert run("build recipe.yaml", ">&- 2>&-").returncode == 0
+    assert run("build recipe.yaml", ">&- 2>&-").returncode == 1  # its last line has no reader
     assert run("cache --verify", "").returncode == 0

@@ -43,8 +43,8 @@ def test_a_source_that_may_not_be_read_is_a_problem_of_its_line(name: str, recip
         for command in ("check", "plan", "build"):
             ended = as_anybody(command, recipe)
             assert ended.returncode == 1
-            assert "ermission denied" in ended.stderr, ended.stderr
-            assert "recipe.yaml:4:10  target.model\n" in ended.stderr
+            assert "ermission denied" in ended.stdout + ended.stderr
+            assert "recipe.yaml:4:10  target.model\n" in ended.stdout + ended.stderr
             assert "Traceback" not in ended.stderr
     finally:
         path.chmod(mode)

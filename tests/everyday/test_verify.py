@@ -82,7 +82,7 @@ def test_the_limit_of_quantized_parity_is_the_recipes(recipe: Path, trtspec: Run
 def test_a_limit_that_is_no_share(value: str, recipe: Path, trtspec: Run) -> None:
     refused = trtspec("check", recipe, "--set", f"gates.quantized_parity={value}")
     assert refused.code == 1
-    assert "gates.quantized_parity" in refused.err
+    assert "gates.quantized_parity" in refused.out
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_a_source_that_changed_since_or_is_gone(copied: Path, trtspec: Run) -> N
     config.write_text(config.read_text() + "\n")
     done = trtspec("verify", copied)
     assert done.code == 110
-    assert "checkpoints/target/config.json: " in done.err
+    assert "checkpoints/target/config.json: " in done.out
     config.parent.rename(copied.parents[1] / "moved")
     gone = trtspec("verify", copied, "--json")
     assert gone.code == 0

@@ -65,7 +65,7 @@ def show(made: Made) -> None:
 
     rows = [(each.path, "-" if each.value is None else str(each.value), each.why) for each in made.choices if each.why]
     show_table("", ("key", "value", "why"), rows)
-    show_diagnostics(made.problems)
+    show_diagnostics(made.problems, are_result=True)
     if made.is_fit:
         say(f"{made.path}: written, and fits together; next: trtspec build {made.path}")
     else:

@@ -127,7 +127,7 @@ def _text(path: Path, asked_at: Mark) -> str:
 
 def _nearest(path: Path) -> str | None:
     """Return the hint for a file that is not there: the nearest beside it, or the nearest that trtspec brings."""
-    beside = did_you_mean(path.name, [sibling.name for sibling in path.parent.glob("*.yaml")])
+    beside = did_you_mean(path.stem, {sibling.stem for sibling in path.parent.glob("*.yaml")}, ".yaml")
     return beside or did_you_mean(str(path), [recipe.stem for recipe in recipes_dir().glob("*.yaml")])
 
 
