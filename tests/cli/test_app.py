@@ -27,8 +27,8 @@ HEAVY = ("torch", "transformers", "tritonclient", "tritonserver", "google.protob
 
 def test_the_commands() -> None:
     assert " ".join(COMMANDS) == (
-        "bench build cache check deploy doctor generate inspect migrate plan plugins recipes schema status stop swift "
-        "verify"
+        "bench build cache check compare deploy doctor generate inspect migrate plan plugins recipes schema status stop "
+        "swift verify"
     )
 
 
@@ -71,7 +71,11 @@ def documents(artifact: Path) -> dict[str, tuple[tuple[object, ...], set[str]]]:
     statistics = "text token_ids prompt_tokens new_tokens drafted accepted acceptance acceptance_rate mean_accepted_len"
     return {
         "check": ((recipe,), {"ok", "problems"}),
-        "plan": ((recipe,), {"name", "backend", "speculation", "steps", "memory", "predicted", "notes"}),
+        "plan": (
+            (recipe,),
+            {"name", "recipe", "backend", "speculation", "keys_are_final", "steps", "memory", "predicted", "notes"},
+        ),
+        "compare": ((recipe, artifact), {"a", "b", "differences", "same", "not_compared", "effects"}),
         "build": ((recipe,), {"artifact", "status", "steps", "seconds"}),
         "verify": ((artifact, "--max-tokens", 4), {"ok", "acceptance", "checks", "manifest"}),
         "generate": (
@@ -112,7 +116,7 @@ def test_the_steps_of_plan_and_build(recipe: Path, trtspec: Run) -> None:
     assert [step["name"] for step in planned["steps"]] == names
     assert [(step["name"], step["status"]) for step in built["steps"]] == [(name, "built") for name in names]
     assert [step["key"] for step in planned["steps"]] == [step["key"] for step in built["steps"]]
-    assert set(planned["steps"][0]) == {"name", "key", "status", "why", "command"}
+    assert set(planned["steps"][0]) == {"name", "key", "status", "why", "command", "inputs", "read_bytes"}
     assert set(built["steps"][0]) == {"name", "key", "status", "seconds"}
     (gpu,) = planned["memory"]["gpus"]
     parts = [gpu[f"{part}_bytes"] for part in ("weights", "kv_cache", "draft", "activation")]

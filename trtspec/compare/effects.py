@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the differences of two sides change: what is built again and why, what is read, what it takes.
+
+Every part is None where one of the sides does not say it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from trtspec.compare.documents import StepPart
+from trtspec.compare.sides import Side
+
+UNKNOWN_WHY = "not recorded"
+
+
+def effects_of(a: Side, b: Side) -> dict[str, Any]:
+    """Return the effects of going from `a` to `b`: `steps`, `read`, `memory`, `files`."""
+    return {"steps": _steps(a, b), "read": _read(a, b), "memory": _memory(a, b), "files": _files(a, b)}
+
+
+def _steps(a: Side, b: Side) -> list[dict[str, str]] | None:
+    """Return each step that is not the same on both sides, and why."""
+    if not (a.steps and b.steps):
+        return None
+    return [
+        {"name": name, **_change(a.steps.get(name), b.steps.get(name))}
+        for name in {**a.steps, **b.steps}
+        if not (name in a.steps and name in b.steps and a.steps[name].key == b.steps[name].key)
+    ]
+
+
+def _change(a: StepPart | None, b: StepPart | None) -> dict[str, str]:
+    if a is None or b is None:
+        return {"what": "only in b" if a is None else "only in a", "why": ""}
+    names = [name for name in {**a.inputs, **b.inputs} if a.inputs.get(name) != b.inputs.get(name)]
+    return {"what": "differs", "why": ", ".join(names) if a.inputs and b.inputs else UNKNOWN_WHY}
+
+
+def _read(a: Side, b: Side) -> dict[str, Any] | None:
+    """Return the steps of `b` that `a` leaves to be run, and the bytes of sources that steps read."""
+    if not (a.steps and b.steps):
+        return None
+    there = {step.key for step in a.steps.values()}
+    new = [step for step in b.steps.values() if step.key not in there]
+    return {
+        "steps": [step.name for step in new],
+        "a_bytes": _read_bytes(a.steps.values()),
+        "b_bytes": _read_bytes(b.steps.values()),
+        "again_bytes": _read_bytes(new),
+    }
+
+
+def _read_bytes(steps: Iterable[StepPart]) -> int | None:
+    sizes = [step.read_bytes for step in steps]
+    known = [size for size in sizes if size is not None]
+    return sum(known) if len(known) == len(sizes) else None
+
+
+def _memory(a: Side, b: Side) -> list[dict[str, Any]] | None:
+    ours, theirs = a.sections.get("memory"), b.sections.get("memory")
+    if ours is None or theirs is None:
+        return None
+    return [{"gpu": gpu, "a_bytes": ours.get(gpu), "b_bytes": theirs.get(gpu)} for gpu in {**ours, **theirs}]
+
+
+def _files(a: Side, b: Side) -> dict[str, int] | None:
+    ours, theirs = a.sections.get("files"), b.sections.get("files")
+    if ours is None or theirs is None:
+        return None
+    both = ours.keys() & theirs.keys()
+    return {
+        "same": sum(ours[path] == theirs[path] for path in both),
+        "different": sum(ours[path] != theirs[path] for path in both),
+        "only_a": len(ours) - len(both),
+        "only_b": len(theirs) - len(both),
+        "a_bytes": sum(file["size"] for file in ours.values()),
+        "b_bytes": sum(file["size"] for file in theirs.values()),
+    }
