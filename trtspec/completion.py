@@ -6,7 +6,7 @@ Asks the registry for methods with their options, for backends with their versio
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trtspec.backends.base import backends
@@ -14,7 +14,11 @@ from trtspec.backends.choose import AUTO
 from trtspec.gpus import GPUS
 from trtspec.methods.base import ATTRIBUTE, PACKAGE, Method
 from trtspec.recipe.schema import recipe_json_schema
+from trtspec.recipe.validate import recipe_keys
 from trtspec.registry import discover_all
+
+OPTIONS = "speculation.options"
+NOT_SET = ("schema", "extends", "matrix", OPTIONS)
 
 
 def editor_schema() -> dict[str, Any]:
@@ -32,6 +36,60 @@ def editor_schema() -> dict[str, Any]:
     definitions["Speculation"]["allOf"] = [_selected(name, method) for name, method in methods.items()]
     definitions |= {_definition(name): _options_schema(name, method) for name, method in methods.items()}
     return schema
+
+
+def override_keys(prefix: str) -> dict[str, str]:
+    """Return the keys that `--set` takes and that begin so, described; methods are loaded where only options do."""
+    keys = recipe_keys()
+    sections = {key.rpartition(".")[0] for key in keys}
+    ends = {key: text for key, text in keys.items() if key not in sections and key not in NOT_SET}
+    return _beginning(prefix, ends) or _beginning(prefix, _option_keys())
+
+
+def values_of(key: str) -> dict[str, str]:
+    """Return the values that a key is known to take, with what there is to say of each; empty where any will do."""
+    schema = editor_schema()
+    parts = [schema]
+    for name in key.split("."):
+        parts = [below for part in parts for below in _properties(part, schema, name)]
+    known = {value: text for part in parts for value, text in _values(part)}
+    scalars = [part["default"] for part in parts if type(part.get("default")) in (int, float, str)]
+    return known | {str(value): "the default" for value in scalars if str(value) not in known}
+
+
+def _beginning(prefix: str, keys: Mapping[str, str]) -> dict[str, str]:
+    return {key: text for key, text in keys.items() if key.startswith(prefix)}
+
+
+def _option_keys() -> dict[str, str]:
+    methods = discover_all(PACKAGE, ATTRIBUTE)
+    found: dict[str, list[str]] = {}
+    for name, method in methods.items():
+        for option in method.options.model_fields:
+            found.setdefault(f"{OPTIONS}.{option}", []).append(name)
+    return {key: ", ".join(having) for key, having in found.items()}
+
+
+def _properties(part: dict[str, Any], schema: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:
+    """Yield what the schema says of a property, wherever it says so."""
+    if "$ref" in part:
+        found: Any = schema
+        for step in part["$ref"].removeprefix("#/").split("/"):
+            found = found[step]
+        yield from _properties(found, schema, name)
+    if name in part.get("properties", {}):
+        yield part["properties"][name]
+    for each in (*part.get("anyOf", ()), *(rule["then"] for rule in part.get("allOf", ()))):
+        yield from _properties(each, schema, name)
+
+
+def _values(part: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    if "enum" in part:
+        yield from zip(map(str, part["enum"]), part.get("enumDescriptions", [""] * len(part["enum"])), strict=True)
+    elif part.get("type") == "boolean":
+        yield from (("true", ""), ("false", ""))
+    for each in part.get("anyOf", ()):
+        yield from _values(each)
 
 
 def _enum(described: Mapping[str, str]) -> dict[str, Any]:

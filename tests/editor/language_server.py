@@ -52,7 +52,16 @@ def install() -> Path:
 def _install(root: Path) -> None:
     for name in PINNED:
         shutil.copy(HERE / name, root)
-    command = ("npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error", "--fetch-retries=1")
+    command = (
+        "npm",
+        "ci",
+        "--ignore-scripts",
+        "--no-audit",
+        "--no-fund",
+        "--loglevel=error",
+        "--fetch-retries=1",
+        "--fetch-retry-mintimeout=1000",
+    )
     try:
         done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=INSTALL_S, check=False)
     except subprocess.TimeoutExpired:

@@ -7,6 +7,7 @@ import nothing heavy at the top, so that `--help` stays instant.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -14,6 +15,7 @@ import typer
 from typer.exceptions import TyperException
 
 from trtspec import __version__
+from trtspec.cli import completing
 from trtspec.errors import TrtspecError
 from trtspec.registry import discover
 
@@ -27,7 +29,6 @@ def make_app() -> typer.Typer:
         name="trtspec",
         help="Speculative decoding for TensorRT-LLM: one recipe from two checkpoints to served, verified, faster text.",
         no_args_is_help=True,
-        add_completion=False,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -65,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(arguments: Sequence[str]) -> int | None:
+    if completing.VARIABLE in os.environ:  # a shell asks
+        completing.rejoin(os.environ)
     try:
         code: int | None = make_app()(args=arguments, standalone_mode=False)
     except ModuleNotFoundError as error:

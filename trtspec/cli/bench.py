@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trtspec.cli import completing
 from trtspec.cli.options import Json
 
 if TYPE_CHECKING:
@@ -19,7 +20,9 @@ def bench(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="URL-or-ARTIFACT", help="A server's http:// address, a deployment's name, or an artifact."
+            metavar="URL-or-ARTIFACT",
+            help="A server's http:// address, a deployment's name, or an artifact.",
+            autocompletion=completing.deployments,
         ),
     ],
     prompts: Annotated[Path | None, typer.Option(help="A .jsonl of prompts, instead of the artifact's own.")] = None,
@@ -28,7 +31,9 @@ def bench(
     baseline: Annotated[
         str | None,
         typer.Option(
-            metavar="URL-or-NAME", help="A server without speculation, for an engine that drafts whatever is asked."
+            metavar="URL-or-NAME",
+            help="A server without speculation, for an engine that drafts whatever is asked.",
+            autocompletion=completing.deployments,
         ),
     ] = None,
     json: Json = False,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trtspec.cli import completing
 from trtspec.cli.options import Json
 
 if TYPE_CHECKING:
@@ -17,7 +18,11 @@ THEY_DIFFER = 2
 WIDEST = 60
 Thing = Annotated[
     Path,
-    typer.Argument(help="A recipe, an artifact, or a saved document of plan, verify or bench.", show_default=False),
+    typer.Argument(
+        help="A recipe, an artifact, or a saved document of plan, verify or bench.",
+        show_default=False,
+        autocompletion=completing.recipes,
+    ),
 ]
 
 
