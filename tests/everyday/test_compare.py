@@ -128,7 +128,7 @@ def test_a_saved_plan_is_compared_with_the_recipe_of_today(trtspec: Run, recipe:
     for key in ("recipe", "keys_are_final"):
         del planned[key]
     for step in planned["steps"]:
-        del step["inputs"], step["read_bytes"]
+        del step["key_parts"], step["read_bytes"]
     compared = trtspec("compare", saved(plan, planned), other, "--json").document
     assert compared["not_compared"] == {"recipe": "a, a plan, has none"}
     assert compared["effects"]["steps"][0]["why"] == "not recorded"
@@ -202,12 +202,30 @@ def test_reports_side_by_side_with_the_difference_in_per_cent(trtspec: Run, work
     }
     assert compared.document["differences"][0]["percent"] == -25.0
     assert "-25.0 %" in said_of(trtspec("compare", one, other))
+    effect = compared.document["effects"]["speedup"]
+    assert effect == {"a": [1.9, 2.1], "b": [1.4, 1.6], "overlap": False}
+    assert "speed-up: 1.90 to 2.10 and 1.40 to 1.60; the intervals do not overlap" in said_of(
+        trtspec("compare", one, other)
+    )
     assert "tokens_per_s" not in said_of(trtspec("compare", one, other, "--all"))  # samples
 
 
 def test_a_report_of_verify_and_one_of_bench_share_metrics(trtspec: Run, workplace: Path) -> None:
     one, other = saved(workplace / "a.json", verified(0.8)), saved(workplace / "b.json", BENCH)
     assert places(trtspec("compare", one, other, "--json")) == {"report acceptance_rate": (0.8, 0.5, "differs")}
+
+
+def test_a_report_of_bench_may_have_checks(trtspec: Run, workplace: Path) -> None:
+    """As one of another trtspec that judges the gates on a server, which leaves out what it cannot measure."""
+    left_out = [{"name": "min_speedup", "reason": "server", "why": "in words"}]
+    judged = {**BENCH, "ok": True, "checks": verified(0.5)["checks"], "left_out": left_out}
+    one, other = saved(workplace / "a.json", BENCH), saved(workplace / "b.json", judged)
+    found = places(trtspec("compare", one, other, "--json"))
+    assert found == {
+        "bench ok": (None, True, "only in b"),
+        "bench min_acceptance": (None, {"ok": True, "value": 0.5, "limit": 0.5}, "only in b"),
+        "bench left_out": (None, {"min_speedup": "server"}, "only in b"),
+    }
 
 
 def test_a_report_and_the_artifact_it_is_about(trtspec: Run, workplace: Path, artifact: Path) -> None:

@@ -119,6 +119,10 @@ def _show_effects(effects: dict[str, Any]) -> None:
         steps = ", ".join(read["steps"]) or "nothing"
         sources = f"; {amount(read['again_bytes'])} to read for it" if read["again_bytes"] else ""
         say(f"to build b where a is built: {steps}{sources}")
+    if speedup := effects["speedup"]:
+        intervals = " and ".join("{:.2f} to {:.2f}".format(*speedup[letter]) for letter in "ab")
+        verdict = "overlap: the difference may be chance" if speedup["overlap"] else "do not overlap"
+        say(f"speed-up: {intervals}; the intervals {verdict}")
     if files := effects["files"]:
         apart = f"{files['different']} different, {files['only_a']} only in a, {files['only_b']} only in b"
         sizes = f"{amount(files['a_bytes'])} and {amount(files['b_bytes'])}"

@@ -56,7 +56,7 @@ def describe(build: Build, store: Store) -> dict[str, Any]:
             "status": status.status,
             "why": status.why + (unread if status.status == "miss" else ""),
             "command": list(status.step.command) if status.step.command else None,
-            "inputs": status.step.inputs,
+            "key_parts": status.step.key_parts,
             "read_bytes": status.step.total_bytes,
         }
         for status in build.status(store)

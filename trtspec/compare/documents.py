@@ -23,11 +23,11 @@ SAMPLES = 3  # a list of so many numbers is samples, a shorter one an interval
 
 
 class StepPart(BaseModel):
-    """A step; `inputs` are the digests that its key is made of, by their names, empty where nobody recorded them."""
+    """A step; `key_parts` are digests of what its key is made of, empty where nobody recorded them."""
 
     name: str
     key: Sha256
-    inputs: dict[str, str] = {}
+    key_parts: dict[str, str] = {}
     read_bytes: Annotated[int, Field(ge=0)] | None = None
 
 
@@ -45,7 +45,7 @@ class MemoryPart(BaseModel):
 
 
 class PlanDocument(BaseModel):
-    """The document of `plan --json`; one of an earlier trtspec has no `recipe` and no inputs of its steps."""
+    """The document of `plan --json`; one of an earlier trtspec has no `recipe` and no parts of its keys."""
 
     format_version: Literal[1]
     name: str
@@ -64,38 +64,46 @@ class CheckPart(BaseModel):
     limit: Any = None
 
 
-class VerifyDocument(BaseModel):
+class LeftOutPart(BaseModel):
+    """A check that was not made."""
+
+    name: str
+    reason: str
+
+
+class ReportDocument(BaseModel):
+    """What reports have in common: checks, and metrics of the command's own, which are kept as they are."""
+
+    COMMAND: ClassVar[str]
+
+    format_version: Literal[1]
+    acceptance: str
+    checks: list[CheckPart] = []
+    left_out: list[LeftOutPart] = []
+
+
+class VerifyDocument(ReportDocument):
     """The document of `verify --json`, which is also the report in an artifact."""
 
     COMMAND: ClassVar[str] = "verify"
 
-    format_version: Literal[1]
-    acceptance: str
     checks: list[CheckPart]
 
 
-class BenchSide(BaseModel):
-    """One side of `bench`; what else it says is kept as it is."""
-
-    acceptance_rate: float
-    mean_accepted_len: float
-
-
-class BenchDocument(BaseModel):
+class BenchDocument(ReportDocument):
     """The document of `bench --json`."""
 
     COMMAND: ClassVar[str] = "bench"
 
-    format_version: Literal[1]
-    acceptance: str
-    baseline: BenchSide
-    speculative: BenchSide
-    speedup: float
+    baseline: dict[str, Any]
+    speculative: dict[str, Any]
 
 
 Known = PlanDocument | VerifyDocument | BenchDocument
-# The key that tells a document from the others.
-KINDS: dict[str, type[Known]] = {"steps": PlanDocument, "checks": VerifyDocument, "speculative": BenchDocument}
+# The key that tells a document from the others; what `bench` prints may have checks too.
+KINDS: dict[str, type[Known]] = {"steps": PlanDocument, "speculative": BenchDocument, "checks": VerifyDocument}
+# Of a report what is no metric: the checks are there by name.
+NO_METRICS = ("format_version", "checks", "left_out", "manifest")
 
 
 def load_document(path: Path) -> tuple[Known, dict[str, Any]]:
@@ -125,23 +133,23 @@ def _checked(values: dict[str, Any], path: Path) -> Known:
         raise TrtspecError(message, where=str(path), hint=KNOWN) from None
 
 
-def metrics_of(document: VerifyDocument | BenchDocument, values: dict[str, Any]) -> dict[str, Any]:
+def metrics_of(document: ReportDocument, values: dict[str, Any]) -> dict[str, Any]:
     """Return what a report says in numbers and verdicts, without samples and words."""
-    if isinstance(document, VerifyDocument):
-        checks = {check.name: check.model_dump(exclude={"name"}) for check in document.checks}
-        return {"acceptance": document.acceptance, **checks}
-    return {key: value for key, value in _without_samples(values).items() if key != "format_version"}
+    checks = {check.name: check.model_dump(exclude={"name"}) for check in document.checks}
+    left_out = {"left_out": {each.name: each.reason for each in document.left_out}} if document.left_out else {}
+    metrics = {key: value for key, value in _without_samples(values).items() if key not in NO_METRICS}
+    return {**metrics, **checks, **left_out}
 
 
 def headlines(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metrics that reports of both kinds may have, under one name each."""
     places = {
-        "acceptance": ("acceptance",),
-        "acceptance_rate": ("min_acceptance.value", "speculative.acceptance_rate"),
-        "speedup": ("min_speedup.value", "speedup"),
+        "acceptance_rate": ("speculative.acceptance_rate", "min_acceptance.value"),
+        "speedup": ("speedup", "min_speedup.value"),
     }
     found = {name: [_at(metrics, place) for place in each] for name, each in places.items()}
-    return {name: value for name, values in found.items() for value in values if value is not None}
+    known = {name: [value for value in values if value is not None] for name, values in found.items()}
+    return {name: values[0] for name, values in known.items() if values}
 
 
 def _at(values: Any, dotted: str) -> Any:

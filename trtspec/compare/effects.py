@@ -16,8 +16,14 @@ UNKNOWN_WHY = "not recorded"
 
 
 def effects_of(a: Side, b: Side) -> dict[str, Any]:
-    """Return the effects of going from `a` to `b`: `steps`, `read`, `memory`, `files`."""
-    return {"steps": _steps(a, b), "read": _read(a, b), "memory": _memory(a, b), "files": _files(a, b)}
+    """Return the effects of going from `a` to `b`: `steps`, `read`, `memory`, `files`, `speedup`."""
+    return {
+        "steps": _steps(a, b),
+        "read": _read(a, b),
+        "memory": _memory(a, b),
+        "files": _files(a, b),
+        "speedup": _speedup(a, b),
+    }
 
 
 def _steps(a: Side, b: Side) -> list[dict[str, str]] | None:
@@ -34,8 +40,8 @@ def _steps(a: Side, b: Side) -> list[dict[str, str]] | None:
 def _change(a: StepPart | None, b: StepPart | None) -> dict[str, str]:
     if a is None or b is None:
         return {"what": "only in b" if a is None else "only in a", "why": ""}
-    names = [name for name in {**a.inputs, **b.inputs} if a.inputs.get(name) != b.inputs.get(name)]
-    return {"what": "differs", "why": ", ".join(names) if a.inputs and b.inputs else UNKNOWN_WHY}
+    names = [name for name in {**a.key_parts, **b.key_parts} if a.key_parts.get(name) != b.key_parts.get(name)]
+    return {"what": "differs", "why": ", ".join(names) if a.key_parts and b.key_parts else UNKNOWN_WHY}
 
 
 def _read(a: Side, b: Side) -> dict[str, Any] | None:
@@ -78,3 +84,18 @@ def _files(a: Side, b: Side) -> dict[str, int] | None:
         "a_bytes": sum(file["size"] for file in ours.values()),
         "b_bytes": sum(file["size"] for file in theirs.values()),
     }
+
+
+def _speedup(a: Side, b: Side) -> dict[str, Any] | None:
+    """Return both intervals and whether they overlap, so that the difference may be chance."""
+    ours, theirs = _interval(a), _interval(b)
+    if ours is None or theirs is None:
+        return None
+    return {"a": ours, "b": theirs, "overlap": ours[0] <= theirs[1] and theirs[0] <= ours[1]}
+
+
+def _interval(side: Side) -> list[float] | None:
+    found = [section.get("speedup_interval") for section in side.sections.values()]
+    intervals = [each for each in found if isinstance(each, list) and len(each) == 2]
+    is_numbers = bool(intervals) and all(type(bound) in (int, float) for bound in intervals[0])
+    return intervals[0] if is_numbers else None

@@ -101,7 +101,7 @@ class Step(ABC):
         return tuple(found)
 
     @property
-    def inputs(self) -> dict[str, str]:
+    def key_parts(self) -> dict[str, str]:
         """What the key is made of: a digest of each field by its name, for people who ask why two keys differ."""
         digests = {name: digest_of("trtspec.field/1", _by_key(value)) for name, value in key_fields(self).items()}
         return {"kind of step": f"{type(self).__qualname__}/{self.VERSION}", **digests}
