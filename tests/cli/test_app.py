@@ -116,7 +116,16 @@ def test_the_steps_of_plan_and_build(recipe: Path, trtspec: Run) -> None:
     assert [step["name"] for step in planned["steps"]] == names
     assert [(step["name"], step["status"]) for step in built["steps"]] == [(name, "built") for name in names]
     assert [step["key"] for step in planned["steps"]] == [step["key"] for step in built["steps"]]
-    assert set(planned["steps"][0]) == {"name", "key", "status", "why", "command", "key_parts", "read_bytes"}
+    assert set(planned["steps"][0]) == {
+        "name",
+        "key",
+        "status",
+        "why",
+        "command",
+        "key_parts",
+        "read_bytes",
+        "write_bytes",
+    }
     assert set(built["steps"][0]) == {"name", "key", "status", "seconds"}
     (gpu,) = planned["memory"]["gpus"]
     parts = [gpu[f"{part}_bytes"] for part in ("weights", "kv_cache", "draft", "activation")]

@@ -80,8 +80,10 @@ def test_recipes_differ_in_resolved_values_steps_and_memory(trtspec: Run, recipe
         "convert-target": "dtype",
         "emit-repository": "engine_settings",
     }
-    assert effects["read"]["steps"] == ["convert-target", "emit-repository"]
-    assert 0 < effects["read"]["again_bytes"] < effects["read"]["b_bytes"] == effects["read"]["a_bytes"]
+    build = effects["build"]
+    assert build["steps"] == ["convert-target", "emit-repository"]
+    assert 0 < build["left_read_bytes"] < build["b_read_bytes"] == build["a_read_bytes"]
+    assert 0 < build["left_write_bytes"] < build["b_write_bytes"]
     (gpu,) = effects["memory"]
     assert gpu["a_bytes"] < gpu["b_bytes"]
     assert compared.document["not_compared"] == {}
@@ -94,9 +96,19 @@ def test_people_see_what_differs_and_one_line_of_the_rest(trtspec: Run, recipe: 
     assert f"a: recipe {recipe}\nb: recipe {other}\n" in said
     assert "engine.max_batch_size" not in said
     assert "to build b where a is built: emit-repository\n" in said
+    longer = said_of(trtspec("compare", recipe, recipe, "--json"))
+    assert '"left_write_bytes": 0' in longer
     assert "the same: recipe " in said
     assert "engine.max_batch" in said_of(trtspec("compare", recipe, other, "--all"))
     assert "no difference; compared: recipe " in said_of(trtspec("compare", recipe, recipe))
+
+
+def test_the_bytes_that_are_written_are_those_of_the_artifact(trtspec: Run, recipe: Path, artifact: Path) -> None:
+    build = trtspec("compare", recipe, artifact, "--json").document["effects"]["build"]
+    written = sum(path.stat().st_size for path in (artifact / "checkpoints").rglob("*.safetensors"))
+    others = sum(path.stat().st_size for name in ("tokenizer", "prompts") for path in (artifact / name).iterdir())
+    assert build["a_write_bytes"] == written + others
+    assert build["b_write_bytes"] is None
 
 
 def test_a_draft_that_only_one_has_is_one_line(trtspec: Run, recipe: Path) -> None:
@@ -128,11 +140,12 @@ def test_a_saved_plan_is_compared_with_the_recipe_of_today(trtspec: Run, recipe:
     for key in ("recipe", "keys_are_final"):
         del planned[key]
     for step in planned["steps"]:
-        del step["key_parts"], step["read_bytes"]
+        del step["key_parts"], step["read_bytes"], step["write_bytes"]
     compared = trtspec("compare", saved(plan, planned), other, "--json").document
     assert compared["not_compared"] == {"recipe": "a, a plan, has none"}
     assert compared["effects"]["steps"][0]["why"] == "not recorded"
-    assert compared["effects"]["read"]["again_bytes"] is None or compared["effects"]["read"]["a_bytes"] is None
+    assert compared["effects"]["build"]["a_read_bytes"] is None
+    assert compared["effects"]["build"]["b_read_bytes"] > 0
 
 
 def test_keys_that_are_not_final_are_said(trtspec: Run, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,9 +267,9 @@ BAD: dict[str, tuple[bytes, str]] = {
     "no UTF-8": (b'{"\xff": 1}', "not valid JSON"),
     "another document": (b'{"format_version": 1, "findings": []}', "not a document that can be compared"),
     "several plans": (b'{"format_version": 1, "recipes": []}', "it holds the plans of several recipes"),
-    "a plan of bad types": (b'{"format_version": 1, "name": "x", "steps": 3, "memory": {"gpus": []}}', "steps: "),
-    "another version": (b'{"format_version": 2, "acceptance": "exact", "checks": []}', "format_version: "),
-    "a build": (b'{"format_version": 1, "steps": [], "name": "x"}', "memory: Field required"),
+    "a plan of bad types": (b'{"format_version": 1, "name": "x", "steps": 3, "memory": {"gpus": []}}', "'steps': "),
+    "another version": (b'{"format_version": 2, "acceptance": "exact", "checks": []}', "'format_version': "),
+    "a build": (b'{"format_version": 1, "steps": [], "name": "x"}', "'memory': Field required"),
 }
 
 
@@ -298,3 +311,29 @@ def test_a_stranger_cannot_write_to_the_terminal(trtspec: Run, artifact: Path) -
     said = said_of(trtspec("compare", artifact, other))
     assert "\x1b" not in said
     assert "tools" in said
+
+
+def test_a_plan_of_a_stranger_cannot_either(trtspec: Run, recipe: Path) -> None:
+    planned = trtspec("plan", recipe, "--json").document
+    for step in planned["steps"]:
+        step["key_parts"]["\x1b[2J"] = step["key"] = "0" * 64
+        step["name"] += "\x1b[2J"
+    plan = saved(recipe.parent / "plan.json", planned)
+    assert "\x1b" not in said_of(trtspec("compare", plan, recipe))
+    assert "\x1b" not in said_of(trtspec("compare", recipe, plan))
+    planned["steps"][0]["key_parts"]["\x1b[2J"] = 1
+    refused = trtspec("compare", saved(plan, planned), recipe)
+    assert (refused.code, "\x1b" in refused.err) == (1, False)
+
+
+@pytest.mark.parametrize("depth", [40, 900, 100_000])
+def test_a_manifest_that_is_nested_deeply(depth: int, trtspec: Run, artifact: Path) -> None:
+    other = artifact.parent / "other"
+    shutil.copytree(artifact, other)
+    text = (other / "manifest.json").read_text()
+    deep = '{"a":' * depth + "1" + "}" * depth
+    (other / "manifest.json").write_text(text.replace('"gpu": {}', f'"gpu": {{"x": {deep}}}'))
+    for arguments in ((artifact, other), (other, other), (other, other, "--all", "--json")):
+        refused = trtspec("compare", *arguments)
+        assert refused.code == 1
+        assert f"error: {other}/manifest.json: n" in refused.err

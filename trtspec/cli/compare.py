@@ -64,7 +64,7 @@ def show(comparison: Comparison, *, everything: bool) -> None:
     for letter, side in (("a", comparison.a), ("b", comparison.b)):
         say(f"{letter}: {side.kind} {side.path}")
         for remark in side.remarks:
-            say(f"   {remark}", "yellow")
+            say(f"   {_plain(remark)}", "yellow")
     places = comparison.places if everything else comparison.differences
     document = comparison.as_dict()
     why = {step["name"]: step["why"] for step in document["effects"]["steps"] or ()}
@@ -97,9 +97,13 @@ def _cell(place: Place, value: Any) -> str:
 
 
 def _line(text: str) -> str:
-    """Return a text in a line that no stranger's text can break out of."""
-    text = text if text.isprintable() else repr(text)
+    text = _plain(text)
     return text if len(text) <= WIDEST else f"{text[: WIDEST - 1]}…"
+
+
+def _plain(text: str) -> str:
+    """Return a stranger's text so that it cannot write elsewhere on the terminal."""
+    return text if text.isprintable() else repr(text)
 
 
 def _change(place: Place, why: dict[str, str]) -> str:
@@ -107,7 +111,7 @@ def _change(place: Place, why: dict[str, str]) -> str:
     if place.what != "differs":
         return "" if place.what == "same" else place.what
     if place.section == "steps":
-        return why.get(place.path, "")
+        return _plain(why.get(place.path, ""))
     is_measured = place.section not in ("recipe", "files") and place.percent is not None
     return f"{place.percent:+.1f} %" if is_measured else ""
 
@@ -115,18 +119,18 @@ def _change(place: Place, why: dict[str, str]) -> str:
 def _show_effects(effects: dict[str, Any]) -> None:
     from trtspec.cli.render import amount, say
 
-    if read := effects["read"]:
-        steps = ", ".join(read["steps"]) or "nothing"
-        sources = f"; {amount(read['again_bytes'])} to read for it" if read["again_bytes"] else ""
-        say(f"to build b where a is built: {steps}{sources}")
+    if build := effects["build"]:
+        sizes = {verb: build[f"left_{verb}_bytes"] for verb in ("read", "write")}
+        known = [f"{amount(size)} to {verb}" for verb, size in sizes.items() if size]
+        say("; ".join(["to build b where a is built: " + (_plain(", ".join(build["steps"])) or "nothing"), *known]))
     if speedup := effects["speedup"]:
         intervals = " and ".join("{:.2f} to {:.2f}".format(*speedup[letter]) for letter in "ab")
         verdict = "overlap: the difference may be chance" if speedup["overlap"] else "do not overlap"
         say(f"speed-up: {intervals}; the intervals {verdict}")
     if files := effects["files"]:
         apart = f"{files['different']} different, {files['only_a']} only in a, {files['only_b']} only in b"
-        sizes = f"{amount(files['a_bytes'])} and {amount(files['b_bytes'])}"
-        say(f"files: {files['same']} the same, {apart}; {sizes}")
+        both = f"{amount(files['a_bytes'])} and {amount(files['b_bytes'])}"
+        say(f"files: {files['same']} the same, {apart}; {both}")
 
 
 command = compare

@@ -58,6 +58,7 @@ def describe(build: Build, store: Store) -> dict[str, Any]:
             "command": list(status.step.command) if status.step.command else None,
             "key_parts": status.step.key_parts,
             "read_bytes": status.step.total_bytes,
+            "write_bytes": status.step.output_bytes,
         }
         for status in build.status(store)
     ]

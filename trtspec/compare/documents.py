@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
-from trtspec.checkpoint.untrusted import open_regular, parse_object
+from trtspec.checkpoint.untrusted import open_regular, parse_object, shown
 from trtspec.errors import TrtspecError
 from trtspec.files import Sha256
 
@@ -29,6 +29,7 @@ class StepPart(BaseModel):
     key: Sha256
     key_parts: dict[str, str] = {}
     read_bytes: Annotated[int, Field(ge=0)] | None = None
+    write_bytes: Annotated[int, Field(ge=0)] | None = None
 
 
 class GpuPart(BaseModel):
@@ -129,7 +130,7 @@ def _checked(values: dict[str, Any], path: Path) -> Known:
         return kind.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        message = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        message = f"{shown('.'.join(map(str, first['loc'])))}: {first['msg']}"
         raise TrtspecError(message, where=str(path), hint=KNOWN) from None
 
 

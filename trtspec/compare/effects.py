@@ -16,10 +16,10 @@ UNKNOWN_WHY = "not recorded"
 
 
 def effects_of(a: Side, b: Side) -> dict[str, Any]:
-    """Return the effects of going from `a` to `b`: `steps`, `read`, `memory`, `files`, `speedup`."""
+    """Return the effects of going from `a` to `b`: `steps`, `build`, `memory`, `files`, `speedup`."""
     return {
         "steps": _steps(a, b),
-        "read": _read(a, b),
+        "build": _build(a, b),
         "memory": _memory(a, b),
         "files": _files(a, b),
         "speedup": _speedup(a, b),
@@ -44,24 +44,23 @@ def _change(a: StepPart | None, b: StepPart | None) -> dict[str, str]:
     return {"what": "differs", "why": ", ".join(names) if a.key_parts and b.key_parts else UNKNOWN_WHY}
 
 
-def _read(a: Side, b: Side) -> dict[str, Any] | None:
-    """Return the steps of `b` that `a` leaves to be run, and the bytes of sources that steps read."""
+def _build(a: Side, b: Side) -> dict[str, Any] | None:
+    """Return the steps of `b` that are left to be run where `a` is built, and the bytes that are read and written."""
     if not (a.steps and b.steps):
         return None
     there = {step.key for step in a.steps.values()}
     new = [step for step in b.steps.values() if step.key not in there]
-    return {
-        "steps": [step.name for step in new],
-        "a_bytes": _read_bytes(a.steps.values()),
-        "b_bytes": _read_bytes(b.steps.values()),
-        "again_bytes": _read_bytes(new),
-    }
+    steps = {"a": list(a.steps.values()), "b": list(b.steps.values()), "left": new}
+    reads = {f"{name}_read_bytes": _total(step.read_bytes for step in each) for name, each in steps.items()}
+    writes = {f"{name}_write_bytes": _total(step.write_bytes for step in each) for name, each in steps.items()}
+    return {"steps": [step.name for step in new], **reads, **writes}
 
 
-def _read_bytes(steps: Iterable[StepPart]) -> int | None:
-    sizes = [step.read_bytes for step in steps]
-    known = [size for size in sizes if size is not None]
-    return sum(known) if len(known) == len(sizes) else None
+def _total(sizes: Iterable[int | None]) -> int | None:
+    """Return the sum, None where a part of it is not known."""
+    found = list(sizes)
+    known = [size for size in found if size is not None]
+    return sum(known) if len(known) == len(found) else None
 
 
 def _memory(a: Side, b: Side) -> list[dict[str, Any]] | None:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.artifacts.manifest import load_manifest
-from trtspec.artifacts.paths import REPORTS
-from trtspec.checkpoint.untrusted import inside, open_regular
+from trtspec.artifacts.paths import MANIFEST, REPORTS
+from trtspec.checkpoint.untrusted import MAX_DEPTH, inside, is_shallow, open_regular
 from trtspec.compare.documents import KNOWN, PlanDocument, StepPart, load_document, metrics_of
 from trtspec.errors import TrtspecError
 
@@ -86,6 +86,8 @@ def _artifact(root: Path) -> Side:
         "files": {file.path: {"size": file.size, "sha256": file.sha256} for file in manifest.files},
         **reports,
     }
+    if not is_shallow(sections):
+        raise TrtspecError(f"nested more than {MAX_DEPTH} deep", where=str(root / MANIFEST), hint="build it again")
     steps = {step.name: StepPart(name=step.name, key=step.key) for step in manifest.steps}
     return Side(ARTIFACT, str(root), manifest.recipe.name, _filled(sections), steps, tuple(remarks))
 

@@ -82,6 +82,11 @@ class Step(ABC):
         return 0
 
     @property
+    def output_bytes(self) -> int:
+        """How many bytes `run` will write, at least; 0 where they are few."""
+        return 0
+
+    @property
     def num_devices(self) -> int:
         """How many devices `run` works on; a step that has some of its own may run beside others."""
         return 0

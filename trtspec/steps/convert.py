@@ -70,6 +70,7 @@ class ConvertCheckpoint(Step):
     allow_nonfinite: bool
     vocab_size: int
     nbytes: int = field(metadata={"key": False})
+    stored_bytes: int = field(default=0, metadata={"key": False})
 
     @property
     def name(self) -> str:
@@ -85,6 +86,11 @@ class ConvertCheckpoint(Step):
     def total_bytes(self) -> int:
         """Return the bytes of the source's tensors."""
         return self.nbytes
+
+    @property
+    def output_bytes(self) -> int:
+        """Return the bytes of all ranks' files, as planned from the source's headers."""
+        return self.stored_bytes
 
     def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
         """Convert; raises CheckpointError where the source does not add up."""
@@ -135,12 +141,12 @@ def convert_checkpoint(
         model = padded(model, vocab_size)
     model.check(scheme, mapping)
     head = load_head(model) if load_head else None
-    rules, matched, files = model.rules, model.matched, model.source.files
+    matched, files = model.matched, model.source.files
     if head:
         head.check(mapping)
-        rules, matched = [*rules, *head.rules], Matched(matched.sources | head.matched.sources, matched.skipped)
+        matched = Matched(matched.sources | head.matched.sources, matched.skipped)
         files = [*files, *head.source.files]
-    plan = plan_conversion(model.config, rules, mapping, model.scheme(scheme))
+    plan = plan_model(model, head, mapping, scheme)
     layouts = plan.layouts()
     tasks = plan_tasks(plan, layouts, matched, activations or Activations(), model.prequantized)
     flaws = Flaws(allow_nonfinite)
@@ -148,6 +154,12 @@ def convert_checkpoint(
     run_tasks(out, layouts, tasks, flaws=flaws, on_bytes=on_bytes, journal=journal, stamp=stamp, threads=threads)
     rendered = _render_config(plan, head.head if head else None)
     (out / "config.json").write_text(json.dumps(rendered, indent=2) + "\n")
+
+
+def plan_model(model: SourceModel, head: SourceHead | None, mapping: ParallelMapping, scheme: Scheme) -> Conversion:
+    """Return what becomes of a model's tensors, and of those of a head that is stored with it."""
+    rules = [*model.rules, *(head.rules if head else ())]
+    return plan_conversion(model.config, rules, mapping, model.scheme(scheme))
 
 
 def _render_config(plan: Conversion, head: DraftHead | None) -> dict[str, Any]:

@@ -31,6 +31,11 @@ class CopyFiles(Step):
         """Return all the files that are read."""
         return (self.source,)
 
+    @property
+    def output_bytes(self) -> int:
+        """Return the bytes of the files."""
+        return sum(size for size, _ in self.source.stats)
+
     def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
         """Copy every file."""
         with self.source.unchanged():

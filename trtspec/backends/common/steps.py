@@ -11,11 +11,12 @@ from trtspec.backends.context import PlanContext
 from trtspec.graph.files import FileReader
 from trtspec.graph.step import Step
 from trtspec.methods.base import method_version
+from trtspec.models.source_head import SourceHead
 from trtspec.models.source_model import SourceModel, mapping_of, scheme_wanted
 from trtspec.paths import calibration_prompts
 from trtspec.recipe.resolve import ResolvedModel
 from trtspec.steps.calibrate import Calibrate
-from trtspec.steps.convert import ConvertCheckpoint, HeadFiles
+from trtspec.steps.convert import ConvertCheckpoint, HeadFiles, plan_model
 from trtspec.steps.copy import CopyFiles
 from trtspec.steps.plugin import CompilePlugins, library_of
 from trtspec.triton.emission import ServingSettings
@@ -26,9 +27,9 @@ def converted(context: PlanContext, reader: FileReader) -> dict[str, ConvertChec
     recipe = context.resolved
     if context.target is None:
         raise ValueError("only a model that a family describes is converted")
-    found = {"target": _convert(reader, "target", recipe.target, context.target, _heads(context, reader))}
+    found = {"target": _convert(reader, "target", recipe.target, context.target, _heads(context, reader), context.head)}
     if context.draft:
-        found["draft"] = _convert(reader, "draft", recipe.speculation.drafts[0], context.draft, ())
+        found["draft"] = _convert(reader, "draft", recipe.speculation.drafts[0], context.draft)
     return found
 
 
@@ -94,7 +95,12 @@ def _heads(context: PlanContext, reader: FileReader) -> tuple[HeadFiles, ...]:
 
 
 def _convert(
-    reader: FileReader, role: str, asked: ResolvedModel, model: SourceModel, heads: tuple[HeadFiles, ...]
+    reader: FileReader,
+    role: str,
+    asked: ResolvedModel,
+    model: SourceModel,
+    heads: tuple[HeadFiles, ...] = (),
+    head: SourceHead | None = None,
 ) -> ConvertCheckpoint:
     source, wanted = model.source, scheme_wanted(asked)
     weights = reader.read(source.root, [*source.documents, *source.weight_files])
@@ -113,6 +119,7 @@ def _convert(
                 nbytes=source.nbytes,
             ),
         )
+    layouts = plan_model(model, head, mapping_of(asked), wanted).layouts()
     return ConvertCheckpoint(
         role,
         weights,
@@ -124,5 +131,6 @@ def _convert(
         heads=heads,
         allow_nonfinite=asked.allow_nonfinite,
         vocab_size=model.padded_to,
-        nbytes=source.nbytes + sum(head.nbytes for head in heads),
+        nbytes=source.nbytes + sum(each.nbytes for each in heads),
+        stored_bytes=sum(layout.nbytes for layout in layouts),
     )

@@ -56,6 +56,11 @@ class BuildEngine(Step):
         return f"build-{self.role}"
 
     @property
+    def output_bytes(self) -> int:
+        """Return the bytes of the checkpoint, whose weights an engine holds."""
+        return self.checkpoint.output_bytes
+
+    @property
     def num_devices(self) -> int:
         """Return the GPUs that ranks are built on at the same time, as trtllm-build's workers are counted."""
         return int(parse_arguments(self.arguments).get("workers", 1))
