@@ -33,7 +33,6 @@ def ask(trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
     """Return what is offered for the last of some words, split as bash splits them."""
 
     def asked(*words: str) -> list[str]:
-        monkeypatch.setattr(sys, "argv", ["trtspec"])
         monkeypatch.setenv("_TRTSPEC_COMPLETE_KEY", "")
         monkeypatch.setenv("_TRTSPEC_COMPLETE", "complete_bash")
         monkeypatch.setenv("COMP_WORDS", "\n".join(("trtspec", *words)))
@@ -87,7 +86,6 @@ def test_values_of_overrides(ask: Ask) -> None:
 
 
 def test_shells_that_keep_a_word_whole(trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["trtspec"])
     monkeypatch.setenv("_TRTSPEC_COMPLETE", "complete_zsh")
     monkeypatch.setenv("_TYPER_COMPLETE_ARGS", "trtspec check --set speculation.method=me")
     answered = trtspec()
@@ -127,7 +125,7 @@ def test_every_key_that_is_offered_is_one(recipe: Path) -> None:
 
 @pytest.mark.parametrize("words", [("--set", "engine.backend", "="), ("status", ""), ("recipes/q",)])
 def test_a_shell_does_not_wait_for_torch(words: tuple[str, ...], workplace: Path) -> None:
-    start = "import sys; from trtspec.cli.app import main; sys.argv = ['trtspec']"
+    start = "import sys; from trtspec.cli.app import main"
     code = f"{start}\ntry: main()\nfinally: print(*sys.modules)"
     given = ("trtspec", *(() if words[0] == "status" else ("check",)), *words)
     asked = {"_TRTSPEC_COMPLETE": "complete_bash", "COMP_WORDS": "\n".join(given), "COMP_CWORD": str(len(given) - 1)}

@@ -69,7 +69,7 @@ def _run(arguments: Sequence[str]) -> int | None:
     if completing.VARIABLE in os.environ:  # a shell asks
         completing.rejoin(os.environ)
     try:
-        code: int | None = make_app()(args=arguments, standalone_mode=False)
+        code: int | None = make_app()(args=arguments, prog_name="trtspec", standalone_mode=False)
     except ModuleNotFoundError as error:
         from trtspec.doctor import install_hint
 
