@@ -6,7 +6,7 @@ WORKERS := -n logical --maxprocesses 8 --dist worksteal
 QUIETLY := --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check format test test-fast test-python test-gpu gpu bench plugins-trt clean
+.PHONY: help setup editor demo check format test test-fast test-python test-gpu gpu bench plugins-trt clean
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,6 +20,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install $(QUIETLY) -c constraints.txt -e '.[dev]'
 	$(BIN)/python -m pip install $(QUIETLY) -c constraints.txt --no-deps nvidia-pytriton
 	@touch $@
+
+editor: setup ## Install the language server that the editor's tests ask, where npm is (outside this directory).
+	@$(BIN)/python tests/editor/language_server.py
 
 demo: setup ## Build, verify and serve the quickstart, and measure it on the running server.
 	$(BIN)/trtspec build recipes/quickstart.yaml
@@ -37,7 +40,7 @@ format: setup ## Format the sources and mend what can be mended.
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-test: setup ## Run all tests that need no GPU, on all cores.
+test: editor ## Run all tests that need no GPU, on all cores.
 	$(BIN)/pytest $(WORKERS)
 
 test-fast: setup ## Run those that take no time: without servers, whole builds and what is marked slow.

@@ -27,7 +27,7 @@ LEVELS = [
     {"torch_engine", "triton"},
     {"steps"},
     {"backends"},
-    {"check", "inspection", "doctor", "migration"},
+    {"check", "compare", "completion", "inspection", "doctor", "migration"},
     {"pipeline", "measure", "proposal"},
     {"deploy", "preflight"},
     {"cli"},

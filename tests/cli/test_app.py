@@ -27,8 +27,8 @@ HEAVY = ("torch", "transformers", "tritonclient", "tritonserver", "google.protob
 
 def test_the_commands() -> None:
     assert " ".join(COMMANDS) == (
-        "bench build cache check deploy doctor generate init inspect migrate plan plugins recipes schema status stop "
-        "swift verify"
+        "bench build cache check compare deploy doctor generate init inspect migrate plan plugins recipes schema "
+        "status stop swift verify"
     )
 
 
@@ -74,8 +74,21 @@ def documents(artifact: Path) -> dict[str, tuple[tuple[object, ...], set[str]]]:
         "check": ((recipe,), {"ok", "problems", "recipes"}),
         "plan": (
             (recipe,),
-            {"name", "backend", "speculation", "steps", "memory", "disk", "predicted", "notes", "recipes"},
+            {
+                "name",
+                "recipe",
+                "backend",
+                "speculation",
+                "keys_are_final",
+                "steps",
+                "memory",
+                "disk",
+                "predicted",
+                "notes",
+                "recipes",
+            },
         ),
+        "compare": ((recipe, artifact), {"a", "b", "differences", "same", "not_compared", "effects"}),
         "build": ((recipe,), {"name", "artifact", "status", "steps", "seconds", "recipes"}),
         "verify": ((artifact, "--max-tokens", 4), {"ok", "acceptance", "checks", "left_out", "manifest", *speedup}),
         "generate": (
@@ -118,7 +131,16 @@ def test_the_steps_of_plan_and_build(recipe: Path, trtspec: Run) -> None:
     assert [step["name"] for step in planned["steps"]] == names
     assert [(step["name"], step["status"]) for step in built["steps"]] == [(name, "built") for name in names]
     assert [step["key"] for step in planned["steps"]] == [step["key"] for step in built["steps"]]
-    assert set(planned["steps"][0]) == {"name", "key", "status", "why", "command"}
+    assert set(planned["steps"][0]) == {
+        "name",
+        "key",
+        "status",
+        "why",
+        "command",
+        "key_parts",
+        "read_bytes",
+        "write_bytes",
+    }
     assert set(built["steps"][0]) == {"name", "key", "status", "seconds"}
     (gpu,) = planned["memory"]["gpus"]
     parts = [gpu[f"{part}_bytes"] for part in ("weights", "kv_cache", "draft", "activation")]

@@ -15,9 +15,9 @@ from tests.conftest import Outcome, Run
 from tests.manifests import resolved
 from trtspec.artifacts.manifest import BackendRecord, Manifest
 from trtspec.backends.base import backends
+from trtspec.completion import editor_schema
 from trtspec.errors import DeployError
 from trtspec.paths import cache_dir, recipes_dir, state_dir
-from trtspec.recipe.schema import recipe_json_schema
 
 AS_IT_IS = [name for name, backend in backends().items() if not backend.converts]
 ALONE = "schema: trtspec.recipe/1\nname: tiny\ntarget: {model: ./target}\n"
@@ -168,4 +168,4 @@ def test_schemas_that_recipes_name_are_there_and_current() -> None:
     }
     assert named
     for schema in named:  # made by: trtspec schema > recipes/trtspec-recipe.schema.json
-        assert json.loads(schema.read_text()) == recipe_json_schema()
+        assert json.loads(schema.read_text()) == editor_schema()

@@ -55,7 +55,7 @@ def parse_object(raw: bytes, max_values: int) -> dict[str, Any]:
         raise ValueError(f"JSON of {values:,} values; at most {max_values:,} are parsed")
     try:
         value = _DECODER.decode(raw.decode("utf-8"))
-        shallow = _is_shallow(value)
+        shallow = is_shallow(value)
     except RecursionError:
         shallow = False
     except ValueError as error:
@@ -100,7 +100,8 @@ def _constant(text: str) -> float:
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_int=_integer, parse_float=_float, parse_constant=_constant)
 
 
-def _is_shallow(value: Any) -> bool:
+def is_shallow(value: Any) -> bool:
+    """Return whether a JSON value is nested at most MAX_DEPTH deep."""
     level = [value]
     for _ in range(MAX_DEPTH):
         lists = [node.values() if isinstance(node, dict) else node for node in level if isinstance(node, (dict, list))]

@@ -7,6 +7,7 @@ import nothing heavy at the top, so that `--help` stays instant.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,6 +16,7 @@ import typer
 from typer.exceptions import TyperException
 
 from trtspec import __version__
+from trtspec.cli import completing
 from trtspec.cli.streams import OutputError, guarded_streams
 from trtspec.errors import TrtspecError, refusal
 from trtspec.registry import discover
@@ -29,7 +31,6 @@ def make_app() -> typer.Typer:
         name="trtspec",
         help="Speculative decoding for TensorRT-LLM: one recipe from two checkpoints to served, verified, faster text.",
         no_args_is_help=True,
-        add_completion=False,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -83,8 +84,10 @@ def _end_of(arguments: Sequence[str]) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int | None:
+    if completing.VARIABLE in os.environ:  # a shell asks
+        completing.rejoin(os.environ)
     try:
-        code: int | None = make_app()(args=arguments, standalone_mode=False)
+        code: int | None = make_app()(args=arguments, prog_name="trtspec", standalone_mode=False)
     except OSError as error:  # the last to say it in words; whoever knows what was being done says more
         refused = refusal(error)
         if refused is None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trtspec.cli import completing
 from trtspec.cli.options import Baseline, Json, SkipGate
 from trtspec.measure.speedup import MAX_RUNS
 
@@ -23,7 +24,9 @@ def bench(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="URL-or-ARTIFACT", help="A server's http:// address, a deployment's name, or an artifact."
+            metavar="URL-or-ARTIFACT",
+            help="A server's http:// address, a deployment's name, or an artifact.",
+            autocompletion=completing.deployments,
         ),
     ],
     prompts: Annotated[Path | None, typer.Option(help="A .jsonl of prompts, instead of the artifact's own.")] = None,

@@ -8,15 +8,29 @@ from typing import Annotated
 
 import typer
 
+from trtspec.cli import completing
+
 _RECIPE = "A recipe file, - for standard input, or the name of a recipe that comes with trtspec."
-Recipe = Annotated[Path, typer.Argument(metavar="RECIPE", help=_RECIPE, show_default=False)]
-Recipes = Annotated[list[Path], typer.Argument(metavar="RECIPE", help=_RECIPE, show_default=False)]
+_RECIPE_ARGUMENT = typer.Argument(metavar="RECIPE", help=_RECIPE, show_default=False, autocompletion=completing.recipes)
+Recipe = Annotated[Path, _RECIPE_ARGUMENT]
+Recipes = Annotated[list[Path], _RECIPE_ARGUMENT]
 Artifact = Annotated[
     Path, typer.Argument(metavar="ARTIFACT", help="A directory that `trtspec build` made.", show_default=False)
 ]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The recipe's name.", show_default=False)]
+Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME", help="The recipe's name.", show_default=False, autocompletion=completing.deployments
+    ),
+]
 Set = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a value, as speculation.draft_len=3.")
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a value, as speculation.draft_len=3.",
+        autocompletion=completing.overrides,
+    ),
 ]
 Cell = Annotated[
     list[str] | None,
@@ -32,6 +46,8 @@ SkipGate = Annotated[
 Baseline = Annotated[
     str | None,
     typer.Option(
-        metavar="URL-or-NAME", help="A server without speculation, for an engine that drafts whatever is asked."
+        metavar="URL-or-NAME",
+        help="A server without speculation, for an engine that drafts whatever is asked.",
+        autocompletion=completing.deployments,
     ),
 ]

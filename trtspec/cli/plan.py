@@ -63,14 +63,19 @@ def describe(build: Build, store: Store) -> dict[str, Any]:
             "status": status.status,
             "why": status.why + (unread if status.status == "miss" else ""),
             "command": list(status.step.command) if status.step.command else None,
+            "key_parts": status.step.key_parts,
+            "read_bytes": status.step.total_bytes,
+            "write_bytes": status.step.output_bytes,
         }
         for status in statuses
     ]
     return {
         "format_version": 1,
         "name": build.recipe.name,
+        "recipe": build.recipe.as_dict(),
         "backend": {"name": build.recipe.engine.backend, "why": build.recipe.engine.backend_why},
         "speculation": build.speculation(),
+        "keys_are_final": build.is_read,
         "steps": steps,
         "memory": {"gpus": [{**asdict(device), "total_bytes": device.total_bytes} for device in build.memory()]},
         "disk": [

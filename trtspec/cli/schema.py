@@ -12,9 +12,9 @@ def schema(json: Json = False) -> None:
     Example: trtspec schema > trtspec-recipe.schema.json
     """
     from trtspec.cli.render import print_json
-    from trtspec.recipe.schema import recipe_json_schema
+    from trtspec.completion import editor_schema
 
-    schema = recipe_json_schema()
+    schema = editor_schema()
     print_json({"format_version": 1, "schema": schema} if json else schema)
 
 

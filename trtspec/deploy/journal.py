@@ -72,6 +72,11 @@ class Record:
         }
 
 
+def deployment_names() -> list[str]:
+    """Return the names that were ever deployed here."""
+    return sorted(path.parent.name for path in (state_dir() / "deployments").glob("*/state.json"))
+
+
 class DeploymentJournal:
     """The directory of one deployment."""
 
@@ -100,7 +105,7 @@ class DeploymentJournal:
         """Return the last record; a name that was never deployed is an error that lists those that were."""
         if record := self.read():
             return record
-        names = sorted(path.parent.name for path in self.root.parent.glob("*/state.json"))
+        names = deployment_names()
         raise DeployError(
             f"no deployment {self.name!r}; known: {', '.join(names) or 'none'}", hint=did_you_mean(self.name, names)
         )

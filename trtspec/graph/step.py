@@ -105,6 +105,12 @@ class Step(ABC):
             found += [each for each in (value if isinstance(value, tuple) else (value,)) if isinstance(each, Step)]
         return tuple(found)
 
+    @property
+    def key_parts(self) -> dict[str, str]:
+        """What the key is made of: a digest of each field by its name, for people who ask why two keys differ."""
+        digests = {name: digest_of("trtspec.field/1", _by_key(value)) for name, value in key_fields(self).items()}
+        return {"kind of step": f"{type(self).__qualname__}/{self.VERSION}", **digests}
+
     @cached_property
     def key(self) -> str:
         """The identity of the step's output: its class, version and fields, with the keys of the steps among them."""

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a shell offers for the word that is being written, and that a real bash puts it in the line."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Run
+from trtspec.completion import override_keys, values_of
+from trtspec.methods.base import ATTRIBUTE, PACKAGE
+from trtspec.paths import recipes_dir, state_dir
+from trtspec.recipe.load import load_recipe
+from trtspec.registry import discover
+
+PROGRAMS = str(Path(sys.executable).parent)
+METHODS = sorted(discover(PACKAGE, ATTRIBUTE))
+
+Ask = Callable[..., list[str]]
+
+
+@pytest.fixture
+def ask(trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
+    """Return what is offered for the last of some words, split as bash splits them."""
+
+    def asked(*words: str) -> list[str]:
+        monkeypatch.setenv("_TRTSPEC_COMPLETE_KEY", "")
+        monkeypatch.setenv("_TRTSPEC_COMPLETE", "complete_bash")
+        monkeypatch.setenv("COMP_WORDS", "\n".join(("trtspec", *words)))
+        monkeypatch.setenv("COMP_CWORD", str(len(words)))
+        answered = trtspec()
+        assert answered.err == ""
+        return answered.out.split()
+
+    return asked
+
+
+def deploy(name: str) -> None:
+    root = state_dir() / "deployments" / name
+    root.mkdir(parents=True)
+    (root / "state.json").write_text("{}")
+
+
+def test_commands(ask: Ask) -> None:
+    assert ask("che") == ["check"]
+
+
+def test_recipes_that_are_shipped_and_those_beside(ask: Ask, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (workplace / "mine.yaml").touch()
+    shipped = [str(path) for path in recipes_dir().glob("*.yaml")]
+    assert set(ask("check", "")) == {"mine.yaml", *shipped}
+    assert ask("check", "mi") == ["mine.yaml"]
+    assert ask("compare", "mine.yaml", str(recipes_dir() / "quickstart-m")) == [
+        f"{recipes_dir()}/quickstart-medusa.yaml"
+    ]
+    monkeypatch.chdir(recipes_dir().parent)
+    assert ask("plan", "recipes/quickstart-n") == ["recipes/quickstart-ngram.yaml"]
+
+
+def test_keys_of_overrides(ask: Ask) -> None:
+    keys = ask("check", "r.yaml", "--set", "speculation.d")
+    assert "speculation.draft_len=" in keys
+    assert "speculation.draft.model=" in keys
+    assert "speculation.draft=" not in keys
+    assert ask("check", "--set", "engine.max_batch") == ["engine.max_batch_size=", "engine.max_batch_size=8"]
+    options = ask("check", "--set", "speculation.options.m")
+    assert options == ["speculation.options.min_match=", "speculation.options.max_match="]
+
+
+def test_values_of_overrides(ask: Ask) -> None:
+    assert ask("check", "r.yaml", "--set", "speculation.method", "=") == METHODS
+    assert ask("check", "r.yaml", "--set", "speculation.method", "=", "med") == ["medusa"]
+    assert ask("check", "--set", "gates.lossless", "=", "") == ["true", "false"]
+    assert ask("check", "--set", "speculation.options.lossy", "=", "t") == ["true"]
+    assert "h200" in ask("check", "--set", "a", "=", "b", "--set", "engine.gpu", "=", "h")
+    assert ask("check", "--set", "nosuch", "=", "x") == []
+
+
+def test_shells_that_keep_a_word_whole(trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_TRTSPEC_COMPLETE", "complete_zsh")
+    monkeypatch.setenv("_TYPER_COMPLETE_ARGS", "trtspec check --set speculation.method=me")
+    answered = trtspec()
+    assert '"speculation.method=medusa":"Medusa heads' in answered.out
+    assert "ngram" not in answered.out
+
+
+def test_a_word_behind_overrides(ask: Ask, workplace: Path) -> None:
+    (workplace / "mine.yaml").touch()
+    assert ask("check", "--set", "a", "=", "b", "mi") == ["mine.yaml"]
+
+
+def test_names_of_deployments(ask: Ask) -> None:
+    assert ask("status", "") == []
+    deploy("one")
+    deploy("other")
+    for command in ("status", "stop", "bench"):
+        assert ask(command, "o") == ["one", "other"]
+    assert ask("bench", "x", "--baseline", "ot") == ["other"]
+
+
+def test_what_is_broken_offers_nothing(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(*_: object) -> None:
+        raise PermissionError(13, "denied")
+
+    monkeypatch.setattr("trtspec.deploy.journal.deployment_names", denied)
+    assert ask("status", "o") == []
+
+
+def test_every_key_that_is_offered_is_one(recipe: Path) -> None:
+    assert len(override_keys("")) > 50
+    for key in override_keys(""):
+        for value in values_of(key):
+            if not key.startswith("speculation."):  # whose keys belong together
+                assert load_recipe(recipe, [f"{key}={value}"])
+
+
+@pytest.mark.parametrize("words", [("--set", "engine.backend", "="), ("status", ""), ("recipes/q",)])
+def test_a_shell_does_not_wait_for_torch(words: tuple[str, ...], workplace: Path) -> None:
+    start = "import sys; from trtspec.cli.app import main"
+    code = f"{start}\ntry: main()\nfinally: print(*sys.modules)"
+    given = ("trtspec", *(() if words[0] == "status" else ("check",)), *words)
+    asked = {"_TRTSPEC_COMPLETE": "complete_bash", "COMP_WORDS": "\n".join(given), "COMP_CWORD": str(len(given) - 1)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | asked, capture_output=True, text=True, timeout=60, check=True
+    )
+    loaded = set(done.stdout.split())
+    assert "trtspec.cli.completing" in loaded
+    assert not loaded & {"torch", "numpy", "transformers", "rich.table", "google.protobuf"}
+
+
+# A real shell
+
+SETUP = """PS1=; bind 'set enable-bracketed-paste off'; bind 'set bell-style none'
+eval "$(_TRTSPEC_COMPLETE=source_bash trtspec)"
+trtspec() { printf '<%s>' "$@"; printf ' end\\n'; }
+printf '%s\\n' ready
+"""
+
+
+def typed_in_bash(pieces: list[tuple[str, str]], folder: Path) -> str:
+    """Return the words that a command gets; each piece is what is typed, and what the line ends with then."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "PATH": f"{PROGRAMS}:{os.environ['PATH']}", "TERM": "dumb", "COLUMNS": "500"}
+    shell = subprocess.Popen(
+        ["bash", "--norc", "--noprofile", "-i"], stdin=theirs, stdout=theirs, stderr=theirs, env=environment, cwd=folder
+    )
+    os.close(theirs)
+    try:
+        os.write(ours, SETUP.encode())
+        read_until(ours, "\nready\r\n")
+        for typed, shown in (*pieces, ("\n", " end\r\n")):
+            os.write(ours, typed.encode())
+            said = read_until(ours, shown)
+    finally:
+        shell.kill()
+        shell.wait(10)
+        os.close(ours)
+    return said.rstrip().removesuffix(" end").rpartition("\n")[2]
+
+
+def read_until(descriptor: int, end: str, seconds: float = 60) -> str:
+    said, limit = "", time.monotonic() + seconds
+    while not said.endswith(end):
+        ready, _, _ = select.select([descriptor], [], [], max(0, limit - time.monotonic()))
+        assert ready, f"bash said only {said!r}"
+        said += os.read(descriptor, 65536).decode()
+    return said
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+@pytest.mark.parametrize(
+    ("pieces", "words"),
+    [
+        ([("trtspec che\t", "check ")], "<check>"),
+        ([("trtspec check mi\t", "mine.yaml ")], "<check><mine.yaml>"),
+        (
+            [("trtspec check mine.yaml --set speculation.met\t", ".method="), ("med\t", "medusa ")],
+            "<check><mine.yaml><--set><speculation.method=medusa>",
+        ),
+        (
+            [("trtspec check --set engine.gpu=h20\t", "h200 "), ("mi\t", "mine.yaml ")],
+            "<check><--set><engine.gpu=h200><mine.yaml>",
+        ),
+        ([("trtspec stop on\t", "one ")], "<stop><one>"),
+    ],
+)
+def test_bash_puts_it_in_the_line(pieces: list[tuple[str, str]], words: str, workplace: Path) -> None:
+    (workplace / "mine.yaml").touch()
+    deploy("one")
+    assert typed_in_bash(pieces, workplace) == words

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trtspec compare`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trtspec.cli import completing
+from trtspec.cli.options import Json
+
+if TYPE_CHECKING:
+    from trtspec.compare.difference import Comparison, Place
+
+THEY_DIFFER = 2
+WIDEST = 60
+Thing = Annotated[
+    Path,
+    typer.Argument(
+        help="A recipe, an artifact, or a saved document of plan, verify or bench.",
+        show_default=False,
+        autocompletion=completing.recipes,
+    ),
+]
+
+
+def compare(
+    a: Thing,
+    b: Thing,
+    all_: Annotated[bool, typer.Option("--all", help="Show what is the same, too.")] = False,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 2 where they differ.")] = False,
+    json: Json = False,
+) -> None:
+    """Say what differs between two recipes, plans, artifacts or reports, and what that changes.
+
+    Example: trtspec compare recipes/quickstart.yaml recipes/quickstart-ngram.yaml
+    """
+    from trtspec.cli.render import print_json
+    from trtspec.compare.difference import compare as compare_sides
+    from trtspec.compare.sides import read_side
+
+    comparison = compare_sides(*(read_side(path, _plan_of) for path in (a, b)))
+    if json:
+        print_json(comparison.as_dict(everything=all_))
+    else:
+        show(comparison, everything=all_)
+    raise typer.Exit(THEY_DIFFER if exit_code and comparison.differences else 0)
+
+
+def _plan_of(recipe: Path) -> dict[str, Any]:
+    from trtspec.cli.plan import describe
+    from trtspec.pipeline import open_store, plan_build
+    from trtspec.recipe.load import load_recipe
+
+    return describe(plan_build(load_recipe(recipe)), open_store())
+
+
+def show(comparison: Comparison, *, everything: bool) -> None:
+    """Show what differs, then what it changes, then what was the same and what was not compared."""
+    from trtspec.cli.render import say, show_table
+
+    for letter, side in (("a", comparison.a), ("b", comparison.b)):
+        say(f"{letter}: {side.kind} {side.path}")
+        for remark in side.remarks:
+            say(f"   {_plain(remark)}", "yellow")
+    places = comparison.places if everything else comparison.differences
+    document = comparison.as_dict()
+    why = {step["name"]: step["why"] for step in document["effects"]["steps"] or ()}
+    rows = [
+        (place.section, _line(place.path), _cell(place, place.a), _cell(place, place.b), _change(place, why))
+        for place in places
+    ]
+    if rows:
+        show_table("", ("", "", "a", "b", ""), rows)
+    _show_effects(document["effects"])
+    same = ", ".join(f"{section} {count}" for section, count in comparison.same.items())
+    say(f"the same: {same or 'nothing'}" if comparison.differences else f"no difference; compared: {same}")
+    for section, reason in comparison.not_compared.items():
+        say(f"not compared: {section}: {reason}")
+
+
+def _cell(place: Place, value: Any) -> str:
+    """Return a value as people read it."""
+    from trtspec.disk import amount
+
+    if value is None:
+        return "-"
+    if place.section == "memory":
+        return amount(value)
+    if place.section == "files":
+        return f"{amount(value['size'])} {value['sha256'][:12]}"
+    if isinstance(value, dict):  # a whole draft, which only one of them has
+        value = value.get("model", value)
+    return _line(str(value)[:12] if place.section == "steps" else str(value))
+
+
+def _line(text: str) -> str:
+    text = _plain(text)
+    return text if len(text) <= WIDEST else f"{text[: WIDEST - 1]}…"
+
+
+def _plain(text: str) -> str:
+    """Return a stranger's text so that it cannot write elsewhere on the terminal."""
+    return text if text.isprintable() else repr(text)
+
+
+def _change(place: Place, why: dict[str, str]) -> str:
+    """Return in a word or two how a value changes, of a step why."""
+    if place.what != "differs":
+        return "" if place.what == "same" else place.what
+    if place.section == "steps":
+        return _plain(why.get(place.path, ""))
+    is_measured = place.section not in ("recipe", "files") and place.percent is not None
+    return f"{place.percent:+.1f} %" if is_measured else ""
+
+
+def _show_effects(effects: dict[str, Any]) -> None:
+    from trtspec.cli.render import say
+    from trtspec.disk import amount
+
+    if build := effects["build"]:
+        sizes = {verb: build[f"left_{verb}_bytes"] for verb in ("read", "write")}
+        known = [f"{amount(size)} to {verb}" for verb, size in sizes.items() if size]
+        say("; ".join(["to build b where a is built: " + (_plain(", ".join(build["steps"])) or "nothing"), *known]))
+    if speedup := effects["speedup"]:
+        intervals = " and ".join("{:.2f} to {:.2f}".format(*speedup[letter]) for letter in "ab")
+        verdict = "overlap: the difference may be chance" if speedup["overlap"] else "do not overlap"
+        say(f"speed-up: {intervals}; the intervals {verdict}")
+    if files := effects["files"]:
+        apart = f"{files['different']} different, {files['only_a']} only in a, {files['only_b']} only in b"
+        both = f"{amount(files['a_bytes'])} and {amount(files['b_bytes'])}"
+        say(f"files: {files['same']} the same, {apart}; {both}")
+
+
+command = compare

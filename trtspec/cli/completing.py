@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a shell is offered for arguments, by typer's completion; nothing is loaded that a pressed key would wait for.
+
+A callback never fails: where something is wrong, a shell offers files, and the command itself will say what it is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, MutableMapping
+from functools import wraps
+from pathlib import Path
+
+VARIABLE = "_TRTSPEC_COMPLETE"  # set by the shell's function while it asks
+KEY = "_TRTSPEC_COMPLETE_KEY"  # the key of an override that bash has split
+
+Offers = list[tuple[str, str]]  # each with a word of help, which zsh and fish show
+Callback = Callable[[str], Offers]
+
+
+def _quietly(offer: Callback) -> Callback:
+    @wraps(offer)
+    def offered(incomplete: str) -> Offers:
+        from trtspec.errors import TrtspecError
+
+        try:
+            return offer(incomplete)
+        except (TrtspecError, OSError):
+            return []
+
+    return offered
+
+
+@_quietly
+def recipes(incomplete: str) -> Offers:
+    """Return the recipes that come with trtspec, and those that lie where the path leads."""
+    from trtspec.paths import recipes_dir
+
+    shipped = [(_from_here(path), "comes with trtspec") for path in sorted(recipes_dir().glob("*.yaml"))]
+    folder = Path(incomplete or ".") if incomplete.endswith("/") else Path(incomplete).parent
+    beside = [(str(path), "") for path in sorted(folder.glob("*.y*ml"))]
+    return list({**dict(beside), **dict(shipped)}.items())
+
+
+@_quietly
+def deployments(incomplete: str) -> Offers:
+    """Return the names of deployments."""
+    from trtspec.deploy.journal import deployment_names
+
+    return [(name, "") for name in deployment_names()]
+
+
+@_quietly
+def overrides(incomplete: str) -> Offers:
+    """Return keys of recipes up to their `=`, and behind it the values that are known; of a last key both."""
+    from trtspec.completion import override_keys, values_of
+
+    if key := os.environ.get(KEY):
+        return list(values_of(key).items())
+    key, equals, _ = incomplete.partition("=")
+    keys = {key: ""} if equals else override_keys(key)
+    found = [] if equals else [(f"{each}=", text) for each, text in keys.items()]
+    if len(keys) == 1:  # with two or more words that begin with it, a shell puts no space behind `=`
+        found += [(f"{each}={value}", text) for each in keys for value, text in values_of(each).items()]
+    return found
+
+
+def rejoin(environment: MutableMapping[str, str]) -> None:
+    """Undo that bash splits words at `=`; of an override that is being written only the value is left to complete."""
+    words = environment.get("COMP_WORDS", "").split("\n")
+    at = int(environment.get("COMP_CWORD", len(words) - 1))
+    if environment.get(VARIABLE) != "complete_bash" or not 0 < at <= len(words):
+        return
+    before, current = list(_joined(words[:at])), "".join(words[at : at + 1])
+    key = before[-1] if current == "=" else before[-1].removesuffix("=") if before[-1].endswith("=") else ""
+    if key:
+        environment[KEY] = key
+        before, current = before[:-1], "" if current == "=" else current
+    environment["COMP_WORDS"], environment["COMP_CWORD"] = "\n".join([*before, current]), str(len(before))
+
+
+def _joined(words: list[str]) -> Iterator[str]:
+    """Yield `a`, `=`, `b` as `a=b`."""
+    text = ""
+    for word in words:
+        if text and (word == "=" or text.endswith("=")):
+            text += word
+            continue
+        if text:
+            yield text
+        text = word
+    if text:
+        yield text
+
+
+def _from_here(path: Path) -> str:
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
