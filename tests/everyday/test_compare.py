@@ -260,7 +260,7 @@ def test_what_has_nothing_in_common(trtspec: Run, recipe: Path) -> None:
 # Strangers' files
 
 BAD: dict[str, tuple[bytes, str]] = {
-    "too large": (b"{" + b" " * (4 << 20), "larger than the 4 MiB that are read"),
+    "too large": (b"{" + b" " * (4 << 20), "larger than 4,194,304 bytes"),
     "too deep": (b'{"a":' * 100_000, "nested more than 32 deep"),
     "many values": (b'{"a": [' + b"0," * 200_001, "at most 200,000 are parsed"),
     "broken": (b'{"steps": ', "not valid JSON"),

@@ -18,8 +18,8 @@ import yaml
 
 from tests.conftest import Outcome, Run
 from tests.shapes import make_checkpoint, shapes
+from trtspec.completion import editor_schema
 from trtspec.paths import recipes_dir
-from trtspec.recipe.schema import recipe_json_schema
 
 MODELS = recipes_dir() / "models"
 TARGET = MODELS / "quickstart-target"
@@ -145,13 +145,13 @@ class TestTheFile:
     def test_has_its_schema_beside_it(self, trtspec: Run, workplace: Path) -> None:
         trtspec("init", TARGET, "--name", "one")
         schema = workplace / "trtspec-recipe.schema.json"
-        assert json.loads(schema.read_text()) == recipe_json_schema()
+        assert json.loads(schema.read_text()) == editor_schema()
         os.utime(schema, (1, 1))
         trtspec("init", TARGET, "--name", "two")
         assert schema.stat().st_mtime == 1, "the same is not written again"
         schema.write_text("{}")
         trtspec("init", TARGET, "--name", "three")
-        assert json.loads(schema.read_text()) == recipe_json_schema()
+        assert json.loads(schema.read_text()) == editor_schema()
 
     def test_is_never_replaced_unasked(self, trtspec: Run, workplace: Path) -> None:
         (workplace / "mine.yaml").write_text("precious")

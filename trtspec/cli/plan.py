@@ -72,7 +72,7 @@ def describe(build: Build, store: Store) -> dict[str, Any]:
     return {
         "format_version": 1,
         "name": build.recipe.name,
-        "recipe": build.recipe.as_dict(),
+        "recipe": build.recipe.without_places().as_dict(),
         "backend": {"name": build.recipe.engine.backend, "why": build.recipe.engine.backend_why},
         "speculation": build.speculation(),
         "keys_are_final": build.is_read,

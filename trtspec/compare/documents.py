@@ -13,9 +13,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
-from trtspec.checkpoint.untrusted import open_regular, parse_object, shown
+from trtspec.checkpoint.untrusted import parse_object, shown
 from trtspec.errors import TrtspecError
-from trtspec.files import Sha256
+from trtspec.files import Sha256, read_bounded, unreadable
 
 MAX_BYTES, MAX_VALUES = 4 << 20, 200_000
 KNOWN = "documents of `trtspec plan`, `verify` and `bench` with --json can be compared"
@@ -109,19 +109,17 @@ NO_METRICS = ("format_version", "checks", "left_out", "manifest")
 
 def load_document(path: Path) -> tuple[Known, dict[str, Any]]:
     """Return a document and its bare values; raises TrtspecError for a file that is none of the known ones."""
-    with open_regular(path) as file:
-        raw = file.read(MAX_BYTES + 1)
-    if len(raw) > MAX_BYTES:
-        raise TrtspecError(f"larger than the {MAX_BYTES >> 20} MiB that are read", where=str(path), hint=KNOWN)
     try:
-        values = parse_object(raw, MAX_VALUES)
+        values = parse_object(read_bounded(path, MAX_BYTES), MAX_VALUES)
+    except OSError as error:
+        raise TrtspecError(unreadable(error), where=str(path), hint=KNOWN) from None
     except ValueError as error:
         raise TrtspecError(str(error), where=str(path), hint=KNOWN) from None
     return _checked(values, path), values
 
 
 def _checked(values: dict[str, Any], path: Path) -> Known:
-    if "recipes" in values:
+    if "recipes" in values and "steps" not in values:
         raise TrtspecError("it holds the plans of several recipes", where=str(path), hint="save one of them")
     kind = next((kind for key, kind in KINDS.items() if key in values), None)
     if kind is None:

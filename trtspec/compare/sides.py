@@ -14,9 +14,10 @@ from typing import Any
 
 from trtspec.artifacts.manifest import load_manifest
 from trtspec.artifacts.paths import MANIFEST, REPORTS
-from trtspec.checkpoint.untrusted import MAX_DEPTH, inside, is_shallow, open_regular
+from trtspec.checkpoint.untrusted import MAX_DEPTH, inside, is_shallow
 from trtspec.compare.documents import KNOWN, PlanDocument, StepPart, load_document, metrics_of
 from trtspec.errors import TrtspecError
+from trtspec.files import open_regular, unreadable
 
 RECIPE, PLAN, ARTIFACT, REPORT = "recipe", "plan", "artifact", "report"
 MOST_REPORTS = 16
@@ -53,7 +54,11 @@ def read_side(path: Path, plan_of: PlanOf) -> Side:
 
 def _is_document(path: Path) -> bool:
     """Tell a saved document from a recipe, which may begin with a brace too."""
-    with open_regular(path) as file:
+    try:
+        file = open_regular(path)
+    except OSError as error:
+        raise TrtspecError(unreadable(error), where=str(path)) from None
+    with file:
         return path.suffix not in (".yaml", ".yml") and file.read(1 << 10).lstrip()[:1] == b"{"
 
 

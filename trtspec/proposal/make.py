@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from trtspec.check import check_recipe
+from trtspec.completion import editor_schema
 from trtspec.diagnostics import Diagnostic
 from trtspec.errors import CheckpointError, TrtspecError
 from trtspec.proposal.choice import SCHEMA_FILE, Choice, document_of, relative_to, render, write_file
@@ -22,7 +23,7 @@ from trtspec.proposal.machine import machine_for
 from trtspec.proposal.propose import propose
 from trtspec.proposal.ways import ways
 from trtspec.recipe.load import load_recipe
-from trtspec.recipe.schema import NAME, SAYS, recipe_json_schema
+from trtspec.recipe.schema import NAME, SAYS
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def _name(wishes: Wishes) -> Choice:
 
 def _write(path: Path, text: str) -> None:
     """Write the recipe, and beside it the schema that editors complete it by, where that is not there already."""
-    schema, beside = json.dumps(recipe_json_schema(), indent=2, ensure_ascii=False) + "\n", path.with_name(SCHEMA_FILE)
+    schema, beside = json.dumps(editor_schema(), indent=2, ensure_ascii=False) + "\n", path.with_name(SCHEMA_FILE)
     try:
         write_file(path, text)
         if not beside.is_file() or beside.read_text(encoding="utf-8") != schema:
