@@ -13,6 +13,7 @@ Artifact = Annotated[
     Path, typer.Argument(metavar="ARTIFACT", help="A directory that `trtspec build` made.", show_default=False)
 ]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The recipe's name.", show_default=False)]
+AnyName = Annotated[str | None, typer.Argument(metavar="[NAME]", help="The recipe's name.", show_default=False)]
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a value, as speculation.draft_len=3.")
 ]

@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Protocol
 
-from trtspec.deploy.journal import DeploymentJournal
-from trtspec.errors import DeployError, refusal
+from trtspec.deploy.journal import DeploymentJournal, Record, deployment_names
+from trtspec.errors import DeployError, TrtspecError, refusal
 from trtspec.measure.gates import on_request
 from trtspec.measure.gating import deploy_load, ensure_served_gates
 from trtspec.measure.report import LeftOut
@@ -50,13 +51,21 @@ class Deploy(Protocol):
     ) -> Deployment: ...
 
 
+def _state_of_process(record: Record) -> str:
+    return record.state_now
+
+
 @dataclass(frozen=True)
 class Target:
-    """The three things every place to deploy to can do; deployments are known by the recipe's name."""
+    """What every place to deploy to can do; deployments are known by the recipe's name.
+
+    `state` is what can be said of a deployment without asking its server: by default, whether its process lives here.
+    """
 
     deploy: Deploy
     status: Callable[[str], dict[str, Any]]
     stop: Callable[[str], dict[str, Any]]
+    state: Callable[[Record], str] = _state_of_process
 
 
 def deploy(
@@ -101,6 +110,27 @@ def status(name: str) -> dict[str, Any]:
     """Return how a deployment fares, wherever it runs."""
     with _in_words():
         return target_of(name).status(name)
+
+
+def deployments() -> list[dict[str, Any]]:
+    """Return all deployments by name, whether they run or not; no server is asked, so that nothing waits for one."""
+    with _in_words():
+        return [_listed(name) for name in deployment_names()]
+
+
+def _listed(name: str) -> dict[str, Any]:
+    """Return what is known of a deployment; one whose record or target is broken hides none of the others."""
+    try:
+        record = DeploymentJournal(name).known()
+        state = find_target(record.target).state(record)
+    except TrtspecError as error:
+        return {"name": name, "state": "unknown", "error": str(error)}
+    keys = ("name", "target", "artifact", "backend", "method", "endpoints", "pid")
+    return {key: getattr(record, key) for key in keys} | {"state": state, "since": _utc(record.since)}
+
+
+def _utc(seconds: float) -> str | None:
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds") if seconds else None
 
 
 def stop(name: str) -> dict[str, Any]:

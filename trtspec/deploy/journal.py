@@ -4,7 +4,7 @@
 deployments/NAME/state.json      the last Record
 deployments/NAME/journal.jsonl   one line a transition, with its time
 deployments/NAME/server.log      what the server said
-    deployments/NAME/artifact/       what is served: a copy of the models, links to the rest
+deployments/NAME/artifact/       what is served: a copy of the models, links to the rest
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 class Record:
     """One deployment and the target that it runs on; `manifest` is the SHA-256 of the artifact's when it was deployed.
 
-    `pid` and `started` together name its process, also after a reboot or a reused pid.
+    `pid` and `started` together name its process, also after a reboot or a reused pid. `since` is when the state began,
+    in seconds of the epoch. What was recorded by an earlier version is "" or 0 where that did not note it.
     """
 
     name: str
@@ -52,11 +53,23 @@ class Record:
     detached: bool
     target: str = "local"
     manifest: str = ""
+    backend: str = ""
+    method: str = ""
+    since: float = 0.0
     format_version: int = FORMAT_VERSION
 
     @property
     def is_running(self) -> bool:
         return is_alive(self.pid, self.started)
+
+    @property
+    def state_now(self) -> str:
+        """Return the state as its process has it: live, starting, stopped, failed, or dead where it should run."""
+        if self.state not in (*STARTING, "live"):
+            return self.state
+        if not self.is_running:
+            return "dead"
+        return "live" if self.state == "live" else "starting"
 
     @property
     def ports(self) -> Ports:
@@ -70,6 +83,12 @@ class Record:
             "grpc": f"{LOOPBACK}:{self.grpc}",
             "metrics": f"http://{LOOPBACK}:{self.metrics}/metrics",
         }
+
+
+def deployment_names() -> list[str]:
+    """Return the names that were ever deployed, sorted."""
+    found = (path.parent.name for path in (state_dir() / "deployments").glob("*/state.json"))
+    return sorted(name for name in found if NAME.fullmatch(name))
 
 
 class DeploymentJournal:
@@ -100,14 +119,15 @@ class DeploymentJournal:
         """Return the last record; a name that was never deployed is an error that lists those that were."""
         if record := self.read():
             return record
-        names = sorted(path.parent.name for path in self.root.parent.glob("*/state.json"))
+        names = deployment_names()
         raise DeployError(
             f"no deployment {self.name!r}; known: {', '.join(names) or 'none'}", hint=did_you_mean(self.name, names)
         )
 
     def write(self, record: Record, detail: str = "") -> Record:
         """Note a transition: first in the journal, then as the state."""
-        line = {"time": time.time(), "state": record.state, "pid": record.pid, "detail": detail}
+        record = replace(record, since=time.time())
+        line = {"time": record.since, "state": record.state, "pid": record.pid, "detail": detail}
         with (self.root / "journal.jsonl").open("a") as journal:
             journal.write(json.dumps(line) + "\n")
         state = json.dumps(asdict(record), indent=1).encode()

@@ -21,7 +21,7 @@ from typing import Any
 from trtspec.artifacts.manifest import load_manifest
 from trtspec.backends.base import find_backend
 from trtspec.deploy.base import BeforeLive, OnEvent, Target
-from trtspec.deploy.journal import FORMAT_VERSION, STARTING, DeploymentJournal, Record
+from trtspec.deploy.journal import FORMAT_VERSION, DeploymentJournal, Record
 from trtspec.deploy.stage import check_server, stage_repository
 from trtspec.errors import DeployError, SmokeTestFailed, StepTimeout, TrtspecError
 from trtspec.measure.report import manifest_sha256
@@ -142,14 +142,12 @@ def status(name: str) -> dict[str, Any]:
     """
     journal = DeploymentJournal(name)
     record = journal.known()
-    document = _document(record, record.state)
-    if record.state == "live" and record.is_running:
+    document = _document(record, record.state_now)
+    if document["state"] == "live":
         document["probe"] = _probe_result(record)
         document["state"] = "live" if document["probe"]["ok"] else "unhealthy"
-    elif record.state in STARTING and record.is_running:
-        document["state"] = "starting"
-    elif record.state in (*STARTING, "live"):
-        document |= {"state": "dead", "log": tail(journal.log)}
+    elif document["state"] == "dead":
+        document["log"] = tail(journal.log)
     return document | {"artifact": record.artifact, "manifest": record.manifest, "log_file": str(journal.log)}
 
 
@@ -184,6 +182,8 @@ def _start(journal: DeploymentJournal, artifact: Path, ports: Ports, detach: boo
         shm_prefix=shm_prefix,
         detached=detach,
         manifest=manifest_sha256(artifact),
+        backend=manifest.backend.name,
+        method=manifest.recipe.speculation.method,
     )
     return LocalDeployment(journal, record, process)
 
