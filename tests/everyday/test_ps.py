@@ -71,6 +71,7 @@ def test_states_are_those_of_the_processes(deployed: None, trtspec: Run) -> None
         "backend": "embedded",
         "method": "ngram",
         "endpoints": dict(zip(("http", "grpc", "metrics"), ADDRESSES.split("; "), strict=True)),
+        "host": "127.0.0.1",
         "pid": os.getpid(),
         "since": "2023-11-14T22:13:20+00:00",
     }

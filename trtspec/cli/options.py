@@ -12,8 +12,13 @@ Recipe = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe file.",
 Artifact = Annotated[
     Path, typer.Argument(metavar="ARTIFACT", help="A directory that `trtspec build` made.", show_default=False)
 ]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The recipe's name.", show_default=False)]
-AnyName = Annotated[str | None, typer.Argument(metavar="[NAME]", help="The recipe's name.", show_default=False)]
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="The deployment's name, which is the recipe's.", show_default=False)
+]
+AnyName = Annotated[
+    str | None,
+    typer.Argument(metavar="[NAME]", help="The deployment's name, which is the recipe's.", show_default=False),
+]
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a value, as speculation.draft_len=3.")
 ]

@@ -20,6 +20,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from trtspec.deploy.address import reachable
 from trtspec.errors import DeployError
 from trtspec.files import read_bounded, replace_file
 from trtspec.paths import state_dir
@@ -56,6 +57,7 @@ class Record:
     backend: str = ""
     method: str = ""
     since: float = 0.0
+    host: str = LOOPBACK
     format_version: int = FORMAT_VERSION
 
     @property
@@ -73,15 +75,16 @@ class Record:
 
     @property
     def ports(self) -> Ports:
-        return Ports(self.http, self.grpc, self.metrics)
+        return Ports(self.http, self.grpc, self.metrics, self.host)
 
     @property
     def endpoints(self) -> dict[str, str]:
-        """Return the addresses of the server."""
+        """Return addresses by which this machine reaches the server."""
+        host = reachable(self.host)
         return {
-            "http": f"http://{LOOPBACK}:{self.http}",
-            "grpc": f"{LOOPBACK}:{self.grpc}",
-            "metrics": f"http://{LOOPBACK}:{self.metrics}/metrics",
+            "http": f"http://{host}:{self.http}",
+            "grpc": f"{host}:{self.grpc}",
+            "metrics": f"http://{host}:{self.metrics}/metrics",
         }
 
 
@@ -96,7 +99,7 @@ class DeploymentJournal:
 
     def __init__(self, name: str) -> None:
         if not NAME.fullmatch(name):
-            raise DeployError(f"{name!r} is no name of a recipe", hint="a-z, 0-9, '.', '_' and '-', at most 63")
+            raise DeployError(f"{name!r} is no name of a deployment", hint="a-z, 0-9, '.', '_' and '-', at most 63")
         self.name = name
         self.root = state_dir() / "deployments" / name
         self.log = self.root / "server.log"
