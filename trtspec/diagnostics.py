@@ -131,7 +131,7 @@ def render_diagnostic(diagnostic: Diagnostic) -> str:
         lines.append(f"  {mark.line} │ {_window(mark.text, mark.column or 1)}")
     warning = "warning: " if diagnostic.severity == "warning" else ""
     lines += _with_hint(f"  {warning}{diagnostic.message}", diagnostic.hint)
-    return "\n".join(_printable(line) for line in lines)
+    return "\n".join(printable(line) for line in lines)
 
 
 def _with_hint(said: str, hint: str | None) -> list[str]:
@@ -148,7 +148,7 @@ def _window(text: str, column: int) -> str:
     return ("…" if start else "") + text[start : start + LINE_WIDTH] + "…"
 
 
-def _printable(line: str) -> str:
-    """Escape what would move a terminal's cursor or cannot be encoded: the text is a stranger's."""
+def printable(line: str) -> str:
+    """Return a stranger's line with escapes for what would move a terminal's cursor or cannot be encoded."""
     line = line.replace("\t", "    ")
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in line)

@@ -22,21 +22,21 @@ PR_SET_PDEATHSIG = 1
 PROBE_TIMEOUT_S = 60.0
 
 
-def free_ports(count: int) -> list[int]:
-    """Return different loopback ports that nobody listens on, all held open while the others are chosen."""
+def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
+    """Return different ports of an address of this machine that nobody listens on, held while others are chosen."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
-            each.bind((LOOPBACK, 0))
+            each.bind((host, 0))
         return [each.getsockname()[1] for each in sockets]
 
 
-def port_in_use(port: int) -> bool:
-    """Return whether a loopback port is taken, asked as a server would: by binding it."""
+def port_in_use(port: int, host: str = LOOPBACK) -> bool:
+    """Return whether a port of an address of this machine is taken, asked as a server would: by binding it."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((LOOPBACK, port))
+            probe.bind((host, port))
         except OSError:
             return True
     return False

@@ -27,7 +27,7 @@ HEAVY = ("torch", "transformers", "tritonclient", "tritonserver", "google.protob
 
 def test_the_commands() -> None:
     assert " ".join(COMMANDS) == (
-        "bench build cache check compare deploy doctor generate init inspect migrate plan plugins recipes schema "
+        "bench build cache check compare deploy doctor generate init inspect logs migrate plan plugins ps recipes schema "
         "status stop swift verify"
     )
 

@@ -66,7 +66,15 @@ def test_deploy(trtspec: Run, monkeypatch: pytest.MonkeyPatch, gates: list[Path]
     done = trtspec("deploy", "build/tiny", "--http-port", 8000, "--timeout", 9, "--json")
     assert done.code == 0
     assert done.document == LIVE | {"left_out": []}
-    options = {"http_port": 8000, "grpc_port": None, "metrics_port": None, "detach": False, "timeout_s": 9.0}
+    options = {
+        "name": None,
+        "host": "127.0.0.1",
+        "http_port": 8000,
+        "grpc_port": None,
+        "metrics_port": None,
+        "detach": False,
+        "timeout_s": 9.0,
+    }
     assert target.asked == [(Path("build/tiny"), options), "wait"]
     assert gates == [Path("build/tiny")]
     assert "  live    it answered\n" in done.err

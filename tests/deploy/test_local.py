@@ -100,6 +100,7 @@ def test_from_start_to_stop(deploy) -> None:
         "name": "echo",
         "state": "live",
         "endpoints": server.record.endpoints,
+        "host": LOOPBACK,
         "pid": server.process.pid,
     }
     assert Client(server.record.http).generate({"text_input": "hé", "max_tokens": 1})["text_output"] == "hé"
@@ -275,7 +276,7 @@ def test_an_unknown_name_lists_the_known(state: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../x", "", "A", "a/b", "a" * 64])
 def test_a_name_is_no_path(name: str) -> None:
-    with pytest.raises(DeployError, match="is no name of a recipe"):
+    with pytest.raises(DeployError, match="is no name of a deployment"):
         status(name)
 
 

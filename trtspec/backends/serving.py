@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trtspec.artifacts.manifest import Manifest
 from trtspec.errors import DeployError
+from trtspec.system import LOOPBACK
 from trtspec.triton.server import Ports, Server, server_command
 
 
@@ -38,7 +39,8 @@ class Launch:
         command = ["mpirun", "--allow-run-as-root", "-n", "1", *own]
         for rank in range(1, self.world_size):
             ranks = f"{shm_prefix}{rank}_"
-            worker = server_command(server, repository, ports, model=self.engines[0], shm_prefix=ranks)
+            inside = replace(ports, host=LOOPBACK)  # it takes no requests
+            worker = server_command(server, repository, inside, model=self.engines[0], shm_prefix=ranks)
             command += [":", "-n", "1", *worker, *(f"--load-model={name}" for name in self.engines[1:]), *self.options]
         return command
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trtspec.cli.options import Artifact, Baseline, Json, SkipGate
+from trtspec.system import LOOPBACK
 
 if TYPE_CHECKING:
     from trtspec.measure.report import LeftOut
@@ -20,6 +21,10 @@ Port = Annotated[int | None, typer.Option(help="A port; a free one is found wher
 def deploy(
     artifact: Artifact,
     target: Annotated[str, typer.Option(help="Where to: local is this machine.")] = "local",
+    name: Annotated[str | None, typer.Option(help="What it is known by, instead of the recipe's name.")] = None,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Where the server listens; 0.0.0.0: on all networks.")
+    ] = LOOPBACK,
     detach: Annotated[bool, typer.Option("--detach", help="Return and leave the server running.")] = False,
     http_port: Port = None,
     grpc_port: Port = None,
@@ -36,9 +41,12 @@ def deploy(
     from trtspec.cli.progress import counter
     from trtspec.cli.render import note, print_json
     from trtspec.cli.verify import left_out_lines
+    from trtspec.deploy.address import exposure
     from trtspec.deploy.base import deploy as serve
     from trtspec.measure.gates import check_gate_names
 
+    if exposed := exposure(host):
+        note(f"warning: {exposed}", "yellow")
     left_out: list[LeftOut] = []
 
     def leave_out(those: Sequence[LeftOut]) -> None:
@@ -54,6 +62,8 @@ def deploy(
             skip=sorted(check_gate_names(skip_gate or ())),
             baseline=baseline,
             on_left_out=leave_out,
+            name=name,
+            host=host,
             http_port=http_port,
             grpc_port=grpc_port,
             metrics_port=metrics_port,

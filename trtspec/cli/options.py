@@ -20,7 +20,19 @@ Artifact = Annotated[
 Name = Annotated[
     str,
     typer.Argument(
-        metavar="NAME", help="The recipe's name.", show_default=False, autocompletion=completing.deployments
+        metavar="NAME",
+        help="The deployment's name, which is the recipe's.",
+        show_default=False,
+        autocompletion=completing.deployments,
+    ),
+]
+AnyName = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[NAME]",
+        help="The deployment's name, which is the recipe's.",
+        show_default=False,
+        autocompletion=completing.deployments,
     ),
 ]
 Set = Annotated[

@@ -112,7 +112,7 @@ def _shown(*columns: ProgressColumn) -> Iterator[Progress]:
         yield progress
     finally:
         ended.set()
-        teller.join()
+        teller.join()  # unbounded: what it waits for has come
 
 
 def tell(progress: Progress, wait: Callable[[float], bool]) -> None:

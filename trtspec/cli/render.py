@@ -8,13 +8,16 @@ however long, for what reads the pipe.
 
 from __future__ import annotations
 
+import codecs
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from io import TextIOWrapper
+from itertools import chain
+from typing import TYPE_CHECKING, Any, cast
 
-from trtspec.diagnostics import Diagnostic, RecipeError, render_diagnostic
+from trtspec.diagnostics import Diagnostic, RecipeError, printable, render_diagnostic
 from trtspec.errors import TrtspecError
 
 if TYPE_CHECKING:
@@ -52,6 +55,18 @@ def one_or_many(documents: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 def say(text: str, style: str = "") -> None:
     """Print a line of a result on stdout; its text is never taken for markup."""
     console(stderr=False).print(text, style=style, soft_wrap=True)
+
+
+def show_foreign(pieces: Iterable[bytes]) -> None:
+    """Print a stranger's text on stdout as it comes: bytes as they are, but on a terminal nothing that controls it."""
+    encoding, is_shown = sys.stdout.encoding, is_terminal(console(stderr=False))
+    handler = "replace" if is_shown else "surrogateescape"
+    decoder = codecs.getincrementaldecoder(encoding)(handler)
+    cast(TextIOWrapper, sys.stdout).reconfigure(errors=handler)
+    for piece in chain(pieces, [b""]):
+        text = decoder.decode(piece, final=not piece)
+        sys.stdout.write("\n".join(map(printable, text.split("\n"))) if is_shown else text)
+        sys.stdout.flush()  # somebody waits for each line
 
 
 def note(text: str, style: str = "") -> None:

@@ -7,17 +7,22 @@ from typing import Any
 
 import typer
 
-from trtspec.cli.options import Json, Name
+from trtspec.cli.options import AnyName, Json
 
 
-def status(name: Name, json: Json = False) -> None:
+def status(name: AnyName = None, json: Json = False) -> None:
     """Ask a deployment for a token and say how it fares; exit code 1 where it should answer and does not.
+
+    Without a name, list all of them as `trtspec ps` does.
 
     Example: trtspec status quickstart
     """
+    from trtspec.cli.ps import ps
     from trtspec.cli.render import print_json
     from trtspec.deploy.base import status as ask
 
+    if name is None:
+        return ps(json)
     document = ask(name)
     fine = document["state"] in ("live", "starting", "stopped")
     if json:

@@ -6,17 +6,19 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Protocol
 
-from trtspec.deploy.journal import DeploymentJournal
-from trtspec.errors import DeployError, refusal
+from trtspec.deploy.journal import DeploymentJournal, Record, deployment_names
+from trtspec.errors import DeployError, TrtspecError, refusal
 from trtspec.measure.gates import on_request
 from trtspec.measure.gating import deploy_load, ensure_served_gates
 from trtspec.measure.report import LeftOut
 from trtspec.measure.verify import OnProgress, ensure_gates
 from trtspec.paths import state_dir
 from trtspec.registry import find
+from trtspec.system import LOOPBACK
 from trtspec.triton.client import Client
 
 OnEvent = Callable[[str, str], None]  # (state, what happened): for people, as it happens
@@ -40,6 +42,8 @@ class Deploy(Protocol):
         self,
         artifact: Path,
         *,
+        name: str | None = None,
+        host: str = LOOPBACK,
         http_port: int | None = None,
         grpc_port: int | None = None,
         metrics_port: int | None = None,
@@ -50,13 +54,21 @@ class Deploy(Protocol):
     ) -> Deployment: ...
 
 
+def _state_of_process(record: Record) -> str:
+    return record.state_now
+
+
 @dataclass(frozen=True)
 class Target:
-    """The three things every place to deploy to can do; deployments are known by the recipe's name."""
+    """What every place to deploy to can do; deployments are known by their name, of all targets.
+
+    `state` is what can be said of a deployment without asking its server: by default, whether its process lives here.
+    """
 
     deploy: Deploy
     status: Callable[[str], dict[str, Any]]
     stop: Callable[[str], dict[str, Any]]
+    state: Callable[[Record], str] = _state_of_process
 
 
 def deploy(
@@ -67,14 +79,18 @@ def deploy(
     skip: Collection[str] = (),
     baseline: str | None = None,
     on_left_out: Callable[[Sequence[LeftOut]], None] = lambda left_out: None,
+    name: str | None = None,
     **options: Any,
 ) -> Deployment:
     """Serve an artifact whose gates hold: by its report, by measuring them now, or on its server before it is live.
 
     `skip` names gates to leave out, `baseline` a server without speculation. `on_left_out` gets what was not judged;
-    `options` are those of `Deploy`. Raises like `ensure_gates` and the target.
+    `name` is what the deployment is known by, in place of the recipe's name; `options` are the others of `Deploy`.
+    Raises like `ensure_gates` and the target.
     """
     where = find_target(target)
+    if name is not None:
+        DeploymentJournal(name)  # which refuses what is no name, before anything is measured
     other = Client.at(address_of(baseline)[0]) if baseline else None
     if skip:
         on_left_out([on_request(name) for name in skip])
@@ -86,7 +102,7 @@ def deploy(
 
         options["before_live"] = judge  # not given where it has nothing to do
     with _in_words():
-        return where.deploy(artifact, **options)
+        return where.deploy(artifact, name=name, **options)
 
 
 def address_of(what: str) -> tuple[str, dict[str, Any]]:
@@ -101,6 +117,27 @@ def status(name: str) -> dict[str, Any]:
     """Return how a deployment fares, wherever it runs."""
     with _in_words():
         return target_of(name).status(name)
+
+
+def deployments() -> list[dict[str, Any]]:
+    """Return all deployments by name, whether they run or not; no server is asked, so that nothing waits for one."""
+    with _in_words():
+        return [_listed(name) for name in deployment_names()]
+
+
+def _listed(name: str) -> dict[str, Any]:
+    """Return what is known of a deployment; one whose record or target is broken hides none of the others."""
+    try:
+        record = DeploymentJournal(name).known()
+        state = find_target(record.target).state(record)
+    except TrtspecError as error:
+        return {"name": name, "state": "unknown", "error": str(error)}
+    keys = ("name", "target", "artifact", "backend", "method", "endpoints", "host", "pid")
+    return {key: getattr(record, key) for key in keys} | {"state": state, "since": _utc(record.since)}
+
+
+def _utc(seconds: float) -> str | None:
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds") if seconds else None
 
 
 def stop(name: str) -> dict[str, Any]:

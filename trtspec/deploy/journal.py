@@ -4,7 +4,7 @@
 deployments/NAME/state.json      the last Record
 deployments/NAME/journal.jsonl   one line a transition, with its time
 deployments/NAME/server.log      what the server said
-    deployments/NAME/artifact/       what is served: a copy of the models, links to the rest
+deployments/NAME/artifact/       what is served: a copy of the models, links to the rest
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from trtspec.deploy.address import reachable
 from trtspec.errors import DeployError
 from trtspec.files import read_bounded, replace_file
 from trtspec.paths import state_dir
@@ -37,7 +38,8 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 class Record:
     """One deployment and the target that it runs on; `manifest` is the SHA-256 of the artifact's when it was deployed.
 
-    `pid` and `started` together name its process, also after a reboot or a reused pid.
+    `pid` and `started` together name its process, also after a reboot or a reused pid. `since` is when the state began,
+    in seconds of the epoch. What was recorded by an earlier version is "" or 0 where that did not note it.
     """
 
     name: str
@@ -52,6 +54,10 @@ class Record:
     detached: bool
     target: str = "local"
     manifest: str = ""
+    backend: str = ""
+    method: str = ""
+    since: float = 0.0
+    host: str = LOOPBACK
     format_version: int = FORMAT_VERSION
 
     @property
@@ -59,22 +65,33 @@ class Record:
         return is_alive(self.pid, self.started)
 
     @property
+    def state_now(self) -> str:
+        """Return the state as its process has it: live, starting, stopped, failed, or dead where it should run."""
+        if self.state not in (*STARTING, "live"):
+            return self.state
+        if not self.is_running:
+            return "dead"
+        return "live" if self.state == "live" else "starting"
+
+    @property
     def ports(self) -> Ports:
-        return Ports(self.http, self.grpc, self.metrics)
+        return Ports(self.http, self.grpc, self.metrics, self.host)
 
     @property
     def endpoints(self) -> dict[str, str]:
-        """Return the addresses of the server."""
+        """Return addresses by which this machine reaches the server."""
+        host = reachable(self.host)
         return {
-            "http": f"http://{LOOPBACK}:{self.http}",
-            "grpc": f"{LOOPBACK}:{self.grpc}",
-            "metrics": f"http://{LOOPBACK}:{self.metrics}/metrics",
+            "http": f"http://{host}:{self.http}",
+            "grpc": f"{host}:{self.grpc}",
+            "metrics": f"http://{host}:{self.metrics}/metrics",
         }
 
 
 def deployment_names() -> list[str]:
-    """Return the names that were ever deployed here."""
-    return sorted(path.parent.name for path in (state_dir() / "deployments").glob("*/state.json"))
+    """Return the names that were ever deployed, sorted."""
+    found = (path.parent.name for path in (state_dir() / "deployments").glob("*/state.json"))
+    return sorted(name for name in found if NAME.fullmatch(name))
 
 
 class DeploymentJournal:
@@ -82,7 +99,7 @@ class DeploymentJournal:
 
     def __init__(self, name: str) -> None:
         if not NAME.fullmatch(name):
-            raise DeployError(f"{name!r} is no name of a recipe", hint="a-z, 0-9, '.', '_' and '-', at most 63")
+            raise DeployError(f"{name!r} is no name of a deployment", hint="a-z, 0-9, '.', '_' and '-', at most 63")
         self.name = name
         self.root = state_dir() / "deployments" / name
         self.log = self.root / "server.log"
@@ -112,7 +129,8 @@ class DeploymentJournal:
 
     def write(self, record: Record, detail: str = "") -> Record:
         """Note a transition: first in the journal, then as the state."""
-        line = {"time": time.time(), "state": record.state, "pid": record.pid, "detail": detail}
+        record = replace(record, since=time.time())
+        line = {"time": record.since, "state": record.state, "pid": record.pid, "detail": detail}
         with (self.root / "journal.jsonl").open("a") as journal:
             journal.write(json.dumps(line) + "\n")
         state = json.dumps(asdict(record), indent=1).encode()

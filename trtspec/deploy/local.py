@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serve an artifact on this machine: one tritonserver on loopback, watched from its start to its end.
+"""Serve an artifact on this machine: one tritonserver, watched from its start to its end.
 
     staged   its process runs        smoke   a first request is under way        stopped   ended when asked to
     loaded   it says it is ready     live    that request was answered           failed    ended on the way to live
@@ -20,12 +20,22 @@ from typing import Any
 
 from trtspec.artifacts.manifest import load_manifest
 from trtspec.backends.base import find_backend
+from trtspec.deploy.address import check_own
 from trtspec.deploy.base import BeforeLive, OnEvent, Target
-from trtspec.deploy.journal import FORMAT_VERSION, STARTING, DeploymentJournal, Record
+from trtspec.deploy.journal import FORMAT_VERSION, DeploymentJournal, Record
 from trtspec.deploy.stage import check_server, stage_repository
 from trtspec.errors import DeployError, SmokeTestFailed, StepTimeout, TrtspecError
 from trtspec.measure.report import manifest_sha256
-from trtspec.system import free_ports, port_in_use, sigterm_as_interrupt, start_time, stop_session, tail, wait_until
+from trtspec.system import (
+    LOOPBACK,
+    free_ports,
+    port_in_use,
+    sigterm_as_interrupt,
+    start_time,
+    stop_session,
+    tail,
+    wait_until,
+)
 from trtspec.triton.client import Client
 from trtspec.triton.server import EXIT_TIMEOUT_S, Ports, find_server, remove_shared_memory, start_server
 
@@ -39,6 +49,8 @@ POLL_S = 0.05
 def deploy_local(
     artifact: Path,
     *,
+    name: str | None = None,
+    host: str = LOOPBACK,
     http_port: int | None = None,
     grpc_port: int | None = None,
     metrics_port: int | None = None,
@@ -53,10 +65,10 @@ def deploy_local(
     whatever `before_live` raises.
     """
     deadline = time.monotonic() + timeout_s
-    journal = DeploymentJournal(load_manifest(artifact).recipe.name)
+    journal = DeploymentJournal(name or load_manifest(artifact).recipe.name)
     with journal.lock():
         _check_not_running(journal)
-        ports = _choose_ports(http_port, grpc_port, metrics_port)
+        ports = _choose_ports(http_port, grpc_port, metrics_port, host)
         server = _start(journal, artifact, ports, detach)
         with server.stopped_on_failure():
             journal.write(server.record)
@@ -99,7 +111,7 @@ class LocalDeployment:
 
     def await_ready(self, deadline: float) -> None:
         """Return when the server says that its models are loaded."""
-        client = Client(self.record.http, timeout_s=2.0)
+        client = Client.at(self.record.endpoints["http"], timeout_s=2.0)
         while not client.is_ready():
             if (code := self.process.poll()) is not None:
                 raise DeployError(f"the server ended with status {code} while it started", hint=_log_hint(self.journal))
@@ -142,14 +154,12 @@ def status(name: str) -> dict[str, Any]:
     """
     journal = DeploymentJournal(name)
     record = journal.known()
-    document = _document(record, record.state)
-    if record.state == "live" and record.is_running:
+    document = _document(record, record.state_now)
+    if document["state"] == "live":
         document["probe"] = _probe_result(record)
         document["state"] = "live" if document["probe"]["ok"] else "unhealthy"
-    elif record.state in STARTING and record.is_running:
-        document["state"] = "starting"
-    elif record.state in (*STARTING, "live"):
-        document |= {"state": "dead", "log": tail(journal.log)}
+    elif document["state"] == "dead":
+        document["log"] = tail(journal.log)
     return document | {"artifact": record.artifact, "manifest": record.manifest, "log_file": str(journal.log)}
 
 
@@ -184,6 +194,9 @@ def _start(journal: DeploymentJournal, artifact: Path, ports: Ports, detach: boo
         shm_prefix=shm_prefix,
         detached=detach,
         manifest=manifest_sha256(artifact),
+        backend=manifest.backend.name,
+        method=manifest.recipe.speculation.method,
+        host=ports.host,
     )
     return LocalDeployment(journal, record, process)
 
@@ -196,13 +209,14 @@ def _check_not_running(journal: DeploymentJournal) -> None:
     if record.is_running:
         raise DeployError(
             f"{record.name!r} is already deployed at {record.endpoints['http']} (process {record.pid})",
-            hint=f"trtspec stop {record.name}",
+            hint=f"trtspec stop {record.name}, or choose another name with --name",
         )
     _end(journal, record, "stopped" if record.state == "live" else record.state, 0.0)
 
 
-def _choose_ports(http: int | None, grpc: int | None, metrics: int | None) -> Ports:
+def _choose_ports(http: int | None, grpc: int | None, metrics: int | None, host: str = LOOPBACK) -> Ports:
     """Return the wanted ports and free ones for the rest; a wanted port that is taken is an error."""
+    check_own(host)
     wanted = {"http": http, "grpc": grpc, "metrics": metrics}
     given = [port for port in wanted.values() if port is not None]
     for name, port in wanted.items():
@@ -210,10 +224,10 @@ def _choose_ports(http: int | None, grpc: int | None, metrics: int | None) -> Po
             continue
         if not 0 < port < 65536 or given.count(port) > 1:
             raise DeployError(f"{name} port {port} cannot be used", hint="three different ports from 1 to 65535")
-        if port_in_use(port):
+        if port_in_use(port, host):
             raise DeployError(f"{name} port {port} is in use", hint="choose another, or none and a free one is found")
-    free = [port for port in free_ports(6) if port not in given]
-    return Ports(*(port or free.pop() for port in wanted.values()))
+    free = [port for port in free_ports(6, host) if port not in given]
+    return Ports(*(port or free.pop() for port in wanted.values()), host=host)
 
 
 def _end(journal: DeploymentJournal, record: Record, state: str, timeout_s: float, detail: str = "") -> Record:
@@ -223,7 +237,7 @@ def _end(journal: DeploymentJournal, record: Record, state: str, timeout_s: floa
 
 
 def _probe(record: Record, timeout_s: float) -> None:
-    answer = Client(record.http, timeout_s=timeout_s).generate(SMOKE_REQUEST)
+    answer = Client.at(record.endpoints["http"], timeout_s).generate(SMOKE_REQUEST)
     if "text_output" not in answer:
         raise DeployError(f"the answer holds no text_output, only {', '.join(sorted(answer))}")
 
@@ -244,6 +258,7 @@ def _document(record: Record, state: str) -> dict[str, Any]:
         "name": record.name,
         "state": state,
         "endpoints": record.endpoints,
+        "host": record.host,
         "pid": record.pid,
     }
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find a tritonserver, give it what it needs to run here, and start it on loopback.
+"""Find a tritonserver, give it what it needs to run here, and start it, on loopback unless asked otherwise.
 
 Searched in this order: `TRTSPEC_TRITONSERVER`, PATH, the nvidia-pytriton wheel. The wheel's server finds its Python
 backend in no fixed place, so a small directory of links in the cache stands in for an installation.
@@ -49,11 +49,12 @@ class Server:
 
 @dataclass(frozen=True)
 class Ports:
-    """The loopback ports of one server."""
+    """The ports of one server, and the address of this machine that it listens at."""
 
     http: int
     grpc: int
     metrics: int
+    host: str = LOOPBACK
 
 
 def find_server() -> Server:
@@ -68,7 +69,7 @@ def find_server() -> Server:
 
 
 def server_command(server: Server, repository: Path, ports: Ports, *, model: str, shm_prefix: str) -> list[str]:
-    """Return the argv that serves `model`, and the models it is composed of, on loopback."""
+    """Return the argv that serves `model`, and the models it is composed of, at the ports' address."""
     command = [
         str(server.executable),
         f"--model-repository={repository}",
@@ -76,11 +77,11 @@ def server_command(server: Server, repository: Path, ports: Ports, *, model: str
         f"--load-model={model}",
         "--disable-auto-complete-config",
         f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
-        f"--http-address={LOOPBACK}",
+        f"--http-address={ports.host}",
         f"--http-port={ports.http}",
-        f"--grpc-address={LOOPBACK}",
+        f"--grpc-address={ports.host}",
         f"--grpc-port={ports.grpc}",
-        f"--metrics-address={LOOPBACK}",
+        f"--metrics-address={ports.host}",
         f"--metrics-port={ports.metrics}",
         f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
     ]

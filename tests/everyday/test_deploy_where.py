@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`deploy --name` and `--host`: one artifact served several times, at an address that is asked for."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Run
+from tests.triton.artifact import make_echo_artifact
+from trtspec.backends.serving import Launch
+from trtspec.deploy import local
+from trtspec.deploy.base import deployments, stop
+from trtspec.deploy.journal import DeploymentJournal, Record
+from trtspec.errors import DeployError
+from trtspec.system import port_in_use
+from trtspec.triton.client import Client
+from trtspec.triton.server import Ports, Server, find_server
+
+WARNING = (
+    "warning: the server has no authentication: whoever reaches {} can send it requests and read /metrics; "
+    "put a proxy in front of it\n"
+)
+ELSEWHERE = "127.0.0.2"
+
+
+class Target:
+    """Serves nothing and notes what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: dict[str, Any] = {}
+
+    def deploy(self, artifact: Path, **options: Any) -> Target:
+        self.asked = options
+        return self
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"format_version": 1, "name": self.asked["name"], "state": "live", "endpoints": {}, "pid": 7}
+
+
+@pytest.fixture
+def target(monkeypatch: pytest.MonkeyPatch) -> Target:
+    """A place to deploy to whatever gates there are."""
+    found = Target()
+    monkeypatch.setattr("trtspec.deploy.base.find_target", lambda name: found)
+    monkeypatch.setattr("trtspec.deploy.base.ensure_gates", lambda *_: True)
+    return found
+
+
+def test_what_is_exposed_is_said(target: Target, workplace: Path, trtspec: Run) -> None:
+    for host, warned in (("0.0.0.0", True), ("10.1.2.3", True), ("127.0.0.2", False), ("127.0.0.1", False)):
+        done = trtspec("deploy", "build/tiny", "--name", "one", "--host", host, "--detach", "--json")
+        assert (done.code, done.document["name"]) == (0, "one")
+        assert (target.asked["name"], target.asked["host"]) == ("one", host)
+        assert done.err == (WARNING.format(host) if warned else "")
+
+
+@pytest.mark.parametrize(
+    "host", ["", "localhost", "::1", "1.2.3", "1.2.3.4:80", "127.0.0.1 ", "224.0.0.1", "255.255.255.255"]
+)
+def test_what_is_no_address_is_refused_before_anything_is_measured(host: str, target: Target, trtspec: Run) -> None:
+    refused = trtspec("deploy", "build/tiny", "--host", host)
+    assert refused.code == 1
+    assert "listen at" in refused.err
+    assert "hint: an IPv4 address of this machine: 127.0.0.1 for itself alone, 0.0.0.0 for all" in refused.err
+    assert target.asked == {}
+
+
+@pytest.mark.parametrize("name", ["", "../x", "A b"])
+def test_what_is_no_name_is_refused(name: str, target: Target, trtspec: Run) -> None:
+    refused = trtspec("deploy", "build/tiny", "--name", name)
+    assert (refused.code, target.asked) == (1, {})
+    assert f"{name!r} is no name of a deployment" in refused.err
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(DeployError, match=r"no server can listen at 192\.0\.2\.1: Cannot assign requested address"):
+        local._choose_ports(None, None, None, "192.0.2.1")
+
+
+def test_ports_are_free_at_the_address() -> None:
+    with socket.create_server((ELSEWHERE, 0)) as taken:
+        port = taken.getsockname()[1]
+        assert not port_in_use(port)
+        assert local._choose_ports(port, None, None).http == port
+        with pytest.raises(DeployError, match="is in use"):
+            local._choose_ports(port, None, None, ELSEWHERE)
+    assert local._choose_ports(None, None, None, ELSEWHERE).host == ELSEWHERE
+
+
+def test_endpoints_can_be_reached() -> None:
+    record = Record("x", "live", "/a", 1, 1, 2, 3, 4, "p", True, host="10.1.2.3")
+    assert record.endpoints == {
+        "http": "http://10.1.2.3:2",
+        "grpc": "10.1.2.3:3",
+        "metrics": "http://10.1.2.3:4/metrics",
+    }
+    assert replace(record, host="0.0.0.0").endpoints["http"] == "http://127.0.0.1:2"
+
+
+def test_only_the_server_that_takes_requests_listens_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mpirun").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    launch = Launch(world_size=2, engines=("tensorrt_llm",))
+    command = launch.command(Server(Path("/s"), "PATH"), tmp_path, Ports(1, 2, 3, "0.0.0.0"), "p_")
+    middle = command.index(":")
+    first, second = ([word for word in part if "-address=" in word] for part in (command[:middle], command[middle:]))
+    assert first == [f"--{name}-address=0.0.0.0" for name in ("http", "grpc", "metrics")]
+    assert second == [f"--{name}-address=127.0.0.1" for name in ("http", "grpc", "metrics")]
+
+
+@pytest.fixture
+def echo(workplace: Path) -> Iterator[Path]:
+    """An artifact that echoes; whatever serves it in the end is stopped."""
+    try:
+        find_server()
+    except DeployError as error:
+        pytest.skip(str(error))
+    yield make_echo_artifact(workplace / "echo")
+    for each in deployments():
+        stop(each["name"])
+
+
+@pytest.mark.triton
+def test_one_artifact_is_served_twice(echo: Path, trtspec: Run) -> None:
+    for name, host in (("one", "127.0.0.1"), ("two", ELSEWHERE)):
+        local.deploy_local(echo, name=name, host=host, timeout_s=60)
+    found = {each["name"]: each for each in trtspec("ps", "--json").document["deployments"]}
+    assert {name: (each["state"], each["host"]) for name, each in found.items()} == {
+        "one": ("live", "127.0.0.1"),
+        "two": ("live", ELSEWHERE),
+    }
+    for each in found.values():
+        answer = Client.at(each["endpoints"]["http"]).generate({"text_input": "hé", "max_tokens": 1})
+        assert answer["text_output"] == "hé"
+    assert not port_in_use(DeploymentJournal("two").known().http), "it listens at the other address alone"
+    status = trtspec("status", "two", "--json")
+    assert (status.code, status.document["probe"]["ok"], status.document["host"]) == (0, True, ELSEWHERE)
+    assert "echo starts" in trtspec("logs", "two").out
+    assert trtspec("stop", "one").out == "one is stopped\n"
+    assert trtspec("status", "two").code == 0
+    with pytest.raises(DeployError, match="'two' is already deployed") as caught:
+        local.deploy_local(echo, name="two")
+    assert caught.value.hint == "trtspec stop two, or choose another name with --name"

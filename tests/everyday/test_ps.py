@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ps`: every deployment with the state that its process has, whatever was recorded last."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Run
+from trtspec.deploy.journal import DeploymentJournal, Record
+from trtspec.system import start_time
+
+HTTP = "http://127.0.0.1:18000"
+ADDRESSES = f"{HTTP}; 127.0.0.1:18001; http://127.0.0.1:18002/metrics"
+
+
+def recorded(name: str, state: str, *, runs: bool = True) -> Record:
+    """Record a deployment whose process is this one, or has ended."""
+    journal = DeploymentJournal(name)
+    journal.root.mkdir(parents=True)
+    record = Record(
+        name=name,
+        state=state,
+        artifact="/build/tiny",
+        pid=os.getpid(),
+        started=start_time(os.getpid()) if runs else 1,
+        http=18000,
+        grpc=18001,
+        metrics=18002,
+        shm_prefix="x",
+        detached=True,
+        backend="embedded",
+        method="ngram",
+    )
+    return journal.write(record)
+
+
+@pytest.fixture
+def deployed(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One deployment of each kind, all of them since a known moment."""
+    monkeypatch.setenv("TZ", "UTC")
+    monkeypatch.setattr("trtspec.deploy.journal.time.time", lambda: 1_700_000_000.0)
+    recorded("running", "live")
+    recorded("loading", "loaded")
+    recorded("killed", "live", runs=False)
+    recorded("ended", "stopped", runs=False)
+    recorded("wrong", "failed", runs=False)
+
+
+def test_states_are_those_of_the_processes(deployed: None, trtspec: Run) -> None:
+    done = trtspec("ps", "--json")
+    assert (done.code, done.err) == (0, "")
+    found = done.document["deployments"]
+    states = {each["name"]: each["state"] for each in found}
+    assert states == {
+        "ended": "stopped",
+        "killed": "dead",
+        "loading": "starting",
+        "running": "live",
+        "wrong": "failed",
+    }
+    assert list(states) == sorted(states)
+    assert found[3] == {
+        "name": "running",
+        "state": "live",
+        "target": "local",
+        "artifact": "/build/tiny",
+        "backend": "embedded",
+        "method": "ngram",
+        "endpoints": dict(zip(("http", "grpc", "metrics"), ADDRESSES.split("; "), strict=True)),
+        "host": "127.0.0.1",
+        "pid": os.getpid(),
+        "since": "2023-11-14T22:13:20+00:00",
+    }
+
+
+@pytest.mark.parametrize("command", ["ps", "status"])
+def test_the_table_is_a_row_each(command: str, deployed: None, trtspec: Run) -> None:
+    shown = trtspec(command)
+    rows = [line.split(maxsplit=4) for line in shown.out.splitlines()]
+    assert (shown.code, shown.err) == (0, "")
+    assert rows[0] == ["name", "state", "backend", "method", "endpoints" + rows[0][4].removeprefix("endpoints")]
+    assert [row[:2] for row in rows[1:]] == [
+        ["ended", "stopped"],
+        ["killed", "dead"],
+        ["loading", "starting"],
+        ["running", "live"],
+        ["wrong", "failed"],
+    ]
+    assert rows[4][4].startswith(f"{ADDRESSES}  {os.getpid()}  2023-11-14 ")
+    assert rows[1][4].split()[:2] == ["-", "-"], "nothing answers at the addresses of what was stopped"
+
+
+def test_nothing_was_deployed(workplace: Path, trtspec: Run) -> None:
+    assert trtspec("ps").out == "nothing was deployed\n"
+    assert trtspec("status", "--json").document == {"format_version": 1, "deployments": []}
+    assert not (workplace / "state").exists()
+
+
+def test_a_broken_record_hides_no_other(deployed: None, workplace: Path, trtspec: Run) -> None:
+    (workplace / "state" / "deployments" / "killed" / "state.json").write_text("{")
+    journal = DeploymentJournal("ended")
+    journal.write(replace(journal.known(), target="elsewhere"))
+    done = trtspec("ps", "--json")
+    found = {each["name"]: each for each in done.document["deployments"]}
+    assert (done.code, len(found), found["running"]["state"]) == (0, 5, "live")
+    assert (found["killed"]["state"], found["ended"]["state"]) == ("unknown", "unknown")
+    assert "the deployment's state cannot be read" in found["killed"]["error"]
+    shown = trtspec("ps")
+    assert "warning: ended: unknown deploy target 'elsewhere'; known: local" in shown.err
+    assert "running" in shown.out
+
+
+def test_a_record_of_an_earlier_version_is_shown(deployed: None, workplace: Path, trtspec: Run) -> None:
+    path = workplace / "state" / "deployments" / "running" / "state.json"
+    lines = [line for line in path.read_text().splitlines() if not any(f'"{k}"' in line for k in ("backend", "since"))]
+    path.write_text("\n".join(lines))
+    found = {each["name"]: each for each in trtspec("ps", "--json").document["deployments"]}["running"]
+    assert (found["backend"], found["since"]) == ("", None)
+    assert "running  live      -         ngram" in trtspec("ps").out
