@@ -27,8 +27,8 @@ HEAVY = ("torch", "transformers", "tritonclient", "tritonserver", "google.protob
 
 def test_the_commands() -> None:
     assert " ".join(COMMANDS) == (
-        "bench build cache check compare deploy doctor generate init inspect logs migrate plan plugins ps recipes schema "
-        "status stop swift verify"
+        "bench build cache check compare deploy doctor generate init inspect logs migrate plan plugins ps recipes "
+        "schema status stop swift verify"
     )
 
 
