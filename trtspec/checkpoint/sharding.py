@@ -10,7 +10,7 @@ of the ranks.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from trtspec.checkpoint.model_config import ModelConfig
@@ -66,6 +66,13 @@ def mapping_problems(config: ModelConfig, mapping: ParallelMapping) -> list[str]
     if mapping.pipeline > config.num_layers:
         problems.append(f"{config.num_layers} layers are fewer than {mapping.pipeline} pipeline stages")
     return problems
+
+
+def fitting(config: ModelConfig, mapping: ParallelMapping) -> str:
+    """Return the numbers of ranks that a stage can be divided over, in words."""
+    powers = (1 << power for power in range(MOST_RANKS.bit_length()))
+    fit = [str(each) for each in powers if not mapping_problems(config, replace(mapping, tensor=each, pipeline=1))]
+    return f"tensor can be {', '.join(fit)}; pipeline at most {config.num_layers}"
 
 
 def split_of(rule: Rule, mapping: ParallelMapping) -> Split:

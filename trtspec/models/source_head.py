@@ -15,6 +15,8 @@ from trtspec.errors import CheckpointError
 from trtspec.methods.base import DraftHead, HeadTarget, find_method
 from trtspec.models.source_model import SourceModel
 
+FEWER = "set target.parallel.tensor to a number that divides it"
+
 
 @dataclass(frozen=True)
 class SourceHead:
@@ -32,7 +34,9 @@ class SourceHead:
     def diagnose(self, mapping: ParallelMapping) -> list[Diagnostic]:
         """Report how the head fits its target and the target's ranks."""
         fits = [each.below("speculation.draft") for each in self.head.diagnostics]
-        return fits + [Diagnostic("target.parallel", "parallel", message) for message in uneven(self.rules, mapping)]
+        return fits + [
+            Diagnostic("target.parallel", "parallel", message, FEWER) for message in uneven(self.rules, mapping)
+        ]
 
     def check(self, mapping: ParallelMapping) -> None:
         """Raise CheckpointError if the head does not fit its target or cannot be divided like this."""

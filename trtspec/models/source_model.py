@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trtspec.checkpoint.model_config import ModelConfig
 from trtspec.checkpoint.rules import Matched, Rule, match
-from trtspec.checkpoint.sharding import ParallelMapping, mapping_problems
+from trtspec.checkpoint.sharding import ParallelMapping, fitting, mapping_problems
 from trtspec.checkpoint.source import Source, load_source
 from trtspec.checkpoint.trtllm import EMBEDDING, LM_HEAD
 from trtspec.diagnostics import Diagnostic
@@ -49,7 +49,8 @@ class SourceModel:
 
     def diagnose(self, wanted: Scheme, mapping: ParallelMapping, *, converts: bool) -> list[Diagnostic]:
         """Report problems of how a recipe stores and divides the model; paths are relative to the model's."""
-        found = [Diagnostic("parallel", "parallel", message) for message in mapping_problems(self.config, mapping)]
+        hint = fitting(self.config, mapping)
+        found = [Diagnostic("parallel", "parallel", each, hint) for each in mapping_problems(self.config, mapping)]
         if converts:
             problems = self.problems(wanted, mapping)
             found += [Diagnostic(f"quantization.{key}", "quantization", message) for key, message in problems]

@@ -86,9 +86,9 @@ def _guarded(text: str, source: RecipeText) -> Iterator[Any]:
         documents += isinstance(event, yaml.DocumentStartEvent)
         mark = source.mark(event.start_mark.line, event.start_mark.column)
         if depth > MAX_DEPTH:
-            stop(mark, "too-deep", f"nested deeper than {MAX_DEPTH} levels")
+            stop(mark, "too-deep", f"nested deeper than {MAX_DEPTH} levels", "is it a recipe?")
         if nodes > MAX_NODES:
-            stop(mark, "too-large", f"more than {MAX_NODES:,} values")
+            stop(mark, "too-large", f"more than {MAX_NODES:,} values", "is it a recipe?")
         if documents > 1:
             stop(mark, "many-documents", "a second document begins here", "one recipe a file; `matrix` makes several")
         if isinstance(event, yaml.AliasEvent):
@@ -107,7 +107,7 @@ def _events(text: str, source: RecipeText) -> Iterator[Any]:
     except yaml.reader.ReaderError as error:
         before = LINE_BREAK.split(text[: error.position])
         message = f"the character U+{ord(text[error.position]):04X} is not allowed in YAML"
-        stop(source.mark(len(before) - 1, len(before[-1])), "syntax", message)
+        stop(source.mark(len(before) - 1, len(before[-1])), "syntax", message, "remove it")
     except yaml.MarkedYAMLError as error:
         if place := error.problem_mark:
             mark = source.mark(place.line, place.column)

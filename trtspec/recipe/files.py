@@ -98,13 +98,19 @@ def _read(path: Path, asked_at: Mark, chain: tuple[str, ...], diagnostics: list[
 
 def _parent(child: Path, extends: Node, chain: tuple[str, ...], diagnostics: list[Diagnostic]) -> Node:
     if not isinstance(extends.value, str) or not extends.value or CONTROL.search(extends.value):
-        stop(extends.mark, "wrong-type", "expected the path of another recipe", path="extends")
+        stop(extends.mark, "wrong-type", "expected the path of another recipe", "as extends: base.yaml", path="extends")
     path = Path(os.path.normpath(child.parent / os.path.expanduser(extends.value)))
     if os.path.realpath(path) in chain:
         around = " -> ".join(os.path.basename(file) for file in (*chain, str(path)))
-        stop(extends.mark, "extends-cycle", f"extends goes in a circle: {around}", path="extends")
+        stop(extends.mark, "extends-cycle", f"extends goes in a circle: {around}", "remove one of them", path="extends")
     if len(chain) > MAX_EXTENDS:
-        stop(extends.mark, "extends-depth", f"more than {MAX_EXTENDS} recipes extend each other", path="extends")
+        stop(
+            extends.mark,
+            "extends-depth",
+            f"more than {MAX_EXTENDS} recipes extend each other",
+            "merge some of them",
+            path="extends",
+        )
     return _read(path, extends.mark, chain, diagnostics)
 
 

@@ -14,6 +14,7 @@ from trtspec.diagnostics import Diagnostic, Mark, RecipeError, in_order, stop
 from trtspec.recipe.document import RecipeText, parse_document
 from trtspec.recipe.files import anchor_paths, find_recipe, name_of, read_recipe
 from trtspec.recipe.matrix import choose_cells, expand_matrix
+from trtspec.recipe.remedies import with_remedy
 from trtspec.recipe.schema import Recipe
 from trtspec.recipe.tree import Node, put, split_path
 from trtspec.recipe.validate import mark_of, validate_recipe
@@ -29,7 +30,7 @@ class LoadedRecipe:
 
     def located(self, diagnostic: Diagnostic) -> Diagnostic:
         """Return a diagnostic at the place of its recipe path, or of that path's nearest ancestor that is written."""
-        return diagnostic.at(mark_of(self.tree, diagnostic.code, diagnostic.path.split(".")))
+        return with_remedy(diagnostic).at(mark_of(self.tree, diagnostic.code, diagnostic.path.split(".")))
 
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> LoadedRecipe:
@@ -54,10 +55,10 @@ def load_matrix(path: Path, overrides: Sequence[str] = (), cells: Sequence[str] 
         if not diagnostics:  # else the names may not be those that were meant
             trees = choose_cells(trees, cells, name_of(path))
     except RecipeError as error:
-        raise RecipeError(in_order([*diagnostics, *error.diagnostics])) from None
+        raise RecipeError(in_order(list(map(with_remedy, [*diagnostics, *error.diagnostics])))) from None
     recipes = [validate_recipe(tree, diagnostics) for tree in trees]
     if diagnostics:
-        raise RecipeError(in_order(diagnostics))
+        raise RecipeError(in_order(list(map(with_remedy, diagnostics))))
     return [LoadedRecipe(recipe, path, tree) for recipe, tree in zip(recipes, trees, strict=True) if recipe]
 
 
