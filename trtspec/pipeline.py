@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -196,7 +196,17 @@ def run_build(build: Build, out: Path, store: Store, observer: Observer) -> Buil
         raise TrtspecError("; ".join(each.message for each in refused), hint=DISK_HINT)
     if problems := build.artifact.problems():
         raise StepError("; ".join(problems), hint="what is installed here is not what engine.version says")
-    results = execute(build.plan, store, observer, build.artifact.devices)
+    with store.holding([step.key for step in build.plan.steps], build.recipe.name):
+        results = execute(build.plan, store, observer, build.artifact.devices)
+        status = _publish(build, out, results)
+        if status == "published":
+            for result in results:
+                store.restamp(result.key)
+    return Built(out, status, results, time.perf_counter() - started)
+
+
+def _publish(build: Build, out: Path, results: Sequence[StepResult]) -> Literal["published", "unchanged"]:
+    """Put the artifact together from the steps' files."""
     entries = {result.key: result.entry for result in results}
     records, files = [], {}
     for directory, step in build.artifact.steps.items():
@@ -213,11 +223,7 @@ def run_build(build: Build, out: Path, store: Store, observer: Observer) -> Buil
         gpu=dict(build.artifact.gpu),
         backend=BackendRecord(name=build.recipe.engine.backend, why=build.recipe.engine.backend_why),
     )
-    status = publish_artifact(out, files, manifest)
-    if status == "published":
-        for result in results:
-            store.restamp(result.key)
-    return Built(out, status, results, time.perf_counter() - started)
+    return publish_artifact(out, files, manifest)
 
 
 def _tools() -> dict[str, str]:

@@ -227,7 +227,8 @@ def _choose_ports(http: int | None, grpc: int | None, metrics: int | None, host:
         if port_in_use(port, host):
             raise DeployError(f"{name} port {port} is in use", hint="choose another, or none and a free one is found")
     free = [port for port in free_ports(6, host) if port not in given]
-    return Ports(*(port or free.pop() for port in wanted.values()), host=host)
+    chosen = [port or free.pop() for port in wanted.values()]
+    return Ports(chosen[0], chosen[1], chosen[2], host)
 
 
 def _end(journal: DeploymentJournal, record: Record, state: str, timeout_s: float, detail: str = "") -> Record:
