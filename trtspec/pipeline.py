@@ -6,6 +6,7 @@ prepare sources -> check -> the backend's plan of the artifact -> run its steps 
 
 from __future__ import annotations
 
+import logging
 import platform
 import time
 from collections.abc import Callable, Sequence
@@ -41,6 +42,8 @@ from trtspec.recipe.resolve import ResolvedRecipe
 from trtspec.recipe.schema import Recipe
 from trtspec.steps.convert import ConvertCheckpoint
 from trtspec.steps.copy import CopyFiles
+
+log = logging.getLogger(__name__)
 
 # A plan may read this much of sources it has never seen; a build reads all of it.
 READ_WHILE_PLANNING = 1 << 27
@@ -184,6 +187,7 @@ def plan_build(
             done += count
             on_read(done, total)
 
+    log.info("%s: backend %s, because %s", loaded.recipe.name, context.choice.name, context.choice.why)
     digests = DigestCache(cache_dir() / "digests.json")
     reader = FileReader(digests, None if read_all else READ_WHILE_PLANNING, on_bytes)
     return Build(context, checked.diagnostics, find_backend(context.choice.name).plan(context, reader))
@@ -202,6 +206,7 @@ def run_build(build: Build, out: Path, store: Store, observer: Observer) -> Buil
         if status == "published":
             for result in results:
                 store.restamp(result.key)
+    log.info("%s: %s", out, status)
     return Built(out, status, results, time.perf_counter() - started)
 
 

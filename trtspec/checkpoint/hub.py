@@ -8,6 +8,7 @@ is stored on disk is not used, because a build should read what its environment 
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Callable, Collection
@@ -18,6 +19,8 @@ from urllib.parse import urlsplit
 from trtspec.checkpoint.source import INDEX, PICKLE_INDEX, TOKENIZER_FILES, read_weight_map, snapshot_dir
 from trtspec.errors import CheckpointError
 from trtspec.paths import hub_cache_dir
+
+log = logging.getLogger(__name__)
 
 DESCRIPTIONS = ("config.json", "hf_quant_config.json", INDEX, *TOKENIZER_FILES)
 TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]+")  # what may stand after "Bearer" in a header
@@ -42,11 +45,13 @@ def fetch_snapshot(model: str, revision: str, pickles: Collection[str], on_bytes
     bytes that are done and their total, which grows while files begin. Raises CheckpointError where the hub cannot be
     reached, does not hand the files out, has none, or where they cannot be stored.
     """
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
 
     root, token, bar = snapshot_dir(model, revision), _token(), _bar_class(on_bytes)
 
     def download(names: Collection[str]) -> None:
+        host, as_whom = urlsplit(constants.ENDPOINT).hostname, "with HF_TOKEN" if token else "without a token"
+        log.info("ask %s %s for %s at %s: %s", host, as_whom, model, revision, " ".join(names))
         snapshot_download(
             model,
             revision=revision,

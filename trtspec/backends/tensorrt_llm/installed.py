@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shlex
 import shutil
@@ -14,6 +15,8 @@ from pathlib import Path
 
 from trtspec.errors import TrtspecError
 from trtspec.gpus import Gpu
+
+log = logging.getLogger(__name__)
 
 PROBE_TIMEOUT_S = 60.0
 MOST_SCRIPT_BYTES = 4096
@@ -71,6 +74,7 @@ def seen_gpus() -> list[SeenGpu]:
 
 
 def _ask(command: Sequence[str], where: str, hint: str, cwd: str | None = None) -> str:
+    log.info("run %s", shlex.join(command))
     try:
         return subprocess.run(
             command,
