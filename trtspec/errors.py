@@ -25,6 +25,7 @@ import errno
 _REFUSALS = {
     errno.ENOSPC: "no space left on",
     errno.EDQUOT: "the disk quota is used up on",
+    errno.EFBIG: "no file may grow as large as needed on",
     errno.EIO: "the disk fails to read or write",
     errno.EROFS: "no writing is allowed to the file system of",
     errno.EACCES: "permission denied for",

@@ -6,9 +6,10 @@ check -> the backend's plan of the artifact -> run its steps -> publish; preflig
 
 from __future__ import annotations
 
+import logging
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -44,6 +45,8 @@ from trtspec.recipe.schema import Recipe
 from trtspec.steps.convert import ConvertCheckpoint
 from trtspec.steps.copy import CopyFiles
 from trtspec.steps.remember import remember_source
+
+log = logging.getLogger(__name__)
 
 # A plan may read this much of sources it has never seen; a build reads all of it.
 READ_WHILE_PLANNING = 1 << 27
@@ -174,6 +177,7 @@ def plan_build(
             done += count
             on_read(done, total)
 
+    log.info("%s: backend %s, because %s", loaded.recipe.name, context.choice.name, context.choice.why)
     digests = DigestCache(cache_dir() / "digests.json")
     absent = {source.root / name: each for source in context.sources.values() for name, each in source.absent.items()}
     reader = FileReader(digests, None if read_all else READ_WHILE_PLANNING, on_bytes, absent)
@@ -187,7 +191,19 @@ def run_build(build: Build, out: Path, store: Store, observer: Observer) -> Buil
         raise TrtspecError("; ".join(each.message for each in refused), hint=DISK_HINT)
     if problems := build.artifact.problems():
         raise StepError("; ".join(problems), hint="what is installed here is not what engine.version says")
-    results = execute(build.plan, store, observer, build.artifact.devices)
+    with store.holding([step.key for step in build.plan.steps], build.recipe.name):
+        results = execute(build.plan, store, observer, build.artifact.devices)
+        status = _publish(build, out, results)
+        if status == "published":
+            for result in results:
+                store.restamp(result.key)
+    _remember_sources(build, store)
+    log.info("%s: %s", out, status)
+    return Built(out, status, results, time.perf_counter() - started)
+
+
+def _publish(build: Build, out: Path, results: Sequence[StepResult]) -> Literal["published", "unchanged"]:
+    """Put the artifact together from the steps' files."""
     entries = {result.key: result.entry for result in results}
     records, files = [], {}
     for directory, step in build.artifact.steps.items():
@@ -206,11 +222,7 @@ def run_build(build: Build, out: Path, store: Store, observer: Observer) -> Buil
     )
     status = publish_artifact(out, files, manifest)
     remember_origins(manifest, {role: each.model for role, each in build.recipe.models.items() if not each.revision})
-    if status == "published":
-        for result in results:
-            store.restamp(result.key)
-    _remember_sources(build, store)
-    return Built(out, status, results, time.perf_counter() - started)
+    return status
 
 
 def _remember_sources(build: Build, store: Store) -> None:

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -16,6 +18,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from trtspec.errors import TrtspecError
+
+log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 PR_SET_PDEATHSIG = 1
@@ -159,6 +163,7 @@ def installed_version(package: str | None) -> str:
 
 def ask_program(command: Sequence[str], where: str, hint: str, cwd: str | None = None) -> str:
     """Return what a program prints within a minute; raises TrtspecError, about `where`, for one that fails."""
+    log.info("run %s", shlex.join(command))
     try:
         return subprocess.run(
             command,

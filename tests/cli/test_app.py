@@ -107,7 +107,13 @@ def documents(artifact: Path) -> dict[str, tuple[tuple[object, ...], set[str]]]:
             (recipe, "--samples", 2, "--max-tokens", 2, "--iterations", 2),
             {"name", "candidates", "places", "tried", "seconds", "speculation", "export"},
         ),
-        "cache": (("--verify",), {"ok", "root", "entries", "problems", "removed"}),
+        "cache": (
+            ("--verify",),
+            {
+                *("ok", "root", "bytes", "resumable_bytes", "entries", "recipes", "problems", "removed"),
+                *("dry_run", "freed_bytes", "linked_bytes"),
+            },
+        ),
         "recipes": ((), {"recipes"}),
         "schema": ((), {"schema"}),
     }

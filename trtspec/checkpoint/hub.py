@@ -8,6 +8,7 @@ is stored on disk is not used, because a build should read what its environment 
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Callable, Collection, Iterator
@@ -19,6 +20,8 @@ from urllib.parse import urlsplit
 from trtspec.checkpoint.source import INDEX, PICKLE_INDEX, TOKENIZER_FILES, read_weight_map, snapshot_dir
 from trtspec.errors import CheckpointError
 from trtspec.paths import hub_cache_dir
+
+log = logging.getLogger(__name__)
 
 DESCRIPTIONS = ("config.json", "hf_quant_config.json", INDEX, *TOKENIZER_FILES)
 TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]+")  # what may stand after "Bearer" in a header
@@ -54,13 +57,16 @@ def fetch_snapshot(model: str, revision: str, pickles: Collection[str], on_bytes
 
 
 def _download(model: str, revision: str, names: Collection[str], bar: type[Any]) -> None:
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
 
+    token = hub_token()
+    host, as_whom = urlsplit(constants.ENDPOINT).hostname, "with HF_TOKEN" if token else "without a token"
+    log.info("ask %s %s for %s at %s: %s", host, as_whom, model, revision, " ".join(names))
     snapshot_download(
         model,
         revision=revision,
         cache_dir=hub_cache_dir(),
-        token=hub_token() or False,
+        token=token or False,
         allow_patterns=list(names),
         ignore_patterns=["*/*"],  # the patterns alone would match in folders too
         tqdm_class=bar,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import signal
@@ -23,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from shlex import quote
+from shlex import join, quote
 
 from trtspec.checkpoint.safetensors import read_header
 from trtspec.checkpoint.source import (
@@ -39,6 +40,8 @@ from trtspec.errors import CheckpointError
 from trtspec.files import file_sha256, sync, sync_directories
 from trtspec.paths import cache_dir
 from trtspec.system import die_with_parent
+
+log = logging.getLogger(__name__)
 
 FORMAT = "trtspec.unpickled/1"
 DESCRIPTIONS = ("config.json", *TOKENIZER_FILES)
@@ -140,8 +143,10 @@ def _run_unpickler(pickle: Path, descriptor: int, out: Path) -> None:
     if find_spec("torch") is None:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
     timeout_s = LEAST_TIME_S + pickle.stat().st_size / LEAST_BYTES_PER_S
+    command = [sys.executable, "-I", "-m", "trtspec.checkpoint.unpickler", f"/dev/fd/{descriptor}", str(out)]
+    log.info("run %s, which opens %s", join(command), pickle)
     process = subprocess.Popen(
-        [sys.executable, "-I", "-m", "trtspec.checkpoint.unpickler", f"/dev/fd/{descriptor}", str(out)],
+        command,
         env={},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

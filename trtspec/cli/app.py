@@ -63,7 +63,7 @@ def _end_of(arguments: Sequence[str]) -> int:
     except OutputError:
         raise
     except TyperException as error:
-        error.show()  # type: ignore[attr-defined]  # every usage error can show itself
+        _show_usage_error(error, as_json="--json" in arguments)
         code = TrtspecError.exit_code
     except TrtspecError as error:
         from trtspec.cli.render import show_error
@@ -104,6 +104,16 @@ def _run(arguments: Sequence[str]) -> int | None:
     return code
 
 
+def _show_usage_error(error: TyperException, *, as_json: bool) -> None:
+    if as_json:
+        from trtspec.cli.render import print_json, render_error
+
+        context = getattr(error, "ctx", None)
+        hint = f"{context.command_path} --help" if context else None
+        print_json(render_error(TrtspecError(error.format_message(), hint=hint)))
+    error.show()  # type: ignore[attr-defined]  # every usage error can show itself
+
+
 def _show_version(wanted: bool) -> None:
     if wanted:
         print(f"trtspec {__version__}")  # noqa: T201
@@ -111,5 +121,11 @@ def _show_version(wanted: bool) -> None:
 
 
 def _root(
+    context: typer.Context,
     version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Show the version."),
-) -> None: ...
+    verbose: bool = typer.Option(False, "--verbose", "-v", help="Say on stderr what is decided, run and waited for."),
+) -> None:
+    if verbose:
+        from trtspec.cli.verbose import verbose as showing_logs
+
+        context.with_resource(showing_logs())

@@ -3,59 +3,158 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from trtspec.cli.options import Json
 
 if TYPE_CHECKING:
+    from trtspec.graph.prune import Limits, Removed
     from trtspec.graph.store import Store
 
 
 def cache(
     verify: Annotated[bool, typer.Option("--verify", help="Hash every file of the store.")] = False,
     clear: Annotated[bool, typer.Option("--clear", help="Throw everything away; artifacts keep their files.")] = False,
+    prune: Annotated[bool, typer.Option("--prune", help="Throw away what the limits below do not keep.")] = False,
+    older_than: Annotated[
+        str | None, typer.Option(metavar="AGE", help="With --prune: what no build used for so long, as 30d or 12h.")
+    ] = None,
+    max_size: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="With --prune: what is beyond it, as 200GB, least used first.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what --prune or --clear would do.")] = False,
     json: Json = False,
 ) -> None:
-    """Show, verify or clear the store of built steps.
+    """Show, verify, prune or clear the store of built steps; what a running build needs stays.
 
-    Example: trtspec cache --verify
+    Example: trtspec cache --prune --older-than 30d --dry-run
     """
     from trtspec.cli.progress import counter
     from trtspec.cli.render import print_json
     from trtspec.errors import DigestMismatch
     from trtspec.pipeline import open_store
 
-    store = open_store()
+    limits, store = _limits(clear, prune, older_than, max_size, dry_run), open_store()
     with counter():  # which says that it is at work: every file of a store may be read
-        removed = store.gc(keep=set()) if clear else []
+        removed = _remove(store, limits, clear, dry_run) if limits else None
         problems = store.verify() if verify else []
+    document = describe(store, removed, problems, dry_run)
     if json:
-        listed = [{"name": e.name, "key": e.key, "bytes": e.total_bytes, "created": e.created} for e in store.entries()]
-        found = {"root": str(store.root), "entries": listed, "problems": problems, "removed": removed}
-        print_json({"format_version": 1, "ok": not problems, **found})
+        print_json(document)
     else:
-        show(store, len(removed) if clear else None, problems if verify else None)
+        show(document, removed is not None, verify)
     if problems:
         raise typer.Exit(DigestMismatch.exit_code)
 
 
-def show(store: Store, removed: int | None, problems: list[str] | None) -> None:
-    """Show what lies there, and what was removed or found wrong, which is None where nobody asked."""
+def _limits(clear: bool, prune: bool, older_than: str | None, max_size: str | None, dry_run: bool) -> Limits | None:
+    """Return what is to be kept, None where nothing is to be thrown away."""
+    from trtspec.cli.quantities import parse_bytes, parse_seconds
+    from trtspec.errors import TrtspecError
+    from trtspec.graph.prune import Limits
+
+    age = parse_seconds(older_than, "--older-than") if older_than is not None else None
+    size = parse_bytes(max_size, "--max-size") if max_size is not None else None
+    is_limited = age is not None or size is not None
+    if clear and (prune or is_limited):
+        raise TrtspecError("--clear throws everything away", hint="leave it out, or --prune and its limits")
+    if prune != is_limited:
+        raise TrtspecError("--prune and a limit go together", hint="as: trtspec cache --prune --older-than 30d")
+    if dry_run and not (clear or prune):
+        raise TrtspecError("--dry-run is of --prune and --clear", hint="trtspec cache shows what there is")
+    if clear:
+        return Limits(max_bytes=0)
+    return Limits(age, size) if prune else None
+
+
+def _remove(store: Store, limits: Limits, clear: bool, dry_run: bool) -> Removed:
+    from datetime import datetime, timezone
+
+    from trtspec.graph.prune import beyond, clear_rest, remove, uses_of
+
+    chosen = beyond(uses_of(store), limits, datetime.now(timezone.utc))
+    removed = remove(store, chosen, dry_run=dry_run)
+    return clear_rest(store, removed, dry_run=dry_run) if clear else removed
+
+
+def describe(store: Store, removed: Removed | None, problems: list[str], dry_run: bool) -> dict[str, Any]:
+    """Return the document of `cache --json`; a recipe's bytes are those of all its entries, shared ones too."""
+    from trtspec.graph.prune import Removed, by_recipe, uses_of
+
+    uses, gone = uses_of(store), removed or Removed()
+    entries = [
+        {
+            "name": each.entry.name,
+            "key": each.entry.key,
+            "bytes": each.entry.total_bytes,
+            "created": each.entry.created,
+            "last_used": each.last_used.isoformat(timespec="seconds"),
+            "recipes": list(each.recipes),
+            "held": each.is_held,
+        }
+        for each in uses
+    ]
+    return {
+        "format_version": 1,
+        "ok": not problems,
+        "root": str(store.root),
+        "bytes": sum(each.entry.total_bytes for each in uses),
+        "resumable_bytes": store.all_resumable_bytes(),
+        "entries": entries,
+        "recipes": [{"name": name, "entries": count, "bytes": size} for name, count, size in by_recipe(uses)],
+        "problems": problems,
+        "removed": list(gone.keys),
+        "dry_run": dry_run,
+        "freed_bytes": gone.freed_bytes,
+        "linked_bytes": gone.linked_bytes,
+    }
+
+
+def show(document: dict[str, Any], was_removing: bool, was_verifying: bool) -> None:
+    """Show what lies there, for whom, and what was removed or found wrong where somebody asked for that."""
     from trtspec.cli.render import say, show_table
     from trtspec.disk import amount
 
-    entries = store.entries()
-    rows = [(entry.name, entry.key[:12], amount(entry.total_bytes)) for entry in entries]
-    show_table(str(store.root), ("step", "key", "size"), rows, (2,))
-    gone = "" if removed is None else f"; {removed} removed"
-    say(f"{len(entries)} entries, {amount(store.size())}{gone}")
-    for problem in problems or ():
+    entries, recipes = document["entries"], document["recipes"]
+    rows = [
+        (e["name"], e["key"][:12], amount(e["bytes"]), e["last_used"][:10], ", ".join(e["recipes"]) or "-")
+        for e in entries
+    ]
+    show_table(document["root"], ("step", "key", "size", "used", "recipes"), rows, (2,))
+    if recipes:
+        totals = [(each["name"], str(each["entries"]), amount(each["bytes"])) for each in recipes]
+        show_table("", ("recipe", "entries", "size"), totals, (1, 2))
+    left = document["resumable_bytes"]
+    rest = f", and {amount(left)} that interrupted builds left" if left else ""
+    say(f"{len(entries)} entries, {amount(document['bytes'])}{rest}")
+    if was_removing:
+        _show_removed(document)
+    if was_verifying:
+        _show_problems(document["problems"])
+
+
+def _show_removed(document: dict[str, Any]) -> None:
+    from trtspec.cli.render import say
+    from trtspec.disk import amount
+
+    would = "would be " if document["dry_run"] else ""
+    linked = document["linked_bytes"]
+    stays = f"; {amount(linked)} more stay on the disk, where artifacts have them" if linked else ""
+    say(f"{len(document['removed'])} {would}removed, {amount(document['freed_bytes'])} {would}freed{stays}")
+    if held := sum(entry["held"] for entry in document["entries"]):
+        say(f"{held} are held by a build that runs")
+
+
+def _show_problems(problems: list[str]) -> None:
+    from trtspec.cli.render import say
+
+    for problem in problems:
         say(problem, "red")
     if problems:
         say("the next build makes them again")
-    elif problems is not None:
+    else:
         say("every file is what was recorded", "green")
 
 

@@ -74,16 +74,19 @@ def note(text: str, style: str = "") -> None:
     console(stderr=True).print(text, style=style, soft_wrap=True)
 
 
+def render_error(error: TrtspecError) -> dict[str, Any]:
+    """Return the document of a command that failed."""
+    document: dict[str, Any] = {"format_version": FORMAT_VERSION, "ok": False}
+    if isinstance(error, RecipeError):
+        return document | {"problems": [problem.as_dict() for problem in error.diagnostics]}
+    said = {"message": error.message, "where": error.where, "hint": error.hint, "exit_code": error.exit_code}
+    return document | {"error": said}
+
+
 def show_error(error: TrtspecError, *, as_json: bool) -> None:
     """Show what the user has to act on."""
     if as_json:
-        document: dict[str, Any] = {"format_version": FORMAT_VERSION, "ok": False}
-        if isinstance(error, RecipeError):
-            document["problems"] = [problem.as_dict() for problem in error.diagnostics]
-        else:
-            where = {"message": error.message, "where": error.where, "hint": error.hint}
-            document["error"] = {**where, "exit_code": error.exit_code}
-        print_json(document)
+        print_json(render_error(error))
     if isinstance(error, RecipeError):
         show_diagnostics(error.diagnostics)
     else:

@@ -10,6 +10,7 @@ deployments/NAME/artifact/       what is served: a copy of the models, links to 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import time
@@ -27,6 +28,8 @@ from trtspec.paths import state_dir
 from trtspec.registry import did_you_mean
 from trtspec.system import LOOPBACK, is_alive
 from trtspec.triton.server import Ports
+
+log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 MAX_STATE_BYTES = 1 << 20
@@ -130,6 +133,7 @@ class DeploymentJournal:
     def write(self, record: Record, detail: str = "") -> Record:
         """Note a transition: first in the journal, then as the state."""
         record = replace(record, since=time.time())
+        log.info("%s is %s, process %d %s", record.name, record.state, record.pid, detail)
         line = {"time": record.since, "state": record.state, "pid": record.pid, "detail": detail}
         with (self.root / "journal.jsonl").open("a") as journal:
             journal.write(json.dumps(line) + "\n")

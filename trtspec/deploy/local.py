@@ -9,7 +9,9 @@ A server that says it is ready may be none (a dead Python stub leaves it so): on
 
 from __future__ import annotations
 
+import logging
 import secrets
+import shlex
 import subprocess
 import time
 from collections.abc import Iterator
@@ -38,6 +40,8 @@ from trtspec.system import (
 )
 from trtspec.triton.client import Client
 from trtspec.triton.server import EXIT_TIMEOUT_S, Ports, find_server, remove_shared_memory, start_server
+
+log = logging.getLogger(__name__)
 
 SMOKE_REQUEST = {"text_input": "Hello", "max_tokens": 1}
 PROBE_TIMEOUT_S = 10.0
@@ -181,6 +185,7 @@ def _start(journal: DeploymentJournal, artifact: Path, ports: Ports, detach: boo
     launch = serving.launch(artifact)
     repository = stage_repository(artifact.absolute(), serving, journal.root / "artifact")
     command = launch.command(server, repository, ports, shm_prefix)
+    log.info("run %s (%s), its output goes to %s", shlex.join(command), server.source, journal.log)
     process = start_server(server, command, journal.log, detach=detach, environment=launch.environment)
     record = Record(
         name=journal.name,

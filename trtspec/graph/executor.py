@@ -7,6 +7,7 @@ of its own, as far as there are enough.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -20,6 +21,8 @@ from trtspec.graph.plan import Plan
 from trtspec.graph.step import Inputs, Step, Stopped
 from trtspec.graph.store import Store
 from trtspec.system import sigterm_as_interrupt
+
+log = logging.getLogger(__name__)
 
 Status = Literal["hit", "built"]
 
@@ -90,13 +93,16 @@ class _Run:
     def bring(self, step: Step, devices: tuple[str, ...] = ()) -> None:
         """Take a step's output from the store, or build it."""
         started = time.perf_counter()
-        entry, built = self._store.get(step.key).entry, False
+        lookup = self._store.get(step.key)
+        entry, built = lookup.entry, False
         if entry is None:
+            log.info("%s: %s, so it is built as %s", step.name, lookup.why, step.key)
             with self.observing() as observer:
                 observer.step_started(step, step.total_bytes)
             inputs = {each.key: self.results[each.key].entry.files_dir for each in step.dependencies}
             entry, built = self._store.build(step, Inputs(inputs, devices), _Meter(step, self))
         status: Status = "built" if built else "hit"
+        log.info("%s: %s in %.2f s, %s", step.name, status, time.perf_counter() - started, entry.directory)
         result = StepResult(step.name, step.key, status, time.perf_counter() - started, entry)
         with self.observing() as observer:
             observer.step_finished(step, status, result.seconds)

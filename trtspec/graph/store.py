@@ -5,6 +5,7 @@
     root/tmp/<key>.<pid>.<random>     what is being written or thrown away; garbage once nobody holds the key's lock
     root/partial/<key>/               what a resumable step has written so far; the next build of the key goes on there
     root/locks/<key>.lock             held while an entry is built, moved aside or removed
+    root/uses/, root/holds/           who uses which entries (uses.py)
     root/stamps/<key>.json            which files were hashed, by inode, size and times; a memory, may be lost
 
 An entry is used only after its files were found as recorded: hashed at the first reading, by their stamps afterwards.
@@ -17,7 +18,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -39,6 +40,7 @@ from trtspec.graph.entry import (
 )
 from trtspec.graph.sealed import load_sealed, seal
 from trtspec.graph.step import Inputs, Progress, Step, notes_of
+from trtspec.graph.uses import Uses
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -64,6 +66,7 @@ class Store:
 
     def __init__(self, root: Path, clock: Callable[[], float] = time.time) -> None:
         self.root = root
+        self.uses = Uses(root, clock)
         self._clock = clock
 
     def peek(self, key: str) -> Lookup:
@@ -114,6 +117,19 @@ class Store:
         """Return the bytes of all entries' files."""
         return sum(entry.total_bytes for entry in self.entries())
 
+    @contextmanager
+    def holding(self, keys: Collection[str], user: str) -> Iterator[None]:
+        """Keep a build's entries from being thrown away while it runs; note in the end that `user` used them."""
+        with self.uses.holding(keys):
+            try:
+                yield
+            finally:
+                self.uses.note([key for key in keys if self._directory(key).exists()], user)
+
+    def all_resumable_bytes(self) -> int:
+        """Return the bytes on the disk that interrupted builds left."""
+        return sum(self.resumable_bytes(path.name) for path in _listdir(self.root / "partial"))
+
     def resumable_bytes(self, key: str) -> int:
         """Return the bytes on the disk that an interrupted build of a key left for the next."""
         files = self.root / "partial" / key / "files"
@@ -131,12 +147,15 @@ class Store:
         return problems
 
     def remove(self, key: str) -> bool:
-        """Throw away the entry of a key; return whether there was one."""
-        with self._in_words("removing an entry"), self._lock(key):
-            return self._remove_locked(key)
+        """Throw away the entry of a key; return whether there was one that no running build holds."""
+        with self._in_words("removing an entry"), self._lock(key), self.uses.unheld(key) as may_go:
+            if may_go and self._remove_locked(key):
+                self.uses.forget(key)
+                return True
+            return False
 
     def gc(self, keep: set[str]) -> list[str]:
-        """Throw away every entry whose key is not in `keep`, and what killed builds left; return the removed keys."""
+        """Throw away what is not in `keep` nor held, and what killed builds left; return the removed keys."""
         with self._in_words("cleaning the store"):
             self._collect("tmp", "partial")
             return [key for key in self._keys() if key not in keep and self.remove(key)]

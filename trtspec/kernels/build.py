@@ -9,9 +9,11 @@ Only `build_library` compiles; `find_libraries` searches the cache.
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import re
+import shlex
 import subprocess
 import tempfile
 from dataclasses import dataclass
@@ -27,6 +29,8 @@ from trtspec.graph.sealed import load_sealed, seal
 from trtspec.kernels.toolchain import FLAGS, Toolchain, probe_toolchain
 from trtspec.paths import cache_dir, plugins_dir
 from trtspec.registry import did_you_mean
+
+log = logging.getLogger(__name__)
 
 LIBRARY = "libtrtspec.so"
 DESCRIPTION = "library.json"
@@ -198,6 +202,7 @@ def _compile(spec: LibrarySpec, workdir: Path, library: Path) -> None:
 
 
 def _run(command: tuple[str, ...]) -> None:
+    log.info("run %s", shlex.join(command))
     try:
         # the error pattern expects English
         environment = {**os.environ, "LC_ALL": "C"}
@@ -210,8 +215,6 @@ def _run(command: tuple[str, ...]) -> None:
 
 def _error_of(command: tuple[str, ...], output: str) -> StepError:
     """Return a compiler's first error, with the source line it refers to."""
-    import shlex
-
     hint = f"to see all of it, run: {shlex.join(command)}"
     found = _ERROR.search(output)
     if found is None:

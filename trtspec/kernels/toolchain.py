@@ -6,13 +6,17 @@ A toolchain is identified by its compilers' versions, not by their paths: equal 
 
 from __future__ import annotations
 
+import logging
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 from dataclasses import dataclass, field, replace
 
 from trtspec.errors import TrtspecError
+
+log = logging.getLogger(__name__)
 
 CXX = ("g++", "clang++")
 NVCC = ("nvcc", "/usr/local/cuda/bin/nvcc")
@@ -123,6 +127,7 @@ def _first_of(names: tuple[str, ...]) -> str:
 
 
 def _output(*command: str) -> str:
+    log.info("run %s", shlex.join(command))
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError) as error:

@@ -7,6 +7,7 @@ text and its gates are left to its server (`trtspec bench NAME --gates`), which 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,8 @@ from trtspec.measure.report import (
 )
 from trtspec.measure.sources import check_sources, find_source
 from trtspec.measure.speedup import MAX_RUNS
+
+log = logging.getLogger(__name__)
 
 ON_SERVER = (
     "measured on the server: trtspec bench NAME --gates (exit 110 where the text differs, 112 where a limit is missed)"
@@ -102,6 +105,7 @@ def ensure_gates(
         raise failure
     if _settled(manifest, report, in_process, skip):
         return True
+    log.info("%s: no report settles its gates; %s", root, "they are measured" if in_process else "its server will")
     if in_process:
         _, judged = judge_engine(root, manifest, deploy_load(root, skip, on_progress))
         if failure := verification_of(root, manifest.recipe.speculation.acceptance, judged.checks).failure:

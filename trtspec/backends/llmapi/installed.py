@@ -8,6 +8,8 @@ another process does it (`probe`), with a deadline.
 from __future__ import annotations
 
 import json
+import logging
+import shlex
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -16,6 +18,8 @@ from typing import Any
 
 from trtspec.artifacts.manifest import Manifest
 from trtspec.errors import DeployError, TrtspecError
+
+log = logging.getLogger(__name__)
 
 TIMEOUT_S = 300.0
 PROBE = "trtspec.backends.llmapi.probe"
@@ -37,6 +41,7 @@ def validate_installed(document: dict[str, Any], timeout_s: float = TIMEOUT_S) -
     if not find_spec("tensorrt_llm"):
         return []
     command = [sys.executable, "-m", PROBE]
+    log.info("run %s", shlex.join(command))
     try:
         asked = subprocess.run(
             command, input=json.dumps(document), capture_output=True, text=True, timeout=timeout_s, check=False

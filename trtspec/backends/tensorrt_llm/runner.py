@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import selectors
@@ -21,6 +22,8 @@ from typing import IO
 
 from trtspec.backends.tensorrt_llm import guard
 from trtspec.errors import StepError, StepTimeout
+
+log = logging.getLogger(__name__)
 
 GRACE_S = 5.0  # between SIGTERM and SIGKILL
 POLL_S = 0.1
@@ -64,21 +67,23 @@ def run_tool(
     Raises StepTimeout and StepError with the log's last lines; what `on_line` and `on_wait` raise ends the tool too.
     When this returns or raises, and also when this process is killed, nothing of the tool runs any more.
     """
-    deadline = time.monotonic() + tool.timeout_s
-    log = _Log(tool)
+    log.info("in %s run %s, its output goes to %s", tool.cwd, shlex.join(tool.command), tool.log)
+    started = time.monotonic()
+    deadline, said = started + tool.timeout_s, _Log(tool)
 
     def keep_waiting() -> None:
         on_wait()
         if time.monotonic() >= deadline:
-            raise log.error(StepTimeout, f"{tool.command[0]} did not end within {tool.timeout_s:g} s")
+            raise said.error(StepTimeout, f"{tool.command[0]} did not end within {tool.timeout_s:g} s")
 
-    with log.opened(), _guarded(tool) as process:
+    with said.opened(), _guarded(tool) as process:
         for line in _lines(process.stdout, keep_waiting):
-            log.add(line)
+            said.add(line)
             on_line(line)
         status = _status(process, keep_waiting)
+    log.info("%s ended with %d after %.1f s", tool.command[0], status, time.monotonic() - started)
     if status:
-        raise log.error(StepError, f"{tool.command[0]} ended with {_in_words(status)}")
+        raise said.error(StepError, f"{tool.command[0]} ended with {_in_words(status)}")
 
 
 class _Log:

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`-v`: what is decided and run, on stderr and without secrets; and wrong usage as a document."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Run
+from trtspec.checkpoint import hub
+from trtspec.cli.verbose import verbose
+from trtspec.deploy.journal import DeploymentJournal
+from trtspec.errors import CheckpointError, DeployError
+from trtspec.kernels.toolchain import _output
+
+TOKEN = "hf_" + "a1B2" * 8
+LINE = re.compile(r" *[0-9]+\.[0-9]{2} s  [a-z_]+: .*")
+
+
+def noted(err: str) -> list[str]:
+    """Return what was logged, without the seconds."""
+    return [line.split(" s  ", 1)[1] for line in err.splitlines() if LINE.fullmatch(line)]
+
+
+def test_a_build_says_what_it_decides_and_takes_from_the_store(recipe: Path, trtspec: Run) -> None:
+    first = trtspec("-v", "build", recipe, "--json")
+    keys = {step["name"]: step["key"] for step in first.document["steps"]}
+    lines = noted(first.err)
+    assert any(line.startswith("pipeline: tiny: backend embedded, because ") for line in lines)
+    key = keys["convert-target"]
+    assert f"graph: convert-target: never built, so it is built as {key}" in lines
+    entry = recipe.parent / "cache" / "store" / "entries" / key[:2] / key
+    assert any(re.fullmatch(rf"graph: convert-target: built in .* s, {entry}", line) for line in lines)
+    assert lines[-1] == "pipeline: build/tiny: published"
+    again = noted(trtspec("--verbose", "build", recipe).err)
+    assert any(re.fullmatch(rf"graph: convert-target: hit in .* s, {entry}", line) for line in again)
+    assert again[-1] == "pipeline: build/tiny: unchanged"
+
+
+def test_without_it_nothing_is_said(recipe: Path, trtspec: Run) -> None:
+    assert noted(trtspec("-v", "plan", recipe).err)
+    assert trtspec("plan", recipe).err == ""
+    assert logging.getLogger("trtspec").handlers == []
+    assert trtspec("plan", "-v", recipe).code == 1, "it belongs before the command"
+
+
+def test_the_server_s_command_line_is_shown(
+    artifact: Path, trtspec: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = tmp_path / "tritonserver"
+    server.write_text("#!/bin/sh\necho no\nexit 3\n")
+    server.chmod(0o755)
+    monkeypatch.setenv("TRTSPEC_TRITONSERVER", str(server))
+    failed = trtspec("-v", "deploy", artifact, "--skip-gate", "lossless", "--skip-gate", "min_speedup")
+    assert failed.code == DeployError.exit_code
+    lines = noted(failed.err)
+    journal = DeploymentJournal("tiny")
+    command = next(line for line in lines if line.startswith(f"deploy: run {server} --model-repository="))
+    assert "--http-address=127.0.0.1 --http-port=" in command
+    assert command.endswith(f" ($TRTSPEC_TRITONSERVER), its output goes to {journal.log}")
+    assert any(line.startswith("deploy: tiny is failed, process ") for line in lines)
+
+
+def test_requests_to_the_hub_name_no_token(
+    workplace: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "https://user:secret@hub.example")
+    with verbose(), pytest.raises(CheckpointError):
+        hub.fetch_snapshot("owner/name", "c" * 40, (), lambda done, total: None)
+    [line] = noted(capfd.readouterr().err)
+    assert line.startswith(f"checkpoint: ask hub.example with HF_TOKEN for owner/name at {'c' * 40}: config.json ")
+
+
+def test_tokens_and_what_moves_the_cursor_are_blotted_out(capfd: pytest.CaptureFixture[str]) -> None:
+    with verbose():
+        _output("printf", TOKEN, "\x1b[2J", "two\nlines")
+    _output("printf", "quiet")
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert noted(said.err) == ["kernels: run printf hf_*** '\\x1b[2J' 'two", "kernels: lines'"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        (("check", "a", "--nosuch"), "No such option: --nosuch", "trtspec check --help"),
+        (("check",), "Missing argument 'RECIPE'.", "trtspec check --help"),
+        (("chek", "a"), "No such command 'chek'.", "trtspec --help"),
+        (("logs", "a", "--lines", "x"), "Invalid value for '-n' / '--lines'", "trtspec logs --help"),
+    ],
+)
+def test_wrong_usage_is_a_document_too(arguments: tuple[str, ...], message: str, hint: str, trtspec: Run) -> None:
+    wrong = trtspec(*arguments, "--json")
+    said = wrong.document["error"]
+    assert (wrong.code, wrong.document["ok"], said["exit_code"], said["where"]) == (1, False, 1, None)
+    assert said["message"].startswith(message)
+    assert said["hint"] == hint
+    assert message in wrong.err
+    assert trtspec(*arguments).out == ""
