@@ -12,6 +12,8 @@ import pytest
 
 from tests.conftest import Run
 from tests.tiny import DRAFT_SHAPE, MERGES, PAIR_VOCAB, make_llama, make_tokenizer
+from trtspec.artifacts.prompts import HINT as PROMPTS_HINT
+from trtspec.errors import CheckpointError
 from trtspec.registry import discover
 
 TARGET = (4, 10, "target.model")
@@ -119,16 +121,16 @@ SERVED = (
 )
 AS_IT_IS = "engine.backend: llmapi or vllm takes the model as it is"
 CONFIGS: list[tuple[dict[str, Any], str, str | None]] = [
-    ({"architectures": None}, "architectures is None, expected a list with one name", None),
-    ({"architectures": []}, "architectures is [], expected a list with one name", None),
+    ({"architectures": None}, "architectures is None, expected a list with one name", CheckpointError.remedy),
+    ({"architectures": []}, "architectures is [], expected a list with one name", CheckpointError.remedy),
     (
         {"architectures": ["LlamaForCausalM"]},
         f"architecture 'LlamaForCausalM' is not supported; supported: {SERVED}",
         AS_IT_IS,
     ),
     ({"architectures": ["Falcon3"]}, f"architecture 'Falcon3' is not supported; supported: {SERVED}", AS_IT_IS),
-    ({"hidden_size": "64"}, "hidden_size is '64', expected int", None),
-    ({"vocab_size": None}, "lacks 'vocab_size'", None),
+    ({"hidden_size": "64"}, "hidden_size is '64', expected int", CheckpointError.remedy),
+    ({"vocab_size": None}, "lacks 'vocab_size'", CheckpointError.remedy),
 ]
 
 
@@ -269,35 +271,36 @@ LINES: list[tuple[str, str, tuple[int, int, str], str, str | None]] = [
         "prompts: ./nosuch.jsonl",
         (15, 12, "gates.prompts"),
         "nosuch.jsonl: cannot be read: No such file or directory",
-        None,
+        PROMPTS_HINT,
     ),
     (
         "  model: ./target",
         "  model: ./target\n  quantization: {weights: fp8_rowwise, exclude: [lm_head, q_proj]}",
         (5, 59, "target.quantization.exclude.1"),
         "no module matches 'q_proj'; one is transformer.layers.0.attention.qkv",
-        None,
+        "target.quantization.exclude: fnmatch patterns of modules that are not quantized, by TensorRT-LLM's names",
     ),
     (
         "    model: ./draft",
         "    model: ./draft\n    quantization: {weights: fp8_rowwise, exclude: []}",
         (10, 51, "speculation.draft.quantization.exclude"),
         "fp8_rowwise engines need lm_head in the model's dtype; exclude lm_head",
-        None,
+        "speculation.draft.quantization.exclude: fnmatch patterns of modules that are not quantized, by TensorRT-LLM's"
+        " names",
     ),
     (
         "    model: ./draft",
         "    model: ./draft\n    quantization: {weights: fp8, calibration: {prompts: ./nosuch.jsonl}}",
         (10, 57, "speculation.draft.quantization.calibration.prompts"),
         "nosuch.jsonl: cannot be read: No such file or directory",
-        None,
+        PROMPTS_HINT,
     ),
     (
         "  model: ./target",
         "  model: ./target\n  parallel: {tensor: 2, pipeline: 5}",
         (5, 13, "target.parallel"),
         "4 layers are fewer than 5 pipeline stages",
-        None,
+        "tensor can be 1, 2, 4; pipeline at most 4",
     ),
     (
         "gates:",

@@ -132,7 +132,8 @@ class _Check:
         except TrtspecError as error:
             if self.will_prepare and isinstance(error, NotPreparedError):
                 return None
-            self._error(path, code, f"{error.where}: {error.message}" if error.where else error.message, error.hint)
+            message = f"{error.where}: {error.message}" if error.where else error.message
+            self._error(path, code, message, error.hint or error.remedy)
         except OSError as error:
             if (refused := refusal(error)) is None:
                 raise

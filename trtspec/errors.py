@@ -46,6 +46,7 @@ class TrtspecError(Exception):
     """Something the user can act on: what is wrong, where, and what to do about it."""
 
     exit_code = 1
+    remedy: str | None = None  # what to do where whoever raises it knows nothing better
 
     def __init__(self, message: str, *, where: str | None = None, hint: str | None = None) -> None:
         super().__init__(message)
@@ -63,6 +64,8 @@ class TrtspecError(Exception):
 class CheckpointError(TrtspecError):
     """A source or converted checkpoint cannot be read or does not add up."""
 
+    remedy = "one that was cut off or changed is downloaded or saved again; `trtspec inspect` shows what is read of it"
+
 
 class UnknownArchitecture(CheckpointError):
     """No family describes the checkpoint, so that it cannot be converted; some engines run it as it is."""
@@ -75,11 +78,14 @@ class UnknownArchitecture(CheckpointError):
 class DeployError(TrtspecError):
     """A server cannot be started, found or stopped."""
 
+    remedy = "`trtspec ps` shows the deployments, and `trtspec logs NAME` what a server said"
+
 
 class StepError(TrtspecError):
     """A build step failed."""
 
     exit_code = 100
+    remedy = "remove the cause and build again: what was made is kept"
 
 
 class StepTimeout(TrtspecError):
@@ -92,6 +98,7 @@ class DigestMismatch(TrtspecError):
     """Bytes on disk are not the bytes that were recorded."""
 
     exit_code = 102
+    remedy = "`trtspec build` makes the artifact again from what is whole"
 
 
 class VerificationFailed(TrtspecError):
@@ -104,6 +111,7 @@ class SmokeTestFailed(TrtspecError):
     """A started server did not answer its first request."""
 
     exit_code = 111
+    remedy = DeployError.remedy
 
 
 class GateNotMet(TrtspecError):

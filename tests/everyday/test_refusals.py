@@ -16,6 +16,7 @@ import pytest
 
 from tests.conftest import Run
 from trtspec.artifacts.publish import check_place
+from trtspec.cli.app import REFUSED_HINT
 from trtspec.deploy.journal import Record
 from trtspec.errors import TrtspecError, refusal
 
@@ -56,7 +57,7 @@ def test_a_directory_that_may_be_listed_only(recipe: Path) -> None:
     (recipe.parent / "target").chmod(0o755)
     assert (ended.returncode, ended.stderr) == (
         1,
-        f"error: permission denied for {recipe.parent / 'target' / 'manifest.json'}\n",
+        f"error: permission denied for {recipe.parent / 'target' / 'manifest.json'}\nhint: {REFUSED_HINT}\n",
     )
 
 
@@ -106,7 +107,7 @@ def test_any_command_says_what_the_machine_refuses(
     monkeypatch.setattr("trtspec.doctor.probe_machine", refused)
     ended = trtspec("doctor", "--json")
     assert ended.code == ended.document["error"]["exit_code"] == 1
-    assert ended.err == "error: no writing is allowed to the file system of /some/file\n"
+    assert ended.err == f"error: no writing is allowed to the file system of /some/file\nhint: {REFUSED_HINT}\n"
 
 
 def test_what_the_machine_has_no_part_in_is_a_bug() -> None:

@@ -112,7 +112,7 @@ BAD_LINES = [
     (
         "engine: {extra: {--rm: 1}}",
         "r.yaml:4:18  engine.extra.--rm\n  4 │ engine: {extra: {--rm: 1}}\n"
-        "  '--rm' is not an identifier: lower-case letters, digits and '_', a letter first",
+        "  '--rm' is not an identifier: lower-case letters, digits and '_', a letter first        hint: remove it",
     ),
     (
         "engine: {extra: {a: --rm}}",
@@ -181,7 +181,7 @@ BAD_FILES = [
         "schema: trtspec.recipe/1\nname: x\ntarget:\n  model: ./t\n  allow_pickle: true\n"
         f"  sha256: {{../a.bin: {PIN}}}\n",
         f"r.yaml:6:12  target.sha256.../a.bin\n  6 │   sha256: {{../a.bin: {PIN}}}\n"
-        "  '../a.bin' is not the name of a .bin, .pt or .pth file",
+        "  '../a.bin' is not the name of a .bin, .pt or .pth file        hint: remove it",
     ),
     (
         "schema: trtspec.recipe/1\nname: x\ntarget: {model: ./t, allow_pickle: true, sha256: {a.bin: abc}}\n",
@@ -283,7 +283,10 @@ def test_unreadable_files(write: Write, monkeypatch: pytest.MonkeyPatch) -> None
     assert said("quikstart.yaml") == (
         "quikstart.yaml\n  quikstart.yaml does not exist        hint: did you mean 'quickstart.yaml'?"
     )
-    assert said("no/where.yaml") == "no/where.yaml\n  no/where.yaml does not exist"
+    assert said("no/where.yaml") == (
+        "no/where.yaml\n  no/where.yaml does not exist\n"
+        "  hint: name a recipe's .yaml file that may be read, or one that `trtspec recipes` lists"
+    )
     assert said("folder") == "folder\n  folder is not a file        hint: name the recipe's .yaml file"
     assert said("pipe.yaml").startswith("pipe.yaml\n  pipe.yaml is not a file")
     assert said("n" * 300).endswith("cannot be read: File name too long")
@@ -471,7 +474,8 @@ def test_set_paths_start_at_the_current_directory_and_later_ones_win(write: Writ
         ("plugins.0=x", "  plugins\n  expected a list, got a mapping"),
         (
             "engine.gpu=[",
-            "\n  not valid YAML: while parsing a flow node, expected the node content, but found '<stream end>'",
+            "\n  not valid YAML: while parsing a flow node, expected the node content, but found '<stream end>'\n"
+            "  hint: look at the quotes, brackets, colons and the indentation up to this place",
         ),
         (
             "speculation.options={a: 1, a: 2}",

@@ -11,6 +11,7 @@ from trtspec.errors import TrtspecError
 from trtspec.files import read_bounded, unreadable
 
 MAX_BYTES = 64 << 20
+HINT = 'a prompt file has one JSON object a line: {"prompt": "some text"}'
 MAX_PROMPTS = 100_000
 
 
@@ -28,12 +29,12 @@ def load_prompts(path: Path) -> list[Prompt]:
     try:
         lines = read_bounded(path, MAX_BYTES).decode().split("\n")
     except OSError as error:
-        raise TrtspecError(unreadable(error), where=str(path)) from None
+        raise TrtspecError(unreadable(error), where=str(path), hint=HINT) from None
     except UnicodeDecodeError:
-        raise TrtspecError("not UTF-8", where=str(path)) from None
+        raise TrtspecError("not UTF-8", where=str(path), hint=HINT) from None
     prompts = [_parse(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not 0 < len(prompts) <= MAX_PROMPTS:
-        raise TrtspecError(f"{len(prompts)} prompts, expected 1 to {MAX_PROMPTS:,}", where=str(path))
+        raise TrtspecError(f"{len(prompts)} prompts, expected 1 to {MAX_PROMPTS:,}", where=str(path), hint=HINT)
     return prompts
 
 

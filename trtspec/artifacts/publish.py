@@ -37,7 +37,9 @@ def check_place(out: Path) -> None:
     out = _resolved(out)
     nearest = next(path for path in out.parents if os.path.lexists(path))
     if not nearest.is_dir():
-        raise TrtspecError(f"{nearest} is a file, and no directory can be below it", where=str(out))
+        raise TrtspecError(
+            f"{nearest} is a file, and no directory can be below it", where=str(out), hint="choose another --out"
+        )
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise TrtspecError(
             f"nothing may be written to {nearest}", where=str(out), hint="choose another place with --out"

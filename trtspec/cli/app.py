@@ -23,6 +23,7 @@ from trtspec.registry import discover
 
 INTERRUPTED = 130
 INTERNAL_ERROR = 70
+REFUSED_HINT = "give room or access there, or another place: --out, TRTSPEC_CACHE, TRTSPEC_STATE, HF_HUB_CACHE"
 
 
 def make_app() -> typer.Typer:
@@ -92,7 +93,7 @@ def _run(arguments: Sequence[str]) -> int | None:
         refused = refusal(error)
         if refused is None:
             raise
-        raise TrtspecError(f"{refused} {error.filename or 'a disk that is written to'}") from error
+        raise TrtspecError(f"{refused} {error.filename or 'a disk that is written to'}", hint=REFUSED_HINT) from error
     except ModuleNotFoundError as error:
         from trtspec.doctor import install_hint
 

@@ -101,7 +101,8 @@ def _write(out: Path, text: str) -> None:
     try:
         out.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise TrtspecError(f"cannot be written: {error.strerror}", where=str(out)) from None
+        hint = "choose another place with --output"
+        raise TrtspecError(f"cannot be written: {error.strerror}", where=str(out), hint=hint) from None
 
 
 command = migrate

@@ -85,6 +85,7 @@ def render_error(error: TrtspecError) -> dict[str, Any]:
 
 def show_error(error: TrtspecError, *, as_json: bool) -> None:
     """Show what the user has to act on."""
+    error.hint = error.hint or error.remedy
     if as_json:
         print_json(render_error(error))
     if isinstance(error, RecipeError):

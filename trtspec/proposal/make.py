@@ -113,7 +113,7 @@ def _write(path: Path, text: str) -> None:
             write_file(beside, schema)
     except (OSError, UnicodeDecodeError) as error:
         what = error.strerror if isinstance(error, OSError) else "another file than the schema lies beside it"
-        raise TrtspecError(f"cannot be written: {what}", where=str(path)) from None
+        raise TrtspecError(f"cannot be written: {what}", where=str(path), hint="choose another place with -o") from None
 
 
 def _check(path: Path, given: Sequence[Given]) -> list[Diagnostic]:

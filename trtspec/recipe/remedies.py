@@ -9,7 +9,6 @@ from trtspec.diagnostics import Diagnostic
 from trtspec.recipe.validate import recipe_keys
 
 BY_CODE = {
-    "checkpoint": "`trtspec inspect` shows what is read of a checkpoint; one that is damaged is downloaded again",
     "placement": "set serving.placement, or divide over fewer GPUs with parallel",
     "matrix": "write it as matrix: {speculation.draft_len: [3, 5]}",
     "syntax": "look at the quotes, brackets, colons and the indentation up to this place",
@@ -17,12 +16,15 @@ BY_CODE = {
     "unreadable": "name a recipe's .yaml file that may be read, or one that `trtspec recipes` lists",
     "unused": "remove it",
 }
-OPTIONS = "speculation.options"
+# Their messages say what is expected.
+SAY_IT_THEMSELVES = ("bad-value", "out-of-range", "wrong-type")
 
 
 def with_remedy(diagnostic: Diagnostic) -> Diagnostic:
-    """Return a diagnostic that has a hint."""
-    return diagnostic if diagnostic.hint else replace(diagnostic, hint=_remedy(diagnostic))
+    """Return a diagnostic that says what to do, in its message or as its hint."""
+    if diagnostic.hint or diagnostic.code in SAY_IT_THEMSELVES:
+        return diagnostic
+    return replace(diagnostic, hint=_remedy(diagnostic))
 
 
 def _remedy(diagnostic: Diagnostic) -> str | None:
@@ -31,6 +33,4 @@ def _remedy(diagnostic: Diagnostic) -> str | None:
     path = diagnostic.path
     while path and path not in recipe_keys():
         path = path.rpartition(".")[0]
-    if path == OPTIONS:
-        return "trtspec schema lists the options of each method, with their types and ranges"
     return f"{path}: {recipe_keys()[path]}" if path else None

@@ -20,6 +20,7 @@ from trtspec.files import read_bounded, unreadable
 PACKAGE = "inference"
 LINE_LEN = 120
 MAX_BYTES = 1 << 20
+HINT = "`trtspec build` writes it again"
 ModelConfig: TypeAlias = Any  # a message class made at run time; its fields are in MESSAGES
 
 # message: field -> (number, type); `type*` is repeated, `map:type` maps a string to `type`.
@@ -145,9 +146,9 @@ def load_config(path: Path) -> ModelConfig:
     try:
         text = read_bounded(path, MAX_BYTES).decode()
     except OSError as error:
-        raise TrtspecError(f"the model configuration: {unreadable(error)}", where=str(path)) from None
+        raise TrtspecError(f"the model configuration: {unreadable(error)}", where=str(path), hint=HINT) from None
     except UnicodeDecodeError as error:
-        raise TrtspecError(f"the model configuration is not UTF-8: {error}", where=str(path)) from None
+        raise TrtspecError(f"the model configuration is not UTF-8: {error}", where=str(path), hint=HINT) from None
     return parse_config(text, where=str(path))
 
 
@@ -164,7 +165,8 @@ def parse_config(text: str, *, where: str = "config.pbtxt") -> ModelConfig:
         return text_format.Parse(text, _CLASS())
     except text_format.ParseError as error:
         message = re.sub(r"^\d+:\d+ : ", "", str(error))
-        raise TrtspecError(message, where=f"{where}:{error.GetLine()}:{error.GetColumn()}") from None
+        place = f"{where}:{error.GetLine()}:{error.GetColumn()}"
+        raise TrtspecError(message, where=place, hint=HINT) from None
 
 
 def render_config(config: ModelConfig) -> str:
