@@ -133,7 +133,7 @@ class _Check:
             if self.will_prepare and isinstance(error, NotPreparedError):
                 return None
             message = f"{error.where}: {error.message}" if error.where else error.message
-            self._error(path, code, message, error.hint or error.remedy)
+            self._error(path, code, message, error.hint)
         except OSError as error:
             if (refused := refusal(error)) is None:
                 raise

@@ -289,7 +289,7 @@ def test_unreadable_files(write: Write, monkeypatch: pytest.MonkeyPatch) -> None
     )
     assert said("folder") == "folder\n  folder is not a file        hint: name the recipe's .yaml file"
     assert said("pipe.yaml").startswith("pipe.yaml\n  pipe.yaml is not a file")
-    assert said("n" * 300).endswith("cannot be read: File name too long")
+    assert said("n" * 300).partition("\n  hint: ")[0].endswith("cannot be read: File name too long")
 
 
 def test_a_file_without_permission(write: Write) -> None:

@@ -6,9 +6,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trtspec.diagnostics import Diagnostic
+from trtspec.errors import CheckpointError
 from trtspec.recipe.validate import recipe_keys
 
 BY_CODE = {
+    "checkpoint": CheckpointError.remedy,
     "placement": "set serving.placement, or divide over fewer GPUs with parallel",
     "matrix": "write it as matrix: {speculation.draft_len: [3, 5]}",
     "syntax": "look at the quotes, brackets, colons and the indentation up to this place",
