@@ -51,7 +51,9 @@ def read_side(path: Path, plan_of: PlanOf) -> Side:
     if not found.exists():
         hint = f"name a recipe, an artifact's directory or a saved document: {KNOWN}"
         raise TrtspecError("no such file or directory", where=str(path), hint=hint)
-    return _document(path) if _is_document(found) else _planned(RECIPE, path, PlanDocument.model_validate(plan_of(path)))
+    return (
+        _document(path) if _is_document(found) else _planned(RECIPE, path, PlanDocument.model_validate(plan_of(path)))
+    )
 
 
 def _is_document(path: Path) -> bool:
