@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.exceptions import TyperException
 
 from tests.pages import (
     MARKERS,
@@ -21,10 +22,13 @@ from tests.pages import (
     blocks_of,
     commands_named,
     read_block,
+    read_command,
     read_named,
     run_block,
 )
-from trtspec.cli.app import main
+from trtspec import errors
+from trtspec.cli.app import INTERNAL_ERROR, INTERRUPTED, main
+from trtspec.errors import TrtspecError
 from trtspec.methods.base import find_method
 from trtspec.recipe.load import load_matrix
 
@@ -143,6 +147,38 @@ def test_how_many_blocks_run(capsys: pytest.CaptureFixture[str]) -> None:
 def test_no_block_of_commands_goes_without_a_fence() -> None:
     indented = re.compile(r"^    (?:trtspec|make|python|pip|git|curl) ", re.MULTILINE)
     assert [page for page in PAGES if indented.search((ROOT / page).read_text(encoding="utf-8"))] == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["trtspec cache gc", "trtspec verify --gates a", "trtspec nope", "trtspec build no-such-recipe", "make it"],
+)
+def test_a_command_that_does_not_exist_is_found(command: str) -> None:
+    with pytest.raises((KeyError, AssertionError, TyperException)):
+        read_command(command.split())
+
+
+@pytest.mark.parametrize("said", ["trtspec cache gc", "verify --gates", "deploy --address 0.0.0.0", "trtspec nope"])
+def test_a_command_within_a_text_that_does_not_exist_is_found(said: str) -> None:
+    (words,) = commands_named(f"Use `{said}`.")
+    with pytest.raises(AssertionError):
+        read_named(words)
+
+
+def test_what_a_console_block_shows_is_compared(tmp_path: Path) -> None:
+    def block(shown: str) -> Block:
+        return Block("x.md", 1, "console", f"$ echo one two; false\n{shown}\n$ exit 3\n", "", "")
+
+    run_block(block("one ..."), tmp_path, os.environ)
+    with pytest.raises(AssertionError):
+        run_block(block("one"), tmp_path, os.environ)
+
+
+def test_the_page_lists_the_exit_codes() -> None:
+    listed = re.findall(r"^\| ([0-9 /]+) \|", (ROOT / "docs" / "interface.md").read_text(), re.MULTILINE)
+    kinds = [TrtspecError, *(each for each in vars(errors).values() if isinstance(each, type))]
+    ours = {each.exit_code for each in kinds if issubclass(each, TrtspecError)}
+    assert {int(code) for codes in listed for code in codes.split("/")} == {*ours, 0, 2, INTERNAL_ERROR, INTERRUPTED}
 
 
 @pytest.mark.parametrize("page", PAGES)
