@@ -35,10 +35,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     clone = tmp_path_factory.mktemp("wheel")
     for name in BUILT_FROM:
         if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns(*IGNORED[:2]))
+            shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns(*IGNORED))
         else:
             shutil.copy(ROOT / name, clone)
-    (clone / "recipes" / "checkpoints").mkdir(exist_ok=True)
+    (clone / "recipes" / "checkpoints").mkdir()
     (clone / "recipes" / "checkpoints" / "tried.safetensors").touch()
     command = [*PIP, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", "dist", "."]
     subprocess.run(command, cwd=clone, check=True, timeout=300)
