@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The README's commands run, in their order, as a reader would run them; its links lead somewhere."""
+"""What the pages show runs in a clone, in its order, as a reader would run it; what they name is there."""
 
 from __future__ import annotations
 
@@ -7,18 +7,39 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.exceptions import TyperException
 
-from trtspec.cli.app import main
+from tests.pages import (
+    MARKERS,
+    PAGES,
+    ROOT,
+    SHELLS,
+    Block,
+    blocks_of,
+    commands_named,
+    read_block,
+    read_command,
+    read_named,
+    run_block,
+)
+from trtspec import errors
+from trtspec.cli.app import INTERNAL_ERROR, INTERRUPTED, main
+from trtspec.errors import TrtspecError
+from trtspec.methods.base import find_method
+from trtspec.recipe.load import load_matrix
 
-ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"^```sh\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+BLOCKS = [block for page in PAGES for block in blocks_of(page, *SHELLS)]
+YAML = [block for page in PAGES for block in blocks_of(page, "yaml")]
+SERVES = ("README.md",)
 SEEN = (
     "trtspec",
     "model_repository",
+    "plugins",
     "recipes",
     "benchmarks",
     "Makefile",
@@ -29,56 +50,156 @@ SEEN = (
 
 
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
-    """Return a directory that looks like a checkout, and an environment with this interpreter's programs first.
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment with this interpreter's programs first, and one store for all pages.
 
     `make` takes this environment for its own `.venv`; of `make test`, which runs this test, it shows the commands only.
+    There is no GPU and no hub.
     """
     root = tmp_path_factory.mktemp("readme")
-    for name in SEEN:
-        (root / name).symlink_to(ROOT / name)
-    (root / ".venv").symlink_to(sys.prefix)
     shims = root / "shims"
     shims.mkdir()
-    make = shims / "make"
-    make.write_text(
-        "#!/usr/bin/env bash\n"
-        'case "$1" in test|check) set -- -n "$@";; esac\n'
+    programs = {
+        "make": 'case "$1" in test|check) set -- -n "$@";; esac\n'
         'exec /usr/bin/env -i HOME="$HOME" PATH="${PATH#*:}" TRTSPEC_CACHE="$TRTSPEC_CACHE" '
-        'TRTSPEC_STATE="$TRTSPEC_STATE" OMP_NUM_THREADS="$OMP_NUM_THREADS" make -o .venv/.installed "$@"\n'
-    )
-    make.chmod(0o755)
-    environment = {
+        'TRTSPEC_STATE="$TRTSPEC_STATE" OMP_NUM_THREADS="$OMP_NUM_THREADS" make -o .venv/.installed "$@"\n',
+        "nvidia-smi": "exit 0\n",
+    }
+    for name, script in programs.items():
+        (shims / name).write_text(f"#!/usr/bin/env bash\n{script}")
+        (shims / name).chmod(0o755)
+    return {
         "HOME": str(root),
         "PATH": os.pathsep.join([str(shims), str(Path(sys.executable).parent), os.environ["PATH"]]),
         "TRTSPEC_CACHE": str(root / "cache"),
         "TRTSPEC_STATE": str(root / "state"),
+        "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",  # two spin where another worker has the core
     }
-    return root, environment
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A directory that looks like a clone."""
+    for name in SEEN:
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    return tmp_path
+
+
+@pytest.fixture
+def stopped(clone: Path, environment: dict[str, str]) -> Iterator[None]:
+    """No server is left running where a block fails."""
+    yield
+    subprocess.run(
+        ["trtspec", "stop", "quickstart"], cwd=clone, env=environment, capture_output=True, check=False, timeout=300
+    )
+
+
+def test_init_writes_what_its_page_shows(clone: Path, environment: dict[str, str]) -> None:
+    """Up to the room that models take of this machine's memory."""
+    run_block(blocks_of("docs/init.md", *SHELLS)[0], clone, environment)
+    (shown,) = (block.text for block in blocks_of("docs/init.md", "yaml"))
+    machines_own = r"[\d.]+ of [\d.]+ GiB"
+    assert re.sub(machines_own, "", (clone / "mine.yaml").read_text()) == re.sub(machines_own, "", shown)
+
+
+def run_page(page: str, clone: Path, environment: dict[str, str]) -> None:
+    for block in blocks_of(page, *SHELLS):
+        if block.marker in ("", "clone"):
+            run_block(block, clone, environment)
 
 
 @pytest.mark.triton
 @pytest.mark.integration
-def test_every_command_block_runs(workplace: tuple[Path, dict[str, str]]) -> None:
-    root, environment = workplace
-    assert len(BLOCKS) >= 3
-    try:
-        for block in BLOCKS:
-            run = subprocess.run(
-                ["bash", "-euo", "pipefail", "-c", block],
-                cwd=root,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=400,
-                check=False,
-            )
-            assert run.returncode == 0, f"{block}\n{run.stdout}\n{run.stderr}"
-    finally:
-        subprocess.run(
-            ["trtspec", "stop", "quickstart"], cwd=root, env=environment, capture_output=True, check=False, timeout=300
+@pytest.mark.parametrize("page", SERVES)
+def test_the_blocks_of_pages_that_serve_run(page: str, clone: Path, environment: dict[str, str], stopped: None) -> None:
+    run_page(page, clone, environment)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in SERVES and blocks_of(page, *SHELLS)])
+def test_the_blocks_of_a_page_run(page: str, clone: Path, environment: dict[str, str]) -> None:
+    run_page(page, clone, environment)
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.marker == "not run"], ids=str)
+def test_what_cannot_run_here_is_read(block: Block) -> None:
+    assert block.reason, f"{block}: say why it is not run"
+    read_block(block)
+
+
+def test_how_many_blocks_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each is run or read, and most are run."""
+    assert {block.marker for block in BLOCKS} <= {*MARKERS}
+    many = {marker: sum(block.marker == marker for block in BLOCKS) for marker in MARKERS}
+    in_clone, in_wheel = many[""] + many["clone"], many[""] + many["wheel"]
+    with capsys.disabled():
+        sys.stdout.write(
+            f"\n{len(BLOCKS)} blocks of commands: {in_clone} run in a clone, {in_wheel} from a wheel, "
+            f"{many['not run']} are only read\n"
         )
+    assert len(BLOCKS) - many["not run"] >= 2 * many["not run"]
+    assert in_clone >= 12
+    assert in_wheel >= 6
+
+
+def test_no_block_of_commands_goes_without_a_fence() -> None:
+    indented = re.compile(r"^    (?:trtspec|make|python|pip|git|curl) ", re.MULTILINE)
+    assert [page for page in PAGES if indented.search((ROOT / page).read_text(encoding="utf-8"))] == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["trtspec cache gc", "trtspec verify --gates a", "trtspec nope", "trtspec build no-such-recipe", "make it"],
+)
+def test_a_command_that_does_not_exist_is_found(command: str) -> None:
+    with pytest.raises((KeyError, AssertionError, TyperException)):
+        read_command(command.split())
+
+
+@pytest.mark.parametrize("said", ["trtspec cache gc", "verify --gates", "deploy --address 0.0.0.0", "trtspec nope"])
+def test_a_command_within_a_text_that_does_not_exist_is_found(said: str) -> None:
+    (words,) = commands_named(f"Use `{said}`.")
+    with pytest.raises(AssertionError):
+        read_named(words)
+
+
+def test_what_a_console_block_shows_is_compared(tmp_path: Path) -> None:
+    def block(shown: str) -> Block:
+        return Block("x.md", 1, "console", f"$ echo one two; false\n{shown}\n$ exit 3\n", "", "")
+
+    run_block(block("one ..."), tmp_path, os.environ)
+    with pytest.raises(AssertionError):
+        run_block(block("one"), tmp_path, os.environ)
+
+
+def test_the_page_lists_the_exit_codes() -> None:
+    listed = re.findall(r"^\| ([0-9 /]+) \|", (ROOT / "docs" / "interface.md").read_text(), re.MULTILINE)
+    kinds = [TrtspecError, *(each for each in vars(errors).values() if isinstance(each, type))]
+    ours = {each.exit_code for each in kinds if issubclass(each, TrtspecError)}
+    assert {int(code) for codes in listed for code in codes.split("/")} == {*ours, 0, 2, INTERNAL_ERROR, INTERRUPTED}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_within_the_text_exist(page: str) -> None:
+    for words in commands_named((ROOT / page).read_text(encoding="utf-8")):
+        read_named(words)
+
+
+@pytest.mark.parametrize("block", YAML, ids=str)
+def test_a_recipe_or_a_part_of_one_is_valid(block: Block, clone: Path) -> None:
+    """A part is laid over the quickstart, so that each of its keys has the right place and type."""
+    (clone / "models").symlink_to(ROOT / "recipes" / "models")
+    whole = re.search("^(schema|extends):", block.text, re.MULTILINE)
+    (clone / "shown.yaml").write_text(block.text if whole else f"extends: quickstart\n{block.text}")
+    for loaded in load_matrix(clone / "shown.yaml"):
+        speculation = loaded.recipe.speculation
+        find_method(speculation.method).options.model_validate(speculation.options)
+    if whole:
+        with pytest.raises(SystemExit) as ended:
+            main(["check", str(clone / "shown.yaml")])
+        assert ended.value.code == 0
 
 
 def test_the_mistake_it_shows_reads_like_that(
@@ -94,11 +215,20 @@ def test_the_mistake_it_shows_reads_like_that(
     assert said in README
 
 
-def test_links_lead_somewhere() -> None:
-    targets = [target for target in re.findall(r"\]\(([^)#]+)\)", README) if "://" not in target]
-    assert targets
-    for target in targets:
-        assert (ROOT / target).exists(), target
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for target, section in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", text):
+        if "://" not in target:
+            file = (ROOT / page).parent / target if target else ROOT / page
+            assert file.exists(), target
+            assert not section or section in headings(file), f"{target}#{section}"
+
+
+def headings(page: Path) -> set[str]:
+    """Return what links to a page's sections may be called, as GitHub makes them."""
+    found = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
 
 
 def test_the_catalogue_lists_exactly_the_recipes() -> None:

@@ -150,3 +150,16 @@ def test_a_draft_head(cold: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch)
     shutil.rmtree(cold.parent / "hub")
     monkeypatch.setattr("trtspec.checkpoint.prepare.fetch_snapshot", no_download)
     assert "nothing to do" in trtspec("build", cold, *wanted).out
+
+
+def test_without_the_hubs_client_its_extra_is_named(
+    workplace: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not one of the packages that the client itself requires."""
+    for package in ("huggingface_hub", "tqdm"):
+        monkeypatch.setitem(sys.modules, package, None)
+    refused = trtspec("build", "mistral-7b-ngram")
+    assert refused.code == 1
+    assert refused.err.endswith(
+        "error: this needs huggingface_hub, which is not installed\nhint: pip install 'trtspec[hub]'\n"
+    )

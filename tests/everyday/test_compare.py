@@ -337,3 +337,10 @@ def test_a_manifest_that_is_nested_deeply(depth: int, trtspec: Run, artifact: Pa
         refused = trtspec("compare", *arguments)
         assert refused.code == 1
         assert f"error: {other}/manifest.json: n" in refused.err
+
+
+def test_shipped_recipes_by_their_names(workplace: Path, trtspec: Run) -> None:
+    compared = trtspec("compare", "quickstart", "quickstart-ngram", "--json")
+    assert compared.code == 0
+    assert (compared.document["a"]["name"], compared.document["b"]["name"]) == ("quickstart", "quickstart-ngram")
+    assert trtspec("compare", "quickstart", "quickstart-ngrm").code == 1

@@ -340,21 +340,3 @@ class TestWhatIsRefused:
             "error: org/model: it is not in the hub cache, and HF_HUB_OFFLINE is set "
             "hint: unset HF_HUB_OFFLINE and try again; write ./org/model where a directory is meant",
         )
-
-
-class TestThePage:
-    def test_its_commands_run_and_write_what_it_shows(self, workplace: Path) -> None:
-        page = (recipes_dir().parent / "docs" / "init.md").read_text()
-        (workplace / "recipes").symlink_to(recipes_dir())
-        smi = workplace / "nvidia-smi"
-        smi.write_text("#!/bin/sh\n")
-        smi.chmod(0o755)
-        programs = [str(workplace), str(Path(sys.executable).parent), "/usr/bin", "/bin"]
-        environment = {**os.environ, "PATH": os.pathsep.join(programs), "OMP_NUM_THREADS": "1"}
-        commands = "".join(re.findall(r"^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL))
-        argv = ["/bin/bash", "-euo", "pipefail", "-c", commands]
-        done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=300, check=False)
-        assert done.returncode == 0, done.stderr
-        (shown,) = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-        machines_own = r"[\d.]+ of [\d.]+ GiB"
-        assert re.sub(machines_own, "", (workplace / "mine.yaml").read_text()) == re.sub(machines_own, "", shown)

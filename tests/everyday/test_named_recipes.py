@@ -54,6 +54,20 @@ def test_only_a_bare_name_is_looked_up(workplace: Path, trtspec: Run) -> None:
         assert f"{given} does not exist" in checked.out
 
 
+def test_a_shipped_recipe_is_extended_by_its_name(workplace: Path, trtspec: Run) -> None:
+    mine = workplace / "mine.yaml"
+    mine.write_text("extends: quickstart-ngram\nname: mine\n")
+    assert trtspec("check", mine).out == "mine: fits together\n"
+    (workplace / "quickstart-ngram").write_text("name: [\n")
+    assert trtspec("check", mine).code == 1, "a file of that name beside it wins"
+    (workplace / "sub").mkdir()
+    below = workplace / "sub" / "below.yaml"
+    below.write_text("extends: quickstart-ngram\nname: below\n")
+    assert trtspec("check", below).code == 0, "not one of the current directory"
+    below.write_text("extends: models/quickstart\nname: below\n")
+    assert trtspec("check", below).code == 1
+
+
 def test_an_unknown_name_has_a_near_one(workplace: Path, trtspec: Run) -> None:
     checked = trtspec("check", "quickstart-ngrm", "--json")
     assert checked.code == 1

@@ -152,6 +152,7 @@ def _bar_class(on_bytes: OnBytes) -> type[Any]:
     import threading
     from io import StringIO
 
+    import huggingface_hub  # noqa: F401 - brings tqdm; where it is missing, it is what has to be installed
     from tqdm import tqdm
 
     class Bar(tqdm):  # type: ignore[misc]  # tqdm has no types

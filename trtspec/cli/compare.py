@@ -19,7 +19,7 @@ WIDEST = 60
 Thing = Annotated[
     Path,
     typer.Argument(
-        help="A recipe, an artifact, or a saved document of plan, verify or bench.",
+        help="A recipe or its shipped name, an artifact, or a saved document of plan, verify or bench.",
         show_default=False,
         autocompletion=completing.recipes,
     ),

@@ -21,7 +21,7 @@ Name = Annotated[
     str,
     typer.Argument(
         metavar="NAME",
-        help="The deployment's name, which is the recipe's.",
+        help="The deployment's name: the recipe's, or what deploy --name said.",
         show_default=False,
         autocompletion=completing.deployments,
     ),
@@ -30,7 +30,7 @@ AnyName = Annotated[
     str | None,
     typer.Argument(
         metavar="[NAME]",
-        help="The deployment's name, which is the recipe's.",
+        help="The deployment's name: the recipe's, or what deploy --name said.",
         show_default=False,
         autocompletion=completing.deployments,
     ),

@@ -18,6 +18,7 @@ from trtspec.checkpoint.untrusted import MAX_DEPTH, inside, is_shallow
 from trtspec.compare.documents import KNOWN, PlanDocument, StepPart, load_document, metrics_of
 from trtspec.errors import TrtspecError
 from trtspec.files import open_regular, unreadable
+from trtspec.recipe.files import find_recipe
 
 RECIPE, PLAN, ARTIFACT, REPORT = "recipe", "plan", "artifact", "report"
 MOST_REPORTS = 16
@@ -43,13 +44,16 @@ class Side:
 
 
 def read_side(path: Path, plan_of: PlanOf) -> Side:
-    """Return what lies at `path`; raises TrtspecError where it is nothing that can be compared."""
+    """Return what lies at `path`, or the shipped recipe of that name; TrtspecError where nothing can be compared."""
     if path.is_dir():
         return _artifact(path)
-    if not path.exists():
+    found = find_recipe(path)
+    if not found.exists():
         hint = f"name a recipe, an artifact's directory or a saved document: {KNOWN}"
         raise TrtspecError("no such file or directory", where=str(path), hint=hint)
-    return _document(path) if _is_document(path) else _planned(RECIPE, path, PlanDocument.model_validate(plan_of(path)))
+    return (
+        _document(path) if _is_document(found) else _planned(RECIPE, path, PlanDocument.model_validate(plan_of(path)))
+    )
 
 
 def _is_document(path: Path) -> bool:

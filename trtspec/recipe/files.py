@@ -33,9 +33,7 @@ FILE_KEYS = (
 
 def find_recipe(given: Path) -> Path:
     """Return the file given, or where there is none the recipe of that name that comes with trtspec."""
-    shipped = recipes_dir() / f"{given}.yaml"
-    is_name = given.name == str(given) and not os.path.isfile(given)
-    return shipped if is_name and os.path.isfile(shipped) else given
+    return given if os.path.isfile(given) else _shipped(str(given)) or given
 
 
 def name_of(path: Path) -> str:
@@ -74,6 +72,11 @@ def change_paths(document: dict[str, Any], change: Callable[[str], str]) -> None
             section[key] = change(value)
 
 
+def _shipped(name: str) -> Path | None:
+    path = recipes_dir() / f"{name}.yaml"
+    return path if os.path.basename(name) == name and os.path.isfile(path) else None
+
+
 def _is_path(node: Node) -> bool:
     """Tell a directory from a hub id: by its first character, its slashes, or because it is there."""
     value: str = node.value
@@ -100,6 +103,7 @@ def _parent(child: Path, extends: Node, chain: tuple[str, ...], diagnostics: lis
     if not isinstance(extends.value, str) or not extends.value or CONTROL.search(extends.value):
         stop(extends.mark, "wrong-type", "expected the path of another recipe", "as extends: base.yaml", path="extends")
     path = Path(os.path.normpath(child.parent / os.path.expanduser(extends.value)))
+    path = path if os.path.exists(path) else _shipped(extends.value) or path
     if os.path.realpath(path) in chain:
         around = " -> ".join(os.path.basename(file) for file in (*chain, str(path)))
         stop(extends.mark, "extends-cycle", f"extends goes in a circle: {around}", "remove one of them", path="extends")

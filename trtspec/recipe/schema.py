@@ -286,7 +286,10 @@ class Recipe(StrictModel):
     gates: Gates = Field(default=Gates(), description="What must hold before an artifact may be deployed")
 
 
-_EXTENDS = {"type": "string", "description": "Another recipe, relative to this file, that this one changes"}
+_EXTENDS = {
+    "type": "string",
+    "description": "Another recipe that this one changes: a path relative to this file, or a shipped recipe's name",
+}
 _CHOICES = {"type": "array", "items": {"type": "object"}}
 _MATRIX = {
     "type": "object",

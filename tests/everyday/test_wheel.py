@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the wheel holds, and that it does without a clone what the pages promise."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.pages import PAGES, ROOT, SHELLS, blocks_of, run_block
+
+pytestmark = [pytest.mark.integration]
+
+SHIPPED = ("model_repository", "plugins", "recipes")
+BUILT_FROM = ("trtspec", *SHIPPED, "pyproject.toml", "README.md", "LICENSE", ".gitignore")
+IGNORED = ("__pycache__", "*.pyc", "checkpoints")
+CORE = (
+    "typer", "rich", "pydantic", "pydantic_core", "yaml", "numpy", "numpy.libs", "google", "filelock", "annotated_doc",
+    "annotated_types", "click", "typing_extensions.py", "typing_inspection", "shellingham", "markdown_it", "mdurl",
+    "pygments",
+)  # fmt: skip
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel built without a network, from what a clone holds and a checkpoint that git ignores."""
+    pytest.importorskip("hatchling", reason="hatchling is not installed: make setup")
+    clone = tmp_path_factory.mktemp("wheel")
+    for name in BUILT_FROM:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns(*IGNORED))
+        else:
+            shutil.copy(ROOT / name, clone)
+    (clone / "recipes" / "checkpoints").mkdir()
+    (clone / "recipes" / "checkpoints" / "tried.safetensors").touch()
+    command = [*PIP, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", "dist", "."]
+    subprocess.run(command, cwd=clone, check=True, timeout=300)
+    (made,) = (clone / "dist").glob("trtspec-*.whl")
+    return made
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with the wheel, which sees the other packages of this one."""
+    environment = make_environment(wheel, tmp_path_factory.mktemp("installed"))
+    site_of(environment).joinpath("others.pth").write_text(f"{site_of(Path(sys.prefix))}\n")
+    return environment
+
+
+@pytest.fixture(scope="module")
+def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with the wheel and what it requires without extras."""
+    environment = make_environment(wheel, tmp_path_factory.mktemp("bare"))
+    here, there = site_of(environment), site_of(Path(sys.prefix))
+    names = {*CORE, *(path.name for name in CORE for path in there.glob(f"{name}-*.dist-info"))}
+    for name in names:
+        if (there / name).exists():
+            (here / name).symlink_to(there / name)
+    return environment
+
+
+def make_environment(wheel: Path, directory: Path) -> Path:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", directory], check=True, timeout=300)
+    install = [*PIP, "--python", directory / "bin" / "python", "install", "--no-deps", "--no-index", wheel]
+    subprocess.run(install, check=True, timeout=300)
+    return directory
+
+
+def site_of(environment: Path) -> Path:
+    (site,) = environment.glob("lib/python*/site-packages")
+    return site
+
+
+def variables(environment: Path, work: Path) -> dict[str, str]:
+    """Return what a shell without a network has, in which trtspec's own directories are below `work`."""
+    return {
+        "HOME": str(work),
+        "PATH": os.pathsep.join([str(environment / "bin"), "/usr/local/bin", "/usr/bin", "/bin"]),
+        "TRTSPEC_CACHE": str(work / "cache"),
+        "TRTSPEC_STATE": str(work / "state"),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def test_the_wheel_holds_what_a_clone_does(wheel: Path) -> None:
+    """Every file below trtspec/ and of the folders that paths.py serves, and nothing that git ignores."""
+    held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    served = {*re.findall(r'_shipped\("(\w+)"\)', (ROOT / "trtspec" / "paths.py").read_text())}
+    assert served == {*SHIPPED}
+    expected = {str(path) for path in files_below(ROOT / "trtspec", ROOT)}
+    expected |= {f"trtspec/_data/{path}" for folder in SHIPPED for path in files_below(ROOT / folder, ROOT)}
+    assert held == expected
+
+
+def files_below(folder: Path, root: Path) -> list[Path]:
+    found = [path.relative_to(root) for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    return [path for path in found if not {*path.parts} & {*IGNORED}]
+
+
+def test_what_the_code_reads_beside_itself_is_there(installed: Path, tmp_path: Path) -> None:
+    """Each `MODELS`, `DATA` and `VERSIONS` of a module, and every place of paths.py, from the installed wheel."""
+    script = """
+import importlib
+from pathlib import Path
+from trtspec import paths
+places = [paths.recipes_dir(), paths.plugins_dir(), paths.model_repository_dir(), paths.default_prompts(),
+          paths.calibration_prompts()]
+for module in sorted(paths.PACKAGE.rglob("*.py")):
+    if "(__file__)" in module.read_text() and "_data" not in module.parts:
+        dotted = ".".join(module.relative_to(paths.PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+        named = vars(importlib.import_module(dotted))
+        places += [each for each in named.values() if isinstance(each, Path) and each.is_absolute()]
+for place in {*places}:
+    print(place, place.exists())
+"""
+    python = installed / "bin" / "python"
+    run = subprocess.run(
+        [python, "-c", script], cwd=tmp_path, env=variables(installed, tmp_path), capture_output=True, text=True,
+        check=False, timeout=300,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    lines = run.stdout.splitlines()
+    assert len(lines) >= 9
+    assert [line for line in lines if not (line.startswith(str(installed)) and line.endswith(" True"))] == []
+
+
+def test_the_pages_blocks_run_from_the_wheel(installed: Path, tmp_path: Path) -> None:
+    """All that need no clone, in a directory of their page's own, over one store."""
+    environment = variables(installed, tmp_path)
+    for number, page in enumerate(PAGES):
+        blocks = [block for block in blocks_of(page, *SHELLS) if block.marker in ("", "wheel")]
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        for block in blocks:
+            run_block(block, directory, environment)
+
+
+@pytest.mark.parametrize(
+    ("command", "extra"),
+    [
+        ("check quickstart", ""),
+        ("build quickstart", ""),
+        ("compare quickstart quickstart-ngram", ""),
+        ("init {models}/quickstart-target --name mine", ""),
+        ("migrate quickstart --to 1.2 --output moved.yaml", ""),
+        ("generate build/quickstart -p x", "embedded"),
+        ("build quickstart-fp8", "embedded"),
+        ("build mistral-7b-ngram", "hub"),
+        ("init org/name", "hub"),
+    ],
+)
+def test_what_each_extra_is_for(command: str, extra: str, bare: Path, tmp_path: Path) -> None:
+    """As docs/install.md lists it."""
+    models = site_of(bare) / "trtspec" / "_data" / "recipes" / "models"
+    run = subprocess.run(
+        [bare / "bin" / "trtspec", *command.format(models=models).split()], cwd=tmp_path, capture_output=True,
+        text=True, env=variables(bare, tmp_path), check=False, timeout=300,
+    )  # fmt: skip
+    assert run.returncode == (1 if extra else 0), run.stderr
+    assert not extra or f"hint: pip install 'trtspec[{extra}]'" in run.stderr
