@@ -168,7 +168,7 @@ class TestTheFile:
         refused = trtspec("init", TARGET, "-o", "nosuch/mine.yaml")
         assert (refused.code, said(refused)) == (
             1,
-            "error: nosuch/mine.yaml: cannot be written: No such file or directory",
+            "error: nosuch/mine.yaml: cannot be written: No such file or directory hint: choose another place with -o",
         )
         (workplace / "folder").mkdir()
         refused = trtspec("init", TARGET, "-o", "folder", "--force")
