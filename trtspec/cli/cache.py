@@ -43,14 +43,18 @@ def cache(
 
 def show(store: Store, removed: int | None, problems: list[str] | None) -> None:
     """Show what lies there, and what was removed or found wrong, which is None where nobody asked."""
+    from trtspec.cli.layout import counted
     from trtspec.cli.render import say, show_table
     from trtspec.disk import amount
 
     entries = store.entries()
-    rows = [(entry.name, entry.key[:12], amount(entry.total_bytes)) for entry in entries]
+    rows = [
+        (entry.name, entry.key[:12], amount(entry.total_bytes))
+        for entry in sorted(entries, key=lambda e: (e.name, e.key))
+    ]
     show_table(str(store.root), ("step", "key", "size"), rows, (2,))
     gone = "" if removed is None else f"; {removed} removed"
-    say(f"{len(entries)} entries, {amount(store.size())}{gone}")
+    say(f"{counted(len(entries), 'entry', 'entries')}, {amount(store.size())}{gone}")
     for problem in problems or ():
         say(problem, "red")
     if problems:

@@ -29,7 +29,7 @@ Name = Annotated[
 AnyName = Annotated[
     str | None,
     typer.Argument(
-        metavar="[NAME]",
+        metavar="NAME",
         help="The deployment's name, which is the recipe's.",
         show_default=False,
         autocompletion=completing.deployments,
