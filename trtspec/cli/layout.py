@@ -15,6 +15,7 @@ from unicodedata import combining, east_asian_width
 
 GAP = "  "
 NARROW = 16  # a column is folded no further
+LAST = 12  # nor is the last one, whose long words have lines of their own
 ARGUMENT = r"""(?:[^\s'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+"""  # of a shell
 
 Row = Sequence[str]
@@ -102,7 +103,7 @@ def _least(rows: Sequence[Row]) -> list[int]:
     *words, _ = _widths([[cell.replace(" ", "\n") for cell in row] for row in rows])
     *columns, last = _widths(rows)
     least = [max(word, min(natural, NARROW)) for word, natural in zip(words, columns, strict=True)]
-    return [*least, min(last, 2 * NARROW)]
+    return [*least, min(last, LAST)]
 
 
 def _squeezed(widths: list[int], least: list[int], room: int) -> list[int] | None:

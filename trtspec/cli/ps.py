@@ -49,7 +49,7 @@ def _row(deployment: dict[str, Any]) -> list[str]:
 def _local_time(utc: str | None) -> str:
     from datetime import datetime
 
-    return f"{datetime.fromisoformat(utc).astimezone():%Y-%m-%d %H:%M:%S}" if utc else ""
+    return f"{datetime.fromisoformat(utc).astimezone():%Y-%m-%d %H:%M}" if utc else ""
 
 
 command = ps
