@@ -84,12 +84,12 @@ def fitted_table(columns: Row, rows: Sequence[Row], right: Sequence[int], width:
     """Return lines for each row, the names of the columns first, that fit a width.
 
     Columns are folded between words, those before the last no further than their longest word. What is still too long
-    in the last one has a line of its own. Where that does not suffice, a row is a paragraph with a line for each cell.
+    in the last one stands below the row. Where that does not suffice, a row is a paragraph with a line for each cell.
     """
     table = [columns, *rows]
     widths = _squeezed(_widths(table), _least(table), width - len(GAP) * (len(columns) - 1))
     if widths is None:
-        return [[]] + [_paragraph(columns, row, width) for row in rows]
+        return [[columns[0]]] + [_paragraph(columns, row, width) for row in rows]
     return [list(_folded_row(row, widths, right)) for row in table]
 
 
@@ -122,13 +122,10 @@ def _folded_row(row: Row, widths: Sequence[int], right: Sequence[int]) -> Iterat
         [line for part in cell.split("\n") for line in _words(part, width)]
         for cell, width in zip(row, widths, strict=True)
     ]
+    below = columns.pop() if any(cells_of(line) > widths[-1] for line in columns[-1]) else []
     for cells in zip_longest(*columns, fillvalue=""):
-        is_too_long = cells_of(cells[-1]) > widths[-1]
-        shown = (*cells[:-1], "") if is_too_long else cells
-        if any(shown):
-            yield _aligned(shown, widths, right)
-        if is_too_long:
-            yield GAP + cells[-1]
+        yield _aligned(cells, widths[: len(cells)], right)
+    yield from (GAP + line for line in below)
 
 
 def _paragraph(columns: Row, row: Row, width: int) -> list[str]:
