@@ -22,7 +22,7 @@ from tests.tiny import make_pair
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-pytest_plugins = ("tests.sharing", "tests.skips")
+pytest_plugins = ("tests.sharing", "tests.skips", "tests.golden")
 
 
 @dataclass(frozen=True)

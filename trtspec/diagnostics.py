@@ -122,23 +122,23 @@ def in_order(diagnostics: Sequence[Diagnostic]) -> list[Diagnostic]:
     return [*ordered[:MAX_DIAGNOSTICS], rest]
 
 
-def render_diagnostic(diagnostic: Diagnostic) -> str:
-    """Return the place, the numbered source line, the message and the hint."""
+def render_diagnostic(diagnostic: Diagnostic, width: int = LINE_WIDTH) -> str:
+    """Return the place, the numbered source line, the message and the hint, beside it where the width suffices."""
     mark = diagnostic.mark
     place = [mark.file, *(str(number) for number in (mark.line, mark.column) if number)]
     lines = ["  ".join(part for part in (":".join(place), diagnostic.path) if part)]
     if mark.line and mark.text is not None:
         lines.append(f"  {mark.line} │ {_window(mark.text, mark.column or 1)}")
     warning = "warning: " if diagnostic.severity == "warning" else ""
-    lines += _with_hint(f"  {warning}{diagnostic.message}", diagnostic.hint)
+    lines += _with_hint(f"  {warning}{diagnostic.message}", diagnostic.hint, width)
     return "\n".join(printable(line) for line in lines)
 
 
-def _with_hint(said: str, hint: str | None) -> list[str]:
+def _with_hint(said: str, hint: str | None, width: int) -> list[str]:
     if not hint:
         return [said]
     beside = f"{said}        hint: {hint}"
-    return [beside] if len(beside) <= LINE_WIDTH else [said, f"  hint: {hint}"]
+    return [beside] if len(beside) <= width else [said, f"  hint: {hint}"]
 
 
 def _window(text: str, column: int) -> str:

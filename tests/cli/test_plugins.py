@@ -58,7 +58,7 @@ def test_a_wrong_library_fails_the_test(
 
 
 def test_wrong_usage(workplace: Path, trtspec: Run) -> None:
-    assert "Invalid value for 'action'" in trtspec("plugins", "bild").err
+    assert "Invalid value for 'ACTION'" in trtspec("plugins", "bild").err
     refused = trtspec("plugins", "build", "--arch", "sm_1")
     assert refused.code == 1
     assert "nvcc" in refused.err

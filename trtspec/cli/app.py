@@ -17,6 +17,7 @@ from typer.exceptions import TyperException
 
 from trtspec import __version__
 from trtspec.cli import completing
+from trtspec.cli.helping import Command, Group
 from trtspec.cli.streams import OutputError, guarded_streams
 from trtspec.errors import TrtspecError, refusal
 from trtspec.registry import discover
@@ -30,6 +31,7 @@ def make_app() -> typer.Typer:
     """Return the application with every command of this folder."""
     app = typer.Typer(
         name="trtspec",
+        cls=Group,
         help="Speculative decoding for TensorRT-LLM: one recipe from two checkpoints to served, verified, faster text.",
         no_args_is_help=True,
         rich_markup_mode=None,
@@ -38,7 +40,7 @@ def make_app() -> typer.Typer:
     )
     app.callback()(_root)
     for command in discover("trtspec.cli", "command").values():
-        app.command(name=command.__name__)(command)
+        app.command(name=command.__name__, cls=Command)(command)
     return app
 
 

@@ -154,7 +154,7 @@ def _measure_artifact(root: Path, measuring: _Measuring) -> Comparison:
 
 def show(comparison: Comparison, what: str) -> None:
     """Show the table, and for a server how to ask it oneself."""
-    from trtspec.cli.render import say, show_table
+    from trtspec.cli.render import say, say_command, show_table
 
     sides = (
         ("target alone", 1.0, comparison.baseline),
@@ -176,12 +176,12 @@ def show(comparison: Comparison, what: str) -> None:
     )
     if comparison.acceptance == "typical":
         say("typical acceptance is lossy: sampled text is not the target's", "yellow")
+    if what.startswith("http://"):
+        body = json_module.dumps({"text_input": '{"id": 7, "name":', "max_tokens": 32})
+        say_command("ask it", f"curl -s {what.rstrip('/')}/v2/models/ensemble/generate -d '{body}'")
     say(f"with speculation {comparison.speedup}")
     same, total = comparison.identical_texts, comparison.prompts
     say(f"identical text: {'yes' if same == total else 'NO'} ({same} of {total})", "green" if same == total else "red")
-    if what.startswith("http://"):
-        body = json_module.dumps({"text_input": '{"id": 7, "name":', "max_tokens": 32})
-        say(f"\ncurl -s {what.rstrip('/')}/v2/models/ensemble/generate -d '{body}'")
 
 
 command = bench

@@ -114,6 +114,7 @@ def describe(store: Store, removed: Removed | None, problems: list[str], dry_run
 
 def show(document: dict[str, Any], was_removing: bool, was_verifying: bool) -> None:
     """Show what lies there, for whom, and what was removed or found wrong where somebody asked for that."""
+    from trtspec.cli.layout import counted
     from trtspec.cli.render import say, show_table
     from trtspec.disk import amount
 
@@ -128,7 +129,7 @@ def show(document: dict[str, Any], was_removing: bool, was_verifying: bool) -> N
         show_table("", ("recipe", "entries", "size"), totals, (1, 2))
     left = document["resumable_bytes"]
     rest = f", and {amount(left)} that interrupted builds left" if left else ""
-    say(f"{len(entries)} entries, {amount(document['bytes'])}{rest}")
+    say(f"{counted(len(entries), 'entry', 'entries')}, {amount(document['bytes'])}{rest}")
     if was_removing:
         _show_removed(document)
     if was_verifying:

@@ -16,19 +16,16 @@ if TYPE_CHECKING:
 
 THEY_DIFFER = 2
 WIDEST = 60
-Thing = Annotated[
-    Path,
-    typer.Argument(
-        help="A recipe or its shipped name, an artifact, or a saved document of plan, verify or bench.",
-        show_default=False,
-        autocompletion=completing.recipes,
-    ),
-]
+
+
+def _thing(name: str) -> Any:
+    told = "A recipe or its shipped name, an artifact, or a saved document of plan, verify or bench."
+    return typer.Argument(metavar=name, help=told, show_default=False, autocompletion=completing.recipes)
 
 
 def compare(
-    a: Thing,
-    b: Thing,
+    a: Annotated[Path, _thing("A")],
+    b: Annotated[Path, _thing("B")],
     all_: Annotated[bool, typer.Option("--all", help="Show what is the same, too.")] = False,
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 2 where they differ.")] = False,
     json: Json = False,
@@ -59,6 +56,9 @@ def _plan_of(recipe: Path) -> dict[str, Any]:
 
 def show(comparison: Comparison, *, everything: bool) -> None:
     """Show what differs, then what it changes, then what was the same and what was not compared."""
+    from itertools import groupby
+    from operator import attrgetter
+
     from trtspec.cli.render import say, show_table
 
     for letter, side in (("a", comparison.a), ("b", comparison.b)):
@@ -68,17 +68,14 @@ def show(comparison: Comparison, *, everything: bool) -> None:
     places = comparison.places if everything else comparison.differences
     document = comparison.as_dict()
     why = {step["name"]: step["why"] for step in document["effects"]["steps"] or ()}
-    rows = [
-        (place.section, _line(place.path), _cell(place, place.a), _cell(place, place.b), _change(place, why))
-        for place in places
-    ]
-    if rows:
-        show_table("", ("", "", "a", "b", ""), rows)
+    for section, those in groupby(places, key=attrgetter("section")):
+        rows = [(_line(each.path), *(_cell(each, v) for v in (each.a, each.b)), _change(each, why)) for each in those]
+        show_table("", (section, "a", "b", ""), rows)
     _show_effects(document["effects"])
-    same = ", ".join(f"{section} {count}" for section, count in comparison.same.items())
-    say(f"the same: {same or 'nothing'}" if comparison.differences else f"no difference; compared: {same}")
     for section, reason in comparison.not_compared.items():
         say(f"not compared: {section}: {reason}")
+    same = ", ".join(f"{section} {count}" for section, count in comparison.same.items())
+    say(f"the same: {same or 'nothing'}" if comparison.differences else f"no difference; compared: {same}")
 
 
 def _cell(place: Place, value: Any) -> str:

@@ -41,6 +41,8 @@ def show(findings: list[Probe]) -> None:
     for finding in findings:
         if not finding.ok and finding.hint:
             say(f"{finding.name}: {finding.hint}", "yellow")
+    missing = [finding.name for finding in findings if not finding.ok]
+    say(f"missing: {', '.join(missing)}" if missing else "nothing is missing", "red" if missing else "green")
 
 
 command = doctor

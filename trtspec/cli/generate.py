@@ -24,7 +24,9 @@ def generate(
     top_k: Annotated[int, typer.Option(help="Sample from the K most probable tokens; 0 is all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Sample from the most probable tokens that hold P of the mass.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Equal seeds give equal texts.")] = 0,
-    stop: Annotated[list[str] | None, typer.Option(help="End with the token that completes this text.")] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="End with the token that completes this text.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Go on with a text, in this process.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from trtspec.proposal.make import Made
 
 Checkpoint = typer.Argument(metavar="TARGET", help="The model to serve: a directory or a hub id.", show_default=False)
-Drafting = typer.Argument(metavar="[DRAFT]", help="What drafts: a model, or a head of any kind.", show_default=False)
+Drafting = typer.Argument(metavar="DRAFT", help="What drafts: a model, or a head of any kind.", show_default=False)
 
 
 def init(

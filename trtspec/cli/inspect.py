@@ -21,7 +21,7 @@ class Weights(Enum):
 
 
 def inspect(
-    path: Annotated[Path, typer.Argument(help="A source checkpoint, a converted one, or an artifact.")],
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A source checkpoint, a converted one, or an artifact.")],
     tensor: Annotated[int, typer.Option(min=1, max=64, help="Tensor parallel ranks a source would be divided in.")] = 1,
     pipeline: Annotated[int, typer.Option(min=1, max=64, help="Pipeline stages it would be divided in.")] = 1,
     weights: Annotated[Weights, typer.Option(help="How its linear layers would be stored.")] = Weights.NONE,

@@ -29,7 +29,7 @@ Name = Annotated[
 AnyName = Annotated[
     str | None,
     typer.Argument(
-        metavar="[NAME]",
+        metavar="NAME",
         help="The deployment's name: the recipe's, or what deploy --name said.",
         show_default=False,
         autocompletion=completing.deployments,

@@ -100,7 +100,7 @@ def _told(document: dict[str, Any]) -> str:
 
 def show(document: dict[str, Any], build: Build) -> None:
     """Show the plan to people."""
-    from trtspec.cli.render import say, show_table
+    from trtspec.cli.render import say, say_command, show_table
     from trtspec.disk import amount
 
     backend = document["backend"]
@@ -118,7 +118,7 @@ def show(document: dict[str, Any], build: Build) -> None:
     show_table("", ("step", "", "why", "key"), [(s["name"], s["status"], s["why"], s["key"][:12]) for s in steps])
     for step in steps:
         if step["command"]:
-            say(f"{step['name']}: {shlex.join(step['command'])}")
+            say_command(step["name"], shlex.join(step["command"]))
     parts = ("weights", "kv_cache", "draft", "activation")
     for memory in document["memory"]["gpus"]:
         sizes = ", ".join(f"{part.replace('_', ' ')} {amount(memory[f'{part}_bytes'])}" for part in parts)
@@ -132,8 +132,8 @@ def show(document: dict[str, Any], build: Build) -> None:
     if predicted := document["predicted"]:
         rates = ", ".join(f"{value}x at {rate}" for rate, value in predicted["speedup_by_acceptance_rate"].items())
         say(f"expected at batch 1, by acceptance rate: {rates}")
-    if all(step["status"] == "hit" for step in steps):
-        say("nothing to do")
+    missing = sum(step["status"] == "miss" for step in steps)
+    say(f"{missing} of {len(steps)} steps are to be done" if missing else "nothing to do")
 
 
 command = plan

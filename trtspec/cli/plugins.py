@@ -25,7 +25,9 @@ Arch = Annotated[
 
 
 def plugins(
-    action: Annotated[Action, typer.Argument(help="Compile, check against the oracle, or list them.")],
+    action: Annotated[
+        Action, typer.Argument(metavar="ACTION", help="Compile, check against the oracle, or list them.")
+    ],
     arch: Arch = None,
     json: Json = False,
 ) -> None:
@@ -98,14 +100,17 @@ def _list(architectures: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _show_list(document: dict[str, Any]) -> None:
-    from trtspec.cli.render import show_table
+    from trtspec.cli.render import say, show_table
 
     show_table("", ("plugin", "what it does"), [(each["name"], each["summary"]) for each in document["plugins"]])
     built = [
         (", ".join(each["plugins"]), ", ".join(each["architectures"]) or "CPUs", str(each["path"]))
         for each in document["libraries"]
     ]
-    show_table("", ("built", "for", "library"), built)
+    if built:
+        show_table("", ("built", "for", "library"), built)
+    else:
+        say("none is compiled here: trtspec plugins build")
 
 
 _ACTIONS = {Action.build: (_build, _show_built), Action.test: (_test, _show_tested), Action.list: (_list, _show_list)}

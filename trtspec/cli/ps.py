@@ -27,9 +27,9 @@ def show(deployments: list[dict[str, Any]]) -> None:
     """Show a row for each, with addresses where something may answer there."""
     from trtspec.cli.render import note, say, show_table
 
-    columns = ("name", "state", "backend", "method", "endpoints", "pid", "since")
+    columns = ("name", "state", "backend", "method", "pid", "since", "endpoints")
     if deployments:
-        show_table("", columns, [_row(each) for each in deployments], (5,))
+        show_table("", columns, [_row(each) for each in deployments], (4,))
     else:
         say("nothing was deployed")
     for each in deployments:
@@ -42,14 +42,14 @@ def _row(deployment: dict[str, Any]) -> list[str]:
     endpoints = "\n".join(deployment["endpoints"].values()) if runs else ""
     known = [deployment.get(key) for key in ("backend", "method")]
     pid = str(deployment["pid"]) if runs else ""
-    cells = [*known, endpoints, pid, _local_time(deployment.get("since"))]
+    cells = [*known, pid, _local_time(deployment.get("since")), endpoints]
     return [deployment["name"], deployment["state"], *(cell or "-" for cell in cells)]
 
 
 def _local_time(utc: str | None) -> str:
     from datetime import datetime
 
-    return f"{datetime.fromisoformat(utc).astimezone():%Y-%m-%d %H:%M:%S}" if utc else ""
+    return f"{datetime.fromisoformat(utc).astimezone():%Y-%m-%d %H:%M}" if utc else ""
 
 
 command = ps

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from trtspec.cli.options import Json
 
 
@@ -28,7 +30,8 @@ def recipes(json: Json = False) -> None:
     if json:
         print_json({"format_version": 1, "recipes": found})
     else:
-        show_table("", ("name", "method", "file"), [(each["name"], each["method"], each["path"]) for each in found])
+        rows = [(each["name"], each["method"], Path(each["path"]).name) for each in found]
+        show_table(str(recipes_dir()), ("name", "method", "file"), rows)
 
 
 command = recipes

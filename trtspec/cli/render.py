@@ -2,8 +2,8 @@
 """What people see: results (tables, verdicts) on stdout, notes and errors on stderr; and the one document of `--json`.
 
 With `progress.py` the only module that imports rich, and where something is drawn, so that `--help` need not wait for
-it. Colours follow NO_COLOR and whether the stream is a terminal. Where stdout is none a row of a table is one line,
-however long, for what reads the pipe.
+it. Colours follow NO_COLOR and whether the stream is a terminal. What a terminal shows fits its width; elsewhere a line
+is one line and a row of a table is one, however long, for what reads the pipe.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from __future__ import annotations
 import codecs
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from io import TextIOWrapper
 from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
-from trtspec.diagnostics import Diagnostic, RecipeError, printable, render_diagnostic
+from trtspec.cli.layout import counted, fitted_table, folded, folded_command, plain_table
+from trtspec.diagnostics import LINE_WIDTH, Diagnostic, RecipeError, printable, render_diagnostic
 from trtspec.errors import TrtspecError
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
 FORMAT_VERSION = 1
 
@@ -54,7 +54,13 @@ def one_or_many(documents: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 def say(text: str, style: str = "") -> None:
     """Print a line of a result on stdout; its text is never taken for markup."""
-    console(stderr=False).print(text, style=style, soft_wrap=True)
+    _print(console(stderr=False), text, style)
+
+
+def say_command(label: str, command: str) -> None:
+    """Print a shell's command on stdout, so that it can be copied from a terminal, too."""
+    out, text = console(stderr=False), f"{label}: {command}"
+    out.print("\n".join(folded_command(text, out.width)) if is_terminal(out) else text, soft_wrap=True)
 
 
 def show_foreign(pieces: Iterable[bytes]) -> None:
@@ -71,7 +77,12 @@ def show_foreign(pieces: Iterable[bytes]) -> None:
 
 def note(text: str, style: str = "") -> None:
     """Print a line about the work, which is no part of its result, on stderr."""
-    console(stderr=True).print(text, style=style, soft_wrap=True)
+    _print(console(stderr=True), text, style)
+
+
+def _print(out: Console, text: str, style: str = "") -> None:
+    """Print lines, which are broken between words where they are wider than a terminal."""
+    out.print("\n".join(folded(text, out.width)) if is_terminal(out) else text, style=style, soft_wrap=True)
 
 
 def render_error(error: TrtspecError) -> dict[str, Any]:
@@ -90,15 +101,18 @@ def show_error(error: TrtspecError, *, as_json: bool) -> None:
         print_json(render_error(error))
     if isinstance(error, RecipeError):
         show_diagnostics(error.diagnostics)
+        note(counted(len(error.diagnostics), "error"), "red")
     else:
         note(f"error: {error}", "red")
 
 
 def show_diagnostics(diagnostics: Sequence[Diagnostic], *, are_result: bool = False) -> None:
     """Show a recipe's diagnostics, one paragraph each; only of `check` they are the result."""
+    out = console(stderr=not are_result)
+    width = min(out.width, LINE_WIDTH) if is_terminal(out) else LINE_WIDTH
     for diagnostic in diagnostics:
         style = "red" if diagnostic.severity == "error" else "yellow"
-        (say if are_result else note)(render_diagnostic(diagnostic) + "\n", style)
+        _print(out, render_diagnostic(diagnostic, width) + "\n", style)
 
 
 def show_table(
@@ -111,32 +125,10 @@ def show_table(
 ) -> None:
     """Show a table; `right` are the columns with numbers."""
     out = console(stderr=not is_result)
-    if is_terminal(out):
-        out.print(_fitted(title, columns, rows, right))
-        return
-    for line in ([title] if title else []) + [*_plain_rows(columns, rows, right)]:
-        out.print(line, soft_wrap=True)
-
-
-def _fitted(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> Table:
-    """Return a table that folds what is wider than the terminal."""
-    from rich.table import Table
-
-    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number in right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def _plain_rows(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> Iterator[str]:
-    """Yield a line for each row, columns below each other, whatever the width."""
-    cells = [[cell.replace("\n", "; ") for cell in row] for row in (columns, *rows) if any(row)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for row in cells:
-        aligned = (
-            cell.rjust(width) if number in right else cell.ljust(width)
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        yield "  ".join(aligned).rstrip()
+    fitted = is_terminal(out)
+    table = fitted_table(columns, rows, right, out.width) if fitted else plain_table(columns, rows, right)
+    if title:
+        _print(out, title)
+    for number, lines in enumerate(table):
+        for line in filter(None, lines):
+            out.print(line, style="" if number else "bold", soft_wrap=True)

@@ -35,13 +35,16 @@ def status(name: AnyName = None, json: Json = False) -> None:
 def show(document: dict[str, Any], style: str) -> None:
     """Show the state, what a request got, and of a server that died the end of its log."""
     from trtspec.cli.render import say
+    from trtspec.diagnostics import printable
 
     say(f"{document['name']} is {document['state']}", style)
     if probe := document.get("probe"):
         said = f"answered in {probe['seconds']:.2f} s" if probe["ok"] else f"did not answer: {probe['error']}"
         say(f"  {document['endpoints']['http']} {said}")
     if log := document.get("log"):
-        say(f"the end of {document['log_file']}:\n{log}")
+        say(f"the end of {document['log_file']}:")
+        for line in log.splitlines():
+            say(printable(line))
 
 
 command = status

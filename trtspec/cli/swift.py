@@ -107,6 +107,7 @@ def _export(build: Build, found: Found, out: Path) -> None:
 def _show(found: Found) -> None:
     import sys
 
+    from trtspec.cli.layout import counted
     from trtspec.cli.render import note, show_table
 
     rows = [
@@ -124,8 +125,8 @@ def _show(found: Found) -> None:
     columns = ("left out", "matchness", "weights read", "draft_len", "expected")
     show_table("", columns, rows, right=(1, 2, 3, 4), is_result=False)  # which is what a recipe takes, below
     note(
-        f"{found.tried} sets tried in {found.seconds:.1f} s; matchness at {found.places} places of text that the search"
-        " had not seen, expected speed-up where a step takes as long as its weights take to read",
+        f"{counted(found.tried, 'set')} tried in {found.seconds:.1f} s; matchness at {found.places} places of"
+        " text that the search had not seen, expected speed-up where a step takes as long as its weights take to read",
         "dim",
     )
     if found.best.speedup <= 1:

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every command as people see it: golden screens of terminals of 80 and 120 columns, and of pipes.
+
+A golden file of `screens/` has a section for each of them. `pytest tests/everyday/test_screens.py --update-screens`
+writes them anew; what they then look like is for people to judge. What varies is replaced before:
+
+    the directory                  /home/ada/work/models, which is as long
+    seconds, speeds, speed-ups     N.NN, as wide as the column that they are in
+    the first 12 digits of a key   digest-00001, numbered in the order in which they are shown
+    versions of programs           N.N.N
+
+The machine's memory, its disks and what `doctor` finds are made up (`tests/forks.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.terminal import ESCAPE, WIDTHS, Commands, Shown, Terminals, commands, has_tmux, piped, terminals
+from trtspec.deploy.journal import DeploymentJournal, Record
+from trtspec.registry import discover
+from trtspec.system import start_time
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not has_tmux(), reason="tmux is not installed: no screen can be looked at"),
+]
+
+GOLDEN = Path(__file__).with_name("screens")
+ROOT = Path(__file__).parents[2]
+HOME = "/home/ada/work/models"
+COLOURS = {31: "red", 32: "green", 33: "yellow"}
+COMMANDS = sorted(command.__name__ for command in discover("trtspec.cli", "command").values())
+
+
+@dataclass(frozen=True)
+class Place:
+    """A directory with the tiny pair, and what commands are run with there."""
+
+    root: Path
+    commands: Commands
+    terminals: Terminals
+    scratch: Path
+    seen: dict[str, dict[str, Shown]] = field(default_factory=dict)
+
+
+def forget(root: Path) -> None:
+    """Leave nothing in the store of screens that begin with an empty one."""
+    shutil.rmtree(root / "fresh", ignore_errors=True)
+
+
+def unbuild(root: Path) -> None:
+    """Leave no artifact either."""
+    forget(root)
+    shutil.rmtree(root / "build", ignore_errors=True)
+
+
+def unwrite(root: Path) -> None:
+    """Leave nothing of the recipes that commands wrote."""
+    for name in ("target.yaml", "recipe-1.2.1.yaml", "llama-3.3-70b-fp8-tp1-1.3.yaml"):
+        (root / name).unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Screen:
+    """A command, what is done before each of its runs, and whether it runs long: then it is seen in fewer ways."""
+
+    command: str
+    before: Callable[[Path], None] = lambda root: None
+    is_long: bool = False
+    store: str = "cache"
+
+
+# None needs that another was seen before.
+SCREENS = {
+    "plan-of-a-new-pair": Screen("plan recipe.yaml", forget, store="fresh"),
+    "build": Screen("build recipe.yaml", unbuild, store="fresh"),
+    "build-again": Screen("build recipe.yaml"),
+    "build-refused": Screen("build recipe.yaml --out recipe.yaml/tiny"),
+    "plan-of-a-built-pair": Screen("plan recipe.yaml"),
+    "plan-of-engines": Screen("plan recipe.yaml --set engine.backend=tensorrt_llm --set engine.gpu=h100"),
+    "plan-with-a-warning": Screen("plan recipe.yaml --set engine.backend=llmapi --set engine.gpu=h100"),
+    "plan-refused": Screen("plan recipe.yaml --set engine.backend=tensorrt_llm"),
+    "check": Screen("check recipe.yaml"),
+    "check-with-errors": Screen("check recipe.yaml --set speculation.draft_len=99 --set nosuch.key=1"),
+    "check-json": Screen("check recipe.yaml --json"),
+    "inspect": Screen("inspect build/tiny"),
+    "inspect-a-source": Screen("inspect target"),
+    "inspect-nothing": Screen("inspect nosuch"),
+    "recipes": Screen("recipes"),
+    "verify": Screen("verify build/tiny --max-tokens 2 --runs 1", is_long=True),
+    "bench": Screen("bench build/tiny --runs 1 --max-tokens 2", is_long=True),
+    "generate": Screen("generate build/tiny -p the --max-tokens 4", is_long=True),
+    "generate-without-a-prompt": Screen("generate build/tiny"),
+    "swift": Screen("swift recipe.yaml --samples 2 --max-tokens 2 --iterations 1", forget, True, "fresh"),
+    "doctor": Screen("doctor"),
+    "cache": Screen("cache --verify"),
+    "ps": Screen("ps"),
+    "status": Screen("status ended"),
+    "status-of-a-dead-one": Screen("status killed"),
+    "status-of-none": Screen("status nosuch"),
+    "logs": Screen("logs killed --lines 3"),
+    "compare": Screen("compare recipe.yaml trtspec/recipes/quickstart.yaml"),
+    "compare-equal": Screen("compare recipe.yaml recipe.yaml"),
+    "compare-long-values": Screen("compare recipe.yaml long.yaml"),
+    "init": Screen("init target draft", unwrite),
+    "migrate": Screen("migrate recipe.yaml --to 1.2.1", unwrite),
+    "migrate-incomplete": Screen("migrate llama-3.3-70b-fp8-tp1 --to 1.3", unwrite),
+    "plugins": Screen("plugins list"),
+    "version": Screen("--version"),
+    "help": Screen("--help"),
+    "unknown-command": Screen("chek recipe.yaml"),
+    "missing-argument": Screen("check"),
+    "unknown-option": Screen("check recipe.yaml --nosuch"),
+}
+
+
+@pytest.fixture(scope="module")
+def place(pair_master: Path) -> Iterator[Place]:
+    """The pair in a directory with a path of known length, what was deployed there, terminals and commands."""
+    root = Path(tempfile.mkdtemp(prefix="screens-", dir="/tmp"))
+    assert len(str(root)) == len(HOME)
+    shutil.copytree(pair_master, root, dirs_exist_ok=True)
+    (root / "trtspec").symlink_to(ROOT)
+    text = (root / "recipe.yaml").read_text()
+    long = "-".join(["a", *["long"] * 9, "name"])
+    (root / long).symlink_to("draft")
+    (root / "long.yaml").write_text(text.replace("./draft", f"./{long}"))
+    variables = {"TRTSPEC_CACHE": "cache", "TRTSPEC_STATE": "state", "HF_HUB_CACHE": "hub"}
+    environment = {name: str(root / folder) for name, folder in variables.items()} | {"PATH": str(root / "bin")}
+    scratch = Path(tempfile.mkdtemp(prefix="screens-", dir="/tmp"))
+    with terminals(scratch) as shown, commands(root, environment) as forks, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRTSPEC_STATE", str(root / "state"))
+        patch.setattr("trtspec.deploy.journal.time.time", lambda: 1_700_000_000.0)
+        record_deployments()
+        assert piped(forks, scratch, ["build", "recipe.yaml"]).code == 0
+        yield Place(root, forks, shown, scratch)
+    shutil.rmtree(root)
+    shutil.rmtree(scratch)
+
+
+def record_deployments() -> None:
+    """Record one deployment that seems to run, one that was stopped and one that died; nothing is sent a signal."""
+    record = Record("running", "live", "/build/tiny", 1, start_time(1), 18000, 18001, 18002, "x", detached=True)
+    record = replace(record, backend="embedded", method="draft_target")
+    gone = replace(record, started=1)  # as long as no process of this number began then
+    for each in (record, replace(gone, name="ended", state="stopped"), replace(gone, name="killed")):
+        journal = DeploymentJournal(each.name)
+        journal.root.mkdir(parents=True)
+        journal.write(each)
+        journal.log.write_text("I1114 22:13:20 server starts\n" + "\x1b[31mE1114\x1b[0m out of memory, " * 6 + "ends\n")
+
+
+def look(place: Place, name: str) -> dict[str, Shown]:
+    """Return what is seen of a command, by where it is seen; each is run once for all tests."""
+    if name not in place.seen:
+        screen = SCREENS[name]
+        argv, seen = shlex.split(screen.command), {}
+        store = {"TRTSPEC_CACHE": str(place.root / screen.store)}
+        for width in WIDTHS[:1] if screen.is_long else WIDTHS:
+            screen.before(place.root)
+            seen[f"terminal, {width} columns"] = place.terminals.run(place.commands, width, argv, **store)
+        screen.before(place.root)
+        seen["pipe"] = piped(place.commands, place.scratch, argv, **store)
+        place.seen[name] = seen
+    return place.seen[name]
+
+
+def normal(text: str, root: Path) -> str:
+    """Return a text without what varies, as wide where its layout depends on that."""
+    text = text.replace(str(root), HOME)
+    text = re.sub(r"\d+(\.\d+) s\b", lambda found: f"N.{'N' * (len(found[1]) - 1)} s", text)
+    text = re.sub(r"\d+ tokens/s", "NNN tokens/s", text)
+    text = re.sub(r"(?m)^((?:target alone|speculative) )( *\d+)( +\d+\.\d\dx)", _speeds, text)
+    text = re.sub(r"\d+\.\d\d (times|to|by total)", r"N.NN \1", text)
+    text = re.sub(r"(?<=N\.NN to )\d+\.\d\d", "N.NN", text)
+    text = re.sub(r"\b(python|numpy|trtspec) \d[\w.+]*", r"\1 N.N.N", text)
+    digests: dict[str, str] = {}
+    return re.sub(r"\b[0-9a-f]{12}\b", lambda d: digests.setdefault(d[0], f"digest-{len(digests) + 1:05}"), text)
+
+
+def _speeds(found: re.Match[str]) -> str:
+    return found[1] + "NNN".rjust(len(found[2])) + "N.NNx".rjust(len(found[3]))
+
+
+def coloured(screen: str) -> Iterator[str]:
+    """Yield the lines that have a colour, with its name before them."""
+    for line in screen.splitlines():
+        codes = {int(code) for found in ESCAPE.findall(line) for code in found.split(";") if code}
+        names = [name for code, name in COLOURS.items() if code in codes]
+        if names:
+            yield f"{' '.join(names)}: {ESCAPE.sub('', line)}"
+
+
+def described(command: str, seen: dict[str, Shown], root: Path) -> str:
+    """Return the text of a golden file."""
+    codes = {shown.code for shown in seen.values()}
+    assert len(codes) == 1, "the exit code is the same everywhere"
+    sections = {"exit code": str(codes.pop())}
+    for where, shown in seen.items():
+        if where == "pipe":
+            sections |= {"pipe, standard output": shown.out, "pipe, standard error": shown.err}
+        else:
+            sections[where] = ESCAPE.sub("", shown.out)
+    if colours := "\n".join(coloured(seen["terminal, 80 columns"].out)):
+        sections["colours"] = colours
+    told = [f"$ trtspec {command}"]
+    for title, text in sections.items():
+        same = next((earlier for earlier in sections if sections[earlier] == text), title) if text.strip() else title
+        told.append(f"──── {title} " + "─" * (74 - len(title)))
+        told.append(text.rstrip("\n") if same == title else f"(as {same})")
+    return normal("\n".join(told), root) + "\n"
+
+
+def compare_golden(name: str, text: str, *, update: bool) -> None:
+    path = GOLDEN / f"{name}.txt"
+    if update:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    assert path.is_file(), f"no golden screen {path.name}: pytest --update-screens"
+    assert text == path.read_text(encoding="utf-8"), f"{path.name} has changed; if it is right, pytest --update-screens"
+
+
+@pytest.mark.parametrize("name", SCREENS)
+def test_a_screen_is_the_golden_one(name: str, place: Place, pytestconfig: pytest.Config) -> None:
+    text = described(SCREENS[name].command, look(place, name), place.root)
+    compare_golden(name, text, update=pytestconfig.getoption("update_screens"))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_help_is_the_golden_one(name: str, place: Place, pytestconfig: pytest.Config) -> None:
+    shown = place.terminals.run(place.commands, 80, [name, "--help"])
+    text = described(f"{name} --help", {"terminal, 80 columns": shown}, place.root)
+    assert not any(line.rstrip().endswith("...") for line in text.splitlines() if not line.startswith("Usage"))
+    compare_golden(f"help-{name}", text, update=pytestconfig.getoption("update_screens"))
+
+
+@pytest.mark.parametrize("name", SCREENS)
+def test_no_line_ends_within_a_word_or_in_spaces(name: str, place: Place) -> None:
+    """Only a word that is longer than a row goes on in the next one."""
+    seen = look(place, name)
+    whole = set((seen["pipe"].out + seen["pipe"].err).split())
+    for line in (*seen["pipe"].out.splitlines(), *seen["pipe"].err.splitlines()):
+        assert line == line.rstrip()
+    for width in WIDTHS[: len(seen) - 1]:
+        rows = ESCAPE.sub("", seen[f"terminal, {width} columns"].out).splitlines()
+        for row, following in pairwise(rows):
+            word = (row.split() or [""])[-1] + (following.split() or [""])[0]
+            assert len(row) < width or word not in whole or len(word) > width - 4, (row, following)
+
+
+@pytest.mark.parametrize(
+    "name", ["check-with-errors", "plan-of-engines", "plan-refused", "inspect", "compare", "init", "migrate-incomplete"]
+)
+def test_a_terminal_and_a_pipe_say_the_same(name: str, place: Place) -> None:
+    seen = look(place, name)
+    shown = ESCAPE.sub("", seen["terminal, 80 columns"].out)
+    assert words(shown) == words(seen["pipe"].out + seen["pipe"].err)
+
+
+def words(text: str) -> list[str]:
+    r"""Return the words of a text in any order: a \ at the end of a line and a ; between lines are layout."""
+    return sorted(re.sub(r" \\\n|;", " ", text).split())
+
+
+@pytest.mark.parametrize("name", ["check-with-errors", "cache", "doctor", "plan-with-a-warning", "compare"])
+def test_without_colours_the_text_is_the_same(name: str, place: Place) -> None:
+    argv = shlex.split(SCREENS[name].command)
+    plain = place.terminals.run(place.commands, 80, argv, NO_COLOR="1").out
+    assert not list(coloured(plain))
+    before = ESCAPE.sub("", look(place, name)["terminal, 80 columns"].out)
+    assert normal(ESCAPE.sub("", plain), place.root) == normal(before, place.root)
+
+
+@pytest.mark.parametrize("name", ["build-again", "check-with-errors", "recipes", "help", "unknown-command"])
+def test_continuous_integration_sees_what_a_pipe_has(name: str, place: Place) -> None:
+    seen = piped(place.commands, place.scratch, shlex.split(SCREENS[name].command), CI="true", GITHUB_ACTIONS="true")
+    pipe = look(place, name)["pipe"]
+    assert seen.code == pipe.code
+    assert [normal(text, place.root) for text in (seen.out, seen.err)] == [
+        normal(text, place.root) for text in (pipe.out, pipe.err)
+    ]
+    assert "\x1b" not in seen.out + seen.err
+
+
+def test_a_document_is_alone(place: Place) -> None:
+    for command in ("schema", "check recipe.yaml --json", "plan recipe.yaml --json", "verify nosuch --json"):
+        assert json.loads(piped(place.commands, place.scratch, shlex.split(command)).out)

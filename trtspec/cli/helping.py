@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How `--help` reads: nothing of it is cut, and its examples can be copied.
+
+Imports typer alone, so that `--help` stays instant.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from typer.core import TyperCommand, TyperGroup
+
+from trtspec.cli.layout import folded_command
+
+EXAMPLE = "Example: "
+SHORT_HELP_CHARS = 1000  # more than any has: typer cuts what is longer
+
+
+class Command(TyperCommand):
+    """A command whose usage has no braces, and whose example is broken between words of a shell."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the options and arguments as other programs name them: FILE, [FILE], FILE..."""
+        return [re.sub(r"\{(.*)\}", r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
+
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        """Write what it does, and below it the example."""
+        said, _, example = (self.help or "").rpartition(EXAMPLE)
+        indent = "  "
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(said.rstrip())
+        lines = folded_command(EXAMPLE + example, formatter.width - len(indent))
+        formatter.write("\n" + "".join(f"{indent}{line}\n" for line in lines))
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write arguments by their names, whose types are Python's, and options."""
+        records: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for parameter in self.get_params(ctx):
+            if (record := parameter.get_help_record(ctx)) is not None:
+                is_option = parameter.param_type_name == "option"
+                name = record[0] if is_option else re.sub(r" <[^|>]*>$", "", record[0])
+                records["Options" if is_option else "Arguments"].append((name, record[1]))
+        for heading, those in records.items():
+            if those:
+                with formatter.section(heading):
+                    formatter.write_dl(those)
+
+
+class Group(TyperGroup):
+    """The root, which says of each command all of its first sentence."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write a command a row."""
+        commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, command.get_short_help_str(SHORT_HELP_CHARS)) for name, command in commands.items() if command]
+            )

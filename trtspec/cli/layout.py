@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text in lines and columns of a width: sentences, shell commands, tables. Knows no stream and no colour.
+
+Lines are broken between words alone: a path or an address that is longer than the width is left whole, and the terminal
+folds it, so that it can still be copied.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from unicodedata import combining, east_asian_width
+
+GAP = "  "
+NARROW = 16  # a column is folded no further
+LAST = 12  # nor is the last one, whose long words have lines of their own
+ARGUMENT = r"""(?:[^\s'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+"""  # of a shell
+
+Row = Sequence[str]
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return a number of things in words: "1 entry", "2 entries"."""
+    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def cells_of(text: str) -> int:
+    """Return how many columns of a terminal a text takes."""
+    return sum(0 if combining(char) else 2 if east_asian_width(char) in "WF" else 1 for char in text)
+
+
+def folded(text: str, width: int) -> list[str]:
+    """Return the lines of a text; what did not fit into one goes on below it, further in."""
+    return [piece for line in text.split("\n") for piece in _folded_line(line, width)]
+
+
+def _folded_line(line: str, width: int) -> list[str]:
+    if cells_of(line) <= width:
+        return [line]
+    return _words(line, width, " " * (len(line) - len(line.lstrip())) + GAP)
+
+
+def _words(text: str, width: int, indent: str = "") -> list[str]:
+    """Return lines of whole words, from the second on with an indent."""
+    wrapper = textwrap.TextWrapper(
+        max(width, 1),
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+        expand_tabs=False,
+        replace_whitespace=False,
+    )
+    return wrapper.wrap(text) or [""]
+
+
+def folded_command(command: str, width: int) -> list[str]:
+    r"""Return a shell's command in lines that end in \ where it goes on, which a shell takes as they are."""
+    if cells_of(command) <= width:
+        return [command]
+    *lines, last = _between_options(command, width - 2)
+    return [*(f"{line} \\" for line in lines), last]
+
+
+def _between_options(command: str, width: int) -> list[str]:
+    """Return lines that end between arguments, but not between an option and its value."""
+    lines: list[str] = []
+    for part in re.findall(rf"-[\w-]+(?: (?!-){ARGUMENT})?|{ARGUMENT}", command):
+        if lines and cells_of(f"{lines[-1]} {part}") <= width:
+            lines[-1] += f" {part}"
+        else:
+            lines.append(GAP * bool(lines) + part)
+    return lines
+
+
+def plain_table(columns: Row, rows: Sequence[Row], right: Sequence[int]) -> list[list[str]]:
+    """Return a line for each row, the names of the columns first, however wide."""
+    joined = [[cell.replace("\n", "; ") for cell in row] for row in (columns, *rows)]
+    return [[_aligned(row, _widths(joined), right)] for row in joined]
+
+
+def fitted_table(columns: Row, rows: Sequence[Row], right: Sequence[int], width: int) -> list[list[str]]:
+    """Return lines for each row, the names of the columns first, that fit a width.
+
+    Columns are folded between words, those before the last no further than their longest word. What is still too long
+    in the last one stands below the row. Where that does not suffice, a row is a paragraph with a line for each cell.
+    """
+    table = [columns, *rows]
+    widths = _squeezed(_widths(table), _least(table), width - len(GAP) * (len(columns) - 1))
+    if widths is None:
+        return [[columns[0]]] + [_paragraph(columns, row, width) for row in rows]
+    return [list(_folded_row(row, widths, right)) for row in table]
+
+
+def _widths(rows: Sequence[Row]) -> list[int]:
+    """Return the widest line of each column."""
+    return [max(cells_of(line) for cell in column for line in cell.split("\n")) for column in zip(*rows, strict=True)]
+
+
+def _least(rows: Sequence[Row]) -> list[int]:
+    """Return how narrow each column may become."""
+    *words, _ = _widths([[cell.replace(" ", "\n") for cell in row] for row in rows])
+    *columns, last = _widths(rows)
+    least = [max(word, min(natural, NARROW)) for word, natural in zip(words, columns, strict=True)]
+    return [*least, min(last, LAST)]
+
+
+def _squeezed(widths: list[int], least: list[int], room: int) -> list[int] | None:
+    """Return widths that fit, the widest made narrower first; None where none do."""
+    widths = list(widths)
+    while sum(widths) > room:
+        spare = [(width, number) for number, width in enumerate(widths) if width > least[number]]
+        if not spare:
+            return None
+        widths[max(spare)[1]] -= 1
+    return widths
+
+
+def _folded_row(row: Row, widths: Sequence[int], right: Sequence[int]) -> Iterator[str]:
+    columns = [
+        [line for part in cell.split("\n") for line in _words(part, width)]
+        for cell, width in zip(row, widths, strict=True)
+    ]
+    below = columns.pop() if any(cells_of(line) > widths[-1] for line in columns[-1]) else []
+    for cells in zip_longest(*columns, fillvalue=""):
+        yield _aligned(cells, widths[: len(cells)], right)
+    yield from (GAP + line for line in below)
+
+
+def _paragraph(columns: Row, row: Row, width: int) -> list[str]:
+    names = max(map(cells_of, columns[1:]))
+    named = [f"{GAP}{name:<{names}}{GAP}{cell}" for name, cell in zip(columns[1:], row[1:], strict=True) if cell]
+    return [line for text in (row[0], *named) for line in folded(text.replace("\n", "; "), width)]
+
+
+def _aligned(cells: Row, widths: Sequence[int], right: Sequence[int]) -> str:
+    padded = []
+    for number, (cell, width) in enumerate(zip(cells, widths, strict=True)):
+        padding = " " * (width - cells_of(cell))
+        padded.append(padding + cell if number in right else cell + padding)
+    return GAP.join(padded).rstrip()
