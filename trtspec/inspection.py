@@ -26,7 +26,7 @@ def inspect_path(path: Path, mapping: ParallelMapping = ONE_RANK, scheme: Scheme
     """
     if not path.is_dir():
         what = "is a file, not a directory" if path.exists() else "no such directory"
-        raise CheckpointError(what, where=str(path))
+        raise CheckpointError(what, where=str(path), hint="name the directory of a checkpoint or of an artifact")
     if (path / MANIFEST).is_file():
         return _artifact(path)
     return _converted(path) if is_converted(path) else _source(path, mapping, scheme)
