@@ -37,7 +37,7 @@ def test_a_package_that_is_missing_says_how_to_get_it(trtspec: Run, monkeypatch:
     shown = trtspec("doctor")
     assert shown.code == 1
     assert shown.err == ""
-    assert shown.out.endswith("torch: pip install 'trtspec[embedded]'\n")
+    assert shown.out.endswith("torch: pip install 'trtspec[embedded]'\nmissing: torch\n")
 
 
 def test_a_python_that_cannot_run_everything(monkeypatch: pytest.MonkeyPatch) -> None:
