@@ -6,6 +6,7 @@ writes them anew; what they then look like is for people to judge. What varies i
 
     the directory                  /home/ada/work/models, which is as long
     seconds, speeds, speed-ups     N.NN, as wide as the column that they are in
+    dates                          YYYY-MM-DD
     the first 12 digits of a key   digest-00001, numbered in the order in which they are shown
     versions of programs           N.N.N
 
@@ -181,6 +182,7 @@ def normal(text: str, root: Path) -> str:
     text = text.replace(str(root), HOME)
     text = re.sub(r"\d+(\.\d+) s\b", lambda found: f"N.{'N' * (len(found[1]) - 1)} s", text)
     text = re.sub(r"\d+ tokens/s", "NNN tokens/s", text)
+    text = re.sub(r"\b20\d\d-\d\d-\d\d\b", "YYYY-MM-DD", text)
     text = re.sub(r"(?m)^((?:target alone|speculative) )( *\d+)( +\d+\.\d\dx)", _speeds, text)
     text = re.sub(r"\d+\.\d\d (times|to|by total)", r"N.NN \1", text)
     text = re.sub(r"(?<=N\.NN to )\d+\.\d\d", "N.NN", text)

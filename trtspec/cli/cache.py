@@ -121,7 +121,7 @@ def show(document: dict[str, Any], was_removing: bool, was_verifying: bool) -> N
     entries, recipes = document["entries"], document["recipes"]
     rows = [
         (e["name"], e["key"][:12], amount(e["bytes"]), e["last_used"][:10], ", ".join(e["recipes"]) or "-")
-        for e in entries
+        for e in sorted(entries, key=lambda e: (e["name"], e["key"]))
     ]
     show_table(document["root"], ("step", "key", "size", "used", "recipes"), rows, (2,))
     if recipes:
