@@ -40,6 +40,7 @@ class Hub:
     refusals: dict[str, tuple[int, str]] = field(default_factory=dict)  # what: status, X-Error-Code
     cuts: dict[str, int] = field(default_factory=dict)  # file: bytes after which the connection breaks, once
     stops: dict[str, int] = field(default_factory=dict)  # file: bytes after which no more comes
+    sizes: dict[str, int] = field(default_factory=dict)  # file: how large it is said to be
     released: threading.Event = field(default_factory=threading.Event)
 
     def environment(self, **variables: str) -> dict[str, str]:
@@ -104,7 +105,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def _list(self, root: Path) -> None:
         files = [
-            {"type": "file", "path": str(path.relative_to(root)), "size": path.stat().st_size, "oid": _etag(path)}
+            {
+                "type": "file",
+                "path": str(path.relative_to(root)),
+                "size": self.hub.sizes.get(path.name, path.stat().st_size),
+                "oid": _etag(path),
+            }
             for path in sorted(root.rglob("*"))
             if path.is_file()
         ]

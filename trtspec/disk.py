@@ -40,9 +40,9 @@ class DiskNeed:
 def plan_disk(status: Sequence[StepStatus], store: Store, out: Path) -> list[DiskNeed]:
     """Return what steps that are not in the store will write there, and what `out` takes where it cannot link to it."""
     missing = sum(_left(each, store) for each in status if each.status == "miss")
-    needs = [_need("store", store.root, missing)]
+    needs = [disk_need("store", store.root, missing)]
     if _device(out) != _device(store.root):
-        needs.append(_need("artifact", out, sum(_whole(each, store) for each in status)))
+        needs.append(disk_need("artifact", out, sum(_whole(each, store) for each in status)))
     return needs
 
 
@@ -55,7 +55,8 @@ def _whole(status: StepStatus, store: Store) -> int:
     return entry.total_bytes if entry else status.step.output_bytes
 
 
-def _need(what: str, path: Path, needed_bytes: int) -> DiskNeed:
+def disk_need(what: str, path: Path, needed_bytes: int) -> DiskNeed:
+    """Return what will be written below `path`, which need not be there yet, beside what is free."""
     return DiskNeed(what, path, needed_bytes, shutil.disk_usage(_nearest(path)).free)
 
 

@@ -214,6 +214,27 @@ class TestOffline:
         assert "in the hub cache, and HF_HUB_OFFLINE is set\nhint: unset HF_HUB_OFFLINE" in done.stderr
 
 
+class TestRoom:
+    """The weights' sizes are known before the first of their bytes."""
+
+    def test_that_is_too_little_is_told_before_a_byte(self, fetch: Fetch, hub: Hub) -> None:
+        hub.sizes["one.safetensors"] = 1 << 60
+        done = fetch()
+        assert done.returncode == 1
+        assert "no room for the hub cache at " in done.stderr
+        assert ": 1048576.0 TiB are to be written, " in done.stderr
+        assert "hint: make room there, or point HF_HUB_CACHE at another disk" in done.stderr
+        assert hub.got("one.safetensors") == hub.got("two.safetensors") == []
+
+    def test_is_not_asked_for_what_is_there(self, fetch: Fetch, hub: Hub) -> None:
+        hub.refusals["two.safetensors"] = (404, "EntryNotFound")
+        assert fetch().returncode == 1
+        assert "one.safetensors" in fetched(hub)
+        hub.refusals.clear()
+        hub.sizes["one.safetensors"] = 1 << 60
+        assert fetch().returncode == 0
+
+
 class TestAnInterruption:
     def test_of_the_connection_goes_on_in_the_middle_of_a_shard(self, fetch: Fetch, hub: Hub, model: Path) -> None:
         shard = model / "two.safetensors"
@@ -236,7 +257,7 @@ class TestAnInterruption:
         hub.asked.clear()
         assert fetch().returncode == 0
         assert fetched(hub) == WHOLE
-        assert {asked.what for asked in hub.asked if asked.method == "GET"} == {"two.safetensors"}
+        assert {asked.what for asked in hub.asked if asked.method == "GET"} == {"tree", "two.safetensors"}
 
     def test_of_nothing_asks_nothing(self, fetch: Fetch, hub: Hub) -> None:
         fetch()

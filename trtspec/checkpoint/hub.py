@@ -13,11 +13,13 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from trtspec.checkpoint.source import INDEX, PICKLE_INDEX, TOKENIZER_FILES, read_weight_map, snapshot_dir
+from trtspec.disk import disk_need
 from trtspec.errors import CheckpointError
 from trtspec.paths import hub_cache_dir
 
@@ -50,7 +52,10 @@ def fetch_snapshot(model: str, revision: str, pickles: Collection[str], on_bytes
     root, bar = snapshot_dir(model, revision), _bar_class(on_bytes)
     with explained(f"{model} at commit {revision}"):
         _download(model, revision, [*DESCRIPTIONS, *([PICKLE_INDEX] if pickles else [])], bar)
-        _download(model, revision, _weights(root, pickles) or ["*.safetensors"], bar)
+        weights = _weights(root, pickles) or ["*.safetensors"]
+        if not is_fetched(root, pickles):
+            _check_room(model, revision, weights)
+        _download(model, revision, weights, bar)
     if not is_fetched(root, pickles):
         message, hint = _incomplete(root, pickles)
         raise CheckpointError(message, where=f"{model} at commit {revision}", hint=hint)
@@ -71,6 +76,22 @@ def _download(model: str, revision: str, names: Collection[str], bar: type[Any])
         ignore_patterns=["*/*"],  # the patterns alone would match in folders too
         tqdm_class=bar,
     )
+
+
+def _check_room(model: str, revision: str, names: Collection[str]) -> None:
+    """Refuse a download of weights that the hub cache has no room for; offline nothing is downloaded."""
+    from huggingface_hub import HfApi, constants
+
+    if constants.HF_HUB_OFFLINE:
+        return
+    root, cache = snapshot_dir(model, revision), hub_cache_dir()
+    listed = HfApi().list_repo_tree(model, revision=revision, token=hub_token() or False)
+    sizes = {each.path: getattr(each, "size", 0) for each in listed}  # a folder has none
+    absent = [path for path in sizes if not (root / path).exists() and any(fnmatch(path, name) for name in names)]
+    begun = sum(path.stat().st_size for path in root.parent.parent.glob("blobs/*.incomplete"))
+    need = disk_need("hub cache", cache, max(0, sum(sizes[path] for path in absent) - begun))
+    if not need.is_met:
+        raise CheckpointError(need.message, hint="make room there, or point HF_HUB_CACHE at another disk")
 
 
 @contextmanager
