@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Run
+from trtspec.cli.generate import write
 from trtspec.cli.render import show_table
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -123,3 +124,14 @@ def test_a_reader_that_leaves_is_no_bug(workplace: Path) -> None:
         said = process.stderr.read()
         assert process.wait(30) == 1
     assert said == ""
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_models_text_does_not_control_a_terminal(
+    is_terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "a\x1b[2Jb\x9b3\tc\n\xa0\u200d"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    write(text)
+    shown = "a\\x1b[2Jb\\x9b3\tc\n\xa0\u200d"
+    assert capsys.readouterr().out == (shown if is_terminal else text)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +14,8 @@ from trtspec.cli.options import Artifact, Json
 
 if TYPE_CHECKING:
     from trtspec.measure.generate import Generated
+
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # not the ends of lines and tabs that a text has
 
 
 def generate(
@@ -51,7 +54,7 @@ def generate(
             many = generate_many(artifact, prompts, **how)  # type: ignore[arg-type]
         print_json({"format_version": 1, "results": [{"id": name, **document(each)} for name, each in many]})
         return
-    stream = None if json else _write
+    stream = None if json else write
     generated = generate_one(artifact, prompt or "", on_text=stream, **how)  # type: ignore[arg-type]
     if json:
         print_json({"format_version": 1, **document(generated)})
@@ -86,7 +89,10 @@ def document(generated: Generated) -> dict[str, Any]:
     }
 
 
-def _write(text: str) -> None:
+def write(text: str) -> None:
+    """Print a piece of text as it comes; on a terminal its control characters are shown and not obeyed."""
+    if sys.stdout.isatty():
+        text = CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
     sys.stdout.write(text)
     sys.stdout.flush()
 
