@@ -342,3 +342,30 @@ def test_a_place_without_permission(recipe: Path, place: str, mode: int) -> None
             hold(Answer(ended.returncode, ended.stdout, ended.stderr))
     finally:
         path.chmod(0o755)
+
+
+def mounted(place: Path, options: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command where `place` is a small file system of its own, which only the command and its children see."""
+    mount = 'mount -t tmpfs -o size=64k small "$0" && mount -o "remount,$1" "$0" && shift 1 && exec "$@"'
+    argv = ["unshare", "--mount", "sh", "-c", mount, str(place), options, sys.executable, "-m", "trtspec", *arguments]
+    return subprocess.run(argv, check=False, capture_output=True, text=True, timeout=SECONDS)
+
+
+@pytest.fixture
+def own_mounts(tmp_path: Path) -> None:
+    """Skip where nobody may mount a file system."""
+    (tmp_path / "probe").mkdir()
+    may = ["unshare", "--mount", "mount", "-t", "tmpfs", "probe", str(tmp_path / "probe")]
+    if not shutil.which("unshare") or subprocess.run(may, check=False, capture_output=True, timeout=SECONDS).returncode:
+        pytest.skip("no file system may be mounted here")
+
+
+@pytest.mark.parametrize("options", ["size=64k", "ro"])
+@pytest.mark.parametrize("place", ["cache", "state", "build"])
+def test_a_full_and_a_read_only_file_system(recipe: Path, own_mounts: None, place: str, options: str) -> None:
+    (recipe.parent / place).mkdir()
+    for command in ("build recipe.yaml", "check recipe.yaml", "cache", "ps"):
+        ended = mounted(recipe.parent / place, options, *command.split(), "--json")
+        hold(Answer(ended.returncode, ended.stdout, ended.stderr))
+        if command == "build recipe.yaml" and place != "state":
+            assert ended.returncode == 1, ended.stdout
