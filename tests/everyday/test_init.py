@@ -172,7 +172,7 @@ class TestTheFile:
         )
         (workplace / "folder").mkdir()
         refused = trtspec("init", TARGET, "-o", "folder", "--force")
-        assert said(refused) == "error: folder: cannot be written: Is a directory"
+        assert said(refused) == "error: folder: cannot be written: Is a directory hint: choose another place with -o"
         assert [path.name for path in workplace.iterdir()] == ["folder"]
 
     def test_names_odd_directories(self, trtspec: Run, workplace: Path) -> None:

@@ -172,8 +172,9 @@ def test_a_wrong_recipe(
     wrong = recipe.with_name("wrong.yaml")
     wrong.write_bytes(text.encode("utf-8", "surrogatepass"))
     checked = hold(ask("check", wrong, "--json"))
-    planned = hold(ask("plan", wrong, "--json"))
-    assert ("steps" in planned or "recipes" in planned) == checked["ok"]
+    if checked["ok"] or noise:  # else it begins with the same check
+        planned = hold(ask("plan", wrong, "--json"))
+        assert ("steps" in planned or "recipes" in planned) == checked["ok"]
 
 
 def cut(path: Path, share: float) -> None:
@@ -254,9 +255,8 @@ def damaged(path: Path, damage: str, share: float) -> Iterator[None]:
 @settings(max_examples=40, **COMMON)
 def test_a_damaged_source(recipe: Path, name: str, damage: str, share: float) -> None:
     with damaged(recipe.parent / name, damage, share):
-        hold(ask("check", recipe, "--json"))
         hold(ask("plan", recipe, "--json"))
-        hold(ask("inspect", recipe.parent / "target", "--json"))
+        hold(ask("inspect", recipe.parent / name.partition("/")[0], "--json"))
 
 
 @given(st.data(), st.sampled_from(sorted(DAMAGES)), st.floats(0, 1))

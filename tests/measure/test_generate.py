@@ -15,6 +15,7 @@ import pytest
 
 from tests.conftest import Run
 from tests.tiny import greedy, reference_model
+from trtspec.artifacts.prompts import HINT
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.generation.request import SamplingOptions
 from trtspec.measure.generate import generate_one
@@ -102,7 +103,7 @@ REFUSED: list[tuple[tuple[object, ...], str]] = [
     (("-p", "a", "--seed", -1), "seed is -1, expected 0 to 2^64 - 1"),
     (("-p", "a", "--stop", ""), "a stop text is empty"),
     (("-p", "ab\udcff"), "the text is not UTF-8: character 3 is half of a pair"),
-    (("--prompts", "nosuch.jsonl"), "nosuch.jsonl: cannot be read: No such file or directory"),
+    (("--prompts", "nosuch.jsonl"), f"nosuch.jsonl: cannot be read: No such file or directory\nhint: {HINT}"),
 ]
 
 
