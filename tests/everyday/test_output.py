@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # many commands from start to end
+
 FULL = "error: standard output: No space left on device\n"
 CLOSED = "error: standard output: Bad file descriptor\n"
 COMMANDS = {

@@ -31,6 +31,8 @@ from trtspec.cli.app import main
 from trtspec.recipe.remedies import SAY_IT_THEMSELVES
 from trtspec.recipe.validate import recipe_keys
 
+pytestmark = pytest.mark.slow  # many commands from start to end
+
 EXIT_CODES = {0, 1, 2, 100, 101, 102, 110, 111, 112}
 SECONDS = 60
 # The same inputs each time: what fails here fails everywhere. The fixtures are put back by each example itself.

@@ -19,7 +19,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from trtspec.checkpoint.source import INDEX, PICKLE_INDEX, TOKENIZER_FILES, read_weight_map, snapshot_dir
-from trtspec.disk import disk_need
 from trtspec.errors import CheckpointError
 from trtspec.paths import hub_cache_dir
 
@@ -81,6 +80,8 @@ def _download(model: str, revision: str, names: Collection[str], bar: type[Any])
 def _check_room(model: str, revision: str, names: Collection[str]) -> None:
     """Refuse a download of weights that the hub cache has no room for; offline nothing is downloaded."""
     from huggingface_hub import HfApi, constants
+
+    from trtspec.disk import disk_need  # knows the store, which a check does without
 
     if constants.HF_HUB_OFFLINE:
         return
