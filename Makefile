@@ -1,12 +1,15 @@
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
+ENGINES ?= .
+export ENGINES := $(abspath $(ENGINES))
+REAL := $(patsubst tests/engines/%.txt,%,$(wildcard tests/engines/*.txt))
 INSTALLED := $(VENV)/.installed
 WORKERS := -n logical --maxprocesses 8 --dist worksteal
 QUIETLY := --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup editor demo check format test test-fast test-python test-gpu gpu bench plugins-trt clean
+.PHONY: help setup editor engines $(REAL) demo check format test test-fast test-python test-gpu gpu bench plugins-trt clean
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +26,16 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 editor: setup ## Install the language server that the editor's tests ask, where npm is (outside this directory).
 	@$(BIN)/python tests/editor/language_server.py
+
+engines: $(REAL) ## Install the real engines that tests run, each in an environment of its own (ENGINES= says where).
+
+# Each list is whole, so nothing is resolved: what an engine asks for and does not need here stays out.
+$(REAL): %: $(ENGINES)/.venv-%/.installed
+
+$(ENGINES)/.venv-%/.installed: tests/engines/%.txt
+	$(PYTHON) -m venv --clear $(@D)
+	$(@D)/bin/python -m pip install $(QUIETLY) --no-compile --no-deps -r $<
+	@touch $@
 
 demo: setup ## Build, verify and serve the quickstart, and measure it on the running server.
 	$(BIN)/trtspec build recipes/quickstart.yaml

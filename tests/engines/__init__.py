@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real engines, each in an environment of its own beside the project's: `make vllm` fills .venv-vllm.
+
+NAME.txt beside this file is the whole list of what such an environment holds; nothing else is installed there.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def engine_python(name: str) -> Path:
+    """Return the interpreter of an engine's environment; skips the test where it was not made."""
+    python = Path(os.environ.get("ENGINES", ROOT)) / f".venv-{name}" / "bin" / "python"
+    if not python.is_file():
+        pytest.skip(f"no {name} here: make {name}")
+    return python
