@@ -8,7 +8,7 @@ imports no torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,10 +18,12 @@ from trtspec.artifacts.prompts import load_prompts
 from trtspec.backends.base import Backend, find_backend, running
 from trtspec.backends.choose import AUTO, choose
 from trtspec.backends.context import Choice, PlanContext
+from trtspec.checkpoint.hub_preview import compare_tokenizers
 from trtspec.checkpoint.model_config import ModelConfig
-from trtspec.checkpoint.prepare import locate_source
+from trtspec.checkpoint.prepare import locate_source, preview_source
+from trtspec.checkpoint.previews import named
 from trtspec.checkpoint.source import NotPreparedError, Source, load_source
-from trtspec.checkpoint.tokenizer import check_tokenizer, check_tokenizers
+from trtspec.checkpoint.tokenizer import check_tokenizer
 from trtspec.diagnostics import Diagnostic, position
 from trtspec.errors import CheckpointError, TrtspecError, UnknownArchitecture, refusal
 from trtspec.gpus import find_gpu
@@ -54,15 +56,12 @@ class CheckResult:
         return [each for each in self.diagnostics if each.severity == "error"]
 
 
-def check_recipe(
-    loaded: LoadedRecipe, locate: Callable[[ModelSource], Path] = locate_source, *, will_prepare: bool = False
-) -> CheckResult:
+def check_recipe(loaded: LoadedRecipe, *, will_prepare: bool = False) -> CheckResult:
     """Hold a recipe against its checkpoints, its method and its backend.
 
-    `locate` returns the directory that each checkpoint is read from, or raises CheckpointError. With `will_prepare` a
-    source that a build is about to bring is no problem, and what depends on it is not checked.
+    With `will_prepare` a source that a build is about to bring is no problem, and what depends on it is not checked.
     """
-    return _Check(loaded, locate, will_prepare).run()
+    return _Check(loaded, will_prepare).run()
 
 
 @dataclass
@@ -70,7 +69,6 @@ class _Check:
     """A check under way: what was found so far, None where it has diagnostics of its own or is not asked for."""
 
     loaded: LoadedRecipe
-    locate: Callable[[ModelSource], Path]
     will_prepare: bool = False
     diagnostics: list[Diagnostic] = field(default_factory=list)
     choice: Choice | None = None
@@ -118,7 +116,7 @@ class _Check:
         return CheckResult(self.diagnostics, context)
 
     def _add(self, diagnostics: Iterable[Diagnostic]) -> None:
-        self.diagnostics += [self.loaded.located(each) for each in diagnostics]
+        self.diagnostics += [replace(self.loaded.located(each), message=named(each.message)) for each in diagnostics]
 
     def _error(self, path: str, code: str, message: str, hint: str | None = None) -> None:
         self._add([Diagnostic(path, code, message, hint)])
@@ -151,17 +149,15 @@ class _Check:
             self.backend = find_backend(self.choice.name)
 
     def _find_source(self, asked: ModelSource) -> Source:
-        """Return a source, or what is remembered of one that is not here; raises CheckpointError without either."""
+        """Return a source, or what is remembered or told of one that is not here; CheckpointError without any."""
         try:
-            return load_source(self.locate(asked))
+            return load_source(locate_source(asked))
         except NotPreparedError:
             from trtspec.graph.store import Store  # the store, which few recipes need to be checked with
             from trtspec.paths import store_dir
             from trtspec.steps.remember import remembered_source
 
-            if remembered := remembered_source(asked, Store(store_dir())):
-                return remembered
-            raise
+            return remembered_source(asked, Store(store_dir())) or preview_source(asked)
 
     def _read_model(self, role: str, asked: ModelSource) -> SourceModel | None:
         """Read a checkpoint; what no family describes will do for a backend that converts nothing."""
@@ -197,8 +193,8 @@ class _Check:
         """Check the target alone; return whether its tokenizer may be compared with a draft's."""
         if "target" not in self.sources:
             return False
-        root, before = self.sources["target"].root, self._count_errors()
-        self._attempt("target.model", "tokenizer", lambda: check_tokenizer(root))
+        source, before = self.sources["target"], self._count_errors()
+        self._attempt("target.model", "tokenizer", lambda: check_tokenizer(source))
         if self.target:
             self._check_format("target", self.recipe.target, self.target)
             self._check_sizes(self.target)
@@ -274,7 +270,7 @@ class _Check:
             return
         self.sources["draft"] = source
         if all((one / "tokenizer.json").is_file() for one in (source.root, target.source.root)):
-            self._attempt(path, "tokenizer", lambda: check_tokenizers(target.source.root, source.root))
+            self._attempt(path, "tokenizer", lambda: compare_tokenizers(target.source, source))
         self._add(self.head.diagnose(mapping_of(self.recipe.target)))
 
     def _check_sizes(self, target: SourceModel) -> None:
@@ -293,7 +289,7 @@ class _Check:
             message = f"the draft has {theirs.vocab_size} vocabulary entries, the target {ours.vocab_size}"
             self._error(path, "vocabulary", message, "a draft has to share the target's vocabulary")
         elif has_tokenizer:
-            self._attempt(path, "tokenizer", lambda: check_tokenizers(target.source.root, draft.source.root))
+            self._attempt(path, "tokenizer", lambda: compare_tokenizers(target.source, draft.source))
         if theirs.vocab_size < ours.vocab_size:  # published with fewer unused rows: converted with as many
             self.draft = padded(draft, ours.vocab_size)
         limit = self.positions(theirs)
