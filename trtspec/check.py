@@ -29,6 +29,7 @@ from trtspec.diagnostics import Diagnostic, position
 from trtspec.errors import CheckpointError, TrtspecError, UnknownArchitecture, refusal
 from trtspec.gpus import find_gpu
 from trtspec.methods.base import Method, Options, find_method
+from trtspec.models.outline import read_outline
 from trtspec.models.source_head import SourceHead, read_head
 from trtspec.models.source_model import SourceModel, mapping_of, padded, read_model, scheme_wanted
 from trtspec.recipe.load import LoadedRecipe
@@ -170,18 +171,21 @@ class _Check:
         try:
             return read_model(source, asked.dtype)
         except CheckpointError as error:
-            self._report_unread(path, error)
+            self._report_unread(path, source, error)
             return None
 
-    def _report_unread(self, path: str, error: CheckpointError) -> None:
-        """Report a checkpoint that cannot be read, which a backend that converts nothing may run all the same."""
+    def _report_unread(self, path: str, source: Source, error: CheckpointError) -> None:
+        """Report a checkpoint that no family describes, unless the backend runs it and its config says its sizes."""
         unknown = isinstance(error, UnknownArchitecture)
         if self.converts:
             hint = self._says_who_takes_it() if unknown else error.hint
             self._error(path, "checkpoint", f"{error.where}: {error.message}" if error.where else error.message, hint)
             return
         said = f"no family describes {error.architecture}" if isinstance(error, UnknownArchitecture) else error.message
-        self._warn(path, "not-read", f"{said}; its sizes and its memory are not checked")
+        try:
+            read_outline(source)
+        except CheckpointError as lacking:
+            self._warn(path, "not-read", f"{said}, and its config {lacking.message}: its memory is not known")
 
     def _says_who_takes_it(self) -> str:
         method = self.recipe.speculation.method
@@ -198,7 +202,7 @@ class _Check:
         self._attempt("target.model", "tokenizer", lambda: check_tokenizer(source))
         if self.target:
             self._check_format("target", self.recipe.target, self.target)
-            self._check_sizes(self.target)
+        self._check_sizes()
         return self._count_errors() == before
 
     def _count_errors(self) -> int:
@@ -262,10 +266,13 @@ class _Check:
             message = f"{speculation.method} is stored with the target, in its dtype and divided as it is"
             self._error(f"speculation.draft.{key}", "not-supported", message, f"remove {key}")
         target = self.target
-        if target is None or self.options is None:
+        if self.options is None or (target is None and self.converts):
             return
         source = self._attempt(path, "checkpoint", lambda: self._find_source(draft))
         if source is None:
+            return
+        if target is None:  # its engine tells how the head fits
+            self.sources["draft"] = source
             return
         method, options, draft_len = speculation.method, speculation.options, speculation.draft_len
         self.head = self._attempt(path, "checkpoint", lambda: read_head(source, method, options, target, draft_len))
@@ -276,14 +283,23 @@ class _Check:
             self._attempt(path, "tokenizer", lambda: compare_tokenizers(target.source, source))
         self._add(self.head.diagnose(mapping_of(self.recipe.target)))
 
-    def _check_sizes(self, target: SourceModel) -> None:
-        engine = self.recipe.engine
-        limit = self.positions(target.config)
-        what = "positions" if limit == target.config.max_positions else "tokens of sliding window"
+    def _check_sizes(self) -> None:
+        engine, limit = self.recipe.engine, self._limit()
+        is_window = self.target is not None and limit != self.target.config.max_positions
+        what = "tokens of sliding window" if is_window else "positions"
         for key, value in (("max_seq_len", engine.max_seq_len), ("max_input_len", engine.max_input_len)):
-            if value and key in engine.model_fields_set and value > limit:
+            if limit and value and key in engine.model_fields_set and value > limit:
                 message = f"{key} {value} is more than the target's {limit} {what}"
                 self._error(f"engine.{key}", "out-of-range", message, f"at most {limit}")
+
+    def _limit(self) -> int:
+        """Return how long texts of the target may be, 0 where that is not known."""
+        if self.target:
+            return self.positions(self.target.config)
+        try:
+            return 0 if self.converts else read_outline(self.sources["target"]).max_positions
+        except CheckpointError:
+            return 0
 
     def _check_pair(self, target: SourceModel, draft: SourceModel, has_tokenizer: bool) -> None:
         path = "speculation.draft.model"
@@ -366,5 +382,5 @@ class _Check:
     def _fitted(self) -> Recipe:
         """Lower the default length to what the target has positions for; what the recipe says itself was checked."""
         engine = self.recipe.engine
-        length = min(engine.max_seq_len, self.positions(self.target.config)) if self.target else engine.max_seq_len
+        length = min(engine.max_seq_len, self._limit() or engine.max_seq_len)
         return self.recipe.model_copy(update={"engine": engine.model_copy(update={"max_seq_len": length})})

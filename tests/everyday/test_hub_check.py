@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`check`, `plan` and `inspect` of hub models before anything of their weights is here, and `build`, which brings them."""
+"""`check`, `plan` and `inspect` of hub models whose weights are not here, and `build`, which brings them."""
 
 from __future__ import annotations
 
