@@ -365,10 +365,11 @@ def test_a_prompt_that_is_none(line: str, trtspec: Run, recipe: Path) -> None:
 def test_a_hub_model_that_was_not_downloaded(trtspec: Run, recipe: Path) -> None:
     commit = "0abcdef123" * 4
     replace(recipe, "model: ./target", f"model: org/name\n  revision: {commit}")
-    for command in ("check", "plan"):  # build downloads it: tests/cli/test_sources.py
+    for command in ("check", "plan"):  # with the hub: tests/everyday/test_hub_check.py
         (problem,) = trtspec(command, recipe, "--json").document["problems"]
-        assert problem["message"] == f"{recipe.parent}/hub: org/name at commit {commit} is not in the hub cache"
-        assert (problem["line"], problem["hint"]) == (TARGET[0], "trtspec build downloads it")
+        message = f"org/name at commit {commit}: it is not in the hub cache, and HF_HUB_OFFLINE is set"
+        assert (problem["line"], problem["message"]) == (TARGET[0], message)
+        assert problem["hint"] == "unset HF_HUB_OFFLINE and try again"
 
 
 def test_a_hub_model_is_found_in_the_cache(trtspec: Run, recipe: Path) -> None:

@@ -8,7 +8,7 @@ imports no torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,14 +19,17 @@ from trtspec.backends.base import Backend, find_backend, running
 from trtspec.backends.choose import AUTO, choose
 from trtspec.backends.context import Choice, PlanContext
 from trtspec.backends.knobs import check_knobs
+from trtspec.checkpoint.hub_preview import compare_tokenizers
 from trtspec.checkpoint.model_config import ModelConfig
-from trtspec.checkpoint.prepare import locate_source
+from trtspec.checkpoint.prepare import locate_source, preview_source
+from trtspec.checkpoint.previews import named
 from trtspec.checkpoint.source import NotPreparedError, Source, load_source
-from trtspec.checkpoint.tokenizer import check_tokenizer, check_tokenizers
+from trtspec.checkpoint.tokenizer import check_tokenizer
 from trtspec.diagnostics import Diagnostic, position
 from trtspec.errors import CheckpointError, TrtspecError, UnknownArchitecture, refusal
 from trtspec.gpus import find_gpu
 from trtspec.methods.base import Method, Options, find_method
+from trtspec.models.outline import read_outline
 from trtspec.models.source_head import SourceHead, read_head
 from trtspec.models.source_model import SourceModel, mapping_of, padded, read_model, scheme_wanted
 from trtspec.recipe.load import LoadedRecipe
@@ -55,15 +58,12 @@ class CheckResult:
         return [each for each in self.diagnostics if each.severity == "error"]
 
 
-def check_recipe(
-    loaded: LoadedRecipe, locate: Callable[[ModelSource], Path] = locate_source, *, will_prepare: bool = False
-) -> CheckResult:
+def check_recipe(loaded: LoadedRecipe, *, will_prepare: bool = False) -> CheckResult:
     """Hold a recipe against its checkpoints, its method and its backend.
 
-    `locate` returns the directory that each checkpoint is read from, or raises CheckpointError. With `will_prepare` a
-    source that a build is about to bring is no problem, and what depends on it is not checked.
+    With `will_prepare` a source that a build is about to bring is no problem, and what depends on it is not checked.
     """
-    return _Check(loaded, locate, will_prepare).run()
+    return _Check(loaded, will_prepare).run()
 
 
 @dataclass
@@ -71,7 +71,6 @@ class _Check:
     """A check under way: what was found so far, None where it has diagnostics of its own or is not asked for."""
 
     loaded: LoadedRecipe
-    locate: Callable[[ModelSource], Path]
     will_prepare: bool = False
     diagnostics: list[Diagnostic] = field(default_factory=list)
     choice: Choice | None = None
@@ -119,7 +118,7 @@ class _Check:
         return CheckResult(self.diagnostics, context)
 
     def _add(self, diagnostics: Iterable[Diagnostic]) -> None:
-        self.diagnostics += [self.loaded.located(each) for each in diagnostics]
+        self.diagnostics += [replace(self.loaded.located(each), message=named(each.message)) for each in diagnostics]
 
     def _error(self, path: str, code: str, message: str, hint: str | None = None) -> None:
         self._add([Diagnostic(path, code, message, hint)])
@@ -152,17 +151,15 @@ class _Check:
             self.backend = find_backend(self.choice.name)
 
     def _find_source(self, asked: ModelSource) -> Source:
-        """Return a source, or what is remembered of one that is not here; raises CheckpointError without either."""
+        """Return a source, or what is remembered or told of one that is not here; CheckpointError without any."""
         try:
-            return load_source(self.locate(asked))
+            return load_source(locate_source(asked))
         except NotPreparedError:
             from trtspec.graph.store import Store  # the store, which few recipes need to be checked with
             from trtspec.paths import store_dir
             from trtspec.steps.remember import remembered_source
 
-            if remembered := remembered_source(asked, Store(store_dir())):
-                return remembered
-            raise
+            return remembered_source(asked, Store(store_dir())) or preview_source(asked)
 
     def _read_model(self, role: str, asked: ModelSource) -> SourceModel | None:
         """Read a checkpoint; what no family describes will do for a backend that converts nothing."""
@@ -174,18 +171,21 @@ class _Check:
         try:
             return read_model(source, asked.dtype)
         except CheckpointError as error:
-            self._report_unread(path, error)
+            self._report_unread(path, source, error)
             return None
 
-    def _report_unread(self, path: str, error: CheckpointError) -> None:
-        """Report a checkpoint that cannot be read, which a backend that converts nothing may run all the same."""
+    def _report_unread(self, path: str, source: Source, error: CheckpointError) -> None:
+        """Report a checkpoint that no family describes, unless the backend runs it and its config says its sizes."""
         unknown = isinstance(error, UnknownArchitecture)
         if self.converts:
             hint = self._says_who_takes_it() if unknown else error.hint
             self._error(path, "checkpoint", f"{error.where}: {error.message}" if error.where else error.message, hint)
             return
         said = f"no family describes {error.architecture}" if isinstance(error, UnknownArchitecture) else error.message
-        self._warn(path, "not-read", f"{said}; its sizes and its memory are not checked")
+        try:
+            read_outline(source)
+        except CheckpointError as lacking:
+            self._warn(path, "not-read", f"{said}, and its config {lacking.message}: its memory is not known")
 
     def _says_who_takes_it(self) -> str:
         method = self.recipe.speculation.method
@@ -198,11 +198,11 @@ class _Check:
         """Check the target alone; return whether its tokenizer may be compared with a draft's."""
         if "target" not in self.sources:
             return False
-        root, before = self.sources["target"].root, self._count_errors()
-        self._attempt("target.model", "tokenizer", lambda: check_tokenizer(root))
+        source, before = self.sources["target"], self._count_errors()
+        self._attempt("target.model", "tokenizer", lambda: check_tokenizer(source))
         if self.target:
             self._check_format("target", self.recipe.target, self.target)
-            self._check_sizes(self.target)
+        self._check_sizes()
         return self._count_errors() == before
 
     def _count_errors(self) -> int:
@@ -268,10 +268,13 @@ class _Check:
             message = f"{speculation.method} is stored with the target, in its dtype and divided as it is"
             self._error(f"speculation.draft.{key}", "not-supported", message, f"remove {key}")
         target = self.target
-        if target is None or self.options is None:
+        if self.options is None or (target is None and self.converts):
             return
         source = self._attempt(path, "checkpoint", lambda: self._find_source(draft))
         if source is None:
+            return
+        if target is None:  # its engine tells how the head fits
+            self.sources["draft"] = source
             return
         method, options, draft_len = speculation.method, speculation.options, speculation.draft_len
         self.head = self._attempt(path, "checkpoint", lambda: read_head(source, method, options, target, draft_len))
@@ -279,17 +282,26 @@ class _Check:
             return
         self.sources["draft"] = source
         if all((one / "tokenizer.json").is_file() for one in (source.root, target.source.root)):
-            self._attempt(path, "tokenizer", lambda: check_tokenizers(target.source.root, source.root))
+            self._attempt(path, "tokenizer", lambda: compare_tokenizers(target.source, source))
         self._add(self.head.diagnose(mapping_of(self.recipe.target)))
 
-    def _check_sizes(self, target: SourceModel) -> None:
-        engine = self.recipe.engine
-        limit = self.positions(target.config)
-        what = "positions" if limit == target.config.max_positions else "tokens of sliding window"
+    def _check_sizes(self) -> None:
+        engine, limit = self.recipe.engine, self._limit()
+        is_window = self.target is not None and limit != self.target.config.max_positions
+        what = "tokens of sliding window" if is_window else "positions"
         for key, value in (("max_seq_len", engine.max_seq_len), ("max_input_len", engine.max_input_len)):
-            if value and key in engine.model_fields_set and value > limit:
+            if limit and value and key in engine.model_fields_set and value > limit:
                 message = f"{key} {value} is more than the target's {limit} {what}"
                 self._error(f"engine.{key}", "out-of-range", message, f"at most {limit}")
+
+    def _limit(self) -> int:
+        """Return how long texts of the target may be, 0 where that is not known."""
+        if self.target:
+            return self.positions(self.target.config)
+        try:
+            return 0 if self.converts else read_outline(self.sources["target"]).max_positions
+        except CheckpointError:
+            return 0
 
     def _check_pair(self, target: SourceModel, draft: SourceModel, has_tokenizer: bool) -> None:
         path = "speculation.draft.model"
@@ -298,7 +310,7 @@ class _Check:
             message = f"the draft has {theirs.vocab_size} vocabulary entries, the target {ours.vocab_size}"
             self._error(path, "vocabulary", message, "a draft has to share the target's vocabulary")
         elif has_tokenizer:
-            self._attempt(path, "tokenizer", lambda: check_tokenizers(target.source.root, draft.source.root))
+            self._attempt(path, "tokenizer", lambda: compare_tokenizers(target.source, draft.source))
         if theirs.vocab_size < ours.vocab_size:  # published with fewer unused rows: converted with as many
             self.draft = padded(draft, ours.vocab_size)
         limit = self.positions(theirs)
@@ -372,5 +384,5 @@ class _Check:
     def _fitted(self) -> Recipe:
         """Lower the default length to what the target has positions for; what the recipe says itself was checked."""
         engine = self.recipe.engine
-        length = min(engine.max_seq_len, self.positions(self.target.config)) if self.target else engine.max_seq_len
+        length = min(engine.max_seq_len, self._limit() or engine.max_seq_len)
         return self.recipe.model_copy(update={"engine": engine.model_copy(update={"max_seq_len": length})})

@@ -28,7 +28,8 @@ def _relative(path: str) -> str:
 
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-Absent = tuple[str, int, int]  # SHA-256, bytes and mtime in ns of a file that was here
+UNREAD = "unread"  # in place of the SHA-256 of a file that nobody has read
+Absent = tuple[str, int, int]  # SHA-256 or UNREAD, bytes and mtime in ns of a file that is not here
 
 
 class FileRecord(BaseModel):
@@ -87,14 +88,21 @@ def stamp_of(paths: Sequence[Path]) -> str:
     return hashlib.sha256(repr(seen).encode()).hexdigest()
 
 
-def in_threads(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """Return `work` of each item, in order: hashing and reading leave Python's lock to the other cores."""
+def in_threads(work: Callable[[T], R], items: Sequence[T], threads: int | None = None) -> list[R]:
+    """Return `work` of each item, in order: hashing, reading and waiting leave Python's lock to others.
+
+    After an error nothing is begun any more. Without `threads` there is one for each core.
+    """
     if len(items) < 2:
         return [work(item) for item in items]
     from concurrent.futures import ThreadPoolExecutor
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(work, items))
+    with ThreadPoolExecutor(threads or os.cpu_count()) as pool:
+        try:
+            return list(pool.map(work, items))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def sync(path: Path) -> None:

@@ -1,22 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lies in a directory: a source checkpoint, a converted one, or an artifact. Reads headers and documents only."""
+"""What a checkpoint or an artifact is: in a directory, or on the hub. Reads headers and documents only."""
 
 from __future__ import annotations
 
+import re
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from trtspec.artifacts.manifest import load_manifest
 from trtspec.artifacts.paths import MANIFEST
+from trtspec.checkpoint.prepare import choose_commit, find_source, is_hub_id
 from trtspec.checkpoint.safetensors import bytes_by_dtype
 from trtspec.checkpoint.sharding import ParallelMapping
+from trtspec.checkpoint.source import Source, load_source
 from trtspec.checkpoint.trtllm import TrtllmQuantization, is_converted, load_checkpoint
-from trtspec.errors import CheckpointError
-from trtspec.models.source_model import load_model
+from trtspec.errors import CheckpointError, UnknownArchitecture
+from trtspec.models.source_model import SourceModel, read_model
 from trtspec.quant.conversion import plan_conversion
+from trtspec.quant.quant_config import source_format
 from trtspec.quant.scheme import Scheme
+from trtspec.recipe.schema import COMMIT, ModelSource
 
 ONE_RANK, UNQUANTIZED = ParallelMapping(), Scheme()
+
+
+def inspect_model(written: str, mapping: ParallelMapping = ONE_RANK, scheme: Scheme = UNQUANTIZED) -> dict[str, Any]:
+    """Return a document about a directory or a hub's model: its id, for another commit than the newest `ID@COMMIT`.
+
+    Raises TrtspecError as `inspect_path`, or where the hub does not tell of it.
+    """
+    model, _, revision = written.partition("@")
+    if "/" not in model or not is_hub_id(model) or Path(written).exists():
+        return inspect_path(Path(written), mapping, scheme)
+    if revision and not re.fullmatch(COMMIT, revision):
+        raise CheckpointError("a commit has 40 hexadecimal digits", where=written)
+    asked = ModelSource(model=model, revision=revision or choose_commit(model).revision)
+    source = find_source(asked)
+    downloads = sum(each[1] for each in source.absent.values())
+    told = {"model": asked.model, "revision": asked.revision, "download_bytes": downloads}
+    return {**_describe(source, mapping, scheme), **told}
 
 
 def inspect_path(path: Path, mapping: ParallelMapping = ONE_RANK, scheme: Scheme = UNQUANTIZED) -> dict[str, Any]:
@@ -29,26 +52,42 @@ def inspect_path(path: Path, mapping: ParallelMapping = ONE_RANK, scheme: Scheme
         raise CheckpointError(what, where=str(path), hint="name the directory of a checkpoint or of an artifact")
     if (path / MANIFEST).is_file():
         return _artifact(path)
-    return _converted(path) if is_converted(path) else _source(path, mapping, scheme)
+    return _converted(path) if is_converted(path) else _describe(load_source(path), mapping, scheme)
 
 
-def _source(path: Path, mapping: ParallelMapping, scheme: Scheme) -> dict[str, Any]:
-    model = load_model(path, "auto")
-    source, config = model.source, model.config
-    model.check(scheme, mapping)
-    plan = plan_conversion(config, model.rules, mapping, model.scheme(scheme))
-    return {
+def _describe(source: Source, mapping: ParallelMapping, scheme: Scheme) -> dict[str, Any]:
+    """Return what is known of a source; where no family describes it, what its headers say."""
+    told = {
         "kind": "source checkpoint",
-        "family": model.family,
-        "architecture": config.architecture,
-        "parameters": config.num_parameters,
+        "family": "none",
+        "architecture": ", ".join(map(str, source.config.get("architectures") or ["unknown"])),
+        "parameters": sum(prod(tensor.shape) for tensor in source.tensors.values()),
         "dtypes": bytes_by_dtype(source.tensors.values()),
         "bytes": source.nbytes,
         "files": [file.name for file in source.weight_files],
+        "quantization": source_format(source).weights,
+        "skipped": [],
+        "converts_to": {},
+    }
+    try:
+        model = read_model(source, "auto")
+    except UnknownArchitecture:
+        return told
+    return told | _converting(model, mapping, scheme)
+
+
+def _converting(model: SourceModel, mapping: ParallelMapping, scheme: Scheme) -> dict[str, Any]:
+    """Return what its family says of a model, and what becomes of it."""
+    model.check(scheme, mapping)
+    plan = plan_conversion(model.config, model.rules, mapping, model.scheme(scheme))
+    return {
+        "family": model.family,
+        "architecture": model.config.architecture,
+        "parameters": model.config.num_parameters,
         "quantization": model.prequantized.describe() if model.prequantized else "none",
         "skipped": model.matched.skipped,
         "converts_to": {
-            "dtype": config.dtype,
+            "dtype": model.config.dtype,
             "quantization": _words(plan.quantization),
             "bytes_by_rank": [layout.nbytes - len(layout.header) for layout in plan.layouts()],
         },

@@ -16,7 +16,7 @@ from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from threading import Lock
-from typing import Literal
+from typing import Any, Literal
 
 from trtspec import __version__
 from trtspec.artifacts.manifest import BackendRecord, Manifest, StepRecord
@@ -29,7 +29,7 @@ from trtspec.backends.common.sources import models_of
 from trtspec.backends.context import PlanContext
 from trtspec.check import CheckResult, check_recipe
 from trtspec.diagnostics import Diagnostic, RecipeError
-from trtspec.disk import plan_disk
+from trtspec.disk import DiskNeed, disk_need, plan_disk
 from trtspec.errors import StepError, TrtspecError
 from trtspec.files import FileRecord
 from trtspec.graph.digest import DigestCache
@@ -38,7 +38,7 @@ from trtspec.graph.files import FileReader, Files
 from trtspec.graph.plan import Plan, StepStatus, plan_status
 from trtspec.graph.store import Store
 from trtspec.methods.speedup import expected_speedup
-from trtspec.paths import cache_dir, store_dir
+from trtspec.paths import cache_dir, hub_cache_dir, store_dir
 from trtspec.recipe.load import LoadedRecipe
 from trtspec.recipe.resolve import ResolvedRecipe
 from trtspec.recipe.schema import Recipe
@@ -92,6 +92,23 @@ class Build:
     def is_remembered(self) -> bool:
         """Return whether a source is not here, so that no step can read it."""
         return any(source.absent for source in self.context.sources.values())
+
+    @property
+    def downloads(self) -> list[dict[str, Any]]:
+        """Return the models whose files are not here, and how many bytes they have."""
+        sources = self.context.sources
+        return [
+            {"model": asked.model, "revision": asked.revision, "bytes": sum(each[1] for each in absent.values())}
+            for role, _, asked in models_of(self.context)
+            if role in sources and (absent := sources[role].absent)
+        ]
+
+    def disk(self, store: Store, out: Path) -> list[DiskNeed]:
+        """Return what a build writes, and what is free there: in the store, at `out`, and in the hub cache."""
+        needs = plan_disk(self.status(store), store, out)
+        if downloads := sum(each["bytes"] for each in self.downloads):
+            needs.append(disk_need("hub cache", hub_cache_dir(), downloads))
+        return needs
 
     def status(self, store: Store) -> list[StepStatus]:
         """Return for each step whether it would run, and why."""

@@ -18,7 +18,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from trtspec.checkpoint.source import INDEX, PICKLE_INDEX, TOKENIZER_FILES, read_weight_map, snapshot_dir
+from trtspec.checkpoint.source import (
+    INDEX,
+    PICKLE_INDEX,
+    TOKENIZER_FILES,
+    NotPreparedError,
+    read_weight_map,
+    snapshot_dir,
+)
 from trtspec.errors import CheckpointError
 from trtspec.paths import hub_cache_dir
 
@@ -28,10 +35,14 @@ DESCRIPTIONS = ("config.json", "hf_quant_config.json", INDEX, *TOKENIZER_FILES)
 TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]+")  # what may stand after "Bearer" in a header
 NO_MODEL = "the hub has no such model, or it is private"
 MAY_READ = "set HF_TOKEN to a token that may read it"
-BUILD_AGAIN = "build again"
+BUILD_AGAIN, TRY_AGAIN = "build again", "try again"
 KEPT = "files that arrived whole are kept"
 
 OnBytes = Callable[[int, int], None]
+
+
+class HubError(NotPreparedError):
+    """The hub cannot be reached, or does not hand out what is asked for."""
 
 
 def is_fetched(root: Path, pickles: Collection[str]) -> bool:
@@ -96,15 +107,18 @@ def _check_room(model: str, revision: str, names: Collection[str]) -> None:
 
 
 @contextmanager
-def explained(where: str, again: str = BUILD_AGAIN) -> Iterator[None]:
-    """Turn the client's errors into a CheckpointError about `where`; `again` is what to do once the cause is gone."""
+def explained(where: str, again: str = BUILD_AGAIN, place: Path | None = None) -> Iterator[None]:
+    """Turn the client's errors into a CheckpointError about `where`; `again` is what to do once the cause is gone.
+
+    Files are stored at `place`, by default in the hub cache.
+    """
     try:
         yield
     except (CheckpointError, ModuleNotFoundError):
         raise
     except Exception as error:  # the client lets out errors of its HTTP library, which changed with its versions
-        message, hint = _explain(error, again)
-        raise CheckpointError(message, where=where, hint=hint) from error
+        message, hint = _explain(error, again, place or hub_cache_dir())
+        raise HubError(message, where=where, hint=hint) from error
 
 
 def _weights(root: Path, pickles: Collection[str]) -> list[str]:
@@ -137,7 +151,7 @@ def _incomplete(root: Path, pickles: Collection[str]) -> tuple[str, str]:
     return message, f"where the weights are pickles, allow them in the recipe: {digests}"
 
 
-def _explain(error: Exception, again: str) -> tuple[str, str]:
+def _explain(error: Exception, again: str, place: Path) -> tuple[str, str]:
     """Return what went wrong with a download, and what to do about it.
 
     No text of the client is quoted: an address in it may carry a signature that opens a private file.
@@ -163,7 +177,7 @@ def _explain(error: Exception, again: str) -> tuple[str, str]:
         hint = f"{MAY_READ}, or unset it" if status in (401, 403) else then
         return f"the hub answered with HTTP status {status}", hint
     if isinstance(error, OSError) and error.errno and not isinstance(error, (ConnectionError, TimeoutError)):
-        return f"cannot be stored: {os.strerror(error.errno)}", f"give {hub_cache_dir()} room or access; {then}"
+        return f"cannot be stored: {os.strerror(error.errno)}", f"give {place} room or access; {then}"
     endpoint = urlsplit(constants.ENDPOINT).hostname  # without the password that an address may hold
     hint = f"check the network, the proxy and HF_ENDPOINT; {then}"
     return f"the download from {endpoint} failed: {type(error).__name__}", hint

@@ -1,156 +1,155 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a hub model is, without its weights: its newest commit, its documents, the headers of its tensors.
+"""Makes previews of hub models: asks for their documents, the headers of their tensors, and as little else as it can.
 
-A preview is a directory that reads as the whole checkpoint does, over files with holes: of the tensors only small
-tables of integers are there, which checks compare. Nothing may be computed from it.
+Of a tokenizer that is large only the length is fetched, until it has to be compared with one that the hub does not call
+equal.
 """
 
 from __future__ import annotations
 
 import os
-import re
-import shutil
-from collections.abc import Callable
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from tempfile import TemporaryDirectory
 
-from trtspec.checkpoint.hub import DESCRIPTIONS, explained, hub_token
-from trtspec.checkpoint.safetensors import MAX_HEADER_BYTES, MAX_HEADER_VALUES, TensorInfo, read_header
-from trtspec.checkpoint.source import INDEX, SHARD, read_weight_map, snapshot_dir
-from trtspec.checkpoint.untrusted import parse_object
+from trtspec.checkpoint.hub import DESCRIPTIONS, TRY_AGAIN, explained
+from trtspec.checkpoint.hub_client import HubFile, HubModel
+from trtspec.checkpoint.previews import Preview, find_preview, forget_old, make_root, preview_dir, previews_dir, put
+from trtspec.checkpoint.safetensors import MAX_HEADER_BYTES, TensorInfo, read_header
+from trtspec.checkpoint.source import INDEX, MAX_INDEX_BYTES, SHARD, TOKENIZER_FILES, Source, read_weight_map
+from trtspec.checkpoint.tokenizer import check_tokenizers
 from trtspec.errors import CheckpointError
 from trtspec.files import in_threads
-from trtspec.paths import hub_cache_dir
-from trtspec.recipe.schema import COMMIT
 
-TIMEOUT_S = 20.0  # for each answer of the hub
-TRY_AGAIN = "try again"
-FIRST_BYTES = 100_000  # most headers are shorter
-TABLES, MAX_TABLE_BYTES = ("I64", "BOOL"), 16 << 20
+THREADS = 16  # requests at once, which wait almost all of their time
+SMALL_BYTES = 1 << 16  # a tokenizer's file of so many is fetched
+# A header has about so much for all, and for each tensor beside its name: almost all arrive with one request.
+HEADER_BYTES, ENTRY_BYTES, UNKNOWN_HEADER_BYTES = 512, 110, 60_000
+TABLES, TABLE_BYTES = ("I64", "BOOL"), range(1 << 10, 16 << 20)  # of ids, in draft heads
 PICKLES = (".bin", ".pt", ".pth")
 PINNED = "build from pickles by hand: allow_pickle and sha256 (docs/checkpoints.md)"
 
-Range = Callable[[int, int], bytes]
 
+def make_preview(model: str, revision: str) -> Source:
+    """Return what a hub model is at a commit; asks the hub only for what is not kept yet.
 
-class Commit(NamedTuple):
-    """A commit of a hub model, and why that one."""
-
-    revision: str
-    why: str
-
-
-def newest_commit(model: str) -> Commit:
-    """Return the newest commit of a hub model, offline the one that the hub cache has; CheckpointError for none."""
-    with explained(model, TRY_AGAIN):
-        from huggingface_hub import HfApi, constants
-
-        if constants.HF_HUB_OFFLINE and (revision := _cached_commit(model)):
-            return Commit(revision, "the newest commit in the hub cache when this was written")
-        found = HfApi().model_info(model, timeout=TIMEOUT_S, token=hub_token() or False)
-        if not re.fullmatch(COMMIT, found.sha or ""):
-            raise CheckpointError("the hub tells no commit of it", where=model, hint="check HF_ENDPOINT")
-        return Commit(str(found.sha), "the newest commit when this was written")
-
-
-def _cached_commit(model: str) -> str | None:
-    """Return the commit that was last put into the hub cache."""
-    snapshots = snapshot_dir(model, "none").parent
-    found = [path for path in snapshots.glob("*") if re.fullmatch(COMMIT, path.name)]
-    return max(found, key=lambda path: path.stat().st_mtime).name if found else None
-
-
-def make_preview(model: str, revision: str, out: Path) -> None:
-    """Fill the directory `out` with what a hub model is at a commit; CheckpointError where that cannot be had."""
-    where = f"{model} at commit {revision}"
-    with explained(where, TRY_AGAIN):
-        names = _names(model, revision)
-        described = [name for name in DESCRIPTIONS if name in names]
-        in_threads(lambda name: shutil.copyfile(_fetch(model, revision, name), out / name), described)
-        shards = _shards(names, out, where)
-        in_threads(lambda name: _make_shard(out / name, partial(_ask, model, revision, name)), shards)
-
-
-def _names(model: str, revision: str) -> list[str]:
-    """Return the files of a commit."""
-    from huggingface_hub import HfApi
-
-    found = HfApi().model_info(model, revision=revision, timeout=TIMEOUT_S, token=hub_token() or False)
-    return [file.rfilename for file in found.siblings or ()]
-
-
-def _fetch(model: str, revision: str, name: str) -> str:
-    """Return where a file lies in the hub cache, downloading it where it is not there; the client's waits are bounded.
-
-    Its download of whole snapshots waits for a list of files without a bound.
+    Raises CheckpointError where it cannot be had, or does not add up.
     """
-    from huggingface_hub import hf_hub_download
+    hub = HubModel(model, revision)
+    found = find_preview(preview_dir(model, revision))
+    if found is None:
+        with explained(str(hub), TRY_AGAIN, previews_dir()):
+            found = _make(hub)
+        forget_old()
+    return found.source()
 
-    _client().disable_progress_bars()
-    return str(hf_hub_download(model, name, revision=revision, cache_dir=hub_cache_dir(), token=hub_token() or False))
+
+def compare_tokenizers(target: Source, draft: Source) -> None:
+    """Raise TrtspecError as `check_tokenizers` does; what the hub calls equal is not fetched."""
+    name = "tokenizer.json"
+    digests = {_digest(source, name) for source in (target, draft)}
+    if len(digests) > 1 or "" in digests:
+        for source in (target, draft):
+            _bring_whole(source, name)
+        check_tokenizers(target.root, draft.root)
 
 
-def _shards(names: list[str], root: Path, where: str) -> list[str]:
-    """Return the names of the weights: those of the index, or where there is none all that lie on top."""
-    is_indexed = (root / INDEX).is_file()
-    weights = sorted(set(read_weight_map(root / INDEX).values())) if is_indexed else names
-    found = [name for name in weights if SHARD.fullmatch(name)]
+def _digest(source: Source, name: str) -> str:
+    """Return what the hub tells of a file's content, "" where the source is no preview."""
+    found = find_preview(source.root) if source.absent else None
+    return found.files[name].digest if found and name in found.files else ""
+
+
+def _bring_whole(source: Source, name: str) -> None:
+    """Fetch a file of which a preview has only the length."""
+    found = find_preview(source.root) if name in source.absent else None
+    if found is None or name not in found.parts:
+        return
+    hub = HubModel(found.model, found.revision)
+    with explained(str(hub), TRY_AGAIN, previews_dir()):
+        put(source.root / name, hub.read(name, 0, found.files[name].nbytes))
+        found.without_part(name).publish()
+
+
+def _make(hub: HubModel) -> Preview:
+    """Fetch what is not there yet, and write last that all of it is."""
+    root, files = make_root(hub.model, hub.revision), hub.files()
+    if "config.json" not in files:
+        raise CheckpointError("no config.json", where=hub.model, hint="a checkpoint is config.json and *.safetensors")
+    described = [name for name in DESCRIPTIONS if name in files]
+    large = [name for name in described if name in TOKENIZER_FILES and files[name].nbytes > SMALL_BYTES]
+    for name in large:
+        if not _is_there(root, name, files):
+            put(root / name, b"", files[name].nbytes)
+    in_threads(partial(_fetch, hub, root, files), [name for name in described if name not in large], THREADS)
+    shards = _shards(root, files, hub.model)
+    _make_shards(hub, root, files, shards)
+    found = Preview(hub.model, hub.revision, files, (*large, *shards))
+    found.publish()
+    return found
+
+
+def _make_shards(hub: HubModel, root: Path, files: Mapping[str, HubFile], expected: Mapping[str, int]) -> None:
+    """Make the weight files that are not there yet, each in a folder beside them until it is whole."""
+    with TemporaryDirectory(dir=root) as folder:
+
+        def make(name: str) -> None:
+            _make_shard(hub, Path(folder, name), files[name].nbytes, expected[name])
+            Path(folder, name).replace(root / name)
+
+        in_threads(make, [name for name in expected if not _is_there(root, name, files)], THREADS)
+
+
+def _is_there(root: Path, name: str, files: Mapping[str, HubFile]) -> bool:
+    return (root / name).is_file() and (root / name).stat().st_size == files[name].nbytes
+
+
+def _fetch(hub: HubModel, root: Path, files: Mapping[str, HubFile], name: str) -> None:
+    """Download a document, unless it is there."""
+    nbytes = files[name].nbytes
+    if nbytes > MAX_INDEX_BYTES:
+        raise CheckpointError(f"{name} is larger than {MAX_INDEX_BYTES:,} bytes", where=hub.model)
+    if not _is_there(root, name, files):
+        put(root / name, hub.read(name, 0, nbytes) if nbytes else b"")
+
+
+def _shards(root: Path, files: Mapping[str, HubFile], where: str) -> dict[str, int]:
+    """Return how long the header of each weight file probably is: of those in the index, or of all there are."""
+    expected = dict.fromkeys(files, UNKNOWN_HEADER_BYTES)
+    if (root / INDEX).is_file():
+        expected = {}
+        for tensor, name in read_weight_map(root / INDEX).items():
+            expected[name] = expected.get(name, HEADER_BYTES) + len(tensor) + ENTRY_BYTES
+    found = {name: expected[name] for name in sorted(expected) if SHARD.fullmatch(name)}
+    if missing := [name for name in found if name not in files]:
+        raise CheckpointError(f"its index names {missing[0]}, which it has not", where=where)
     if not found:
-        pickled = next((name for name in names if name.endswith(PICKLES)), None)
+        pickled = next((name for name in files if name.endswith(PICKLES)), None)
         message = f"has no *.safetensors; {pickled} is a pickle, which is not opened" if pickled else "has no weights"
         raise CheckpointError(message, where=where, hint=PINNED if pickled else None)
     return found
 
 
-def _ask(model: str, revision: str, name: str, first: int, last: int) -> bytes:
-    """Return bytes of a file on the hub, fewer where it ends before."""
-    from huggingface_hub import hf_hub_url
-
-    client = _client()
-    headers = {**client.build_hf_headers(token=hub_token() or False), "Range": f"bytes={first}-{last}"}
-    url = hf_hub_url(model, name, revision=revision)
-    answer = client.get_session().get(url, headers=headers, timeout=TIMEOUT_S)
-    client.hf_raise_for_status(answer)
-    if answer.status_code != 206:
-        raise CheckpointError(
-            "the hub gives no parts of files", where=f"{model}/{name}", hint="trtspec build downloads all of them"
-        )
-    return bytes(answer.content)
-
-
-def _client() -> Any:
-    """Return the client's tools, whose exports are not typed as such."""
-    from huggingface_hub import utils
-
-    return utils
-
-
-def _make_shard(path: Path, read: Range) -> None:
-    """Write a file of the same header and length."""
-    head = read(0, FIRST_BYTES - 1)
+def _make_shard(hub: HubModel, path: Path, nbytes: int, expected: int) -> None:
+    """Write a file of the same header, tables and length."""
+    head = hub.read(path.name, 0, min(expected, nbytes))
     end = 8 + int.from_bytes(head[:8], "little")
-    if end > MAX_HEADER_BYTES:
-        raise CheckpointError("not a safetensors file", where=str(path))
+    if end > min(MAX_HEADER_BYTES, nbytes):
+        raise CheckpointError("not a safetensors file", where=f"{hub.model}/{path.name}")
     if end > len(head):
-        head += read(len(head), end - 1)
+        head += hub.read(path.name, len(head), end - len(head))
     path.write_bytes(head[:end])
-    os.truncate(path, end + _data_bytes(path, head[8:end]))
-    for tensor in read_header(path).values():
-        if tensor.dtype in TABLES and 0 < tensor.nbytes <= MAX_TABLE_BYTES:
-            _fill(path, tensor, read)
-
-
-def _data_bytes(path: Path, header: bytes) -> int:
-    """Return where the last tensor ends; whether all of it adds up is `read_header`'s to say."""
+    os.truncate(path, nbytes)
     try:
-        entries = parse_object(header, MAX_HEADER_VALUES).items()
-        return max((int(entry["data_offsets"][1]) for name, entry in entries if name != "__metadata__"), default=0)
-    except (ValueError, TypeError, KeyError, IndexError):
-        raise CheckpointError("not a safetensors file: its header cannot be read", where=str(path)) from None
+        for tensor in read_header(path).values():
+            if tensor.dtype in TABLES and tensor.nbytes in TABLE_BYTES:
+                _fill(path, tensor, hub.read(path.name, tensor.offset, tensor.nbytes))
+    except CheckpointError as error:
+        raise CheckpointError(error.message, where=f"{hub.model}/{path.name}", hint=error.hint) from error
 
 
-def _fill(path: Path, tensor: TensorInfo, read: Range) -> None:
+def _fill(path: Path, tensor: TensorInfo, data: bytes) -> None:
     with path.open("r+b") as file:
         file.seek(tensor.offset)
-        file.write(read(tensor.offset, tensor.offset + tensor.nbytes - 1))
+        file.write(data)

@@ -6,13 +6,20 @@ Finding it is cheap and changes nothing; preparing it may download and unpickle,
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from trtspec.checkpoint.hub import fetch_snapshot, is_fetched
+from trtspec.checkpoint.hub_client import newest_commit
+from trtspec.checkpoint.hub_preview import make_preview
 from trtspec.checkpoint.pickles import unpickle, unpickled_dir
-from trtspec.checkpoint.source import NotPreparedError, locate_model, snapshot_dir
-from trtspec.recipe.schema import ModelSource
+from trtspec.checkpoint.previews import preview_dir
+from trtspec.checkpoint.source import NotPreparedError, Source, load_source, locate_model, snapshot_dir
+from trtspec.errors import CheckpointError
+from trtspec.recipe.schema import COMMIT, HUB_ID, ModelSource, is_directory
 
 OnProgress = Callable[[str, int, int], None]
 
@@ -36,6 +43,62 @@ def locate_source(source: ModelSource) -> Path:
         hint = "trtspec build opens those that sha256 pins, and makes safetensors of them"
         raise NotPreparedError("its weights are pickles that were not opened yet", where=str(root), hint=hint)
     return unpickled
+
+
+def is_hub_id(written: str) -> bool:
+    """Tell whether a command line means a hub's model: it is spelled as one, and no file here is called so."""
+    is_there = os.path.exists(os.path.expanduser(written))
+    return not is_there and not is_directory(written) and re.fullmatch(HUB_ID, written) is not None
+
+
+class Commit(NamedTuple):
+    """A commit of a hub model, and why that one."""
+
+    revision: str
+    why: str
+
+
+def choose_commit(model: str) -> Commit:
+    """Return the newest commit of a hub model, offline the one that was last looked at; CheckpointError for none."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE and (revision := _known_commit(model)):
+        return Commit(revision, "the newest commit in the hub cache when this was written")
+    try:
+        return Commit(newest_commit(model), "the newest commit when this was written")
+    except CheckpointError as error:
+        hint = f"{error.hint}; write ./{model} where a directory is meant"
+        raise CheckpointError(error.message, where=error.where, hint=hint) from error
+
+
+def _known_commit(model: str) -> str | None:
+    """Return the commit that was last put into the hub cache, or of which a preview was used last."""
+    folders = (snapshot_dir(model, "none").parent, preview_dir(model, "none").parent)
+    found = [path for folder in folders for path in folder.glob("*") if re.fullmatch(COMMIT, path.name)]
+    return max(found, key=lambda path: path.stat().st_mtime).name if found else None
+
+
+def find_source(asked: ModelSource) -> Source:
+    """Return a model as far as it can be read: all of it where it is here, else what the hub tells of it."""
+    try:
+        return load_source(locate_source(asked))
+    except NotPreparedError:
+        return preview_source(asked)
+
+
+def preview_source(asked: ModelSource) -> Source:
+    """Return what the hub tells of a model that is not here, which is kept; raises CheckpointError as `make_preview`.
+
+    Pickles are not looked into: NotPreparedError.
+    """
+    if not asked.revision or asked.sha256:
+        return load_source(locate_source(asked))
+    try:
+        return make_preview(asked.model, asked.revision)
+    except ModuleNotFoundError:
+        hint = "install huggingface_hub, by which its headers are looked at, and trtspec build downloads it"
+        where = f"{asked.model} at commit {asked.revision}"
+        raise NotPreparedError("is not in the hub cache", where=where, hint=hint) from None
 
 
 def prepare_source(source: ModelSource, on_progress: OnProgress) -> None:

@@ -20,7 +20,7 @@ from trtspec.checkpoint.untrusted import parse_object, shown
 from trtspec.errors import CheckpointError
 from trtspec.files import open_regular, unreadable
 
-ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1,
+ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
               "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1}  # fmt: skip
 MAX_HEADER_BYTES = 16 << 20
 MAX_HEADER_VALUES = 600_000  # eight to a matrix

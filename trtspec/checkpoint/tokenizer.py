@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from trtspec.checkpoint.source import MAX_CONFIG_BYTES, MAX_TOKENIZER_BYTES, read_json
+from trtspec.checkpoint.source import MAX_CONFIG_BYTES, MAX_TOKENIZER_BYTES, Source, read_json
 from trtspec.errors import CheckpointError, TrtspecError
 
 MODEL = re.compile(rb'"model"\s*:\s*\{')
@@ -37,12 +37,14 @@ def tokenizer_file(root: Path) -> Path:
     return path
 
 
-def check_tokenizer(root: Path) -> None:
-    """Raise CheckpointError where what lies there is plainly no tokenizer; needs no library, unlike `Tokenizer`.
+def check_tokenizer(source: Source) -> None:
+    """Raise CheckpointError where a source plainly has no tokenizer; needs no library, unlike `Tokenizer`.
 
     Looks without parsing: a vocabulary in Python's objects would take ten times the bytes of the file.
     """
-    path = tokenizer_file(root)
+    path = tokenizer_file(source.root)
+    if path.name in source.absent:
+        return
     try:
         raw = path.read_bytes().strip()
     except OSError as error:

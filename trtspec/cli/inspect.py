@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from enum import Enum
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,7 +20,9 @@ class Weights(Enum):
 
 
 def inspect(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="A source checkpoint, a converted one, or an artifact.")],
+    checkpoint: Annotated[
+        str, typer.Argument(metavar="PATH", help="A checkpoint's directory, an artifact's, or a hub id, ID@COMMIT.")
+    ],
     tensor: Annotated[int, typer.Option(min=1, max=64, help="Tensor parallel ranks a source would be divided in.")] = 1,
     pipeline: Annotated[int, typer.Option(min=1, max=64, help="Pipeline stages it would be divided in.")] = 1,
     weights: Annotated[Weights, typer.Option(help="How its linear layers would be stored.")] = Weights.NONE,
@@ -33,10 +34,13 @@ def inspect(
     """
     from trtspec.checkpoint.sharding import ParallelMapping
     from trtspec.cli.render import print_json, show_table
-    from trtspec.inspection import inspect_path
+    from trtspec.inspection import inspect_model
     from trtspec.quant.scheme import Scheme
 
-    document = {"format_version": 1, **inspect_path(path, ParallelMapping(tensor, pipeline), Scheme(weights.value))}
+    document = {
+        "format_version": 1,
+        **inspect_model(checkpoint, ParallelMapping(tensor, pipeline), Scheme(weights.value)),
+    }
     if json:
         print_json(document)
     else:

@@ -51,7 +51,6 @@ def plan(
 
 def describe(build: Build, store: Store) -> dict[str, Any]:
     """Return the document of `plan --json`."""
-    from trtspec.disk import plan_disk
     from trtspec.pipeline import artifact_place
 
     unread = "" if build.is_read else "; its source was never read, so the key is not final"
@@ -78,10 +77,8 @@ def describe(build: Build, store: Store) -> dict[str, Any]:
         "keys_are_final": build.is_read,
         "steps": steps,
         "memory": {"gpus": [{**asdict(device), "total_bytes": device.total_bytes} for device in build.memory()]},
-        "disk": [
-            {**asdict(need), "path": str(need.path)}
-            for need in plan_disk(statuses, store, artifact_place(build.recipe))
-        ],
+        "downloads": build.downloads,
+        "disk": [{**asdict(need), "path": str(need.path)} for need in build.disk(store, artifact_place(build.recipe))],
         "predicted": build.predicted(),
         "notes": list(build.artifact.notes),
         **build.artifact.facts,
@@ -126,6 +123,8 @@ def show(document: dict[str, Any], build: Build) -> None:
         say(f"memory on {memory['id']}: {amount(memory['total_bytes'])}{of} ({sizes})")
     if any(not memory["limit_bytes"] for memory in document["memory"]["gpus"]):
         say("the memory of the GPU is not known: name it under engine.gpu, as --set engine.gpu=h200")
+    for each in document["downloads"]:
+        say(f"download of {each['model']}: {amount(each['bytes'])}")
     for need in document["disk"]:
         sizes = f"{amount(need['needed_bytes'])} to write, {amount(need['free_bytes'])} free"
         say(f"disk for the {need['what']}: {sizes} at {need['path']}")

@@ -9,10 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trtspec.errors import StepError
-from trtspec.files import Absent, in_threads
+from trtspec.files import UNREAD, Absent, in_threads
 from trtspec.graph.digest import DigestCache
-
-UNREAD = "unread"
 
 
 @dataclass(frozen=True)

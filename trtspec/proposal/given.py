@@ -4,20 +4,14 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from trtspec.checkpoint.hub import is_fetched
-from trtspec.checkpoint.hub_preview import make_preview, newest_commit
-from trtspec.checkpoint.prepare import locate_source
-from trtspec.checkpoint.source import Source, load_source, locate_model, snapshot_dir
+from trtspec.checkpoint.prepare import choose_commit, find_source, is_hub_id
+from trtspec.checkpoint.source import Source, load_source, locate_model
 from trtspec.errors import CheckpointError
-from trtspec.recipe.schema import HUB_ID, ModelSource, is_directory
-
-Locate = Callable[[ModelSource], Path]
+from trtspec.recipe.schema import ModelSource
 
 
 @dataclass(frozen=True)
@@ -39,23 +33,12 @@ class Given:
         return self.asked.model.rstrip("/").rpartition("/")[2]
 
 
-def open_checkpoint(written: str, folder: Path) -> Given:
-    """Read what the command line calls a checkpoint; what the hub has of it is kept in the empty directory `folder`.
+def open_checkpoint(written: str) -> Given:
+    """Read what the command line calls a checkpoint; a hub id gets its newest commit.
 
-    A hub id gets its newest commit. Raises CheckpointError for what is no checkpoint, or cannot be had.
+    Raises CheckpointError for what is no checkpoint, or cannot be had.
     """
-    return _open_hub(written, folder) if _is_hub_id(written) else _open_directory(written)
-
-
-def locator(given: Iterable[Given]) -> Locate:
-    """Return a function that finds these checkpoints where they were read, and others as a build does."""
-    roots = {each.asked.model: each.source.root for each in given}
-    return lambda asked: roots.get(asked.model) or locate_source(asked)
-
-
-def _is_hub_id(written: str) -> bool:
-    is_there = os.path.exists(os.path.expanduser(written))
-    return not is_there and not is_directory(written) and re.fullmatch(HUB_ID, written) is not None
+    return _open_hub(written) if is_hub_id(written) else _open_directory(written)
 
 
 def _open_directory(written: str) -> Given:
@@ -70,16 +53,7 @@ def _read(root: Path) -> Source:
     return load_source(root)
 
 
-def _open_hub(written: str, folder: Path) -> Given:
-    try:
-        revision, why = newest_commit(written)
-    except CheckpointError as error:
-        hint = f"{error.hint}; write ./{written} where a directory is meant"
-        raise CheckpointError(error.message, where=error.where, hint=hint) from error
+def _open_hub(written: str) -> Given:
+    revision, why = choose_commit(written)
     asked = ModelSource(model=written, revision=revision)
-    snapshot = snapshot_dir(written, revision)
-    if is_fetched(snapshot, ()):
-        return Given(asked, _read(snapshot), why)
-    folder.mkdir()
-    make_preview(written, revision, folder)
-    return Given(asked, _read(folder), why)
+    return Given(asked, find_source(asked), why)

@@ -6,19 +6,19 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from trtspec.check import check_recipe
+from trtspec.checkpoint.previews import named
 from trtspec.completion import editor_schema
 from trtspec.diagnostics import Diagnostic
 from trtspec.errors import CheckpointError, TrtspecError
 from trtspec.proposal.choice import SCHEMA_FILE, Choice, document_of, relative_to, render, write_file
-from trtspec.proposal.given import Given, locator, open_checkpoint
+from trtspec.proposal.given import open_checkpoint
 from trtspec.proposal.machine import machine_for
 from trtspec.proposal.propose import propose
 from trtspec.proposal.ways import ways
@@ -68,28 +68,23 @@ def make_recipe(wishes: Wishes, out: Path | None, *, force: bool) -> Made:
         hint = "name another with --out, or replace it with --force"
         raise TrtspecError("a file lies here already", where=str(path), hint=hint)
     machine = machine_for(wishes.gpu)
-    with TemporaryDirectory(prefix="trtspec-init-") as folder, _in_their_words(wishes, folder) as words:
-        target = open_checkpoint(wishes.target, Path(folder, "target"))
-        draft = open_checkpoint(wishes.draft, Path(folder, "draft")) if wishes.draft else None
+    with _in_their_words():
+        target = open_checkpoint(wishes.target)
+        draft = open_checkpoint(wishes.draft) if wishes.draft else None
         found = ways(wishes.method, wishes.backend, target.source, draft.source if draft else None, machine.gpu)
         choices = relative_to(propose(name, target, draft, machine, found), Path(os.path.abspath(path)).parent)
         _write(path, render(choices))
-        problems = _check(path, [target, *([draft] if draft else [])])
-        return Made(path, choices, [replace(each, message=words(each.message)) for each in problems])
+        return Made(path, choices, check_recipe(load_recipe(path)).diagnostics)
 
 
 @contextmanager
-def _in_their_words(wishes: Wishes, folder: str) -> Iterator[Callable[[str], str]]:
-    """Name what is kept of the hub's models in `folder` by their ids: in errors, and in texts by what is yielded."""
-
-    def words(text: str) -> str:
-        return text.replace(f"{folder}/target", wishes.target).replace(f"{folder}/draft", wishes.draft or "")
-
+def _in_their_words() -> Iterator[None]:
+    """Name the hub's models by their ids in errors."""
     try:
-        yield words
+        yield
     except CheckpointError as error:
-        where = words(error.where) if error.where else None
-        raise CheckpointError(words(error.message), where=where, hint=error.hint) from error
+        where = named(error.where) if error.where else None
+        raise CheckpointError(named(error.message), where=where, hint=error.hint) from error
 
 
 def _name(wishes: Wishes) -> Choice:
@@ -114,7 +109,3 @@ def _write(path: Path, text: str) -> None:
     except (OSError, UnicodeDecodeError) as error:
         what = error.strerror if isinstance(error, OSError) else "another file than the schema lies beside it"
         raise TrtspecError(f"cannot be written: {what}", where=str(path), hint="choose another place with -o") from None
-
-
-def _check(path: Path, given: Sequence[Given]) -> list[Diagnostic]:
-    return check_recipe(load_recipe(path), locator(given)).diagnostics

@@ -15,7 +15,7 @@ from trtspec.errors import CheckpointError
 from trtspec.methods.base import find_method
 from trtspec.models.source_model import SourceModel, read_model
 from trtspec.proposal.choice import Choice, document_of
-from trtspec.proposal.given import Given, locator
+from trtspec.proposal.given import Given
 from trtspec.proposal.machine import Machine
 from trtspec.proposal.sizes import Fit, TextLen, fit, text_len
 from trtspec.proposal.ways import Way
@@ -132,7 +132,7 @@ def _examine(candidate: Candidate, choices: Sequence[Choice]) -> CheckResult:
     """Return what `check` says of choices that are in no file yet."""
     nowhere = Node({}, Mark(), Mark(), Path())
     loaded = LoadedRecipe(Recipe.model_validate(document_of(choices)), Path(), nowhere)
-    return check_recipe(loaded, locator(filter(None, (candidate.target, candidate.draft))))
+    return check_recipe(loaded)
 
 
 def _choices(candidate: Candidate, fitted: Fit, length: TextLen, refused: str) -> Iterator[Choice]:

@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from trtspec.backends.common.memory import MemoryPlan
 from trtspec.backends.context import PlanContext
 from trtspec.checkpoint.model_config import ModelConfig
+from trtspec.checkpoint.source import Source
 from trtspec.diagnostics import Diagnostic
+from trtspec.errors import CheckpointError
 from trtspec.gpus import GPUS
+from trtspec.models.outline import Outline, read_outline
 from trtspec.quant.quant_config import QuantFormat, source_format
 from trtspec.recipe.resolve import num_tokens_of
 from trtspec.recipe.schema import ModelSource
@@ -55,33 +59,81 @@ def check_num_tokens(context: PlanContext) -> Iterable[Diagnostic]:
 
 
 def plan_source_memory(context: PlanContext) -> list[MemoryPlan]:
-    """Return a plan for each GPU that the target is divided over; none for a model that no family describes.
+    """Return a plan for each GPU that the target is divided over; none for a model whose config says too little.
 
     What drafts lies on the same GPUs, divided alike. The KV cache is that of full batches of the longest texts: servers
     take all that is left, and hold as many texts as fit.
     """
-    if context.target_config is None:
+    recipe, found = context.recipe, _taken(context, "target")
+    if found is None:
         return []
-    recipe, engine = context.recipe, context.recipe.engine
-    parallel, placement, gpu = recipe.target.parallel, recipe.serving.placement, GPUS.get((engine.gpu or "").lower())
-    tokens = engine.max_batch_size * engine.max_seq_len
-    target, draft = _stored(context, "target", recipe.target), QuantFormat()
-    draft_bytes = (context.draft_head.num_parameters if context.draft_head else 0) * ITEM_BYTES // parallel.ranks
-    if context.draft_config and recipe.speculation.draft:
-        draft = _stored(context, "draft", recipe.speculation.draft)
-        draft_bytes = weight_bytes(context.draft_config, draft) // parallel.ranks
-        draft_bytes += tokens * _kv_bytes(context.draft_config, draft, parallel.tensor) // parallel.pipeline
+    placement, gpu = recipe.serving.placement, GPUS.get((recipe.engine.gpu or "").lower())
+    draft = _draft_bytes(context)
     return [
         MemoryPlan(
             id=str(number),
-            weights_bytes=weight_bytes(context.target_config, target) // parallel.ranks,
-            kv_cache_bytes=tokens * _kv_bytes(context.target_config, target, parallel.tensor) // parallel.pipeline,
-            draft_bytes=draft_bytes,
-            activation_bytes=_activation_bytes(context, context.target_config),
+            weights_bytes=found.weights,
+            kv_cache_bytes=found.cache,
+            draft_bytes=draft,
+            activation_bytes=found.activation,
             limit_bytes=gpu.memory_bytes if gpu else 0,
         )
-        for number in (placement.target if placement else range(parallel.ranks))
+        for number in (placement.target if placement else range(recipe.target.parallel.ranks))
     ]
+
+
+def _draft_bytes(context: PlanContext) -> int:
+    """Return what drafts takes of each GPU: of a model weights and cache, of a head what its file holds."""
+    if context.method.drafts_with == "head":
+        return context.sources["draft"].nbytes // context.recipe.target.parallel.ranks
+    found = _taken(context, "draft")
+    return found.weights + found.cache if found else 0
+
+
+class Taken(NamedTuple):
+    """Bytes that a model takes of each GPU it is divided over: weights, cache, and the activations of a step."""
+
+    weights: int
+    cache: int
+    activation: int
+
+
+def _taken(context: PlanContext, role: str) -> Taken | None:
+    """Return what target or draft takes, by its family, or where none describes it by its config and headers."""
+    model = context.target if role == "target" else context.draft
+    asked = context.recipe.target if role == "target" else context.recipe.speculation.draft
+    if asked is None or role not in context.sources:
+        return None
+    stored = _stored(context, role, asked)
+    if model is None:
+        try:
+            return _taken_of_outline(context, read_outline(context.sources[role]), context.sources[role], stored)
+        except CheckpointError:
+            return None
+    engine, parallel = context.recipe.engine, context.recipe.target.parallel
+    cache = engine.max_batch_size * engine.max_seq_len * _kv_bytes(model.config, stored, parallel.tensor)
+    activation = _activation_bytes(
+        context,
+        model.config.hidden_size,
+        (model.config.num_heads + 2 * model.config.num_kv_heads) * model.config.head_size,
+        model.config.intermediate_size,
+        model.config.vocab_size,
+    )
+    return Taken(weight_bytes(model.config, stored) // parallel.ranks, cache // parallel.pipeline, activation)
+
+
+def _taken_of_outline(context: PlanContext, outline: Outline, source: Source, stored: QuantFormat) -> Taken:
+    """Return what a model takes as it is stored; where the engine makes it FP8, embedding and head keep 16 bits."""
+    engine, parallel, weights = context.recipe.engine, context.recipe.target.parallel, source.nbytes
+    if stored.weights != source_format(source).weights:
+        kept = outline.kept_numbers * ITEM_BYTES
+        weights = kept + (weights - kept) // ITEM_BYTES
+    item = 1 if stored.kv_cache == "fp8" else ITEM_BYTES
+    cache = outline.cache_bytes(engine.max_batch_size, engine.max_seq_len, parallel.tensor, item)
+    activation = _activation_bytes(
+        context, outline.hidden_size, outline.attention_width, outline.active_width, outline.vocab_size
+    )
+    return Taken(weights // parallel.ranks, cache // parallel.pipeline, activation)
 
 
 def weight_bytes(config: ModelConfig, quant_format: QuantFormat) -> int:
@@ -108,10 +160,9 @@ def _kv_bytes(config: ModelConfig, quant_format: QuantFormat, tensor: int) -> in
     return config.kv_bytes_per_token(item) // config.num_kv_heads * heads
 
 
-def _activation_bytes(context: PlanContext, config: ModelConfig) -> int:
+def _activation_bytes(context: PlanContext, hidden: int, attention: int, inner: int, vocab: int) -> int:
     """Return the bytes of the widest prefill step's activations and of a verification step's logits in 32 bits."""
     engine, draft_tokens = context.recipe.engine, context.draft_shape.max_tokens
-    heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_size
-    width = 3 * config.hidden_size + (heads + 3 * config.intermediate_size) // context.recipe.target.parallel.tensor
-    logits = engine.max_batch_size * (draft_tokens + 1) * config.vocab_size
+    width = 3 * hidden + (attention + 3 * inner) // context.recipe.target.parallel.tensor
+    logits = engine.max_batch_size * (draft_tokens + 1) * vocab
     return num_tokens_of(engine, draft_tokens) * width * ITEM_BYTES + logits * 4

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`check`, `plan` and `inspect` of hub models whose weights are not here, and `build`, which brings them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Run
+from tests.hub import COMMIT, Hub, asked_in_process, serving
+from trtspec.checkpoint import hub_preview
+from trtspec.paths import recipes_dir
+
+MODELS = recipes_dir() / "models"
+WEIGHTS = (MODELS / "quickstart-target" / "model.safetensors").stat().st_size
+
+
+@pytest.fixture
+def hub(tmp_path: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub that has the quickstart's models as org/NAME, whose tokenizers count as large."""
+    for name in ("target", "draft", "eagle3"):
+        shutil.copytree(MODELS / f"quickstart-{name}", tmp_path / "served" / "org" / name)
+    monkeypatch.setattr(hub_preview, "SMALL_BYTES", 5000)
+    with serving(tmp_path / "served") as hub, asked_in_process(hub):
+        yield hub
+
+
+@pytest.fixture
+def pair(hub: Hub, workplace: Path) -> Path:
+    """A recipe of the hub's pair."""
+    path = workplace / "pair.yaml"
+    path.write_text(
+        f"""schema: trtspec.recipe/1
+name: pair
+target: {{model: org/target, revision: {COMMIT}}}
+speculation:
+  method: draft_target
+  draft: {{model: org/draft, revision: {COMMIT}}}
+engine: {{backend: embedded}}
+"""
+    )
+    return path
+
+
+def test_it_is_checked_by_its_headers_and_then_without_the_hub(pair: Path, hub: Hub, trtspec: Run) -> None:
+    assert trtspec("check", pair).out == "pair: fits together\n"
+    assert hub.sent < 150_000
+    hub.asked.clear()
+    hub.refusals["info"] = 500, ""
+    assert trtspec("check", pair).code == 0
+    assert hub.asked == []
+
+
+def test_its_plan_says_what_is_downloaded_and_that_keys_are_not_final(pair: Path, hub: Hub, trtspec: Run) -> None:
+    shown = trtspec("plan", pair)
+    assert "download of org/target: 19.6 MiB" in shown.out
+    assert "disk for the hub cache: " in shown.out
+    assert "its source was never read, so the key is not final" in " ".join(shown.out.split())
+    plan = trtspec("plan", pair, "--json").document
+    tokenizer = (MODELS / "quickstart-target" / "tokenizer.json").stat().st_size
+    assert plan["downloads"][0] == {"model": "org/target", "revision": COMMIT, "bytes": WEIGHTS + tokenizer}
+    assert plan["keys_are_final"] is False
+    local = trtspec("plan", recipes_dir() / "quickstart.yaml", "--set", "name=pair", "--json").document
+    assert local["downloads"] == []
+    assert {step["key"] for step in plan["steps"]}.isdisjoint(step["key"] for step in local["steps"])
+
+
+def test_a_pair_that_does_not_fit_is_told_by_its_ids(pair: Path, hub: Hub, trtspec: Run) -> None:
+    config = hub.root / "org" / "draft" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "num_hidden_layers": 3}))
+    checked = trtspec("check", pair)
+    assert checked.code == 1
+    assert "org/draft" in checked.out
+    assert "previews" not in checked.out
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_gated_model_says_what_to_do(status: int, pair: Path, hub: Hub, trtspec: Run) -> None:
+    hub.refusals["config.json"] = status, "GatedRepo"
+    shown = " ".join(trtspec("check", pair).out.split())
+    assert "its owner wants to be asked for access" in shown
+    assert "ask on the model's page, then set HF_TOKEN to a token that may read it" in shown
+
+
+def test_offline_it_is_said(pair: Path, hub: Hub, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    shown = " ".join(trtspec("check", pair).out.split())
+    assert "it is not in the hub cache, and HF_HUB_OFFLINE is set" in shown
+    assert hub.asked == []
+
+
+def test_a_build_downloads_after_its_check(pair: Path, hub: Hub, trtspec: Run) -> None:
+    refused = trtspec("build", pair, "--set", "engine.max_seq_len=100000")
+    assert refused.code == 1
+    assert "max_seq_len 100000 is more than the target's" in " ".join(refused.err.split())
+    assert not any(asked.method == "GET" and asked.range is None for asked in hub.got("model.safetensors"))
+    assert trtspec("build", pair).code == 0
+    assert trtspec("plan", pair, "--json").document["keys_are_final"] is True
+    assert trtspec("verify", "build/pair").code == 0
+
+
+def test_a_build_goes_on_where_the_hub_hands_out_whole_files_only(pair: Path, hub: Hub, trtspec: Run) -> None:
+    hub.ranges = False
+    assert trtspec("build", pair).code == 0
+
+
+def test_a_model_is_inspected_by_its_id(hub: Hub, trtspec: Run) -> None:
+    told = trtspec("inspect", "org/target", "--json").document
+    whole = trtspec("inspect", MODELS / "quickstart-target", "--json").document
+    assert told["revision"] == COMMIT
+    assert told["download_bytes"] > WEIGHTS
+    assert {key: told[key] for key in whole} == whole
+    assert trtspec("inspect", f"org/target@{COMMIT}", "--json").document == told
+    assert "a commit has 40 hexadecimal digits" in trtspec("inspect", "org/target@main").err
+    assert "write ./org/nosuch where a directory is meant" in trtspec("inspect", "org/nosuch").err
+
+
+def test_a_model_of_no_family_is_inspected_by_its_headers(hub: Hub, trtspec: Run) -> None:
+    config = hub.root / "org" / "target" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "architectures": ["NewForCausalLM"]}))
+    told = trtspec("inspect", "org/target", "--json").document
+    assert (told["family"], told["architecture"], told["converts_to"]) == ("none", "NewForCausalLM", {})
+    assert told["parameters"] == 10_228_608
