@@ -146,7 +146,7 @@ def engine_texts(engine: Engine, monkeypatch: pytest.MonkeyPatch, request: Reque
         assert not set(used) & set(ours), "a uniform of the draft is used to verify it"
         used.clear()
         # runs that begin alike ask the same again
-        asked = logits.numpy().tobytes(), tokens.numpy().tobytes(), tree.parents.tobytes(), _bytes_of(rest["draft_probs"])
+        asked = (*map(_bytes_of, (logits, tokens, rest["draft_probs"])), tree.parents.tobytes())
         if asked not in results:
             results[asked] = result_distribution(rule, logits, tokens, tree, params, **rest)
         return [fork.choose(results[asked])]
