@@ -23,9 +23,7 @@ from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Any
 
-import typer.main
-
-from trtspec.cli.app import make_app
+from trtspec.cli.app import make_command
 from trtspec.recipe.files import find_recipe
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -131,7 +129,7 @@ def read_command(words: list[str]) -> None:
 @cache
 def trtspec_commands() -> dict[str, Any]:
     """Return trtspec's commands as its parser has them."""
-    commands: dict[str, Any] = typer.main.get_command(make_app()).commands  # type: ignore[attr-defined]
+    commands: dict[str, Any] = make_command().commands
     return commands
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from typer.exceptions import TyperException
 
+from tests import forked
 from tests.pages import (
     MARKERS,
     PAGES,
@@ -68,6 +69,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     for name, script in programs.items():
         (shims / name).write_text(f"#!/usr/bin/env bash\n{script}")
         (shims / name).chmod(0o755)
+    forked.make_program(shims / "trtspec")
     return {
         "HOME": str(root),
         "PATH": os.pathsep.join([str(shims), str(Path(sys.executable).parent), os.environ["PATH"]]),

@@ -52,14 +52,15 @@ def discover_all(package: str, attribute: str) -> dict[str, Any]:
     return found
 
 
-def names(package: str) -> list[str]:
+@cache
+def names(package: str) -> tuple[str, ...]:
     """Return the names in a folder, installed packages' among them, without loading one or the folder's parents."""
     from importlib.metadata import entry_points
 
     top, *rest = package.split(".")
     folders = [str(Path(root, *rest)) for root in importlib.import_module(top).__path__]
     own = [info.name for info in pkgutil.iter_modules(folders)]
-    return sorted({*own, *(entry.name for entry in entry_points(group=package))})
+    return tuple(sorted({*own, *(entry.name for entry in entry_points(group=package))}))
 
 
 def version_of(package: str, name: str) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from tests import forked
 from tests.hub import COMMIT, Hub, serving
 from trtspec.system import wait_until
 
@@ -65,7 +66,7 @@ def fetch(hub: Hub, model: Path) -> Fetch:
     def run(*pickles: str, name: str = "org/model", revision: str = COMMIT, **variables: str) -> object:
         argv = command(*pickles, model=name, revision=revision)
         environment = hub.environment(**variables)
-        return subprocess.run(argv, check=False, env=environment, capture_output=True, text=True, timeout=60)
+        return forked.run(argv, env=environment, timeout=60)
 
     return run  # type: ignore[return-value]
 
@@ -246,7 +247,7 @@ class TestAnInterruption:
 
     def test_of_the_process_keeps_the_files_that_were_whole(self, fetch: Fetch, hub: Hub) -> None:
         hub.stops["two.safetensors"] = 50
-        with subprocess.Popen(command(), env=hub.environment(), stdout=subprocess.DEVNULL) as process:
+        with forked.Popen(command(), env=hub.environment(), stdout=subprocess.DEVNULL) as process:
             arrived = wait_until(
                 lambda: (snapshot(hub) / "one.safetensors").exists() and hub.got("two.safetensors"), 30
             )

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests import forked
 from tests.conftest import Run
 from tests.hub import COMMIT, Hub, serving
 from trtspec.artifacts.manifest import load_manifest
@@ -42,7 +43,7 @@ def replace(recipe: Path, old: str, new: str) -> None:
 def run(command: str, recipe: Path, hub: Hub, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = hub.environment(TRTSPEC_CACHE=str(recipe.parent / "cache"), **variables)
     argv = [sys.executable, "-m", "trtspec", command, str(recipe)]
-    return subprocess.run(argv, check=False, env=environment, capture_output=True, text=True, timeout=120)
+    return forked.run(argv, env=environment, timeout=120)
 
 
 def pickled(root: Path) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests import forked
 from tests.hub import COMMIT, Hub, serving
 from trtspec.checkpoint.hub_preview import UNKNOWN_HEADER_BYTES
 from trtspec.paths import recipes_dir
@@ -54,9 +55,7 @@ def command(hub: Hub, tmp_path: Path) -> Command:
     def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         environment = hub.environment(TRTSPEC_CACHE=str(tmp_path / "cache"), **{"HF_TOKEN": TOKEN, **variables})
         argv = [sys.executable, "-c", COMMAND, *arguments]
-        return subprocess.run(
-            argv, cwd=place, check=False, env=environment, capture_output=True, text=True, timeout=120
-        )
+        return forked.run(argv, cwd=place, env=environment, timeout=120)
 
     return run
 

@@ -9,7 +9,6 @@ found by calling the verifier itself, with one uniform from every interval on wh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise, product
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -128,6 +127,7 @@ def engine_texts(engine: Engine, monkeypatch: pytest.MonkeyPatch, request: Reque
     """Return the probability of everything that the engine may say to a request, whatever its seed is."""
     fork = Fork()
     used: list[float] = []
+    results: dict[object, list[tuple[VerifyResult, float]]] = {}
 
     def draw(draws: DraftSampling, probs: Tensor, column: int) -> Tensor:
         used.append(float(draws.uniforms[0, column]))
@@ -145,7 +145,11 @@ def engine_texts(engine: Engine, monkeypatch: pytest.MonkeyPatch, request: Reque
         assert len(set(used)) == len(used), "a uniform drew two tokens"
         assert not set(used) & set(ours), "a uniform of the draft is used to verify it"
         used.clear()
-        return [fork.choose(result_distribution(rule, logits, tokens, tree, params, **rest))]
+        # runs that begin alike ask the same again
+        asked = (*map(_bytes_of, (logits, tokens, rest["draft_probs"])), tree.parents.tobytes())
+        if asked not in results:
+            results[asked] = result_distribution(rule, logits, tokens, tree, params, **rest)
+        return [fork.choose(results[asked])]
 
     def of_chain(
         logits: Tensor,
@@ -202,20 +206,29 @@ def result_distribution(
         cuts = _cuts_of_draws(target, tokens[0].tolist(), tree, drawn_from)
     else:
         cuts = [_edges(row) for row in target]
-    cells = [[((low + high) / 2, high - low) for low, high in pairwise(sorted({0.0, 1.0, *cut}))] for cut in cuts]
-    combined = list(product(*cells))
-    columns = torch.tensor([[middle for middle, _ in cell] for cell in combined], dtype=torch.float64)
-    many = len(combined)
+    bounds = [np.array(sorted({0.0, 1.0, *cut})) for cut in cuts]
+    columns = torch.from_numpy(_combined([(edges[:-1] + edges[1:]) / 2 for edges in bounds]))
+    weights = _combined([np.diff(edges) for edges in bounds]).prod(1).tolist()
+    many = len(weights)
     wide = SamplingParams(
         params.temperature.expand(many), params.top_k.expand(many), params.top_p.expand(many), params.truncates
     )
     spread = None if draft_probs is None else draft_probs.expand(many, -1, -1)
     found = rule(logits.expand(many, -1, -1), tokens.expand(many, -1), tree, wide, spread, columns)
     distribution: dict[tuple[tuple[int, ...], int], float] = {}
-    for cell, result in zip(combined, found, strict=True):
+    for weight, result in zip(weights, found, strict=True):
         key = tuple(result.path), result.token
-        distribution[key] = distribution.get(key, 0.0) + float(np.prod([width for _, width in cell]))
+        distribution[key] = distribution.get(key, 0.0) + weight
     return [(VerifyResult(list(path), token), weight) for (path, token), weight in distribution.items()]
+
+
+def _combined(columns: list[np.ndarray]) -> np.ndarray:
+    """Return every row [combinations, columns] of one value from each column."""
+    return np.stack([grid.ravel() for grid in np.meshgrid(*columns, indexing="ij")], 1)
+
+
+def _bytes_of(tensor: Tensor | None) -> bytes | None:
+    return None if tensor is None else tensor.numpy().tobytes()
 
 
 def _edges(weights: np.ndarray) -> set[float]:

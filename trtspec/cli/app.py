@@ -11,6 +11,8 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
+from typing import Any
 
 import typer
 from typer.exceptions import TyperException
@@ -27,8 +29,9 @@ INTERNAL_ERROR = 70
 REFUSED_HINT = "give room or access there, or another place: --out, TRTSPEC_CACHE, TRTSPEC_STATE, HF_HUB_CACHE"
 
 
-def make_app() -> typer.Typer:
-    """Return the application with every command of this folder."""
+@cache
+def make_command() -> Any:
+    """Return click's command with every command of this folder; typer takes 0.1 s to read their signatures."""
     app = typer.Typer(
         name="trtspec",
         cls=Group,
@@ -41,7 +44,7 @@ def make_app() -> typer.Typer:
     app.callback()(_root)
     for command in discover("trtspec.cli", "command").values():
         app.command(name=command.__name__, cls=Command)(command)
-    return app
+    return typer.main.get_command(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -90,7 +93,7 @@ def _run(arguments: Sequence[str]) -> int | None:
     if completing.VARIABLE in os.environ:  # a shell asks
         completing.rejoin(os.environ)
     try:
-        code: int | None = make_app()(args=arguments, prog_name="trtspec", standalone_mode=False)
+        code: int | None = make_command()(args=arguments, prog_name="trtspec", standalone_mode=False)
     except OSError as error:  # the last to say it in words; whoever knows what was being done says more
         refused = refusal(error)
         if refused is None:

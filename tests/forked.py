@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Children of tests that begin at once: `Popen` and `run` are subprocess's, for this interpreter's `-m` and `-c`.
+
+A process imports what takes long, once for all tests of a worker, and forks itself for each child. Where a test looks
+at the start itself, at imports or at limits of memory, it needs a process of its own from subprocess.
+
+`python -m tests.forked FOLDER` is that process; it answers on a socket in FOLDER and ends when its stdin does.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import runpy
+import selectors
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+CORE = (
+    "huggingface_hub",
+    "huggingface_hub.hf_api",
+    "numpy",
+    "rich.console",
+    "rich.progress",
+    "tqdm.auto",
+    "trtspec.check",
+    "trtspec.pipeline",
+    "trtspec.preflight",
+    "trtspec.inspection",
+    "trtspec.proposal.make",
+    "trtspec.checkpoint.hub",
+)
+# what commands import that compute
+ENGINE = (
+    "torch",
+    "transformers.models.llama.modeling_llama",
+    "trtspec.doctor",
+    "trtspec.measure.verify",
+    "trtspec.measure.bench",
+    "trtspec.measure.generate",
+    "trtspec.deploy.base",
+    "trtspec.torch_engine.engine",
+)
+START_S = 120
+SOCKET = "socket"
+
+
+class Popen(subprocess.Popen[str]):
+    """`[sys.executable, "-m" or "-c", ...]` in a fork; of what may be asked of a child, there are `cwd` and `env`."""
+
+    def _execute_child(  # type: ignore[override]
+        self, args: Sequence[object], executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any,
+        env: Any, startupinfo: Any, creationflags: Any, shell: Any, p2cread: int, p2cwrite: int, c2pread: int,
+        c2pwrite: int, errread: int, errwrite: int, *rest: Any,
+    ) -> None:  # fmt: skip
+        assert args[0] == sys.executable
+        assert preexec_fn is None
+        environment = {**os.environ} if env is None else env
+        job = {"program": [*map(str, args[1:])], "cwd": str(cwd or Path.cwd()), "environment": environment}
+        streams = [own if given == -1 else given for own, given in enumerate((p2cread, c2pwrite, errwrite))]
+        self._socket = ask(started_server(CORE) / SOCKET, job, streams)
+        self.pid = int(self._socket.recv(20))
+        self._child_created = True
+        self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
+
+    def _try_wait(self, wait_flags: int) -> tuple[int, int]:
+        try:
+            said = self._socket.recv(20, socket.MSG_DONTWAIT if wait_flags else 0)
+        except BlockingIOError:
+            return 0, 0
+        self._socket.close()
+        return self.pid, int(said)
+
+    def _internal_poll(self, *_: Any, **__: Any) -> int | None:
+        if self.returncode is None:
+            pid, status = self._try_wait(os.WNOHANG)
+            if pid == self.pid:
+                self._handle_exitstatus(status)
+        return self.returncode
+
+
+def run(
+    arguments: Sequence[object], timeout: float, cwd: Path | None = None, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Return what a child said on both streams, and its exit code; it reads nothing."""
+    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with Popen(arguments, cwd=cwd, env=env, text=True, **streams) as process:  # type: ignore[arg-type]
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+SHIM = """\
+#!{python} -IS
+import json, os, signal, socket, sys
+asked = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+asked.connect({path!r})
+job = {{"program": ["-m", "trtspec", *sys.argv[1:]], "cwd": os.getcwd(), "environment": {{**os.environ}}}}
+socket.send_fds(asked, [json.dumps(job).encode()], [0, 1, 2])
+child = int(asked.recv(20))
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, _: os.kill(child, number))
+code = os.waitstatus_to_exitcode(int(asked.recv(20)))
+sys.exit(code if code >= 0 else 128 - code)
+"""
+
+
+def make_program(path: Path) -> None:
+    """Write a program that is `trtspec` in a fork, for shells."""
+    path.write_text(SHIM.format(python=sys.executable, path=str(started_server(CORE + ENGINE) / SOCKET)))
+    path.chmod(0o755)
+
+
+@cache
+def started_server(modules: tuple[str, ...]) -> Path:
+    """Return the folder of a process that has imported some modules and forks; it ends with this one."""
+    folder = Path(tempfile.mkdtemp(prefix="forked-"))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    server = subprocess.Popen(
+        [sys.executable, "-m", __name__, folder, *modules], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        cwd=Path(__file__).parents[1], env=environment,
+    )  # fmt: skip
+    assert server.stdout is not None
+    assert server.stdout.readline() == "ready\n"
+    atexit.register(server.communicate, timeout=START_S)
+    return folder
+
+
+def ask(path: Path, job: dict[str, Any], streams: Sequence[int]) -> socket.socket:
+    """Have a job run on three file descriptors; the socket says the child's id, and at its end its status."""
+    asked = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    asked.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    asked.connect(str(path))
+    socket.send_fds(asked, [json.dumps(job).encode()], list(streams))
+    return asked
+
+
+def serve(folder: Path, modules: Sequence[str]) -> None:
+    """Fork for every job until stdin ends."""
+    for module in modules:
+        importlib.import_module(module)
+    for module in [name for name in sys.modules if name.startswith("huggingface_hub")]:
+        del sys.modules[module]  # which reads the environment; what it imports stays
+    from trtspec.cli.app import make_command
+
+    make_command()
+    gc.collect()
+    gc.freeze()  # or the first collection of every child would copy all of it
+    path = folder / SOCKET
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, selectors.DefaultSelector() as waiting:
+        listener.bind(str(path))
+        listener.listen()
+        print("ready", flush=True)  # noqa: T201
+        waiting.register(listener, selectors.EVENT_READ)
+        waiting.register(sys.stdin, selectors.EVENT_READ)
+        while all(key.fileobj is listener for key, _ in waiting.select()):
+            asked, _ = listener.accept()
+            if not os.fork():
+                listener.close()
+                _attend(asked)
+            asked.close()
+            _reap()
+    path.unlink()
+    folder.rmdir()
+
+
+def _reap() -> None:
+    """Leave no dead children; their time counts as this process's."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _attend(asked: socket.socket) -> None:
+    """Run a job in a fork and say how it ended."""
+    said, streams, _, _ = socket.recv_fds(asked, 1 << 20, 3)
+    child = os.fork()
+    if not child:
+        asked.close()
+        _become(json.loads(said), streams)
+    for stream in {*streams, 0, 1, 2}:
+        os.close(stream)  # or who reads them would wait for this process
+    with suppress(BrokenPipeError):
+        asked.send(b"%d" % child)
+        asked.send(b"%d" % os.waitpid(child, 0)[1])
+    os._exit(0)
+
+
+def _become(job: dict[str, Any], streams: Sequence[int]) -> None:
+    """Be the interpreter that a job asks for, to its end."""
+    os.environ.clear()
+    os.environ.update(job["environment"])
+    os.chdir(job["cwd"])
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", buffering=1 if os.isatty(1) else -1, encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    how, what, *arguments = job["program"]
+    sys.argv = [how, *arguments]
+    code = _code_of(how, what)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    with suppress(OSError):
+        sys.stdout.flush()
+    os._exit(code)
+
+
+def _code_of(how: str, what: str) -> int:
+    try:
+        if how == "-m":
+            runpy.run_module(what, run_name="__main__", alter_sys=True)
+        else:
+            exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
+    except SystemExit as ended:
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)  # noqa: T201
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    serve(Path(sys.argv[1]), sys.argv[2:])
