@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each TensorRT-LLM version takes: trtllm-build's options, speculation modes, the LLM API's spelling, its company.
 
-The facts are data, one file a minor version (versions/1.2.yaml), each with its public source; what is inferred and was
-not read in that version itself says so. This module reads them and knows none.
+The facts are data, one file a minor version (1.2.yaml) and one of the containers, each with its public source; what is
+inferred and was not read in that version itself says so. This module reads them and knows none.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import yaml
 
+from trtspec.backends.common.trtllm_versions.containers import containers, is_release
 from trtspec.errors import TrtspecError
 
 VERSIONS = Path(__file__).parent
@@ -91,21 +92,21 @@ class VersionSpec:
     api: ApiSpec
 
     def release(self, version: str) -> TrtllmRelease:
-        """Return the release of this version."""
-        return next(release for release in self.releases if release.version == version)
+        """Return the release of this version, which may be a candidate for it."""
+        return next(release for release in self.releases if is_release(version, release.version))
 
 
 @cache
 def version_specs() -> dict[str, VersionSpec]:
     """Return the version_specs by minor version, oldest first."""
-    minors = sorted((path.stem for path in VERSIONS.glob("*.yaml")), key=_numbers)
+    minors = sorted((path.stem for path in VERSIONS.glob("[0-9]*.yaml")), key=_numbers)
     return {minor: _load(minor) for minor in minors}
 
 
 def version_spec_of(version: str) -> VersionSpec:
-    """Return the spec that a version stands in; TrtspecError where nothing is known of it."""
+    """Return the spec that a version or a candidate for it stands in; TrtspecError where nothing is known of it."""
     for spec in version_specs().values():
-        if any(release.version == version for release in spec.releases):
+        if any(is_release(version, release.version) for release in spec.releases):
             return spec
     known = ", ".join(release.version for spec in version_specs().values() for release in spec.releases)
     raise TrtspecError(f"nothing is known of TensorRT-LLM {version}", hint=f"known: {known}")
@@ -133,8 +134,13 @@ def _load(minor: str) -> VersionSpec:
     )
 
 
-def _release(data: dict[str, Any]) -> TrtllmRelease:
-    return TrtllmRelease(**{**data, "triton": tuple(data.get("triton", ()))})
+def _release(version: str) -> TrtllmRelease:
+    shipping = [container for container in containers() if container.release == version]
+    if not shipping:
+        return TrtllmRelease(version)
+    company = shipping[-1]
+    tags = tuple(container.tag for container in shipping)
+    return TrtllmRelease(version, tags, company.tensorrt, company.cuda, company.driver)
 
 
 def _option(name: str, data: dict[str, Any]) -> Option:
