@@ -65,7 +65,7 @@ def test_the_minor_versions_are_in_order_and_three_of_them_build_engines() -> No
 def test_every_fact_has_a_public_source(spec: VersionSpec) -> None:
     assert spec.sources
     for source in spec.sources:
-        assert re.match(r"https://|[\w.-]+/[\w.-]+(:[\w./-]+@[\w.]+| pulls? \d+)", source), source
+        assert re.match(r"https://|[\w.-]+/[\w.-]+(:[\w./-]+@[\w.]+| pulls? \d+|#\d+)", source), source
 
 
 @pytest.mark.parametrize(("minor", "option"), OPTIONS, ids=[f"{minor}-{option.name}" for minor, option in OPTIONS])

@@ -92,6 +92,27 @@ def test_a_method_is_spelled_as_its_version_reads_it(version: str, method: str, 
     assert speculative_config(case(version, method, **changes), DRAFT) == expected
 
 
+@pytest.mark.parametrize("version", ["1.1.0", "1.2.1"])
+def test_a_net_beside_a_plain_decoder_has_a_model_of_its_own(version: str) -> None:
+    """Its class drafts nothing inside itself, and what is verified beside it is exact too."""
+    plain = case(version, "eagle3", target="qwen2.5-7b")
+    assert speculative_config(plain, DRAFT)["eagle3_one_model"] is False
+    assert "eagle3_one_model" not in speculative_config(case(version, "eagle3"), DRAFT)
+    assert "speculation.method architecture" not in said(BACKEND.check(plain))
+
+
+@pytest.mark.parametrize(
+    ("version", "method", "hint"),
+    [
+        ("1.3.0rc27", "draft_target", "engine.version: 1.2, or method: ngram"),
+        ("1.0.0", "eagle3", "engine.version: 1.2, or method: ngram"),
+    ],
+)
+def test_a_plain_decoder_is_told_where_to_go(version: str, method: str, hint: str) -> None:
+    found = said(BACKEND.check(case(version, method, target="qwen2.5-7b", draft="qwen2.5-7b")))
+    assert found["speculation.method architecture"].hint == hint
+
+
 @pytest.mark.parametrize("version", BACKEND.versions())
 @pytest.mark.parametrize("method", ["draft_target", "ngram", "eagle3", "mtp"])
 def test_a_config_has_the_fields_of_its_contract_and_no_others(version: str, method: str) -> None:
@@ -212,6 +233,21 @@ REFUSED = [
         "the target has 2 layers for further tokens, one for each token that can be drafted",
     ),
     (
+        {"version": "1.3.0rc27", "method": "draft_target", "target": "gemma-3-4b", "draft": "gemma-3-4b"},
+        "speculation.method architecture",
+        "TensorRT-LLM 1.3.0rc27 drafts inside the target, and its Gemma3ForCausalLM is a plain decoder",
+    ),
+    (
+        {"version": "1.4.0rc1", "method": "eagle3", "target": "qwen2.5-7b"},
+        "speculation.method architecture",
+        "TensorRT-LLM 1.4.0rc1 drafts inside the target, and its Qwen2ForCausalLM is a plain decoder",
+    ),
+    (
+        {"version": "1.2.1", "method": "eagle3", "target": "mixtral-8x7b"},
+        "speculation.method architecture",
+        "TensorRT-LLM 1.2.1 drafts inside the target, and its MixtralForCausalLM is a plain decoder",
+    ),
+    (
         {"method": "eagle3", "draft_facts": facts({"speculators_model_type": "eagle3"})},
         "speculation.draft.model layout",
         "the head is written as speculators does; the LLM API looks for its sizes on top of config.json",
@@ -266,6 +302,11 @@ def test_what_cannot_be_done_is_an_error(changes: dict[str, Any], key: str, mess
 
 
 WARNED = [
+    (
+        {"method": "eagle3", "draft_facts": facts({"max_position_embeddings": 1024})},
+        "engine.max_seq_len positions",
+        "the net was trained on 1024 positions: beyond them its drafts are accepted less often",
+    ),
     (
         {"method": "eagle3", "draft_facts": facts({"norm_before_fc": True, "fc_norm": False})},
         "speculation.draft.model layout-norm_before_fc",

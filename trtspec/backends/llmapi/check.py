@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from trtspec.backends.common.sources import check_num_tokens, check_placement, models_of
 from trtspec.backends.common.trtllm_versions import version_spec_of, version_specs
 from trtspec.backends.context import PlanContext
+from trtspec.backends.llmapi.drafting import about_positions, about_target
 from trtspec.backends.llmapi.speculative import DRAFTS_TREES, is_greedy_only, minor_of
 from trtspec.diagnostics import Diagnostic
 from trtspec.gpus import GPUS
@@ -20,12 +21,6 @@ from trtspec.quant.quant_config import source_format
 METHOD, OPTIONS = "speculation.method", "speculation.options"
 LLM_ARGS = "NVIDIA/TensorRT-LLM:tensorrt_llm/llmapi/llm_args.py@0004396"
 SAMPLER = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/pyexecutor/sampler.py, pulls 14745 and 15775"
-# Model types whose layers for further tokens the PyTorch backend has a class for, by the version that it came with.
-MTP_MODELS = {
-    (1, 0): ("deepseek_v3",),
-    (1, 2): ("deepseek_v32", "glm4_moe", "exaone_moe", "nemotron_h"),
-    (1, 3): ("glm_moe_dsa", "nemotron_h_puzzle", "qwen3_next"),
-}
 # What some EAGLE-3 heads norm beside what the first ones did.
 NORMS = ("fc_norm", "norm_before_fc", "norm_before_residual")
 EAGLE3_SOURCE = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/models/modeling_speculative.py, Eagle3DraftModel"
@@ -40,6 +35,9 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
         message = f"the LLM API of TensorRT-LLM {context.version} has no {method}"
         yield Diagnostic(METHOD, "method", message, f"it is in: {', '.join(having)}" if having else None)
         return
+    if method != "none":
+        yield from about_target(context)
+        yield from about_positions(context)
     yield from _about_options(context)
     yield from _about_sampling(context)
     yield from _about_mtp(context)
@@ -106,8 +104,7 @@ def _about_mtp(context: PlanContext) -> Iterable[Diagnostic]:
     elif 1 < layers < context.draft_shape.max_depth:
         message = f"the target has {layers} layers for further tokens, one for each token that can be drafted"
         yield Diagnostic("speculation.draft_len", "out-of-range", message, f"at most {layers}", source=MTP_SOURCE)
-    minor = minor_of(context.version)
-    if model_type not in [name for since, names in MTP_MODELS.items() if since <= minor for name in names]:
+    if model_type not in version_spec_of(context.version).api.methods["mtp"].models:
         message = f"TensorRT-LLM {context.version} is not known to have layers for further tokens of {model_type}"
         yield Diagnostic(METHOD, "version", message, severity="warning", source=MTP_SOURCE)
 

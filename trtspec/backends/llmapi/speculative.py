@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A recipe's speculation as the LLM API's `speculative_config`, in the spelling of the version that will read it.
 
-Names and fields are the spec's (engines/versions); here is what each method says in them.
+Names and fields are the spec's (backends/common/trtllm_versions); here is what each method says in them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any
 
 from trtspec.backends.common.trtllm_versions import DecodingType, version_spec_of
 from trtspec.backends.context import PlanContext
+from trtspec.backends.llmapi.drafting import drafts_beside
 from trtspec.methods.eagle3 import Eagle3Options
 from trtspec.methods.ngram import NgramOptions
 
@@ -52,6 +53,8 @@ def speculative_config(context: PlanContext, draft_path: str | None) -> dict[str
     config: dict[str, Any] = {"decoding_type": kind.name, length_field(kind): context.draft_shape.max_depth}
     if api.draft_key in kind.required:
         config[api.draft_key] = draft_path
+    if drafts_beside(context):
+        config[kind.beside] = False
     return config | _own_fields(context)
 
 

@@ -58,23 +58,43 @@ class DecodingType:
     """One `decoding_type` of the LLM API's speculative_config: how it is spelled and which fields it takes.
 
     `required` are the fields without which it does not draft as asked; the one that holds the draft length comes first.
+    `inside` says that it drafts within the target's class, and `beside` names the field that, set to false, has it
+    draft beside it, "" where it cannot. `lengths` are the fields that make the length depend on the batch and are
+    honoured, `models` the model types with layers for further tokens, where it drafts with those.
     """
 
     name: str
     fields: tuple[str, ...]
     required: tuple[str, ...]
-    inferred: bool
+    inferred: bool = False
+    inside: bool = False
+    beside: str = ""
+    lengths: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class ApiSpec:
     """The LLM API's speculative_config: the key of the draft's path, and the decoding types by our method's name.
 
-    Only what the PyTorch backend takes is there.
+    Only what the PyTorch backend takes is there. `plain` are the classes of target that nothing drafts inside of, and
+    `hands_states` those of them whose hidden states a net beside them gets. `counts` is how a schedule's keys count
+    requests: "from" so many on, or "up_to" so many; `threshold` the fields of an acceptance rate and of its window.
     """
 
     draft_key: str
     methods: dict[str, DecodingType]
+    plain: tuple[str, ...]
+    hands_states: tuple[str, ...]
+    counts: Literal["", "from", "up_to"]
+    threshold: tuple[str, ...]
+
+    def takes(self, method: str, architecture: str) -> bool:
+        """Return whether a method drafts for a class of target."""
+        kind = self.methods.get(method)
+        if kind is None or not kind.inside or architecture not in self.plain:
+            return kind is not None
+        return bool(kind.beside) and architecture in self.hands_states
 
 
 @dataclass(frozen=True)
@@ -150,13 +170,16 @@ def _option(name: str, data: dict[str, Any]) -> Option:
 
 def _api(data: dict[str, Any]) -> ApiSpec:
     methods = {method: _decoding_type(each, data["common"]) for method, each in data["methods"].items()}
-    return ApiSpec(data["draft_key"], methods)
+    return ApiSpec(
+        draft_key=data["draft_key"],
+        methods=methods,
+        plain=tuple(data["plain"]),
+        hands_states=tuple(data.get("hands_states", ())),
+        counts=data.get("counts", ""),
+        threshold=tuple(data.get("threshold", ())),
+    )
 
 
 def _decoding_type(data: dict[str, Any], common: list[str]) -> DecodingType:
-    return DecodingType(
-        name=data["name"],
-        fields=(*common, *data.get("fields", ())),
-        required=tuple(data["required"]),
-        inferred=data.get("inferred", False),
-    )
+    words = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
+    return DecodingType(**{**words, "fields": (*common, *words.get("fields", ()))})
