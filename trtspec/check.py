@@ -18,6 +18,7 @@ from trtspec.artifacts.prompts import load_prompts
 from trtspec.backends.base import Backend, find_backend, running
 from trtspec.backends.choose import AUTO, choose
 from trtspec.backends.context import Choice, PlanContext
+from trtspec.backends.knobs import check_knobs
 from trtspec.checkpoint.model_config import ModelConfig
 from trtspec.checkpoint.prepare import locate_source
 from trtspec.checkpoint.source import NotPreparedError, Source, load_source
@@ -222,6 +223,8 @@ class _Check:
             others = ", ".join(running(name)) or "no backend"
             self._error("speculation.method", "method", f"{name} runs on {others}, not on {self.choice.name}")
         self._check_options(method)
+        if self.options and self.backend:
+            self._add(check_knobs(speculation, method, self.options, self.backend))
 
     def _check_options(self, method: Method) -> None:
         name, given = self.recipe.speculation.method, self.recipe.speculation.options

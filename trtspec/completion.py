@@ -14,7 +14,7 @@ from trtspec.backends.choose import AUTO
 from trtspec.gpus import GPUS
 from trtspec.methods.base import ATTRIBUTE, PACKAGE, Method
 from trtspec.recipe.schema import recipe_json_schema
-from trtspec.recipe.validate import recipe_keys
+from trtspec.recipe.validate import ITEM, recipe_keys
 from trtspec.registry import discover_all
 
 OPTIONS = "speculation.options"
@@ -42,7 +42,7 @@ def override_keys(prefix: str) -> dict[str, str]:
     """Return the keys that `--set` takes and that begin so, described; methods are loaded where only options do."""
     keys = recipe_keys()
     sections = {key.rpartition(".")[0] for key in keys}
-    ends = {key: text for key, text in keys.items() if key not in sections and key not in NOT_SET}
+    ends = {key: text for key, text in keys.items() if key not in sections and key not in NOT_SET and ITEM not in key}
     return _beginning(prefix, ends) or _beginning(prefix, _option_keys())
 
 

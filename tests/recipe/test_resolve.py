@@ -72,7 +72,16 @@ def test_the_smallest_recipe_resolved(write: Write, tmp_path: Path) -> None:
             "parallel": {"tensor": 1, "pipeline": 1, "embedding": True},
             "allow_nonfinite": False,
         },
-        "speculation": {"method": "none", "draft_len": 0, "acceptance": "exact", "options": {}},
+        "speculation": {
+            "method": "none",
+            "draft_len": 0,
+            "acceptance": "exact",
+            "options": {},
+            "schedule": [],
+            "verify": "standard",
+            "acceptance_rate_threshold": 0.0,
+            "acceptance_window": 0,
+        },
         "engine": {
             "backend": "embedded",
             "backend_why": "no GPU here",

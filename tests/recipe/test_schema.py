@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from trtspec.diagnostics import RecipeError
 from trtspec.recipe.load import load_recipe
 from trtspec.recipe.schema import Engine, Quantization, Recipe, Serving, recipe_json_schema
 from trtspec.recipe.validate import recipe_keys
 
 Write = Callable[..., Path]
+Fail = Callable[..., RecipeError]
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -133,7 +135,7 @@ def test_every_key_has_a_description() -> None:
 
 def test_unknown_keys_are_closed_out_everywhere_but_in_open_mappings() -> None:
     closed = [part for part in objects(recipe_json_schema()) if "properties" in part and "title" in part]
-    assert len(closed) == 12
+    assert len(closed) == 13
     assert all(part["additionalProperties"] is False for part in closed)
 
 
@@ -143,7 +145,7 @@ def test_required_keys_are_required_where_nothing_else_could_bring_them() -> Non
     assert schema["else"]["required"] == ["schema", "name", "target"]
     assert schema["else"]["properties"]["target"] == {"required": ["model"]}
     outside = [part for part in objects({**schema, "if": {}, "else": {}}) if "required" in part]
-    assert [part["required"] for part in outside] == [["target"]]
+    assert [part["required"] for part in outside] == [["target"], ["max_batch", "draft_len"]]
 
 
 def test_the_json_schema_knows_every_key_of_the_recipe() -> None:
@@ -153,9 +155,40 @@ def test_the_json_schema_knows_every_key_of_the_recipe() -> None:
         part = schema["$defs"][part["$ref"].rsplit("/", 1)[-1]] if "$ref" in part else part
         for option in part.get("anyOf", []):
             yield from keys(option, prefix)
+        if "items" in part:
+            yield from keys(part["items"], f"{prefix}*.")
         for key, below in part.get("properties", {}).items():
             yield prefix + key
             if key != "matrix":
                 yield from keys(below, f"{prefix}{key}.")
 
     assert sorted(keys({**schema, "anyOf": []}, "")) == sorted(recipe_keys())
+
+
+@pytest.mark.parametrize(
+    ("lines", "place", "message"),
+    [
+        ("schedule: [{max_batch: 0, draft_len: 1}]", "schedule.0.max_batch", "must be at least 1"),
+        ("schedule: [{max_batch: 4, draft_len: 1, len: 2}]", "schedule.0.len", "unknown key 'len'"),
+        ("schedule: [{max_batch: 4}]", "schedule.0.draft_len", "draft_len is required"),
+        ("schedule: [{max_batch: 4, draft_len: 2}, {max_batch: 4, draft_len: 1}]", "schedule", "has to ascend"),
+        ("schedule: [{max_batch: 4, draft_len: 2}, {max_batch: 8, draft_len: 3}]", "schedule", "grows from 2 to 3"),
+        ("verify: typical", "verify", "'typical' is not one of standard, block"),
+        ("acceptance_rate_threshold: 0", "acceptance_rate_threshold", "must be more than 0"),
+        ("acceptance_window: 4", "acceptance_window", "no acceptance_rate_threshold is averaged over it"),
+    ],
+)
+def test_what_cannot_be_scheduled_or_verified_is_named_in_its_line(
+    fail: Fail, lines: str, place: str, message: str
+) -> None:
+    (problem,) = fail(f"speculation:\n  method: ngram\n  {lines}\n").diagnostics
+    assert problem.path == f"speculation.{place}"
+    assert message in problem.message
+    assert lines.split(":", maxsplit=1)[0] in str(problem.mark.text)
+
+
+def test_a_schedule_may_end_drafting(write: Write) -> None:
+    path = write(
+        "speculation:\n  method: ngram\n  schedule: [{max_batch: 2, draft_len: 8}, {max_batch: 4, draft_len: 0}]\n"
+    )
+    assert [each.draft_len for each in load_recipe(path).recipe.speculation.schedule] == [8, 0]

@@ -24,6 +24,7 @@ from trtspec.recipe.schema import (
     Placement,
     Quantization,
     Recipe,
+    ScheduledLen,
     Serving,
     StrictModel,
 )
@@ -59,6 +60,7 @@ class ResolvedSpeculation(StrictModel):
     """`draft_len` is how many tokens follow each other at most, 0 for a method that drafts nothing.
 
     `acceptance` is the rule that drafts are accepted by; with another than "exact" the text is not the target's.
+    Without a threshold `acceptance_rate_threshold` and `acceptance_window` are 0.
     """
 
     method: str
@@ -66,6 +68,10 @@ class ResolvedSpeculation(StrictModel):
     acceptance: Literal["exact", "typical"]
     drafts: tuple[ResolvedModel, ...]
     options: dict[str, Any]
+    schedule: tuple[ScheduledLen, ...] = ()  # these have defaults for manifests of before
+    verify: Literal["standard", "block"] = "standard"
+    acceptance_rate_threshold: float = 0.0
+    acceptance_window: int = 0
 
 
 class ResolvedEngineBuild(EngineBuild):
@@ -187,13 +193,17 @@ class Decisions:
 
 def resolve_recipe(recipe: Recipe, decisions: Decisions) -> ResolvedRecipe:
     """Return the recipe with every default decided."""
-    draft = recipe.speculation.draft
+    asked, draft = recipe.speculation, recipe.speculation.draft
     speculation = {
-        "method": recipe.speculation.method,
+        "method": asked.method,
         "draft_len": decisions.draft_len,
         "acceptance": decisions.acceptance,
         "drafts": (_model(draft, decisions.draft_dtype),) if draft else (),
         "options": decisions.options,
+        "schedule": tuple(asked.schedule),
+        "verify": asked.verify,
+        "acceptance_rate_threshold": asked.acceptance_rate_threshold or 0.0,
+        "acceptance_window": asked.acceptance_window or 0,
     }
     return ResolvedRecipe(
         name=recipe.name,

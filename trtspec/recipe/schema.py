@@ -9,6 +9,7 @@ they are reported beside all other diagnostics and at their own line.
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
@@ -38,6 +39,8 @@ SAYS = {
     VERSION: "a version, as 1.2.1",
     IMAGE: "a container image by digest: NAME@sha256:<64 hexadecimal digits>",
 }
+
+KNOBS = ("schedule", "verify", "acceptance_rate_threshold", "acceptance_window")  # of speculation, by backend
 
 T = TypeVar("T")
 
@@ -166,6 +169,24 @@ class Draft(ModelSource):
     """What drafts: a model, Medusa heads or an EAGLE head."""
 
 
+class ScheduledLen(StrictModel):
+    """How much is drafted while at most `max_batch` requests run together."""
+
+    max_batch: int = Field(ge=1, description="Requests that run together, at most")
+    draft_len: int = Field(ge=0, le=64, description="Tokens drafted a step for so many; 0 drafts nothing")
+
+
+def _falls(schedule: list[ScheduledLen]) -> list[ScheduledLen]:
+    for before, after in pairwise(schedule):
+        if after.max_batch <= before.max_batch:
+            message = f"max_batch {after.max_batch} stands after {before.max_batch}: it has to ascend"
+            raise refuse("bad-value", message, "one entry for each number of requests, the smallest first")
+        if after.draft_len > before.draft_len:
+            message = f"draft_len grows from {before.draft_len} to {after.draft_len} with more requests"
+            raise refuse("bad-value", message, "larger batches have less time to spare: keep it or lower it")
+    return schedule
+
+
 class Speculation(StrictModel):
     """How tokens are drafted."""
 
@@ -175,6 +196,28 @@ class Speculation(StrictModel):
     )
     draft: Draft | None = Field(default=None, description="What drafts, for the methods that need a checkpoint")
     options: dict[str, Any] = Field(default={}, description="The method's own options, checked by the method")
+    schedule: Annotated[list[ScheduledLen], AfterValidator(_falls)] = Field(
+        default=[], description="draft_len by how many requests run together; beyond the last max_batch none is drafted"
+    )
+    verify: Literal["standard", "block"] = Field(
+        default="standard", description="Verify sampled drafts token by token, or as a block (arXiv:2403.10444)"
+    )
+    acceptance_rate_threshold: float | None = Field(
+        default=None, gt=0, le=1, description="Stop drafting where a smaller part of the drafted tokens is accepted"
+    )
+    acceptance_window: int | None = Field(default=None, ge=1, description="Requests over which that part is averaged")
+
+    @property
+    def knobs(self) -> list[str]:
+        """Return the keys that are set beyond method, length, draft and options; not every backend honours them."""
+        return [key for key in KNOBS if getattr(self, key) != type(self).model_fields[key].default]
+
+    @field_validator("acceptance_window")
+    @classmethod
+    def _go_together(cls, window: int | None, info: ValidationInfo) -> int | None:
+        if window is not None and info.data.get("acceptance_rate_threshold", 0) is None:
+            raise refuse("bad-value", "no acceptance_rate_threshold is averaged over it", "give both, or neither")
+        return window
 
     @field_validator("draft", mode="before")
     @classmethod

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -34,6 +34,7 @@ BOUNDS = {
     "less_than": "less than {lt:g}",
     "less_than_equal": "at most {le:g}",
 }
+ITEM = "*"  # stands for the number of an item in paths of keys
 BOOLEAN_WORDS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 
 Said = tuple[str, str, str | None]  # code, message, hint
@@ -146,7 +147,8 @@ def _retyped(kind: str, value: Any, raw: str) -> str | None:
 
 def _known_key(path: tuple[str, ...]) -> str | None:
     """Return the nearest key of the same mapping, else where the same key stands elsewhere, else all keys here."""
-    here = [key.rsplit(".", 1)[-1] for key in recipe_keys() if key.split(".")[:-1] == list(path[:-1])]
+    parents = [ITEM if part.isdigit() else part for part in path[:-1]]
+    here = [key.rsplit(".", 1)[-1] for key in recipe_keys() if key.split(".")[:-1] == parents]
     elsewhere = [key for key in recipe_keys() if key.rsplit(".", 1)[-1] == path[-1]]
     near = did_you_mean(path[-1], here)
     return near or (f"did you mean {elsewhere[0]!r}?" if elsewhere else f"known keys here: {', '.join(here)}")
@@ -164,4 +166,5 @@ def _keys_of(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
         yield path, field.description or ""
         for kind in (field.annotation, *get_args(field.annotation)):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
-                yield from _keys_of(kind, f"{path}.")
+                item = f"{ITEM}." if get_origin(field.annotation) is list else ""
+                yield from _keys_of(kind, f"{path}.{item}")

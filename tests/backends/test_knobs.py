@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys of `speculation` that not every backend honours: refused, never ignored."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Run
+from tests.manifests import resolved
+from trtspec.backends.base import backends, find_backend
+from trtspec.backends.knobs import check_knobs
+from trtspec.methods.base import find_method
+from trtspec.recipe.resolve import ResolvedRecipe
+from trtspec.recipe.schema import KNOBS, ScheduledLen, Speculation
+
+VALUES = {
+    "schedule": [{"max_batch": 4, "draft_len": 5}],
+    "verify": "block",
+    "acceptance_rate_threshold": 0.4,
+    "acceptance_window": 50,
+}
+ALL = replace(find_backend("embedded"), knobs=frozenset(KNOBS))
+
+
+def findings(method: str, backend: Any = ALL, **keys: Any) -> list[tuple[str, str]]:
+    speculation = Speculation.model_validate({"method": method, **keys})
+    chosen = find_method(method)
+    options = chosen.options.model_validate(speculation.options)
+    return [(each.path, each.message) for each in check_knobs(speculation, chosen, options, backend)]
+
+
+def test_every_knob_is_one_of_the_schema() -> None:
+    assert set(VALUES) == set(KNOBS)
+    assert all(each.knobs <= set(KNOBS) for each in backends().values())
+    assert Speculation().knobs == []
+
+
+@pytest.mark.parametrize("name", backends())
+def test_a_backend_refuses_what_it_does_not_honour(name: str) -> None:
+    backend = find_backend(name)
+    refused = {path for path, _ in findings("draft_target", backend, **VALUES)}
+    assert refused == {f"speculation.{key}" for key in KNOBS if key not in backend.knobs}
+
+
+def test_a_refusal_has_its_place_and_a_remedy(recipe: Path, trtspec: Run) -> None:
+    recipe.write_text(recipe.read_text().replace("speculation:\n", "speculation:\n  acceptance_rate_threshold: 0.4\n"))
+    ended = trtspec("check", "--json", recipe, "--set", "engine.backend=embedded")
+    (problem,) = ended.document["problems"]
+    assert (ended.code, problem["path"]) == (1, "speculation.acceptance_rate_threshold")
+    assert (problem["code"], problem["column"]) == ("not-supported", 30)
+    assert "remove acceptance_rate_threshold" in problem["hint"]
+
+
+def test_nothing_is_scheduled_without_drafts() -> None:
+    assert findings("none", verify="block") == [
+        ("speculation.verify", "none drafts nothing, so verify has no effect"),
+    ]
+
+
+def test_a_schedule_begins_with_the_draft_len() -> None:
+    assert not findings("draft_target", schedule=VALUES["schedule"])
+    assert findings("draft_target", draft_len=3, schedule=VALUES["schedule"]) == [
+        ("speculation.schedule", "it begins with 5 draft tokens, and speculation.draft_len is 3")
+    ]
+    assert findings("medusa", schedule=VALUES["schedule"])[0][1].startswith("medusa has no draft_len")
+
+
+def test_block_verification_is_for_chains() -> None:
+    assert not findings("eagle3", verify="block")
+    tree = {"top_k": 4, "nodes": 8}
+    assert findings("eagle3", verify="block", options=tree)[0][1].startswith("block verification is for chains")
+
+
+def test_the_resolved_recipe_has_them_and_old_ones_do_not() -> None:
+    recipe = resolved(speculation={"method": "ngram", **VALUES})
+    said = recipe.speculation
+    assert said.schedule == (ScheduledLen(max_batch=4, draft_len=5),)
+    assert (said.verify, said.acceptance_rate_threshold, said.acceptance_window) == ("block", 0.4, 50)
+    assert ResolvedRecipe.from_dict(recipe.as_dict()) == recipe
+    old = recipe.as_dict()
+    for key in KNOBS:
+        del old["speculation"][key]
+    assert ResolvedRecipe.from_dict(old).speculation.verify == "standard"

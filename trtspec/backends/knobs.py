@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of the keys of `speculation` that say when and how drafts are verified, which not every backend honours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trtspec.backends.base import Backend, backends
+from trtspec.diagnostics import Diagnostic
+from trtspec.methods.base import Method, Options
+from trtspec.recipe.schema import Speculation
+
+SCHEDULE, VERIFY = "speculation.schedule", "speculation.verify"
+
+
+def check_knobs(speculation: Speculation, method: Method, options: Options, backend: Backend) -> Iterator[Diagnostic]:
+    """Yield what the backend would ignore, and what does not go with the method."""
+    for knob in speculation.knobs:
+        if method.draft_shape(options, method.default_draft_len).max_tokens == 0:
+            message = f"{speculation.method} drafts nothing, so {knob} has no effect"
+            yield Diagnostic(f"speculation.{knob}", "unused", message, f"remove {knob}, or set another method")
+        elif knob not in backend.knobs:
+            message = f"{knob} is not honoured by this backend ({backend.summary})"
+            yield Diagnostic(f"speculation.{knob}", "not-supported", message, _who_honours(knob, speculation.method))
+        elif knob == "schedule":
+            yield from _check_schedule(speculation, method)
+        elif knob == "verify":
+            yield from _check_block(speculation, method, options)
+
+
+def _who_honours(knob: str, method: str) -> str:
+    """Return the remedy: to remove the key, or to use a backend that honours it and runs the method."""
+    names = [name for name, each in backends().items() if knob in each.knobs and method in each.methods()]
+    return f"remove {knob}, or set engine.backend: {' or '.join(names)}" if names else f"remove {knob}"
+
+
+def _check_schedule(speculation: Speculation, method: Method) -> Iterator[Diagnostic]:
+    """Engines reserve draft_len tokens a request, and a schedule begins with them."""
+    if not method.draft_lens:
+        message = f"{speculation.method} has no draft_len that a schedule could shorten: its options decide"
+        yield Diagnostic(SCHEDULE, "not-supported", message, "remove schedule")
+        return
+    first = speculation.schedule[0].draft_len
+    draft_len = method.default_draft_len if speculation.draft_len is None else speculation.draft_len
+    if first != draft_len:
+        message = f"it begins with {first} draft tokens, and speculation.draft_len is {draft_len}"
+        yield Diagnostic(SCHEDULE, "out-of-range", message, f"set speculation.draft_len: {first}" if first else None)
+
+
+def _check_block(speculation: Speculation, method: Method, options: Options) -> Iterator[Diagnostic]:
+    shape = method.draft_shape(options, speculation.draft_len or method.default_draft_len)
+    if shape.max_tokens > shape.max_depth:
+        message = "block verification is for chains, and this drafts a tree"
+        yield Diagnostic(VERIFY, "not-supported", message, "set verify: standard")

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A block net: fills a block of mask tokens behind the text in one pass, from hidden states of several target layers.
+
+DFlash, Chen et al. 2026, arXiv:2602.06036.
+"""
+
+from __future__ import annotations
+
+from trtspec.checkpoint.rules import Skip
+from trtspec.checkpoint.source import Source
+from trtspec.methods.base import DraftHead, HeadTarget, Method, Options
+
+
+def read_head(source: Source, base: HeadTarget, options: Options) -> DraftHead:
+    """Describe the net in `source`; raises CheckpointError if it is no DFlash net."""
+    return DraftHead(config={}, rules=[], skips=[Skip(".*", "runs as it is stored")])
+
+
+METHOD = Method(
+    summary="a net trained for the target fills a block of tokens in one pass",
+    drafts_with="head",
+    draft_lens=range(1, 33),
+    default_draft_len=7,
+    read_head=read_head,
+)
