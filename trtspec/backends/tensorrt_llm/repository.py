@@ -25,8 +25,8 @@ from trtspec.triton.names import BLS, DRAFT, ENSEMBLE, POSTPROCESSING, PREPROCES
 MODELS = Path(__file__).with_name("models")
 PATHS = ("gpt_model_path", "tokenizer_dir")
 
-# More is clamped to it without a word (NVIDIA/TensorRT-LLM:cpp/tensorrt_llm/layers/externalDraftTokensLayer.cpp@1d263f15
-# clampTopK, kernels/samplingTopKKernels.h TOP_K_MAX).
+# More is clamped to it without a word (NVIDIA/TensorRT-LLM:cpp/tensorrt_llm/layers/externalDraftTokensLayer.cpp
+# @1d263f15, clampTopK; kernels/samplingTopKKernels.h, TOP_K_MAX).
 MAX_TOP_K = 1024
 DRAFTED_INSIDE = ("medusa", "eagle", "lookahead", "redrafter")  # decoding_mode has the same names
 DRAFTED_OUTSIDE = ("draft_target", "ngram")

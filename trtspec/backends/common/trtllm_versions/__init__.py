@@ -181,5 +181,5 @@ def _api(data: dict[str, Any]) -> ApiSpec:
 
 
 def _decoding_type(data: dict[str, Any], common: list[str]) -> DecodingType:
-    words = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
+    words: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
     return DecodingType(**{**words, "fields": (*common, *words.get("fields", ()))})
