@@ -417,11 +417,6 @@ def test_what_cannot_be_done_is_an_error(changes: dict[str, Any], key: str, mess
 
 WARNED = [
     (
-        {"method": "eagle3", "draft_facts": facts({"max_position_embeddings": 1024})},
-        "engine.max_seq_len positions",
-        "the net was trained on 1024 positions: beyond them its drafts are accepted less often",
-    ),
-    (
         {"method": "eagle3", "draft_facts": facts({"norm_before_fc": True, "fc_norm": False})},
         "speculation.draft.model layout-norm_before_fc",
         "the head has norm_before_fc, which the LLM API's class is not known to have",

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from trtspec.backends.common.sources import check_num_tokens, check_placement, models_of
 from trtspec.backends.common.trtllm_versions import version_spec_of, version_specs
 from trtspec.backends.context import PlanContext
-from trtspec.backends.llmapi.drafting import about_positions, about_target
+from trtspec.backends.llmapi.drafting import about_target
 from trtspec.backends.llmapi.lengths import about_lengths
 from trtspec.backends.llmapi.speculative import (
     DRAFTS_TREES,
@@ -47,7 +47,6 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
         return
     if method != "none":
         yield from about_target(context)
-        yield from about_positions(context)
         yield from about_lengths(context)
     yield from _about_options(context)
     yield from _about_sampling(context)

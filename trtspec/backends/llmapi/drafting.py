@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the LLM API drafts, inside the target's class or beside it, and what keeps a target or a net from it."""
+"""Where the LLM API drafts, inside the target's class or beside it, and what keeps a target from it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ from trtspec.diagnostics import Diagnostic
 METHOD = "speculation.method"
 MODELS = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/models"
 INSIDE_SOURCE = f"{MODELS}/modeling_speculative.py@00679c66, SpecDecOneEngineForCausalLM"
-ROPE_SOURCE = (
-    "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/attention_backend/trtllm.py@00bede19, TrtllmAttentionWrapper.plan"
-)
 
 
 def architecture_of(context: PlanContext) -> str:
@@ -41,13 +38,3 @@ def about_target(context: PlanContext) -> Iterator[Diagnostic]:
     message = f"TensorRT-LLM {context.version} drafts inside the target, and its {architecture} is a plain decoder"
     hint = f"engine.version: {others[-1]}, or method: ngram" if others else "method: ngram"
     yield Diagnostic(METHOD, "architecture", message, hint, source=INSIDE_SOURCE)
-
-
-def about_positions(context: PlanContext) -> Iterator[Diagnostic]:
-    """Yield where texts get longer than what a net was trained on; the rotary table grows with them, so none fails."""
-    positions = context.sources["draft"].config.get("max_position_embeddings") if context.head else None
-    longest = context.recipe.engine.max_seq_len
-    if isinstance(positions, int) and 0 < positions < longest:
-        message = f"the net was trained on {positions} positions: beyond them its drafts are accepted less often"
-        hint = f"at most {positions}, where texts are no longer"
-        yield Diagnostic("engine.max_seq_len", "positions", message, hint, "warning", ROPE_SOURCE)
