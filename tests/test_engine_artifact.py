@@ -21,6 +21,7 @@ from trtspec import pipeline
 from trtspec.artifacts.manifest import load_manifest
 from trtspec.backends.base import find_backend
 from trtspec.backends.serving import ServingHooks
+from trtspec.backends.tensorrt_llm.serve import check_machine as check_built_for
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.deploy.stage import check_server, stage_repository
 from trtspec.errors import DeployError
@@ -168,6 +169,15 @@ def test_deploy_takes_the_machine_that_built(built: Path, tmp_path: Path) -> Non
 
 def test_deploy_refuses_a_server_without_the_backend(built: Path, tmp_path: Path) -> None:
     assert refusal(built, server(tmp_path / "triton")) == "this tritonserver has no tensorrtllm backend"
+
+
+def test_a_machine_whose_version_is_a_candidate_is_the_images(built: Path, trtllm: Installation) -> None:  # noqa: F811
+    """An image is known by its release, and what runs in it says another word."""
+    trtllm.install("1.2.1rc2")
+    check_built_for(built, load_manifest(built))
+    trtllm.install("1.1.0", tensorrt="10.14.1.48")
+    with pytest.raises(DeployError, match=r"tensorrt_llm 1\.2\.1 when built, 1\.1\.0 here"):
+        check_built_for(built, load_manifest(built))
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,18 @@ def test_a_draft_model_carries_over_to_the_llm_api() -> None:
     assert Recipe.model_validate(found.document).engine.backend == "llmapi"
 
 
+@pytest.mark.parametrize("model", ["Qwen/Qwen2.5-72B-Instruct", "mistralai/Mistral-7B-Instruct-v0.3"])
+def test_a_draft_model_of_a_plain_decoder_does_not_carry_over(model: str) -> None:
+    target = {"model": model, "revision": REVISION}
+    found = migrate(recipe(target=target, speculation={"method": "draft_target", "draft": DRAFT}), "1.3")
+    assert found.document["speculation"] == {"method": "ngram", "draft_len": 4}
+    changed = next(change for change in found.changes if change.path == "speculation.method")
+    assert changed.kind == "changed"
+    assert changed.why.startswith("from 1.3 on draft_target drafts inside the target, and ")
+    stays = migrate(recipe(target=target, speculation={"method": "draft_target", "draft": DRAFT}), "1.2.0")
+    assert stays.document["speculation"]["method"] == "draft_target"
+
+
 @pytest.mark.parametrize("method", ["medusa", "eagle", "redrafter"])
 def test_what_is_gone_becomes_eagle3_where_a_net_is_published(method: str) -> None:
     found = migrate(with_method(method, draft={"model": "./part"}), "1.3")

@@ -13,6 +13,7 @@ import pytest
 
 from trtspec.backends.base import running
 from trtspec.backends.common.trtllm_versions import Option, VersionSpec, minors_with, version_spec_of, version_specs
+from trtspec.backends.common.trtllm_versions.containers import containers, is_release
 from trtspec.errors import TrtspecError
 
 ENGINES = ("1.0", "1.1", "1.2")
@@ -64,7 +65,7 @@ def test_the_minor_versions_are_in_order_and_three_of_them_build_engines() -> No
 def test_every_fact_has_a_public_source(spec: VersionSpec) -> None:
     assert spec.sources
     for source in spec.sources:
-        assert re.match(r"https://|[\w.-]+/[\w.-]+(:[\w./-]+@[\w.]+| pulls? \d+)", source), source
+        assert re.match(r"https://|[\w.-]+/[\w.-]+(:[\w./-]+@[\w.]+| pulls? \d+|#\d+)", source), source
 
 
 @pytest.mark.parametrize(("minor", "option"), OPTIONS, ids=[f"{minor}-{option.name}" for minor, option in OPTIONS])
@@ -172,6 +173,24 @@ def test_what_the_last_release_with_engines_is_used_with() -> None:
     release = spec.release("1.2.1")
     assert release.triton == ("26.04", "26.05", "26.06", "26.07")
     assert (release.tensorrt, release.cuda, release.driver) == ("10.14.1.48", "13.1.0.036", "590.44.01")
+
+
+def test_a_container_has_its_release_and_what_it_says_itself() -> None:
+    by_tag = {container.tag: container for container in containers()}
+    assert by_tag["26.03"].release == "1.2.0"
+    assert {tag: each.says for tag, each in by_tag.items() if each.says} == {"25.11": "1.2.0rc2", "26.03": "1.2.0rc8"}
+    assert [tag for tag, each in by_tag.items() if each.inferred] == ["25.11"]
+    assert version_spec_of("1.2.0rc8") is version_spec_of("1.2.0")
+    releases = {release.version for spec in version_specs().values() for release in spec.releases}
+    assert {each.release for each in by_tag.values()} <= releases
+
+
+@pytest.mark.parametrize(
+    ("said", "is_one"),
+    [("1.2.0", True), ("1.2.0rc8", True), ("1.2.0rc8.post1", True), ("1.2.01", False), ("1.2.1", False), (None, False)],
+)
+def test_a_candidate_goes_by_its_release(said: str | None, is_one: bool) -> None:
+    assert is_release(said, "1.2.0") is is_one
 
 
 def test_an_unknown_version_lists_the_known_ones() -> None:

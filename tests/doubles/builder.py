@@ -138,6 +138,12 @@ class Build:
         return self.config["quantization"].get("quant_algo")
 
     @property
+    def cache_type(self) -> str:
+        """Return the KV cache's type as the version writes it: by the enumeration's name, from 1.2 on by its value."""
+        kind: str = getattr(self.args, "kv_cache_type", "paged").lower()
+        return kind if self.minor == "1.2" else kind.upper()
+
+    @property
     def has_fp8_cache(self) -> bool:
         return self.config["quantization"].get("kv_cache_quant_algo") == FP8
 
@@ -255,7 +261,7 @@ class Build:
             "max_num_tokens": self.max_num_tokens,
             "opt_num_tokens": args.opt_num_tokens,
             "max_prompt_embedding_table_size": args.max_prompt_embedding_table_size,
-            "kv_cache_type": getattr(args, "kv_cache_type", "paged").upper(),
+            "kv_cache_type": self.cache_type,
             "gather_context_logits": self.gathers["context"],
             "gather_generation_logits": self.gathers["generation"],
             "max_draft_len": self.max_draft_len,

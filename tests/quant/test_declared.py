@@ -11,6 +11,8 @@ import pytest
 
 from tests.quant.compressed import compressed_tensors, declare, refused
 from tests.tiny import make_llama
+from trtspec.checkpoint.source import Source
+from trtspec.quant.quant_config import source_format
 
 ONLY = "only FP8 with one scale for each tensor, or with one for each row, can be taken over"
 BLOCKS = f"a scale for each block of a weight; {ONLY}"
@@ -49,6 +51,22 @@ SEVERAL["config_groups"]["group_1"] = compressed_tensors("channel")["config_grou
 )  # fmt: skip
 def test_what_config_json_declares_may_be_refused(document: dict[str, Any], message: str, tmp_path: Path) -> None:
     refused(declare(make_llama(tmp_path / "hf"), document), message, "quantization_config", "weights: fp8")
+
+
+@pytest.mark.parametrize(
+    ("document", "weights"),
+    [
+        (compressed_tensors(), "fp8"),
+        (compressed_tensors("channel"), "fp8_rowwise"),
+        (compressed_tensors(input_activations={"strategy": "token", "dynamic": True}), "fp8"),
+        (compressed_tensors(weights={"strategy": "block"}), "fp8_block"),
+        (compressed_tensors(weights={"num_bits": 4, "type": "int"}), "compressed-tensors"),
+    ],
+)
+def test_fp8_is_called_so_whatever_its_scales_are(document: dict[str, Any], weights: str) -> None:
+    """Engines that run a source as it is take what a conversion refuses."""
+    source = Source(Path("/nowhere"), {"quantization_config": document}, {})
+    assert source_format(source).weights == weights
 
 
 @pytest.mark.parametrize(

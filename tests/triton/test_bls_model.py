@@ -367,6 +367,7 @@ def test_a_request_may_look_less_far_ahead(root, pb_utils) -> None:
         (ALONE | LOOKAHEAD, sizes(5, 5, 3), "lookahead sizes (5, 5, 3) are above those of the engine, (5, 4, 3)"),
         (ALONE | {"greedy_only": "true"}, {"temperature": 0.7}, "takes the most probable token and cannot sample"),
         (ALONE | {"greedy_only": "true"}, {"top_p": 0.9}, "takes the most probable token and cannot sample"),
+        (ALONE | {"max_top_k": "1024"}, {"top_k": 1025}, "top_k is 1025, and this engine samples from 1024"),
     ],
 )
 def test_what_an_engine_cannot_do_is_refused(root, pb_utils, settings, inputs, message: str) -> None:
@@ -380,6 +381,13 @@ def test_a_greedy_engine_takes_greedy_requests(root, pb_utils, inputs: dict[str,
     settings = ALONE | {"greedy_only": "true"}
     [[(answer, _)]] = run(start(root, pb_utils, lambda *_: [tokens(40)], **settings), ask(**inputs))
     assert answer.outputs["num_output_tokens"].item() == 1
+
+
+@pytest.mark.parametrize("top_k", [0, 1, 1024])
+def test_as_many_tokens_as_an_engine_samples_from_are_taken(root, pb_utils, top_k: int) -> None:
+    model = start(root, pb_utils, lambda *_: [tokens(40)], **ALONE, max_top_k="1024")
+    [[(answer, _)]] = run(model, ask(top_k=top_k))
+    assert answer.error is None
 
 
 def test_a_stop_text_ends_the_engines_request(root, pb_utils) -> None:

@@ -89,8 +89,18 @@ def _named_format(source: Source) -> QuantFormat:
     name = str(said.get("quant_algo") or said.get("quant_method") or "quantized").lower()
     if name == "fp8" and said.get("weight_block_size"):
         name = "fp8_block"
+    name = _grouped_format(said) or name
     cache = said.get("kv_cache_quant_algo") or said.get("kv_cache_scheme")
     return QuantFormat(name, "fp8" if cache else "none")
+
+
+def _grouped_format(said: dict[str, Any]) -> str | None:
+    """Return what compressed-tensors' groups call FP8, None where not all of them are."""
+    groups = _section(said, "config_groups").values()
+    weights = [_section(group, "weights") for group in groups if isinstance(group, dict)]
+    if not weights or any((each.get("type"), each.get("num_bits")) != ("float", 8) for each in weights):
+        return None
+    return "fp8_block" if any(each.get("strategy") in ("block", "group") for each in weights) else "fp8"
 
 
 def _section(document: dict[str, Any], key: str) -> dict[str, Any]:

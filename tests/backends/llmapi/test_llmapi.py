@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.backends.source_contexts import FP8, facts, said, source_context
+from tests.quant.compressed import compressed_tensors
 from trtspec.backends.base import backends
 from trtspec.backends.choose import choose_version
 from trtspec.backends.common.trtllm_versions import version_spec_of
@@ -24,6 +25,7 @@ from trtspec.errors import TrtspecError
 DOUBLE = Path(__file__).parents[2] / "doubles" / "tensorrt_llm_api"
 DRAFT = "../../checkpoints/draft"
 TREE = {"top_k": 4, "nodes": 12}
+SCHEDULE = [{"max_batch": 2, "draft_len": 6}, {"max_batch": 4, "draft_len": 3}, {"max_batch": 8, "draft_len": 0}]
 MTP = facts({"model_type": "deepseek_v3", "num_nextn_predict_layers": 1})
 
 
@@ -85,6 +87,53 @@ def test_the_default_is_the_newest_release_and_candidates_can_be_asked_for() -> 
             },
         ),
         ("1.2.1", "mtp", {"speculation__draft_len": 2}, {"decoding_type": "MTP", "num_nextn_predict_layers": 2}),
+        (
+            "1.3.0rc27",
+            "pard",
+            {"speculation__draft_len": 6},
+            {"decoding_type": "PARD", "max_draft_len": 6, "speculative_model": DRAFT},
+        ),
+        (
+            "1.4.0rc1",
+            "dflash",
+            {"speculation__draft_len": 7},
+            {"decoding_type": "DFlash", "max_draft_len": 7, "speculative_model": DRAFT},
+        ),
+        (
+            "1.3.0rc29",
+            "dspark",
+            {"speculation__draft_len": 7},
+            {"decoding_type": "DSpark", "max_draft_len": 7, "speculative_model": DRAFT},
+        ),
+        (
+            "1.3.0rc27",
+            "suffix",
+            {"speculation__draft_len": 12},
+            {"decoding_type": "SA", "max_draft_len": 12, "max_matching_ngram_size": -1, "enable_global_pool": True},
+        ),
+        (
+            "1.4.0rc1",
+            "suffix",
+            {"speculation__draft_len": 12, "speculation__options": {"max_cached_requests": 64}},
+            {
+                "decoding_type": "SA",
+                "max_draft_len": 12,
+                "max_matching_ngram_size": -1,
+                "enable_global_pool": True,
+                "global_pool_size": 64,
+            },
+        ),
+        (
+            "1.3.0rc27",
+            "draft_target",
+            {"speculation__draft_len": 5, "speculation__options": {"use_draft_logits": True}},
+            {
+                "decoding_type": "Draft_Target",
+                "max_draft_len": 5,
+                "speculative_model": DRAFT,
+                "use_rejection_sampling": True,
+            },
+        ),
         ("1.3.0rc27", "mtp", {"speculation__draft_len": 2}, {"decoding_type": "MTP", "max_draft_len": 2}),
     ],
 )
@@ -92,11 +141,66 @@ def test_a_method_is_spelled_as_its_version_reads_it(version: str, method: str, 
     assert speculative_config(case(version, method, **changes), DRAFT) == expected
 
 
+@pytest.mark.parametrize(
+    ("version", "schedule", "fields"),
+    [
+        ("1.3.0rc27", SCHEDULE, {"draft_len_schedule": {2: 6, 4: 3}}),
+        ("1.2.1", SCHEDULE, {"draft_len_schedule": {1: 6, 3: 3, 5: 0}}),
+        ("1.4.0rc1", SCHEDULE[:1], {"max_concurrency": 2}),
+        ("1.1.0", SCHEDULE[:1], {"max_concurrency": 2}),
+        ("1.0.0", [], {}),
+    ],
+)
+def test_a_schedule_is_counted_as_its_version_counts(version: str, schedule: Any, fields: dict[str, Any]) -> None:
+    asked = case(version, "ngram", speculation__draft_len=6, speculation__schedule=schedule)
+    config = speculative_config(asked, None)
+    assert {key: config[key] for key in config.keys() & {"draft_len_schedule", "max_concurrency"}} == fields
+    assert "speculation.schedule version" not in said(BACKEND.check(asked))
+
+
+def test_a_threshold_has_a_window() -> None:
+    asked = {"speculation__acceptance_rate_threshold": 0.4}
+    config = speculative_config(case("1.3.0rc27", "ngram", **asked), None)
+    assert (config["acceptance_rate_threshold"], config["acceptance_rate_window_size"]) == (0.4, 1000)
+    config = speculative_config(case("1.3.0rc27", "ngram", **asked, speculation__acceptance_window=50), None)
+    assert config["acceptance_rate_window_size"] == 50
+
+
+def test_a_step_of_pard_has_the_masks_of_the_next_one() -> None:
+    asked = case("1.3.0rc27", "pard", speculation__draft_len=8, engine__max_num_tokens=63)
+    found = said(BACKEND.check(asked))["engine.max_num_tokens out-of-range"]
+    assert found.message == "max_num_tokens 63 is less than max_batch_size 4 times 16 tokens to verify"
+
+
+@pytest.mark.parametrize("version", ["1.1.0", "1.2.1"])
+def test_a_net_beside_a_plain_decoder_has_a_model_of_its_own(version: str) -> None:
+    """Its class drafts nothing inside itself, and what is verified beside it is exact too."""
+    plain = case(version, "eagle3", target="qwen2.5-7b")
+    assert speculative_config(plain, DRAFT)["eagle3_one_model"] is False
+    assert "eagle3_one_model" not in speculative_config(case(version, "eagle3"), DRAFT)
+    assert "speculation.method architecture" not in said(BACKEND.check(plain))
+
+
+@pytest.mark.parametrize(
+    ("version", "method", "hint"),
+    [
+        ("1.3.0rc27", "draft_target", "engine.version: 1.2, or method: ngram"),
+        ("1.0.0", "eagle3", "engine.version: 1.2, or method: ngram"),
+    ],
+)
+def test_a_plain_decoder_is_told_where_to_go(version: str, method: str, hint: str) -> None:
+    found = said(BACKEND.check(case(version, method, target="qwen2.5-7b", draft="qwen2.5-7b")))
+    assert found["speculation.method architecture"].hint == hint
+
+
 @pytest.mark.parametrize("version", BACKEND.versions())
-@pytest.mark.parametrize("method", ["draft_target", "ngram", "eagle3", "mtp"])
+@pytest.mark.parametrize("method", sorted(BACKEND.methods().keys() - {"none"}))
 def test_a_config_has_the_fields_of_its_contract_and_no_others(version: str, method: str) -> None:
-    config = speculative_config(case(version, method), DRAFT)
-    kind = version_spec_of(version).api.methods[method]
+    if (kind := version_spec_of(version).api.methods.get(method)) is None:
+        assert "speculation.method method" in diagnostics(version, method)
+        return
+    knobs = {"speculation__acceptance_rate_threshold": 0.5, "speculation__schedule": SCHEDULE}
+    config = speculative_config(case(version, method, **(knobs if "draft_len_schedule" in kind.lengths else {})), DRAFT)
     assert config.pop("decoding_type") == kind.name
     assert {*kind.required} <= {*config} <= {*kind.fields}
 
@@ -201,6 +305,37 @@ REFUSED = [
         "speculation.options.lossy lossy",
         "the PyTorch backend accepts exactly; typical acceptance is of the engines",
     ),
+    (
+        {"method": "suffix"},
+        "speculation.method method",
+        "the LLM API of TensorRT-LLM 1.2.1 has no suffix",
+    ),
+    (
+        {"method": "eagle3", "speculation__draft_len": 6, "speculation__schedule": SCHEDULE},
+        "speculation.schedule version",
+        "TensorRT-LLM 1.2.1 drafts the same length with eagle3 however many requests run",
+    ),
+    (
+        {
+            "version": "1.3.0rc27",
+            "method": "eagle3",
+            "speculation__draft_len": 6,
+            "speculation__options": TREE,
+            "speculation__schedule": SCHEDULE,
+        },
+        "speculation.schedule not-supported",
+        "the LLM API shortens chains alone, and this drafts a tree",
+    ),
+    (
+        {"method": "ngram", "speculation__acceptance_rate_threshold": 0.5},
+        "speculation.acceptance_rate_threshold version",
+        "TensorRT-LLM 1.2.1 knows no acceptance rate below which it stops drafting",
+    ),
+    (
+        {"version": "1.3.0rc27", "method": "suffix", "speculation__options": {"max_cached_requests": 2000}},
+        "speculation.options.max_cached_requests out-of-range",
+        "the LLM API keeps 4 to 1024 texts, from max_batch_size on",
+    ),
     ({"method": "mtp"}, "speculation.method no-draft", "the target has no layers for further tokens"),
     (
         {
@@ -210,6 +345,21 @@ REFUSED = [
         },
         "speculation.draft_len out-of-range",
         "the target has 2 layers for further tokens, one for each token that can be drafted",
+    ),
+    (
+        {"version": "1.3.0rc27", "method": "draft_target", "target": "gemma-3-4b", "draft": "gemma-3-4b"},
+        "speculation.method architecture",
+        "TensorRT-LLM 1.3.0rc27 drafts inside the target, and its Gemma3ForCausalLM is a plain decoder",
+    ),
+    (
+        {"version": "1.4.0rc1", "method": "eagle3", "target": "qwen2.5-7b"},
+        "speculation.method architecture",
+        "TensorRT-LLM 1.4.0rc1 drafts inside the target, and its Qwen2ForCausalLM is a plain decoder",
+    ),
+    (
+        {"version": "1.2.1", "method": "eagle3", "target": "mixtral-8x7b"},
+        "speculation.method architecture",
+        "TensorRT-LLM 1.2.1 drafts inside the target, and its MixtralForCausalLM is a plain decoder",
     ),
     (
         {"method": "eagle3", "draft_facts": facts({"speculators_model_type": "eagle3"})},
@@ -272,6 +422,21 @@ WARNED = [
         "the head has norm_before_fc, which the LLM API's class is not known to have",
     ),
     (
+        {"version": "1.3.0rc27", "method": "suffix", "speculation__options": {"min_token_prob": 0.2}},
+        "speculation.options.min_token_prob unused",
+        "the LLM API's suffix automaton has no min_token_prob: it drafts what follows the longest match",
+    ),
+    (
+        {
+            "version": "1.3.0rc27",
+            "method": "ngram",
+            "speculation__acceptance_rate_threshold": 0.5,
+            "speculation__acceptance_window": 50,
+        },
+        "speculation.acceptance_window steps",
+        "the LLM API averages over 50 steps, not over so many requests",
+    ),
+    (
         {"method": "ngram", "speculation__options": {"min_match": 3}},
         "speculation.options.min_match unused",
         "the LLM API knows no least match: a single repeated token is drafted after",
@@ -304,6 +469,17 @@ def test_plain_recipes_meet_no_objection() -> None:
     assert diagnostics(target_facts=quantized) == {}
     assert diagnostics(target_facts=quantized, target__quantization={"weights": "fp8", "kv_cache": "fp8"}) == {}
     assert diagnostics(target__quantization={"kv_cache": "fp8"}) == {}
+
+
+def test_a_compressed_fp8_source_is_fp8() -> None:
+    """Whichever tool wrote it: the recipe may say so, and a GPU without FP8 is told."""
+    source = facts(
+        {"quantization_config": compressed_tensors(input_activations={"strategy": "token", "dynamic": True})}
+    )
+    asked = {"target_facts": source, "target__quantization": {"weights": "fp8"}}
+    assert diagnostics(**asked) == {}
+    found = diagnostics(**asked, engine__gpu="a100-80gb")["engine.gpu quantization"]
+    assert found.message == "the target is fp8, and a100-80gb multiplies no FP8"
 
 
 def test_memory_is_that_of_the_source_on_each_gpu() -> None:
@@ -345,11 +521,26 @@ def double(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         ("1.3.0rc27", "ngram", {}),
         ("1.3.0rc27", "eagle3", TREE),
         ("1.3.0rc27", "mtp", {}),
+        ("1.3.0rc27", "pard", {}),
+        ("1.3.0rc27", "dflash", {}),
+        ("1.4.0rc1", "dspark", {}),
+        ("1.4.0rc1", "suffix", {"max_cached_requests": 100}),
+        ("1.4.0rc1", "draft_target", {"use_draft_logits": True}),
+        ("1.1.0", "ngram", {}),
+        ("1.2.1", "ngram", {}),
+        ("1.2.1", "draft_target", {}),
+        ("1.2.1", "eagle3", {}),
     ],
 )
 def test_what_is_emitted_for_a_version_its_classes_take(double, version: str, method: str, options) -> None:
     double.setenv("TRTLLM_DOUBLE", version)
-    asked = case(version, method, speculation__options=options, target_facts=MTP)
+    api = version_spec_of(version).api
+    knobs: dict[str, Any] = {"speculation__draft_len": 3 if options == TREE else 6}
+    if options != TREE and "draft_len_schedule" in api.methods[method].lengths:
+        knobs["speculation__schedule"] = SCHEDULE
+    if api.threshold:
+        knobs["speculation__acceptance_rate_threshold"] = 0.3
+    asked = case(version, method, speculation__options=options, target_facts=MTP, **knobs)
     assert validate_installed(model_yaml(asked, "../../checkpoints/target", DRAFT)) == []
 
 

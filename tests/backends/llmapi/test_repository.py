@@ -12,8 +12,10 @@ import yaml
 
 from tests.backends.source_golden import LLMAPI, LLMAPI_CASES, emit_llmapi
 from tests.triton.fakes import load_model, make_pb_utils, model_args
+from trtspec.backends.llmapi.repository import EmitLlmApiRepository
 from trtspec.errors import TrtspecError
 from trtspec.triton.config import load_config
+from trtspec.triton.emission import ServingSettings
 from trtspec.triton.python_models.tensors import NEUTRAL, Settings
 
 
@@ -61,6 +63,14 @@ def test_the_ensemble_fits_the_model(tmp_path: Path) -> None:
     assert {*step.output_map} == {tensor.name for tensor in model.output}
     assert all(outer.get(value, types[key]) == types[key] for key, value in step.input_map.items())
     assert {*NEUTRAL} - {"length_penalty"} <= {*types}  # which is len_penalty between models
+
+
+def test_a_schedule_has_numbers_for_keys(tmp_path: Path) -> None:
+    """The document goes through JSON, where keys are words."""
+    speculation = {"decoding_type": "NGram", "draft_len_schedule": {2: 4, 8: 2}}
+    document = {"model": "org/model", "speculative_config": speculation}
+    EmitLlmApiRepository((), ServingSettings(max_batch_size=8), json.dumps(document), max_input_len=8, max_seq_len=16).emit(tmp_path)
+    assert yaml.safe_load((tmp_path / "tensorrt_llm/1/model.yaml").read_text()) == document
 
 
 @pytest.fixture

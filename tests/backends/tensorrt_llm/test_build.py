@@ -235,6 +235,14 @@ def test_another_version_is_ended_at_once(make: Make, store: Store, trtllm: Inst
     assert error.message == "TensorRT-LLM 1.1.0 runs, and the recipe is for 1.2.1"
 
 
+def test_a_candidate_of_the_release_builds(make: Make, store: Store, trtllm: Installation) -> None:
+    """As the one in the container 26.03, which is called 1.2.0 and tells its own name when it runs."""
+    step = make()
+    trtllm.install("1.2.0rc8")
+    step = replace(step, toolchain=replace(probe_toolchain("", "1.2.0", "h200"), tensorrt_llm="1.2.0"))
+    assert json.loads((build(step, store) / "config.json").read_text())["version"] == "1.2.0rc8"
+
+
 def test_another_engine_than_asked_for(make: Make, store: Store) -> None:
     error = fail(make(arguments=(*ARGUMENTS, "--use_fp8_context_fmha", "enable")), store)
     key = "build_config.plugin_config.use_fp8_context_fmha"

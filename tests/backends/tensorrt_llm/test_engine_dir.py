@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,32 @@ def test_what_was_asked_for(engine: Path, checkpoint: Path) -> None:
     check_engine(engine, expected(checkpoint, *ARGUMENTS, *EXTERNAL))
 
 
+@pytest.mark.parametrize(("version", "spelled"), [("1.0.0", "PAGED"), ("1.1.0", "PAGED"), ("1.2.1", "paged")])
+def test_the_cache_type_is_spelled_as_its_version_does(
+    version: str, spelled: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRTLLM_DOUBLE_VERSION", version)
+    engine = build(checkpoint, tmp_path / "engine", *ARGUMENTS)
+    assert json.loads((engine / "config.json").read_text())["build_config"]["kv_cache_type"] == spelled
+    check_engine(engine, replace(expected(checkpoint, *ARGUMENTS), version=version))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("build_config.gather_generation_logits", 1),
+        ("build_config.gather_context_logits", 0),
+        ("build_config.plugin_config.context_fmha", 1),
+        ("version", "1.2.1rc3"),
+    ],
+)
+def test_a_flag_may_be_a_number_and_a_release_its_candidate(
+    key: str, value: object, engine: Path, checkpoint: Path
+) -> None:
+    change(engine, key, value)
+    check_engine(engine, expected(checkpoint, *ARGUMENTS, *EXTERNAL))
+
+
 @pytest.mark.parametrize("options", [{}, {"mapping": ParallelMapping(2)}], ids=["one", "tp2"])
 def test_what_drafts_from_inside(options: dict[str, Any], source: Path, tmp_path: Path) -> None:
     medusa = heads.save_heads(tmp_path / "heads", heads.random_heads())
@@ -112,7 +139,11 @@ DIFFERENCES: dict[str, tuple[str, object, str]] = {
     ),
     "type": ("build_config.max_batch_size", "4", "build_config.max_batch_size is '4', expected 4"),
     "one": ("build_config.max_beam_width", True, "build_config.max_beam_width is True, expected 1"),
-    "cache": ("build_config.kv_cache_type", "DISABLED", "build_config.kv_cache_type is 'DISABLED', expected 'PAGED'"),
+    "cache": ("build_config.kv_cache_type", "DISABLED", "build_config.kv_cache_type is 'DISABLED', expected 'paged'"),
+    "flag": (
+        "build_config.gather_generation_logits", 0,
+        "build_config.gather_generation_logits is 0, expected True",
+    ),
     "reuse": (
         "build_config.plugin_config.use_paged_context_fmha", False,
         "build_config.plugin_config.use_paged_context_fmha is False, expected True",

@@ -71,6 +71,13 @@ def test_another_version(trtllm: Installation) -> None:
     assert caught.value.where == str(trtllm.root / "bin" / "trtllm-build")
 
 
+def test_a_candidate_is_its_release_and_goes_by_its_own_name(trtllm: Installation) -> None:
+    trtllm.install("1.2.0rc8")
+    assert probe_toolchain("", "1.2.0", "h200").tensorrt_llm == "1.2.0rc8"
+    with pytest.raises(TrtspecError, match=r"1\.2\.0rc8 .* is installed, and the recipe is for 1\.2\.1"):
+        probe_toolchain("", "1.2.1", "h200")
+
+
 def test_nothing_there_costs_no_process(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("subprocess.run", None)
     toolchain = probe_toolchain("", "1.2.1", "h200")

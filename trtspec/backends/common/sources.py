@@ -48,9 +48,9 @@ def check_placement(context: PlanContext) -> Iterable[Diagnostic]:
         yield Diagnostic("speculation.draft.model", "vocabulary", message, hint)
 
 
-def check_num_tokens(context: PlanContext) -> Iterable[Diagnostic]:
-    """Yield where a step is too small for a full batch that verifies its drafts."""
-    engine, tokens = context.recipe.engine, context.draft_shape.max_tokens + 1
+def check_num_tokens(context: PlanContext, drafts: int | None = None) -> Iterable[Diagnostic]:
+    """Yield where a step is too small for a full batch that verifies its drafts, by default the draft shape's."""
+    engine, tokens = context.recipe.engine, (context.draft_shape.max_tokens if drafts is None else drafts) + 1
     least = engine.max_batch_size * tokens
     if engine.max_num_tokens and engine.max_num_tokens < least:
         message = f"max_num_tokens {engine.max_num_tokens} is less than max_batch_size {engine.max_batch_size} times"

@@ -12,6 +12,7 @@ from trtspec.backends.common.sources import plan_source_memory
 from trtspec.backends.common.trtllm_versions import version_specs
 from trtspec.backends.context import PlanContext
 from trtspec.backends.llmapi.check import check
+from trtspec.backends.llmapi.lengths import KNOBS
 from trtspec.backends.llmapi.migrate import migrate
 from trtspec.system import installed_version
 
@@ -64,6 +65,7 @@ BACKEND = Backend(
     memory=plan_source_memory,
     plan=_plan,
     converts=False,
+    knobs=KNOBS,
     package=PACKAGE,
     versions=_versions,
     check=check,

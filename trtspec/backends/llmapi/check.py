@@ -8,24 +8,29 @@ from collections.abc import Iterable
 from trtspec.backends.common.sources import check_num_tokens, check_placement, models_of
 from trtspec.backends.common.trtllm_versions import version_spec_of, version_specs
 from trtspec.backends.context import PlanContext
-from trtspec.backends.llmapi.speculative import DRAFTS_TREES, is_greedy_only, minor_of
+from trtspec.backends.llmapi.drafting import about_target
+from trtspec.backends.llmapi.lengths import about_lengths
+from trtspec.backends.llmapi.speculative import (
+    DRAFTS_TREES,
+    is_greedy_only,
+    minor_of,
+    step_tokens,
+    verifies_with_logits,
+)
 from trtspec.diagnostics import Diagnostic
 from trtspec.gpus import GPUS
 from trtspec.methods.draft_target import DraftTargetOptions
 from trtspec.methods.eagle3 import Eagle3Options
 from trtspec.methods.mtp import count_layers
 from trtspec.methods.ngram import NgramOptions
+from trtspec.methods.suffix import SuffixOptions
 from trtspec.quant.quant_config import source_format
 
 METHOD, OPTIONS = "speculation.method", "speculation.options"
 LLM_ARGS = "NVIDIA/TensorRT-LLM:tensorrt_llm/llmapi/llm_args.py@0004396"
+SUFFIX_SOURCE = f"{LLM_ARGS}, SADecodingConfig"
+SUFFIX_SLOTS = 1024
 SAMPLER = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/pyexecutor/sampler.py, pulls 14745 and 15775"
-# Model types whose layers for further tokens the PyTorch backend has a class for, by the version that it came with.
-MTP_MODELS = {
-    (1, 0): ("deepseek_v3",),
-    (1, 2): ("deepseek_v32", "glm4_moe", "exaone_moe", "nemotron_h"),
-    (1, 3): ("glm_moe_dsa", "nemotron_h_puzzle", "qwen3_next"),
-}
 # What some EAGLE-3 heads norm beside what the first ones did.
 NORMS = ("fc_norm", "norm_before_fc", "norm_before_residual")
 EAGLE3_SOURCE = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/models/modeling_speculative.py, Eagle3DraftModel"
@@ -40,6 +45,9 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
         message = f"the LLM API of TensorRT-LLM {context.version} has no {method}"
         yield Diagnostic(METHOD, "method", message, f"it is in: {', '.join(having)}" if having else None)
         return
+    if method != "none":
+        yield from about_target(context)
+        yield from about_lengths(context)
     yield from _about_options(context)
     yield from _about_sampling(context)
     yield from _about_mtp(context)
@@ -47,7 +55,7 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
     yield from _about_quant_format(context)
     yield from _about_parallel(context)
     yield from check_placement(context)
-    yield from check_num_tokens(context)
+    yield from check_num_tokens(context, step_tokens(context))
     for option in context.recipe.engine.extra:
         message = "an option of trtllm-build; the LLM API builds no engine"
         yield Diagnostic(f"engine.extra.{option}", "unused", message, severity="warning")
@@ -64,7 +72,7 @@ def _about_options(context: PlanContext) -> Iterable[Diagnostic]:
     if isinstance(options, DraftTargetOptions) and options.stop_below:
         message = "the LLM API always drafts draft_len tokens"
         yield Diagnostic(f"{OPTIONS}.stop_below", "not-supported", message, "remove it", source=LLM_ARGS)
-    if isinstance(options, DraftTargetOptions) and not options.use_draft_logits:
+    if isinstance(options, DraftTargetOptions) and not options.use_draft_logits and not verifies_with_logits(context):
         message = "the LLM API decides by itself whether drafts are verified with their logits"
         yield Diagnostic(f"{OPTIONS}.use_draft_logits", "not-supported", message, "remove it", source=LLM_ARGS)
     if isinstance(options, NgramOptions) and "min_match" in context.recipe.speculation.options:
@@ -72,6 +80,22 @@ def _about_options(context: PlanContext) -> Iterable[Diagnostic]:
         yield Diagnostic(f"{OPTIONS}.min_match", "unused", message, severity="warning", source=LLM_ARGS)
     if isinstance(options, Eagle3Options) and options.top_k:
         yield from _about_tree(context, options.top_k)
+    if isinstance(options, SuffixOptions):
+        yield from _about_suffix(context, options)
+
+
+def _about_suffix(context: PlanContext, options: SuffixOptions) -> Iterable[Diagnostic]:
+    for key in ("max_tree_depth", "max_spec_factor", "min_token_prob"):
+        if key in context.recipe.speculation.options:
+            message = f"the LLM API's suffix automaton has no {key}: it drafts what follows the longest match"
+            yield Diagnostic(f"{OPTIONS}.{key}", "unused", message, severity="warning", source=SUFFIX_SOURCE)
+    asked = context.recipe.speculation.options.get("max_cached_requests", 0)
+    least = context.recipe.engine.max_batch_size
+    if options.max_cached_requests and asked and not least <= options.max_cached_requests <= SUFFIX_SLOTS:
+        message = f"the LLM API keeps {least} to {SUFFIX_SLOTS} texts, from max_batch_size on"
+        hint = "leave it out for a size of its own, or 0 for the text alone"
+        path = f"{OPTIONS}.max_cached_requests"
+        yield Diagnostic(path, "out-of-range", message, hint, source=SUFFIX_SOURCE)
 
 
 def _about_tree(context: PlanContext, top_k: int) -> Iterable[Diagnostic]:
@@ -106,8 +130,7 @@ def _about_mtp(context: PlanContext) -> Iterable[Diagnostic]:
     elif 1 < layers < context.draft_shape.max_depth:
         message = f"the target has {layers} layers for further tokens, one for each token that can be drafted"
         yield Diagnostic("speculation.draft_len", "out-of-range", message, f"at most {layers}", source=MTP_SOURCE)
-    minor = minor_of(context.version)
-    if model_type not in [name for since, names in MTP_MODELS.items() if since <= minor for name in names]:
+    if model_type not in version_spec_of(context.version).api.methods["mtp"].models:
         message = f"TensorRT-LLM {context.version} is not known to have layers for further tokens of {model_type}"
         yield Diagnostic(METHOD, "version", message, severity="warning", source=MTP_SOURCE)
 

@@ -19,6 +19,8 @@ EAGLE3_HEADS = {
     "meta-llama/Llama-3.3-70B-Instruct": "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B",
     "deepseek-ai/DeepSeek-R1-Distill-Llama-8B": "yuhuili/EAGLE3-DeepSeek-R1-Distill-LLaMA-8B",
 }
+# How models are called whose classes are the versions' `plain` ones (backends/common/trtllm_versions).
+PLAIN_FAMILIES = ("qwen2", "mixtral", "mistral", "gemma-3", "phi-3", "phi-4")
 # Options of trtllm-build that say something the LLM API says elsewhere (tensorrt_llm/llmapi/llm_args.py).
 ELSEWHERE = {
     "tokens_per_block": "kv_cache_config.tokens_per_block",
@@ -53,7 +55,12 @@ def _method(migration: Migration, recipe: Recipe, spec: VersionSpec) -> None:
     method = recipe.speculation.method
     if method == "none":
         return
-    if found := spec.api.methods.get(method):
+    found = spec.api.methods.get(method)
+    if found and found.inside and (plain := _plain_family(recipe.target.model)):
+        why = f"from {spec.minor} on {method} drafts inside the target, and {plain} models are plain decoders there"
+        _take_ngram(migration, recipe, why)
+        return
+    if found:
         migration.note("kept", "speculation.method", f"{method} is the LLM API's decoding_type {found.name}")
         migration.drop("speculation.draft.parallel", "the draft is divided as the target is")
         migration.drop("speculation.draft.quantization", "the draft's checkpoint runs as it is stored")
@@ -65,9 +72,18 @@ def _method(migration: Migration, recipe: Recipe, spec: VersionSpec) -> None:
         migration.note("changed", "speculation.method", f"{gone}; eagle3 drafts with a head published for this target")
         migration.note("open", "speculation.draft.revision", f"the commit of {head} that you mean")
         return
-    migration.document["speculation"] = {"method": "ngram", "draft_len": 4}
     why = "ngram needs no training; an EAGLE-3 head trained for the target drafts better"
-    migration.note("changed", "speculation.method", f"{gone}; {why}")
+    _take_ngram(migration, recipe, f"{gone}; {why}")
+
+
+def _plain_family(model: str) -> str | None:
+    """Return the family of plain decoders that a model's name tells of: a migration reads no checkpoint."""
+    return next((family for family in PLAIN_FAMILIES if family in model.lower()), None)
+
+
+def _take_ngram(migration: Migration, recipe: Recipe, why: str) -> None:
+    migration.document["speculation"] = {"method": "ngram", "draft_len": 4}
+    migration.note("changed", "speculation.method", why)
     if recipe.gates.min_acceptance or recipe.gates.min_speedup:
         migration.note("kept", "gates", "its limits were set for another method: measure again")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from trtspec.backends.context import PlanContext
-from trtspec.backends.llmapi.speculative import speculative_config
+from trtspec.backends.llmapi.speculative import speculative_config, step_tokens
 from trtspec.recipe.resolve import input_len_of, num_tokens_of
 from trtspec.recipe.schema import is_directory
 
@@ -33,7 +33,7 @@ def model_yaml(context: PlanContext, target_path: str, draft_path: str | None) -
         "max_batch_size": engine.max_batch_size,
         "max_input_len": input_len_of(engine),
         "max_seq_len": engine.max_seq_len,
-        "max_num_tokens": num_tokens_of(engine, context.draft_shape.max_tokens),
+        "max_num_tokens": num_tokens_of(engine, step_tokens(context)),
         "kv_cache_config": kv_cache,
     }
     if target.revision and not is_directory(target_path):

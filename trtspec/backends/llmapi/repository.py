@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -48,5 +49,10 @@ class EmitLlmApiRepository(EmitRepository):
         for model in (ENSEMBLE, PREPROCESSING, POSTPROCESSING):
             emit_model(out, model, self.serving, parameters)
         emit_model(out, TARGET, self.serving, parameters, source=MODELS / TARGET)
-        document = json.loads(self.model_yaml)
+        document = json.loads(self.model_yaml, object_hook=_with_numbers)
         (out / MODEL_YAML).write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
+
+
+def _with_numbers(section: dict[str, Any]) -> dict[str | int, Any]:
+    """Return a section with the numbers that JSON has as words: a schedule's keys."""
+    return {int(key) if key.isdecimal() else key: value for key, value in section.items()}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A recipe's speculation as the LLM API's `speculative_config`, in the spelling of the version that will read it.
 
-Names and fields are the spec's (engines/versions); here is what each method says in them.
+Names and fields are the spec's (backends/common/trtllm_versions); here is what each method says in them.
 """
 
 from __future__ import annotations
@@ -10,8 +10,12 @@ from typing import Any
 
 from trtspec.backends.common.trtllm_versions import DecodingType, version_spec_of
 from trtspec.backends.context import PlanContext
+from trtspec.backends.llmapi.drafting import drafts_beside
+from trtspec.backends.llmapi.lengths import length_fields
+from trtspec.methods.draft_target import DraftTargetOptions
 from trtspec.methods.eagle3 import Eagle3Options
 from trtspec.methods.ngram import NgramOptions
+from trtspec.methods.suffix import SuffixOptions
 
 # From this minor on trees can be drafted, and requests that sample are verified as such, by the target's own draw
 # (NVIDIA/TensorRT-LLM:tensorrt_llm/llmapi/llm_args.py@0004396; pulls 14745 and 15775).
@@ -23,6 +27,8 @@ SAMPLES = (1, 1)
 # @001e6700), and draft_target's drafts are the argmax's but can be accepted as if they were drawn, which is not the
 # target's distribution (model_drafter.py there, process_static_draft_outputs).
 SAMPLING_METHODS = ("none", "ngram")
+# Without it a sampled draft is kept where the target draws the same token, which is the target's own law too.
+REJECTION = "use_rejection_sampling"
 
 
 def minor_of(version: str) -> tuple[int, int]:
@@ -52,7 +58,24 @@ def speculative_config(context: PlanContext, draft_path: str | None) -> dict[str
     config: dict[str, Any] = {"decoding_type": kind.name, length_field(kind): context.draft_shape.max_depth}
     if api.draft_key in kind.required:
         config[api.draft_key] = draft_path
-    return config | _own_fields(context)
+    if drafts_beside(context):
+        config[kind.beside] = False
+    return config | length_fields(context) | _own_fields(context)
+
+
+def verifies_with_logits(context: PlanContext) -> bool:
+    """Return whether the version can be told to verify sampled drafts with the draft's probabilities, or not to."""
+    kind = version_spec_of(context.version).api.methods[context.recipe.speculation.method]
+    return REJECTION in kind.fields
+
+
+def step_tokens(context: PlanContext) -> int:
+    """Return the drafted tokens of a request in a step; PARD's next masks go with what is verified.
+
+    NVIDIA/TensorRT-LLM:tensorrt_llm/llmapi/llm_args.py@0004396, PARDDecodingConfig.tokens_per_gen_step.
+    """
+    tokens = context.draft_shape.max_tokens
+    return 2 * tokens - 1 if context.recipe.speculation.method == "pard" else tokens
 
 
 def length_field(kind: DecodingType) -> str:
@@ -72,4 +95,16 @@ def _own_fields(context: PlanContext) -> dict[str, Any]:
             "dynamic_tree_max_topK": options.top_k,
             "max_total_draft_tokens": context.draft_shape.max_tokens,
         }
+    if isinstance(options, DraftTargetOptions) and "use_draft_logits" in context.recipe.speculation.options:
+        return {REJECTION: options.use_draft_logits} if verifies_with_logits(context) else {}
+    if isinstance(options, SuffixOptions):
+        return _suffix_fields(context, options)
     return {}
+
+
+def _suffix_fields(context: PlanContext, options: SuffixOptions) -> dict[str, Any]:
+    """Return what is looked up: the longest match, in other answers too unless the recipe wants none."""
+    fields: dict[str, Any] = {"max_matching_ngram_size": -1, "enable_global_pool": options.max_cached_requests > 0}
+    if "max_cached_requests" in context.recipe.speculation.options and options.max_cached_requests:
+        fields["global_pool_size"] = options.max_cached_requests
+    return fields

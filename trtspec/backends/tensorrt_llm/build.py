@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from trtspec.artifacts import paths
 from trtspec.backends.common.trtllm_versions import version_spec_of
+from trtspec.backends.common.trtllm_versions.containers import is_release
 from trtspec.backends.tensorrt_llm.engine_dir import Expected, check_engine, parse_arguments
 from trtspec.backends.tensorrt_llm.phases import Phases, version_said
 from trtspec.backends.tensorrt_llm.placement import LAUNCH
@@ -130,7 +131,7 @@ class BuildEngine(Step):
 
         def listen(line: str) -> None:
             version = version_said(line)
-            if version not in (None, wanted):
+            if version is not None and not is_release(version, wanted):
                 hint = "set engine.version, or another engine.build.image"
                 raise StepError(f"TensorRT-LLM {version} runs, and the recipe is for {wanted}", hint=hint)
             if phase := phases.read(line):

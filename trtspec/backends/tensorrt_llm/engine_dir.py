@@ -8,16 +8,18 @@ from a program of others, so it is read like any file that nobody vouches for.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trtspec.backends.common.trtllm_versions.containers import is_release
 from trtspec.checkpoint.source import MAX_CONFIG_BYTES, read_json
 from trtspec.checkpoint.untrusted import shown
 from trtspec.errors import CheckpointError, StepError
 
 CONFIG = "config.json"
+VERSION, CACHE_TYPE = "version", "build_config.kv_cache_type"
 NO_MODE = 1  # SpeculativeDecodingMode.NONE
 MISSING = "missing"
 _RANK = re.compile(r"rank(\d{1,4})\.engine")
@@ -68,7 +70,7 @@ class Expected:
 
     def values(self) -> Iterator[tuple[str, object]]:
         """Yield the dotted keys of config.json with the values they have to have."""
-        yield "version", self.version
+        yield VERSION, self.version
         for key in _TAKEN_OVER:
             if (value := _look_up(self.checkpoint, key)) != MISSING:
                 yield f"pretrained_config.{key}", value
@@ -81,7 +83,7 @@ class Expected:
             if key in self.arguments:
                 yield f"build_config.plugin_config.{key}", self.arguments[key] == "enable"
         if "kv_cache_type" in self.arguments:
-            yield "build_config.kv_cache_type", self.arguments["kv_cache_type"].upper()
+            yield CACHE_TYPE, self.arguments["kv_cache_type"]
         yield from self._speculation()
 
     def _speculation(self) -> Iterator[tuple[str, object]]:
@@ -141,9 +143,24 @@ def _config_problems(path: Path, expected: Expected) -> Iterator[str]:
         return
     for key, value in expected.values():
         found = _look_up(config, key)
-        if type(found) is not type(value) or found != value:
+        if not _AGREE.get(key, _is_alike)(found, value):
             yield f"{key} is {_shown(found)}, expected {_shown(value)}"
     yield from _num_tokens_problem(config, expected)
+
+
+def _is_alike(found: object, value: object) -> bool:
+    """Return whether a value is the expected one; a flag may be a number, as 1.0's dataclass has it."""
+    if isinstance(value, bool):
+        return isinstance(found, int) and bool(found) is value
+    return type(found) is type(value) and found == value
+
+
+def _is_spelled_alike(found: object, value: str) -> bool:
+    """Return whether words are the same but for their case: PAGED up to 1.1, paged from 1.2 on (pull 8330)."""
+    return isinstance(found, str) and found.lower() == value.lower()
+
+
+_AGREE: dict[str, Callable[[Any, Any], bool]] = {VERSION: is_release, CACHE_TYPE: _is_spelled_alike}
 
 
 def _num_tokens_problem(config: dict[str, Any], expected: Expected) -> Iterator[str]:

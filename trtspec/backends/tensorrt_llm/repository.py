@@ -25,6 +25,9 @@ from trtspec.triton.names import BLS, DRAFT, ENSEMBLE, POSTPROCESSING, PREPROCES
 MODELS = Path(__file__).with_name("models")
 PATHS = ("gpt_model_path", "tokenizer_dir")
 
+# More is clamped to it without a word (NVIDIA/TensorRT-LLM:cpp/tensorrt_llm/layers/externalDraftTokensLayer.cpp
+# @1d263f15, clampTopK; kernels/samplingTopKKernels.h, TOP_K_MAX).
+MAX_TOP_K = 1024
 DRAFTED_INSIDE = ("medusa", "eagle", "lookahead", "redrafter")  # decoding_mode has the same names
 DRAFTED_OUTSIDE = ("draft_target", "ngram")
 
@@ -152,6 +155,7 @@ def _text(settings: EngineRepositorySettings) -> Parameters:
         "vocab_size": settings.vocab_size,
         "max_seq_len": settings.max_seq_len,
         "greedy_only": settings.greedy_only,
+        "max_top_k": MAX_TOP_K,
         "lookahead_window_size": sizes.window if sizes else "",
         "lookahead_ngram_size": sizes.ngram if sizes else "",
         "lookahead_verification_set_size": sizes.verification if sizes else "",

@@ -7,10 +7,11 @@ from trtspec.backends.context import PlanContext
 from trtspec.backends.tensorrt_llm.modes import EAGLE, LOOKAHEAD, MEDUSA, mode_of
 from trtspec.methods.redrafter import RedrafterOptions
 
-# Medusa: upstream supports temperature 0 alone (NVIDIA/TensorRT-LLM:examples/medusa/README.md@0f041b7b). Lookahead: the
-# best of the target's logits is taken (cpp/tensorrt_llm/layers/lookaheadDecodingLayer.cpp@05cc2c11). EAGLE: so it is
-# without a threshold for typical acceptance (examples/eagle/README.md@585c7565), which the Triton backend has no
-# parameter for (triton_backend/inflight_batcher_llm/src/model_instance_state.cc@c8c6df08).
+# Medusa: ids alone are matched, which is temperature 0 (NVIDIA/TensorRT-LLM:docs/source/legacy/advanced/
+# speculative-decoding.md@28af34e8, its limitations). Lookahead: the best of the target's logits is taken
+# (cpp/tensorrt_llm/layers/lookaheadDecodingLayer.cpp@05cc2c11). EAGLE: so it is without a threshold for typical
+# acceptance (examples/eagle/README.md@585c7565), which the Triton backend has no parameter for
+# (triton_backend/inflight_batcher_llm/src/model_instance_state.cc@c8c6df08).
 GREEDY_MODES = (MEDUSA, EAGLE, LOOKAHEAD)
 
 

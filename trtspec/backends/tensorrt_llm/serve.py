@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.artifacts.manifest import Manifest
+from trtspec.backends.common.trtllm_versions.containers import is_release
 from trtspec.backends.serving import Launch, ServingHooks
 from trtspec.backends.tensorrt_llm.installed import installed_versions
 from trtspec.backends.tensorrt_llm.placement import ENVIRONMENT, LAUNCH, no_pools
@@ -31,12 +32,20 @@ def check_machine(artifact: Path, manifest: Manifest) -> None:
     """Raise DeployError where this machine is another than the artifact's engine was built for."""
     built = {**manifest.tools, **manifest.gpu}
     here = _machine(find_gpu(str(built.get("name"))))
-    odd = [f"{key} {built.get(key)} when built, {value} here" for key, value in here.items() if built.get(key) != value]
+    odd = [
+        f"{key} {built.get(key)} when built, {value} here" for key, value in here.items() if _differs(key, built, value)
+    ]
     if odd:
         hint = "build the recipe on this machine; what is converted already is not converted again"
         raise DeployError(
             f"the engines were built for another machine: {'; '.join(odd)}", where=str(artifact), hint=hint
         )
+
+
+def _differs(key: str, built: dict[str, Any], value: object) -> bool:
+    """Return whether a fact of this machine is another than the build's: an image's version is known by its release."""
+    recorded = built.get(key)
+    return not is_release(value, str(recorded)) if key == "tensorrt_llm" else recorded != value
 
 
 def read_launch(artifact: Path) -> Launch:

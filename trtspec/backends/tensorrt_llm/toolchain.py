@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from trtspec.backends.common.trtllm_versions import version_spec_of
+from trtspec.backends.common.trtllm_versions.containers import is_release
 from trtspec.backends.tensorrt_llm.installed import installed_versions
 from trtspec.diagnostics import Diagnostic
 from trtspec.errors import StepError, TrtspecError
@@ -112,11 +113,11 @@ def _on_path(expected: EngineToolchain, gpu: Gpu) -> EngineToolchain:
         hint = f"pip install {wanted} on a machine with the GPU, or name a container as engine.build.image"
         return replace(expected, missing=f"{BUILDER} is not on PATH", hint=hint)
     found, tensorrt = installed_versions(Path(builder))
-    if found != expected.tensorrt_llm or tensorrt is None:
+    if not is_release(found, expected.tensorrt_llm) or tensorrt is None:
         here = f"TensorRT-LLM {found or '(none)'} with TensorRT {tensorrt or '(none)'} is installed"
         hint = f"pip install {wanted}, or set engine.version: an engine runs on the version that built it"
         raise TrtspecError(f"{here}, and the recipe is for {expected.tensorrt_llm}", where=builder, hint=hint)
-    return _on_gpus(replace(expected, kind="local", tensorrt=tensorrt), gpu)
+    return _on_gpus(replace(expected, kind="local", tensorrt_llm=str(found), tensorrt=tensorrt), gpu)
 
 
 def _on_gpus(toolchain: EngineToolchain, gpu: Gpu) -> EngineToolchain:

@@ -59,6 +59,7 @@ class TritonPythonModel:
         self.vocab_size = int(settings.parameter("vocab_size"))
         self.max_seq_len = int(settings.parameter("max_seq_len"))
         self.greedy_only = settings.parameter("greedy_only") == "true"
+        self.max_top_k = int(settings.parameter("max_top_k") or 0)
         self.lookahead = tuple(int(size) for name in LOOKAHEAD_SIZES if (size := settings.parameter(name)))
         self.accumulates = settings.parameter("accumulate_tokens") == "true"
         self.lock = threading.Lock()
@@ -107,7 +108,11 @@ class TritonPythonModel:
         if self.method == "none" and inputs.scalar("num_draft_tokens") is not None:
             hint = "leave it out; to compare, serve the recipe with method: none beside it"
             raise TrtspecError("num_draft_tokens is not served by this repository: the engine decides", hint=hint)
-        if self.greedy_only and not SamplingOptions(**read_sampling(inputs)).greedy:
+        sampling = SamplingOptions(**read_sampling(inputs))
+        if 0 < self.max_top_k < sampling.top_k:
+            hint = f"at most {self.max_top_k}, or leave it out to sample from all tokens"
+            raise TrtspecError(f"top_k is {sampling.top_k}, and this engine samples from {self.max_top_k}", hint=hint)
+        if self.greedy_only and not sampling.greedy:
             hint = "leave temperature, top_k and top_p out, or build with method: draft_target"
             raise TrtspecError("this engine always takes the most probable token and cannot sample", hint=hint)
 

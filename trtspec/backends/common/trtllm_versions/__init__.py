@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each TensorRT-LLM version takes: trtllm-build's options, speculation modes, the LLM API's spelling, its company.
 
-The facts are data, one file a minor version (versions/1.2.yaml), each with its public source; what is inferred and was
-not read in that version itself says so. This module reads them and knows none.
+The facts are data, one file a minor version (1.2.yaml) and one of the containers, each with its public source; what is
+inferred and was not read in that version itself says so. This module reads them and knows none.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import yaml
 
+from trtspec.backends.common.trtllm_versions.containers import containers, is_release
 from trtspec.errors import TrtspecError
 
 VERSIONS = Path(__file__).parent
@@ -57,23 +58,43 @@ class DecodingType:
     """One `decoding_type` of the LLM API's speculative_config: how it is spelled and which fields it takes.
 
     `required` are the fields without which it does not draft as asked; the one that holds the draft length comes first.
+    `inside` says that it drafts within the target's class, and `beside` names the field that, set to false, has it
+    draft beside it, "" where it cannot. `lengths` are the fields that make the length depend on the batch and are
+    honoured, `models` the model types with layers for further tokens, where it drafts with those.
     """
 
     name: str
     fields: tuple[str, ...]
     required: tuple[str, ...]
-    inferred: bool
+    inferred: bool = False
+    inside: bool = False
+    beside: str = ""
+    lengths: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class ApiSpec:
     """The LLM API's speculative_config: the key of the draft's path, and the decoding types by our method's name.
 
-    Only what the PyTorch backend takes is there.
+    Only what the PyTorch backend takes is there. `plain` are the classes of target that nothing drafts inside of, and
+    `hands_states` those of them whose hidden states a net beside them gets. `counts` is how a schedule's keys count
+    requests: "from" so many on, or "up_to" so many; `threshold` the fields of an acceptance rate and of its window.
     """
 
     draft_key: str
     methods: dict[str, DecodingType]
+    plain: tuple[str, ...]
+    hands_states: tuple[str, ...]
+    counts: Literal["", "from", "up_to"]
+    threshold: tuple[str, ...]
+
+    def takes(self, method: str, architecture: str) -> bool:
+        """Return whether a method drafts for a class of target."""
+        kind = self.methods.get(method)
+        if kind is None or not kind.inside or architecture not in self.plain:
+            return kind is not None
+        return bool(kind.beside) and architecture in self.hands_states
 
 
 @dataclass(frozen=True)
@@ -91,21 +112,21 @@ class VersionSpec:
     api: ApiSpec
 
     def release(self, version: str) -> TrtllmRelease:
-        """Return the release of this version."""
-        return next(release for release in self.releases if release.version == version)
+        """Return the release of this version, which may be a candidate for it."""
+        return next(release for release in self.releases if is_release(version, release.version))
 
 
 @cache
 def version_specs() -> dict[str, VersionSpec]:
     """Return the version_specs by minor version, oldest first."""
-    minors = sorted((path.stem for path in VERSIONS.glob("*.yaml")), key=_numbers)
+    minors = sorted((path.stem for path in VERSIONS.glob("[0-9]*.yaml")), key=_numbers)
     return {minor: _load(minor) for minor in minors}
 
 
 def version_spec_of(version: str) -> VersionSpec:
-    """Return the spec that a version stands in; TrtspecError where nothing is known of it."""
+    """Return the spec that a version or a candidate for it stands in; TrtspecError where nothing is known of it."""
     for spec in version_specs().values():
-        if any(release.version == version for release in spec.releases):
+        if any(is_release(version, release.version) for release in spec.releases):
             return spec
     known = ", ".join(release.version for spec in version_specs().values() for release in spec.releases)
     raise TrtspecError(f"nothing is known of TensorRT-LLM {version}", hint=f"known: {known}")
@@ -133,8 +154,13 @@ def _load(minor: str) -> VersionSpec:
     )
 
 
-def _release(data: dict[str, Any]) -> TrtllmRelease:
-    return TrtllmRelease(**{**data, "triton": tuple(data.get("triton", ()))})
+def _release(version: str) -> TrtllmRelease:
+    shipping = [container for container in containers() if container.release == version]
+    if not shipping:
+        return TrtllmRelease(version)
+    company = shipping[-1]
+    tags = tuple(container.tag for container in shipping)
+    return TrtllmRelease(version, tags, company.tensorrt, company.cuda, company.driver)
 
 
 def _option(name: str, data: dict[str, Any]) -> Option:
@@ -144,13 +170,16 @@ def _option(name: str, data: dict[str, Any]) -> Option:
 
 def _api(data: dict[str, Any]) -> ApiSpec:
     methods = {method: _decoding_type(each, data["common"]) for method, each in data["methods"].items()}
-    return ApiSpec(data["draft_key"], methods)
+    return ApiSpec(
+        draft_key=data["draft_key"],
+        methods=methods,
+        plain=tuple(data["plain"]),
+        hands_states=tuple(data.get("hands_states", ())),
+        counts=data.get("counts", ""),
+        threshold=tuple(data.get("threshold", ())),
+    )
 
 
 def _decoding_type(data: dict[str, Any], common: list[str]) -> DecodingType:
-    return DecodingType(
-        name=data["name"],
-        fields=(*common, *data.get("fields", ())),
-        required=tuple(data["required"]),
-        inferred=data.get("inferred", False),
-    )
+    words: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
+    return DecodingType(**{**words, "fields": (*common, *words.get("fields", ()))})

@@ -29,6 +29,7 @@ WORLD = f"{TRT}:cpp/tensorrt_llm/runtime/worldConfig.cpp@06c0e9b1"
 TRITON = f"{TRT}:triton_backend/inflight_batcher_llm/src/model_instance_state.cc@c8c6df08"
 
 EAGLE_README = f"{TRT}:examples/eagle/README.md@585c7565"
+MEDUSA_LIMITS = f"{TRT}:docs/source/legacy/advanced/speculative-decoding.md@28af34e8"
 MEDUSA_README = f"{TRT}:examples/medusa/README.md@0f041b7b"
 LOOKAHEAD_LAYER = f"{TRT}:cpp/tensorrt_llm/layers/lookaheadDecodingLayer.cpp@05cc2c11"
 LOOKAHEAD_README = f"{TRT}:examples/lookahead/README.md@7ed07f06"

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The classes of two ages: 1.0 (dispatch by `from_dict`, assertions) and 1.3 (pydantic's union by decoding_type)."""
+"""The classes of two ages: up to 1.2 (dispatch by `from_dict`, assertions), then pydantic's union by decoding_type.
+
+What they take and refuse is that of NVIDIA/TensorRT-LLM:tensorrt_llm/llmapi/llm_args.py @v1.0.0, @v1.2.1 and @0004396.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
 VERSION = os.environ["TRTLLM_DOUBLE"]
-IS_OLD = VERSION.startswith("1.0")
+MINOR = int(VERSION.split(".")[1])
+IS_OLD = MINOR < 3
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class StrictBaseModel(BaseModel):
@@ -24,9 +29,31 @@ class KvCacheConfig(StrictBaseModel):
 
 if IS_OLD:
 
-    class DecodingBaseConfig(StrictBaseModel):
+    class _Fields(StrictBaseModel):
+        """What a version's base class has of its own."""
+
         max_draft_len: int | None = None
-        speculative_model_dir: str | None = None
+        if MINOR < 2:
+            speculative_model_dir: str | None = None
+        else:
+            speculative_model: str | None = None
+            draft_len_schedule: dict[int, int] | None = None
+        if MINOR > 0:
+            max_concurrency: PositiveInt | None = None
+
+    class DecodingBaseConfig(_Fields):
+        @model_validator(mode="after")
+        def check_schedule(self) -> DecodingBaseConfig:
+            schedule = getattr(self, "draft_len_schedule", None)
+            if schedule and 1 not in schedule:
+                raise ValueError("draft_len_schedule must include batch_size=1")
+            if schedule and self.max_draft_len and schedule[1] != self.max_draft_len:
+                raise ValueError("draft_len_schedule[1] must equal max_draft_len")
+            return self
+
+        @property
+        def draft(self) -> str | None:
+            return self.speculative_model_dir if MINOR < 2 else self.speculative_model
 
         @classmethod
         def from_dict(cls, data: dict[str, Any]) -> DecodingBaseConfig:
@@ -61,7 +88,7 @@ if IS_OLD:
         eagle3_one_model: bool = True
 
         def validate(self) -> None:
-            if self.speculative_model_dir is None:
+            if self.draft is None:
                 raise ValueError("Draft model must be provided for EAGLE")
 
     class NGramDecodingConfig(DecodingBaseConfig):
@@ -84,7 +111,25 @@ else:
         speculative_model: str | None = Field(
             default=None, validation_alias=AliasChoices("speculative_model", "speculative_model_dir")
         )
+        max_concurrency: PositiveInt | None = None
+        draft_len_schedule: dict[int, NonNegativeInt] | None = None
+        acceptance_rate_window_size: NonNegativeInt | None = None
+        acceptance_rate_threshold: Share | None = None
+        use_rejection_sampling: bool = False
         allow_advanced_sampling: bool = False
+
+        @model_validator(mode="after")
+        def check_lengths(self) -> DecodingBaseConfig:
+            schedule = self.draft_len_schedule
+            if schedule is not None and self.max_concurrency is not None:
+                raise ValueError("max_concurrency and draft_len_schedule are mutually exclusive")
+            if schedule and schedule[min(schedule)] != self.max_draft_len:
+                raise ValueError(f"draft_len_schedule[{min(schedule)}] must equal max_draft_len")
+            if schedule and max(schedule.values()) > self.max_draft_len:
+                raise ValueError("draft_len_schedule: all draft lengths must be <= max_draft_len")
+            if self.use_rejection_sampling and self.decoding_type in ("NGram", "SA"):
+                raise ValueError("use_rejection_sampling=True is not supported for this configuration")
+            return self
 
         def supports_backend(self, backend: str) -> bool:
             return True
@@ -130,8 +175,43 @@ else:
     class MTPDecodingConfig(DecodingBaseConfig):
         decoding_type: Literal["MTP"] = "MTP"
 
+    class PARDDecodingConfig(DecodingBaseConfig):
+        decoding_type: Literal["PARD"] = "PARD"
+        mask_token_id: int | None = None
+
+    class DFlashDecodingConfig(DecodingBaseConfig):
+        decoding_type: Literal["DFlash"] = "DFlash"
+        mask_token_id: int | None = None
+        target_layer_ids: list[int] | None = None
+
+    class DSparkDecodingConfig(DFlashDecodingConfig):
+        decoding_type: Literal["DSpark"] = "DSpark"
+        block_size: PositiveInt | None = None
+
+    class SADecodingConfig(DecodingBaseConfig):
+        decoding_type: Literal["SA"] = "SA"
+        max_matching_ngram_size: int = -1
+        enable_global_pool: bool = False
+        global_pool_size: PositiveInt | None = None
+
+        @model_validator(mode="after")
+        def complete(self) -> SADecodingConfig:
+            self.check(with_model=False)
+            if self.max_matching_ngram_size == 0:
+                raise ValueError("max_matching_ngram_size must be > 0 (fixed ngram) or -1 (longest match)")
+            if self.global_pool_size is not None and not self.enable_global_pool:
+                raise ValueError("global_pool_size requires enable_global_pool=True")
+            return self
+
     SpeculativeConfig = Annotated[
-        Eagle3DecodingConfig | NGramDecodingConfig | DraftTargetDecodingConfig | MTPDecodingConfig,
+        Eagle3DecodingConfig
+        | NGramDecodingConfig
+        | DraftTargetDecodingConfig
+        | MTPDecodingConfig
+        | PARDDecodingConfig
+        | DFlashDecodingConfig
+        | DSparkDecodingConfig
+        | SADecodingConfig,
         Field(discriminator="decoding_type"),
     ]
 

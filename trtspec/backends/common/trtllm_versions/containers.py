@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NVIDIA's containers of TensorRT-LLM (containers.yaml), and when a version's own word names a release."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import yaml
+
+CONTAINERS = Path(__file__).with_name("containers.yaml")
+_CANDIDATE = re.compile(r"rc\d+(\.post\d+)?")
+
+
+@dataclass(frozen=True)
+class Container:
+    """A container by its tag (26.07), with the release that its table names, and TensorRT, CUDA and driver.
+
+    `says` is what TensorRT-LLM says of itself there where that is not the release, "" elsewhere; `inferred` tells that
+    it was not read in a file of that tag.
+    """
+
+    tag: str
+    release: str
+    tensorrt: str
+    cuda: str
+    driver: str
+    says: str = ""
+    inferred: bool = False
+
+
+@cache
+def containers() -> tuple[Container, ...]:
+    """Return the containers, oldest first."""
+    return tuple(Container(**each) for each in yaml.safe_load(CONTAINERS.read_text(encoding="utf-8"))["containers"])
+
+
+def is_release(said: object, release: str) -> bool:
+    """Return whether what a version says of itself is a release, or a candidate for it: 1.2.0rc8 for 1.2.0.
+
+    Containers ship candidates under the release's name.
+    """
+    if not isinstance(said, str) or not said.startswith(release):
+        return False
+    rest = said[len(release) :]
+    return not rest or bool(_CANDIDATE.fullmatch(rest))
