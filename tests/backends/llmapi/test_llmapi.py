@@ -90,8 +90,8 @@ def test_the_default_is_the_newest_release_and_candidates_can_be_asked_for() -> 
         (
             "1.3.0rc27",
             "pard",
-            {"speculation__draft_len": 6},
-            {"decoding_type": "PARD", "max_draft_len": 6, "speculative_model": DRAFT},
+            {"speculation__draft_len": 6, "draft_facts": facts({"pard_token": 128002})},
+            {"decoding_type": "PARD", "max_draft_len": 6, "speculative_model": DRAFT, "mask_token_id": 128002},
         ),
         (
             "1.4.0rc1",
@@ -363,6 +363,11 @@ REFUSED = [
     ),
     (
         {"method": "eagle3", "draft_facts": facts({"speculators_model_type": "eagle3"})},
+        "speculation.draft.model layout",
+        "the head is written as speculators does; the LLM API looks for its sizes on top of config.json",
+    ),
+    (
+        {"version": "1.3.0rc27", "method": "dflash", "draft_facts": facts({"speculators_model_type": "dflash"})},
         "speculation.draft.model layout",
         "the head is written as speculators does; the LLM API looks for its sizes on top of config.json",
     ),

@@ -69,7 +69,9 @@ def test_a_schedule_has_numbers_for_keys(tmp_path: Path) -> None:
     """The document goes through JSON, where keys are words."""
     speculation = {"decoding_type": "NGram", "draft_len_schedule": {2: 4, 8: 2}}
     document = {"model": "org/model", "speculative_config": speculation}
-    EmitLlmApiRepository((), ServingSettings(max_batch_size=8), json.dumps(document), max_input_len=8, max_seq_len=16).emit(tmp_path)
+    EmitLlmApiRepository(
+        (), ServingSettings(max_batch_size=8), json.dumps(document), max_input_len=8, max_seq_len=16
+    ).emit(tmp_path)
     assert yaml.safe_load((tmp_path / "tensorrt_llm/1/model.yaml").read_text()) == document
 
 

@@ -31,6 +31,8 @@ LLM_ARGS = "NVIDIA/TensorRT-LLM:tensorrt_llm/llmapi/llm_args.py@0004396"
 SUFFIX_SOURCE = f"{LLM_ARGS}, SADecodingConfig"
 SUFFIX_SLOTS = 1024
 SAMPLER = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/pyexecutor/sampler.py, pulls 14745 and 15775"
+# Methods whose nets have config.json's keys of their own authors, or those of speculators.
+NETS = ("eagle3", "dflash", "dspark")
 # What some EAGLE-3 heads norm beside what the first ones did.
 NORMS = ("fc_norm", "norm_before_fc", "norm_before_residual")
 EAGLE3_SOURCE = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/models/modeling_speculative.py, Eagle3DraftModel"
@@ -136,15 +138,13 @@ def _about_mtp(context: PlanContext) -> Iterable[Diagnostic]:
 
 
 def _about_head(context: PlanContext) -> Iterable[Diagnostic]:
-    """Yield where an EAGLE-3 head is written otherwise than the PyTorch backend's class reads it."""
-    if context.recipe.speculation.method != "eagle3":
+    """Yield where a net is written otherwise than the PyTorch backend's class reads it."""
+    if context.recipe.speculation.method not in NETS:
         return
     config, path = context.sources["draft"].config, "speculation.draft.model"
     if "speculators_model_type" in config:
         message = "the head is written as speculators does; the LLM API looks for its sizes on top of config.json"
-        yield Diagnostic(
-            path, "layout", message, "take it as SafeAILab/EAGLE or ModelOpt write it", source=EAGLE3_SOURCE
-        )
+        yield Diagnostic(path, "layout", message, "take it as its authors or ModelOpt write it", source=EAGLE3_SOURCE)
     for key in NORMS:
         if config.get(key):
             message = f"the head has {key}, which the LLM API's class is not known to have"

@@ -14,6 +14,7 @@ from trtspec.backends.llmapi.drafting import drafts_beside
 from trtspec.backends.llmapi.lengths import length_fields
 from trtspec.methods.draft_target import DraftTargetOptions
 from trtspec.methods.eagle3 import Eagle3Options
+from trtspec.methods.fit import mask_token
 from trtspec.methods.ngram import NgramOptions
 from trtspec.methods.suffix import SuffixOptions
 
@@ -99,6 +100,11 @@ def _own_fields(context: PlanContext) -> dict[str, Any]:
         return {REJECTION: options.use_draft_logits} if verifies_with_logits(context) else {}
     if isinstance(options, SuffixOptions):
         return _suffix_fields(context, options)
+    if context.recipe.speculation.method == "pard":
+        mask = mask_token(context.sources["draft"])
+        return (
+            {} if mask is None else {"mask_token_id": mask}
+        )  # two keys may name one, and upstream takes the other first
     return {}
 
 
