@@ -18,7 +18,8 @@ FP8 = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
 
 def facts(config: dict[str, Any] | None = None, quantization: dict[str, Any] | None = None) -> Source:
     """Return a checkpoint's word on itself, by default a plain Llama's."""
-    return Source(Path("/nowhere"), {"model_type": "llama"} | (config or {}), {}, quantization or {})
+    plain = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "max_position_embeddings": 131072}
+    return Source(Path("/nowhere"), plain | (config or {}), {}, quantization or {})
 
 
 def source_context(backend: str, version: str, method: str = "none", **changes: Any) -> PlanContext:
