@@ -11,6 +11,7 @@ from trtspec.backends.base import Backend
 from trtspec.backends.common.sources import plan_source_memory
 from trtspec.backends.context import PlanContext
 from trtspec.backends.vllm.check import check
+from trtspec.backends.vllm.environment import probe_vllm
 from trtspec.backends.vllm.versions import releases
 
 if TYPE_CHECKING:
@@ -45,4 +46,7 @@ BACKEND = Backend(
     versions=lambda: list(releases()),
     check=check,
     serving=_serving,
+    devices=("gpu", "cpu"),
+    dtypes=("auto", "float16", "bfloat16", "float32"),
+    probes=probe_vllm,
 )

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from trtspec.backends.common.sources import plan_source_memory
 from trtspec.backends.context import PlanContext
 from trtspec.backends.vllm.versions import releases
 from trtspec.methods.ngram import NgramOptions
 from trtspec.quant.quant_config import source_format
 from trtspec.recipe.resolve import num_tokens_of
 from trtspec.recipe.schema import ModelSource, is_directory
+
+LEAST_KV_BYTES = 256 << 20
 
 
 def model_json(context: PlanContext, target_path: str, draft_path: str | None) -> dict[str, Any]:
@@ -27,8 +30,7 @@ def model_json(context: PlanContext, target_path: str, draft_path: str | None) -
         "max_num_seqs": engine.max_batch_size,
         "max_model_len": engine.max_seq_len,
         "max_num_batched_tokens": num_tokens_of(engine, context.draft_shape.max_tokens),
-        # of all memory, weights and activations among it: vLLM has no share of what is left free
-        "gpu_memory_utilization": recipe.serving.kv_cache_fraction,
+        **_memory(context),
         **_revision(target, target_path),
         **_online(context, "target", target),
     }
@@ -53,6 +55,18 @@ def speculative_config(context: PlanContext, draft_path: str | None) -> dict[str
         if context.method.drafts_with == "model":
             config |= {"draft_tensor_parallel_size": draft.parallel.tensor, **_online(context, "draft", draft)}
     return config
+
+
+def _memory(context: PlanContext) -> dict[str, Any]:
+    """Return how much memory vLLM takes; on a CPU, whose memory is everybody's, what full batches need.
+
+    Four times the target's keys and values in 16 bits: float32 has twice as many, and a draft at most as many again.
+    """
+    if context.recipe.engine.device == "cpu":
+        needed = sum(4 * each.kv_cache_bytes for each in plan_source_memory(context))
+        return {"kv_cache_memory_bytes": max(needed, LEAST_KV_BYTES), "enforce_eager": True}
+    # of all memory, weights and activations among it: vLLM has no share of what is left free
+    return {"gpu_memory_utilization": context.recipe.serving.kv_cache_fraction}
 
 
 def _revision(asked: ModelSource, path: str) -> dict[str, str]:
