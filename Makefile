@@ -29,12 +29,15 @@ editor: setup ## Install the language server that the editor's tests ask, where 
 
 engines: $(REAL) ## Install the real engines that tests run, each in an environment of its own (ENGINES= says where).
 
-# Each list is whole, so nothing is resolved: what an engine asks for and does not need here stays out.
+# Each list is whole, so nothing is resolved: what an engine asks for and does not need here stays out. What NAME.source
+# lists is compiled in the environment, with what that holds.
 $(REAL): %: $(ENGINES)/.venv-%/.installed
 
-$(ENGINES)/.venv-%/.installed: tests/engines/%.txt
+$(ENGINES)/.venv-%/.installed: tests/engines/%.txt $(wildcard tests/engines/*.source)
 	$(PYTHON) -m venv --clear $(@D)
 	$(@D)/bin/python -m pip install $(QUIETLY) --no-compile --no-deps -r $<
+	[ ! -e $(<:.txt=.source) ] || CMAKE_ARGS=-DPython_EXECUTABLE=$(@D)/bin/python \
+	    $(@D)/bin/python -m pip install $(QUIETLY) --no-compile --no-deps --no-build-isolation -r $(<:.txt=.source)
 	@touch $@
 
 demo: setup ## Build, verify and serve the quickstart, and measure it on the running server.

@@ -23,7 +23,7 @@ from trtspec.backends.base import find_backend
 from trtspec.backends.serving import ServingHooks
 from trtspec.backends.tensorrt_llm.serve import check_machine as check_built_for
 from trtspec.checkpoint.tokenizer import Tokenizer
-from trtspec.deploy.stage import check_server, stage_repository
+from trtspec.deploy.stage import stage_repository, stand_in_for
 from trtspec.errors import DeployError
 from trtspec.graph.executor import Observer, StepResult
 from trtspec.graph.plan import Plan
@@ -153,7 +153,7 @@ def serving_of(artifact: Path) -> ServingHooks:
 def check_machine(artifact: Path, server: Server) -> None:
     """Check what `deploy` checks before it starts a server."""
     serving = serving_of(artifact)
-    check_server(server, serving.triton_backend)
+    stand_in_for(server, serving)
     serving.check_machine(artifact, load_manifest(artifact))
 
 

@@ -18,7 +18,7 @@ from trtspec.artifacts.prompts import load_prompts
 from trtspec.backends.base import Backend, find_backend, running
 from trtspec.backends.choose import AUTO, choose
 from trtspec.backends.context import Choice, PlanContext
-from trtspec.backends.knobs import check_knobs
+from trtspec.backends.knobs import check_knobs, check_placed
 from trtspec.checkpoint.hub_preview import compare_tokenizers
 from trtspec.checkpoint.model_config import ModelConfig
 from trtspec.checkpoint.prepare import locate_source, preview_source
@@ -114,6 +114,8 @@ class _Check:
             self._check_method(self.method)
         if draft := recipe.speculation.draft:
             self._check_draft(draft, has_tokenizer)
+        if self.backend:
+            self._add(check_placed(recipe, self.backend))
         context = self._ask_backend()
         self._check_gpu()
         if recipe.plugins:

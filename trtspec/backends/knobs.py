@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the keys of `speculation` that say when and how drafts are verified, which not every backend honours."""
+"""Checks of keys that not every backend honours: when and how drafts are verified, the device, the compute type."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from trtspec.backends.base import Backend, backends
 from trtspec.diagnostics import Diagnostic
 from trtspec.methods.base import Method, Options
-from trtspec.recipe.schema import Speculation
+from trtspec.recipe.schema import Recipe, Speculation
 
 SCHEDULE, VERIFY = "speculation.schedule", "speculation.verify"
 
@@ -26,6 +26,19 @@ def check_knobs(speculation: Speculation, method: Method, options: Options, back
             yield from _check_schedule(speculation, method)
         elif knob == "verify":
             yield from _check_block(speculation, method, options)
+
+
+def check_placed(recipe: Recipe, backend: Backend) -> Iterator[Diagnostic]:
+    """Yield where the backend takes neither the device nor the compute type."""
+    drafts = {"speculation.draft.dtype": recipe.speculation.draft.dtype} if recipe.speculation.draft else {}
+    for path, asked, taken in (
+        ("engine.device", recipe.engine.device, "devices"),
+        *((path, dtype, "dtypes") for path, dtype in {"target.dtype": recipe.target.dtype, **drafts}.items()),
+    ):
+        if asked not in getattr(backend, taken):
+            names = [name for name, each in backends().items() if asked in getattr(each, taken)]
+            message = f"{asked} is not honoured by this backend ({backend.summary})"
+            yield Diagnostic(path, "not-supported", message, f"remove it, or set engine.backend: {' or '.join(names)}")
 
 
 def _who_honours(knob: str, method: str) -> str:

@@ -58,15 +58,32 @@ def _one_process(artifact: Path) -> Launch:
 
 
 @dataclass(frozen=True)
+class StandIn:
+    """What serves where tritonserver lacks a backend: a folder that is put in its place, and what else it answers.
+
+    `adapt` changes the repository that is about to be served.
+    """
+
+    folder: Path
+    adapt: Callable[[Path], None]
+
+
+def _no_stand_in() -> StandIn | None:
+    return None
+
+
+@dataclass(frozen=True)
 class ServingHooks:
     """What `deploy` asks of a backend.
 
-    `triton_backend` is what tritonserver must have beside its Python backend. `check_machine` raises DeployError where
+    `triton_backend` is what tritonserver must have beside its Python backend; `stand_in` returns what serves where it
+    is not there, None where nothing does, and raises DeployError where that lacks something. `check_machine` raises DeployError where
     this machine is another than the artifact was built for, or lacks what runs it; `stage` writes the repository to
     serve at a path, for a server that sees the artifact at another; `launch` reads which processes serve it.
     """
 
     triton_backend: str = ""
+    stand_in: Callable[[], StandIn | None] = _no_stand_in
     check_machine: Callable[[Path, Manifest], None] = _any_machine
     stage: Callable[[Path, Path, str], None] = _copy
     launch: Callable[[Path], Launch] = _one_process

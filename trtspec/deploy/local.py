@@ -25,7 +25,7 @@ from trtspec.backends.base import find_backend
 from trtspec.deploy.address import check_own
 from trtspec.deploy.base import BeforeLive, OnEvent, Target
 from trtspec.deploy.journal import FORMAT_VERSION, DeploymentJournal, Record
-from trtspec.deploy.stage import check_server, stage_repository
+from trtspec.deploy.stage import put_in_place, stage_repository, stand_in_for
 from trtspec.errors import DeployError, SmokeTestFailed, StepTimeout, TrtspecError
 from trtspec.measure.report import manifest_sha256
 from trtspec.system import (
@@ -180,10 +180,12 @@ def _start(journal: DeploymentJournal, artifact: Path, ports: Ports, detach: boo
     shm_prefix = f"trtspec_{secrets.token_hex(8)}_"
     server, manifest = find_server(), load_manifest(artifact)
     serving = find_backend(manifest.backend.name).serving()
-    check_server(server, serving.triton_backend)
+    stand_in = stand_in_for(server, serving)
     serving.check_machine(artifact, manifest)
     launch = serving.launch(artifact)
     repository = stage_repository(artifact.absolute(), serving, journal.root / "artifact")
+    if stand_in:
+        server = put_in_place(stand_in, server, serving.triton_backend, journal.root / "backends", repository)
     command = launch.command(server, repository, ports, shm_prefix)
     log.info("run %s (%s), its output goes to %s", shlex.join(command), server.source, journal.log)
     process = start_server(server, command, journal.log, detach=detach, environment=launch.environment)

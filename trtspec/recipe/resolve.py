@@ -52,7 +52,7 @@ class ResolvedModel(ModelSource):
     """
 
     revision: str
-    dtype: Literal["float16", "bfloat16", "source"]  # type: ignore[assignment]  # a recipe cannot ask for the last
+    dtype: Literal["float16", "bfloat16", "float32", "source"]  # type: ignore[assignment]  # a recipe cannot ask for the last
     quantization: ResolvedQuantization
 
 

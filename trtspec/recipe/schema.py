@@ -134,8 +134,8 @@ class ModelSource(StrictModel):
     sha256: Pins = Field(
         default={}, description="The pickles that hold the weights, as pytorch_model.bin: <64 hex digits>"
     )
-    dtype: Literal["auto", "float16", "bfloat16"] = Field(
-        default="auto", description="Compute type; auto is the checkpoint's"
+    dtype: Literal["auto", "float16", "bfloat16", "float32"] = Field(
+        default="auto", description="Compute type; auto is the checkpoint's. float32 is for engines that take it"
     )
     quantization: Quantization = Field(default=Quantization(), description="How weights and KV cache are stored")
     parallel: Parallel = Field(default=Parallel(), description="How the model is divided over GPUs")
@@ -248,6 +248,9 @@ class Engine(StrictModel):
     )
     version: Annotated[str, Field(pattern=VERSION)] | None = Field(
         default=None, description="The backend's version; by default the one installed here, else the newest known"
+    )
+    device: Literal["gpu", "cpu"] = Field(
+        default="gpu", description="What it runs on; cpu is for engines that have to be told"
     )
     gpu: Annotated[str, Field(pattern=GPU)] | None = Field(default=None, description="The GPU it will run on, as h200")
     max_batch_size: int = Field(default=8, ge=1, description="Requests a step")

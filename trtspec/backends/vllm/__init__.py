@@ -11,6 +11,7 @@ from trtspec.backends.base import Backend
 from trtspec.backends.common.sources import plan_source_memory
 from trtspec.backends.context import PlanContext
 from trtspec.backends.vllm.check import check
+from trtspec.backends.vllm.environment import probe_vllm
 from trtspec.backends.vllm.versions import releases
 from trtspec.backends.vllm.vocabulary import maps_vocabularies
 
@@ -53,4 +54,7 @@ BACKEND = Backend(
     versions=_versions,
     check=check,
     serving=_serving,
+    devices=("gpu", "cpu"),
+    dtypes=("auto", "float16", "bfloat16", "float32"),
+    probes=probe_vllm,
 )

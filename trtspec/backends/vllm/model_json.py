@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from trtspec.backends.common.sources import plan_source_memory
 from trtspec.backends.context import PlanContext
 from trtspec.backends.vllm.versions import PARALLEL, releases
 from trtspec.backends.vllm.vocabulary import has_other_vocabulary
@@ -18,6 +19,8 @@ from trtspec.methods.suffix import SuffixOptions
 from trtspec.quant.quant_config import source_format
 from trtspec.recipe.resolve import num_tokens_of
 from trtspec.recipe.schema import ModelSource, ScheduledLen, is_directory
+
+LEAST_KV_BYTES = 256 << 20
 
 
 def model_json(context: PlanContext, target_path: str, draft_path: str | None) -> dict[str, Any]:
@@ -31,8 +34,7 @@ def model_json(context: PlanContext, target_path: str, draft_path: str | None) -
         "max_num_seqs": engine.max_batch_size,
         "max_model_len": engine.max_seq_len,
         "max_num_batched_tokens": num_tokens_of(engine, context.draft_shape.max_tokens),
-        # of all memory, weights and activations among it: vLLM has no share of what is left free
-        "gpu_memory_utilization": recipe.serving.kv_cache_fraction,
+        **_memory(context),
         **_revision(target, target_path),
         **_online(context, "target", target),
     }
@@ -92,6 +94,18 @@ def _ranges(schedule: Sequence[ScheduledLen], most: int) -> list[list[int]]:
     firsts = [1, *(each.max_batch + 1 for each in schedule)]
     found = [[first, each.max_batch, each.draft_len] for first, each in zip(firsts, schedule, strict=False)]
     return [*found, [firsts[-1], most, 0]] if firsts[-1] <= most else found
+
+
+def _memory(context: PlanContext) -> dict[str, Any]:
+    """Return how much memory vLLM takes; on a CPU, whose memory is everybody's, what full batches need.
+
+    Four times the target's keys and values in 16 bits: float32 has twice as many, and a draft at most as many again.
+    """
+    if context.recipe.engine.device == "cpu":
+        needed = sum(4 * each.kv_cache_bytes for each in plan_source_memory(context))
+        return {"kv_cache_memory_bytes": max(needed, LEAST_KV_BYTES), "enforce_eager": True}
+    # of all memory, weights and activations among it: vLLM has no share of what is left free
+    return {"gpu_memory_utilization": context.recipe.serving.kv_cache_fraction}
 
 
 def _revision(asked: ModelSource, path: str) -> dict[str, str]:

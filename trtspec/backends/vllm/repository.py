@@ -17,14 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.artifacts.paths import TOKENIZER, from_model
-from trtspec.backends.serving import ServingHooks
+from trtspec.backends.serving import ServingHooks, StandIn
 from trtspec.steps.repository import EmitRepository
-from trtspec.triton.emission import ServingSettings, emit_model
+from trtspec.triton.emission import CONFIG, ServingSettings, emit_model
 
 MODELS = Path(__file__).with_name("models")
 MODEL_JSON = Path("vllm_model", "1", "model.json")
 # vLLM does the batching: its models take one request at a time, and each as soon as it comes
 UNBATCHED = ServingSettings(max_batch_size=0)
+FP32, INT32 = 11, 8  # of Triton's DataType
+COUNTS = {"acceptance_rate": FP32, "total_accepted_draft_tokens": INT32, "total_draft_tokens": INT32}
 
 
 @dataclass(frozen=True)
@@ -72,4 +74,26 @@ def _write(out: Path, document: Mapping[str, Any]) -> None:
     (out / MODEL_JSON).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
-SERVING = ServingHooks(triton_backend="vllm", stage=relocate)
+def answer_counts(repository: Path) -> None:
+    """Let a repository answer what was drafted and accepted, which our stand-in says and Triton's backend does not."""
+    from trtspec.triton.config import load_config, render_config
+
+    for name in ("vllm_model", "ensemble"):
+        path = repository / name / CONFIG
+        config = load_config(path)
+        for output, kind in COUNTS.items():
+            config.output.add(name=output, data_type=kind, dims=[1])
+        for step in config.ensemble_scheduling.step:
+            if step.model_name == "vllm_model":
+                step.output_map.update({output: output for output in COUNTS})
+        path.write_text(render_config(config), encoding="utf-8")
+
+
+def _stand_in() -> StandIn:
+    from trtspec.backends.vllm.environment import find_vllm
+
+    find_vllm()
+    return StandIn(Path(__file__).with_name("triton_backend"), answer_counts)
+
+
+SERVING = ServingHooks(triton_backend="vllm", stand_in=_stand_in, stage=relocate)
