@@ -21,7 +21,12 @@ from typing import Any
 
 # what SGLang imports of kernels while it resolves arguments
 STAND_INS = ("cuda", "flashinfer", "sgl_kernel", "torchvision", "triton", "tvm_ffi")
-SPECULATION = ("speculative_algorithm", "speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
+SPECULATION = (
+    "speculative_algorithm",
+    "speculative_num_steps",
+    "speculative_eagle_topk",
+    "speculative_num_draft_tokens",
+)
 SPECULATION += ("speculative_adaptive", "speculative_use_rejection_sampling", "max_running_requests")
 DEVICE = "cuda"
 
@@ -61,7 +66,7 @@ class StandInModule(types.ModuleType):
 
 class StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        known = name.split(".")[0] in STAND_INS
+        known = name.split(".", maxsplit=1)[0] in STAND_INS
         return importlib.machinery.ModuleSpec(name, self, is_package=True) if known else None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
