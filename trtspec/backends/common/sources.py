@@ -61,6 +61,27 @@ def check_num_tokens(context: PlanContext, drafts: int | None = None) -> Iterabl
         yield Diagnostic("engine.max_num_tokens", "out-of-range", message, f"at least {least}")
 
 
+def check_online(context: PlanContext, engine: str, online: Iterable[str]) -> Iterable[Diagnostic]:
+    """Yield where the recipe wants another format than the source has, and the engine cannot make it while it loads.
+
+    `engine` is its name and `online` are the formats that it makes of sources in 16 bits.
+    """
+    for role, path, asked in models_of(context):
+        found, wanted = source_format(context.sources[role]).weights, asked.quantization.weights
+        if wanted in ("none", found):
+            continue
+        if found != "none":
+            message = f"{wanted} weights are wanted, the {role} is {found}"
+            yield Diagnostic(f"{path}.quantization.weights", "quantization", message, "leave it out")
+        elif wanted not in online:
+            message = f"{engine} does not make {wanted} while it loads"
+            hint = f"name a checkpoint that is quantized, or take {', '.join(online)}"
+            yield Diagnostic(f"{path}.quantization.weights", "quantization", message, hint)
+        elif set(asked.quantization.exclude) != {"lm_head"}:
+            message = f"{engine} quantizes every layer and not the head while it loads, whatever exclude says"
+            yield Diagnostic(f"{path}.quantization.exclude", "unused", message, severity="warning")
+
+
 def plan_source_memory(context: PlanContext) -> list[MemoryPlan]:
     """Return a plan for each GPU that the target is divided over; none for a model whose config says too little.
 

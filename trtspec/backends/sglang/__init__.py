@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SGLang, in a Python model of Triton's: runs Hugging Face checkpoints as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from trtspec.backends.artifact_plan import ArtifactPlan
+from trtspec.backends.base import Backend
+from trtspec.backends.common.sources import plan_source_memory
+from trtspec.backends.context import PlanContext
+from trtspec.backends.sglang.check import check
+from trtspec.backends.sglang.versions import releases
+
+if TYPE_CHECKING:
+    from trtspec.backends.serving import ServingHooks
+    from trtspec.graph.files import FileReader
+
+
+def _methods() -> Mapping[str, str]:
+    """Return what some release knows; `check` says which release lacks one."""
+    return {"none": ""} | {name: theirs for each in releases().values() for name, theirs in each.methods.items()}
+
+
+def _plan(context: PlanContext, reader: FileReader) -> ArtifactPlan:
+    from trtspec.backends.sglang.plan import plan_artifact
+
+    return plan_artifact(context, reader)
+
+
+def _serving() -> ServingHooks:
+    from trtspec.backends.serving import ServingHooks
+    from trtspec.backends.sglang.installed import check_installed
+
+    return ServingHooks(check_machine=check_installed)
+
+
+BACKEND = Backend(
+    summary="SGLang, in a Python model of Triton's",
+    methods=_methods,
+    memory=plan_source_memory,
+    plan=_plan,
+    converts=False,
+    knobs=frozenset({"schedule", "verify"}),
+    package="sglang",
+    versions=lambda: list(releases()),
+    check=check,
+    serving=_serving,
+)

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recipe as arguments of SGLang's Engine, which are the fields of its ServerArgs, and its file for adaptive drafting.
+
+Names: sgl-project/sglang:python/sglang/srt/arg_groups/fields/*.py@v0.5.23. The thresholds that make acceptance lossy
+(speculative_accept_threshold_single and _acc, 1.0) are never set.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trtspec.backends.context import PlanContext
+from trtspec.backends.sglang.versions import ALGORITHMS
+from trtspec.methods.eagle import EagleOptions
+from trtspec.methods.eagle3 import Eagle3Options
+from trtspec.methods.ngram import NgramOptions
+from trtspec.quant.quant_config import source_format
+from trtspec.recipe.resolve import num_tokens_of
+from trtspec.recipe.schema import ModelSource, is_directory
+
+ADAPTIVE = "./1/adaptive.json"  # from the served model's directory, as every path of the document
+KV_CACHE = {"fp8": "fp8_e4m3"}
+
+
+def engine_arguments(context: PlanContext, target_path: str, draft_path: str | None) -> dict[str, Any]:
+    """Return the arguments; paths are directories relative to the served model's, or hub ids."""
+    recipe, engine, target = context.recipe, context.recipe.engine, context.recipe.target
+    found: dict[str, Any] = {
+        "model_path": target_path,
+        "skip_tokenizer_init": True,  # it takes ids and gives ids
+        "dtype": target.dtype,
+        "tp_size": target.parallel.tensor,
+        "pp_size": target.parallel.pipeline,
+        "max_running_requests": engine.max_batch_size,
+        "context_length": engine.max_seq_len,
+        "chunked_prefill_size": num_tokens_of(engine, context.draft_shape.max_tokens),
+        # of all memory, weights among it
+        "mem_fraction_static": recipe.serving.kv_cache_fraction,
+    }
+    if target.revision and not is_directory(target_path):
+        found["revision"] = target.revision
+    if online := _online(context, "target", target):
+        found["quantization"] = online
+    if target.quantization.kv_cache != "none":
+        found["kv_cache_dtype"] = KV_CACHE[target.quantization.kv_cache]
+    if recipe.speculation.method != "none":
+        found |= speculation(context, draft_path)
+    return found
+
+
+def speculation(context: PlanContext, draft_path: str | None) -> dict[str, Any]:
+    """Return the arguments of a recipe that drafts."""
+    asked = context.recipe.speculation
+    found = {"speculative_algorithm": ALGORITHMS[asked.method], **_lengths(context), **_own_fields(context)}
+    if asked.draft and draft_path:
+        found |= _draft(context, asked.draft, draft_path)
+    if asked.verify == "block":
+        found["speculative_use_block_verification"] = True
+    if asked.schedule:
+        found |= {"speculative_adaptive": True, "speculative_adaptive_config": ADAPTIVE}
+    return found
+
+
+def adaptive_config(context: PlanContext) -> dict[str, Any]:
+    """Return SGLang's document of the recipe's schedule: by the least number of requests, the only length drafted.
+
+    Empty without a schedule. With one candidate SGLang adapts nothing else.
+    """
+    schedule, found, first = context.recipe.speculation.schedule, {}, 1
+    for entry in schedule:
+        found[str(first)] = {"candidate_steps": [entry.draft_len]}
+        first = entry.max_batch + 1
+    if schedule and first <= context.recipe.engine.max_batch_size:
+        found[str(first)] = {"candidate_steps": [0]}
+    return found
+
+
+def _lengths(context: PlanContext) -> dict[str, int]:
+    """Return how much is drafted; a step verifies one token more, which follows whatever was accepted."""
+    shape, method = context.draft_shape, context.recipe.speculation.method
+    return {
+        # a net that fills a block drafts in one step
+        "speculative_num_steps": 1 if method in ("dflash", "dspark") else shape.max_depth,
+        "speculative_eagle_topk": width_of(context),
+        "speculative_num_draft_tokens": shape.max_tokens + 1,
+    }
+
+
+def width_of(context: PlanContext) -> int:
+    """Return how many tokens follow each of a draft: 1 for a chain."""
+    options = context.options
+    return options.top_k or 1 if isinstance(options, EagleOptions | Eagle3Options) else 1
+
+
+def _own_fields(context: PlanContext) -> dict[str, Any]:
+    """Return what a method's own options are called."""
+    options, depth = context.options, context.draft_shape.max_depth
+    if isinstance(options, NgramOptions):
+        # of breadth 1 its tree is a chain; its paths hold what matches and what is drafted after it
+        breadth = {f"speculative_ngram_{end}_bfs_breadth": 1 for end in ("min", "max")}
+        return {**breadth, "speculative_ngram_max_trie_depth": options.max_match + depth}
+    if context.recipe.speculation.method == "dspark":
+        return {"speculative_dspark_block_size": depth}  # the tokens drafted, where DFLASH's counts the one before
+    return {}
+
+
+def _draft(context: PlanContext, draft: ModelSource, path: str) -> dict[str, str]:
+    found = {"speculative_draft_model_path": path}
+    if draft.revision and not is_directory(path):
+        found["speculative_draft_model_revision"] = draft.revision
+    online, targets = _online(context, "draft", draft), _online(context, "target", context.recipe.target)
+    if online != targets:  # it would take the target's
+        found["speculative_draft_model_quantization"] = online or "unquant"
+    return found
+
+
+def _online(context: PlanContext, role: str, asked: ModelSource) -> str:
+    """Return the format that SGLang makes while it loads; a quantized source says by itself what it is."""
+    wanted = asked.quantization.weights
+    return "" if wanted == "none" or source_format(context.sources[role]).weights != "none" else wanted

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The artifact of SGLang: the checkpoints as they are, and a repository whose engine.json names them."""
+
+from __future__ import annotations
+
+import json
+
+from trtspec.artifacts.paths import REPOSITORY
+from trtspec.backends.artifact_plan import ArtifactPlan
+from trtspec.backends.common.steps import companions, copied, gpu_record, served_path, serving_settings
+from trtspec.backends.context import PlanContext
+from trtspec.backends.sglang.arguments import adaptive_config, engine_arguments
+from trtspec.backends.sglang.repository import MODELS, EmitSglangRepository
+from trtspec.graph.files import FileReader
+from trtspec.graph.step import Step
+from trtspec.steps.repository import read_models
+
+
+def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
+    """Return the steps."""
+    document = engine_arguments(context, served_path("target"), served_path("draft"))
+    adaptive, engine = adaptive_config(context), context.resolved.engine
+    steps: dict[str, Step] = {**copied(context, reader), **companions(context, reader)}
+    steps[REPOSITORY] = EmitSglangRepository(
+        read_models(MODELS),
+        serving_settings(context),
+        json.dumps(document),
+        json.dumps(adaptive) if adaptive else "",
+        max_input_len=engine.max_input_len,
+        max_seq_len=engine.max_seq_len,
+        gpu_ids=tuple(context.resolved.serving.placement.target),
+    )
+    facts = {"engine_json": document} | ({"adaptive_json": adaptive} if adaptive else {})
+    return ArtifactPlan(steps, tools={"sglang": context.version}, gpu=gpu_record(context), facts=facts)

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Emit the Triton repository of SGLang.
+
+ensemble: preprocessing -> tensorrt_llm (1/engine.json says what Engine is started with) -> postprocessing
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtspec.artifacts.paths import TOKENIZER, from_model
+from trtspec.steps.repository import EmitRepository
+from trtspec.triton.emission import Parameters, ServingSettings, emit_model
+from trtspec.triton.names import ENSEMBLE, POSTPROCESSING, PREPROCESSING, TARGET
+
+MODELS = Path(__file__).with_name("models")
+ENGINE_JSON = Path(TARGET, "1", "engine.json")
+ADAPTIVE_JSON = ENGINE_JSON.with_name("adaptive.json")
+
+
+@dataclass(frozen=True)
+class EmitSglangRepository(EmitRepository):
+    """Write the models; `engine_json` is the arguments of Engine as JSON, paths relative to the model's directory.
+
+    `adaptive_json` is SGLang's document of a schedule, "" without one. Lengths are in tokens. `gpu_ids` are the GPUs
+    that the engine may see, all of them where there are none.
+    """
+
+    serving: ServingSettings
+    engine_json: str
+    adaptive_json: str
+    max_input_len: int
+    max_seq_len: int
+    gpu_ids: tuple[int, ...] = ()
+
+    def emit(self, out: Path) -> None:
+        """Write the models."""
+        parameters: Parameters = {
+            "tokenizer_dir": from_model(TOKENIZER),
+            "max_input_len": self.max_input_len,
+            "max_seq_len": self.max_seq_len,
+            "gpu_device_ids": ",".join(map(str, self.gpu_ids)),
+        }
+        for model in (ENSEMBLE, PREPROCESSING, POSTPROCESSING):
+            emit_model(out, model, self.serving, parameters)
+        emit_model(out, TARGET, self.serving, parameters, source=MODELS / TARGET)
+        for path, text in ((ENGINE_JSON, self.engine_json), (ADAPTIVE_JSON, self.adaptive_json)):
+            if text:
+                (out / path).write_text(json.dumps(json.loads(text), indent=2) + "\n", encoding="utf-8")
