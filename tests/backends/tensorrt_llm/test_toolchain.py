@@ -159,7 +159,7 @@ def test_an_interpreter_with_a_long_path(trtllm: Installation, tmp_path: Path) -
 
 @pytest.mark.parametrize("text", ["", "\x7fELF", "#!/bin/sh\necho\n"])
 def test_not_a_python_program(text: str, tmp_path: Path) -> None:
-    with pytest.raises(TrtspecError, match="not a Python program, as TensorRT-LLM's is"):
+    with pytest.raises(TrtspecError, match="not a Python program"):
         installed_versions(program(tmp_path, "trtllm-build", text))
 
 
