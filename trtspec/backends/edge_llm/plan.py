@@ -8,7 +8,9 @@ build them, the artifact has the exported ONNX and a script instead.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,53 +109,50 @@ def _quantize(
 ) -> RunEdgeTool:
     settings = asked.quantization.calibration
     prompts = Path(settings.prompts) if settings.prompts else calibration_prompts()
-    return RunEdgeTool(
-        "quantize",
-        role,
-        quantize_arguments(role, asked.quantization, tools.device),
-        tuple(sources[each] for each in ("target", "draft")[: 1 + (role == "draft")]),
-        checkpoint(role),
-        context.version,
-        prompts=(reader.read(prompts.parent, [prompts]),),
-        samples=settings.samples,
-        timeout_s=context.resolved.engine.build.timeout_s,
-        directory=tools.directory,
-        stored_bytes=context.sources[role].nbytes // 2,
-    )
+    argv = quantize_arguments(role, asked.quantization, tools.device)
+    reads = ("target",) if role == "target" else ("target", "draft")
+    step = _run(context, tools, "quantize", role, argv, {each: sources[each] for each in reads}, checkpoint(role))
+    read = (reader.read(prompts.parent, [prompts]),)
+    return replace(step, prompts=read, samples=settings.samples, stored_bytes=context.sources[role].nbytes // 2)
 
 
 def _exports(context: PlanContext, checkpoints: dict[str, Step], tools: EdgeToolchain) -> dict[str, Step]:
     method, sm = context.recipe.speculation.method, find_gpu(context.resolved.engine.gpu).sm
-    return {
-        onnx(role): RunEdgeTool(
-            "export",
-            role,
-            export_arguments(role, method, sm),
-            tuple(checkpoints.values()),
-            onnx(role),
-            context.version,
-            timeout_s=context.resolved.engine.build.timeout_s,
-            directory=tools.directory,
-            stored_bytes=context.sources[role].nbytes,
-        )
-        for role in checkpoints
-    }
+    found: dict[str, Step] = {}
+    for role in checkpoints:
+        reads = {"draft": checkpoints["draft"]} if (role, method) == ("draft", "eagle3") else checkpoints
+        argv = export_arguments(role, method, sm)
+        step = _run(context, tools, "export", role, argv, reads, onnx(role))
+        found[onnx(role)] = replace(step, stored_bytes=context.sources[role].nbytes)
+    return found
 
 
 def _engines(context: PlanContext, checkpoints: dict[str, Step], tools: EdgeToolchain) -> dict[str, Step]:
-    step = RunEdgeTool(
-        "build",
-        "engines",
-        build_command(context),
-        tuple(checkpoints.values()),
-        engine("target"),
+    step = _run(context, tools, "build", "engines", build_command(context), checkpoints, engine("target"))
+    stored = sum(source.nbytes for source in context.sources.values())
+    return {engine("target"): replace(step, machine=machine_of(_facts(context, tools)), stored_bytes=stored)}
+
+
+def _run(
+    context: PlanContext,
+    tools: EdgeToolchain,
+    action: str,
+    role: str,
+    argv: tuple[str, ...],
+    reads: Mapping[str, Step],
+    writes: str,
+) -> RunEdgeTool:
+    return RunEdgeTool(
+        action,
+        role,
+        argv,
+        tuple(reads),
+        tuple(reads.values()),
+        writes,
         context.version,
-        machine=machine_of(_facts(context, tools)),
         timeout_s=context.resolved.engine.build.timeout_s,
         directory=tools.directory,
-        stored_bytes=sum(source.nbytes for source in context.sources.values()),
     )
-    return {engine("target"): step}
 
 
 def _facts(context: PlanContext, tools: EdgeToolchain) -> dict[str, str]:
@@ -173,7 +172,7 @@ def _notes(context: PlanContext, tools: EdgeToolchain, sources: dict[str, StageC
     if not tools.builds_engines:
         yield (
             f"no engines are built here ({tools.why_no_engines}): the artifact has the exported ONNX, and reproduce.sh "
-            "builds engines on the device"
+            f"builds engines on the device: {shlex.join(build_command(context))}"
         )
     if sources["target"].plain_template:
         yield "the target has no chat template, which Edge-LLM wants: its copy gets one that adds nothing to a text"

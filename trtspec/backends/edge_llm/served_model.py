@@ -7,24 +7,21 @@ API there, which would build them anew otherwise. Stop texts are looked for here
 
 from __future__ import annotations
 
-import json
-import os
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from trtspec.backends.edge_llm.answers import Answer, Asked, sampling_params
+from trtspec.backends.edge_llm.loading import load
 from trtspec.errors import TrtspecError
 from trtspec.generation.checks import check_request
 from trtspec.generation.request import Limits, Request, SamplingOptions
 from trtspec.triton.python_models.responses import Responder
 from trtspec.triton.python_models.tensors import (
-    Array,
     RequestTensors,
     Settings,
     read_sampling,
@@ -33,7 +30,6 @@ from trtspec.triton.python_models.tensors import (
 )
 
 ENGINE = "Edge-LLM"
-CACHE_GB = 1e6  # nothing is evicted from a cache that is ours alone
 LIMITS = Limits(max_seq_len=1 << 31)  # Edge-LLM holds texts against its own
 
 
@@ -112,102 +108,3 @@ class TritonPythonModel:
             messages, params, apply_chat_template=False, add_generation_prompt=False
         )
         return self.llm.generate_stream(messages, params, prebuilt_request=request)
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A request: its text, how much is to follow and how; `alone` asks for the target without drafts."""
-
-    text: str
-    max_tokens: int
-    sampling: SamplingOptions
-    stop: tuple[str, ...]
-    alone: bool
-
-    @property
-    def samples(self) -> bool:
-        """Return whether tokens are drawn."""
-        return self.sampling.temperature > 0.0 and self.sampling.top_k != 1
-
-
-@dataclass
-class Answer:
-    """The text of one request, as far as it has come; `unsent` is what its client has not got yet."""
-
-    stop: tuple[str, ...]
-    unsent: str
-    text: str = ""
-    prompt_tokens: int = 0
-    new_tokens: int = 0
-    is_complete: bool = field(default=False)
-
-    def add(self, delta: Any) -> None:
-        """Take what was generated; with a stop text the answer is complete, that text its end."""
-        begin = len(self.text)
-        self.text += delta.text
-        self.new_tokens += len(delta.token_ids)
-        self.prompt_tokens = delta.prompt_tokens or self.prompt_tokens
-        if delta.finish_reason == "error":
-            raise TrtspecError("Edge-LLM gave the request up", hint="the server's log has more")
-        ends = [at + len(stop) for stop in self.stop if (at := self.text.find(stop)) >= 0]
-        if ends:
-            self.text = self.text[: max(begin, min(ends))]
-        self.is_complete = bool(ends) or delta.finished
-        self.unsent += self.text[begin:]
-
-    def take(self) -> list[tuple[str, Array]]:
-        """Return the tensors of one response; the counts are those of the whole text so far."""
-        text, self.unsent = self.unsent, ""
-        return [
-            ("text_output", np.array([text.encode()], object)),
-            ("num_input_tokens", np.array([self.prompt_tokens], np.uint32)),
-            ("num_output_tokens", np.array([self.new_tokens], np.uint32)),
-        ]
-
-
-def load(root: Path, version: int, cache: Path) -> Any:
-    """Start Edge-LLM on an artifact's engines; raises TrtspecError where it would take others."""
-    from experimental.server import LLM
-
-    document = json.loads((root / str(version) / "model.json").read_text(encoding="utf-8"))
-    engines, arguments = str((root / document["engines"]).resolve()), document["llm"]
-    arguments["model"] = str((root / arguments["model"]).resolve())
-    speculation = arguments.get("speculative_config", {})
-    if "model" in speculation:
-        speculation["model"] = str((root / speculation["model"]).resolve())
-    options = lead_to_engines(engines, arguments, cache)
-    llm = LLM(**arguments, cache_dir=str(cache), engine_cache_max_size_gb=CACHE_GB, build_options=options)
-    if os.path.realpath(llm.bundle_dir) != os.path.realpath(engines):
-        raise TrtspecError(
-            "Edge-LLM does not take the artifact's engines", where=engines, hint="build the recipe again"
-        )
-    return llm
-
-
-def lead_to_engines(engines: str, arguments: dict[str, Any], cache: Path) -> Any:
-    """Make the cache entry that Edge-LLM looks for lead to `engines`; return its build options."""
-    from experimental.server.runtime.engine_build import BuildOptions, bundle_cache_path
-
-    speculation = arguments.get("speculative_config", {})
-    sizes = ("max_input_len", "max_batch_size", "max_kv_cache_capacity", "max_verify_tree_size", "max_draft_tree_size")
-    options = BuildOptions(
-        spec_type=speculation.get("method", "none"),
-        draft_model_dir=speculation.get("model", ""),
-        **{key: arguments[key] for key in sizes if key in arguments},
-    )
-    entry = Path(bundle_cache_path(arguments["model"], str(cache), options))
-    entry.parent.mkdir(parents=True)
-    entry.symlink_to(engines)
-    return options
-
-
-def sampling_params(asked: Asked) -> Any:
-    """Return the request in Edge-LLM's words; what samples runs without drafts, which would make it greedy."""
-    from experimental.server import SamplingParams
-
-    sampling: dict[str, Any] = {"temperature": 0.0, "top_k": 1, "top_p": 1.0}
-    if asked.samples:
-        sampling = {key: getattr(asked.sampling, key) for key in ("temperature", "top_k", "top_p", "seed")}
-    return SamplingParams(
-        max_tokens=asked.max_tokens, disable_spec_decode=asked.alone or asked.samples, reuse_context=False, **sampling
-    )

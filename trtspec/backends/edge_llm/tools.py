@@ -30,7 +30,7 @@ NO_KEY = {"key": False}
 class RunEdgeTool(Step):
     """Run a command where its words lead into the store: checkpoints, and below `writes` its own output.
 
-    `argv` is the command, `action` and `role` name the step; `inputs_of` are the checkpoints by role, target first.
+    `argv` is the command, `action` and `role` name the step; `checkpoints` are what it reads, of the roles in `reads`.
     `version` is Edge-LLM's and `machine` what engines depend on besides, "" for what any machine makes alike.
     `prompts`, of which the first `samples` are read, calibrate.
     """
@@ -40,6 +40,7 @@ class RunEdgeTool(Step):
     action: str
     role: str
     argv: tuple[str, ...]
+    reads: tuple[str, ...]
     checkpoints: tuple[Step, ...]
     writes: str
     version: str
@@ -91,9 +92,7 @@ class RunEdgeTool(Step):
         with ExitStack() as stack:
             workdir = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=out.parent, prefix="work-")))
             place = staged if self.argv[0] == QUANTIZE else checkpoint
-            links = {
-                place(role): inputs[step] for role, step in zip(("target", "draft"), self.checkpoints, strict=False)
-            }
+            links = {place(role): inputs[step] for role, step in zip(self.reads, self.checkpoints, strict=True)}
             for name, target in (links | {self.writes: out}).items():
                 (workdir / name).parent.mkdir(exist_ok=True)
                 (workdir / name).symlink_to(target.absolute())
