@@ -80,6 +80,8 @@ HEADS = {
     "eagle": "EagleForCausalLM",
     "redrafter": "ReDrafterForLLaMALM",
     "eagle3": "Eagle3ForCausalLM",
+    "dflash": "DFlashDraftModel",
+    "dspark": "DSparkDraftModel",
 }
 SOURCE = Source(Path("/nowhere"), {"model_type": "llama"}, {})
 PLAIN: dict[str, Any] = {"gpu": "h100", "backend": "tensorrt_llm", "max_batch_size": 4, "max_seq_len": 2048}
