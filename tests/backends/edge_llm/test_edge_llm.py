@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from tests.backends.edge_llm.cases import BLOCK, LATE, METHODS, MTP, case
+from tests.backends.edge_llm.cases import LATE, METHODS, MTP, case
 from tests.backends.source_contexts import FP8, facts, said
 from trtspec.backends.base import backends
 from trtspec.backends.choose import choose_version
@@ -30,7 +31,7 @@ def errors(method: str = "none", **changes: Any) -> list[str]:
 
 
 def options(argv: tuple[str, ...]) -> dict[str, str]:
-    return {word: after for word, after in zip(argv, argv[1:], strict=False) if word.startswith("--")}
+    return {word: after for word, after in pairwise(argv) if word.startswith("--")}
 
 
 def test_there_is_one_release_with_a_source_for_each_fact() -> None:
@@ -166,12 +167,6 @@ def test_the_layers_that_a_net_reads_are_looked_at() -> None:
     assert warned.severity == "warning"
     assert warned.message == "the exported ONNX of the target hands on layers 2, 16, 29, and the net reads 1, 16, 29"
     assert "speculation.draft.model aux-layers" in errors("eagle3", layers=(2, 16, 32))
-
-
-def test_a_block_holds_what_is_drafted() -> None:
-    said_ = found("dflash", speculation__draft_len=16, draft_facts=BLOCK)["speculation.draft_len out-of-range"]
-    assert said_.hint == "at most 15"
-    assert errors("dspark", speculation__draft_len=16, draft_facts=BLOCK) == []
 
 
 def test_with_drafts_requests_wait_for_each_other_and_samples_are_the_targets_alone() -> None:

@@ -56,14 +56,9 @@ def drafting_of(context: PlanContext) -> Drafting | None:
 
 def samples_from_anchor(context: PlanContext) -> bool:
     """Return whether a DSpark net drafts at the last token's own place; it does where its config does not say."""
-    return bool(draft_config(context, "dspark_config").get("sample_from_anchor", True))
-
-
-def draft_config(context: PlanContext, section: str) -> dict[str, object]:
-    """Return the draft's config.json, with what stands in a section of it."""
     config = context.sources["draft"].config
-    inner = config.get(section)
-    return {**config, **(inner if isinstance(inner, dict) else {})}
+    inner = config.get("dspark_config")
+    return bool({**config, **(inner if isinstance(inner, dict) else {})}.get("sample_from_anchor", True))
 
 
 def quantize_arguments(role: str, asked: Quantization, device: str) -> tuple[str, ...]:

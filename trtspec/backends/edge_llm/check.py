@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from trtspec.backends.common.sources import check_num_tokens, check_placement, models_of
 from trtspec.backends.context import PlanContext
-from trtspec.backends.edge_llm.arguments import draft_config, drafting_of
+from trtspec.backends.edge_llm.arguments import drafting_of
 from trtspec.backends.edge_llm.versions import EdgeRelease, releases
 from trtspec.diagnostics import Diagnostic
 from trtspec.gpus import GPUS
@@ -23,7 +23,7 @@ QUANTIZER = f"{PACKAGE}:tensorrt_edgellm/scripts/quantize.py@0.11.0"
 EXPORTER = f"{PACKAGE}:tensorrt_edgellm/models/default/modeling_default.py@0.11.0"
 EAGLE3 = f"{PACKAGE}:experimental/builder/models/eagle3/configuration.py@0.11.0"
 ORIN_SM = 87  # FP16, INT8 and INT4 alone: the support matrix of 0.11
-MOST_BLOCK = {"dflash": "block_size", "dspark": "block_size"}
+BLOCK_METHODS = ("dflash", "dspark")
 
 
 def check(context: PlanContext) -> Iterable[Diagnostic]:
@@ -35,7 +35,6 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
     yield from _about_models(context, release)
     yield from _about_drafting(context)
     yield from _about_eagle3(context)
-    yield from _about_blocks(context)
     yield from _about_quantization(context, release)
     yield from _about_parallel(context)
     yield from check_placement(context)
@@ -105,18 +104,6 @@ def _about_eagle3(context: PlanContext) -> Iterator[Diagnostic]:
         yield Diagnostic(path, "aux-layers", message, hint, "warning", EXPORTER)
 
 
-def _about_blocks(context: PlanContext) -> Iterator[Diagnostic]:
-    """Yield where more is drafted than the net's block holds."""
-    method, drafting = context.recipe.speculation.method, drafting_of(context)
-    if method not in MOST_BLOCK or drafting is None:
-        return
-    most = draft_config(context, f"{method}_config").get(MOST_BLOCK[method])
-    if isinstance(most, int) and drafting.tokens > most:
-        held = most - (drafting.tokens - context.draft_shape.max_depth)
-        message = f"the net fills blocks of {most}, and {context.draft_shape.max_depth} tokens are to be drafted"
-        yield Diagnostic("speculation.draft_len", "out-of-range", message, f"at most {held}", source=ENGINE)
-
-
 def _about_quantization(context: PlanContext, release: EdgeRelease) -> Iterator[Diagnostic]:
     gpu = GPUS.get((context.recipe.engine.gpu or "").lower())
     for role, path, asked in models_of(context):
@@ -136,7 +123,7 @@ def _about_quantization(context: PlanContext, release: EdgeRelease) -> Iterator[
             yield Diagnostic(
                 f"{path}.quantization.exclude", "not-supported", message, "remove exclude", source=QUANTIZER
             )
-        if role == "draft" and wanted.kv_cache != "none" and context.recipe.speculation.method in MOST_BLOCK:
+        if role == "draft" and wanted.kv_cache != "none" and context.recipe.speculation.method in BLOCK_METHODS:
             message = "Edge-LLM keeps the cache of a block net in 16 bits"
             yield Diagnostic(f"{path}.quantization.kv_cache", "not-supported", message, "remove it", source=QUANTIZER)
 
