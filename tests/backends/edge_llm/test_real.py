@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorRT Edge-LLM itself, on a CPU: its parsers, its Python API up to the GPU, and whole conversions with its tools."""
+"""TensorRT Edge-LLM itself, on a CPU: its parsers, its Python API up to the GPU, whole conversions with its tools."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trtspec.backends.edge_llm.arguments import build_command, export_arguments,
 from trtspec.backends.edge_llm.model_json import model_json
 from trtspec.backends.edge_llm.versions import releases
 from trtspec.recipe.schema import Quantization
-from trtspec.system import is_alive, wait_until
+from trtspec.system import wait_until
 
 pytestmark = [pytest.mark.edge_llm, pytest.mark.slow]
 
@@ -156,8 +156,8 @@ def test_the_quickstart_is_quantized_and_exported_and_goes_on_after_a_kill(
     killed.send_signal(signal.SIGKILL)
     killed.wait()
     assert not Path("made").exists()
-    tool = [path.name for path in Path("/proc").glob("[0-9]*") if b"onnx/target" in command_of(path)]
-    assert wait_until(lambda: not any(is_alive(int(pid)) for pid in tool), 30), "nothing of the tool outlives us"
+    tool = [path for path in Path("/proc").glob("[0-9]*") if str(workplace).encode() in command_of(path)]
+    assert wait_until(lambda: not any(map(command_of, tool)), 30), "nothing of the tool outlives us"
 
     built = trtspec("build", *QUICKSTART, "--json")
     assert built.code == 0, built.err

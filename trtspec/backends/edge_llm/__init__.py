@@ -47,6 +47,7 @@ BACKEND = Backend(
     memory=plan_source_memory,
     plan=_plan,
     converts=False,
+    builds_engines=True,
     package="tensorrt_edgellm",
     versions=lambda: list(releases()),
     check=check,
