@@ -188,3 +188,50 @@ def test_the_command_exits_with_1_where_something_is_left_to_fill_in(trtspec: Ru
     done = trtspec("migrate", engine_recipe, "--to", "1.3")
     assert done.code == 1
     assert "fill in what is open, then trtspec check" in done.out
+
+
+def test_who_leaves_engines_is_told_who_else_builds_them() -> None:
+    moved = next(change for change in migrate(with_method("none"), "1.3").changes if change.path == "engine.backend")
+    assert moved.why.endswith("; for TensorRT engines: --backend edge_llm")
+
+
+def test_engines_go_on_with_another_builder() -> None:
+    engine = {
+        "backend": "tensorrt_llm", "version": "1.2.1", "gpu": "rtx5090", "max_num_tokens": 4096,
+        "extra": {"gemm_plugin": "auto"}, "build": {"timing_cache": "cache"},
+    }  # fmt: skip
+    target = recipe().target.model_dump(exclude_unset=True) | {"quantization": {"weights": "fp8"}}
+    found = migrate(recipe(engine=engine, target=target), backend="edge_llm")
+    assert found.document["engine"] == {"backend": "edge_llm", "version": "0.11.0", "gpu": "rtx5090"}
+    assert found.document["target"]["quantization"] == {"weights": "fp8"}, "it quantizes too"
+    assert kinds(found, "dropped") == [
+        "engine.extra.gemm_plugin",
+        "engine.build.timing_cache",
+        "engine.max_num_tokens",
+    ]
+    assert found.is_complete
+    assert Recipe.model_validate(found.document).engine.backend == "edge_llm"
+
+
+def test_a_gpu_and_a_method_that_it_has_not_are_left_open() -> None:
+    found = migrate(with_method("medusa", draft={"model": "./heads"}), backend="edge_llm")
+    assert found.document["speculation"] == {"method": "eagle3", "draft_len": 4}
+    assert "gpu" not in found.document["engine"]
+    assert kinds(found, "open") == ["engine.gpu", "speculation.draft.model"]
+    gpus = next(change.why for change in found.changes if change.kind == "open")
+    assert "rtx5090" in gpus
+    assert "dgx-spark" in gpus
+    assert "h200" not in gpus
+
+
+def test_no_recipe_moves_to_what_knows_no_way() -> None:
+    with pytest.raises(TrtspecError, match=r"(?s)no recipe moves to vllm by itself.*edge_llm"):
+        migrate(recipe(), backend="vllm")
+
+
+def test_the_command_names_the_backend(trtspec: Run, engine_recipe: Path) -> None:
+    assert "add --to VERSION, --backend NAME or both" in trtspec("migrate", engine_recipe).err
+    moved = trtspec("migrate", engine_recipe, "--backend", "edge_llm")
+    assert moved.code == 1, "the GPU and the net are to be filled in"
+    written = engine_recipe.with_name("recipe-edge_llm.yaml").read_text()
+    assert written.startswith("# recipe.yaml for edge_llm 0.11.0")

@@ -58,6 +58,10 @@ GPUS = {
         _gpu("b200", "B200", 100, 178),
         _gpu("rtx5090", "RTX 5090", 120, 31),
         _gpu("rtxpro6000", "RTX PRO 6000", 120, 94),
+        # memory is shared with the CPU: the largest module's, and no driver reports it
+        _gpu("jetson-orin", "Orin", 87, 61),
+        _gpu("jetson-thor", "Thor", 110, 122),
+        _gpu("dgx-spark", "GB10", 121, 119),
     )
 }
 
@@ -73,7 +77,10 @@ def find_gpu(name: str) -> Gpu:
 
 @dataclass(frozen=True)
 class SeenGpu:
-    """A GPU as nvidia-smi describes it; `sm` is the compute capability times ten."""
+    """A GPU as nvidia-smi describes it; `sm` is the compute capability times ten.
+
+    `mebibytes` is 0 where its memory is the CPU's, of which nvidia-smi says nothing.
+    """
 
     name: str
     sm: int
@@ -84,7 +91,7 @@ class SeenGpu:
         """Return whether it is of the kind; of one product there are several sizes."""
         off = abs(self.mebibytes / 1024 - gpu.memory_bytes / 2**30)
         is_named = re.search(rf"\b{re.escape(gpu.product)}\b", self.name) is not None
-        return is_named and self.sm == gpu.sm and off <= MOST_GIB_OFF
+        return is_named and self.sm == gpu.sm and (off <= MOST_GIB_OFF or not self.mebibytes)
 
     @property
     def kind(self) -> Gpu | None:
@@ -99,6 +106,9 @@ def seen_gpus() -> list[SeenGpu]:
     lines = ask_program(SMI, SMI[0], "repair the driver").splitlines()
     try:
         rows = [[part.strip() for part in line.split(",")] for line in lines if line.strip()]
-        return [SeenGpu(name, int(sm.replace(".", "")), driver, int(memory)) for name, sm, driver, memory in rows]
+        return [
+            SeenGpu(name, int(sm.replace(".", "")), driver, 0 if memory == "[N/A]" else int(memory))
+            for name, sm, driver, memory in rows
+        ]
     except ValueError:
         raise TrtspecError(f"says {lines[:4]}, which are no GPUs", where=SMI[0], hint="repair the driver") from None

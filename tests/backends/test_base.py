@@ -32,6 +32,7 @@ def install(monkeypatch: pytest.MonkeyPatch):
 
 def test_every_backend_says_which_versions_it_has() -> None:
     assert {name: backend.versions()[-1] for name, backend in backends().items()} == {
+        "edge_llm": "0.11.0",
         "embedded": "",
         "llmapi": "1.2.1",
         "tensorrt_llm": "1.2.1",
@@ -117,7 +118,7 @@ def test_versions_that_a_backend_does_not_have(backend: str, wanted: str, said: 
 def test_gpus_are_found_whatever_the_case_and_unknown_ones_named() -> None:
     assert find_gpu("H200").sm == 90
     assert {name for name, gpu in GPUS.items() if not gpu.has_fp8} == {
-        *("v100", "t4", "a10", "a30", "a40", "a100-40gb", "a100-80gb", "rtx3090")
+        *("v100", "t4", "a10", "a30", "a40", "a100-40gb", "a100-80gb", "rtx3090", "jetson-orin")
     }
     with pytest.raises(TrtspecError, match=r"(?s)nothing is known of the GPU 'h20o'.*did you mean 'h200'"):
         find_gpu("h20o")

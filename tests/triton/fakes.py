@@ -25,6 +25,7 @@ CODE = {
     "tensorrt_llm": "backends.embedded.served_model",
     "tensorrt_llm_llmapi": "backends.llmapi.served_model",
     "sampling_parameters": "backends.vllm.sampling_parameters",
+    "edge_llm": "backends.edge_llm.served_model",
 }
 FINAL = 1
 

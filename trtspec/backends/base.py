@@ -67,8 +67,9 @@ class Backend:
     `methods` returns the speculation methods it runs and what it calls each; `memory` what serving takes on each
     device; `plan` the steps of an artifact. `converts` tells whether it runs a converted checkpoint, which the torch
     engine can open in this process, or the source as it is; `in_process` whether its engine is that very torch engine,
-    so that what is measured in this process counts. `keeps_windows` tells whether layers with a sliding window keep to
-    it, so that texts may be longer. `knobs` are the keys of `speculation` that it honours, out of recipe.schema's
+    so that what is measured in this process counts. `builds_engines` tells whether TensorRT engines are what it runs,
+    which a recipe may want to stay with when it moves. `keeps_windows` tells whether layers with a sliding window keep
+    to it, so that texts may be longer. `knobs` are the keys of `speculation` that it honours, out of recipe.schema's
     KNOBS; `check` refuses the others, so none is ignored in silence. `devices` are the values of `engine.device` that
     it takes, `dtypes` those of `dtype`. `maps_vocabularies` tells of a version and a method whether it drafts with a
     model of another vocabulary. `package` is the Python package that it needs, None for one that comes with trtspec,
@@ -83,6 +84,7 @@ class Backend:
     memory: Callable[[PlanContext], list[MemoryPlan]]
     plan: Callable[[PlanContext, FileReader], ArtifactPlan]
     converts: bool = True
+    builds_engines: bool = False
     in_process: bool = False
     keeps_windows: bool = False
     knobs: frozenset[str] = frozenset()

@@ -16,17 +16,19 @@ if TYPE_CHECKING:
     from trtspec.recipe.load import LoadedRecipe
 
 
+_BACKEND = "Move to this backend instead of the one that has the version; without --to, to its newest."
 _OUTPUT = "Where the new recipe goes, instead of beside the old one (here, for one that comes with trtspec)."
 
 
 def migrate(
     recipe: Recipe,
-    to: Annotated[str, typer.Option("--to", metavar="VERSION", help="A TensorRT-LLM version, as 1.3.")],
+    to: Annotated[str, typer.Option("--to", metavar="VERSION", help="A TensorRT-LLM version, as 1.3.")] = "",
+    backend: Annotated[str, typer.Option("--backend", help=_BACKEND)] = "",
     output: Annotated[Path | None, typer.Option("--output", "-o", help=_OUTPUT)] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
     json: Json = False,
 ) -> None:
-    """Write the recipe for another TensorRT-LLM version, and say what carries over and what does not.
+    """Write the recipe for another TensorRT-LLM version or backend, and say what carries over and what does not.
 
     Exits with 1 where something has to be filled in by hand.
 
@@ -40,9 +42,11 @@ def migrate(
     from trtspec.paths import PACKAGE, is_below
     from trtspec.recipe.load import load_recipe
 
+    if not (to or backend):
+        raise TrtspecError("nothing says where to migrate to", hint="add --to VERSION, --backend NAME or both")
     loaded = load_recipe(recipe)
-    found = migrated(loaded.recipe, to)
-    out = output or default_output(loaded, to)
+    found = migrated(loaded.recipe, to, backend)
+    out = output or default_output(loaded, "-".join(filter(None, (backend, to))))
     if is_below(out, PACKAGE):
         hint = "name a file of your own with --output"
         raise TrtspecError("trtspec's installation is not written to", where=str(out), hint=hint)
@@ -50,7 +54,7 @@ def migrate(
         raise TrtspecError(
             "a file lies here already", where=str(out), hint="name another with --output, or add --force"
         )
-    _write(out, render(found, recipe, out.parent))
+    _write(out, render(found, recipe, out.parent, backend or "TensorRT-LLM"))
     changes = [asdict(change) for change in found.changes]
     if json:
         print_json(
@@ -78,13 +82,13 @@ def default_output(loaded: LoadedRecipe, to: str) -> Path:
     return Path(f"{loaded.recipe.name}-{to}.yaml")
 
 
-def render(found: Migration, recipe: Path, directory: Path) -> str:
+def render(found: Migration, recipe: Path, directory: Path, engine: str) -> str:
     """Return the text of the new recipe: what changed as its head, and paths relative to its directory."""
     import yaml
 
     from trtspec.recipe.files import change_paths
 
-    head = [f"# {recipe.name} for TensorRT-LLM {found.version}, made by trtspec migrate."]
+    head = [f"# {recipe.name} for {engine} {found.version}, made by trtspec migrate."]
     head += [f"# {change.kind}: {change.path}: {change.why}" for change in found.changes]
     change_paths(found.document, lambda path: _relative(path, directory))
     return "\n".join(head) + "\n" + yaml.safe_dump(found.document, sort_keys=False, allow_unicode=True, width=120)

@@ -166,7 +166,7 @@ def test_an_interpreter_with_a_long_path(trtllm: Installation, tmp_path: Path) -
 
 @pytest.mark.parametrize("text", ["", "\x7fELF", "#!/bin/sh\necho\n"])
 def test_not_a_python_program(text: str, tmp_path: Path) -> None:
-    with pytest.raises(TrtspecError, match="not a Python program, as TensorRT-LLM's is"):
+    with pytest.raises(TrtspecError, match="not a Python program"):
         installed_versions(program(tmp_path, "trtllm-build", text))
 
 
@@ -177,3 +177,8 @@ def test_an_interpreter_that_is_gone(tmp_path: Path) -> None:
 
 def test_an_interpreter_without_packages(tmp_path: Path) -> None:
     assert installed_versions(program(tmp_path, "trtllm-build", f"#!{sys.executable}\n"))[0] is None
+
+
+def test_a_gpu_without_memory_of_its_own_is_known_too(trtllm: Installation) -> None:
+    trtllm.show_gpus("NVIDIA GB10, 12.1, 580.95.05, [N/A]")
+    assert seen_gpus() == [SeenGpu("NVIDIA GB10", 121, "580.95.05", 0)]

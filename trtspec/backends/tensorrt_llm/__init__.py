@@ -67,6 +67,7 @@ BACKEND = Backend(
     methods=_methods,
     memory=memory,
     plan=_plan,
+    builds_engines=True,
     package=PACKAGE,
     versions=versions,
     check=check,

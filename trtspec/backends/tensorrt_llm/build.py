@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import ClassVar
 
 from trtspec.artifacts import paths
+from trtspec.backends.common.runner import Tool, run_tool
 from trtspec.backends.common.trtllm_versions import version_spec_of
 from trtspec.backends.common.trtllm_versions.containers import is_release
 from trtspec.backends.tensorrt_llm.engine_dir import Expected, check_engine, parse_arguments
 from trtspec.backends.tensorrt_llm.phases import Phases, version_said
 from trtspec.backends.tensorrt_llm.placement import LAUNCH
-from trtspec.backends.tensorrt_llm.runner import Tool, run_tool
 from trtspec.backends.tensorrt_llm.toolchain import EngineToolchain
 from trtspec.checkpoint.source import MAX_CONFIG_BYTES, read_json
 from trtspec.errors import StepError

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from trtspec.backends.tensorrt_llm import guard
+from trtspec.backends.common import guard
 from trtspec.errors import StepError, StepTimeout
 
 log = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from tests.doubles.trouble import DEAF
+from trtspec.backends.common.runner import Tool, run_tool
 from trtspec.backends.tensorrt_llm.phases import Phases, version_said
-from trtspec.backends.tensorrt_llm.runner import Tool, run_tool
 from trtspec.errors import StepError, StepTimeout
 from trtspec.system import is_alive, start_time, wait_until
 
@@ -174,7 +174,7 @@ def test_it_does_not_outlive_us(tool: Callable[..., Tool], tmp_path: Path) -> No
     cleaned = tmp_path / "cleaned"
     script = f"""
 from pathlib import Path
-from trtspec.backends.tensorrt_llm.runner import Tool, run_tool
+from trtspec.backends.common.runner import Tool, run_tool
 command = ({sys.executable!r}, "-c", {DEAF_FAMILY!r})
 tool = Tool(command, Path({str(tmp_path)!r}), Path({str(tmp_path / "log")!r}), 600, grace_s=0.2,
             cleanup=("touch", {str(cleaned)!r}))
@@ -227,7 +227,7 @@ def test_version(name: str) -> None:
 
 
 def test_the_guard_needs_nothing_of_ours() -> None:
-    from trtspec.backends.tensorrt_llm import guard
+    from trtspec.backends.common import guard
 
     source = Path(guard.__file__).read_text()
     assert not re.search(r"^\s*(from|import) trtspec", source, re.MULTILINE)

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recipes for Edge-LLM with the sizes of published models."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tests.backends.source_contexts import facts, source_context
+from trtspec.backends.context import PlanContext
+from trtspec.methods.base import DraftHead
+
+VERSION = "0.11.0"
+MTP = facts({"model_type": "qwen3_5_text", "mtp_num_hidden_layers": 1})
+BLOCK = facts({"model_type": "qwen3", "block_size": 16})
+LATE = facts({"block_size": 16, "dspark_config": {"sample_from_anchor": False}})
+# by method: what a recipe of it says beside the method
+METHODS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "eagle3": {"speculation__draft_len": 5},
+    "mtp": {"speculation__draft_len": 3, "target_facts": MTP},
+    "dflash": {"speculation__draft_len": 7, "draft_facts": BLOCK},
+    "dspark": {"speculation__draft_len": 7, "draft_facts": BLOCK},
+}
+
+
+def case(method: str = "none", **changes: Any) -> PlanContext:
+    """Return a recipe's context for an RTX 5090; an EAGLE-3 net reads the layers that `layers` names."""
+    layers = changes.pop("layers", None)
+    changes = {"engine__gpu": "rtx5090", "engine__max_batch_size": 1, **METHODS.get(method, {}), **changes}
+    context = source_context("edge_llm", VERSION, method, **changes)
+    if method in ("mtp", "none"):
+        return replace(context, sources={"target": context.sources["target"]})
+    if layers and context.head:
+        head = DraftHead(config={"eagle3": {"aux_layers": list(layers)}}, rules=context.head.head.rules)
+        return replace(context, head=replace(context.head, head=head))
+    return context

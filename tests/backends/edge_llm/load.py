@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads a served model's document with the installed Edge-LLM, up to where it needs a GPU; runs in its environment.
+
+python load.py MODEL_DIRECTORY CACHE      says what its runtime would be started with
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from experimental.server import LLM
+
+from trtspec.backends.edge_llm.loading import load
+
+LLM._load_runtime = lambda llm: None
+loaded = load(Path(sys.argv[1]), 1, Path(sys.argv[2]))
+document = {
+    "top_k": loaded._draft_top_k,
+    "steps": loaded._draft_step,
+    "verify": loaded._verify_tree_size,
+    "block": loaded._dflash_block_size,
+    "bundle": str(Path(loaded.bundle_dir).resolve()),
+}
+sys.stdout.write(json.dumps(document) + "\n")

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge-LLM: what its commands and its Python API are told of each method, and what of a recipe is refused."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from tests.backends.edge_llm.cases import LATE, METHODS, MTP, case
+from tests.backends.source_contexts import FP8, facts, said
+from trtspec.backends.base import backends
+from trtspec.backends.choose import choose_version
+from trtspec.backends.edge_llm import BACKEND
+from trtspec.backends.edge_llm.arguments import build_command, export_arguments, quantize_arguments
+from trtspec.backends.edge_llm.model_json import model_json
+from trtspec.backends.edge_llm.versions import releases
+from trtspec.gpus import GPUS, SeenGpu
+from trtspec.recipe.schema import Quantization
+
+TREE = {"top_k": 4, "nodes": 12}
+
+
+def found(method: str = "none", **changes: Any) -> dict[str, Any]:
+    return said(BACKEND.check(case(method, **changes)))
+
+
+def errors(method: str = "none", **changes: Any) -> list[str]:
+    return [key for key, each in found(method, **changes).items() if each.severity == "error"]
+
+
+def options(argv: tuple[str, ...]) -> dict[str, str]:
+    return {word: after for word, after in pairwise(argv) if word.startswith("--")}
+
+
+def test_there_is_one_release_with_a_source_for_each_fact() -> None:
+    assert choose_version(backends()["edge_llm"], None) == "0.11.0"
+    release = releases()["0.11.0"]
+    assert release.source.startswith("NVIDIA/TensorRT-Edge-LLM:")
+    assert release.sms == [80, 86, 87, 100, 110, 120, 121]
+    assert not release.platforms_of(90)
+    assert release.platforms_of(121)[0].tensorrt == ("10.16.1.11",)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_is_taken_as_it_is(method: str) -> None:
+    assert errors(method) == []
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "spec_type", "verify", "draft"),
+    [
+        ("none", {}, "none", None, None),
+        ("eagle3", {}, "eagle3", "6", "5"),
+        ("eagle3", {"speculation__options": TREE}, "eagle3", "13", "20"),
+        ("mtp", {}, "mtp", "4", "3"),
+        ("dflash", {}, "dflash", "8", "8"),
+        ("dspark", {}, "dspark", "8", "7"),
+        ("dspark", {"draft_facts": LATE}, "dspark", "8", "8"),
+    ],
+)
+def test_engines_are_built_for_what_is_drafted(method, changes, spec_type, verify, draft) -> None:
+    told = options(build_command(case(method, **changes)))
+    assert (told["--spec-type"], told.get("--max-verify-tree-size"), told.get("--max-draft-tree-size")) == (
+        spec_type,
+        verify,
+        draft,
+    )
+    assert told.get("--draft-model-dir") == (None if method in ("none", "mtp") else "checkpoints/draft")
+    assert (told["--max-kv-cache-capacity"], told["--max-input-len"], told["--max-batch-size"]) == ("2048", "1024", "1")
+
+
+@pytest.mark.parametrize(
+    ("method", "tokens", "steps"), [("eagle3", 5, 5), ("mtp", 3, 3), ("dflash", 8, None), ("dspark", 7, None)]
+)
+def test_the_python_api_drafts_as_much(method: str, tokens: int, steps: int | None) -> None:
+    llm = model_json(case(method))["llm"]
+    assert llm["speculative_config"]["method"] == method
+    assert llm["speculative_config"]["num_speculative_tokens"] == tokens
+    assert llm.get("draft_step") == steps
+    assert llm["verify_tree_size"] == llm["max_verify_tree_size"]
+    assert not llm["enable_in_flight_batching"]
+    assert ("model" in llm["speculative_config"]) == (method != "mtp")
+
+
+def test_requests_run_together_where_nothing_is_drafted() -> None:
+    assert model_json(case())["llm"]["enable_in_flight_batching"]
+
+
+@pytest.mark.parametrize(
+    ("role", "method", "words"),
+    [
+        ("target", "none", "checkpoints/target onnx/target"),
+        ("target", "eagle3", "checkpoints/target onnx/target --eagle-base --eagle-draft-dir checkpoints/draft"),
+        ("draft", "eagle3", "checkpoints/draft onnx/draft"),
+        ("target", "mtp", "checkpoints/target onnx/target --mtp"),
+        ("target", "dflash", "checkpoints/target onnx/target --dflash-base --dflash-draft-dir checkpoints/draft"),
+        ("draft", "dspark", "checkpoints/target onnx/draft --dspark-draft --dspark-draft-dir checkpoints/draft"),
+    ],
+)
+def test_what_is_exported_of_each_method(role: str, method: str, words: str) -> None:
+    tail = "--dtype float16 --int4-gemm-plugin-version 2 --target-sm 110"
+    assert " ".join(export_arguments(role, method, 110)) == f"tensorrt-edgellm-export {words} {tail}"
+
+
+def test_quantization_says_device_format_and_samples() -> None:
+    argv = quantize_arguments("draft", Quantization(weights="fp8", kv_cache="fp8"), "cpu")
+    told = options(argv)
+    assert argv[1] == "draft"
+    assert (told["--base_model_dir"], told["--draft_model_dir"]) == ("sources/target", "sources/draft")
+    assert (told["--quantization"], told["--kv_cache_quantization"], told["--device"]) == ("fp8", "fp8", "cpu")
+    assert told["--num_samples"] == "128"
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "message"),
+    [
+        ({"engine__gpu": None}, "engine.gpu missing-key", "an engine is built for one GPU"),
+        ({"engine__gpu": "h100"}, "engine.gpu gpu", "Edge-LLM 0.11.0 has nothing for h100, compute capability 9.0"),
+        ({"engine__gpu": "l4"}, "engine.gpu gpu", "Edge-LLM 0.11.0 has nothing for l4, compute capability 8.9"),
+        ({"target__dtype": "bfloat16"}, "target.dtype not-supported", "Edge-LLM computes in float16"),
+        ({"target__parallel__tensor": 2}, "target.parallel parallel", "Edge-LLM serves one GPU here"),
+        ({"target_facts": facts({"model_type": "phi3"})}, "target.model family", "builds no engine of phi3"),
+        (
+            {"target__quantization__weights": "fp8_rowwise"},
+            "target.quantization.weights quantization",
+            "fp8_rowwise weights of the target",
+        ),
+        (
+            {"target__quantization__weights": "fp8", "engine__gpu": "jetson-orin"},
+            "engine.gpu quantization",
+            "jetson-orin multiplies no FP8; it has FP16, INT8 and INT4 alone",
+        ),
+        (
+            {"target__quantization__exclude": ["*.fc"]},
+            "target.quantization.exclude not-supported",
+            "every layer and not the head",
+        ),
+        (
+            {"engine__build__image": "x@sha256:" + "0" * 64},
+            "engine.build.image not-supported",
+            "Edge-LLM's builder takes no image here",
+        ),
+    ],
+)
+def test_what_is_refused_says_why(changes: dict[str, Any], key: str, message: str) -> None:
+    diagnostic = found(**changes)[key]
+    assert diagnostic.severity == "error"
+    assert message in diagnostic.message
+
+
+@pytest.mark.parametrize("gpu", ["a100-80gb", "rtx3090", "jetson-thor", "b200", "rtxpro6000", "dgx-spark"])
+def test_gpus_that_it_has_libraries_for(gpu: str) -> None:
+    assert errors(engine__gpu=gpu) == []
+
+
+def test_layers_that_draft_are_those_of_models_that_have_a_class() -> None:
+    assert "speculation.method version" in found("mtp", target_facts=facts({"model_type": "llama"}))
+    assert "speculation.method no-draft" in found("mtp", target_facts=facts({"model_type": "nemotron_h"}))
+    assert errors("mtp", target_facts=MTP) == []
+
+
+def test_the_layers_that_a_net_reads_are_looked_at() -> None:
+    assert "speculation.draft.model aux-layers" not in found("eagle3", layers=(2, 16, 29))
+    warned = found("eagle3", layers=(1, 16, 29))["speculation.draft.model aux-layers"]
+    assert warned.severity == "warning"
+    assert warned.message == "the exported ONNX of the target hands on layers 2, 16, 29, and the net reads 1, 16, 29"
+    assert "speculation.draft.model aux-layers" in errors("eagle3", layers=(2, 16, 32))
+
+
+def test_with_drafts_requests_wait_for_each_other_and_samples_are_the_targets_alone() -> None:
+    warned = found("eagle3", engine__max_batch_size=4)
+    assert warned["engine.max_batch_size unused"].severity == "warning"
+    assert warned["speculation.method greedy-only"].severity == "warning"
+    assert found(engine__max_batch_size=4) == {}
+
+
+def test_a_source_that_is_fp8_needs_no_quantization() -> None:
+    assert errors(target_facts=facts({}, FP8)) == []
+
+
+def test_a_gpu_that_shares_the_cpus_memory_is_known_by_name_and_capability() -> None:
+    spark = SeenGpu("NVIDIA GB10", 121, "580.95.05", 0)
+    assert spark.kind is GPUS["dgx-spark"]

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TensorRT Edge-LLM itself, on a CPU: its parsers, its Python API up to the GPU, whole conversions with its tools."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.backends.contexts import SHAPES
+from tests.backends.edge_llm.cases import LATE, METHODS, case
+from tests.conftest import Run
+from tests.engines import engine_python
+from trtspec.backends.edge_llm.arguments import build_command, export_arguments, quantize_arguments
+from trtspec.backends.edge_llm.model_json import model_json
+from trtspec.backends.edge_llm.versions import releases
+from trtspec.recipe.schema import Quantization
+from trtspec.system import wait_until
+
+pytestmark = [pytest.mark.edge_llm, pytest.mark.slow]
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+DOUBLE = HERE.parents[1] / "doubles" / "edge_llm"
+QUICKSTART = (
+    *("quickstart-eagle3", "--set", "engine.backend=edge_llm", "--set", "engine.gpu=rtx5090"),
+    *("--set", "target.quantization.weights=fp8", "--set", "target.quantization.kv_cache=fp8"),
+    *("--set", "target.quantization.calibration.samples=4", "--out", "made"),
+)
+BUILD_S = 1200
+
+
+def ask(what: str, question: Any) -> Any:
+    """Return what the environment's own classes answer."""
+    command = [engine_python("edge_llm"), HERE / "real.py", what]
+    asked = subprocess.run(
+        command, input=json.dumps(question), capture_output=True, text=True, timeout=300, check=False
+    )
+    assert asked.returncode == 0, asked.stderr
+    return json.loads(asked.stdout.splitlines()[-1])
+
+
+def command_lines() -> list[list[str]]:
+    """Return every command line for every method, size of model, GPU and format."""
+    cases = [case(method, target=shape) for method in METHODS for shape in SHAPES]
+    cases.append(case("eagle3", speculation__options={"top_k": 8, "nodes": 59}, engine__max_batch_size=8))
+    cases.append(case("dspark", draft_facts=LATE))
+    sms = releases()["0.11.0"].sms
+    lines = [build_command(each) for each in cases]
+    lines += [export_arguments(role, method, sm) for role in ("target", "draft") for method in METHODS for sm in sms]
+    formats = [Quantization(weights="fp8"), Quantization(kv_cache="fp8"), Quantization(weights="fp8", kv_cache="fp8")]
+    devices = ("cpu", "cuda")
+    return [
+        *map(list, lines),
+        *(
+            list(quantize_arguments(role, each, on))
+            for role in ("target", "draft")
+            for each in formats
+            for on in devices
+        ),
+    ]
+
+
+def test_its_parsers_take_every_command_line() -> None:
+    lines = command_lines()
+    assert len(lines) > 100
+    assert [said for said in ask("parse", lines) if said] == []
+    assert "unrecognized" in ask("parse", [[*lines[0], "--no-such-option"]])[0]
+
+
+def test_the_stand_in_has_its_signatures(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [
+        ["experimental.server", "LLM.__init__"],
+        ["experimental.server", "LLM._make_generation_request"],
+        ["experimental.server", "LLM.generate_stream"],
+        ["experimental.server", "SamplingParams"],
+        ["experimental.server.runtime.engine_build", "BuildOptions"],
+        ["experimental.server.runtime.engine_build", "bundle_cache_path"],
+    ]
+    theirs = ask("signatures", names)
+    environment = {**os.environ, "PYTHONPATH": str(DOUBLE)}
+    command = [sys.executable, HERE / "real.py", "signatures"]
+    ours = subprocess.run(
+        command, input=json.dumps(names), capture_output=True, text=True, check=True, env=environment, timeout=60
+    )
+    assert json.loads(ours.stdout) == theirs
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "runtime"),
+    [
+        ("none", {}, {}),
+        ("eagle3", {}, {"top_k": 1, "steps": 5, "verify": 6}),
+        ("eagle3", {"speculation__options": {"top_k": 4, "nodes": 12}}, {"top_k": 4, "steps": 5, "verify": 13}),
+        ("mtp", {}, {"top_k": 1, "steps": 3, "verify": 4}),
+        ("dflash", {}, {"top_k": 1, "steps": 1, "verify": 8, "block": 8}),
+        ("dspark", {}, {"top_k": 1, "steps": 1, "verify": 8}),
+    ],
+)
+def test_its_python_api_takes_the_engines_that_were_built(method, changes, runtime, tmp_path: Path) -> None:
+    """Files that look like its engines: it takes them, and would draft as the recipe says."""
+    context = case(method, **changes)
+    lay_out(tmp_path, context, method)
+    command = [
+        engine_python("edge_llm"),
+        HERE / "load.py",
+        tmp_path / "model_repository" / "edge_llm",
+        tmp_path / "cache",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    loaded = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
+    assert loaded.returncode == 0, loaded.stderr[-2000:]
+    document = json.loads(loaded.stdout.splitlines()[-1])
+    assert document["bundle"] == str(tmp_path / "engines" / "target")
+    assert {key: document[key] for key in runtime} == runtime
+
+
+def lay_out(root: Path, context: Any, method: str) -> None:
+    """Write what an artifact has, weights and engines empty."""
+    version = root / "model_repository" / "edge_llm" / "1"
+    for directory in (version, root / "checkpoints/target", root / "checkpoints/draft", root / "engines/target"):
+        directory.mkdir(parents=True)
+    (version / "model.json").write_text(json.dumps(model_json(context)))
+    for role in ("target", "draft"):
+        (root / "checkpoints" / role / "config.json").write_text(json.dumps({"model_type": "llama", "block_size": 16}))
+    sizes = model_json(context)["llm"]
+    names = ("max_input_len", "max_batch_size", "max_kv_cache_capacity", "max_verify_tree_size", "max_draft_tree_size")
+    builder = {name: sizes[name] for name in names if name in sizes}
+    config = {"builder_config": builder, "checkpoint_identity": {}, "spec_decode_type": method, "block_size": 16}
+    engines = root / "engines" / "target"
+    if method == "none":
+        (engines / "llm.engine").touch()
+        (engines / "config.json").write_text(json.dumps({**config, "engine_role": "llm"}))
+        return
+    for role in ("base", "draft"):
+        (engines / f"spec_{role}.engine").touch()
+        (engines / f"{role}_config.json").write_text(json.dumps({**config, "engine_role": role}))
+
+
+def test_the_quickstart_is_quantized_and_exported_and_goes_on_after_a_kill(
+    workplace: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRTSPEC_EDGE_LLM", str(engine_python("edge_llm").parents[1]))
+    killed = subprocess.Popen(
+        [sys.executable, "-m", "trtspec", "build", *QUICKSTART], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    logs = workplace / "cache" / "logs"
+    wait_until(lambda: any(logs.glob("export-target-*.log")) or killed.poll() is not None, BUILD_S)
+    assert killed.poll() is None, killed.stderr.read().decode()
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    assert not Path("made").exists()
+    tool = [path for path in Path("/proc").glob("[0-9]*") if str(workplace).encode() in command_of(path)]
+    assert wait_until(lambda: not any(map(command_of, tool)), 30), "nothing of the tool outlives us"
+
+    built = trtspec("build", *QUICKSTART, "--json")
+    assert built.code == 0, built.err
+    status = {step["name"]: step["status"] for step in built.document["steps"]}
+    assert status["quantize-target"] == "hit", "what was finished is not done again"
+    assert status["export-target"] == status["export-draft"] == "built"
+    look_at(Path("made"))
+
+    monkeypatch.setenv("TRTSPEC_EDGE_LLM", "/nowhere")
+    again = trtspec("build", *QUICKSTART[:-1], "again", "--json")
+    assert again.code == 0, "from the store, where its tools are not"
+    assert {step["status"] for step in again.document["steps"]} == {"hit"}
+
+
+def command_of(process: Path) -> bytes:
+    try:
+        return (process / "cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def look_at(made: Path) -> None:
+    """Look at what Edge-LLM made of the quickstart."""
+    quantized = json.loads((made / "checkpoints/target/hf_quant_config.json").read_text())["quantization"]
+    assert (quantized["quant_algo"], quantized["kv_cache_quant_algo"]) == ("FP8", "FP8")
+    assert json.loads((made / "checkpoints/draft/config.json").read_text())["target_layer_ids"] == [2, 4, 5]
+    base, draft = (json.loads((made / "onnx" / role / "llm/config.json").read_text()) for role in ("target", "draft"))
+    assert (base["spec_decode_type"], base["kv_cache_dtype"]) == ("eagle3", "fp8")
+    assert (draft["engine_role"], draft["draft_vocab_size"]) == ("draft", 256)
+    assert (made / "onnx/target/llm/model.onnx.data").stat().st_size > 1 << 20

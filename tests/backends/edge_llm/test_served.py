@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge-LLM's served model without a server, a strict stand-in in the place of its Python API."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.triton.artifact import make_tokenizer
+from tests.triton.fakes import FINAL, Request, load_model, make_pb_utils, model_args
+from trtspec.backends.edge_llm.loading import load
+from trtspec.backends.edge_llm.repository import EmitEdgeRepository
+from trtspec.errors import TrtspecError
+from trtspec.triton.config import load_config
+
+DOUBLE = Path(__file__).parents[2] / "doubles" / "edge_llm"
+ANSWERS = {"hello": ["one ", "two ", "three"], "broken": ["a", "ERROR"]}
+LLM = {
+    "model": "../../checkpoints/target",
+    "max_input_len": 32,
+    "max_batch_size": 4,
+    "max_kv_cache_capacity": 64,
+    "draft_top_k": 1,
+    "draft_step": 3,
+    "verify_tree_size": 4,
+    "max_verify_tree_size": 4,
+    "max_draft_tree_size": 3,
+    "speculative_config": {"method": "eagle3", "num_speculative_tokens": 3, "model": "../../checkpoints/draft"},
+    "enable_in_flight_batching": False,
+}
+
+
+@pytest.fixture
+def artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    make_tokenizer(tmp_path / "tokenizer")
+    for directory in ("checkpoints/target", "checkpoints/draft", "engines/target"):
+        (tmp_path / directory).mkdir(parents=True)
+    (tmp_path / "checkpoints/target/answers.json").write_text(json.dumps(ANSWERS))
+    document = {"engines": "../../engines/target", "llm": LLM}
+    EmitEdgeRepository((), json.dumps(document), 4, streaming=True).emit(tmp_path / "model_repository")
+    monkeypatch.syspath_prepend(DOUBLE)
+    yield tmp_path
+    for name in [name for name in sys.modules if name.split(".")[0] == "experimental"]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def model(artifact: Path):
+    model = load_model("edge_llm", make_pb_utils()).TritonPythonModel()
+    model.initialize(model_args(artifact / "model_repository" / "edge_llm"))
+    yield model
+    model.finalize()
+
+
+def texts(*values: str) -> np.ndarray:
+    return np.array([[value.encode() for value in values]], object)
+
+
+def answered(model: Any, **inputs: Any) -> Request:
+    request = Request(**{"text_input": texts("hello"), "max_tokens": 9, **inputs})
+    model.serve(request)
+    return request
+
+
+def sent(request: Request) -> list[dict[str, Any]]:
+    assert [flags for _, flags in request.sender.sent] == [0] * (len(request.sender.sent) - 1) + [FINAL]
+    assert all(response.error is None for response, _ in request.sender.sent), request.sender.sent[-1][0].error
+    return [{name: array.item() for name, array in response.outputs.items()} for response, _ in request.sender.sent]
+
+
+def test_an_answer_is_the_engines_text_with_its_counts(model: Any) -> None:
+    assert sent(answered(model)) == [{"text_output": b"one two three", "num_input_tokens": 5, "num_output_tokens": 3}]
+    params, request = model.llm.asked[0]
+    assert (params.temperature, params.top_k, params.max_tokens, params.disable_spec_decode) == (0.0, 1, 9, False)
+    assert request["messages"] == [{"role": "user", "content": "hello"}]
+    assert not request["template"], "a text goes in as it is"
+    assert not request["prompt"]
+
+
+def test_a_stream_comes_in_pieces_whose_counts_grow(model: Any) -> None:
+    pieces = sent(answered(model, stream=True))
+    assert [piece["text_output"] for piece in pieces] == [b"one ", b"two ", b"three"]
+    assert [piece["num_output_tokens"] for piece in pieces] == [1, 2, 3]
+
+
+def test_a_stop_text_ends_an_answer_and_the_request(model: Any) -> None:
+    assert sent(answered(model, stop_words=texts("tw")))[-1]["text_output"] == b"one tw"
+    assert model.llm.given[0].closed
+
+
+def test_a_stop_text_may_lie_in_two_pieces(model: Any) -> None:
+    pieces = sent(answered(model, stop_words=texts("e two"), stream=True))
+    assert b"".join(piece["text_output"] for piece in pieces) == b"one two"
+
+
+def test_the_prompt_comes_back_where_it_is_asked_for(model: Any) -> None:
+    assert sent(answered(model, exclude_input_in_output=False))[0]["text_output"] == b"helloone two three"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "changed"),
+    [
+        ({"temperature": 0.5, "seed": 7}, {"temperature": 0.5, "top_k": 0, "seed": 7, "disable_spec_decode": True}),
+        ({"temperature": 0.5, "top_k": 1}, {"temperature": 0.0, "top_k": 1, "disable_spec_decode": False}),
+        ({"num_draft_tokens": 0}, {"temperature": 0.0, "disable_spec_decode": True}),
+    ],
+)
+def test_what_samples_runs_without_drafts_which_would_make_it_greedy(inputs, changed, model: Any) -> None:
+    sent(answered(model, **inputs))
+    given = asdict(model.llm.asked[0][0])
+    assert {key: given[key] for key in changed} == changed
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        ({"beam_width": 4}, "beam_width 4 is not supported by Edge-LLM"),
+        ({"end_id": 5}, "end_id is not supported by Edge-LLM"),
+        ({"num_draft_tokens": 2}, "num_draft_tokens 2 is not supported by Edge-LLM: its engines decide"),
+        ({"text_input": texts("")}, "text_input is empty"),
+        ({"text_input": texts("broken")}, "Edge-LLM gave the request up"),
+    ],
+)
+def test_what_edge_llm_does_not_do_is_an_error_of_that_request(inputs, said: str, model: Any) -> None:
+    [(response, flags)] = answered(model, **inputs).sender.sent
+    assert flags == FINAL
+    assert response.error.message.startswith(said)
+
+
+def test_a_client_that_left_ends_its_request(model: Any) -> None:
+    request = Request(text_input=texts("hello"), max_tokens=9)
+    request.sender.cancelled = True
+    model.serve(request)
+    assert request.sender.sent[-1][0].error.code == "cancelled"
+    assert model.llm.given[0].closed
+
+
+def test_engines_that_edge_llm_does_not_take_are_an_error(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import experimental.server
+
+    elsewhere = property(lambda llm: "/elsewhere", lambda llm, value: None)
+    monkeypatch.setattr(experimental.server.LLM, "bundle_dir", elsewhere, raising=False)
+    monkeypatch.setattr(experimental.server.Path, "is_dir", lambda path: True)
+    with pytest.raises(TrtspecError, match="does not take the artifact's engines"):
+        load(artifact / "model_repository" / "edge_llm", 1, artifact / "cache")
+
+
+def test_the_ensemble_fits_its_model(artifact: Path) -> None:
+    ensemble, model = (
+        load_config(artifact / "model_repository" / name / "config.pbtxt") for name in ("ensemble", "edge_llm")
+    )
+    [step] = ensemble.ensemble_scheduling.step
+    assert {tensor.name for tensor in model.input} == {*step.input_map} == {tensor.name for tensor in ensemble.input}
+    assert {tensor.name for tensor in model.output} == {*step.output_map} == {tensor.name for tensor in ensemble.output}
+    assert model.parameters["concurrency"].string_value == "4"

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Building for Edge-LLM with stand-ins for its commands: steps, keys, what goes wrong, and what the artifact has."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.conftest import Run
+from trtspec.artifacts.manifest import load_manifest
+from trtspec.backends.edge_llm import toolchain
+from trtspec.backends.edge_llm.outputs import check_engines
+from trtspec.backends.edge_llm.serve import check_machine
+from trtspec.backends.edge_llm.stage import PLAIN_TEMPLATE
+from trtspec.errors import DeployError, StepError
+from trtspec.gpus import SeenGpu
+
+# Notes its words and its environment beside it, and leaves what each command leaves.
+COMMAND = f"""#!{sys.executable}
+import json, os, pathlib, sys
+here, argv = pathlib.Path(__file__), sys.argv[1:]
+with (here.parent / "ran.jsonl").open("a") as log:
+    log.write(json.dumps([here.name, *argv]) + "\\n")
+print("the last words of", here.name)
+if (here.parent / "fails").exists():
+    sys.exit(3)
+if here.name.endswith("quantize"):
+    source = pathlib.Path(argv[argv.index("--model_dir") + 1])
+    out = pathlib.Path(argv[argv.index("--output_dir") + 1])
+    rows = pathlib.Path(os.environ["EDGELLM_QUANT_DATASET_WIKITEXT"]).read_text().splitlines()
+    config = json.loads((source / "config.json").read_text()) | {{"calibrated_on": len(rows)}}
+    (out / "config.json").write_text(json.dumps(config))
+elif here.name.endswith("export"):
+    out = pathlib.Path(argv[1]) / "llm"
+    out.mkdir()
+    (out / "model.onnx").write_text((pathlib.Path(argv[0]) / "config.json").read_text())
+    if not (here.parent / "forgets").exists():
+        (out / "config.json").write_text("{{}}")
+else:
+    out = pathlib.Path(argv[argv.index("--engine-dir") + 1])
+    sizes = {{key: int(argv[argv.index("--" + key.replace("_", "-")) + 1])
+             for key in ("max_input_len", "max_kv_cache_capacity", "max_batch_size")}}
+    (out / "llm.engine").write_text("engine")
+    (out / "config.json").write_text(json.dumps({{"builder_config": sizes}}))
+"""
+FOR_EDGE = ("--set", "engine.backend=edge_llm", "--set", "engine.gpu=rtx5090", "--set", "speculation.method=none")
+
+
+@pytest.fixture
+def alone(recipe: Path) -> Path:
+    """The recipe of the tiny target alone."""
+    document = yaml.safe_load(recipe.read_text())
+    document["speculation"].pop("draft", None)
+    document["speculation"].pop("draft_len", None)
+    document["speculation"].pop("options", None)
+    document["speculation"]["method"] = "none"
+    document["gates"] = {"lossless": True}
+    recipe.write_text(yaml.safe_dump(document))
+    return recipe
+
+
+@pytest.fixture
+def tools(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Edge-LLM's commands, which look like release 0.11.0 without TensorRT."""
+    directory = workplace / "edge" / "bin"
+    directory.mkdir(parents=True)
+    for name in ("quantize", "export", "build"):
+        command = directory / f"tensorrt-edgellm-{name}"
+        command.write_text(COMMAND)
+        command.chmod(0o755)
+    monkeypatch.setenv("TRTSPEC_EDGE_LLM", str(directory.parent))
+    install(monkeypatch)
+    return directory
+
+
+def install(monkeypatch: pytest.MonkeyPatch, version: str = "0.11.0", tensorrt: str | None = None) -> None:
+    found = {"edge_llm": version, "tensorrt": tensorrt}
+    monkeypatch.setattr(toolchain, "script_versions", lambda script, names: found)
+
+
+def show_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = SeenGpu("NVIDIA GeForce RTX 5090", 120, "590.44.01", 32607)
+    for module in ("toolchain", "serve"):
+        monkeypatch.setattr(f"trtspec.backends.edge_llm.{module}.seen_gpus", lambda: [gpu])
+
+
+def ran(tools: Path) -> list[list[str]]:
+    log = tools / "ran.jsonl"
+    return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+
+def test_without_its_commands_a_build_says_where_to_get_them(alone: Path, trtspec: Run, monkeypatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("TRTSPEC_EDGE_LLM", raising=False)
+    planned = trtspec("plan", alone, *FOR_EDGE, "--json")
+    assert planned.code == 0
+    assert planned.document["toolchain"]["missing"] == "is not on PATH"
+    refused = trtspec("build", alone, *FOR_EDGE)
+    assert refused.code == 1
+    assert "nothing can be exported here: tensorrt-edgellm-export is not on PATH" in refused.err
+    assert "tensorrt-edgellm[tools]==0.11.0" in refused.err
+    assert "TRTSPEC_EDGE_LLM" in refused.err
+
+
+def test_another_release_is_refused(alone: Path, trtspec: Run, tools: Path, monkeypatch) -> None:
+    install(monkeypatch, "0.10.1")
+    refused = trtspec("plan", alone, *FOR_EDGE)
+    assert refused.code == 1
+    assert "TensorRT Edge-LLM 0.10.1 is installed, and the recipe is for 0.11.0" in refused.err
+
+
+def test_without_a_gpu_the_artifact_has_what_engines_are_built_of(alone: Path, trtspec: Run, tools: Path) -> None:
+    before = {path.name for path in alone.parent.glob("*/chat_template.jinja")}
+    built = trtspec("build", alone, *FOR_EDGE, "--set", "target.quantization.weights=fp8", "--out", "made")
+    assert built.code == 0, built.err
+    assert [argv[0] for argv in ran(tools)] == ["tensorrt-edgellm-quantize", "tensorrt-edgellm-export"]
+    made = Path("made")
+    assert json.loads((made / "checkpoints/target/config.json").read_text())["calibrated_on"] > 1
+    assert (made / "onnx/target/llm/model.onnx").is_file()
+    assert not (made / "engines").exists()
+    script = (made / "reproduce.sh").read_text()
+    assert "tensorrt-edgellm-build --model-dir checkpoints/target --engine-dir engines/target" in script
+    assert subprocess.run(["sh", "-n", made / "reproduce.sh"], check=False).returncode == 0
+    assert not before
+    with pytest.raises(DeployError, match="the artifact has no engines"):
+        check_machine(made, load_manifest(made))
+
+
+def test_the_same_again_runs_nothing(alone: Path, trtspec: Run, tools: Path) -> None:
+    assert trtspec("build", alone, *FOR_EDGE, "--out", "made").code == 0
+    template = Path("made/checkpoints/target/chat_template.jinja")
+    assert template.read_text() == PLAIN_TEMPLATE
+    assert trtspec("build", alone, *FOR_EDGE, "--out", "again").code == 0
+    assert len(ran(tools)) == 1
+    steps = {step["name"]: step["status"] for step in trtspec("plan", alone, *FOR_EDGE, "--json").document["steps"]}
+    assert set(steps.values()) == {"hit"}
+
+
+def test_with_tensorrt_and_the_gpu_engines_are_built(alone: Path, trtspec: Run, tools: Path, monkeypatch) -> None:
+    install(monkeypatch, tensorrt="11.0.0.114")
+    show_gpu(monkeypatch)
+    built = trtspec("build", alone, *FOR_EDGE, "--out", "made")
+    assert built.code == 0, built.err
+    assert [argv[0] for argv in ran(tools)] == ["tensorrt-edgellm-build"]
+    assert Path("made/engines/target/llm.engine").is_file()
+    manifest = load_manifest(Path("made"))
+    assert (manifest.tools["edge_llm"], manifest.tools["tensorrt"]) == ("0.11.0", "11.0.0.114")
+    assert manifest.gpu["driver"] == "590.44.01"
+
+
+def test_a_tensorrt_that_its_libraries_do_not_fit_builds_nothing(
+    alone: Path, trtspec: Run, tools: Path, monkeypatch
+) -> None:
+    install(monkeypatch, tensorrt="10.3.0")
+    show_gpu(monkeypatch)
+    facts = trtspec("plan", alone, *FOR_EDGE, "--json").document["toolchain"]
+    wanted = "10.16.0.72 or 11.0.0.114"
+    assert facts["why_no_engines"] == f"TensorRT 10.3.0 is installed, and Edge-LLM 0.11.0 wants {wanted}"
+
+
+def test_a_command_that_fails_is_told_with_its_last_words(alone: Path, trtspec: Run, tools: Path) -> None:
+    (tools / "fails").touch()
+    failed = trtspec("build", alone, *FOR_EDGE)
+    assert failed.code == 100
+    assert "tensorrt-edgellm-export ended with exit status 3" in failed.err
+    assert "the last words of tensorrt-edgellm-export" in failed.err
+
+
+def test_a_command_that_leaves_less_than_it_should_is_no_step(alone: Path, trtspec: Run, tools: Path) -> None:
+    (tools / "forgets").touch()
+    failed = trtspec("build", alone, *FOR_EDGE)
+    assert failed.code == 100
+    assert "tensorrt-edgellm-export ended well and left no llm/config.json" in failed.err
+
+
+def test_engines_of_other_sizes_are_not_published(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"builder_config": {"max_batch_size": 1}}))
+    with pytest.raises(StepError, match="max_batch_size is 1, expected 4; max_input_len is missing, expected 9"):
+        check_engines(tmp_path, {"max_batch_size": 4, "max_input_len": 9})

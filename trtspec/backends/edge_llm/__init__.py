@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NVIDIA's TensorRT Edge-LLM: TensorRT engines where trtllm-build ended, for edge devices and GPUs of their kind.
+
+Its commands run in an environment of their own; nothing here imports it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from trtspec.backends.artifact_plan import ArtifactPlan
+from trtspec.backends.base import Backend
+from trtspec.backends.common.sources import plan_source_memory
+from trtspec.backends.context import PlanContext
+from trtspec.backends.edge_llm.check import check
+from trtspec.backends.edge_llm.migrate import migrate
+from trtspec.backends.edge_llm.probes import probes
+from trtspec.backends.edge_llm.versions import releases
+
+if TYPE_CHECKING:
+    from trtspec.backends.serving import ServingHooks
+    from trtspec.graph.files import FileReader
+
+
+def _methods() -> Mapping[str, str]:
+    """Return what some release knows; `check` says which release lacks one."""
+    known = {ours: theirs for release in releases().values() for ours, theirs in release.methods.items()}
+    return {"none": ""} | known
+
+
+def _plan(context: PlanContext, reader: FileReader) -> ArtifactPlan:
+    from trtspec.backends.edge_llm.plan import plan_artifact
+
+    return plan_artifact(context, reader)
+
+
+def _serving() -> ServingHooks:
+    from trtspec.backends.edge_llm.serve import SERVING
+
+    return SERVING
+
+
+BACKEND = Backend(
+    summary="TensorRT engines of TensorRT Edge-LLM, for Jetson, DRIVE, DGX Spark and single GPUs",
+    methods=_methods,
+    memory=plan_source_memory,
+    plan=_plan,
+    converts=False,
+    builds_engines=True,
+    package="tensorrt_edgellm",
+    versions=lambda: list(releases()),
+    check=check,
+    serving=_serving,
+    probes=probes,
+    migrate=migrate,
+)

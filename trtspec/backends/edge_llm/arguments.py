@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the commands of Edge-LLM are told of a recipe. Every value that they would choose by themselves is passed.
+
+Option names: NVIDIA/TensorRT-Edge-LLM:experimental/builder/cli.py and tensorrt_edgellm/scripts/{export,quantize}.py
+@0.11.0. Paths are those below an artifact's root.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trtspec.artifacts.paths import checkpoint, engine
+from trtspec.backends.context import PlanContext
+from trtspec.methods.eagle3 import Eagle3Options
+from trtspec.recipe.resolve import input_len_of
+from trtspec.recipe.schema import Quantization
+
+QUANTIZE, EXPORT, BUILD = "tensorrt-edgellm-quantize", "tensorrt-edgellm-export", "tensorrt-edgellm-build"
+# Calibration reads this name's rows, and the variable says where they lie (quantization/datasets/__init__.py).
+DATASET, DATASET_VARIABLE, PROMPTS = "wikitext", "EDGELLM_QUANT_DATASET_WIKITEXT", "calibration.jsonl"
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """How much a step drafts and verifies, in the runtime's words; `tokens` is its num_speculative_tokens.
+
+    `top_k` tokens are drafted from each node, `steps` times; `verify_size` and `draft_size` are the nodes, the root
+    among them, that engines of target and draft are built for.
+    """
+
+    top_k: int
+    steps: int
+    tokens: int
+    verify_size: int
+    draft_size: int
+
+
+def drafting_of(context: PlanContext) -> Drafting | None:
+    """Return a recipe's drafting, None for the target alone.
+
+    As engine.py's _resolve_spec_decode_runtime_options has it: a chain verifies its tokens and the one before them; a
+    block of DFlash holds that one, and DSpark's does where the net does not sample from it.
+    """
+    method, shape = context.recipe.speculation.method, context.draft_shape
+    if method == "none":
+        return None
+    size = shape.max_tokens + 1
+    if method == "dflash":
+        return Drafting(1, 1, size, size, size)
+    if method == "dspark":
+        return Drafting(1, 1, shape.max_depth, size, shape.max_depth + (not samples_from_anchor(context)))
+    options = context.options
+    top_k = (options.top_k or 1) if isinstance(options, Eagle3Options) else 1
+    return Drafting(top_k, shape.max_depth, shape.max_depth, size, shape.max_depth * top_k)
+
+
+def samples_from_anchor(context: PlanContext) -> bool:
+    """Return whether a DSpark net drafts at the last token's own place; it does where its config does not say."""
+    config = context.sources["draft"].config
+    inner = config.get("dspark_config")
+    return bool({**config, **(inner if isinstance(inner, dict) else {})}.get("sample_from_anchor", True))
+
+
+def quantize_arguments(role: str, asked: Quantization, device: str) -> tuple[str, ...]:
+    """Return the argv that quantizes one checkpoint; the sources lie below sources/."""
+    models = {
+        "target": ("llm", "--model_dir", staged("target")),
+        "draft": ("draft", "--base_model_dir", staged("target"), "--draft_model_dir", staged("draft")),
+    }
+    words = [QUANTIZE, *models[role], "--output_dir", checkpoint(role)]
+    if asked.weights != "none":
+        words += ["--quantization", asked.weights]
+    if asked.kv_cache != "none":
+        words += ["--kv_cache_quantization", asked.kv_cache]
+    calibration = ("--text_dataset", DATASET, "--num_samples", str(asked.calibration.samples))
+    return (*words, "--dtype", "fp16", "--device", device, *calibration)
+
+
+def export_arguments(role: str, method: str, sm: int) -> tuple[str, ...]:
+    """Return the argv that exports the target or what drafts; a target whose own layers draft brings those along."""
+    target, draft = checkpoint("target"), checkpoint("draft")
+    common = ("--dtype", "float16", "--int4-gemm-plugin-version", "2", "--target-sm", str(sm))
+    if method == "none":
+        return (EXPORT, target, onnx(role), *common)
+    if method == "mtp":
+        return (EXPORT, target, onnx(role), "--mtp", *common)
+    if role == "target":
+        base = "eagle" if method == "eagle3" else method
+        return (EXPORT, target, onnx(role), f"--{base}-base", f"--{base}-draft-dir", draft, *common)
+    if method == "eagle3":
+        return (EXPORT, draft, onnx(role), *common)
+    return (EXPORT, target, onnx(role), f"--{method}-draft", f"--{method}-draft-dir", draft, *common)
+
+
+def build_command(context: PlanContext) -> tuple[str, ...]:
+    """Return the argv that builds all engines of a recipe."""
+    sizes, method = context.recipe.engine, context.recipe.speculation.method
+    words = [BUILD, "--model-dir", checkpoint("target"), "--engine-dir", engine("target"), "--components", "llm"]
+    words += ["--dense", "auto", "--int4-gemm-plugin-version", "2"]
+    words += ["--max-input-len", str(input_len_of(sizes)), "--max-kv-cache-capacity", str(sizes.max_seq_len)]
+    words += ["--max-batch-size", str(sizes.max_batch_size), "--max-lora-rank", "0", "--tp-size", "1", "--tp-rank", "0"]
+    if drafting := drafting_of(context):
+        words += ["--spec-type", method]
+        words += [
+            "--max-verify-tree-size",
+            str(drafting.verify_size),
+            "--max-draft-tree-size",
+            str(drafting.draft_size),
+        ]
+        words += ["--draft-model-dir", checkpoint("draft")] if "draft" in context.sources else []
+    return (*words, *(() if drafting else ("--spec-type", "none")))
+
+
+def staged(role: str) -> str:
+    """Return where a quantization finds the checkpoint that it starts from."""
+    return f"sources/{role}"
+
+
+def onnx(role: str) -> str:
+    """Return the directory of what was exported of the target, or of what drafts."""
+    return f"onnx/{role}"

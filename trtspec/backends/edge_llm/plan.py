@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The artifact of Edge-LLM: checkpoints as it reads them, what was exported of them, engines where they can be built.
+
+Engines are built on the device that runs them, often from an artifact that another machine made: where this one cannot
+build them, the artifact has the exported ONNX and a script instead.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trtspec.artifacts.paths import REPOSITORY, checkpoint, engine
+from trtspec.backends.artifact_plan import ArtifactPlan
+from trtspec.backends.common.sources import models_of
+from trtspec.backends.common.steps import companions
+from trtspec.backends.context import PlanContext
+from trtspec.backends.edge_llm.arguments import build_command, export_arguments, onnx, quantize_arguments
+from trtspec.backends.edge_llm.model_json import model_json
+from trtspec.backends.edge_llm.repository import MODELS, EmitEdgeRepository
+from trtspec.backends.edge_llm.stage import StageCheckpoint, has_chat_template
+from trtspec.backends.edge_llm.toolchain import EdgeToolchain, probe_toolchain
+from trtspec.backends.edge_llm.tools import DescribeBuild, RunEdgeTool, machine_of
+from trtspec.backends.edge_llm.versions import releases
+from trtspec.checkpoint.source import MAX_TOKENIZER_BYTES, Source, read_json
+from trtspec.gpus import find_gpu
+from trtspec.graph.files import FileReader
+from trtspec.graph.step import Step
+from trtspec.methods.eagle3_head import NAME
+from trtspec.paths import calibration_prompts
+from trtspec.quant.quant_config import source_format
+from trtspec.recipe.schema import ModelSource
+from trtspec.steps.repository import read_models
+
+
+def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
+    """Return the steps; raises TrtspecError where another Edge-LLM than the recipe's is installed."""
+    engine_, tools = context.resolved.engine, probe_toolchain(context.version, context.resolved.engine.gpu)
+    sources = {role: _stage(context, reader, role, source) for role, source in context.sources.items()}
+    checkpoints = _quantized(context, reader, sources, tools)
+    steps: dict[str, Step] = {checkpoint(role): step for role, step in checkpoints.items()}
+    made = _engines(context, checkpoints, tools) if tools.builds_engines else _exports(context, checkpoints, tools)
+    steps |= {**made, **companions(context, reader)}
+    document = json.dumps(model_json(context))
+    steps[REPOSITORY] = EmitEdgeRepository(
+        read_models(MODELS), document, engine_.max_batch_size, context.resolved.serving.streaming
+    )
+    steps[""] = DescribeBuild(build_command(context), tuple(_facts(context, tools).items()))
+    lack = tools.lack()
+    runs = [directory for directory, step in steps.items() if isinstance(step, RunEdgeTool)]
+    return ArtifactPlan(
+        steps,
+        tools={"edge_llm": context.version, **({"tensorrt": tools.tensorrt} if tools.tensorrt else {})},
+        gpu={"name": engine_.gpu, "sm": find_gpu(engine_.gpu).sm, **({"driver": tools.driver} if tools.driver else {})},
+        notes=tuple(_notes(context, tools, sources)),
+        devices=tools.devices,
+        lacks=dict.fromkeys(runs, lack) if lack else {},
+        facts={"toolchain": _tool_facts(tools), "build_command": list(build_command(context))},
+    )
+
+
+def _stage(context: PlanContext, reader: FileReader, role: str, source: Source) -> StageCheckpoint:
+    files = reader.read(source.root, source.files)
+    if role == "target":
+        return StageCheckpoint(role, files, plain_template=not _has_template(source))
+    return StageCheckpoint(role, files, target_layers=aux_layers(context))
+
+
+def aux_layers(context: PlanContext) -> tuple[int, ...]:
+    """Return the layers whose inputs an EAGLE-3 net reads, none of another method."""
+    head = context.draft_head.config.get(NAME, {}) if context.draft_head else {}
+    return tuple(head.get("aux_layers", ()))
+
+
+def _has_template(source: Source) -> bool:
+    path = source.root / "tokenizer_config.json"
+    config = read_json(path, MAX_TOKENIZER_BYTES) if path.is_file() else {}
+    return has_chat_template({file.name for file in source.tokenizer_files}, config)
+
+
+def _quantized(
+    context: PlanContext, reader: FileReader, sources: dict[str, StageCheckpoint], tools: EdgeToolchain
+) -> dict[str, Step]:
+    """Return the checkpoints as engines are built of them, quantized where the recipe asks and the source is not."""
+    found: dict[str, Step] = dict(sources)
+    for role, _, asked in models_of(context):
+        if needs_quantization(asked, context.sources[role]):
+            found[role] = _quantize(context, reader, role, asked, sources, tools)
+    return found
+
+
+def needs_quantization(asked: ModelSource, source: Source) -> bool:
+    """Return whether a recipe wants a format that the source has not."""
+    wanted, stored = asked.quantization, source_format(source)
+    return stored.weights == "none" and (wanted.weights != "none" or wanted.kv_cache != "none")
+
+
+def _quantize(
+    context: PlanContext,
+    reader: FileReader,
+    role: str,
+    asked: ModelSource,
+    sources: dict[str, StageCheckpoint],
+    tools: EdgeToolchain,
+) -> RunEdgeTool:
+    settings = asked.quantization.calibration
+    prompts = Path(settings.prompts) if settings.prompts else calibration_prompts()
+    argv = quantize_arguments(role, asked.quantization, tools.device)
+    reads = ("target",) if role == "target" else ("target", "draft")
+    step = _run(context, tools, "quantize", role, argv, {each: sources[each] for each in reads}, checkpoint(role))
+    read = (reader.read(prompts.parent, [prompts]),)
+    return replace(step, prompts=read, samples=settings.samples, stored_bytes=context.sources[role].nbytes // 2)
+
+
+def _exports(context: PlanContext, checkpoints: dict[str, Step], tools: EdgeToolchain) -> dict[str, Step]:
+    method, sm = context.recipe.speculation.method, find_gpu(context.resolved.engine.gpu).sm
+    found: dict[str, Step] = {}
+    for role in checkpoints:
+        reads = {"draft": checkpoints["draft"]} if (role, method) == ("draft", "eagle3") else checkpoints
+        argv = export_arguments(role, method, sm)
+        step = _run(context, tools, "export", role, argv, reads, onnx(role))
+        found[onnx(role)] = replace(step, stored_bytes=context.sources[role].nbytes)
+    return found
+
+
+def _engines(context: PlanContext, checkpoints: dict[str, Step], tools: EdgeToolchain) -> dict[str, Step]:
+    step = _run(context, tools, "build", "engines", build_command(context), checkpoints, engine("target"))
+    stored = sum(source.nbytes for source in context.sources.values())
+    return {engine("target"): replace(step, machine=machine_of(_facts(context, tools)), stored_bytes=stored)}
+
+
+def _run(
+    context: PlanContext,
+    tools: EdgeToolchain,
+    action: str,
+    role: str,
+    argv: tuple[str, ...],
+    reads: Mapping[str, Step],
+    writes: str,
+) -> RunEdgeTool:
+    return RunEdgeTool(
+        action,
+        role,
+        argv,
+        tuple(reads),
+        tuple(reads.values()),
+        writes,
+        context.version,
+        timeout_s=context.resolved.engine.build.timeout_s,
+        directory=tools.directory,
+    )
+
+
+def _facts(context: PlanContext, tools: EdgeToolchain) -> dict[str, str]:
+    """Return what engines depend on besides the checkpoints, as far as it is known here."""
+    gpu = find_gpu(context.resolved.engine.gpu)
+    platforms = releases()[context.version].platforms_of(gpu.sm)
+    fitting = sorted({version for platform in platforms for version in platform.tensorrt})
+    return {
+        "Edge-LLM": context.version,
+        "TensorRT": tools.tensorrt or " or ".join(fitting),
+        "GPU": f"{gpu.name}, compute capability {gpu.sm // 10}.{gpu.sm % 10}",
+        "driver": tools.driver or "that of the device",
+    }
+
+
+def _notes(context: PlanContext, tools: EdgeToolchain, sources: dict[str, StageCheckpoint]) -> Iterator[str]:
+    if not tools.builds_engines:
+        yield (
+            f"no engines are built here ({tools.why_no_engines}): the artifact has the exported ONNX, and reproduce.sh "
+            f"builds engines on the device: {shlex.join(build_command(context))}"
+        )
+    if sources["target"].plain_template:
+        yield "the target has no chat template, which Edge-LLM wants: its copy gets one that adds nothing to a text"
+
+
+def _tool_facts(tools: EdgeToolchain) -> dict[str, Any]:
+    keys = ("version", "directory", "missing", "tensorrt", "driver", "why_no_engines")
+    return {key: getattr(tools, key) for key in keys}

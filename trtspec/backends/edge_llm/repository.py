@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Emit the Triton repository of Edge-LLM, behind an ensemble with the tensors of NVIDIA's.
+
+ensemble: edge_llm (1/model.json says what Edge-LLM is started with)
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtspec.artifacts.paths import TOKENIZER, from_model
+from trtspec.steps.repository import EmitRepository
+from trtspec.triton.emission import Parameters, ServingSettings, emit_model
+from trtspec.triton.names import ENSEMBLE
+
+MODELS = Path(__file__).with_name("models")
+MODEL = "edge_llm"
+MODEL_JSON = Path(MODEL, "1", "model.json")
+
+
+@dataclass(frozen=True)
+class EmitEdgeRepository(EmitRepository):
+    """Write the models; `model_json` is their document (`model_json`), `concurrency` how many requests run at once."""
+
+    model_json: str
+    concurrency: int
+    streaming: bool
+
+    def emit(self, out: Path) -> None:
+        """Write the models."""
+        # Edge-LLM does the batching: its model takes one request at a time, and each as soon as it comes
+        unbatched = ServingSettings(max_batch_size=0, streaming=self.streaming)
+        parameters: Parameters = {"tokenizer_dir": from_model(TOKENIZER), "concurrency": self.concurrency}
+        for model in (ENSEMBLE, MODEL):
+            emit_model(out, model, unbatched, parameters, source=MODELS / model)
+        document = json.dumps(json.loads(self.model_json), indent=2)
+        (out / MODEL_JSON).write_text(document + "\n", encoding="utf-8")

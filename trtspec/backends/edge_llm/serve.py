@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How Edge-LLM's engines are served: where they were built, by its Python API in a model of tritonserver."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from trtspec.artifacts.manifest import Manifest
+from trtspec.artifacts.paths import engine
+from trtspec.backends.serving import ServingHooks
+from trtspec.errors import DeployError
+from trtspec.gpus import find_gpu, seen_gpus
+
+
+def check_machine(artifact: Path, manifest: Manifest) -> None:
+    """Raise DeployError where an artifact has no engines, or this machine is another than they were built for."""
+    if not (artifact / engine("target")).is_dir():
+        hint = "build the recipe on the device that will serve it; sh reproduce.sh DIRECTORY builds engines alone"
+        raise DeployError("the artifact has no engines, only what they are built of", where=str(artifact), hint=hint)
+    if not find_spec("tensorrt_edgellm"):
+        hint = f"pip install 'tensorrt-edgellm[server]=={manifest.recipe.engine.version}' beside trtspec"
+        raise DeployError("the Python package tensorrt_edgellm is not installed here", where=sys.executable, hint=hint)
+    wanted = find_gpu(str(manifest.gpu.get("name")))
+    if not any(gpu.is_a(wanted) and gpu.driver == manifest.gpu.get("driver") for gpu in seen_gpus()):
+        here = ", ".join(f"{gpu.name} with driver {gpu.driver}" for gpu in seen_gpus()) or "no GPU"
+        message = f"the engines were built for {wanted.name} with driver {manifest.gpu.get('driver')}, here is {here}"
+        raise DeployError(message, where=str(artifact), hint="build the recipe on this machine")
+
+
+SERVING = ServingHooks(check_machine=check_machine)

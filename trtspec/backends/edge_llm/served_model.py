@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text to text, on Edge-LLM's Python API with the arguments of model.json beside this file.
+
+Edge-LLM tokenizes, so that texts go in and out. Its engines lie in the artifact: a cache directory of our own leads its
+API there, which would build them anew otherwise. Stop texts are looked for here, as by the other engines.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+from trtspec.backends.edge_llm.answers import Answer, Asked, sampling_params
+from trtspec.backends.edge_llm.loading import load
+from trtspec.errors import TrtspecError
+from trtspec.generation.checks import check_request
+from trtspec.generation.request import Limits, Request, SamplingOptions
+from trtspec.triton.python_models.responses import Responder
+from trtspec.triton.python_models.tensors import (
+    RequestTensors,
+    Settings,
+    read_sampling,
+    refuse_unsupported,
+    wants_stream,
+)
+
+ENGINE = "Edge-LLM"
+LIMITS = Limits(max_seq_len=1 << 31)  # Edge-LLM holds texts against its own
+
+
+class TritonPythonModel:
+    """Triton calls initialize, execute and finalize by name."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        settings = Settings(args)
+        self.decoupled = settings.decoupled
+        self.end_ids = settings.tokenizer().end_ids
+        self.lock = threading.Lock()
+        self.pool = ThreadPoolExecutor(int(settings.parameter("concurrency")), "edge_llm")
+        self.cache = tempfile.TemporaryDirectory(prefix="edge_llm-")
+        root = Path(args["model_repository"])
+        self.llm = load(root, int(args["model_version"]), Path(self.cache.name))
+
+    def execute(self, requests: list[Any]) -> list[Any] | None:
+        running = [self.pool.submit(self.serve, request) for request in requests]
+        return None if self.decoupled else [each.result() for each in running]
+
+    def finalize(self) -> None:
+        self.pool.shutdown()
+        self.llm.close()
+        self.cache.cleanup()
+
+    def serve(self, request: Any) -> Any:
+        """Answer one request; returns the response where only one may be sent."""
+        responder = Responder(pb_utils, request, self.lock, decoupled=self.decoupled)
+        try:
+            inputs = RequestTensors(pb_utils, request)
+            asked = self.read(inputs)
+            streaming = wants_stream(inputs, "stream", decoupled=self.decoupled)
+            answer = Answer(asked.stop, "" if inputs.scalar("exclude_input_in_output", True) else asked.text)
+            deltas = self.generate(asked)
+            for delta in deltas:
+                answer.add(delta)
+                if responder.is_cancelled():
+                    deltas.close()
+                    responder.send_cancelled()
+                    return responder.response
+                if answer.is_complete:
+                    break
+                if streaming:
+                    responder.send_tensors(answer.take, final=False)
+            deltas.close()
+            responder.send_tensors(answer.take, final=True)
+        except Exception as error:
+            responder.send_failure(error)
+        return responder.response
+
+    def read(self, inputs: RequestTensors) -> Asked:
+        """Return what the tensors of a request ask for; raises for what Edge-LLM does not do."""
+        refuse_unsupported(inputs, ENGINE)
+        if inputs.scalar("return_generation_logits", False):
+            raise TrtspecError(f"return_generation_logits is not supported by {ENGINE}")
+        if inputs.scalar("end_id") not in (None, *self.end_ids):
+            raise TrtspecError(f"end_id is not supported by {ENGINE}: a text ends where the model's own ends do")
+        if (drafted := inputs.scalar("num_draft_tokens")) not in (None, 0):
+            hint = "0 asks for the target alone"
+            raise TrtspecError(
+                f"num_draft_tokens {drafted} is not supported by {ENGINE}: its engines decide", hint=hint
+            )
+        if not (text := "".join(inputs.texts("text_input"))):
+            raise TrtspecError("text_input is empty")
+        sampling = SamplingOptions(**read_sampling(inputs))
+        asked = Request((0,), inputs.scalar("max_tokens"), sampling, stop=tuple(inputs.texts("stop_words")))
+        check_request(asked, LIMITS, vocab_size=1, has_tokenizer=True)
+        return Asked(text, asked.max_new_tokens, sampling, asked.stop, alone=drafted == 0)
+
+    def generate(self, asked: Asked) -> Any:
+        """Return the iterator of what Edge-LLM makes of a request; closing it ends the request."""
+        params = sampling_params(asked)
+        messages = [{"role": "user", "content": asked.text}]
+        # its public calls put the text into a chat template, as its HTTP server's completions do not
+        request = self.llm._make_generation_request(
+            messages, params, apply_chat_template=False, add_generation_prompt=False
+        )
+        return self.llm.generate_stream(messages, params, prebuilt_request=request)

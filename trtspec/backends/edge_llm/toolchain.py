@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where Edge-LLM's commands are here, in which versions, and which GPU they would build for.
+
+TRTSPEC_EDGE_LLM names the environment that has them, else they are on PATH. Nothing of it is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtspec.backends.common.console_script import script_versions
+from trtspec.backends.edge_llm.arguments import BUILD, EXPORT
+from trtspec.backends.edge_llm.versions import releases
+from trtspec.diagnostics import Diagnostic
+from trtspec.errors import TrtspecError
+from trtspec.gpus import find_gpu, seen_gpus
+
+ENVIRONMENT = "TRTSPEC_EDGE_LLM"
+NAMES = {"edge_llm": ("tensorrt-edgellm",), "tensorrt": ("tensorrt", "tensorrt_cu13", "tensorrt_cu12")}
+
+
+@dataclass(frozen=True)
+class EdgeToolchain:
+    """`directory` holds the commands, "" where they are not here, and `missing` says what to do about it.
+
+    `tensorrt` and `driver` are "" where engines cannot be built here, and `why_no_engines` says why. `device` is what
+    quantization computes on.
+    """
+
+    version: str
+    directory: str = ""
+    missing: str = ""
+    tensorrt: str = ""
+    driver: str = ""
+    why_no_engines: str = ""
+    devices: tuple[str, ...] = ()
+
+    @property
+    def device(self) -> str:
+        """Return "cuda" where the recipe's GPU is here, else "cpu"."""
+        return "cuda" if self.devices else "cpu"
+
+    @property
+    def builds_engines(self) -> bool:
+        """Return whether engines can be built here."""
+        return not (self.missing or self.why_no_engines)
+
+    def lack(self) -> Diagnostic | None:
+        """Return why nothing can be converted here, if it cannot."""
+        if not self.missing:
+            return None
+        message = f"nothing can be exported here: {EXPORT} {self.missing}"
+        pythons = ", ".join(releases()[self.version].python)
+        hint = (
+            f"pip install 'tensorrt-edgellm[tools]=={self.version}' (Python {pythons}) into an environment of its own, "
+        )
+        hint += f"and name that as {ENVIRONMENT}"
+        return Diagnostic("engine", "no-toolchain", message, hint)
+
+
+def command_directory() -> str:
+    """Return the directory of Edge-LLM's commands, "" where they are not here."""
+    asked = os.environ.get(ENVIRONMENT)
+    found = shutil.which(EXPORT, path=str(Path(asked) / "bin")) if asked else shutil.which(EXPORT)
+    return str(Path(found).parent) if found else ""
+
+
+def probe_toolchain(version: str, gpu_name: str) -> EdgeToolchain:
+    """Return what is here for a release and a GPU; raises TrtspecError where another release is installed."""
+    asked = os.environ.get(ENVIRONMENT)
+    directory = command_directory()
+    if not directory:
+        where = f"is not in {Path(asked) / 'bin'}" if asked else "is not on PATH"
+        return EdgeToolchain(version, missing=where, why_no_engines=f"{BUILD} {where}")
+    found = script_versions(Path(directory) / EXPORT, NAMES)
+    if found["edge_llm"] != version:
+        message = f"TensorRT Edge-LLM {found['edge_llm'] or '(none)'} is installed, and the recipe is for {version}"
+        raise TrtspecError(message, where=directory, hint=f"set engine.version, or {ENVIRONMENT}")
+    gpu = find_gpu(gpu_name)
+    seen = seen_gpus()
+    devices = tuple(str(number) for number, each in enumerate(seen) if each.is_a(gpu))
+    why = _why_no_engines(found["tensorrt"] or "", version, gpu.sm, bool(devices), gpu.name)
+    tensorrt, driver = ("", "") if why else (found["tensorrt"] or "", seen[0].driver)
+    return EdgeToolchain(version, directory, "", tensorrt, driver, why, devices)
+
+
+def _why_no_engines(tensorrt: str, version: str, sm: int, is_here: bool, name: str) -> str:
+    fitting = sorted({each for found in releases()[version].platforms_of(sm) for each in found.tensorrt})
+    if not is_here:
+        return f"the GPU {name} is not visible here"
+    if tensorrt not in fitting:
+        return f"TensorRT {tensorrt or '(none)'} is installed, and Edge-LLM {version} wants {' or '.join(fitting)}"
+    return ""

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each release of TensorRT Edge-LLM takes; the facts are in versions.yaml, with their sources."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import yaml
+
+DATA = Path(__file__).with_name("versions.yaml")
+
+
+@dataclass(frozen=True)
+class Platform:
+    """One kind of machine that native libraries are published for.
+
+    `sm` is the GPU's compute capability times ten, `tensorrt` the versions of TensorRT that the libraries fit.
+    """
+
+    sm: int
+    system: str
+    tensorrt: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class EdgeRelease:
+    """One release; `methods` are its names by ours, `models` and `mtp_models` values of model_type."""
+
+    version: str
+    source: str
+    python: tuple[str, ...]
+    platforms: tuple[Platform, ...]
+    methods: dict[str, str]
+    models: tuple[str, ...]
+    mtp_models: tuple[str, ...]
+    formats: tuple[str, ...]
+
+    def platforms_of(self, sm: int) -> list[Platform]:
+        """Return the machines with GPUs of a compute capability."""
+        return [platform for platform in self.platforms if platform.sm == sm]
+
+    @property
+    def sms(self) -> list[int]:
+        """Return the compute capabilities, ascending."""
+        return sorted({platform.sm for platform in self.platforms})
+
+
+@cache
+def releases() -> dict[str, EdgeRelease]:
+    """Return the known releases by version, oldest first."""
+    found = [_release(entry) for entry in yaml.safe_load(DATA.read_text(encoding="utf-8"))]
+    return {release.version: release for release in found}
+
+
+def _release(entry: dict[str, object]) -> EdgeRelease:
+    platforms = entry["platforms"]
+    made = tuple(Platform(each["sm"], each["system"], tuple(each["tensorrt"])) for each in platforms)  # type: ignore[attr-defined]
+    lists = {key: tuple(value) for key, value in entry.items() if isinstance(value, list)}
+    return EdgeRelease(**{**entry, **lists, "platforms": made})  # type: ignore[arg-type]
