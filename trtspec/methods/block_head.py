@@ -16,7 +16,6 @@ from trtspec.methods.base import DraftHead, HeadTarget, Suggestion
 from trtspec.methods.block_net import BlockNet, Keys, kind_of, read_block_net
 from trtspec.methods.fit import check_ids, check_layer, check_mask, check_sizes
 
-ANCHOR_SOURCE = "vllm-project/vllm:vllm/transformers_utils/configs/speculators/algos.py@v0.32.0"
 SKIPS = [Skip(r"t2d|verifier_.*", "needed in training only"), Skip(".*", "left to the engine, which reads the source")]
 
 
@@ -106,11 +105,14 @@ def _check_target_layers(net: BlockNet, target: ModelConfig) -> Iterator[Diagnos
 
 
 def _check_words(keys: Keys, net: BlockNet) -> Iterator[Diagnostic]:
-    """Warn where engines may read a config.json otherwise than its trainer meant it."""
+    """Warn where engines may read a config.json otherwise than its trainer meant it.
+
+    vllm-project/vllm:vllm/transformers_utils/configs/speculators/algos.py@v0.32.0
+    """
     if keys.speculators == "dspark" and not keys.has("sample_from_anchor"):
         message = "its config.json has no sample_from_anchor: speculators trains with true, vLLM reads false"
         hint = "write sample_from_anchor: true into it, if that is how it was trained"
-        yield Diagnostic("model", "anchor", message, hint, "warning", ANCHOR_SOURCE)
+        yield Diagnostic("model", "anchor", message, hint, "warning")
     if (said := keys.said_tokens()) and said != net.drafts:
         message = f"its speculators_config says {said} tokens a step, its block of {net.block_size} drafts {net.drafts}"
         yield Diagnostic("model", "block-size", message, "measure both lengths", "warning")

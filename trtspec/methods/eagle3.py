@@ -27,7 +27,6 @@ from trtspec.methods.fit import check_ids, check_layer, check_sizes
 from trtspec.recipe.schema import refuse
 
 AUX_LAYERS = "eagle_aux_hidden_state_layer_ids"
-NORM_SOURCE = "vllm-project/vllm:vllm/transformers_utils/configs/speculators/algos.py@v0.32.0"
 MOST_IDS = 1 << 20  # of a draft vocabulary; published ones have 32,000
 
 
@@ -193,11 +192,14 @@ def _check_width(head: Eagle3HeadConfig, options: Eagle3Options) -> Iterator[Dia
 
 
 def _check_words(source: Source) -> Iterator[Diagnostic]:
-    """Warn where engines may read a config.json otherwise than its trainer meant it."""
+    """Warn where engines may read a config.json otherwise than its trainer meant it.
+
+    vllm-project/vllm:vllm/transformers_utils/configs/speculators/algos.py@v0.32.0
+    """
     if source.config.get("speculators_model_type") == NAME and "norm_before_residual" not in source.config:
         message = "its config.json has no norm_before_residual: speculators trains with false, vLLM reads true"
         hint = "write norm_before_residual: false into it, if that is how it was trained"
-        yield Diagnostic("model", "norms", message, hint, "warning", NORM_SOURCE)
+        yield Diagnostic("model", "norms", message, hint, "warning")
 
 
 def _suggest(source: Source) -> Suggestion | None:
