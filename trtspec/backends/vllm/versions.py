@@ -106,7 +106,8 @@ def _release(version: str, triton: list[str], facts: dict[str, set[str]]) -> Vll
 def having(test: Callable[[VllmRelease], bool]) -> str:
     """Return the remedy of taking a release for which the test holds; "" where there is none."""
     found = [version for version, release in releases().items() if test(release)]
-    return f"vLLM {found[0]} to {found[-1]} can: see engine.version" if found else ""
+    span = " to ".join(dict.fromkeys([found[0], found[-1]])) if found else ""
+    return f"vLLM {span} can: see engine.version" if found else ""
 
 
 def cite(release: VllmRelease, path: str = "config/speculative.py") -> str:

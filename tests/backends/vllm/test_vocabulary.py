@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM: a draft of another vocabulary, from the recipe to model.json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Run
+from tests.tiny import PAIR_VOCAB, TARGET_SHAPE, make_llama, make_tokenizer
+
+PATH = "speculation.draft.model"
+
+
+@pytest.fixture
+def recipe(recipe: Path) -> Path:
+    """The tiny pair on vLLM, its target with more rows than its draft."""
+    target = recipe.parent / "target"
+    make_llama(target, vocab_size=PAIR_VOCAB + 8, **TARGET_SHAPE)
+    make_tokenizer(target)
+    recipe.write_text(recipe.read_text().replace("engine:\n", "engine:\n  backend: vllm\n  gpu: h100\n"))
+    return recipe
+
+
+def problems(trtspec: Run, recipe: Path, version: str) -> list[tuple[str, str, str]]:
+    document = trtspec("check", recipe, "--set", f"engine.version={version}", "--json").document
+    return [(each["severity"], each["path"], each["code"]) for each in document["problems"] if each["path"] == PATH]
+
+
+def test_it_is_refused_before_0_25_and_warned_of_from_then_on(recipe: Path, trtspec: Run) -> None:
+    assert ("error", PATH, "vocabulary") in problems(trtspec, recipe, "0.24.0")
+    assert problems(trtspec, recipe, "0.25.0") == [("warning", PATH, "vocabulary")]
+
+
+def test_it_is_named_in_model_json_where_the_sizes_differ_and_nowhere_else(recipe: Path, trtspec: Run) -> None:
+    speculation = trtspec("plan", recipe, "--json").document["model_json"]["speculative_config"]
+    assert speculation["use_heterogeneous_vocab"] is True
+    make_llama(recipe.parent / "target", vocab_size=PAIR_VOCAB, **TARGET_SHAPE)
+    assert problems(trtspec, recipe, "0.25.0") == []
+    speculation = trtspec("plan", recipe, "--json").document["model_json"]["speculative_config"]
+    assert "use_heterogeneous_vocab" not in speculation
