@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.shapes.layouts import LAYOUTS, Tensor
+from tests.shapes.mixed import MIXED
 
 HERE = Path(__file__).parent
 SHARD_BYTES = 5_000_000_000  # how transformers and huggingface_hub divide what they save
-ITEM_BYTES = {"BF16": 2, "F16": 2, "I64": 8, "BOOL": 1}
+ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1, "U8": 1, "I64": 8, "BOOL": 1}
 CODES = {"bfloat16": "BF16", "float16": "F16"}
 
 
@@ -48,7 +49,7 @@ class Shape:
         """Return the tensors, in file order; those without a type of their own have the config's."""
         facts = self.config | self.sizes
         own = CODES[facts.get("torch_dtype") or facts["dtype"]]
-        return [tensor if tensor.dtype else tensor.of(own) for tensor in LAYOUTS[self.layout](facts)]
+        return [tensor if tensor.dtype else tensor.of(own) for tensor in (LAYOUTS | MIXED)[self.layout](facts)]
 
 
 def shapes() -> list[Shape]:
