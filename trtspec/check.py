@@ -258,6 +258,8 @@ class _Check:
             self.draft = self._read_model("draft", draft)
             if self.draft:
                 self._check_format("speculation.draft", draft, self.draft)
+                if self.method:
+                    self._add(each.below("speculation.draft") for each in self.method.check_model(self.draft.source))
             if self.target and self.draft:
                 self._check_pair(self.target, self.draft, has_tokenizer)
 

@@ -240,8 +240,13 @@ BAD: dict[str, tuple[Callable[[], Eagle3Tensors], dict[str, Any], str]] = {
     ),
     "another speculators": (
         without(),
+        {"speculators_model_type": "mtp"},
+        "/config.json: speculators_model_type is 'mtp', expected 'eagle3'",
+    ),
+    "a net that drafts in parallel": (
+        without(),
         {"speculators_model_type": "peagle"},
-        "/config.json: speculators_model_type is 'peagle', expected 'eagle3'",
+        "/config.json: describes a net that drafts in parallel",
     ),
     "two layers": (
         without(),

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal
@@ -110,6 +110,10 @@ def _no_diagnostics(options: Any, config: ModelConfig) -> list[Diagnostic]:
     return []
 
 
+def _nothing_wrong(source: Source) -> list[Diagnostic]:
+    return []
+
+
 @dataclass(frozen=True)
 class Method:
     """One speculation method; a module of this folder joins by defining it as `METHOD`.
@@ -118,9 +122,10 @@ class Method:
     with the target, which `read_head` describes (it raises CheckpointError for any other source). `draft_lens` is the
     range of the recipe's `draft_len`, empty where the options decide. `draft_shape` computes the draft shape from the
     options and draft_len. `check_options` checks the options against the target; its diagnostics' paths are relative to
-    `speculation.options`. `suggest` looks at what would draft, or for a method that drafts with nothing at the target,
-    and returns why the method suits it, None where it does not; raises CheckpointError for what is broken. Backends
-    declare which methods they run.
+    `speculation.options`. `check_model` checks a draft model's own source for what the method needs of it; paths are
+    relative to `speculation.draft`. `suggest` looks at what would draft, or where nothing does at the target, and
+    returns why the method suits it, None where it does not; raises CheckpointError for what is broken. Backends declare
+    which methods they run.
     """
 
     summary: str
@@ -130,6 +135,7 @@ class Method:
     options: type[Options] = Options
     draft_shape: Callable[[Any, int], DraftShape] = chain
     check_options: Callable[[Any, ModelConfig], list[Diagnostic]] = _no_diagnostics
+    check_model: Callable[[Source], Iterable[Diagnostic]] = _nothing_wrong
     read_head: Callable[[Source, HeadTarget, Any], DraftHead] | None = None
     suggest: Callable[[Source], Suggestion | None] | None = None
 

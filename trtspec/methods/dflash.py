@@ -6,14 +6,18 @@ DFlash, Chen et al. 2026, arXiv:2602.06036.
 
 from __future__ import annotations
 
-from trtspec.checkpoint.rules import Skip
 from trtspec.checkpoint.source import Source
-from trtspec.methods.base import DraftHead, HeadTarget, Method, Options
+from trtspec.methods.base import DraftHead, HeadTarget, Method, Options, Suggestion
+from trtspec.methods.block_head import describe, suggest
 
 
 def read_head(source: Source, base: HeadTarget, options: Options) -> DraftHead:
     """Describe the net in `source`; raises CheckpointError if it is no DFlash net."""
-    return DraftHead(config={}, rules=[], skips=[Skip(".*", "runs as it is stored")])
+    return describe(source, base, "dflash")
+
+
+def _suggest(source: Source) -> Suggestion | None:
+    return suggest(source, "dflash")
 
 
 METHOD = Method(
@@ -22,4 +26,5 @@ METHOD = Method(
     draft_lens=range(1, 33),
     default_draft_len=7,
     read_head=read_head,
+    suggest=_suggest,
 )

@@ -9,8 +9,6 @@ target has them, and in how they count the target's layers.
 from __future__ import annotations
 
 import re
-import sys
-from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -19,15 +17,13 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
 from trtspec.checkpoint.rules import Skip
-from trtspec.checkpoint.safetensors import TensorInfo
 from trtspec.checkpoint.source import Source
 from trtspec.checkpoint.trtllm import MOST_LAYERS
 from trtspec.diagnostics import Diagnostic
 from trtspec.families.decoder import read_decoder
-from trtspec.files import open_regular
 from trtspec.methods.base import DraftHead, DraftShape, HeadTarget, LossyOptions, Method, Suggestion
 from trtspec.methods.eagle3_head import EMBEDDING, LAYER_CONFIG, NAME, Eagle3HeadConfig, Names, head_rules
-from trtspec.methods.fit import check_layer, check_sizes
+from trtspec.methods.fit import check_ids, check_layer, check_sizes
 from trtspec.recipe.schema import refuse
 
 AUX_LAYERS = "eagle_aux_hidden_state_layer_ids"
@@ -64,8 +60,12 @@ def _draft_shape(options: Eagle3Options, draft_len: int) -> DraftShape:
 
 def read_head(source: Source, base: HeadTarget, options: Eagle3Options) -> DraftHead:
     """Describe the head in `source`; raises CheckpointError if it is not an EAGLE-3 head of one layer."""
-    names = _find_names(source)
-    head = _read_head_config(source, names, base.config)
+    names = find_names(source)
+    if drafts_in_parallel(source):
+        raise source.reader.refuse("describes a net that drafts in parallel", "use method: p_eagle")
+    if (layers := decoder_reader(source.reader).positive("num_hidden_layers", 1)) > 1:
+        raise source.reader.refuse(f"an EAGLE-3 head of {layers} layers; drafting from one is what is supported")
+    head = read_head_config(source, names, base.config)
     prefix = re.escape(names.prefix)
     return DraftHead(
         config={NAME: head.render()},
@@ -78,14 +78,17 @@ def read_head(source: Source, base: HeadTarget, options: Eagle3Options) -> Draft
         models={LAYER_CONFIG: head.layer},
         excluded=(f"{NAME}.*",),
         diagnostics=(
-            *_check_head(head, base.config, options),
-            *_check_ids(head, source, names.prefix),
+            *check_sizes("the head is", head.target_hidden_size, head.target_vocab_size, base.config),
+            *check_aux_layers(head, base.config),
+            *_check_width(head, options),
+            *_check_words(source),
+            *check_ids(source, names.prefix, head.layer.vocab_size, head.target_vocab_size),
             *check_layer(head.layer, base.config),
         ),
     )
 
 
-def _find_names(source: Source) -> Names:
+def find_names(source: Source) -> Names:
     reader, present = source.reader, source.tensors.keys()
     prefix = "eagle_module." if any(name.startswith("eagle_module.") for name in present) else ""
     layer = "midlayer" if any(name.startswith(f"{prefix}midlayer.") for name in present) else "layers.0"
@@ -93,20 +96,26 @@ def _find_names(source: Source) -> Names:
         if f"{prefix}fc.weight" in present:
             raise reader.refuse("a head of EAGLE-1 or EAGLE-2: its layer has no hidden_norm", "use method: eagle")
         raise reader.refuse(f"no EAGLE-3 head: it has no {prefix}{layer}.hidden_norm.weight")
-    if f"{prefix}lm_head.weight" not in present and _decoder_reader(reader).get("tie_word_embeddings", bool, False):
+    if f"{prefix}lm_head.weight" not in present and decoder_reader(reader).get("tie_word_embeddings", bool, False):
         return Names(prefix, layer, EMBEDDING)
     return Names(prefix, layer)
 
 
-def _decoder_reader(reader: ConfigReader) -> ConfigReader:
+def drafts_in_parallel(source: Source) -> bool:
+    """Tell a P-EAGLE net, which has a hidden state for the places of mask tokens."""
+    has_state = any(name.endswith("mask_hidden") for name in source.tensors)
+    return has_state or source.config.get("speculators_model_type") == "peagle"
+
+
+def decoder_reader(reader: ConfigReader) -> ConfigReader:
     """Return the reader of the layer's config: config.json, or speculators' section of it."""
     kind = reader.get("speculators_model_type", str, NAME)
-    if kind != NAME:
+    if kind not in (NAME, "peagle"):
         raise reader.refuse(f"speculators_model_type is {kind!r}, expected {NAME!r}")
     return reader.section("transformer_layer_config") or reader
 
 
-def _read_head_config(source: Source, names: Names, target: ModelConfig) -> Eagle3HeadConfig:
+def read_head_config(source: Source, names: Names, target: ModelConfig) -> Eagle3HeadConfig:
     """Read config.json, and which of the optional tensors exist."""
     reader = source.reader
     eagle = reader.section("eagle_config") or ConfigReader({}, reader.where)
@@ -114,7 +123,7 @@ def _read_head_config(source: Source, names: Names, target: ModelConfig) -> Eagl
     def has(name: str) -> bool:
         return f"{names.prefix}{name}" in source.tensors
 
-    layer = _read_layer(_decoder_reader(reader), lambda name: has(f"{names.layer}.{name}"), target.dtype)
+    layer = _read_layer(decoder_reader(reader), lambda name: has(f"{names.layer}.{name}"), target.dtype)
     vocab, hidden = layer.vocab_size, reader.positive("target_hidden_size", layer.hidden_size)
     drafted = reader.positive("draft_vocab_size", vocab, most=min(vocab, MOST_IDS))
     head = Eagle3HeadConfig(
@@ -139,9 +148,6 @@ def _read_head_config(source: Source, names: Names, target: ModelConfig) -> Eagl
 
 def _read_layer(reader: ConfigReader, has: Callable[[str], bool], dtype: str) -> ModelConfig:
     """Return the layer's config, with the target's vocabulary; it has those biases and norms whose tensors exist."""
-    layers = reader.positive("num_hidden_layers", 1)
-    if layers > 1:
-        raise reader.refuse(f"an EAGLE-3 head of {layers} layers; drafting from one is what is supported")
     flat = ConfigReader(
         {**reader.values, "num_hidden_layers": 1, "architectures": ["LlamaForCausalLMEagle3"]}, reader.where
     )
@@ -167,8 +173,8 @@ def _read_aux_layers(reader: ConfigReader, eagle: ConfigReader, layers: int) -> 
     return tuple(number + bool(inner) for number in named) or (2, layers // 2, layers - 3)
 
 
-def _check_head(head: Eagle3HeadConfig, target: ModelConfig, options: Eagle3Options) -> Iterator[Diagnostic]:
-    yield from check_sizes("the head is", head.target_hidden_size, head.target_vocab_size, target)
+def check_aux_layers(head: Eagle3HeadConfig, target: ModelConfig) -> Iterator[Diagnostic]:
+    """Report layers that the target does not have, or that are out of order."""
     in_range = all(0 <= aux_layer <= target.num_layers for aux_layer in head.aux_layers)
     if not in_range or any(aux_layer >= after for aux_layer, after in pairwise(head.aux_layers)):
         aux_layers = ", ".join(map(str, head.aux_layers[:8]))
@@ -176,44 +182,28 @@ def _check_head(head: Eagle3HeadConfig, target: ModelConfig, options: Eagle3Opti
         yield Diagnostic(
             "model", "aux-layers", message, f"{AUX_LAYERS} of its config.json names different ones in order"
         )
-    if options.top_k and options.top_k > head.layer.vocab_size:
-        yield Diagnostic(
-            "model",
-            "vocabulary",
-            f"top_k is {options.top_k}, and the head drafts {head.layer.vocab_size} different tokens",
-        )
 
 
-def _check_ids(head: Eagle3HeadConfig, source: Source, prefix: str) -> Iterator[Diagnostic]:
-    """Check the table of drafted ids against both vocabularies; other checks report headers of a wrong shape."""
-    d2t, t2d = (source.tensors.get(f"{prefix}{name}") for name in ("d2t", "t2d"))
-    if d2t is None or (d2t.dtype, d2t.shape) != ("I64", (head.layer.vocab_size,)):
-        return
-    offsets = array("q", _read(d2t))
-    if sys.byteorder == "big":
-        offsets.byteswap()
-    ids = [number + offset for number, offset in enumerate(offsets)]
-    last = head.target_vocab_size - 1
-    hint = "the files of the head do not belong together"
-    if (odd := next((number for number in ids if not 0 <= number <= last), None)) is not None:
-        yield Diagnostic("model", "d2t", f"d2t leads to the id {odd}, outside 0..{last}", hint)
-    elif any(number >= after for number, after in pairwise(ids)):
-        yield Diagnostic("model", "d2t", "d2t leads to ids that do not ascend", hint)
-    elif t2d and (t2d.dtype, t2d.shape) != ("BOOL", (last + 1,)):
-        yield Diagnostic("model", "d2t", f"t2d is {t2d.dtype} {list(t2d.shape)}, expected BOOL {[last + 1]}", hint)
-    elif t2d and ids != [number for number, drafted in enumerate(_read(t2d)) if drafted]:
-        yield Diagnostic("model", "d2t", "t2d marks other ids than those that d2t leads to", hint)
+def _check_width(head: Eagle3HeadConfig, options: Eagle3Options) -> Iterator[Diagnostic]:
+    drafted = head.layer.vocab_size
+    if options.top_k and options.top_k > drafted:
+        message = f"top_k is {options.top_k}, and the head drafts {drafted} different tokens"
+        yield Diagnostic("model", "vocabulary", message)
 
 
-def _read(tensor: TensorInfo) -> bytes:
-    """Return a small tensor's bytes."""
-    with open_regular(tensor.file) as file:
-        file.seek(tensor.offset)
-        return file.read(tensor.nbytes)
+def _check_words(source: Source) -> Iterator[Diagnostic]:
+    """Warn where engines may read a config.json otherwise than its trainer meant it.
+
+    vllm-project/vllm:vllm/transformers_utils/configs/speculators/algos.py@v0.32.0
+    """
+    if source.config.get("speculators_model_type") == NAME and "norm_before_residual" not in source.config:
+        message = "its config.json has no norm_before_residual: speculators trains with false, vLLM reads true"
+        hint = "write norm_before_residual: false into it, if that is how it was trained"
+        yield Diagnostic("model", "norms", message, hint, "warning")
 
 
 def _suggest(source: Source) -> Suggestion | None:
-    is_head = any(name.endswith(".hidden_norm.weight") for name in source.tensors)
+    is_head = any(name.endswith(".hidden_norm.weight") for name in source.tensors) and not drafts_in_parallel(source)
     return Suggestion(0, "DRAFT is an EAGLE-3 head: its layer has a hidden_norm") if is_head else None
 
 

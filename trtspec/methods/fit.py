@@ -3,10 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from trtspec.checkpoint.model_config import ModelConfig
+from trtspec.checkpoint.safetensors import TensorInfo
+from trtspec.checkpoint.source import Source
 from trtspec.diagnostics import Diagnostic
+from trtspec.files import open_regular
+
+# In the order they are read; vllm-project/vllm:vllm/v1/worker/gpu/spec_decode/utils.py@v0.32.0.
+MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 
 
 def check_sizes(what: str, hidden_size: int, vocab_size: int, target: ModelConfig) -> Iterator[Diagnostic]:
@@ -35,6 +44,60 @@ def check_layer(head: ModelConfig, target: ModelConfig) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "model", "rope", message, "right where the head was trained so: compare its trainer's config", "warning"
         )
+
+
+def mask_token(source: Source) -> int | None:
+    """Return the id that stands for a token to be drafted in parallel, None where config.json names none."""
+    return next((source.reader.get(key, int) for key in MASK_KEYS if source.config.get(key) is not None), None)
+
+
+def check_mask(token: int | None, vocab: int) -> Iterator[Diagnostic]:
+    """Report a mask token that is missing or has no embedding."""
+    if token is None:
+        message = f"its config.json names no mask token ({', '.join(MASK_KEYS)})"
+        yield Diagnostic("model", "mask-token", message, "it was not trained to draft in parallel, or write it there")
+    elif not 0 <= token < vocab:
+        message = f"its mask token {token} is outside the vocabulary, 0..{vocab - 1}"
+        yield Diagnostic("model", "mask-token", message, "correct its config.json")
+
+
+def check_ids(source: Source, prefix: str, drafted: int, vocab: int) -> Iterator[Diagnostic]:
+    """Check the table of drafted ids against both vocabularies; other checks report headers of a wrong shape.
+
+    d2t has the target's id of each drafted token less its own; t2d marks the target's tokens that are drafted.
+    """
+    d2t, t2d = (source.tensors.get(f"{prefix}{name}") for name in ("d2t", "t2d"))
+    if d2t is None or (d2t.dtype, d2t.shape) != ("I64", (drafted,)):
+        return
+    offsets = array("q", _read(d2t))
+    if sys.byteorder == "big":
+        offsets.byteswap()
+    hint = "the files of the head do not belong together"
+    if t2d and (t2d.dtype, t2d.shape) != ("BOOL", (vocab,)):
+        yield Diagnostic("model", "d2t", f"t2d is {t2d.dtype} {list(t2d.shape)}, expected BOOL {[vocab]}", hint)
+        return
+    marked = [number for number, drafted in enumerate(_read(t2d)) if drafted] if t2d else None
+    if problem := _wrong_ids([number + offset for number, offset in enumerate(offsets)], marked, vocab):
+        if _wrong_ids(offsets, marked, vocab) is None:
+            problem = "d2t has the target's ids themselves, where engines add each one's own number"
+            hint = "subtract 0, 1, 2, ... from it"
+        yield Diagnostic("model", "d2t", problem, hint)
+
+
+def _wrong_ids(ids: Sequence[int], marked: list[int] | None, vocab: int) -> str | None:
+    """Say what is wrong with the target's ids of drafted tokens, None where nothing is."""
+    if (odd := next((number for number in ids if not 0 <= number < vocab), None)) is not None:
+        return f"d2t leads to the id {odd}, outside 0..{vocab - 1}"
+    if any(number >= after for number, after in pairwise(ids)):
+        return "d2t leads to ids that do not ascend"
+    return "t2d marks other ids than those that d2t leads to" if marked is not None and list(ids) != marked else None
+
+
+def _read(tensor: TensorInfo) -> bytes:
+    """Return a small tensor's bytes."""
+    with open_regular(tensor.file) as file:
+        file.seek(tensor.offset)
+        return file.read(tensor.nbytes)
 
 
 def _describe(config: ModelConfig) -> str:

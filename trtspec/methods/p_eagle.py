@@ -1,19 +1,70 @@
 # SPDX-License-Identifier: Apache-2.0
 """An EAGLE-3 net of several layers that drafts a whole chain in one pass, at mask tokens behind the text.
 
-P-EAGLE, Hui et al. 2026, arXiv:2602.01469.
+P-EAGLE, Hui et al. 2026, arXiv:2602.01469. Such a net is EAGLE-3's first layer, further plain ones, and a hidden state
+that stands for those of tokens that are not known yet. Read as speculators and p-eagle-train write it
+(vllm-project/vllm:vllm/model_executor/models/llama_eagle3.py@v0.32.0).
 """
 
 from __future__ import annotations
 
-from trtspec.checkpoint.rules import Skip
+from collections.abc import Iterator
+from dataclasses import replace
+from math import prod
+
+from trtspec.checkpoint.rules import Rule, Skip, SourceTensor, Stage
 from trtspec.checkpoint.source import Source
-from trtspec.methods.base import DraftHead, HeadTarget, Method, Options
+from trtspec.families.decoder import attention, mlp
+from trtspec.methods.base import DraftHead, HeadTarget, Method, Options, Suggestion
+from trtspec.methods.eagle3 import check_aux_layers, decoder_reader, drafts_in_parallel, find_names, read_head_config
+from trtspec.methods.eagle3_head import Eagle3HeadConfig, Names, head_rules
+from trtspec.methods.fit import check_ids, check_layer, check_mask, check_sizes, mask_token
+
+NAME, MOST_LAYERS = "p_eagle", 64
 
 
 def read_head(source: Source, base: HeadTarget, options: Options) -> DraftHead:
     """Describe the net in `source`; raises CheckpointError if it is no P-EAGLE net."""
-    return DraftHead(config={}, rules=[], skips=[Skip(".*", "runs as it is stored")])
+    names = find_names(source)
+    if not drafts_in_parallel(source):
+        raise source.reader.refuse("describes a net that drafts token by token", "use method: eagle3")
+    head = read_head_config(source, names, base.config)
+    layers = decoder_reader(source.reader).positive("num_hidden_layers", 1, MOST_LAYERS)
+    width = len(head.aux_layers) * head.target_hidden_size
+    state = _state_shape(source, f"{names.prefix}mask_hidden", width)
+    return DraftHead(
+        config={},  # nothing converts it
+        rules=[*head_rules(head, names), *_further_rules(head, names, state, layers)],
+        skips=[Skip(".*", "left to the engine, which reads the source")],
+        diagnostics=(
+            *check_sizes("the net is", head.target_hidden_size, head.target_vocab_size, base.config),
+            *check_aux_layers(head, base.config),
+            *check_mask(mask_token(source), head.target_vocab_size),
+            *check_ids(source, names.prefix, head.layer.vocab_size, head.target_vocab_size),
+            *check_layer(head.layer, base.config),
+        ),
+    )
+
+
+def _state_shape(source: Source, name: str, width: int) -> tuple[int, ...]:
+    """Return the shape of the state at mask tokens, which writers give one or two leading dimensions of 1."""
+    stored = source.tensors.get(name)
+    return stored.shape if stored and prod(stored.shape) == width else (1, 1, width)
+
+
+def _further_rules(head: Eagle3HeadConfig, names: Names, state: tuple[int, ...], layers: int) -> Iterator[Rule]:
+    """Yield the rules of the layers behind the first, and of the hidden state at mask tokens."""
+    yield Rule(f"{NAME}.mask_hidden", (SourceTensor(f"{names.prefix}mask_hidden", state),), Stage.LAST)
+    for number in range(1, layers):
+        for rule in attention(head.layer, number) + mlp(head.layer, number):
+            found = ((tensor, tensor.name.removeprefix("model.")) for tensor in rule.sources)
+            sources = tuple(replace(tensor, name=f"{names.prefix}{name}") for tensor, name in found)
+            yield Rule(f"{NAME}.layers.{number}.{rule.target}", sources, Stage.LAST, rule.split)
+
+
+def _suggest(source: Source) -> Suggestion | None:
+    is_net = drafts_in_parallel(source)
+    return Suggestion(0, "DRAFT is a P-EAGLE net: it has a hidden state for mask tokens") if is_net else None
 
 
 METHOD = Method(
@@ -22,4 +73,5 @@ METHOD = Method(
     draft_lens=range(1, 17),
     default_draft_len=7,
     read_head=read_head,
+    suggest=_suggest,
 )

@@ -6,16 +6,16 @@ PARD, An et al. 2025, arXiv:2504.18583. Its config.json names the mask token.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from trtspec.checkpoint.source import Source
+from trtspec.diagnostics import Diagnostic
 from trtspec.methods.base import Method, Suggestion
-
-# In the order that vLLM reads them; vllm-project/vllm:vllm/v1/worker/gpu/spec_decode/utils.py@v0.32.0.
-MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
+from trtspec.methods.fit import check_mask, mask_token
 
 
-def mask_token(source: Source) -> int | None:
-    """Return the id that stands for a token to be drafted, None where config.json names none."""
-    return next((source.reader.get(key, int) for key in MASK_KEYS if key in source.config), None)
+def _check_model(source: Source) -> Iterator[Diagnostic]:
+    return check_mask(mask_token(source), source.reader.positive("vocab_size"))
 
 
 def _suggest(source: Source) -> Suggestion | None:
@@ -30,5 +30,6 @@ METHOD = Method(
     drafts_with="model",
     draft_lens=range(1, 33),
     default_draft_len=8,
+    check_model=_check_model,
     suggest=_suggest,
 )

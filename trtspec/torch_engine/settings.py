@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 class EngineSettings:
     """The settings of an engine.
 
-    `method`, `draft_len` and the method's own `options` configure speculation; `max_seq_len` bounds prompt plus new
-    tokens of a request, `max_input_len` its prompt alone, `max_num_tokens` the tokens of one prefill step,
-    `max_queue_size` the requests that wait. `device` is "auto", "cpu" or "cuda", `dtype` "auto", "float32", "bfloat16"
-    or "float16". `kernels` are compiled verification libraries; the first that works on this machine is used, or
-    torch if none does.
+    `method`, `draft_len` and the method's own `options` configure speculation; `schedule` are pairs (requests,
+    draft_len): while at most so many requests run, so much is drafted, beyond the last pair nothing. `max_seq_len`
+    bounds prompt plus new tokens of a request, `max_input_len` its prompt alone, `max_num_tokens` the tokens of one
+    prefill step, `max_queue_size` the requests that wait. `device` is "auto", "cpu" or "cuda", `dtype` "auto",
+    "float32", "bfloat16" or "float16". `kernels` are compiled verification libraries; the first that works on this
+    machine is used, or torch if none does.
     """
 
     method: str = "none"
@@ -38,6 +39,7 @@ class EngineSettings:
     device: str = "auto"
     dtype: str = "auto"
     kernels: tuple[Path, ...] = ()
+    schedule: Sequence[tuple[int, int]] = ()
 
     @classmethod
     def from_recipe(cls, recipe: ResolvedRecipe) -> EngineSettings:
@@ -52,6 +54,7 @@ class EngineSettings:
             max_input_len=engine.max_input_len,
             max_num_tokens=engine.max_num_tokens,
             max_queue_size=recipe.serving.max_queue_size,
+            schedule=tuple((each.max_batch, each.draft_len) for each in speculation.schedule),
         )
 
     @classmethod
@@ -66,7 +69,15 @@ class EngineSettings:
         """Return everything but the libraries, whose paths differ from machine to machine."""
         document = asdict(replace(self, kernels=()))
         del document["kernels"]
+        if not self.schedule:
+            del document["schedule"]  # keys of steps are made of this text
         return json.dumps(document, sort_keys=True)
+
+    def scheduled(self, rows: int, most: int) -> int:
+        """Return how many tokens in a row are drafted while so many requests run; `most` without a schedule."""
+        if not self.schedule:
+            return most
+        return min(most, next((draft_len for requests, draft_len in self.schedule if rows <= requests), 0))
 
     @property
     def limits(self) -> Limits:

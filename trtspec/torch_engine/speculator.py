@@ -43,9 +43,10 @@ class Speculator:
         draft_shape: DraftShape,
         method: Method,
         options: Options,
+        settings: EngineSettings,
     ) -> None:
         self.target, self.drafter, self.verifier, self.draft_shape = target, drafter, verifier, draft_shape
-        self._method, self._options = method, options
+        self._method, self._options, self._settings = method, options, settings
         self._typical = _typical(options)
 
     @classmethod
@@ -67,7 +68,7 @@ class Speculator:
         drafter = drafter_class(Setup(model, draft, room, options, draft_shape))
         _check_pair(model, drafter, settings)
         verifier = choose_verifier(settings.kernels, device, dtype)
-        return cls(model, drafter, verifier, draft_shape, method, options)
+        return cls(model, drafter, verifier, draft_shape, method, options, settings)
 
     def options_of(self, request: Request) -> Options:
         """Return the method's options, lowered by a request; raises TrtspecError for values that it may not ask for."""
@@ -104,7 +105,8 @@ class Speculator:
 
     def step(self, batch: Sequence[Running]) -> list[Progress]:
         """Draft for every row, and verify all drafts in one pass of the target."""
-        limits = [running.draft_len(self.draft_shape.max_depth) for running in batch]
+        depth = self._settings.scheduled(len(batch), self.draft_shape.max_depth)
+        limits = [running.draft_len(depth) for running in batch]
         texts = [running.text for running in batch]
         starts = [len(text) - 1 for text in texts]
         params, nodes = self._sampling_params(batch), self.draft_shape.max_tokens

@@ -36,6 +36,7 @@ BACKEND = Backend(
     plan=_plan,
     in_process=True,
     keeps_windows=True,
+    knobs=frozenset({"schedule"}),
     check=check,
     auto=Auto(rank=99, offer=lambda method, gpu: Offer(takes=True, why="")),
     probes=probes,

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DFlash and DSpark nets: one description out of every dialect, and what does not go with the target by its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.methods.block_nets import (
+    BLOCK,
+    DFLASH,
+    DSPARK,
+    INNER,
+    MASK,
+    OUTPUTS,
+    RANK,
+    net_tensors,
+    save_net,
+    speculators,
+)
+from tests.tiny import SHAPE, make_llama
+from trtspec.checkpoint.source import load_source
+from trtspec.errors import CheckpointError
+from trtspec.methods.base import find_method, methods
+from trtspec.methods.block_net import read_block_net
+from trtspec.models.source_head import SourceHead, load_head
+from trtspec.models.source_model import load_model
+
+HIDDEN, VOCAB = SHAPE["hidden_size"], SHAPE["vocab_size"]
+CASES = [("dflash", *DFLASH[name]) for name in DFLASH] + [("dspark", *DSPARK[name]) for name in DSPARK]
+NAMES = [f"dflash-{name}" for name in DFLASH] + [f"dspark-{name}" for name in DSPARK]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_llama(tmp_path_factory.mktemp("hf"))
+
+
+def read(root: Path, target: Path, kind: str = "dflash", draft_len: int | None = None) -> SourceHead:
+    return load_head(root, kind, {}, load_model(target, "auto"), draft_len)
+
+
+def said(head: SourceHead) -> dict[str, str]:
+    """Return what was found, by code, without the warnings that the tiny shapes bring."""
+    return {each.code: each.message for each in head.head.diagnostics if each.code not in ("positions", "rope")}
+
+
+@pytest.mark.parametrize(("kind", "config", "markov", "drafts"), CASES, ids=NAMES)
+def test_every_dialect_says_the_same(
+    kind: str, config: dict[str, Any], markov: str | None, drafts: int, target: Path, tmp_path: Path
+) -> None:
+    root = save_net(tmp_path / "net", config, net_tensors(markov))
+    net = read_block_net(load_source(root), "bfloat16", kind)
+    assert (net.block_size, net.drafts, net.mask_token, net.target_layers) == (BLOCK, drafts, MASK, OUTPUTS)
+    assert (net.target_hidden_size, net.draft_vocab_size, net.layer.num_layers) == (HIDDEN, VOCAB, 2)
+    assert (net.markov_rank, net.markov_head) == ((RANK, "vanilla") if kind == "dspark" else (0, ""))
+    assert net.confidence_width == (HIDDEN + RANK if kind == "dspark" else 0)
+    head = read(root, target, kind)
+    assert said(head) == {}
+    assert head.head.num_parameters == sum(
+        tensor.numel() for name, tensor in net_tensors(markov).items() if "bias" not in name
+    )
+    suggesting = [name for name, method in methods().items() if name != "draft_target" and method.suggest]
+    found = [name for name in suggesting if find_method(name).drafts_with != "nothing"]
+    assert [name for name in found if (ask := find_method(name).suggest) and ask(load_source(root))] == [kind]
+
+
+def test_a_net_of_the_other_kind_names_its_method(target: Path, tmp_path: Path) -> None:
+    config, markov, _ = DSPARK["DeepSpec"]
+    root = save_net(tmp_path / "net", config, net_tensors(markov))
+    with pytest.raises(CheckpointError, match="a dspark net, expected a dflash net") as refused:
+        read(root, target)
+    assert refused.value.hint == "use method: dspark"
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "message"),
+    [
+        ({"num_target_layers": 36}, "aux-layers", "the net was made for a target of 36 layers, this one has 2"),
+        (
+            {"dflash_config": {**INNER, "target_layer_ids": [1, 2]}},
+            "aux-layers",
+            "it reads what comes out of the layers 1, 2, of a target that has 0..1",
+        ),
+        ({"dflash_config": {**INNER, "target_layer_ids": [1, 0]}}, "aux-layers", "layers 1, 0"),
+        ({"dflash_config": {**INNER, "mask_token_id": VOCAB}}, "mask-token", f"outside the vocabulary, 0..{VOCAB - 1}"),
+        ({"draft_vocab_size": 40}, "vocabulary", "it has no d2t and no lm_head.weight"),
+    ],
+)
+def test_what_does_not_go_with_the_target(
+    changes: dict[str, Any], code: str, message: str, target: Path, tmp_path: Path
+) -> None:
+    root = save_net(tmp_path / "net", DFLASH["z-lab"][0], net_tensors(), **changes)
+    found = said(read(root, target))
+    assert set(found) == {code}
+    assert message in found[code]
+
+
+def test_the_block_limits_the_draft(target: Path, tmp_path: Path) -> None:
+    root = save_net(tmp_path / "net", DFLASH["z-lab"][0], net_tensors())
+    assert said(read(root, target, draft_len=7)) == {}
+    assert said(read(root, target, draft_len=8)) == {
+        "block-size": "its block of 8 drafts at most 7 tokens, draft_len is 8"
+    }
+    at_anchor = save_net(tmp_path / "anchor", DSPARK["DeepSpec"][0], net_tensors("markov_head."))
+    assert said(read(at_anchor, target, "dspark", draft_len=8)) == {}
+
+
+def test_sizes_of_another_target(target: Path, tmp_path: Path) -> None:
+    config = {**DFLASH["z-lab"][0], "target_hidden_size": 2 * HIDDEN, "vocab_size": VOCAB + 8}
+    tensors = net_tensors() | {"fc.weight": torch.zeros(HIDDEN, 4 * HIDDEN)}
+    found = said(read(save_net(tmp_path / "net", config, tensors), target))
+    assert set(found) == {"hidden-size", "vocabulary"}
+
+
+def test_speculators_layers_count_from_one(target: Path, tmp_path: Path) -> None:
+    config = speculators("dflash", BLOCK - 1, aux_hidden_state_layer_ids=[0, 1])
+    found = said(read(save_net(tmp_path / "net", config, net_tensors()), target))
+    assert "layers -1, 0, of a target that has 0..1 (aux_hidden_state_layer_ids less one)" in found["aux-layers"]
+
+
+def test_an_anchor_that_is_not_written_is_named(target: Path, tmp_path: Path) -> None:
+    config, markov, _ = DSPARK["speculators"]
+    root = save_net(tmp_path / "net", config, net_tensors(markov), sample_from_anchor=None)
+    assert "speculators trains with true, vLLM reads false" in said(read(root, target, "dspark"))["anchor"]
+
+
+def test_a_length_that_contradicts_the_block_is_named(target: Path, tmp_path: Path) -> None:
+    root = save_net(tmp_path / "net", speculators("dflash", BLOCK), net_tensors())
+    assert "says 8 tokens a step, its block of 8 drafts 7" in said(read(root, target))["block-size"]
+
+
+def drafted_ids(values: torch.Tensor) -> dict[str, torch.Tensor]:
+    marked = torch.zeros(VOCAB, dtype=torch.bool).index_fill(0, torch.arange(4, 44), True)
+    small = {"lm_head.weight": torch.zeros(40, HIDDEN), "d2t": values, "t2d": marked}
+    return net_tensors() | small
+
+
+def test_ids_in_the_place_of_offsets_are_named(target: Path, tmp_path: Path) -> None:
+    config = {**DFLASH["z-lab"][0], "draft_vocab_size": 40}
+    right = save_net(tmp_path / "right", config, drafted_ids(torch.full((40,), 4)))
+    assert said(read(right, target)) == {}
+    ids = save_net(tmp_path / "ids", config, drafted_ids(torch.arange(4, 44)))
+    assert said(read(ids, target))["d2t"].startswith("d2t has the target's ids themselves")
+
+
+def test_a_missing_tensor_and_one_of_another_shape(target: Path, tmp_path: Path) -> None:
+    tensors = net_tensors() | {"fc.weight": torch.zeros(HIDDEN, 3 * HIDDEN)}
+    del tensors["hidden_norm.weight"]
+    with pytest.raises(CheckpointError, match=r"(?s)fc\.weight: .*hidden_norm\.weight"):
+        read(save_net(tmp_path / "net", DFLASH["z-lab"][0], tensors), target)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"block_size": None}, "describes no net, expected a dflash net"),
+        ({"dflash_config": {"target_layer_ids": [0]}}, "lacks 'mask_token_id'"),
+        ({"dflash_config": {**INNER, "projector_type": "domino"}}, "projector_type is 'domino'"),
+        ({"dflash_config": {**INNER, "target_layer_ids": ["a"]}}, "expected numbers of layers"),
+    ],
+)
+def test_what_is_no_net(changes: dict[str, Any], message: str, target: Path, tmp_path: Path) -> None:
+    root = save_net(tmp_path / "net", DFLASH["z-lab"][0], net_tensors(), **changes)
+    with pytest.raises(CheckpointError, match=message):
+        read(root, target)
