@@ -93,6 +93,12 @@ class _Check:
         """Return whether the checkpoints are converted; until a backend is chosen they are taken to be."""
         return self.backend is None or self.backend.converts
 
+    @property
+    def maps_vocabularies(self) -> bool:
+        """Return whether the backend drafts with a model whose vocabulary is another."""
+        version, method = self.choice.version if self.choice else None, self.recipe.speculation.method
+        return self.backend is not None and version is not None and self.backend.maps_vocabularies(version, method)
+
     def positions(self, config: ModelConfig) -> int:
         """Return how long texts may be on the backend, which may know no sliding windows."""
         keeps_windows = self.backend is not None and self.backend.keeps_windows
@@ -296,13 +302,8 @@ class _Check:
     def _check_pair(self, target: SourceModel, draft: SourceModel, has_tokenizer: bool) -> None:
         path = "speculation.draft.model"
         ours, theirs = target.config, draft.config
-        if theirs.vocab_size > ours.vocab_size or (theirs.vocab_size < ours.vocab_size and not self.converts):
-            message = f"the draft has {theirs.vocab_size} vocabulary entries, the target {ours.vocab_size}"
-            self._error(path, "vocabulary", message, "a draft has to share the target's vocabulary")
-        elif has_tokenizer:
-            self._attempt(path, "tokenizer", lambda: check_tokenizers(target.source.root, draft.source.root))
-        if theirs.vocab_size < ours.vocab_size:  # published with fewer unused rows: converted with as many
-            self.draft = padded(draft, ours.vocab_size)
+        if not self.maps_vocabularies:
+            self._check_vocabularies(target, draft, has_tokenizer)
         limit = self.positions(theirs)
         if limit < min(self.recipe.engine.max_seq_len, self.positions(ours)):
             message = f"the draft has {limit} positions, fewer than engine.max_seq_len"
@@ -312,6 +313,17 @@ class _Check:
             sizes = f"{ours.num_parameters / 1e6:,.1f} M and {theirs.num_parameters / 1e6:,.1f} M parameters"
             message = f"the target is {ratio:.1f} times the draft ({sizes}); pairs that pay are 10 to 50 times apart"
             self._warn(path, "size-ratio", message)
+
+    def _check_vocabularies(self, target: SourceModel, draft: SourceModel, has_tokenizer: bool) -> None:
+        """Check that the same ids mean the same texts; pad a draft of fewer rows."""
+        path, ours, theirs = "speculation.draft.model", target.config, draft.config
+        if theirs.vocab_size > ours.vocab_size or (theirs.vocab_size < ours.vocab_size and not self.converts):
+            message = f"the draft has {theirs.vocab_size} vocabulary entries, the target {ours.vocab_size}"
+            self._error(path, "vocabulary", message, "a draft has to share the target's vocabulary")
+        elif has_tokenizer:
+            self._attempt(path, "tokenizer", lambda: check_tokenizers(target.source.root, draft.source.root))
+        if theirs.vocab_size < ours.vocab_size:  # published with fewer unused rows: converted with as many
+            self.draft = padded(draft, ours.vocab_size)
 
     def _check_format(self, path: str, asked: ModelSource, model: SourceModel) -> None:
         """Check what a model computes in, how it is divided, and where it is converted how it is quantized."""

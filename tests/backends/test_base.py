@@ -35,7 +35,7 @@ def test_every_backend_says_which_versions_it_has() -> None:
         "embedded": "",
         "llmapi": "1.2.1",
         "tensorrt_llm": "1.2.1",
-        "vllm": "0.24.0",
+        "vllm": "0.27.1",
     }
 
 

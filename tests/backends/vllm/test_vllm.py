@@ -20,15 +20,8 @@ DRAFT = "../../checkpoints/draft"
 TREE = {"top_k": 4, "nodes": 12}
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 
-# Fields of SpeculativeConfig in both: vllm-project/vllm:vllm/config/speculative.py@v0.19.0, @v0.24.0.
-FIELDS = {
-    *("method", "num_speculative_tokens", "model", "revision", "code_revision", "quantization", "max_model_len"),
-    *("draft_tensor_parallel_size", "prompt_lookup_min", "prompt_lookup_max", "enforce_eager", "moe_backend"),
-    *("disable_padded_drafter_batch", "use_local_argmax_reduction", "parallel_drafting", "rejection_sample_method"),
-}
 
-
-def case(version: str = "0.24.0", method: str = "none", **changes: Any) -> PlanContext:
+def case(version: str = "0.27.1", method: str = "none", **changes: Any) -> PlanContext:
     return source_context("vllm", version, method, **changes)
 
 
@@ -36,23 +29,24 @@ def diagnostics(*arguments: Any, **changes: Any) -> dict[str, Any]:
     return said(BACKEND.check(case(*arguments, **changes)))
 
 
-def test_versions_are_those_of_the_containers() -> None:
+def test_versions_are_those_of_the_containers_and_all_between() -> None:
     backend = backends()["vllm"]
     assert (backend.package, backend.converts) == ("vllm", False)
-    assert {release.version: release.triton for release in releases().values()} == {
+    assert {release.version: release.triton for release in releases().values() if release.triton} == {
         "0.19.0": ("26.04", "26.05"),
         "0.22.1": ("26.06",),
         "0.24.0": ("26.07",),
+        "0.27.1": ("26.08",),
     }
-    assert [version for version, release in releases().items() if release.inferred] == ["0.22.1"]
-    assert choose_version(backend, None) == "0.24.0"
+    assert {version.rsplit(".", 1)[0] for version in releases()} == {f"0.{minor}" for minor in range(19, 34)}
+    assert choose_version(backend, None) == "0.27.1", "the newest that a container ships"
     assert choose_version(backend, "0.19") == "0.19.0"
+    assert choose_version(backend, "0.33") == "0.33.0"
 
 
-@pytest.mark.parametrize("version", releases())
-def test_the_methods_that_say_so_are_those_that_a_version_has(version: str) -> None:
+def test_the_methods_that_say_so_are_those_that_some_version_has() -> None:
     known = {name for name in discover("trtspec.methods", "METHOD") if "vllm" in running(name)}
-    assert known - {"none"} == {*releases()[version].methods}
+    assert known - {"none"} == {name for release in releases().values() for name in release.methods}
 
 
 @pytest.mark.parametrize(
@@ -91,12 +85,54 @@ def test_the_methods_that_say_so_are_those_that_a_version_has(version: str) -> N
             {"method": "eagle3", "num_speculative_tokens": 3, "model": DRAFT},
         ),
         ("mtp", {"speculation__draft_len": 2}, {"method": "mtp", "num_speculative_tokens": 2}),
+        (
+            "pard",
+            {"speculation__draft_len": 8, "target__parallel": {"tensor": 2}},
+            {
+                "method": "draft_model",
+                "num_speculative_tokens": 8,
+                "parallel_drafting": True,
+                "model": DRAFT,
+                "draft_tensor_parallel_size": 2,
+            },
+        ),
+        (
+            "p_eagle",
+            {"speculation__draft_len": 7},
+            {"method": "eagle3", "num_speculative_tokens": 7, "parallel_drafting": True, "model": DRAFT},
+        ),
+        (
+            "suffix",
+            {"speculation__draft_len": 16, "speculation__options": {"min_token_prob": 0.2}},
+            {
+                "method": "suffix",
+                "num_speculative_tokens": 16,
+                "suffix_decoding_max_tree_depth": 24,
+                "suffix_decoding_max_cached_requests": 10000,
+                "suffix_decoding_max_spec_factor": 1.0,
+                "suffix_decoding_min_token_prob": 0.2,
+            },
+        ),
     ],
 )
 def test_a_method_becomes_a_dict_of_fields_that_every_version_has(method: str, changes, expected) -> None:
     for version in releases():
         assert speculative_config(case(version, method, **changes), DRAFT) == expected
-    assert expected.keys() <= FIELDS
+        assert expected.keys() <= releases()[version].fields
+
+
+@pytest.mark.parametrize(("version", "method"), [("0.20.0", "dflash"), ("0.25.0", "dspark"), ("0.32.0", "medusa")])
+def test_a_net_that_some_versions_have_is_named_with_the_length_of_its_chain(version: str, method: str) -> None:
+    changes = {} if method == "medusa" else {"speculation__draft_len": 5}
+    config = speculative_config(case(version, method, **changes), DRAFT)
+    depth = 4 if method == "medusa" else 5
+    assert config == {"method": method, "num_speculative_tokens": depth, "model": DRAFT}
+
+
+def test_a_draft_of_another_vocabulary_is_named_as_such() -> None:
+    asked = case("0.25.0", "draft_target", draft="qwen2.5-7b")
+    assert speculative_config(asked, DRAFT)["use_heterogeneous_vocab"] is True
+    assert "use_heterogeneous_vocab" not in speculative_config(case("0.25.0", "draft_target"), DRAFT)
 
 
 def test_model_json_has_everything_that_vllm_is_told() -> None:
@@ -157,12 +193,12 @@ REFUSED = [
         "speculation.options.lossy lossy",
         "vLLM accepts exactly; it has no typical acceptance",
     ),
-    ({"method": "medusa"}, "speculation.method method", "vLLM 0.24.0 has no medusa"),
+    ({"method": "medusa", "version": "0.33.0"}, "speculation.method method", "vLLM 0.33.0 has no medusa"),
     ({"method": "mtp"}, "speculation.method no-draft", "the target has no layers for further tokens"),
     (
         {"method": "mtp", "target_facts": facts({"num_nextn_predict_layers": 1})},
         "speculation.method version",
-        "vLLM 0.24.0 does not draft with layers of llama",
+        "vLLM 0.27.1 does not draft with layers of llama",
     ),
     (
         {
@@ -193,7 +229,7 @@ REFUSED = [
             "speculation__draft": {"model": "./draft", "parallel": {"tensor": 2}},
         },
         "speculation.draft.parallel.tensor parallel",
-        "vLLM divides a draft over one GPU or over the target's 4, not over 2",
+        "vLLM divides a draft as its target, over 4 GPUs, not over 2",
     ),
     (
         {"serving__streaming": False},
@@ -201,7 +237,7 @@ REFUSED = [
         "Triton's vLLM backend serves decoupled models only",
     ),
     (
-        {"method": "draft_target", "draft": "qwen2.5-7b"},
+        {"version": "0.24.0", "method": "draft_target", "draft": "qwen2.5-7b"},
         "speculation.draft.model vocabulary",
         "the draft has 152064 vocabulary entries, the target 128256: this engine runs both as they are, and cannot pad "
         "the smaller one",
@@ -218,6 +254,16 @@ WARNED = [
         {"method": "draft_target", "speculation__options": {"use_draft_logits": True}},
         "speculation.options.use_draft_logits unused",
         "vLLM drafts the most probable tokens and verifies them as such",
+    ),
+    (
+        {"method": "draft_target", "draft": "qwen2.5-7b"},
+        "speculation.draft.model vocabulary",
+        "draft and target have other vocabularies: vLLM drafts tokens that both have, on its V1 model runner",
+    ),
+    (
+        {"method": "suffix"},
+        "speculation.method needs-package",
+        "vLLM drafts with arctic-inference, which its containers do not bring",
     ),
     (
         {"target__quantization": {"weights": "fp8", "exclude": ["lm_head", "*mlp*"]}},
@@ -237,6 +283,40 @@ FOUND = [(*row, "error") for row in REFUSED] + [(*row, "warning") for row in WAR
 def test_what_cannot_be_done_is_an_error_and_what_has_no_use_a_warning(changes, key, message, severity) -> None:
     found = diagnostics(**changes)[key]
     assert (found.severity, found.message) == (severity, message)
+
+
+@pytest.mark.parametrize("version", releases())
+def test_a_draft_is_divided_as_its_target_whatever_the_default_says(version: str) -> None:
+    """vllm-project/vllm:vllm/v1/spec_decode/draft_model.py, _raise_if_draft_tp_mismatch."""
+    assert "equal_draft_tensor" in releases()[version].does
+    divided = case(version, "draft_target", target__parallel={"tensor": 4})
+    assert speculative_config(divided, DRAFT)["draft_tensor_parallel_size"] == 4
+    one = {"model": "./draft", "parallel": {"tensor": 1}}
+    found = diagnostics(version, "draft_target", target__parallel={"tensor": 4}, speculation__draft=one)
+    assert found["speculation.draft.parallel.tensor parallel"].hint == "leave it out"
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_v4", "exaone4_5", "hy_v3"])
+def test_mtp_of_0_22_1_takes_the_models_that_its_own_code_names(model_type: str) -> None:
+    layers = facts({"model_type": model_type, "num_nextn_predict_layers": 1})
+    assert diagnostics("0.22.1", "mtp", target_facts=layers) == {}
+    assert list(diagnostics("0.19.0", "mtp", target_facts=layers)) == ["speculation.method version"]
+
+
+def test_mtp_goes_by_the_architecture_where_vllm_does() -> None:
+    config = {"model_type": "mimo_v2", "architectures": ["MiMoV2ForCausalLM"], "num_nextn_predict_layers": 1}
+    assert diagnostics("0.22.1", "mtp", target_facts=facts(config)) == {}
+
+
+def test_a_source_of_compressed_tensors_is_fp8_to_both_that_ask() -> None:
+    """One reader says it to the check and to model.json."""
+    group = {"type": "float", "num_bits": 8, "strategy": "tensor", "symmetric": True, "dynamic": False}
+    config = {"quant_method": "compressed-tensors", "format": "float-quantized", "quantization_status": "compressed"}
+    config["config_groups"] = {"group_0": {"targets": ["Linear"], "weights": group, "input_activations": group}}
+    source = facts({"quantization_config": config | {"ignore": ["lm_head"]}})
+    asked = {"target__quantization": {"weights": "fp8"}, "target_facts": source}
+    assert diagnostics(**asked) == {}
+    assert "quantization" not in model_json(case(**asked), "m", None)
 
 
 def test_plain_recipes_meet_no_objection() -> None:

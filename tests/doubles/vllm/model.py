@@ -2,13 +2,15 @@
 """A stand-in for Triton's backend `vllm`: reads tensors and model.json as that one does, answers from a table.
 
 What it refuses is what the real one refuses, and more (triton-inference-server/vllm_backend:src/{model.py,utils/
-request.py,utils/vllm_backend_utils.py}@8de0c14; vllm-project/vllm:vllm/{engine/arg_utils.py,config/speculative.py}
-@v0.24.0). The table is answers.json beside the model: by text, the tokens' texts. Proves nothing about vLLM.
+request.py,utils/vllm_backend_utils.py}@00ea75bc; vllm-project/vllm:vllm/{engine/arg_utils.py,config/speculative.py,
+v1/spec_decode/draft_model.py,v1/worker/gpu/sample/states.py} of the version named in VLLM_VERSION, by default 0.27.1).
+The table is answers.json beside the model: by text, the tokens' texts. Proves nothing about vLLM.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import queue
 import threading
 import time
@@ -25,8 +27,21 @@ ARGUMENTS = {
 }
 SPECULATION = {
     *("method", "num_speculative_tokens", "model", "revision", "quantization", "draft_tensor_parallel_size"),
-    *("prompt_lookup_min", "prompt_lookup_max"),
+    *("prompt_lookup_min", "prompt_lookup_max", "parallel_drafting", "suffix_decoding_max_tree_depth"),
+    *("suffix_decoding_max_cached_requests", "suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob"),
 }
+# fields, methods, rules and behaviours by the first version that has them
+SINCE = {
+    "num_speculative_tokens_per_batch_size": (0, 24),
+    "use_heterogeneous_vocab": (0, 25),
+    "rejection_sample_method": (0, 21),
+    "draft_sample_method": (0, 22),
+    "block": (0, 25),
+    "dflash": (0, 20),
+    "dspark": (0, 25),
+    "positions": (0, 27),
+}
+WITH_DRAFT = ("draft_model", "eagle", "eagle3", "dflash", "dspark", "medusa")
 SAMPLING = {
     "max_tokens": int,
     "temperature": float,
@@ -103,23 +118,54 @@ class TritonPythonModel:
             shown = max(shown, len(said))
 
 
-def check_arguments(document: dict[str, Any]) -> None:
-    """Raise for what AsyncEngineArgs or SpeculativeConfig would not take."""
+def check_arguments(document: dict[str, Any], version: tuple[int, ...] | None = None) -> None:
+    """Raise for what AsyncEngineArgs, SpeculativeConfig or the model runner of a version would not take."""
+    version = version or tuple(map(int, os.environ.get("VLLM_VERSION", "0.27.1").split(".")))
     if unknown := document.keys() - ARGUMENTS:
         raise TypeError(f"AsyncEngineArgs got unexpected keywords {sorted(unknown)}")
     if not Path(document["model"]).is_absolute():
         raise ValueError(f"{document['model']} is read from the server's working directory")
-    speculation = document.get("speculative_config")
-    if speculation is None:
-        return
-    if unknown := speculation.keys() - SPECULATION:
+    if speculation := document.get("speculative_config"):
+        check_speculation(speculation, version)
+        check_division(document, speculation, version)
+        check_positions(document, speculation, version)
+
+
+def check_speculation(speculation: dict[str, Any], version: tuple[int, ...]) -> None:
+    known = SPECULATION | {field for field, since in SINCE.items() if version >= since}
+    if unknown := speculation.keys() - known:
         raise TypeError(f"SpeculativeConfig got unexpected keywords {sorted(unknown)}")
+    method, rule = speculation["method"], speculation.get("rejection_sample_method")
+    if version < SINCE.get(method, ()) or (method == "medusa" and version >= (0, 33)):
+        raise ValueError(f"Unsupported speculative method: '{method}'")
+    if rule == "block" and version < SINCE["block"]:
+        raise ValueError(f"rejection_sample_method has no {rule}")
     if speculation["num_speculative_tokens"] < 1:
         raise ValueError("num_speculative_tokens must be greater than zero")
-    if speculation["method"] in ("draft_model", "eagle", "eagle3") and not Path(speculation["model"]).is_dir():
+    if method in WITH_DRAFT and not Path(speculation["model"]).is_dir():
         raise FileNotFoundError(speculation["model"])
     if speculation.get("prompt_lookup_min", 1) > speculation.get("prompt_lookup_max", 1):
         raise ValueError("prompt_lookup_min must be <= prompt_lookup_max")
+
+
+def check_division(document: dict[str, Any], speculation: dict[str, Any], version: tuple[int, ...]) -> None:
+    tensor_size = document["tensor_parallel_size"]
+    if (
+        speculation["method"] == "draft_model"
+        and speculation.get("draft_tensor_parallel_size", tensor_size) != tensor_size
+    ):
+        raise ValueError("Currently, 'draft_tensor_parallel_size' and 'tensor_parallel_size' must be the same.")
+    if document["pipeline_parallel_size"] > 1 and (speculation["method"] != "eagle3" or version < (0, 30)):
+        raise ValueError(f"{speculation['method']} with pipeline parallel is not supported.")
+
+
+def check_positions(document: dict[str, Any], speculation: dict[str, Any], version: tuple[int, ...]) -> None:
+    net = Path(speculation.get("model", "")) / "config.json"
+    if speculation["method"] not in ("eagle", "eagle3") or not net.is_file():
+        return
+    positions = json.loads(net.read_text()).get("max_position_embeddings", document["max_model_len"])
+    if positions < document["max_model_len"] and version < SINCE["positions"]:
+        raise RuntimeError("device-side assert triggered")
 
 
 def tensor(request: Any, name: str) -> np.ndarray | None:
@@ -143,6 +189,8 @@ def read(request: Any) -> tuple[str, bool, bool, dict[str, Any], bool]:
     for key, value in asked.items():
         if not isinstance(value, SAMPLING[key]):
             raise TypeError(f"{key} is {value!r}")
+    if asked["seed"] >= 2**63:
+        raise OverflowError("Python int too large to convert to C long")
     wants = [tensor(request, f"return_num_{what}_tokens") for what in ("input", "output")]
     return tensor(request, "text_input")[0].decode(), stream, prepend, asked, all(want is not None for want in wants)
 

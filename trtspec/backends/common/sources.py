@@ -24,8 +24,11 @@ def models_of(context: PlanContext) -> Iterable[tuple[str, str, ModelSource]]:
         yield "draft", "speculation.draft", context.recipe.speculation.draft
 
 
-def check_placement(context: PlanContext) -> Iterable[Diagnostic]:
-    """Yield what keeps draft and target from sharing their GPUs: engines load both in one place, divided alike."""
+def check_placement(context: PlanContext, *, maps_vocabularies: bool = False) -> Iterable[Diagnostic]:
+    """Yield what keeps draft and target from sharing their GPUs: engines load both in one place, divided alike.
+
+    With `maps_vocabularies` the engine takes a draft of another vocabulary.
+    """
     recipe = context.recipe
     ranks, placement = recipe.target.parallel.ranks, recipe.serving.placement
     if placement and len(placement.target) != ranks:
@@ -35,7 +38,7 @@ def check_placement(context: PlanContext) -> Iterable[Diagnostic]:
         message = "this engine loads the draft where the target is"
         yield Diagnostic("serving.placement.draft", "placement", message, "remove it")
     ours, theirs = context.target_config, context.draft_config
-    if ours and theirs and ours.vocab_size != theirs.vocab_size:
+    if ours and theirs and ours.vocab_size != theirs.vocab_size and not maps_vocabularies:
         message = (
             f"the draft has {theirs.vocab_size} vocabulary entries, the target {ours.vocab_size}: this "
             "engine runs both as they are, and cannot pad the smaller one"

@@ -13,6 +13,7 @@ from trtspec.backends.context import PlanContext
 from trtspec.backends.vllm.check import check
 from trtspec.backends.vllm.environment import probe_vllm
 from trtspec.backends.vllm.versions import releases
+from trtspec.backends.vllm.vocabulary import maps_vocabularies
 
 if TYPE_CHECKING:
     from trtspec.backends.serving import ServingHooks
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 def _methods() -> Mapping[str, str]:
     """Return what some release knows; `check` says which release lacks one."""
     return {"none": ""} | {name: theirs for each in releases().values() for name, theirs in each.methods.items()}
+
+
+def _versions() -> list[str]:
+    """Return the releases, those that a Triton container ships last: the default is one of them."""
+    return sorted(releases(), key=lambda version: bool(releases()[version].triton))
 
 
 def _plan(context: PlanContext, reader: FileReader) -> ArtifactPlan:
@@ -42,8 +48,10 @@ BACKEND = Backend(
     memory=plan_source_memory,
     plan=_plan,
     converts=False,
+    maps_vocabularies=maps_vocabularies,
+    knobs=frozenset({"schedule", "verify"}),
     package="vllm",
-    versions=lambda: list(releases()),
+    versions=_versions,
     check=check,
     serving=_serving,
     devices=("gpu", "cpu"),

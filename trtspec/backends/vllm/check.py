@@ -7,73 +7,93 @@ from collections.abc import Iterable
 
 from trtspec.backends.common.sources import check_num_tokens, check_placement, models_of
 from trtspec.backends.context import PlanContext
-from trtspec.backends.vllm.versions import releases
+from trtspec.backends.vllm.knobs import check_knobs
+from trtspec.backends.vllm.medusa import check_medusa
+from trtspec.backends.vllm.nets import architecture_of, check_net
+from trtspec.backends.vllm.versions import VllmRelease, cite, having, releases
+from trtspec.backends.vllm.vocabulary import check_vocabulary, maps_vocabularies
+from trtspec.checkpoint.source import Source
 from trtspec.diagnostics import Diagnostic
 from trtspec.methods.draft_target import DraftTargetOptions
 from trtspec.methods.mtp import count_layers
 from trtspec.quant.quant_config import source_format
 
 METHOD, OPTIONS = "speculation.method", "speculation.options"
-SPECULATIVE = "vllm-project/vllm:vllm/config/speculative.py@v0.24.0"
 
 
 def check(context: PlanContext) -> Iterable[Diagnostic]:
     """Yield everything vLLM has against a recipe."""
-    method = context.recipe.speculation.method
-    if method != "none" and method not in releases()[context.version].methods:
-        yield Diagnostic(METHOD, "method", f"vLLM {context.version} has no {method}", source=SPECULATIVE)
+    release, method = releases()[context.version], context.recipe.speculation.method
+    if method != "none" and method not in release.methods:
+        message, hint = f"vLLM {release.version} has no {method}", having(lambda each: method in each.methods)
+        yield Diagnostic(METHOD, "method", message, hint, source=cite(release))
         return
-    yield from _about_options(context)
-    yield from _about_mtp(context)
-    yield from _about_quant_format(context)
-    yield from _about_parallel(context)
-    yield from check_placement(context)
+    if method != "none":
+        yield from _about_options(context, cite(release))
+        yield from _about_mtp(context, release)
+        yield from _about_parallel(context, release)
+        yield from check_net(context, release)
+        yield from check_medusa(context, release)
+        yield from check_knobs(context, release)
+        yield from check_vocabulary(context)
+    yield from _about_quant_format(context, release)
+    yield from check_placement(context, maps_vocabularies=maps_vocabularies(release.version, method))
     yield from check_num_tokens(context)
     if not context.recipe.serving.streaming:
         message = "Triton's vLLM backend serves decoupled models only"
-        source = "triton-inference-server/vllm_backend:src/model.py@8de0c14"
+        source = "triton-inference-server/vllm_backend:src/model.py@00ea75bc"
         yield Diagnostic("serving.streaming", "not-supported", message, "set it to true", source=source)
     for option in context.recipe.engine.extra:
         message = "an option of trtllm-build; vLLM builds no engine"
         yield Diagnostic(f"engine.extra.{option}", "unused", message, severity="warning")
 
 
-def _about_options(context: PlanContext) -> Iterable[Diagnostic]:
+def _about_options(context: PlanContext, source: str) -> Iterable[Diagnostic]:
     """Yield what a method's options ask for and vLLM has no field for."""
-    options, draft_shape, given = context.options, context.draft_shape, context.recipe.speculation.options
+    speculation, options, draft_shape = context.recipe.speculation, context.options, context.draft_shape
     if options.acceptance != "exact":
         message = "vLLM accepts exactly; it has no typical acceptance"
-        yield Diagnostic(f"{OPTIONS}.lossy", "lossy", message, "remove lossy", source=SPECULATIVE)
+        yield Diagnostic(f"{OPTIONS}.lossy", "lossy", message, "remove lossy", source=source)
     if isinstance(options, DraftTargetOptions) and options.stop_below:
         message = "vLLM always drafts draft_len tokens"
-        yield Diagnostic(f"{OPTIONS}.stop_below", "not-supported", message, "remove it", source=SPECULATIVE)
-    if isinstance(options, DraftTargetOptions) and "use_draft_logits" in given:
+        yield Diagnostic(f"{OPTIONS}.stop_below", "not-supported", message, "remove it", source=source)
+    if "use_draft_logits" in speculation.options and speculation.verify != "block":
         message = "vLLM drafts the most probable tokens and verifies them as such"
         path = f"{OPTIONS}.use_draft_logits"
-        yield Diagnostic(path, "unused", message, severity="warning", source=f"{SPECULATIVE}, draft_sample_method")
+        yield Diagnostic(path, "unused", message, severity="warning", source=f"{source}, draft_sample_method")
+    if speculation.method == "suffix":
+        message = "vLLM drafts with arctic-inference, which its containers do not bring"
+        hint = "pip install arctic-inference==0.1.1 beside vLLM"
+        yield Diagnostic(METHOD, "needs-package", message, hint, "warning", source=source)
     if draft_shape.max_tokens > draft_shape.max_depth:
         message = f"vLLM drafts a chain: {draft_shape.max_depth} tokens a step, not the tree's {draft_shape.max_tokens}"
-        yield Diagnostic(OPTIONS, "tree", message, severity="warning", source=SPECULATIVE)
+        yield Diagnostic(OPTIONS, "tree", message, severity="warning", source=source)
 
 
-def _about_mtp(context: PlanContext) -> Iterable[Diagnostic]:
+def _about_mtp(context: PlanContext, release: VllmRelease) -> Iterable[Diagnostic]:
     if context.recipe.speculation.method != "mtp":
         return
-    config, depth = context.sources["target"].config, context.draft_shape.max_depth
-    layers, model_type = count_layers(config), str(config.get("model_type"))
+    source, depth = context.sources["target"], context.draft_shape.max_depth
+    layers = count_layers(source.config)
     if not layers:
         yield Diagnostic(METHOD, "no-draft", "the target has no layers for further tokens", "use method: ngram")
     elif depth > layers and depth % layers:
         message = f"the target has {layers} layers for further tokens, which are used in turn: {depth} is no multiple"
-        yield Diagnostic("speculation.draft_len", "out-of-range", message, source=f"{SPECULATIVE}, n_predict")
-    if model_type not in releases()[context.version].mtp_models:
-        message = f"vLLM {context.version} does not draft with layers of {model_type}"
-        yield Diagnostic(METHOD, "version", message, "use method: ngram", source=SPECULATIVE)
+        yield Diagnostic("speculation.draft_len", "out-of-range", message, source=f"{cite(release)}, n_predict")
+    if not _knows_layers(release, source):
+        message = f"vLLM {release.version} does not draft with layers of {source.config.get('model_type')}"
+        hint = having(lambda each: _knows_layers(each, source)) or "use method: ngram"
+        yield Diagnostic(METHOD, "version", message, hint, source=cite(release))
 
 
-def _about_quant_format(context: PlanContext) -> Iterable[Diagnostic]:
+def _knows_layers(release: VllmRelease, source: Source) -> bool:
+    by_type = source.config.get("model_type") in release.mtp_models
+    return by_type or architecture_of(source) in release.mtp_architectures
+
+
+def _about_quant_format(context: PlanContext, release: VllmRelease) -> Iterable[Diagnostic]:
     """Yield where the recipe wants a format that the source has not and vLLM cannot make while it loads."""
-    online = releases()[context.version].online
+    online = release.online
     for role, path, asked in models_of(context):
         found, wanted = source_format(context.sources[role]).weights, asked.quantization.weights
         if wanted in ("none", found):
@@ -90,9 +110,17 @@ def _about_quant_format(context: PlanContext) -> Iterable[Diagnostic]:
             yield Diagnostic(f"{path}.quantization.exclude", "unused", message, severity="warning")
 
 
-def _about_parallel(context: PlanContext) -> Iterable[Diagnostic]:
-    draft, tensor = context.recipe.speculation.draft, context.recipe.target.parallel.tensor
-    if draft and context.method.drafts_with == "model" and draft.parallel.tensor not in (1, tensor):
-        message = f"vLLM divides a draft over one GPU or over the target's {tensor}, not over {draft.parallel.tensor}"
-        source = f"{SPECULATIVE}, _verify_and_get_draft_tp"
-        yield Diagnostic("speculation.draft.parallel.tensor", "parallel", message, source=source)
+def _about_parallel(context: PlanContext, release: VllmRelease) -> Iterable[Diagnostic]:
+    """Yield where vLLM does not divide what drafts, or what it drafts for, as the recipe says."""
+    speculation, parallel = context.recipe.speculation, context.recipe.target.parallel
+    draft = speculation.draft
+    if draft and "parallel" in draft.model_fields_set and draft.parallel.tensor != parallel.tensor:
+        message = f"vLLM divides a draft as its target, over {parallel.tensor} GPUs, not over {draft.parallel.tensor}"
+        source = cite(release, "v1/spec_decode/draft_model.py")
+        yield Diagnostic("speculation.draft.parallel.tensor", "parallel", message, "leave it out", source=source)
+    relayed = release.pipeline_targets if speculation.method == "eagle3" else ()
+    if parallel.pipeline > 1 and architecture_of(context.sources["target"]) not in relayed:
+        message = f"vLLM {release.version} does not run {speculation.method} over the stages of a pipeline"
+        hint = f"set parallel: {{tensor: {parallel.ranks}}}, or method: none"
+        source = "vllm-project/vllm#49355, #57755 and pull 50514, which adds eagle3"
+        yield Diagnostic("target.parallel.pipeline", "parallel", message, hint, source=source)

@@ -1,20 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """The arguments of vLLM's AsyncEngineArgs, as Triton's vLLM backend reads them from model.json.
 
-Names: vllm-project/vllm:vllm/engine/arg_utils.py and vllm/config/speculative.py at v0.19.0 and v0.24.0.
+Names: vllm-project/vllm:vllm/engine/arg_utils.py and vllm/config/speculative.py, v0.19.0 to v0.33.0.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from trtspec.backends.common.sources import plan_source_memory
 from trtspec.backends.context import PlanContext
-from trtspec.backends.vllm.versions import releases
+from trtspec.backends.vllm.versions import PARALLEL, releases
+from trtspec.backends.vllm.vocabulary import has_other_vocabulary
+from trtspec.methods.base import Options
 from trtspec.methods.ngram import NgramOptions
+from trtspec.methods.suffix import SuffixOptions
 from trtspec.quant.quant_config import source_format
 from trtspec.recipe.resolve import num_tokens_of
-from trtspec.recipe.schema import ModelSource, is_directory
+from trtspec.recipe.schema import ModelSource, ScheduledLen, is_directory
 
 LEAST_KV_BYTES = 256 << 20
 
@@ -43,17 +47,21 @@ def model_json(context: PlanContext, target_path: str, draft_path: str | None) -
 
 def speculative_config(context: PlanContext, draft_path: str | None) -> dict[str, Any]:
     """Return vLLM's speculative_config of a recipe that drafts; what drafts is a chain whatever the method."""
-    speculation, options = context.recipe.speculation, context.options
+    speculation, method = context.recipe.speculation, context.recipe.speculation.method
     config: dict[str, Any] = {
-        "method": releases()[context.version].methods[speculation.method],
+        "method": releases()[context.version].methods[method],
         "num_speculative_tokens": context.draft_shape.max_depth,
+        **_of_options(context.options),
+        **_of_knobs(context),
     }
-    if isinstance(options, NgramOptions):
-        config |= {"prompt_lookup_min": options.min_match, "prompt_lookup_max": options.max_match}
+    if method in PARALLEL:
+        config["parallel_drafting"] = True
     if (draft := speculation.draft) and draft_path:
         config |= {"model": draft_path, **_revision(draft, draft_path)}
         if context.method.drafts_with == "model":
-            config |= {"draft_tensor_parallel_size": draft.parallel.tensor, **_online(context, "draft", draft)}
+            tensor = context.recipe.target.parallel.tensor  # vLLM divides a draft as its target
+            config |= {"draft_tensor_parallel_size": tensor, **_online(context, "draft", draft)}
+            config |= {"use_heterogeneous_vocab": True} if has_other_vocabulary(context) else {}
     return config
 
 
@@ -67,6 +75,37 @@ def _memory(context: PlanContext) -> dict[str, Any]:
         return {"kv_cache_memory_bytes": max(needed, LEAST_KV_BYTES), "enforce_eager": True}
     # of all memory, weights and activations among it: vLLM has no share of what is left free
     return {"gpu_memory_utilization": context.recipe.serving.kv_cache_fraction}
+
+
+def _of_options(options: Options) -> dict[str, Any]:
+    if isinstance(options, NgramOptions):
+        return {"prompt_lookup_min": options.min_match, "prompt_lookup_max": options.max_match}
+    if isinstance(options, SuffixOptions):
+        return {f"suffix_decoding_{name}": value for name, value in options.model_dump().items()}
+    return {}
+
+
+def _of_knobs(context: PlanContext) -> dict[str, Any]:
+    speculation = context.recipe.speculation
+    knobs: dict[str, Any] = {}
+    if speculation.schedule:
+        knobs["num_speculative_tokens_per_batch_size"] = _ranges(
+            speculation.schedule, context.recipe.engine.max_batch_size
+        )
+    if speculation.verify == "block":
+        # of tokens that were not drawn from the draft's distribution a block accepts no more than one by one
+        knobs |= {"rejection_sample_method": "block", "draft_sample_method": "probabilistic"}
+    return knobs
+
+
+def _ranges(schedule: Sequence[ScheduledLen], most: int) -> list[list[int]]:
+    """Return [first, last, tokens] of each range of batch sizes, up to `most`: beyond the schedule nothing is drafted.
+
+    Without a last range of its own vLLM would go on with the schedule's.
+    """
+    firsts = [1, *(each.max_batch + 1 for each in schedule)]
+    found = [[first, each.max_batch, each.draft_len] for first, each in zip(firsts, schedule, strict=False)]
+    return [*found, [firsts[-1], most, 0]] if firsts[-1] <= most else found
 
 
 def _revision(asked: ModelSource, path: str) -> dict[str, str]:

@@ -25,6 +25,7 @@ from trtspec.triton.python_models.tensors import (
 )
 
 ENGINE = "vLLM"
+MOST_SEED = 2**63 - 1  # vLLM keeps seeds as int64; vllm-project/vllm:vllm/v1/worker/gpu/sample/states.py@v0.32.0
 LIMITS = Limits(max_seq_len=1 << 31)  # vLLM holds texts against its own
 
 
@@ -60,6 +61,8 @@ class TritonPythonModel:
         if inputs.scalar("num_draft_tokens") is not None:
             hint = "leave it out; to compare, serve the recipe with method: none beside it"
             raise TrtspecError(f"num_draft_tokens is not supported by {ENGINE}: model.json decides", hint=hint)
+        if (seed := inputs.scalar("seed", 0)) > MOST_SEED:
+            raise TrtspecError(f"seed is {seed}, {ENGINE} takes at most {MOST_SEED}")
         if not "".join(inputs.texts("text_input")):
             raise TrtspecError("text_input is empty")
 

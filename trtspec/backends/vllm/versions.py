@@ -1,39 +1,114 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each vLLM that a Triton container ships takes; the facts are in versions.yaml, with their sources."""
+"""What each release of vLLM takes; the facts are in versions.yaml, read from the releases' wheels."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 DATA = Path(__file__).with_name("versions.yaml")
+METHODS = {
+    "draft_target": "draft_model",
+    "pard": "draft_model",
+    "ngram": "ngram",
+    "suffix": "suffix",
+    "medusa": "medusa",
+    "eagle": "eagle",
+    "eagle3": "eagle3",
+    "p_eagle": "eagle3",
+    "mtp": "mtp",
+    "dflash": "dflash",
+    "dspark": "dspark",
+}
+PARALLEL = ("pard", "p_eagle")  # with parallel_drafting
+QUANTIZATIONS = {"fp8": "fp8", "fp8_rowwise": "fp8_per_channel"}
 
 
 @dataclass(frozen=True)
 class VllmRelease:
-    """One vLLM and the tags (26.07) of the containers that ship it.
+    """One release of vLLM and the tags (26.07) of the Triton containers that ship it.
 
-    `methods` are vLLM's names by ours; `online` its names of formats, by a recipe's, that it makes while it loads;
-    `mtp_models` the model types whose layers for further tokens can draft. With `inferred` it was not read itself.
+    `speculative` are the names of methods, `fields` those of SpeculativeConfig, `rules` those of
+    rejection_sample_method, `formats` the quantizations that are made of a plain checkpoint. `mtp_models` and
+    `mtp_architectures` are model types and architectures whose layers for further tokens can draft, `eagle3_models`
+    parts of a model type of which one has to be in that of an EAGLE-3 target (none: any is taken), `eagle3_targets` the
+    architectures that give EAGLE-3 its hidden states, `pipeline_targets` those that do so over the stages of a
+    pipeline. `heads` are the architectures of draft nets, `biased_heads` those whose `fc` has a bias, `speculators` the
+    nets of that project by their type. `not_in_v2` are methods that its V2 model runner lacks, `does` words for how it
+    behaves.
     """
 
     version: str
     triton: tuple[str, ...]
-    methods: dict[str, str]
-    online: dict[str, str]
-    mtp_models: tuple[str, ...]
-    inferred: bool = False
+    speculative: frozenset[str]
+    fields: frozenset[str]
+    rules: frozenset[str]
+    formats: frozenset[str]
+    mtp_models: frozenset[str]
+    mtp_architectures: frozenset[str]
+    eagle3_models: frozenset[str]
+    eagle3_targets: frozenset[str]
+    pipeline_targets: frozenset[str]
+    heads: frozenset[str]
+    biased_heads: frozenset[str]
+    speculators: frozenset[str]
+    not_in_v2: frozenset[str]
+    does: frozenset[str]
+
+    @property
+    def methods(self) -> dict[str, str]:
+        """Return vLLM's names of the methods it has, by ours."""
+        return {ours: theirs for ours, theirs in METHODS.items() if theirs in self.speculative}
+
+    @property
+    def online(self) -> dict[str, str]:
+        """Return vLLM's names of the formats that it makes while it loads, by a recipe's."""
+        return {ours: theirs for ours, theirs in QUANTIZATIONS.items() if theirs in self.formats}
+
+
+FACTS = tuple(VllmRelease.__dataclass_fields__)[2:]
+
+
+def load() -> dict[str, dict[str, Any]]:
+    """Return versions.yaml: containers by release, and of each fact its names by the releases that have them."""
+    document: dict[str, dict[str, Any]] = yaml.safe_load(DATA.read_text(encoding="utf-8"))
+    return document
 
 
 @cache
 def releases() -> dict[str, VllmRelease]:
     """Return the known releases by version, oldest first."""
-    entries = yaml.safe_load(DATA.read_text(encoding="utf-8"))
-    found = [
-        VllmRelease(**{**each, "triton": tuple(each["triton"]), "mtp_models": tuple(each["mtp_models"])})
-        for each in entries
-    ]
-    return {release.version: release for release in found}
+    document = load()
+    versions = list(document["releases"])
+    found: dict[str, dict[str, set[str]]] = {version: {fact: set() for fact in FACTS} for version in versions}
+    for fact in FACTS:
+        for span, names in document[fact].items():
+            for version in _within(span, versions):
+                found[version][fact].update(names)
+    return {version: _release(version, document["releases"][version], found[version]) for version in versions}
+
+
+def _within(span: str, versions: list[str]) -> list[str]:
+    """Return the releases from the first to the last of "0.20.0..0.24.0", or to the newest of "0.20.0.."."""
+    first, last = span.split("..")
+    return versions[versions.index(first) : versions.index(last) + 1 if last else None]
+
+
+def _release(version: str, triton: list[str], facts: dict[str, set[str]]) -> VllmRelease:
+    return VllmRelease(version, tuple(triton), **{fact: frozenset(names) for fact, names in facts.items()})
+
+
+def having(test: Callable[[VllmRelease], bool]) -> str:
+    """Return the remedy of taking a release for which the test holds; "" where there is none."""
+    found = [version for version, release in releases().items() if test(release)]
+    return f"vLLM {found[0]} to {found[-1]} can: see engine.version" if found else ""
+
+
+def cite(release: VllmRelease, path: str = "config/speculative.py") -> str:
+    """Return a source of a release, as diagnostics name it."""
+    return f"vllm-project/vllm:vllm/{path}@v{release.version}"

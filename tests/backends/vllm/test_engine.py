@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is emitted for vLLM is accepted by its own AsyncEngineArgs, which makes the engine's configuration of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.backends.source_contexts import facts, source_context
+from tests.engines import engine_python
+from tests.shapes import make_checkpoint, shapes
+from trtspec.backends.vllm.model_json import model_json
+from trtspec.check import check_recipe
+from trtspec.paths import recipes_dir
+from trtspec.recipe.load import load_recipe
+from trtspec.recipe.schema import is_directory
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+VERSION = "0.32.0"
+MODELS = recipes_dir() / "models"
+RUNS = ("draft_target", "ngram", "eagle", "eagle3", "medusa")
+QWEN3 = {"model_type": "qwen3", "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+BLOCK_NET = QWEN3 | {"num_hidden_layers": 2, "intermediate_size": 128, "vocab_size": 512, "block_size": 8}
+MASK = {"mask_token_id": 3, "target_layer_ids": [0, 2]}
+MTP = {
+    "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "num_hidden_layers": 2, "hidden_size": 64,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 512, "num_nextn_predict_layers": 1,
+    "max_position_embeddings": 2048, "torch_dtype": "bfloat16",
+}  # fmt: skip
+SCHEDULE = [{"max_batch": 2, "draft_len": 5}, {"max_batch": 3, "draft_len": 0}]
+# name: method, changes of the recipe, the net's config (none: the method's checkpoint of the quickstart)
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
+    "pard": ("pard", {"speculation__draft_len": 6}, None),
+    "p_eagle": ("p_eagle", {"speculation__draft_len": 6}, None),
+    "suffix": ("suffix", {}, None),
+    "dflash": ("dflash", {}, BLOCK_NET | {"architectures": ["DFlashDraftModel"], "dflash_config": MASK}),
+    "dspark": ("dspark", {}, BLOCK_NET | {"architectures": ["Qwen3DSparkModel"], "markov_rank": 8, **MASK}),
+    "mtp": ("mtp", {"target_facts": facts(MTP)}, None),
+    "schedule": ("draft_target", {"speculation__schedule": SCHEDULE, "speculation__draft_len": 5}, None),
+    "block": ("draft_target", {"speculation__verify": "block"}, None),
+    "tensor": ("draft_target", {"target__parallel": {"tensor": 2}}, None),
+    "fp8": ("eagle3", {"target__quantization": {"weights": "fp8", "kv_cache": "fp8"}}, None),
+}
+
+
+def documents(root: Path) -> dict[str, dict[str, Any]]:
+    """Return model.json of every case, by its name."""
+    made = {name: of_quickstart(root, name, *case) for name, case in CASES.items()}
+    made |= {path.stem: of_recipe(path, root) for path in sorted(recipes_dir().glob("*.yaml")) if runs(path)}
+    return made
+
+
+def runs(path: Path) -> bool:
+    """Return whether a shipped recipe is one of vLLM's, or a quickstart whose method it has."""
+    recipe = load_recipe(path).recipe
+    return recipe.engine.backend == "vllm" or (path.stem.startswith("quickstart") and recipe.speculation.method in RUNS)
+
+
+def of_recipe(path: Path, root: Path) -> dict[str, Any]:
+    """Return the document of a shipped recipe, its models where they lie, or their published configs."""
+    loaded = load_recipe(path, [f"engine.version={VERSION}", "engine.backend=vllm"])
+    placed = {shape.model: shape for shape in shapes()}
+
+    def locate(asked: Any) -> Path:
+        if is_directory(asked.model):
+            return Path(asked.model)
+        out = root / asked.model.replace("/", "--")
+        if not out.exists():
+            make_checkpoint(placed[asked.model], out)
+            complete(out / "config.json")
+        return out
+
+    result = check_recipe(loaded, locate)
+    assert result.errors == []
+    assert result.context
+    draft = result.context.sources.get("draft")
+    return told(
+        model_json(result.context, str(result.context.sources["target"].root), str(draft.root) if draft else None)
+    )
+
+
+def complete(path: Path) -> None:
+    """Add the section by which vLLM knows a net of the speculators project, which is read nowhere else."""
+    config = json.loads(path.read_text())
+    if "speculators_model_type" in config:
+        section = {"proposal_methods": [{"speculative_tokens": 3}], "verifier": {"name_or_path": "."}}
+        path.write_text(json.dumps(config | {"speculators_config": section}))
+
+
+def of_quickstart(
+    root: Path, name: str, method: str, changes: dict[str, Any], net: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Return the document of a case on the quickstart's target, or on a target of the case's own config."""
+    target, draft = MODELS / "quickstart-target", MODELS / "quickstart-draft"
+    own = changes.get("target_facts")
+    if own:
+        target = written(root / f"{name}-target", own.config)
+    if method == "pard":
+        draft = written(root / name, json.loads((draft / "config.json").read_text()) | {"pard_token": 3})
+    if method in ("eagle3", "p_eagle"):
+        draft = MODELS / "quickstart-eagle3"
+    if net:
+        draft = written(root / name, net)
+    changes = {"engine__max_seq_len": 512, "engine__max_batch_size": 4, **changes}
+    context = source_context("vllm", VERSION, method, **changes)
+    return told(model_json(context, str(target), str(draft) if context.recipe.speculation.draft else None))
+
+
+def written(out: Path, config: dict[str, Any]) -> Path:
+    out.mkdir()
+    (out / "config.json").write_text(json.dumps(config))
+    return out
+
+
+def told(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a document as the server reads it: JSON, with revisions only of what lies on the hub."""
+    told = json.loads(json.dumps(document))
+    for section in (told, told.get("speculative_config", {})):
+        section.pop("revision", None)
+    return told
+
+
+@pytest.fixture(scope="module")
+def accepted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What vLLM made of every document, in one process: importing it takes long."""
+    python = engine_python("vllm")
+    emitted = documents(tmp_path_factory.mktemp("vllm"))
+    own = {"VLLM_CPU_OMP_THREADS_BIND": "0-1", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+    ran = subprocess.run(
+        [python, Path(__file__).with_name("accept.py")], input=json.dumps(emitted), env={**os.environ, **own},
+        capture_output=True, text=True, timeout=550, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    found: dict[str, dict[str, Any]] = json.loads(ran.stdout.splitlines()[-1])
+    return found
+
+
+QUICKSTARTS = {
+    "quickstart": {"method": "draft_model", "architecture": "LlamaForCausalLM"},
+    "quickstart-ngram": {"method": "ngram"},
+    "quickstart-eagle": {"method": "eagle", "architecture": "EagleLlamaForCausalLM"},
+    "quickstart-eagle3": {"method": "eagle3"},
+    "quickstart-medusa": {"method": "medusa", "architecture": "MedusaModel"},
+}
+
+
+def test_every_case_and_recipe_is_accepted(accepted: dict[str, dict[str, Any]]) -> None:
+    assert {name: each["error"] for name, each in accepted.items() if "error" in each} == {}
+    assert {name for name in accepted if name not in CASES} >= {"qwen3-8b-eagle3-vllm", *QUICKSTARTS}
+
+
+@pytest.mark.parametrize(
+    ("name", "understood"),
+    [
+        *QUICKSTARTS.items(),
+        ("pard", {"method": "draft_model", "parallel": True, "tokens": 6}),
+        ("p_eagle", {"method": "eagle3", "parallel": True, "tokens": 6}),
+        ("suffix", {"method": "suffix", "tokens": 24}),
+        ("dflash", {"method": "dflash", "parallel": True, "architecture": "DFlashDraftModel"}),
+        ("dspark", {"method": "dspark", "parallel": True, "architecture": "Qwen3DSparkModel"}),
+        ("mtp", {"method": "mtp", "tokens": 1}),
+        ("block", {"method": "draft_model", "rule": "block"}),
+        ("fp8", {"method": "eagle3", "rule": "standard"}),
+    ],
+)
+def test_vllm_understands_what_was_meant(name: str, understood: dict[str, Any], accepted: dict[str, Any]) -> None:
+    assert accepted[name] == accepted[name] | understood

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM: the schedule of draft lengths and block verification, as a release has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.backends.source_contexts import facts, said, source_context
+from trtspec.backends.vllm import BACKEND
+from trtspec.backends.vllm.model_json import speculative_config
+
+SCHEDULE = [{"max_batch": 2, "draft_len": 5}, {"max_batch": 3, "draft_len": 2}]
+BLOCK = {"speculation__verify": "block"}
+
+
+def errors(version: str, method: str, **changes: Any) -> list[str]:
+    found = said(BACKEND.check(source_context("vllm", version, method, draft_facts=facts(), **changes)))
+    return [each.message for each in found.values() if each.severity == "error"]
+
+
+def config(method: str = "draft_target", **changes: Any) -> dict[str, Any]:
+    return speculative_config(source_context("vllm", "0.32.0", method, **changes), "./draft")
+
+
+@pytest.mark.parametrize(
+    ("most", "schedule", "ranges"),
+    [
+        (4, SCHEDULE, [[1, 2, 5], [3, 3, 2], [4, 4, 0]]),
+        (3, SCHEDULE, [[1, 2, 5], [3, 3, 2]]),
+        (
+            64,
+            [{"max_batch": 8, "draft_len": 5}, {"max_batch": 16, "draft_len": 0}],
+            [[1, 8, 5], [9, 16, 0], [17, 64, 0]],
+        ),
+    ],
+)
+def test_a_schedule_becomes_ranges_of_batch_sizes_and_nothing_is_drafted_beyond(most, schedule, ranges) -> None:
+    found = config(speculation__schedule=schedule, engine__max_batch_size=most)
+    assert found["num_speculative_tokens_per_batch_size"] == ranges
+    assert found["num_speculative_tokens"] == 5
+
+
+def test_a_schedule_is_refused_where_the_release_or_the_method_has_one_length() -> None:
+    asked = {"speculation__schedule": SCHEDULE}
+    assert errors("0.24.0", "draft_target", **asked) == []
+    assert errors("0.23.0", "draft_target", **asked) == ["vLLM 0.23.0 drafts one length at every batch size"]
+    for method in ("suffix", "pard", "p_eagle", "dflash", "dspark"):
+        assert errors("0.32.0", method, **asked)[-1] == f"vLLM drafts one length with {method}, whatever the batch size"
+
+
+def test_block_verification_draws_drafts_by_their_probabilities() -> None:
+    assert config(**BLOCK)["rejection_sample_method"] == "block"
+    assert config(**BLOCK)["draft_sample_method"] == "probabilistic"
+    assert not {"rejection_sample_method", "draft_sample_method"} & config().keys()
+
+
+@pytest.mark.parametrize(
+    ("version", "method", "message"),
+    [
+        ("0.31.0", "draft_target", ""),
+        ("0.29.0", "eagle3", ""),
+        ("0.24.0", "eagle3", "vLLM 0.24.0 does not verify blocks for every target"),
+        ("0.28.0", "eagle3", "vLLM 0.28.0 does not verify blocks for every target"),
+        (
+            "0.30.0",
+            "draft_target",
+            "vLLM runs this draft on its V1 model runner, which verifies draft_target token by token",
+        ),
+        ("0.32.0", "pard", "vLLM runs this draft on its V1 model runner, which verifies pard token by token"),
+        ("0.32.0", "ngram", "ngram has no probabilities of its own, so a block is accepted as its tokens are"),
+    ],
+)
+def test_block_verification_is_refused_where_vllm_would_do_without_it_in_silence(version, method, message) -> None:
+    assert errors(version, method, **BLOCK) == ([message] if message else [])
+
+
+@pytest.mark.parametrize("method", ["draft_target", "pard", "ngram", "suffix", "eagle3", "p_eagle", "dflash", "mtp"])
+def test_no_rule_that_changes_the_text_is_ever_emitted(method: str) -> None:
+    found = config(method)
+    assert found.get("rejection_sample_method", "standard") in ("standard", "block")
+    assert not [key for key in found if key.startswith(("synthetic", "fly"))]

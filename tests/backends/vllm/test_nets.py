@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM: draft nets that a release cannot load, or that cannot draft for the target."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.backends.source_contexts import facts, said, source_context
+from trtspec.backends.vllm import BACKEND
+from trtspec.checkpoint.safetensors import TensorInfo
+from trtspec.checkpoint.source import Source
+from trtspec.diagnostics import Diagnostic
+
+MODEL = "speculation.draft.model"
+
+
+def net(architecture: str | None = "LlamaForCausalLM", **config: Any) -> Source:
+    """Return a net's word on itself."""
+    named = {"architectures": [architecture] if architecture else None}
+    return facts({"max_position_embeddings": 4096} | named | config)
+
+
+def target(architecture: str, model_type: str) -> Source:
+    return facts({"architectures": [architecture], "model_type": model_type})
+
+
+def errors(version: str, method: str, **changes: Any) -> dict[str, Diagnostic]:
+    found = said(BACKEND.check(source_context("vllm", version, method, **{"draft_facts": net(), **changes})))
+    return {key: each for key, each in found.items() if each.severity == "error"}
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+def test_a_net_with_fewer_positions_than_texts_is_an_error_until_its_table_is_raised(method: str) -> None:
+    """vllm-project/vllm#48894: a device-side assert past 2,048 positions of a published net."""
+    short = {"draft_facts": net(max_position_embeddings=2048), "engine__max_seq_len": 8192}
+    found = errors("0.26.0", method, **short)[f"{MODEL} positions"]
+    assert found.message == "the net has 2048 positions, and vLLM 0.26.0 reads past them in longer texts"
+    assert found.hint == "set engine.max_seq_len to at most 2048; vLLM 0.27.0 to 0.33.0 can: see engine.version"
+    assert errors("0.27.0", method, **short) == {}
+    assert errors("0.26.0", method, **short | {"engine__max_seq_len": 2048}) == {}
+
+
+def test_positions_are_read_where_the_speculators_project_writes_them() -> None:
+    layer = {"max_position_embeddings": 2048, "model_type": "llama"}
+    config = {"speculators_model_type": "eagle3", "transformer_layer_config": layer}
+    short = {"draft_facts": net(None, **config), "engine__max_seq_len": 8192}
+    assert list(errors("0.24.0", "eagle3", **short)) == [f"{MODEL} positions"]
+
+
+def test_an_eagle_net_with_a_bias_is_refused_where_its_class_has_none() -> None:
+    """vllm-project/vllm#11126: loading such a net raises KeyError."""
+    bias = {"fc.bias": TensorInfo("fc.bias", "BF16", (4096,), Path("/nowhere"), 0, 8192)}
+    found = errors("0.24.0", "eagle", draft_facts=replace(net(), tensors=bias))[f"{MODEL} net-bias"]
+    assert found.message == "the net has fc.bias, and EagleLlamaForCausalLM of vLLM 0.24.0 has no place for it"
+    cohere = replace(net("CohereForCausalLM"), tensors=bias)
+    assert errors("0.24.0", "eagle", draft_facts=cohere) == {}
+    assert errors("0.24.0", "eagle3", draft_facts=replace(net(), tensors=bias)) == {}
+
+
+@pytest.mark.parametrize(
+    ("version", "method", "architecture", "name", "has"),
+    [
+        ("0.24.0", "eagle", "LlamaForCausalLM", "EagleLlamaForCausalLM", True),
+        ("0.24.0", "eagle", "EagleLlamaForCausalLM", "EagleLlamaForCausalLM", True),
+        ("0.24.0", "eagle", "Qwen2ForCausalLM", "EagleQwen2ForCausalLM", False),
+        ("0.19.0", "eagle", "MistralForCausalLM", "EagleMistralForCausalLM", False),
+        ("0.24.0", "eagle", "MistralForCausalLM", "EagleMistralForCausalLM", True),
+        ("0.24.0", "eagle3", "LlamaForCausalLMEagle3", "LlamaForCausalLMEagle3", True),
+        ("0.24.0", "eagle3", "LlamaForCausalLM", "Eagle3LlamaForCausalLM", True),
+        ("0.19.0", "eagle3", "Qwen3ForCausalLM", "Eagle3Qwen3ForCausalLM", False),
+        ("0.24.0", "eagle3", "MixtralForCausalLM", "Eagle3MixtralForCausalLM", False),
+    ],
+)
+def test_a_net_whose_class_a_release_lacks_is_refused(version, method, architecture, name, has) -> None:
+    """vllm-project/vllm#24967."""
+    found = errors(version, method, draft_facts=net(architecture))
+    message = f"vLLM {version} has no class {name}, which it would run this net with"
+    assert [each.message for each in found.values()] == ([] if has else [message])
+
+
+def test_a_net_of_the_speculators_project_goes_by_its_type() -> None:
+    config = {"speculators_model_type": "peagle", "transformer_layer_config": {"model_type": "llama"}}
+    found = errors("0.19.0", "eagle3", draft_facts=net(None, **config))[f"{MODEL} net-class"]
+    assert found.message == "vLLM 0.19.0 reads no net of the speculators project of the type peagle"
+    assert errors("0.24.0", "eagle3", draft_facts=net(None, **config)) == {}
+
+
+def test_an_eagle3_target_has_a_type_that_the_release_takes() -> None:
+    phi = target("Phi3ForCausalLM", "phi3")
+    found = errors("0.19.0", "eagle3", target_facts=phi)["target.model version"]
+    assert found.message.endswith("llama, minicpm, nemotron_h, qwen and not for phi3")
+    assert errors("0.24.0", "eagle3", target_facts=phi) == {}
+    assert errors("0.19.0", "eagle3", target_facts=target("Qwen3ForCausalLM", "qwen3")) == {}
+
+
+def test_an_eagle3_target_hands_over_its_hidden_states() -> None:
+    found = errors("0.32.0", "eagle3", target_facts=target("MixtralForCausalLM", "mixtral"))["target.model version"]
+    assert found.message == "MixtralForCausalLM of vLLM 0.32.0 gives eagle3 no hidden states"
+    assert errors("0.32.0", "eagle", target_facts=target("MixtralForCausalLM", "mixtral")) == {}
+
+
+@pytest.mark.parametrize(
+    ("version", "method", "architecture", "runs"),
+    [
+        ("0.24.0", "ngram", "LlamaForCausalLM", False),
+        ("0.32.0", "ngram", "LlamaForCausalLM", False),
+        ("0.32.0", "draft_target", "LlamaForCausalLM", False),
+        ("0.29.0", "eagle3", "LlamaForCausalLM", False),
+        ("0.32.0", "eagle3", "LlamaForCausalLM", True),
+        ("0.32.0", "eagle3", "GptOssForCausalLM", False),
+        ("0.32.0", "none", "LlamaForCausalLM", True),
+    ],
+)
+def test_what_drafts_over_the_stages_of_a_pipeline(version, method, architecture, runs) -> None:
+    found = errors(
+        version, method, target__parallel={"pipeline": 2}, target_facts=target(architecture, "llama")
+    )  # fmt: skip
+    message = f"vLLM {version} does not run {method} over the stages of a pipeline"
+    assert [each.message for each in found.values()] == ([] if runs else [message])
+
+
+def test_a_dspark_net_named_as_deepseek_names_its_own_waits_for_the_release_that_tells_them_apart() -> None:
+    named = {"draft_facts": net("DSparkDraftModel", model_type="qwen3")}
+    found = errors("0.28.0", "dspark", **named)[f"{MODEL} net-class"]
+    assert found.message == "vLLM 0.28.0 takes a net that is called DSparkDraftModel for layers of DeepSeek V4"
+    assert errors("0.29.0", "dspark", **named) == {}
+    assert errors("0.25.0", "dspark", draft_facts=net("Qwen3DSparkModel", model_type="qwen3")) == {}
+
+
+def test_block_nets_have_their_table_raised_in_0_33_alone() -> None:
+    short = {"draft_facts": net("DFlashDraftModel", max_position_embeddings=1024)}
+    assert list(errors("0.32.0", "dflash", **short)) == [f"{MODEL} positions"]
+    assert errors("0.33.0", "dflash", **short) == {}
+
+
+def test_medusa_heads_are_read_under_their_published_names_from_0_25_on() -> None:
+    assert errors("0.25.0", "medusa") == {}
+    found = errors("0.24.0", "medusa")[f"{MODEL} net-class"]
+    assert found.message == "vLLM 0.24.0 does not know the names of the heads' tensors, and drafts without them"
+    assert found.hint == "vLLM 0.25.0 to 0.32.0 can: see engine.version"
+
+
+def test_what_vllm_reads_of_medusa_heads_has_to_stand_in_their_config() -> None:
+    bias = {"0.0.linear.bias": TensorInfo("0.0.linear.bias", "BF16", (4096,), Path("/nowhere"), 0, 8192)}
+    wide = facts({"hidden_size": 5120})
+    assert list(errors("0.32.0", "medusa", target_facts=wide)) == [f"{MODEL} hidden-size"]
+    assert errors("0.32.0", "medusa", target_facts=wide, draft_facts=net(hidden_size=5120)) == {}
+    context = source_context("vllm", "0.32.0", "medusa", draft_facts=replace(net(), tensors=bias))
+    assert said(BACKEND.check(context))[f"{MODEL} net-bias"].severity == "warning"

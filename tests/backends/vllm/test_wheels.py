@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What versions.yaml says of a release is what its wheel says, for the wheels in the directory $VLLM_WHEELS."""
+
+from __future__ import annotations
+
+import ast
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.backends.source_contexts import source_context
+from tests.backends.vllm.wheel import Wheel, read, spans
+from trtspec.backends.vllm.model_json import model_json
+from trtspec.backends.vllm.versions import FACTS, releases
+
+WHEELS = sorted(Path(folder).glob("vllm*.whl")) if (folder := os.environ.get("VLLM_WHEELS")) else []
+NONE = [pytest.param(None, marks=pytest.mark.skip(reason="no wheels: set VLLM_WHEELS"))]
+
+
+def some() -> list[Path]:
+    return WHEELS or NONE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", some(), ids=lambda path: path and path.name.split("-")[1])
+def test_a_release_takes_what_its_wheel_says(path: Path) -> None:
+    known, found = releases()[Wheel(path).version], read(path)
+    assert {fact: set(getattr(known, fact)) for fact in FACTS} == found
+
+
+@pytest.mark.parametrize("path", some(), ids=lambda path: path and path.name.split("-")[1])
+def test_what_is_emitted_are_arguments_that_the_release_has(path: Path) -> None:
+    wheel = Wheel(path)
+    asked = source_context(
+        "vllm", wheel.version, "draft_target", target__quantization={"weights": "fp8", "kv_cache": "fp8"}
+    )
+    [arguments] = [
+        node for node in wheel.tree("vllm/engine/arg_utils.py").body if getattr(node, "name", "") == "EngineArgs"
+    ]
+    fields = {node.target.id for node in arguments.body if isinstance(node, ast.AnnAssign)}
+    assert model_json(asked, "./target", "./draft").keys() <= fields
+
+
+def test_names_stand_by_the_releases_that_have_them() -> None:
+    facts = {version: {"does": names} for version, names in {"0.9.0": {"a", "b"}, "0.10.0": {"a", "c"}}.items()}
+    assert spans(facts, "does") == {"0.9.0..": ["a"], "0.9.0..0.9.0": ["b"], "0.10.0..": ["c"]}
+    facts["0.11.0"] = {"does": {"b"}}
+    with pytest.raises(ValueError, match="b comes and goes"):
+        spans(facts, "does")

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drafts of another vocabulary: vLLM drafts the tokens that both have (use_heterogeneous_vocab, arXiv:2502.05202)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from trtspec.backends.context import PlanContext
+from trtspec.backends.vllm.versions import releases
+from trtspec.checkpoint.tokenizer import check_tokenizers
+from trtspec.diagnostics import Diagnostic
+from trtspec.errors import TrtspecError
+
+FIELD = "use_heterogeneous_vocab"
+
+
+def maps_vocabularies(version: str, method: str) -> bool:
+    """Return whether a release drafts with a model whose tokens are others than the target's."""
+    return method == "draft_target" and FIELD in releases()[version].fields
+
+
+def has_other_vocabulary(context: PlanContext) -> bool:
+    """Return whether the draft model's vocabulary has another size, or other tokens, than the target's."""
+    ours, theirs = context.target_config, context.draft_config
+    if ours and theirs and ours.vocab_size != theirs.vocab_size:
+        return True
+    target, draft = (context.sources[role].root for role in ("target", "draft"))
+    if not all((root / "tokenizer.json").is_file() for root in (target, draft)):
+        return False
+    try:
+        check_tokenizers(target, draft)
+    except TrtspecError:
+        return True
+    return False
+
+
+def check_vocabulary(context: PlanContext) -> Iterable[Diagnostic]:
+    """Yield that a draft of another vocabulary drafts fewer tokens than it could."""
+    if maps_vocabularies(context.version, context.recipe.speculation.method) and has_other_vocabulary(context):
+        message = "draft and target have other vocabularies: vLLM drafts tokens that both have, on its V1 model runner"
+        hint = "a draft of the target's own family is accepted more often"
+        yield Diagnostic("speculation.draft.model", "vocabulary", message, hint, "warning", source=FIELD)
