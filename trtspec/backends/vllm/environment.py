@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where vLLM lies on this machine: the environment that TRTSPEC_VLLM names, else the one that trtspec runs in.
 
-vLLM pins its own PyTorch and much else, so that it mostly has an environment of its own; nothing of it is imported here.
+vLLM pins its own PyTorch and much else, so that it mostly has an environment of its own; nothing of it is imported.
 """
 
 from __future__ import annotations

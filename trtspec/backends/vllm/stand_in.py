@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Our stand-in for Triton's backend `vllm`, which comes in no wheel: used where a tritonserver has none.
 
-Takes the tensors and the model.json of that backend (triton-inference-server/vllm_backend:src/model.py@00ea75bc), so that
-an artifact is served alike by both. vLLM itself runs in a process of its own (`worker`), in whatever environment it is
+Takes the tensors and the model.json of that backend (triton-inference-server/vllm_backend:src/model.py@00ea75bc), so
+that an artifact is served alike by both. vLLM itself runs in a process of its own (`worker`), in whatever environment it is
 installed. Beyond the other it says how many tokens were drafted and accepted, where vLLM counts them by request.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stands in for Triton's backend `vllm` where a tritonserver has none; the code is trtspec's, Triton looks for it here."""
+"""Stands in for Triton's backend `vllm`; the code is trtspec's, Triton looks for it here."""
 
 from trtspec.backends.vllm.stand_in import TritonPythonModel
 
