@@ -165,7 +165,7 @@ def source_model(config: ModelConfig) -> SourceModel:
 
 def _head(method: str) -> SourceHead:
     head = DraftHead(
-        config={"architecture": HEADS.get(method, "")},
+        config={"architecture": HEADS.get(method, method)},
         rules=[Rule("head.weight", (SourceTensor("head.weight", (64, 32)),), Stage.LAST)],
     )
     return SourceHead(SOURCE, head, Matched({}, {}))

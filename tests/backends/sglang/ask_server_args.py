@@ -91,9 +91,10 @@ def stand_in() -> None:
 def ask(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the answer on one document."""
     from sglang.srt.arg_groups.overrides import resolution_result
-    from sglang.srt.server_args import prepare_server_args
+    from sglang.srt.server_args import ServerArgs, prepare_server_args
 
     try:
+        ServerArgs(**arguments)  # its names whole, as Engine takes them; the parser below completes shortened ones
         asked = prepare_server_args(command_line({"device": DEVICE, **arguments}))
         asked.resolve_once()
         asked.check_server_args()

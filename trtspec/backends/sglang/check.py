@@ -30,6 +30,8 @@ OWN_NETS = ("eagle", "eagle3", "mtp")  # what SGLang's EAGLE worker runs
 def check(context: PlanContext) -> Iterable[Diagnostic]:
     """Yield everything SGLang has against a recipe."""
     method = context.recipe.speculation.method
+    if method not in ("none", *ALGORITHMS):
+        return  # which `check` says of every backend
     if method != "none" and method not in releases()[context.version].methods:
         having = [version for version, release in releases().items() if method in release.methods]
         message = f"SGLang {context.version} has no {ALGORITHMS[method]}"

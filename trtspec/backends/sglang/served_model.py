@@ -144,11 +144,12 @@ class Answer:
         seen = 0
         while not self.is_finished:
             step = asyncio.ensure_future(self._part())
-            while not (await asyncio.wait({step}, timeout=POLL_S))[0]:
-                if is_cancelled():
-                    step.cancel()
-                    self._abort()
-                    raise Cancelled
+            while not (await asyncio.wait({step}, timeout=POLL_S))[0] and not is_cancelled():
+                pass
+            if is_cancelled():
+                self._abort()
+                step.cancel()
+                raise Cancelled
             if new := step.result()[seen:]:
                 seen += len(new)
                 yield new

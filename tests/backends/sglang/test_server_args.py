@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SGLang's own ServerArgs take every argument that is emitted: of the catalogue, of each method and each knob."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.backends.sglang.cases import CASES, case, write_models
+from tests.engines import engine_python
+from tests.shapes import make_checkpoints
+from trtspec.backends.sglang.arguments import adaptive_config, engine_arguments
+from trtspec.check import check_recipe
+from trtspec.paths import recipes_dir
+from trtspec.recipe.load import load_recipe
+
+pytestmark = [pytest.mark.sglang, pytest.mark.slow]
+
+HELPER = Path(__file__).with_name("ask_server_args.py")
+TIMEOUT_S = 300
+# Recipes that SGLang runs as they are. The others have methods, placements or classes of nets that it has not.
+RUNS = {
+    *("quickstart", "quickstart-eagle3", "quickstart-fp8", "quickstart-ngram", "qwen3-8b-eagle3"),
+    *("llama-3.1-8b-draft-1b", "llama-3.3-70b-eagle3", "llama-3.3-70b-fp8-tp1"),
+    *("mistral-7b-ngram", "mixtral-8x7b-ngram"),
+}
+
+
+def ask(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what the real ServerArgs make of each document."""
+    command = [engine_python("sglang"), HELPER]
+    asked = subprocess.run(
+        command, input=json.dumps(documents), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    assert asked.returncode == 0, asked.stderr[-3000:]
+    answers: list[dict[str, Any]] = json.loads(asked.stdout.splitlines()[-1])
+    return answers
+
+
+@pytest.fixture(scope="module")
+def catalogue(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return the contexts of the catalogue's recipes on SGLang, by name, of those that it can run."""
+    root = tmp_path_factory.mktemp("catalogue")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_CACHE", str(root / "hub"))
+        patch.setenv("TRTSPEC_CACHE", str(root / "cache"))
+        (root / "recipes").mkdir()
+        for path in recipes_dir().glob("*.yaml"):
+            (root / "recipes" / path.name).write_text(path.read_text())
+        for folder in ("prompts", "models"):
+            (root / "recipes" / folder).symlink_to(recipes_dir() / folder)
+        make_checkpoints(root / "recipes", root / "hub")
+        changes = ["engine.backend=sglang", "engine.version=0.5.23", "engine.gpu=h200"]
+        loaded = [load_recipe(path, changes) for path in sorted((root / "recipes").glob("*.yaml"))]
+        checked = {each.recipe.name: check_recipe(each) for each in loaded}
+    return {name: result.context for name, result in checked.items() if not result.errors}
+
+
+def test_server_args_take_every_recipe_of_the_catalogue_that_can_run(catalogue: dict[str, Any]) -> None:
+    documents = []
+    for context in catalogue.values():
+        roots = {role: str(source.root) for role, source in context.sources.items()}
+        documents.append(engine_arguments(context, roots["target"], roots.get("draft")))
+    answers = dict(zip(catalogue, ask(documents), strict=True))
+    assert {name: answer["problem"] for name, answer in answers.items() if answer["problem"]} == {}
+    assert answers.keys() == RUNS
+
+
+def test_server_args_take_every_method_and_leave_its_lengths_alone(tmp_path: Path) -> None:
+    models = write_models(tmp_path)
+    documents = []
+    for name in CASES:
+        context, target, draft = case(name)
+        document = engine_arguments(context, str(models[target]), str(models[draft]) if draft else None)
+        if adaptive := adaptive_config(context):
+            document["speculative_adaptive_config"] = str(tmp_path / f"{name}.json")
+            (tmp_path / f"{name}.json").write_text(json.dumps(adaptive))
+        documents.append(document)
+    answers = ask(documents)
+    assert {name: answer["problem"] for name, answer in zip(CASES, answers, strict=True) if answer["problem"]} == {}
+    aliases = {"NEXTN": "EAGLE"}
+    for document, answer in zip(documents, answers, strict=True):
+        given = {key: value for key, value in document.items() if key in answer["resolved"]}
+        given |= {"speculative_algorithm": aliases.get(name := document["speculative_algorithm"], name)}
+        assert {key: answer["resolved"][key] for key in given} == given
+
+
+def test_server_args_refuse_what_they_do_not_know(tmp_path: Path) -> None:
+    """The question can be answered with no."""
+    model = str(write_models(tmp_path)["llama"])
+    block = {"speculative_algorithm": "NGRAM", "speculative_use_block_verification": True}
+    wrong = [{"max_total": 3}, {"dtype": "fp3"}, block, {"speculative_algorithm": "SUFFIX"}]
+    problems = [answer["problem"] for answer in ask([{"model_path": model, **each} for each in wrong])]
+    for problem, said in zip(problems, ("max_total", "SystemExit", "block-verification", "SUFFIX"), strict=True):
+        assert said in problem
