@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -183,3 +185,13 @@ def test_a_source_that_is_fp8_needs_no_quantization() -> None:
 def test_a_gpu_that_shares_the_cpus_memory_is_known_by_name_and_capability() -> None:
     spark = SeenGpu("NVIDIA GB10", 121, "580.95.05", 0)
     assert spark.kind is GPUS["dgx-spark"]
+
+
+def test_the_page_has_every_gpu_and_no_other() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "edge-llm.md").read_text(encoding="utf-8")
+    release = releases()["0.11.0"]
+    rows = dict(re.findall(r"^\| (\d+\.\d) \| ([^|]+) \|", page, re.MULTILINE))
+    assert [int(sm.replace(".", "")) for sm in rows] == release.sms
+    for sm, names in rows.items():
+        known = [gpu.name for gpu in GPUS.values() if gpu.sm == int(sm.replace(".", ""))]
+        assert sorted(names.split(", ")) == sorted(known)
