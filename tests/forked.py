@@ -217,8 +217,10 @@ def _become(job: dict[str, Any], streams: Sequence[int]) -> None:
     code = _code_of(how, what)
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    with suppress(OSError):
+    try:
         sys.stdout.flush()
+    except OSError:
+        code = 120  # as the interpreter's own
     os._exit(code)
 
 
