@@ -249,7 +249,7 @@ LINES: list[tuple[str, str, tuple[int, int, str], str, str | None]] = [
         "max_batch_size: 4",
         "backend: embeded",
         (11, 12, "engine.backend"),
-        "unknown backend 'embeded'; known: embedded, llmapi, tensorrt_llm, vllm",
+        "unknown backend 'embeded'; known: edge_llm, embedded, llmapi, tensorrt_llm, vllm",
         "did you mean 'embedded'?",
     ),
     (

@@ -197,7 +197,8 @@ class _Check:
 
     def _says_who_takes_it(self) -> str:
         method = self.recipe.speculation.method
-        taking = [name for name in running(method) if not find_backend(name).converts]
+        known = {name: find_backend(name) for name in running(method)}
+        taking = [name for name, each in known.items() if not (each.converts or each.builds_engines)]
         if not taking:
             return f"no backend that takes a model as it is runs {method}"
         return f"engine.backend: {' or '.join(taking)} takes the model as it is"

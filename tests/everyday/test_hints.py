@@ -19,7 +19,7 @@ from trtspec.completion import editor_schema
 from trtspec.errors import DeployError
 from trtspec.paths import cache_dir, recipes_dir, state_dir
 
-AS_IT_IS = [name for name, backend in backends().items() if not backend.converts]
+AS_IT_IS = [name for name, backend in backends().items() if not (backend.converts or backend.builds_engines)]
 ALONE = "schema: trtspec.recipe/1\nname: tiny\ntarget: {model: ./target}\n"
 
 
