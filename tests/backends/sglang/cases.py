@@ -33,7 +33,9 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 SCHEDULE = [{"max_batch": 1, "draft_len": 4}, {"max_batch": 2, "draft_len": 2}]
+CHOSEN = {"top_k": 4, "nodes": 12}
 TREE = {"dynamic": True, "top_k": 4, "depth": 3, "nodes": 12}
+CHAIN = TREE | {"top_k": 1, "nodes": 3}
 
 # name: method, target, what drafts, changes of the recipe
 CASES: dict[str, tuple[str, str, str | None, dict[str, Any]]] = {
@@ -42,9 +44,9 @@ CASES: dict[str, tuple[str, str, str | None, dict[str, Any]]] = {
     "tensor": ("draft_target", "llama", "draft", {"target__parallel": {"tensor": 2}}),
     "ngram": ("ngram", "llama", None, {"speculation__draft_len": 8, "speculation__options": {"max_match": 4}}),
     "eagle": ("eagle", "llama", "eagle", {"speculation__options": TREE}),
-    "eagle_block": ("eagle", "llama", "eagle", {"speculation__options": TREE | {"top_k": 1, "nodes": 3}, "speculation__verify": "block"}),
+    "eagle_block": ("eagle", "llama", "eagle", {"speculation__options": CHAIN, "speculation__verify": "block"}),
     "eagle3": ("eagle3", "llama", "eagle3", {"speculation__draft_len": 3}),
-    "eagle3_tree": ("eagle3", "llama", "eagle3", {"speculation__options": {"top_k": 4, "nodes": 12}}),
+    "eagle3_tree": ("eagle3", "llama", "eagle3", {"speculation__options": CHOSEN}),
     "eagle3_schedule": ("eagle3", "llama", "eagle3", {"speculation__draft_len": 4, "speculation__schedule": SCHEDULE}),
     "eagle3_block": ("eagle3", "llama", "eagle3", {"speculation__verify": "block"}),
     "mtp": ("mtp", "glm", None, {"speculation__draft_len": 3}),
@@ -60,7 +62,7 @@ def case(name: str, version: str = "0.5.23", **further: Any) -> tuple[PlanContex
     """Return a case's context, and which of MODELS are its target and what drafts; `further` changes the recipe."""
     method, target, draft, changes = CASES[name]
     known = {"target_facts": facts(MODELS[target])} | ({"draft_facts": facts(MODELS[draft])} if draft else {})
-    return source_context("sglang", version, method, **known, **{**changes, **further}), target, draft
+    return source_context("sglang", version, method, **{**known, **changes, **further}), target, draft
 
 
 def write_models(root: Path) -> dict[str, Path]:

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is emitted for SGLang, and what is refused with what to do; test_server_args.py asks the real one."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tests.backends.sglang.cases import CASES, LLAMA, MODELS, NET, SCHEDULE, case
+from tests.backends.source_contexts import facts, said, source_context
+from tests.conftest import Run
+from trtspec.backends.sglang import installed
+from trtspec.backends.sglang.arguments import adaptive_config, engine_arguments
+from trtspec.backends.sglang.check import check
+from trtspec.backends.sglang.versions import ALGORITHMS, releases
+from trtspec.errors import DeployError
+from trtspec.methods.base import find_method
+
+TARGET, DRAFT = "../../checkpoints/target", "../../checkpoints/draft"
+NEWEST = "0.5.23"
+
+
+def emitted(name: str) -> dict[str, Any]:
+    context, _, draft = case(name)
+    document = engine_arguments(context, TARGET, DRAFT if draft else None)
+    return {key.removeprefix("speculative_"): value for key, value in document.items()}
+
+
+def found(name: str, version: str = NEWEST, **changes: Any) -> dict[str, Any]:
+    return said(check(case(name, version, **changes)[0]))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_is_against_the_cases_that_server_args_take(name: str) -> None:
+    assert [each for each in found(name).values() if each.severity == "error"] == []
+
+
+def test_every_method_has_a_case() -> None:
+    assert {method for method, *_ in CASES.values()} == {*ALGORITHMS}
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm", "steps", "topk", "tokens"),
+    [
+        ("draft_target", "STANDALONE", 5, 1, 6),
+        ("ngram", "NGRAM", 8, 1, 9),
+        ("eagle", "EAGLE", 3, 4, 13),
+        ("eagle3", "EAGLE3", 3, 1, 4),
+        ("eagle3_tree", "EAGLE3", find_method("eagle3").default_draft_len, 4, 13),
+        ("mtp", "NEXTN", 3, 1, 4),
+        ("dflash", "DFLASH", 1, 1, 8),
+        ("dspark", "DSPARK", 1, 1, 8),
+    ],
+)
+def test_a_step_verifies_one_token_more_than_it_drafts(name: str, algorithm: str, steps, topk, tokens) -> None:
+    document = emitted(name)
+    assert document["algorithm"] == algorithm
+    assert (document["num_steps"], document["eagle_topk"], document["num_draft_tokens"]) == (steps, topk, tokens)
+
+
+def test_a_recipe_is_said_in_sglangs_words() -> None:
+    document = emitted("draft_fp8")
+    assert (document["model_path"], document["draft_model_path"]) == (TARGET, DRAFT)
+    assert (document["quantization"], document["draft_model_quantization"]) == ("fp8", "unquant")
+    assert (document["kv_cache_dtype"], document["max_running_requests"]) == ("fp8_e4m3", 4)
+    assert (document["context_length"], document["skip_tokenizer_init"]) == (2048, True)
+    assert emitted("tensor")["tp_size"] == 2
+    assert emitted("ngram")["ngram_max_trie_depth"] == 4 + 8
+    assert emitted("dspark_shorter")["dspark_block_size"] == 4
+
+
+def test_hub_sources_are_named_with_their_commits() -> None:
+    target = {"target__model": "org/target", "target__revision": "a" * 40}
+    draft = {"speculation__draft__model": "org/draft", "speculation__draft__revision": "b" * 40}
+    context = case("draft_target", **target, **draft)[0]
+    document = engine_arguments(context, "org/target", "org/draft")
+    assert document["revision"] == "a" * 40
+    assert document["speculative_draft_model_revision"] == "b" * 40
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_acceptance_stays_exact(name: str) -> None:
+    assert not [key for key in emitted(name) if "threshold" in key]
+    assert emitted(name).get("use_block_verification", False) == (case(name)[0].recipe.speculation.verify == "block")
+
+
+def test_a_schedule_has_one_length_for_each_number_of_requests() -> None:
+    """Of 4 requests that run at most, the last 2 are beyond the schedule."""
+    context = case("eagle3_schedule")[0]
+    steps = {key: entry["candidate_steps"] for key, entry in adaptive_config(context).items()}
+    assert steps == {"1": [4], "2": [2], "3": [0]}
+    document = emitted("eagle3_schedule")
+    assert (document["adaptive"], document["adaptive_config"]) == (True, "./1/adaptive.json")
+    whole = case("eagle3_schedule", speculation__schedule=[{"max_batch": 4, "draft_len": 4}])[0]
+    assert list(adaptive_config(whole)) == ["1"]
+    assert adaptive_config(case("eagle3")[0]) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "changes", "place", "message"),
+    [
+        ("dspark", "0.5.14", {}, "speculation.method method", "SGLang 0.5.14 has no DSPARK"),
+        ("eagle3_schedule", "0.5.12", {}, "speculation.schedule version", "0.5.12 drafts no other length"),
+        ("eagle3_block", "0.5.21", {}, "speculation.verify version", "0.5.21 does not verify drafts as a block"),
+        ("ngram", NEWEST, {"speculation__schedule": SCHEDULE}, "speculation.schedule not-supported", "not with ngram"),
+        ("ngram", NEWEST, {"speculation__verify": "block"}, "speculation.verify not-supported", "no drafts of ngram"),
+        ("eagle3_tree", NEWEST, {"speculation__schedule": SCHEDULE}, "speculation.schedule not-supported", "a tree"),
+        ("eagle", NEWEST, {"speculation__options": {}}, "speculation.options.choices tree", "no static ones"),
+        ("eagle", NEWEST, {"draft_facts": facts(MODELS["eagle3"])}, "speculation.draft.model class", "Eagle3, and"),
+        ("eagle3", NEWEST, {"draft_facts": facts(NET)}, "speculation.draft.model class", "is LlamaForCausalLM, and"),
+        ("dflash", NEWEST, {"speculation__draft_len": 8}, "speculation.draft_len out-of-range", "blocks of 7 drafted"),
+        ("dspark", NEWEST, {"speculation__draft_len": 9}, "speculation.draft_len out-of-range", "blocks of 8 drafted"),
+        ("mtp", NEWEST, {"target_facts": facts(LLAMA)}, "speculation.method no-draft", "no layers for further tokens"),
+        ("tensor", NEWEST, {"target__parallel": {"pipeline": 2}}, "target.parallel.pipeline parallel", "stages"),
+        (
+            "draft_target",
+            NEWEST,
+            {"target__quantization": {"weights": "fp8_rowwise"}},
+            "target.quantization.weights quantization",
+            "SGLang does not make fp8_rowwise while it loads",
+        ),
+        (
+            "eagle3_block",
+            NEWEST,
+            {"draft_facts": facts(MODELS["eagle3"] | {"draft_vocab_size": 256})},
+            "speculation.verify vocabulary",
+            "the net drafts a part of the vocabulary",
+        ),
+        (
+            "eagle3_tree",
+            NEWEST,
+            {"speculation__options": {"top_k": 4, "nodes": 12, "lossy": True}, "gates__lossless": False},
+            "speculation.options.lossy lossy",
+            "its accept thresholds stay at 1.0",
+        ),
+        (
+            "mtp",
+            "0.5.12",
+            {"target_facts": facts(MODELS["glm"] | {"architectures": ["OtherForCausalLM"]})},
+            "speculation.method version",
+            "does not draft with layers of OtherForCausalLM",
+        ),
+    ],
+)
+def test_what_sglang_would_not_do_is_refused(name: str, version: str, changes, place: str, message: str) -> None:
+    diagnostic = found(name, version, **changes)[place]
+    assert message in diagnostic.message
+    assert (diagnostic.severity, bool(diagnostic.hint)) == ("error", True)
+
+
+def test_an_eagle3_net_run_as_eagle_is_named_with_its_method() -> None:
+    diagnostic = found("eagle", draft_facts=facts(MODELS["eagle3"]))["speculation.draft.model class"]
+    assert diagnostic.hint == "use method: eagle3"
+    assert diagnostic.source == "sgl-project/sglang#21272"
+
+
+def test_releases_gain_methods_and_lose_none() -> None:
+    known = list(releases().values())
+    for before, after in pairwise(known):
+        assert {*before.methods} <= {*after.methods}
+        assert all({*nets} <= {*after.nets[method]} for method, nets in before.nets.items())
+        assert {*before.mtp_targets} <= {*after.mtp_targets}
+    assert known[-1].version == NEWEST
+    assert {*known[-1].methods} == {*ALGORITHMS}
+
+
+def test_a_method_of_no_release_is_left_to_the_general_check() -> None:
+    assert said(check(source_context("sglang", NEWEST, "lookahead"))) == {}
+
+
+def test_an_artifact_names_its_engine_and_carries_its_schedule(recipe: Path, trtspec: Run) -> None:
+    ended = trtspec("build", recipe, "--set", "engine.backend=sglang")
+    assert ended.code == 0, ended.err
+    root = recipe.parent / "build" / "tiny"
+    document = json.loads((root / "model_repository/tensorrt_llm/1/engine.json").read_text())
+    assert document["model_path"] == TARGET
+    manifest = json.loads((root / "manifest.json").read_text())
+    assert manifest["tools"]["sglang"] == NEWEST
+
+
+def test_deploy_needs_the_sglang_that_was_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    manifest = cast(Any, SimpleNamespace(recipe=SimpleNamespace(engine=SimpleNamespace(version=NEWEST))))
+    monkeypatch.setattr(installed, "find_spec", lambda name: None)
+    with pytest.raises(DeployError, match="sglang is not installed here"):
+        installed.check_installed(tmp_path, manifest)
+    monkeypatch.setattr(installed, "find_spec", lambda name: object())
+    monkeypatch.setattr(installed, "installed_version", lambda name: "0.5.22")
+    with pytest.raises(DeployError, match=r"SGLang 0\.5\.22 is installed here, .* checked for 0\.5\.23"):
+        installed.check_installed(tmp_path, manifest)
