@@ -86,4 +86,4 @@ plugins-trt: ## Build TensorRT's plugin library (TENSORRT_ROOT=... has include/N
 	cmake --build build/plugins --target trtspec_tensorrt
 
 clean: ## Remove the environment, artifacts and caches in this directory.
-	rm -rf $(VENV) .venv-python build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(addprefix $(ENGINES)/.venv-,$(REAL)) .venv-python build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

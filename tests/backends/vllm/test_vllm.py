@@ -333,3 +333,11 @@ def test_memory_counts_what_is_quantized_while_it_loads() -> None:
     [plain], [quantized] = BACKEND.memory(case()), BACKEND.memory(case(target__quantization={"weights": "fp8"}))
     assert plain.weights_bytes == 2 * 8_030_261_248
     assert quantized.weights_bytes == 8_030_261_248 + 2 * 128256 * 4096
+
+
+def test_on_a_cpu_memory_is_what_full_batches_need() -> None:
+    document = model_json(case(engine__device="cpu", target__dtype="float32"), "m", None)
+    assert document["dtype"] == "float32"
+    assert document["enforce_eager"] is True
+    assert document["kv_cache_memory_bytes"] >= 256 << 20
+    assert "gpu_memory_utilization" not in document

@@ -2,7 +2,8 @@
 """vLLM in a process of its own, started by `stand_in` with vLLM's interpreter: imports nothing of trtspec.
 
     in   {"id", "prompt", "sampling", "stream"}    {"cancel": id}
-    out  {"ready": version}    {"id", "error"}    {"id", "text", "tokens", "prompt_tokens", "drafted", "accepted", "done"}
+    out  {"ready": version}    {"id", "error"}
+         {"id", "text", "tokens", "prompt_tokens", "drafted", "accepted", "done"}
 
 Lines of JSON: commands on stdin, answers on what was stdout (vLLM's own words go to stderr). Ends with its stdin.
 """

