@@ -47,7 +47,7 @@ def test_an_entry_point_is_found_behind_our_own(site: Path) -> None:
 
 def test_an_unknown_name_lists_what_is_there(site: Path) -> None:
     install(site, "extras = extra:METHOD")
-    refused("unknown speculation method 'extra'; known: draft_target, ", "extras\nhint: did you mean 'extras'?")
+    refused("unknown speculation method 'extra'; known: dflash, draft_target, ", "extras\nhint: did you mean 'extras'?")
 
 
 def test_a_name_of_ours_cannot_be_taken(site: Path) -> None:

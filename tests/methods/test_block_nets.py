@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.conftest import Run
 from tests.methods.block_nets import (
     BLOCK,
     DFLASH,
@@ -66,6 +67,9 @@ def test_every_dialect_says_the_same(
     suggesting = [name for name, method in methods().items() if name != "draft_target" and method.suggest]
     found = [name for name in suggesting if find_method(name).drafts_with != "nothing"]
     assert [name for name in found if (ask := find_method(name).suggest) and ask(load_source(root))] == [kind]
+    suggestion = ask(load_source(root)) if (ask := find_method(kind).suggest) else None
+    assert suggestion
+    assert suggestion.draft_len == drafts
 
 
 def test_a_net_of_the_other_kind_names_its_method(target: Path, tmp_path: Path) -> None:
@@ -167,3 +171,10 @@ def test_what_is_no_net(changes: dict[str, Any], message: str, target: Path, tmp
     root = save_net(tmp_path / "net", DFLASH["z-lab"][0], net_tensors(), **changes)
     with pytest.raises(CheckpointError, match=message):
         read(root, target)
+
+
+def test_init_proposes_the_length_of_the_block(recipe: Path, trtspec: Run, tmp_path: Path) -> None:
+    root = save_net(tmp_path / "net", DFLASH["z-lab"][0], net_tensors(), block_size=4)
+    document = trtspec("init", recipe.parent / "target", root, "--json").document
+    chosen = {each["path"]: each["value"] for each in document["choices"]}
+    assert (chosen["speculation.method"], chosen["speculation.draft_len"]) == ("dflash", 3)

@@ -90,4 +90,4 @@ def test_the_plan_says_what_it_drafts(recipe: Path, installed: dict[str, str]) -
 def test_without_it_the_method_is_unknown(recipe: Path) -> None:
     done = run(dict(os.environ), "check", recipe, "--json", code=1)
     (problem,) = json.loads(done.stdout)["problems"]
-    assert problem["message"].startswith("unknown speculation method 'echo'; known: draft_target, ")
+    assert problem["message"].startswith("unknown speculation method 'echo'; known: dflash, draft_target, ")

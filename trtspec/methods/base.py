@@ -93,12 +93,14 @@ class Suggestion:
     """Why a method suits a checkpoint; of several methods the one of the lowest `rank` is proposed.
 
     `options` are those that the checkpoint asks for where the defaults do not do, and `options_why` says why.
+    `draft_len` is the one that it was trained for, 0 where the method's default will do.
     """
 
     rank: int
     why: str
     options: dict[str, Any] = field(default_factory=dict)
     options_why: str = ""
+    draft_len: int = 0
 
 
 def chain(options: Any, draft_len: int) -> DraftShape:

@@ -22,7 +22,9 @@ SKIPS = [Skip(r"t2d|verifier_.*", "needed in training only"), Skip(".*", "left t
 def suggest(source: Source, kind: str) -> Suggestion | None:
     """Return why a method of that kind suits a draft."""
     names = {"dflash": "a DFlash net: it fills a block of mask tokens", "dspark": "a DSpark net: it has a Markov head"}
-    return Suggestion(0, f"DRAFT is {names[kind]}") if kind_of(source) == kind else None
+    if kind_of(source) != kind:
+        return None
+    return Suggestion(0, f"DRAFT is {names[kind]}", draft_len=read_block_net(source, "auto", kind).drafts)
 
 
 def describe(source: Source, base: HeadTarget, kind: str) -> DraftHead:

@@ -173,7 +173,9 @@ def _of_speculation(candidate: Candidate) -> Iterator[Choice]:
     way, draft = candidate.way, candidate.draft
     method = find_method(way.method)
     yield Choice("speculation.method", way.method, way.suggestion.why)
-    if method.default_draft_len:
+    if draft_len := min(way.suggestion.draft_len, method.draft_lens[-1] if method.draft_lens else 0):
+        yield Choice("speculation.draft_len", draft_len, "what DRAFT was trained for")
+    elif method.default_draft_len:
         why = f"usual for {way.method}; `trtspec bench` tells which pays on your texts"
         yield Choice("speculation.draft_len", method.default_draft_len, why)
     if draft:
