@@ -34,6 +34,7 @@ def test_every_backend_says_which_versions_it_has() -> None:
     assert {name: backend.versions()[-1] for name, backend in backends().items()} == {
         "embedded": "",
         "llmapi": "1.2.1",
+        "sglang": "0.5.23",
         "tensorrt_llm": "1.2.1",
         "vllm": "0.24.0",
     }
