@@ -119,7 +119,7 @@ SERVED = (
     "Gemma2ForCausalLM, Gemma3ForCausalLM, LlamaForCausalLM, MistralForCausalLM, MixtralForCausalLM, Phi3ForCausalLM,"
     " Qwen2ForCausalLM, Qwen3ForCausalLM"
 )
-AS_IT_IS = "engine.backend: llmapi or vllm takes the model as it is"
+AS_IT_IS = "engine.backend: llmapi or sglang or vllm takes the model as it is"
 CONFIGS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"architectures": None}, "architectures is None, expected a list with one name", CheckpointError.remedy),
     ({"architectures": []}, "architectures is [], expected a list with one name", CheckpointError.remedy),
@@ -249,7 +249,7 @@ LINES: list[tuple[str, str, tuple[int, int, str], str, str | None]] = [
         "max_batch_size: 4",
         "backend: embeded",
         (11, 12, "engine.backend"),
-        "unknown backend 'embeded'; known: edge_llm, embedded, llmapi, tensorrt_llm, vllm",
+        "unknown backend 'embeded'; known: edge_llm, embedded, llmapi, sglang, tensorrt_llm, vllm",
         "did you mean 'embedded'?",
     ),
     (

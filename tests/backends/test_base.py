@@ -35,6 +35,7 @@ def test_every_backend_says_which_versions_it_has() -> None:
         "edge_llm": "0.11.0",
         "embedded": "",
         "llmapi": "1.2.1",
+        "sglang": "0.5.23",
         "tensorrt_llm": "1.2.1",
         "vllm": "0.27.1",
     }

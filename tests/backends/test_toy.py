@@ -150,7 +150,7 @@ def test_check_asks_it_and_names_it_among_the_backends(trtspec: Trtspec, recipe:
     (wrong,) = read(trtspec("check", recipe, "--set", "engine.max_batch_size=5", "--json", code=1))["problems"]
     assert (wrong["path"], wrong["message"]) == ("engine.max_batch_size", "toys take 4 requests")
     (wrong,) = read(trtspec("check", recipe, "--set", "engine.backend=toi", "--json", code=1))["problems"]
-    assert wrong["message"].endswith("known: edge_llm, embedded, llmapi, tensorrt_llm, vllm, toy")
+    assert wrong["message"].endswith("known: edge_llm, embedded, llmapi, sglang, tensorrt_llm, vllm, toy")
     assert wrong["hint"] == "did you mean 'toy'?"
 
 
