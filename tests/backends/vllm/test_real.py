@@ -164,7 +164,7 @@ def test_as_many_drafts_are_accepted(served: Served, ours: Torch) -> None:
     elif served.method == "ngram":
         replayed = [replay(prompt, each.ids) for prompt, each in zip(ours.prompts, ours.longer, strict=True)]
         drafted, accepted = map(sum, zip(*replayed, strict=True))
-        assert side.acceptance == pytest.approx(accepted / drafted, abs=0.01)
+        assert (side.drafted, side.accepted) == (drafted, accepted)
     else:
         assert 0 < side.accepted <= side.drafted
 

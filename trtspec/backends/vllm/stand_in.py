@@ -2,8 +2,8 @@
 """Our stand-in for Triton's backend `vllm`, which comes in no wheel: used where a tritonserver has none.
 
 Takes the tensors and the model.json of that backend (triton-inference-server/vllm_backend:src/model.py@00ea75bc), so
-that an artifact is served alike by both. vLLM itself runs in a process of its own (`worker`), in the environment where it
-is installed. Beyond the other it says how many tokens were drafted and accepted, where vLLM counts them by request.
+that an artifact is served alike by both. vLLM itself runs in a process of its own (`worker`), where it is
+installed. Beyond the other it says how many tokens were drafted and accepted, where vLLM counts them by request.
 """
 
 from __future__ import annotations
