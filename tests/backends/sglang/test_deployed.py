@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The quickstart recipe on SGLang from its build to its end on a real tritonserver, a stand-in in the place of sglang."""
+"""The quickstart on SGLang from its build to its end on a real tritonserver, a stand-in in the place of sglang."""
 
 from __future__ import annotations
 
