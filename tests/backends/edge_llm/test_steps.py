@@ -45,8 +45,10 @@ else:
     out = pathlib.Path(argv[argv.index("--engine-dir") + 1])
     sizes = {{key: int(argv[argv.index("--" + key.replace("_", "-")) + 1])
              for key in ("max_input_len", "max_kv_cache_capacity", "max_batch_size")}}
-    (out / "llm.engine").write_text("engine")
-    (out / "config.json").write_text(json.dumps({{"builder_config": sizes}}))
+    drafts = argv[argv.index("--spec-type") + 1] != "none"
+    for name in ("spec_base", "spec_draft") if drafts else ("llm",):
+        (out / (name + ".engine")).write_text("engine")
+    (out / ("base_config.json" if drafts else "config.json")).write_text(json.dumps({{"builder_config": sizes}}))
 """
 FOR_EDGE = ("--set", "engine.backend=edge_llm", "--set", "engine.gpu=rtx5090", "--set", "speculation.method=none")
 

@@ -122,7 +122,7 @@ def test_a_schedule_has_one_length_for_each_number_of_requests() -> None:
             NEWEST,
             {"target__quantization": {"weights": "fp8_rowwise"}},
             "target.quantization.weights quantization",
-            "SGLang does not make fp8_rowwise while it loads",
+            f"SGLang {NEWEST} does not make fp8_rowwise while it loads",
         ),
         (
             "eagle3_block",

@@ -74,7 +74,7 @@ def check_online(context: PlanContext, engine: str, online: Iterable[str]) -> It
             message = f"{wanted} weights are wanted, the {role} is {found}"
             yield Diagnostic(f"{path}.quantization.weights", "quantization", message, "leave it out")
         elif wanted not in online:
-            message = f"{engine} does not make {wanted} while it loads"
+            message = f"{engine} {context.version} does not make {wanted} while it loads"
             hint = f"name a checkpoint that is quantized, or take {', '.join(online)}"
             yield Diagnostic(f"{path}.quantization.weights", "quantization", message, hint)
         elif set(asked.quantization.exclude) != {"lm_head"}:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trtspec.backends.common.sources import check_num_tokens, check_placement, models_of
+from trtspec.backends.common.sources import check_num_tokens, check_online, check_placement
 from trtspec.backends.context import PlanContext
 from trtspec.backends.vllm.knobs import check_knobs
 from trtspec.backends.vllm.medusa import check_medusa
@@ -16,7 +16,6 @@ from trtspec.checkpoint.source import Source
 from trtspec.diagnostics import Diagnostic
 from trtspec.methods.draft_target import DraftTargetOptions
 from trtspec.methods.mtp import count_layers
-from trtspec.quant.quant_config import source_format
 
 METHOD, OPTIONS = "speculation.method", "speculation.options"
 
@@ -36,7 +35,7 @@ def check(context: PlanContext) -> Iterable[Diagnostic]:
         yield from check_medusa(context, release)
         yield from check_knobs(context, release)
         yield from check_vocabulary(context)
-    yield from _about_quant_format(context, release)
+    yield from check_online(context, "vLLM", release.online)
     yield from check_placement(context, maps_vocabularies=maps_vocabularies(release.version, method))
     yield from check_num_tokens(context)
     if not context.recipe.serving.streaming:
@@ -89,25 +88,6 @@ def _about_mtp(context: PlanContext, release: VllmRelease) -> Iterable[Diagnosti
 def _knows_layers(release: VllmRelease, source: Source) -> bool:
     by_type = source.config.get("model_type") in release.mtp_models
     return by_type or architecture_of(source) in release.mtp_architectures
-
-
-def _about_quant_format(context: PlanContext, release: VllmRelease) -> Iterable[Diagnostic]:
-    """Yield where the recipe wants a format that the source has not and vLLM cannot make while it loads."""
-    online = release.online
-    for role, path, asked in models_of(context):
-        found, wanted = source_format(context.sources[role]).weights, asked.quantization.weights
-        if wanted in ("none", found):
-            continue
-        if found != "none":
-            message = f"{wanted} weights are wanted, the {role} is {found}"
-            yield Diagnostic(f"{path}.quantization.weights", "quantization", message, "leave it out")
-        elif wanted not in online:
-            message, known = f"vLLM {context.version} does not make {wanted} while it loads", ", ".join(online)
-            hint = f"name a checkpoint that is quantized, or take {known}"
-            yield Diagnostic(f"{path}.quantization.weights", "quantization", message, hint)
-        elif set(asked.quantization.exclude) != {"lm_head"}:
-            message = "vLLM quantizes every layer and not the head while it loads, whatever exclude says"
-            yield Diagnostic(f"{path}.quantization.exclude", "unused", message, severity="warning")
 
 
 def _about_parallel(context: PlanContext, release: VllmRelease) -> Iterable[Diagnostic]:

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An artifact deployed by the command, as a user would, until the block that asks its server ends."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Run
+from trtspec.errors import DeployError
+from trtspec.triton.client import Client
+from trtspec.triton.server import find_server
+
+LOADING_S = 120
+
+
+def need_server() -> None:
+    """Skip the test where there is no tritonserver."""
+    try:
+        find_server()
+    except DeployError as error:
+        pytest.skip(str(error))
+
+
+@contextmanager
+def deployed(trtspec: Run, artifact: Path, *options: str) -> Iterator[tuple[dict[str, Any], Client]]:
+    """Yield the document of `deploy` and a client; a server that is not there skips the test."""
+    need_server()
+    try:
+        started = trtspec("deploy", artifact, "--detach", "--json", "--timeout", LOADING_S, *options)
+        assert started.code == 0, started.err
+        yield started.document, Client.at(started.document["endpoints"]["http"], timeout_s=30)
+    finally:
+        trtspec("stop", artifact.name)
+
+
+def lend_packages(monkeypatch: pytest.MonkeyPatch, packages: Path, version: Path) -> None:
+    """Let this process import what lies below `packages`, and the model whose `version` directory is named.
+
+    Triton's stub reads no PYTHONPATH: it looks beside the model before it looks anywhere else that a test could choose.
+    """
+    monkeypatch.syspath_prepend(packages)
+    shutil.copytree(packages, version, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def listed(trtspec: Run) -> tuple[str, ...]:
+    """Return name, state, backend and method of the only deployment that `ps` lists, nothing where there is none."""
+    deployments = trtspec("ps", "--json").document["deployments"]
+    assert len(deployments) <= 1
+    return tuple(each[key] for each in deployments for key in ("name", "state", "backend", "method"))
+
+
+def refused(trtspec: Run, artifact: Path) -> dict[str, Any]:
+    """Return the error of a `deploy` that refuses a machine before anything is started."""
+    need_server()
+    outcome = trtspec("deploy", artifact, "--detach", "--json")
+    assert (outcome.code, outcome.document["ok"]) == (1, False)
+    assert listed(trtspec) == ()
+    return dict(outcome.document["error"])

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recipe on Edge-LLM from its build to its end on a real tritonserver: stand-ins build its engines and answer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.backends.deployed import deployed, lend_packages, listed, refused
+from tests.backends.edge_llm.test_steps import install, show_gpu, tools  # noqa: F401 - a fixture
+from tests.conftest import Run
+from tests.triton.serving import DOUBLES
+from trtspec.artifacts.prompts import load_prompts
+from trtspec.backends.edge_llm.repository import MODEL_JSON
+from trtspec.measure.gating import DEPLOY_PROMPTS
+
+ANSWER = ["answer: ", "é ", "and more"]
+ON_EDGE = ("--set", "engine.backend=edge_llm", "--set", "engine.gpu=rtx5090", "--set", "engine.max_batch_size=1")
+
+
+@pytest.fixture
+def built(workplace: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch, tools: Path) -> Path:  # noqa: F811
+    """The artifact of a machine that has engines; its target answers every prompt of the gates alike."""
+    install(monkeypatch, tensorrt="11.0.0.114")
+    show_gpu(monkeypatch)
+    done = trtspec("build", "quickstart-eagle3", *ON_EDGE)
+    assert done.code == 0, done.err
+    root = workplace / "build" / "quickstart-eagle3"
+    prompts = [prompt.text for prompt in load_prompts(root / "prompts" / "quickstart.jsonl")[:DEPLOY_PROMPTS]]
+    table = dict.fromkeys(["Hello", *prompts], ANSWER)
+    (root / "checkpoints" / "target" / "answers.json").write_text(json.dumps(table))
+    return root
+
+
+@pytest.mark.triton
+def test_from_the_recipe_to_the_end_of_its_server(
+    built: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # deploy looks for this name, the model imports what is installed with it
+    (tmp_path / "installed" / "tensorrt_edgellm").mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path / "installed")
+    lend_packages(monkeypatch, DOUBLES / "edge_llm", built / "model_repository" / MODEL_JSON.parent)
+    with deployed(trtspec, built, "--skip-gate", "min_speedup") as (document, client):
+        left_out = {each["name"]: each["reason"] for each in document["left_out"]}
+        assert left_out == {"min_speedup": "request", "min_acceptance": "engine"}, "lossless held"
+        whole = client.generate({"text_input": "Hello", "max_tokens": 64})
+        assert (whole["text_output"], whole["num_output_tokens"]) == ("".join(ANSWER), 3)
+        events = list(client.generate_stream({"text_input": "Hello", "max_tokens": 64}))
+        assert [event["text_output"] for event in events] == ANSWER
+        assert listed(trtspec) == ("quickstart-eagle3", "live", "edge_llm", "eagle3")
+        stopped = trtspec("stop", "quickstart-eagle3", "--json").document
+        assert (stopped["state"], stopped["was_running"]) == ("stopped", True)
+        assert listed(trtspec)[1] == "stopped"
+
+
+@pytest.mark.triton
+def test_without_edge_llm_nothing_is_started(built: Path, trtspec: Run) -> None:
+    error = refused(trtspec, built)
+    assert error["message"] == "the Python package tensorrt_edgellm is not installed here"
+    assert error["hint"].startswith("pip install 'tensorrt-edgellm[server]==0.11.0'")

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The quickstart on SGLang from its build to its end on a real tritonserver, a stand-in in the place of sglang."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.backends.deployed import deployed, lend_packages, listed, refused
+from tests.conftest import Run
+from tests.triton.serving import DOUBLES
+from trtspec.artifacts.prompts import load_prompts
+from trtspec.backends.sglang.repository import ENGINE_JSON
+from trtspec.checkpoint.tokenizer import Tokenizer
+from trtspec.measure.gating import DEPLOY_PROMPTS
+
+ANSWER = "answer: é and more"
+ON_SGLANG = ("--set", "engine.backend=sglang", "--set", "engine.gpu=h100")
+
+
+@pytest.fixture
+def built(workplace: Path, trtspec: Run) -> Path:
+    """The artifact, whose target answers every prompt of its gates alike; 9 of 12 drafts are accepted."""
+    assert trtspec("build", "quickstart", *ON_SGLANG).code == 0
+    root = workplace / "build" / "quickstart"
+    tokenizer = Tokenizer(root / "tokenizer")
+    ids = [*tokenizer.encode(ANSWER), tokenizer.end_ids[0]]
+    answer = {"steps": [ids[at : at + 2] for at in range(0, len(ids), 2)], "drafted": 12, "accepted": 9, "pause_s": 0.0}
+    prompts = [prompt.text for prompt in load_prompts(root / "prompts" / "quickstart.jsonl")[:DEPLOY_PROMPTS]]
+    table = {" ".join(map(str, tokenizer.encode(text))): answer for text in ("Hello", *prompts)}
+    (root / "checkpoints" / "target" / "answers.json").write_text(json.dumps(table))
+    return root
+
+
+@pytest.mark.triton
+def test_from_the_recipe_to_the_end_of_its_server(built: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    lend_packages(monkeypatch, DOUBLES / "sglang", built / "model_repository" / ENGINE_JSON.parent)
+    with deployed(trtspec, built, "--skip-gate", "min_speedup") as (document, client):
+        left_out = {each["name"]: each["reason"] for each in document["left_out"]}
+        assert left_out == {"min_speedup": "request", "lossless": "engine"}, "min_acceptance held"
+        whole = client.generate({"text_input": "Hello", "max_tokens": 64})
+        assert whole["text_output"] == ANSWER
+        assert (whole["total_draft_tokens"], whole["total_accepted_draft_tokens"]) == (12, 9)
+        events = list(client.generate_stream({"text_input": "Hello", "max_tokens": 64}))
+        assert len(events) > 2
+        assert "".join(event["text_output"] for event in events) == ANSWER
+        assert listed(trtspec) == ("quickstart", "live", "sglang", "draft_target")
+        stopped = trtspec("stop", "quickstart", "--json").document
+        assert (stopped["state"], stopped["was_running"]) == ("stopped", True)
+        assert listed(trtspec)[1] == "stopped"
+    asked = (built / "checkpoints" / "target" / "requests.jsonl").read_text().splitlines()
+    assert json.loads(asked[-1]) == {"event": "shutdown"}, "the engine is ended, not killed"
+
+
+@pytest.mark.triton
+def test_without_sglang_nothing_is_started(built: Path, trtspec: Run) -> None:
+    error = refused(trtspec, built)
+    assert error["message"] == "the Python package sglang is not installed here"
+    assert error["hint"].startswith("pip install sglang==")
