@@ -50,6 +50,9 @@ WARNINGS = {
     "gpt-oss-120b-suffix-vllm": ["needs-package"],
     "llama-3.3-70b-suffix-vllm": ["needs-package"],
     "deepseek-v3.1-mtp": ["greedy-only"],
+    "llama-3.1-8b-eagle3-edge": ["greedy-only", "positions", "rope"],
+    "qwen3-8b-eagle3-edge": ["greedy-only"],
+    "qwen3-8b-dflash-edge": ["greedy-only"],
 }
 
 # Parameters as the hub counts them from the headers of the real files.
