@@ -45,6 +45,7 @@ WARNINGS = {
     "qwen3-32b-draft-4b-vllm": ["size-ratio"],
     "qwen3-4b-suffix-vllm": ["needs-package"],
     "qwen3-8b-suffix-vllm": ["needs-package"],
+    "mistral-7b-suffix-vllm": ["needs-package"],
     "gemma-4-31b-suffix-vllm": ["needs-package"],
     "gpt-oss-20b-suffix-vllm": ["needs-package"],
     "gpt-oss-120b-suffix-vllm": ["needs-package"],

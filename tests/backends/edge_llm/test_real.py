@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,9 +18,11 @@ from tests.backends.contexts import SHAPES
 from tests.backends.edge_llm.cases import LATE, METHODS, case
 from tests.conftest import Run
 from tests.engines import engine_python
+from tests.shapes import make_checkpoints
 from trtspec.backends.edge_llm.arguments import build_command, export_arguments, quantize_arguments
 from trtspec.backends.edge_llm.model_json import model_json
 from trtspec.backends.edge_llm.versions import releases
+from trtspec.paths import recipes_dir
 from trtspec.recipe.schema import Quantization
 from trtspec.system import wait_until
 
@@ -72,6 +75,20 @@ def test_its_parsers_take_every_command_line() -> None:
     assert len(lines) > 100
     assert [said for said in ask("parse", lines) if said] == []
     assert "unrecognized" in ask("parse", [[*lines[0], "--no-such-option"]])[0]
+
+
+def test_its_parsers_take_every_recipe_of_the_catalogue_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trtspec: Run
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    shutil.copytree(recipes_dir(), tmp_path / "recipes")
+    make_checkpoints(tmp_path / "recipes", tmp_path / "hub")
+    lines = []
+    for path in sorted((tmp_path / "recipes").glob("*-edge.yaml")):
+        plan = trtspec("plan", path, "--json").document
+        lines += [step["command"] for step in plan["steps"] if step["command"]] + [plan["build_command"]]
+    assert len(lines) > 3
+    assert [said for said in ask("parse", lines) if said] == []
 
 
 def test_the_stand_in_has_its_signatures(monkeypatch: pytest.MonkeyPatch) -> None:
