@@ -76,9 +76,11 @@ gpu: ## Run what waits for a GPU, with the machine's own Python (PARTS= WHEELS= 
 	PYTHON=$(PYTHON) benchmarks/gpu/run.sh $(if $(PARTS),--parts $(PARTS)) $(if $(WHEELS),--wheels $(WHEELS)) \
 	    $(if $(OUT),--out $(OUT)) $(if $(ARCH),--arch $(ARCH))
 
-bench: setup ## Measure the claims again: the quickstart, all methods, and a conversion of 8 GB (25 GB of disk).
+bench: setup ## Measure the claims again: the quickstart, all methods, other engines, and a conversion of 8 GB (25 GB of disk).
 	$(BIN)/python benchmarks/quickstart.py --out benchmarks/results/quickstart.json
 	$(BIN)/python benchmarks/methods.py --out benchmarks/results/methods.json
+	[ ! -d $(ENGINES)/.venv-vllm ] || TRTSPEC_VLLM=$(ENGINES)/.venv-vllm $(BIN)/python benchmarks/engines.py \
+	    --out benchmarks/results/engines.json
 	$(BIN)/python benchmarks/convert.py --out benchmarks/results/convert.json
 
 plugins-trt: ## Build TensorRT's plugin library (TENSORRT_ROOT=... has include/NvInferRuntime.h).
