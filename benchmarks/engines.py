@@ -30,7 +30,6 @@ from trtspec.backends.vllm import environment as vllm
 from trtspec.backends.vllm.repository import MODEL_JSON, relocate
 
 Run = Callable[[], dict[str, Any]]
-WORKER = Path(vllm.__file__).with_name("worker.py")
 VLLM = tuple(f"--set={key}" for key in ("engine.backend=vllm", "engine.device=cpu", "target.dtype=float32"))
 RECIPES = {"draft_target": "quickstart", "eagle3": "quickstart-eagle3"}
 
@@ -48,7 +47,7 @@ class Vllm:
     """One vLLM in a process of its own, as a deployment starts it; it loads while others do."""
 
     def __init__(self, arguments: Path, texts: list[str]) -> None:
-        command = [str(vllm.find_vllm()), str(WORKER), str(arguments)]
+        command = [str(vllm.find_vllm()), str(vllm.WORKER), str(arguments)]
         variables = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         self._process = subprocess.Popen(command, text=True, env=variables, **pipes)

@@ -23,6 +23,7 @@ from trtspec.quant.scheme import Scheme
 from trtspec.recipe.schema import COMMIT, ModelSource
 
 ONE_RANK, UNQUANTIZED = ParallelMapping(), Scheme()
+LONGEST_NAME = 100
 
 
 def inspect_model(written: str, mapping: ParallelMapping = ONE_RANK, scheme: Scheme = UNQUANTIZED) -> dict[str, Any]:
@@ -57,10 +58,14 @@ def inspect_path(path: Path, mapping: ParallelMapping = ONE_RANK, scheme: Scheme
 
 def _describe(source: Source, mapping: ParallelMapping, scheme: Scheme) -> dict[str, Any]:
     """Return what is known of a source; where no family describes it, what its headers say."""
-    told = {
+    try:
+        said = _converting(read_model(source, "auto"), mapping, scheme)
+    except UnknownArchitecture as unknown:
+        said = {"family": "none", "architecture": unknown.architecture[:LONGEST_NAME]}
+    headers = {
         "kind": "source checkpoint",
-        "family": "none",
-        "architecture": ", ".join(map(str, source.config.get("architectures") or ["unknown"])),
+        "family": "",
+        "architecture": "",
         "parameters": sum(prod(tensor.shape) for tensor in source.tensors.values()),
         "dtypes": bytes_by_dtype(source.tensors.values()),
         "bytes": source.nbytes,
@@ -69,11 +74,7 @@ def _describe(source: Source, mapping: ParallelMapping, scheme: Scheme) -> dict[
         "skipped": [],
         "converts_to": {},
     }
-    try:
-        model = read_model(source, "auto")
-    except UnknownArchitecture:
-        return told
-    return told | _converting(model, mapping, scheme)
+    return headers | said
 
 
 def _converting(model: SourceModel, mapping: ParallelMapping, scheme: Scheme) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from trtspec.kernels.verify_result import VerifyResult
 from trtspec.methods.base import DraftShape, find_method
 from trtspec.torch_engine.drafting.base import Draft, Drafter, DraftSampling, Setup
 from trtspec.torch_engine.model.decoder import Decoder
+from trtspec.torch_engine.settings import EngineSettings
 from trtspec.torch_engine.speculator import Speculator
 
 WARM_STEPS = 4
@@ -78,7 +79,8 @@ class SetRules:
 def chains_of(target: Decoder, drafter: Drafter, rules: Any, draft_len: int) -> Speculator:
     """Return what drafts chains of `draft_len` tokens with a drafter for a target that is loaded."""
     method = find_method("none")
-    return Speculator(target, drafter, rules, DraftShape(draft_len, draft_len), method, method.parse({}))
+    shape = DraftShape(draft_len, draft_len)
+    return Speculator(target, drafter, rules, shape, method, method.parse({}), EngineSettings())
 
 
 def timed_steps(speculator: Speculator, load: Load, count: int) -> dict[str, Any]:

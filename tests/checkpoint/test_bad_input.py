@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoint.corpus import CASES, WEIGHTS, Case, make_good, make_sharded
+from tests.checkpoint.corpus import CASES, CONFIG, GOOD_CONFIG, WEIGHTS, Case, make_good, make_sharded
 from trtspec.checkpoint.source import load_source
 from trtspec.inspection import inspect_path
 
@@ -108,6 +109,20 @@ def test_a_bad_checkpoint_is_refused(case: Case, inspect_and_check: Runner, tmp_
     assert len(ended.text) < 20_000
     assert ended.resident_kib < MAX_RESIDENT_KIB
     assert ended.seconds < MAX_SECONDS
+
+
+@pytest.mark.parametrize("architecture", ["Bert", "x" * 900_000], ids=["short", "long"])
+def test_an_architecture_that_no_family_describes(architecture: str, inspect_and_check: Runner, tmp_path: Path) -> None:
+    """It is told of, since some engines run it as it is, and not converted."""
+    make_good(tmp_path / "model")
+    (tmp_path / "model" / CONFIG).write_text(json.dumps(GOOD_CONFIG | {"architectures": [architecture]}))
+    ended = inspect_and_check(tmp_path)
+    inspected, _, checked = ended.text.partition("exit code 0")
+    assert "none" in inspected
+    assert f"architecture '{architecture[:3]}" in checked
+    assert checked.count("exit code 1") == 1
+    assert len(ended.text) < 20_000
+    assert ended.resident_kib < MAX_RESIDENT_KIB
 
 
 class TestWhatIsOnlyOdd:

@@ -83,6 +83,7 @@ def documents(artifact: Path) -> dict[str, tuple[tuple[object, ...], set[str]]]:
                 "steps",
                 "memory",
                 "disk",
+                "downloads",
                 "predicted",
                 "notes",
                 "recipes",

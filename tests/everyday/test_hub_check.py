@@ -86,9 +86,10 @@ def test_a_gated_model_says_what_to_do(status: int, pair: Path, hub: Hub, trtspe
     assert "ask on the model's page, then set HF_TOKEN to a token that may read it" in shown
 
 
-def test_offline_it_is_said(pair: Path, hub: Hub, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    shown = " ".join(trtspec("check", pair).out.split())
+def test_offline_it_is_said(pair: Path, hub: Hub, trtspec: Run) -> None:
+    with pytest.MonkeyPatch.context() as patch:  # undone before the hub's own
+        patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        shown = " ".join(trtspec("check", pair).out.split())
     assert "it is not in the hub cache, and HF_HUB_OFFLINE is set" in shown
     assert hub.asked == []
 

@@ -16,6 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from tests.tiny import convert, make_llama
 from trtspec.checkpoint.sharding import ParallelMapping
+from trtspec.errors import UnknownArchitecture
+from trtspec.models.source_model import load_model
 
 EXTENDING = Path(__file__).parents[2] / "docs" / "extending.md"
 NAMES = {
@@ -32,6 +34,8 @@ CONVERT = """
 import sys
 from pathlib import Path
 from trtspec.checkpoint.sharding import ParallelMapping
+from trtspec.errors import UnknownArchitecture
+from trtspec.models.source_model import load_model
 from trtspec.steps.convert import convert_checkpoint
 convert_checkpoint(Path(sys.argv[1]), Path(sys.argv[2]), mapping=ParallelMapping(2, 2))
 """
@@ -104,10 +108,11 @@ def test_it_converts_to_what_llama_does(llama: Path, toy: Path, installed: dict[
 
 
 def test_without_it_the_architecture_is_unknown(toy: Path) -> None:
-    argv = [sys.executable, "-m", "trtspec", "inspect", str(toy)]
+    argv = [sys.executable, "-m", "trtspec", "inspect", str(toy), "--json"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 1
-    assert "architecture 'ToyForCausalLM' is not supported; supported: Gemma2ForCausalLM, " in done.stderr
+    assert (json.loads(done.stdout)["family"], done.returncode) == ("none", 0)
+    with pytest.raises(UnknownArchitecture, match="'ToyForCausalLM' is not supported; supported: Gemma2ForCausalLM, "):
+        load_model(toy, "auto")
 
 
 VERSION = """

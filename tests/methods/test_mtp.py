@@ -30,5 +30,5 @@ def test_it_drafts_a_chain_with_nothing_of_the_recipes_own_and_no_build_of_engin
     method = find_method("mtp")
     assert method.draft_shape(method.options(), 3) == DraftShape(3, 3)
     assert method.drafts_with == "nothing"
-    assert running("mtp") == ["llmapi", "vllm"]
+    assert running("mtp") == ["edge_llm", "llmapi", "sglang", "vllm"]
     assert engine_arguments("mtp", DraftShape(3, 3)) == []

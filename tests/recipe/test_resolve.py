@@ -86,6 +86,7 @@ def test_the_smallest_recipe_resolved(write: Write, tmp_path: Path) -> None:
             "backend": "embedded",
             "backend_why": "no GPU here",
             "version": "",
+            "device": "",
             "gpu": "",
             "max_batch_size": 8,
             "max_input_len": 1024,

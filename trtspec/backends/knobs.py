@@ -35,7 +35,7 @@ def check_placed(recipe: Recipe, backend: Backend) -> Iterator[Diagnostic]:
         ("engine.device", recipe.engine.device, "devices"),
         *((path, dtype, "dtypes") for path, dtype in {"target.dtype": recipe.target.dtype, **drafts}.items()),
     ):
-        if asked not in getattr(backend, taken):
+        if asked and asked not in getattr(backend, taken):
             names = [name for name, each in backends().items() if asked in getattr(each, taken)]
             message = f"{asked} is not honoured by this backend ({backend.summary})"
             yield Diagnostic(path, "not-supported", message, f"remove it, or set engine.backend: {' or '.join(names)}")

@@ -23,7 +23,7 @@ _OUTPUT = "Where the new recipe goes, instead of beside the old one (here, for o
 def migrate(
     recipe: Recipe,
     to: Annotated[str, typer.Option("--to", metavar="VERSION", help="A TensorRT-LLM version, as 1.3.")] = "",
-    backend: Annotated[str, typer.Option("--backend", help=_BACKEND)] = "",
+    backend: Annotated[str, typer.Option("--backend", metavar="NAME", help=_BACKEND)] = "",
     output: Annotated[Path | None, typer.Option("--output", "-o", help=_OUTPUT)] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
     json: Json = False,

@@ -82,11 +82,15 @@ class ResolvedEngineBuild(EngineBuild):
 
 
 class ResolvedEngine(Engine):
-    """`gpu` is "" where the recipe is tied to none, `version` where the engine comes with trtspec."""
+    """`gpu` is "" where the recipe is tied to none, `version` where the engine comes with trtspec.
+
+    `device` is "" where the recipe names none.
+    """
 
     backend: str
     backend_why: str
     version: str
+    device: Literal["", "gpu", "cpu"] = ""  # type: ignore[assignment]  # as all others, never null
     gpu: str
     build: ResolvedEngineBuild
     max_input_len: int
@@ -226,6 +230,7 @@ def _engine(engine: Engine, decisions: Decisions) -> ResolvedEngine:
         "backend": decisions.backend,
         "backend_why": decisions.backend_why,
         "version": decisions.version,
+        "device": engine.device or "",
         "gpu": engine.gpu or "",
         "build": build,
         "max_input_len": input_len_of(engine),

