@@ -171,7 +171,7 @@ def test_the_quickstart_is_quantized_and_exported_and_goes_on_after_a_kill(
     wait_until(lambda: any(logs.glob("export-target-*.log")) or killed.poll() is not None, BUILD_S)
     assert killed.poll() is None, killed.stderr.read().decode()
     killed.send_signal(signal.SIGKILL)
-    killed.wait()
+    killed.wait(30)
     assert not Path("made").exists()
     tool = [path for path in Path("/proc").glob("[0-9]*") if str(workplace).encode() in command_of(path)]
     assert wait_until(lambda: not any(map(command_of, tool)), 30), "nothing of the tool outlives us"
