@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claim: on the quickstart pair, on a CPU at batch 1 in float32, the torch engine, vLLM and transformers say the same
-text, alone and speculative, and the torch engine with its draft is the fastest of them.
+"""Facts of interest on the quickstart pair, on a CPU at batch 1 in float32: how fast the torch engine, vLLM and
+transformers are, alone and speculative, and in how many prompts they say the same text.
 
     TRTSPEC_VLLM=.venv-vllm python benchmarks/engines.py [--runs 3] [--prompts 8] [--out FILE.json]
 
@@ -147,7 +147,7 @@ def report(rounds: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
     for name, found in engines.items():
         alone = engines[name.split(",")[0]]["median_tokens_per_s"]
         found["speedup"] = round(found["median_tokens_per_s"] / alone, 3)
-    return {"claim": " ".join((__doc__ or "").split("\n\n")[0].split()), "engines": engines}
+    return {"facts": " ".join((__doc__ or "").split("\n\n")[0].split()), "engines": engines}
 
 
 def summary(runs: list[dict[str, Any]], expected: list[str]) -> dict[str, Any]:
