@@ -3,13 +3,15 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 ENGINES ?= .
 export ENGINES := $(abspath $(ENGINES))
+# Engines' environments are installed without bytecode: what a first start compiles, every later one has to find.
+unexport PYTHONDONTWRITEBYTECODE
 REAL := $(patsubst tests/engines/%.txt,%,$(wildcard tests/engines/*.txt))
 INSTALLED := $(VENV)/.installed
-WORKERS := -n logical --maxprocesses 8 --dist worksteal
+WORKERS := --maxprocesses 8 --dist worksteal
 QUIETLY := --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup editor engines $(REAL) demo check format test test-fast test-python test-gpu gpu bench plugins-trt clean
+.PHONY: help setup editor prometheus engines $(REAL) demo check format test test-fast test-python openai-fuzz soak test-gpu gpu bench plugins-trt clean
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,6 +28,14 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 editor: setup ## Install the language server that the editor's tests ask, where npm is (outside this directory).
 	@$(BIN)/python tests/editor/language_server.py
+
+prometheus: $(ENGINES)/.prometheus/usr/bin/promtool ## Unpack Debian's Prometheus for its tests, where apt-get is (ENGINES= says where).
+
+# Unpacked and not installed: it needs no root, and starts no service.
+$(ENGINES)/.prometheus/usr/bin/promtool:
+	@mkdir -p $(ENGINES)/.prometheus && cd $(ENGINES)/.prometheus && apt-get download -q prometheus && \
+	    dpkg -x prometheus_*.deb . && rm prometheus_*.deb && touch usr/bin/promtool || \
+	    echo "no Debian package of prometheus: tests that ask it will be skipped"
 
 engines: $(REAL) ## Install the real engines that tests run, each in an environment of its own (ENGINES= says where).
 
@@ -57,10 +67,10 @@ format: setup ## Format the sources and mend what can be mended.
 	$(BIN)/ruff check --fix .
 
 test: editor ## Run all tests that need no GPU, on all cores.
-	$(BIN)/pytest $(WORKERS)
+	$(BIN)/pytest -n logical $(WORKERS)
 
 test-fast: setup ## Run those that take no time: without servers, whole builds and what is marked slow.
-	$(BIN)/pytest $(WORKERS) -m "not (slow or triton or integration or gpu)" --durations 10 --durations-min 2
+	$(BIN)/pytest -n logical $(WORKERS) -m "not (slow or triton or integration or gpu)" --durations 10 --durations-min 2
 
 test-python: ## Run the tests that each supported Python must pass, on one: make test-python PYTHON=python3.12
 	@$(PYTHON) -I trtspec/interpreter.py
@@ -68,6 +78,12 @@ test-python: ## Run the tests that each supported Python must pass, on one: make
 	.venv-python/bin/python -m pip install $(QUIETLY) --no-compile -c constraints.txt -e '.[test]'
 	.venv-python/bin/python -m pip install $(QUIETLY) --no-compile -c constraints.txt --no-deps nvidia-pytriton
 	.venv-python/bin/pytest -m every_python
+
+openai-fuzz: setup ## Send 5,000 malformed requests to the OpenAI-compatible entry before a real server.
+	TRTSPEC_FUZZ_EXAMPLES=840 $(BIN)/pytest tests/openai/test_fuzz.py --timeout 3600 --basetemp build/openai-fuzz
+
+soak: setup ## Serve for long: 64 streams for 10 minutes, and a draft that is killed, stopped and slowed 200 times.
+	$(BIN)/python -m benchmarks.soak --out benchmarks/results
 
 test-gpu: setup ## Run the tests that need a CUDA device.
 	$(BIN)/pytest -m gpu
@@ -88,4 +104,4 @@ plugins-trt: ## Build TensorRT's plugin library (TENSORRT_ROOT=... has include/N
 	cmake --build build/plugins --target trtspec_tensorrt
 
 clean: ## Remove the environment, artifacts and caches in this directory.
-	rm -rf $(VENV) $(addprefix $(ENGINES)/.venv-,$(REAL)) .venv-python build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(addprefix $(ENGINES)/.venv-,$(REAL)) $(ENGINES)/.prometheus .venv-python build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

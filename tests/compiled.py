@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles once for equal commands and sources: what tests compile is kept in pytest's cache for later runs."""
+"""Compiles once for equal commands and sources: what tests compile is kept in the user's cache, for every clone."""
 
 from __future__ import annotations
 
@@ -7,12 +7,18 @@ import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
+from trtspec.kernels import build
+
 ROOT = Path(__file__).parents[1]
-KEPT = ROOT / ".pytest_cache" / "d" / "compiled"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trtspec-tests"
+KEPT = CACHE / "compiled"
+KEPT_S = 30 * 24 * 3600  # after its last use
 FOLDERS = (ROOT / "plugins", ROOT / "tests" / "plugins")
 READ = {".h", ".cuh", ".cpp", ".cu", ".o"}
 TIMEOUT_S = 500
@@ -24,17 +30,31 @@ def compile_once(command: Sequence[str | Path], folder: Path) -> None:
     What it makes follows `-o` and depends on the command and on sources of this repository and of the folder.
     """
     output = folder / command[list(command).index("-o") + 1]
-    kept = KEPT / key_of([str(word).replace(str(folder), ".") for word in command], folder)
+    kept = KEPT / key_of([str(word).replace(str(folder), ".").replace(str(ROOT), "...") for word in command], folder)
     if not kept.exists():
         made = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
         assert made.returncode == 0, made.stderr
         keep(output, kept)
+    os.utime(kept)
     shutil.copy(kept, output)
 
 
+def run_build(command: Sequence[str], run: Callable[[tuple[str, ...]], None] = build._run) -> None:
+    """Stand for `trtspec.kernels.build._run`: objects, which several libraries have, are compiled once."""
+    if "-c" not in command:
+        return run(tuple(command))
+    made = Path(command[list(command).index("-o") + 1])
+    with tempfile.TemporaryDirectory() as folder:
+        compile_once([made.name if word == str(made) else word for word in command], Path(folder))
+        shutil.copy(Path(folder, made.name), made)
+    return None
+
+
 def keep(made: Path, kept: Path) -> None:
-    """Copy a file to its place in the cache at once, whoever else does."""
+    """Copy a file to its place in the cache at once, whoever else does; what nobody used for long goes."""
     kept.parent.mkdir(parents=True, exist_ok=True)
+    for old in [path for path in kept.parent.iterdir() if path.stat().st_mtime < time.time() - KEPT_S]:
+        old.unlink(missing_ok=True)
     part = kept.with_name(f"{kept.name}.{os.getpid()}")
     shutil.copy(made, part)
     part.replace(kept)

@@ -22,7 +22,7 @@ from tests.tiny import make_pair
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-pytest_plugins = ("tests.sharing", "tests.skips", "tests.golden")
+pytest_plugins = ("tests.costs", "tests.sharing", "tests.skips", "tests.golden")
 
 
 @dataclass(frozen=True)
@@ -96,12 +96,14 @@ def artifact(recipe: Path, trtspec: Run) -> Path:
 
 
 @pytest.fixture(scope="session")
-def build_kernels(pytestconfig: pytest.Config) -> Callable[..., Path]:
+def build_kernels() -> Callable[..., Path]:
     """A function that compiles kernels of plugins/ (none named: all) for CPUs, once for equal sources and all runs.
 
     Every library lies in a cache of its own.
     """
+    from tests.compiled import CACHE, run_build
     from trtspec.errors import TrtspecError
+    from trtspec.kernels import build as building
     from trtspec.kernels.build import build_library, plan_library
 
     def build(*names: str) -> Path:
@@ -110,7 +112,8 @@ def build_kernels(pytestconfig: pytest.Config) -> Callable[..., Path]:
         except TrtspecError as missing:
             pytest.skip(str(missing))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("TRTSPEC_CACHE", str(pytestconfig.cache.mkdir("kernels") / spec.key))
+            patch.setenv("TRTSPEC_CACHE", str(CACHE / "kernels" / spec.key))
+            patch.setattr(building, "_run", run_build)
             return build_library(spec)
 
     return build

@@ -4,7 +4,8 @@
 A process imports what takes long, once for all tests of a worker, and forks itself for each child. Where a test looks
 at the start itself, at imports or at limits of memory, it needs a process of its own from subprocess.
 
-`python -m tests.forked FOLDER` is that process; it answers on a socket in FOLDER and ends when its stdin does.
+`python -m tests.forked FOLDER` is that process; it answers on a socket in FOLDER and ends when its stdin does. Its
+interpreter may be another's, as that of an engine's environment.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from trtspec import registry
+
 CORE = (
     "huggingface_hub",
     "huggingface_hub.hf_api",
@@ -35,7 +38,7 @@ CORE = (
     "rich.console",
     "rich.progress",
     "tqdm.auto",
-    "trtspec.check",
+    "trtspec.check.recipe",
     "trtspec.pipeline",
     "trtspec.preflight",
     "trtspec.inspection",
@@ -60,6 +63,8 @@ SOCKET = "socket"
 class Popen(subprocess.Popen[str]):
     """`[sys.executable, "-m" or "-c", ...]` in a fork; of what may be asked of a child, there are `cwd` and `env`."""
 
+    imported: tuple[str, ...] = CORE
+
     def _execute_child(  # type: ignore[override]
         self, args: Sequence[object], executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any,
         env: Any, startupinfo: Any, creationflags: Any, shell: Any, p2cread: int, p2cwrite: int, c2pread: int,
@@ -70,7 +75,7 @@ class Popen(subprocess.Popen[str]):
         environment = {**os.environ} if env is None else env
         job = {"program": [*map(str, args[1:])], "cwd": str(cwd or Path.cwd()), "environment": environment}
         streams = [own if given == -1 else given for own, given in enumerate((p2cread, c2pwrite, errwrite))]
-        self._socket = ask(started_server(CORE) / SOCKET, job, streams)
+        self._socket = ask(started_server(self.imported) / SOCKET, job, streams)
         self.pid = int(self._socket.recv(20))
         self._child_created = True
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
@@ -91,12 +96,19 @@ class Popen(subprocess.Popen[str]):
         return self.returncode
 
 
+class Computing(Popen):
+    """A child that has what computes imported too."""
+
+    imported = CORE + ENGINE
+
+
 def run(
-    arguments: Sequence[object], timeout: float, cwd: Path | None = None, env: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
+    arguments: Sequence[object], timeout: float, cwd: Path | None = None, env: dict[str, str] | None = None,
+    stdout: Any = subprocess.PIPE, kind: type[Popen] = Popen,
+) -> subprocess.CompletedProcess[str]:  # fmt: skip
     """Return what a child said on both streams, and its exit code; it reads nothing."""
-    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with Popen(arguments, cwd=cwd, env=env, text=True, **streams) as process:  # type: ignore[arg-type]
+    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": subprocess.PIPE}
+    with kind(arguments, cwd=cwd, env=env, text=True, **streams) as process:  # type: ignore[arg-type]
         try:
             out, err = process.communicate(timeout=timeout)
         except BaseException:
@@ -106,11 +118,11 @@ def run(
 
 
 SHIM = """\
-#!{python} -IS
+#!{python}
 import json, os, signal, socket, sys
 asked = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 asked.connect({path!r})
-job = {{"program": ["-m", "trtspec", *sys.argv[1:]], "cwd": os.getcwd(), "environment": {{**os.environ}}}}
+job = {{"program": [*{program!r}, *sys.argv[1:]], "cwd": os.getcwd(), "environment": {{**os.environ}}}}
 socket.send_fds(asked, [json.dumps(job).encode()], [0, 1, 2])
 child = int(asked.recv(20))
 for number in (signal.SIGINT, signal.SIGTERM):
@@ -120,19 +132,26 @@ sys.exit(code if code >= 0 else 128 - code)
 """
 
 
-def make_program(path: Path) -> None:
-    """Write a program that is `trtspec` in a fork, for shells."""
-    path.write_text(SHIM.format(python=sys.executable, path=str(started_server(CORE + ENGINE) / SOCKET)))
+def make_program(
+    path: Path, program: Sequence[str] = ("-m", "trtspec"), imported: tuple[str, ...] = CORE + ENGINE,
+    python: str = sys.executable,
+) -> None:  # fmt: skip
+    """Write a program that is `trtspec` in a fork, or what else an interpreter is to run, for shells.
+
+    With no program it stands for the interpreter and takes a script; what it starts outlives a SIGKILL of it.
+    """
+    asked = str(started_server(imported, python) / SOCKET)
+    path.write_text(SHIM.format(python=sys.executable, path=asked, program=[*program]))
     path.chmod(0o755)
 
 
 @cache
-def started_server(modules: tuple[str, ...]) -> Path:
+def started_server(modules: tuple[str, ...], python: str = sys.executable) -> Path:
     """Return the folder of a process that has imported some modules and forks; it ends with this one."""
     folder = Path(tempfile.mkdtemp(prefix="forked-"))
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     server = subprocess.Popen(
-        [sys.executable, "-m", __name__, folder, *modules], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        [python, "-m", __name__, folder, *modules], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         cwd=Path(__file__).parents[1], env=environment,
     )  # fmt: skip
     assert server.stdout is not None
@@ -154,11 +173,8 @@ def serve(folder: Path, modules: Sequence[str]) -> None:
     """Fork for every job until stdin ends."""
     for module in modules:
         importlib.import_module(module)
-    for module in [name for name in sys.modules if name.startswith("huggingface_hub")]:
-        del sys.modules[module]  # which reads the environment; what it imports stays
-    from trtspec.cli.app import make_command
-
-    make_command()
+    if CORE[0] in modules:
+        _be_ready_for_commands()
     gc.collect()
     gc.freeze()  # or the first collection of every child would copy all of it
     path = folder / SOCKET
@@ -177,6 +193,14 @@ def serve(folder: Path, modules: Sequence[str]) -> None:
             _reap()
     path.unlink()
     folder.rmdir()
+
+
+def _be_ready_for_commands() -> None:
+    for module in [name for name in sys.modules if name.startswith(CORE[0])]:
+        del sys.modules[module]  # which reads the environment; what it imports stays
+    from trtspec.cli.app import make_command
+
+    make_command()
 
 
 def _reap() -> None:
@@ -206,15 +230,14 @@ def _become(job: dict[str, Any], streams: Sequence[int]) -> None:
     os.environ.clear()
     os.environ.update(job["environment"])
     os.chdir(job["cwd"])
+    _find_packages(os.environ.get("PYTHONPATH", ""))
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", buffering=1 if os.isatty(1) else -1, encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
-    how, what, *arguments = job["program"]
-    sys.argv = [how, *arguments]
-    code = _code_of(how, what)
+    code = _code_of(*job["program"])
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     try:
@@ -224,12 +247,23 @@ def _become(job: dict[str, Any], streams: Sequence[int]) -> None:
     os._exit(code)
 
 
-def _code_of(how: str, what: str) -> int:
+def _find_packages(path: str) -> None:
+    """Look for packages where a new interpreter would too."""
+    if path:
+        sys.path[:0] = path.split(os.pathsep)
+        registry.discover_all.cache_clear()
+        registry.names.cache_clear()
+
+
+def _code_of(how: str, *words: str) -> int:
+    sys.argv = [how, *words[how in ("-m", "-c") :]]
     try:
         if how == "-m":
-            runpy.run_module(what, run_name="__main__", alter_sys=True)
+            runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        elif how == "-c":
+            exec(compile(words[0], "<string>", "exec"), {"__name__": "__main__"})
         else:
-            exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
+            runpy.run_path(how, run_name="__main__")
     except SystemExit as ended:
         if isinstance(ended.code, str):
             print(ended.code, file=sys.stderr)  # noqa: T201

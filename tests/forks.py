@@ -7,6 +7,7 @@ the room on its disks, what `doctor` finds, and where the recipes lie.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -21,7 +22,7 @@ WARM = (
     "transformers.models.llama.modeling_llama",
     "rich.console",
     "rich.progress",
-    "trtspec.check",
+    "trtspec.check.recipe",
     "trtspec.pipeline",
     "trtspec.preflight",
     "trtspec.doctor",
@@ -66,6 +67,11 @@ def serve() -> None:
     """Run jobs until there are no more."""
     for module in WARM:
         importlib.import_module(module)
+    from trtspec.cli.app import make_command
+
+    make_command()
+    gc.collect()
+    gc.freeze()  # or the first collection of every child would copy all of it
     for line in sys.stdin:
         job = json.loads(line)
         pid = os.fork()

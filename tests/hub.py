@@ -67,6 +67,7 @@ class Handler(BaseHTTPRequestHandler):
     """Answers one request."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # as servers do: else each body waits 40 ms until its headers are acknowledged
     hub: Hub
 
     def log_message(self, *_: object) -> None:

@@ -4,6 +4,7 @@
     alone     nothing else runs meanwhile: the test measures time
     triton    one at a time: ports that are free when they are looked for have to be so when the server takes them
 
+`-n auto` is one process more than there are cores: one of them is nearly always at a server, and waits for it.
 Locks of the kernel keep to this, in whatever order and process tests run: they go when a process does.
 """
 
@@ -18,6 +19,17 @@ from pathlib import Path
 import pytest
 
 WORKER = "PYTEST_XDIST_WORKER"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """Return how many processes `-n auto` is; `-n logical` stays one a core."""
+    return cores() + 1 if config.option.numprocesses == "auto" else None
+
+
+def cores() -> int:
+    """Return how many cores this process may run on."""
+    return len(os.sched_getaffinity(0))
 
 
 def pytest_configure(config: pytest.Config) -> None:

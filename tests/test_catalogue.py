@@ -11,7 +11,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,22 @@ from typing import Any
 import pytest
 
 from tests.conftest import Run
+from tests.deploy import accepted
+from tests.deploy.manifests import IMAGE, manifest_of, repository_of
 from tests.shapes import Shape, make_checkpoints, shapes
+from trtspec.backends.serving import ServingHooks
+from trtspec.checkpoint import source as sources
+from trtspec.checkpoint.safetensors import TensorInfo
+from trtspec.deploy.base import find_target
+from trtspec.deploy.containers import workload_of
+from trtspec.errors import DeployError
 from trtspec.paths import recipes_dir
+from trtspec.pipeline import plan_build
 from trtspec.recipe.load import load_recipe
 from trtspec.recipe.schema import is_directory
 
 NAMES = [path.stem for path in sorted(recipes_dir().glob("*.yaml")) if not path.stem.startswith("quickstart")]
+PlanOf = Callable[[str], dict[str, Any]]
 DECODERS = [shape for shape in shapes() if shape.layout == "decoder"]
 
 # What `check` warns of, where it does.
@@ -46,7 +57,10 @@ WARNINGS = {
     "qwen3-4b-suffix-vllm": ["needs-package"],
     "qwen3-8b-suffix-vllm": ["needs-package"],
     "mistral-7b-suffix-vllm": ["needs-package"],
+    "gemma-3-27b-suffix-vllm": ["needs-package"],
     "gemma-4-31b-suffix-vllm": ["needs-package"],
+    "llama-4-scout-suffix-vllm": ["needs-package"],
+    "gpt-oss-20b-eagle3-vllm": ["aux-layers"],
     "gpt-oss-20b-suffix-vllm": ["needs-package"],
     "gpt-oss-120b-suffix-vllm": ["needs-package"],
     "llama-3.3-70b-suffix-vllm": ["needs-package"],
@@ -80,6 +94,9 @@ PARAMETERS = {
     "gpt-oss-20b": 20_914_757_184,
     "gpt-oss-120b": 116_829_156_672,
     "deepseek-v3.1": 684_531_386_000,
+    "mistral-small-24b-instruct-2501": 23_572_403_200,
+    "gemma-3-27b-it": 27_432_406_640,
+    "llama-4-scout-17b-16e-instruct": 108_641_793_536,
     "phi-4": 14_659_507_200,
     "dflash-qwen3-8b": 1_048_626_432,
 }
@@ -180,18 +197,41 @@ def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.rmtree(root)  # sparse, but what counts the sizes of files would count terabytes
 
 
+@pytest.fixture(scope="module")
+def headers() -> Callable[[Path], dict[str, TensorInfo]]:
+    """`read_header` for files that do not change: recipes have models in common, and each test reads them again."""
+    return cache(sources.read_header)
+
+
 @pytest.fixture
-def place(catalogue: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(
+    catalogue: Path, workplace: Path, headers: Callable[[Path], dict[str, TensorInfo]], monkeypatch: pytest.MonkeyPatch
+) -> Path:
     """Return the directory of the recipes, with their hub cache, and a cache of ours that knows the files' digests."""
+    monkeypatch.setattr(sources, "read_header", lambda path: dict(headers(path)))
     monkeypatch.setenv("HF_HUB_CACHE", str(catalogue.parent / "hub"))
     monkeypatch.setenv("TRTSPEC_CACHE", str(catalogue.parent / "cache"))
     return catalogue
 
 
-def plan_of(trtspec: Run, recipe: Path) -> dict[str, Any]:
-    planned = trtspec("plan", recipe, "--json")
-    assert planned.code == 0, planned.err
-    return planned.document
+@pytest.fixture(scope="module")
+def plans() -> dict[str, dict[str, Any]]:
+    """The plans that were made, by the recipe's name: what some tests ask of the same plan is asked of one."""
+    return {}
+
+
+@pytest.fixture
+def plan_of(place: Path, trtspec: Run, plans: dict[str, dict[str, Any]]) -> PlanOf:
+    """A function that returns the plan of a recipe."""
+
+    def plan(name: str) -> dict[str, Any]:
+        if name not in plans:
+            planned = trtspec("plan", place / f"{name}.yaml", "--json")
+            assert planned.code == 0, planned.err
+            plans[name] = planned.document
+        return plans[name]
+
+    return plan
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -203,9 +243,9 @@ def test_it_fits_together(name: str, place: Path, trtspec: Run) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_is_planned_for_the_engine_it_names_and_fits_its_gpus(name: str, place: Path, trtspec: Run) -> None:
+def test_it_is_planned_for_the_engine_it_names_and_fits_its_gpus(name: str, place: Path, plan_of: PlanOf) -> None:
     recipe = load_recipe(place / f"{name}.yaml").recipe
-    plan = plan_of(trtspec, place / f"{name}.yaml")
+    plan = plan_of(name)
     assert plan["name"] == name
     assert plan["backend"] == {"name": recipe.engine.backend, "why": "the recipe asks for it"}
     gpus = plan["memory"]["gpus"]
@@ -217,22 +257,55 @@ def test_it_is_planned_for_the_engine_it_names_and_fits_its_gpus(name: str, plac
     assert all(0 < gpu["weights_bytes"] < gpu["total_bytes"] <= gpu["limit_bytes"] for gpu in gpus), gpus
 
 
+RENDERED = [path.stem for path in sorted(recipes_dir().glob("*.yaml"))]
+WAYS = {
+    "docker": {"image": IMAGE},
+    "kubernetes": {"image": IMAGE, "artifact": "pvc:models"},
+    "kserve": {"image": IMAGE, "artifact": "pvc:models", "form": "kserve"},
+    "dynamo": {"image": IMAGE, "artifact": "pvc:models", "form": "dynamo"},
+}
+
+
+@pytest.mark.parametrize("name", RENDERED)
+def test_what_is_rendered_of_it_is_accepted_and_as_large_as_its_plan(name: str, place: Path, tmp_path: Path) -> None:
+    build = plan_build(load_recipe(place / f"{name}.yaml"))
+    workload = workload_of(manifest_of(build))
+    planned = build.memory()
+    serves_alone = workload.serving.alone is not ServingHooks().alone
+    repository = repository_of(build, tmp_path / "repository") if serves_alone else tmp_path
+    refused = []
+    for way, settings in WAYS.items():
+        render = find_target(way if way == "docker" else "kubernetes").render
+        assert render
+        try:
+            files = render(workload, repository, "127.0.0.1", {}, settings)
+        except DeployError:
+            refused.append(way)
+            continue
+        assert accepted.problems({path: text for path, text in files.items() if path != "compose.yaml"}) == []
+        assert not re.search(rf"{re.escape(str(place))}|{tmp_path}", "".join(files.values()))
+    assert refused == ([] if serves_alone else ["kserve", "dynamo"])
+    assert len(workload.gpu_ids) == len([each for each in planned if each.id != "cpu"])
+    on_cpu = sum(each.total_bytes for each in planned if each.id == "cpu")
+    assert workload.memory_bytes > max(on_cpu, workload.weight_bytes)
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_its_head_says_what_to_expect_and_what_it_takes(name: str, place: Path, trtspec: Run) -> None:
+def test_its_head_says_what_to_expect_and_what_it_takes(name: str, place: Path, plan_of: PlanOf) -> None:
     head = re.match(r"(?:#.*\n)+", (place / f"{name}.yaml").read_text())
     assert head
     assert "# Expect: " in head[0]
     told = re.search(r"^# Memory: (?:on a CPU )?([\d.]+) GiB(?: of ([\d.]+))?", head[0], re.MULTILINE)
     assert told
-    gpus = plan_of(trtspec, place / f"{name}.yaml")["memory"]["gpus"]
+    gpus = plan_of(name)["memory"]["gpus"]
     fullest = max(gpus, key=lambda gpu: gpu["total_bytes"] / gpu["limit_bytes"])
     assert told[1] == f"{fullest['total_bytes'] / 2**30:.1f}"
     assert told[2] in (None, f"{fullest['limit_bytes'] / 2**30:.1f}")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_its_engines_are_built_with_these_words(name: str, place: Path, trtspec: Run) -> None:
-    steps = plan_of(trtspec, place / f"{name}.yaml")["steps"]
+def test_its_engines_are_built_with_these_words(name: str, plan_of: PlanOf) -> None:
+    steps = plan_of(name)["steps"]
     commands = {step["name"]: step["command"] for step in steps if step["command"]}
     assert commands == {step: words.split() for step, words in COMMANDS[name].items()}
 

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests import compiled
-from tests.compiled import compile_once
+from tests.compiled import compile_once, run_build
 
 COMPILER = """\
 #!/bin/sh
@@ -60,6 +61,31 @@ def test_other_sources_flags_or_headers_are_compiled(compile_text: Compile, coun
     (tmp_path / "sources" / "common.h").write_text("header")
     assert compile_text("text", "four") == "text"
     assert count.read_text() == "x\n" * 4
+
+
+def test_what_nobody_used_for_long_goes(compile_text: Compile, tmp_path: Path) -> None:
+    compile_text("old", "one")
+    compile_text("used", "two")
+    old, used = sorted((tmp_path / "kept").iterdir(), key=lambda path: path.read_text())
+    for path in (old, used):
+        os.utime(path, (1, 1))
+    compile_text("used", "three")
+    compile_text("new", "four")
+    assert {path.read_text() for path in (tmp_path / "kept").iterdir()} == {"used", "new"}
+
+
+def test_an_object_is_compiled_once_and_linked_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "KEPT", tmp_path / "kept")
+    compiler, linked = tmp_path / "c++", []
+    compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && exec echo 1.0\necho x >> $2.count; cp $2 $4\n')
+    compiler.chmod(0o755)
+    (tmp_path / "main.cpp").write_text("text")
+    for name in ("one.o", "two.o", "one.o"):
+        run_build([str(compiler), "-c", str(tmp_path / "main.cpp"), "-o", str(tmp_path / name)], linked.append)
+        assert (tmp_path / name).read_text() == "text"
+    assert (tmp_path / "main.cpp.count").read_text() == "x\n" * 2
+    run_build([str(compiler), "one.o", "-o", "all.so"], linked.append)
+    assert linked == [(str(compiler), "one.o", "-o", "all.so")]
 
 
 def test_an_error_is_told_and_kept_by_nobody(compile_text: Compile, count: Path) -> None:

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-from trtspec.files import FileRecord, file_sha256, replace_file, sync_directories
+from trtspec.files import FileRecord, copy_tree, file_sha256, replace_file, sync_directories
 
 
 def test_file_sha256_reads_the_whole_file_in_pieces(tmp_path: Path) -> None:
@@ -73,3 +75,19 @@ def test_a_file_is_on_the_disk_before_it_is_in_place(tmp_path: Path, events: lis
     replace_file(tmp_path / "file", b"new", tmp_path / "temporary")
     assert events == ["temporary", "replace", "."]
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"file": b"new"}
+
+
+def test_a_copy_that_ends_says_what_the_machine_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "source"
+    (source / "deep" / "left-out").mkdir(parents=True)
+    (source / "deep" / "one").write_text("1")
+    copy_tree(source, tmp_path / "copy", without="left-out")
+    assert [path.name for path in sorted((tmp_path / "copy").rglob("*"))] == ["deep", "one"]
+
+    def full(path: Path, out: Path, **how: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(out))
+
+    monkeypatch.setattr(shutil, "copy2", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        copy_tree(source, tmp_path / "other")
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path / "other" / "deep" / "one"))

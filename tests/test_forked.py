@@ -63,3 +63,15 @@ def test_a_shell_has_it_as_a_program(tmp_path: Path) -> None:
     shell = ["bash", "-c", "trtspec --version | cat; trtspec check nosuch >/dev/null"]
     done = subprocess.run(shell, env=environment, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout) == (1, f"trtspec {__version__}\n")
+
+
+def test_it_stands_for_another_interpreter(tmp_path: Path) -> None:
+    """Another one by its path: what it has imported is what it was told."""
+    (tmp_path / "python").symlink_to(sys.executable)
+    forked.make_program(tmp_path / "fork", (), ("colorsys",), str(tmp_path / "python"))
+    (tmp_path / "script.py").write_text(
+        "import sys; print(input(), sys.argv, __name__, 'colorsys' in sys.modules, 'typer' in sys.modules)"
+    )
+    command = [tmp_path / "fork", tmp_path / "script.py", "a"]
+    done = subprocess.run(command, input="asked", capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == f"asked {[str(tmp_path / 'script.py'), 'a']} __main__ True False\n"

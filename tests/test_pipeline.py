@@ -12,10 +12,11 @@ from trtspec.artifacts.manifest import load_manifest
 from trtspec.diagnostics import RecipeError
 from trtspec.graph.executor import Unobserved
 from trtspec.methods.speedup import expected_speedup
-from trtspec.paths import calibration_prompts
+from trtspec.paths import calibration_prompts, recipes_dir
 from trtspec.pipeline import Build, open_store, plan_build, run_build
 from trtspec.recipe.load import load_recipe
 from trtspec.steps.calibrate import Calibrate
+from trtspec.steps.convert import ConvertCheckpoint
 
 
 def plan(recipe: Path, *overrides: str) -> Build:
@@ -39,6 +40,13 @@ def test_a_plan_is_the_same_wherever_the_files_lie(recipe: Path, pair_master: Pa
     here = [step.key for step in plan(recipe).plan.steps]
     shutil.copytree(pair_master, tmp_path / "elsewhere")
     assert [step.key for step in plan(tmp_path / "elsewhere" / "recipe.yaml").plan.steps] == here
+
+
+def test_a_draft_head_in_the_target_is_no_other_target() -> None:
+    names = ("quickstart", "quickstart-eagle3")
+    targets = [plan(recipes_dir() / f"{name}.yaml").artifact.steps["checkpoints/target"] for name in names]
+    assert targets[0].key != targets[1].key
+    assert [step.bare_key for step in targets if isinstance(step, ConvertCheckpoint)] == [targets[0].key] * 2
 
 
 def test_planning_writes_nothing(recipe: Path) -> None:
@@ -121,6 +129,12 @@ def test_an_fp8_target_is_planned_in_float64(recipe: Path) -> None:
         quantized = plan_build(load_recipe(recipe, [f"target.quantization.{key}"])).memory()[0]
         assert quantized.weights_bytes == 2 * plain.weights_bytes
         assert quantized.kv_cache_bytes == 2 * plain.kv_cache_bytes
+
+
+def test_an_engine_that_drafts_nothing_keeps_as_much_of_ended_texts(recipe: Path) -> None:
+    drafting = plan_build(load_recipe(recipe)).memory()[0]
+    alone = plan_build(load_recipe(recipe, ["speculation={method: none}"])).memory()[0]
+    assert alone.kv_cache_bytes == 2 * drafting.kv_cache_bytes
 
 
 def test_a_calibration_comes_before_its_conversion(recipe: Path) -> None:

@@ -42,8 +42,8 @@ def lead_of(model: Any, prompt: list[int], ours: list[int]) -> float:
 
 @pytest.mark.every_python
 def test_the_text_is_that_of_transformers(trtspec: Run, workplace: Path) -> None:
-    from trtspec.artifacts.prompts import load_prompts
     from trtspec.checkpoint.tokenizer import Tokenizer
+    from trtspec.prompts.load import load_prompts
 
     assert trtspec("build", RECIPE).code == 0
     prompts = load_prompts(workplace / "build" / "quickstart" / "prompts" / "quickstart.jsonl")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -41,7 +42,6 @@ SEEN = (
     "trtspec",
     "model_repository",
     "plugins",
-    "recipes",
     "benchmarks",
     "Makefile",
     "pyproject.toml",
@@ -82,9 +82,13 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """A directory that looks like a clone."""
+    """A directory that looks like a clone, of whose prompts every eighth is there: test_quickstart asks all of them."""
     for name in SEEN:
         (tmp_path / name).symlink_to(ROOT / name)
+    shutil.copytree(ROOT / "recipes", tmp_path / "recipes", ignore=shutil.ignore_patterns("models"))
+    (tmp_path / "recipes" / "models").symlink_to(ROOT / "recipes" / "models")
+    prompts = tmp_path / "recipes" / "prompts" / "quickstart.jsonl"
+    prompts.write_text("".join(prompts.read_text().splitlines(keepends=True)[::8]))
     (tmp_path / ".venv").symlink_to(sys.prefix)
     return tmp_path
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import sharing
 from tests.sharing import Turns
 
 LONG_S = 20.0
@@ -79,3 +80,12 @@ def test_servers_start_one_after_the_other(tmp_path: Path) -> None:
     first.end()
     assert second.has_its_turn()
     second.end()
+
+
+@pytest.mark.parametrize(("asked", "processes"), [("auto", 3), ("logical", None)])
+def test_one_process_more_than_cores_runs_where_one_waits_for_servers(
+    asked: str, processes: int | None, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sharing, "cores", lambda: 2)
+    monkeypatch.setattr(pytestconfig.option, "numprocesses", asked, raising=False)
+    assert sharing.pytest_xdist_auto_num_workers(pytestconfig) == processes

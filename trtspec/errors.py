@@ -6,9 +6,12 @@
       CheckpointError         1   a source or converted checkpoint cannot be read or does not add up
         UnknownArchitecture   1   no family describes the checkpoint
       DeployError             1   a server cannot be started, found or stopped
+      Overloaded              1   too much is asked of a server at once
+      EngineFailed            1   an engine ended, and serves no more requests
       StepError             100   a build step failed
       StepTimeout           101   a build step or a server ran out of its time
       DigestMismatch        102   bytes on disk are not the bytes that were recorded
+        UnknownCode         102   an artifact has code that this trtspec did not emit
       VerificationFailed    110   the artifact does not say what the target says
       SmokeTestFailed       111   a started server did not answer its first request
       GateNotMet            112   a gate of the recipe does not hold
@@ -81,6 +84,18 @@ class DeployError(TrtspecError):
     remedy = "`trtspec ps` shows the deployments, and `trtspec logs NAME` what a server said"
 
 
+class Overloaded(TrtspecError):
+    """Too much is asked of a server at once: what is asked later may be done. `status` is Triton's name of the kind."""
+
+    status = "UNAVAILABLE"
+
+
+class EngineFailed(TrtspecError):
+    """An engine ended on an error of its own. `status` is Triton's name of the kind."""
+
+    status = "INTERNAL"
+
+
 class StepError(TrtspecError):
     """A build step failed."""
 
@@ -101,6 +116,10 @@ class DigestMismatch(TrtspecError):
     remedy = "`trtspec build` makes the artifact again from what is whole"
 
 
+class UnknownCode(DigestMismatch):
+    """An artifact has code that this trtspec did not emit, and that nobody allowed."""
+
+
 class VerificationFailed(TrtspecError):
     """The artifact does not say what the target says."""
 
@@ -118,3 +137,10 @@ class GateNotMet(TrtspecError):
     """A gate of the recipe does not hold."""
 
     exit_code = 112
+
+
+class RolledBack(TrtspecError):
+    """A new revision was not good enough, and the one before serves again."""
+
+    exit_code = 113
+    remedy = "`trtspec history NAME` says what happened, and `trtspec logs NAME` what its server said"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -88,6 +89,19 @@ def stamp_of(paths: Sequence[Path]) -> str:
     return hashlib.sha256(repr(seen).encode()).hexdigest()
 
 
+def private_directory(path: Path) -> Path:
+    """Make a directory that only this user sees into, or close one that is there; what is above it stays as it is."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.chmod(0o700)
+    return path
+
+
+def private_file(path: Path) -> BinaryIO:
+    """Open a file of this user alone to be written anew; one that is there, or a link, is replaced."""
+    path.unlink(missing_ok=True)
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+
+
 def in_threads(work: Callable[[T], R], items: Sequence[T], threads: int | None = None) -> list[R]:
     """Return `work` of each item, in order: hashing, reading and waiting leave Python's lock to others.
 
@@ -118,6 +132,21 @@ def sync_directories(root: Path) -> None:
     """Wait until the names of everything below `root` are on the disk; the files themselves are the caller's."""
     for directory, _, _ in os.walk(root, topdown=False):
         sync(Path(directory))
+
+
+def copy_tree(source: Path, out: Path, *, without: str = "", follow_links: bool = True) -> None:
+    """Copy a directory but for what is called `without`; the first OSError ends it, as it was.
+
+    Of shutil's nothing but the words would be left.
+    """
+    out.mkdir(parents=True)
+    for path in sorted(source.iterdir()):
+        if path.name == without:
+            continue
+        if path.is_dir() and (follow_links or not path.is_symlink()):
+            copy_tree(path, out / path.name, without=without, follow_links=follow_links)
+        else:
+            shutil.copy2(path, out / path.name, follow_symlinks=follow_links)
 
 
 def replace_file(path: Path, data: bytes, temporary: Path) -> None:

@@ -19,15 +19,16 @@ from threading import Lock
 from typing import Any, Literal
 
 from trtspec import __version__
-from trtspec.artifacts.manifest import BackendRecord, Manifest, StepRecord
+from trtspec.artifacts.manifest import BackendRecord, DeviceMemory, Manifest, StepRecord
 from trtspec.artifacts.origins import remember_origins
+from trtspec.artifacts.paths import checkpoint
 from trtspec.artifacts.publish import publish_artifact
 from trtspec.backends.artifact_plan import ArtifactPlan
 from trtspec.backends.base import Backend, engine_arguments, find_backend
 from trtspec.backends.common.memory import MemoryPlan
 from trtspec.backends.common.sources import models_of
 from trtspec.backends.context import PlanContext
-from trtspec.check import CheckResult, check_recipe
+from trtspec.check.recipe import CheckResult, check_recipe
 from trtspec.diagnostics import Diagnostic, RecipeError
 from trtspec.disk import DiskNeed, disk_need, plan_disk
 from trtspec.errors import StepError, TrtspecError
@@ -39,6 +40,7 @@ from trtspec.graph.plan import Plan, StepStatus, plan_status
 from trtspec.graph.store import Store
 from trtspec.methods.speedup import expected_speedup
 from trtspec.paths import cache_dir, hub_cache_dir, store_dir
+from trtspec.planner.document import describe_prediction
 from trtspec.recipe.load import LoadedRecipe
 from trtspec.recipe.resolve import ResolvedRecipe
 from trtspec.recipe.schema import Recipe
@@ -140,14 +142,19 @@ class Build:
             "build_arguments": engine_arguments(speculation.method, shape) if self.backend.converts else [],
         }
 
-    def predicted(self) -> dict[str, object]:
-        """Return the speed-up to expect at batch 1 for some acceptance rates; empty without a draft model."""
+    def predicted(self, gpu_price: float | None = None) -> dict[str, object]:
+        """Return what speculation will bring (docs/planning.md), or under "why_not" why that is not known.
+
+        `gpu_price` is dollars for a GPU and hour. Empty where nothing is drafted; with a draft model there is the ratio
+        of the parameters too, and what would follow of it alone.
+        """
+        document = describe_prediction(self.context, gpu_price) if self.context.draft_shape.max_depth else {}
         target, draft = self.context.target_config, self.context.draft_config
         if target is None or draft is None:
-            return {}
+            return document
         cost, draft_len = draft.num_parameters / target.num_parameters, self.recipe.speculation.draft_len
         speedup = {str(rate): round(expected_speedup(rate, draft_len, cost), 2) for rate in SUPPOSED_ACCEPTANCE}
-        return {"draft_cost": round(cost, 4), "speedup_by_acceptance_rate": speedup}
+        return {"draft_cost": round(cost, 4), "speedup_by_acceptance_rate": speedup, **document}
 
 
 @dataclass(frozen=True)
@@ -229,6 +236,7 @@ def _publish(build: Build, out: Path, results: Sequence[StepResult]) -> Literal[
             path = f"{directory}/{file.path}" if directory else file.path
             records.append(FileRecord(path=path, size=file.size, sha256=file.sha256))
             files[path] = entry.files_dir / file.path
+    target = build.artifact.steps.get(checkpoint("target"))
     manifest = Manifest(
         recipe=build.recipe.without_places(),
         steps=tuple(StepRecord(name=result.name, key=result.key) for result in results),
@@ -236,10 +244,17 @@ def _publish(build: Build, out: Path, results: Sequence[StepResult]) -> Literal[
         tools={**_tools(), **build.artifact.tools},
         gpu=dict(build.artifact.gpu),
         backend=BackendRecord(name=build.recipe.engine.backend, why=build.recipe.engine.backend_why),
+        memory=tuple(device_memory(device) for device in build.memory()),
+        target_key=target.bare_key if isinstance(target, ConvertCheckpoint) else "",
     )
     status = publish_artifact(out, files, manifest)
     remember_origins(manifest, {role: each.model for role, each in build.recipe.models.items() if not each.revision})
     return status
+
+
+def device_memory(device: MemoryPlan) -> DeviceMemory:
+    """Return a device's memory as the manifest has it: how much this machine has is no part of an artifact."""
+    return DeviceMemory.model_validate({name: getattr(device, name) for name in DeviceMemory.model_fields})
 
 
 def _remember_sources(build: Build, store: Store) -> None:

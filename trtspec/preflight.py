@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from trtspec.artifacts.publish import check_place
-from trtspec.check import CheckResult, check_recipe
+from trtspec.check.recipe import CheckResult, check_recipe
 from trtspec.checkpoint.prepare import OnProgress, prepare_source
 from trtspec.diagnostics import Diagnostic, Mark, RecipeError
 from trtspec.errors import CheckpointError, TrtspecError

@@ -73,12 +73,8 @@ def start_time(pid: int) -> int | None:
 
 def _stat(pid: int) -> list[str] | None:
     """Return the fields of /proc/PID/stat from the third on (state, parent, group, session ...), if it lives."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    fields = text[text.rindex(")") + 2 :].split()
-    return None if fields[0] in "ZX" else fields
+    fields = _stat_text(Path(f"/proc/{pid}/stat")).split()
+    return None if not fields or fields[0] in "ZX" else fields
 
 
 def is_alive(pid: int, started: int | None) -> bool:
@@ -108,6 +104,32 @@ def session_of(pid: int, started: int | None) -> list[int]:
         return []
     every = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
     return [each for each in every if (stat := _stat(each)) and int(stat[3]) == pid and int(stat[19]) >= started]
+
+
+def group_of(pid: int) -> list[int]:
+    """Return the living processes of the process group that `pid` leads."""
+    every = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    return [each for each in every if (stat := _stat(each)) and int(stat[2]) == pid]
+
+
+def process_state(pid: int) -> str:
+    """Return the letter by which Linux calls a process's state (R, S, D, T ...), "" where it is gone."""
+    stat = _stat(pid)
+    return stat[0] if stat else ""
+
+
+def computes(pid: int) -> bool:
+    """Return whether a thread of a process runs, waits for a processor, or for a disk."""
+    return any(_stat_text(task / "stat")[:1] in {"R", "D"} for task in Path(f"/proc/{pid}/task").glob("*"))
+
+
+def _stat_text(path: Path) -> str:
+    """Return a stat file from its third field on, "" where there is none any more."""
+    try:
+        text = path.read_text()
+    except OSError:
+        return ""
+    return text[text.rindex(")") + 2 :]
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float, interval_s: float = 0.05) -> bool:

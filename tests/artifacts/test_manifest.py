@@ -48,6 +48,8 @@ def test_golden_document(make: Make) -> None:
         "tools": {"trtspec": "0.1.0"},
         "gpu": {},
         "backend": {"name": "embedded", "why": "no TensorRT-LLM here"},
+        "memory": [],
+        "target_key": "",
     }
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Run
+from tests.triton.artifact import vouch
 from trtspec.errors import DeployError
 from trtspec.triton.client import Client
 from trtspec.triton.server import find_server
@@ -46,6 +48,7 @@ def lend_packages(monkeypatch: pytest.MonkeyPatch, packages: Path, version: Path
     """
     monkeypatch.syspath_prepend(packages)
     shutil.copytree(packages, version, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    vouch(version.parents[2])
 
 
 def listed(trtspec: Run) -> tuple[str, ...]:
@@ -53,6 +56,17 @@ def listed(trtspec: Run) -> tuple[str, ...]:
     deployments = trtspec("ps", "--json").document["deployments"]
     assert len(deployments) <= 1
     return tuple(each[key] for each in deployments for key in ("name", "state", "backend", "method"))
+
+
+def measured(trtspec: Run, artifact: Path, prompt: str) -> dict[str, Any]:
+    """Return what `bench` makes of a live deployment beside itself; alone it is told what to give."""
+    assert trtspec("status", artifact.name, "--json").document["state"] == "live"
+    prompts = artifact.parent / "one.jsonl"
+    prompts.write_text(json.dumps({"prompt": prompt}))
+    beside = ("--baseline", artifact.name, "--runs", 1, "--prompts", prompts)
+    done = trtspec("bench", artifact.name, *beside, "--json")
+    assert done.code == 0, done.err
+    return done.document
 
 
 def refused(trtspec: Run, artifact: Path) -> dict[str, Any]:

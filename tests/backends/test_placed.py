@@ -10,6 +10,15 @@ import pytest
 from tests.conftest import Run
 
 
+def test_a_warm_up_is_refused_where_the_engine_has_its_own_way(recipe: Path, trtspec: Run) -> None:
+    asked = ("check", recipe, "--json", "--set", "serving.warmup=true", "--set")
+    refused = trtspec(*asked, "engine.backend=vllm")
+    [problem] = [each for each in refused.document["problems"] if each["severity"] == "error"]
+    assert (refused.code, problem["path"], problem["code"]) == (1, "serving.warmup", "not-supported")
+    assert "engine.backend: embedded or tensorrt_llm; deploy --wait-warm" in problem["hint"]
+    assert trtspec(*asked, "engine.backend=embedded").code == 0
+
+
 @pytest.mark.parametrize(("key", "value"), [("engine.device", "cpu"), ("target.dtype", "float32")])
 def test_a_backend_says_what_it_does_not_honour_and_which_does(
     key: str, value: str, recipe: Path, trtspec: Run

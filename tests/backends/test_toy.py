@@ -14,6 +14,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from tests import forked
 from tests.tiny import make_pair
 from trtspec.errors import DeployError
 from trtspec.triton.server import find_server
@@ -31,6 +32,7 @@ from trtspec.artifacts.paths import REPOSITORY, TOKENIZER, checkpoint, from_mode
 from trtspec.backends.artifact_plan import ArtifactPlan
 from trtspec.backends.base import Backend
 from trtspec.backends.common.steps import companions, converted, serving_settings
+from trtspec.backends.serving import ServingHooks
 from trtspec.backends.common.memory import MemoryPlan
 from trtspec.diagnostics import Diagnostic
 from trtspec.steps.repository import EmitRepository, read_models
@@ -83,6 +85,7 @@ BACKEND = Backend(
     versions=lambda: ["0.9", "1.0"],
     check=check,
     in_process=True,
+    serving=lambda: ServingHooks(models=MODELS),
 )
 '''
 MODEL = """
@@ -131,14 +134,12 @@ def trtspec(site: Path, recipe: Path) -> Iterator[Trtspec]:
 
     def run(*argv: object, code: int = 0) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "trtspec", *map(str, argv)]
-        done = subprocess.run(
-            command, env=environment, cwd=recipe.parent, capture_output=True, text=True, check=False, timeout=TIMEOUT_S
-        )
+        done = forked.run(command, TIMEOUT_S, cwd=recipe.parent, env=environment, kind=forked.Computing)
         assert done.returncode == code, done.stderr
         return done
 
     yield run
-    subprocess.run([sys.executable, "-m", "trtspec", "stop", "tiny"], env=environment, check=False, timeout=TIMEOUT_S)
+    forked.run([sys.executable, "-m", "trtspec", "stop", "tiny"], TIMEOUT_S, env=environment)
 
 
 def read(done: subprocess.CompletedProcess[str]) -> Any:

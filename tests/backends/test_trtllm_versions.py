@@ -246,6 +246,13 @@ def test_fields_that_came_and_went() -> None:
     assert having("eagle_choices") == ["1.0", "1.1", "1.2", "1.3"]
 
 
+def test_the_page_says_with_which_release_engines_end() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "tensorrt-llm.md").read_text(encoding="utf-8")
+    last = [release.version for minor in ENGINES for release in version_specs()[minor].releases][-1]
+    assert f"**TensorRT engines end with {last}.**" in text
+    assert "triton-inference-server/tensorrtllm_backend@f526fc5" in text
+
+
 def test_the_documented_versions_are_the_known_ones() -> None:
     text = (Path(__file__).parents[2] / "docs" / "tensorrt-llm.md").read_text(encoding="utf-8")
     documented = re.findall(r"^\| (\d[^ |]+) \| (.+?) +\|$", text, re.MULTILINE)

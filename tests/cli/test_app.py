@@ -27,8 +27,8 @@ HEAVY = ("torch", "transformers", "tritonclient", "tritonserver", "google.protob
 
 def test_the_commands() -> None:
     assert " ".join(COMMANDS) == (
-        "bench build cache check compare deploy doctor generate init inspect logs migrate plan plugins ps recipes "
-        "schema status stop swift verify"
+        "bench build cache check compare deploy doctor generate history init inspect logs metrics migrate plan plugins "
+        "profile promote prompts ps recipes report rollback schema status stop swift verify"
     )
 
 
@@ -70,6 +70,7 @@ def documents(artifact: Path) -> dict[str, tuple[tuple[object, ...], set[str]]]:
     recipe = artifact.parents[1] / "recipe.yaml"
     speedup = {"speedup", "speedup_interval", "speedup_total"}
     statistics = "text token_ids prompt_tokens new_tokens drafted accepted acceptance acceptance_rate mean_accepted_len"
+    statistics += " accepted_by_position"
     return {
         "check": ((recipe,), {"ok", "problems", "recipes"}),
         "plan": (

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import Run
+from trtspec.deploy.options import DeployOptions
 
 ENDPOINTS = {"http": "http://127.0.0.1:1", "grpc": "127.0.0.1:2", "metrics": "http://127.0.0.1:3/metrics"}
 LIVE = {"format_version": 1, "name": "tiny", "state": "live", "endpoints": ENDPOINTS, "pid": 7}
@@ -17,13 +19,15 @@ LIVE = {"format_version": 1, "name": "tiny", "state": "live", "endpoints": ENDPO
 class Target:
     """Serves nothing and notes what it was asked."""
 
+    render = None
+
     def __init__(self, document: dict[str, Any]) -> None:
         self.document = document
         self.asked: list[Any] = []
 
-    def deploy(self, artifact: Path, *, on_event: Any, **options: Any) -> Target:
-        self.asked.append((artifact, options))
-        on_event("live", "it answered")
+    def deploy(self, artifact: Path, options: DeployOptions) -> Target:
+        self.asked.append((artifact, replace(options, on_event=DeployOptions.on_event)))
+        options.on_event("live", "it answered")
         return self
 
     def as_dict(self) -> dict[str, Any]:
@@ -42,6 +46,7 @@ class Target:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Target:
+    monkeypatch.setattr("trtspec.cli.deploy.os.geteuid", lambda: 1000)
     target = Target(LIVE | changes)
     monkeypatch.setattr("trtspec.deploy.base.find_target", lambda name: target)
     monkeypatch.setattr("trtspec.deploy.base.target_of", lambda name: target)
@@ -66,15 +71,7 @@ def test_deploy(trtspec: Run, monkeypatch: pytest.MonkeyPatch, gates: list[Path]
     done = trtspec("deploy", "build/tiny", "--http-port", 8000, "--timeout", 9, "--json")
     assert done.code == 0
     assert done.document == LIVE | {"left_out": []}
-    options = {
-        "name": None,
-        "host": "127.0.0.1",
-        "http_port": 8000,
-        "grpc_port": None,
-        "metrics_port": None,
-        "detach": False,
-        "timeout_s": 9.0,
-    }
+    options = DeployOptions(ports={"http": 8000}, timeout_s=9.0)
     assert target.asked == [(Path("build/tiny"), options), "wait"]
     assert gates == [Path("build/tiny")]
     assert "  live    it answered\n" in done.err
@@ -89,13 +86,13 @@ def test_deploy_detached_does_not_wait(trtspec: Run, monkeypatch: pytest.MonkeyP
     assert f"  http    {ENDPOINTS['http']}\n" in done.out
     assert done.out.endswith("tiny is live; stop it with: trtspec stop tiny\n")
     assert len(target.asked) == 1
-    assert target.asked[0][1]["detach"]
+    assert target.asked[0][1].detach
 
 
 def test_deploy_to_an_unknown_target(trtspec: Run, workplace: Path) -> None:
     failed = trtspec("deploy", "build/tiny", "--target", "locl")
     assert failed.code == 1
-    assert "unknown deploy target 'locl'; known: local\nhint: did you mean 'local'?" in failed.err
+    assert "unknown deploy target 'locl'; known: docker, kubernetes, local\nhint: did you mean 'local'?" in failed.err
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked
 from trtspec.backends.common.trtllm_versions import version_spec_of
 
 DOUBLES = Path(__file__).parent
+BUILDER = "trtllm-build"
 H200 = "NVIDIA H200, 9.0, 590.44.01, 143771"
 
 
@@ -26,7 +28,7 @@ class Installation:
         """Put TensorRT-LLM of a version there, in place of what was there before."""
         self.add_package("tensorrt_llm", version)
         self.add_package("tensorrt", tensorrt or version_spec_of(version).release(version).tensorrt)
-        self.add_program("trtllm-build", TRTLLM_DOUBLE_VERSION=version, **variables)
+        self.add_program(BUILDER, TRTLLM_DOUBLE_VERSION=version, **variables)
 
     def show_gpus(self, *lines: str) -> None:
         """Put GPUs into the machine, each as nvidia-smi tells of it."""
@@ -37,17 +39,19 @@ class Installation:
         self.install(version, TRTLLM_DOUBLE_TROUBLE=what, **variables)
 
     def add_program(self, name: str, **variables: str) -> None:
-        """Add a stand-in; tools get few variables of ours, so it brings its own."""
+        """Add a stand-in; tools get few variables of ours, so it brings its own. One without trouble runs in a fork."""
         lines = (
-            f"#!{sys.executable}",
             "import os, runpy",
             f"os.environ.update({variables!r})",
             f"runpy.run_path({str(DOUBLES / name)!r}, run_name='__main__')",
         )
         program = self.root / "bin" / name
         program.parent.mkdir(exist_ok=True)
-        program.write_text("\n".join(lines) + "\n")
-        program.chmod(0o755)
+        if name == BUILDER and "TRTLLM_DOUBLE_TROUBLE" not in variables:
+            forked.make_program(program, ("-c", "\n".join(lines)), forked.CORE)
+        else:
+            program.write_text("\n".join((f"#!{sys.executable}", *lines)) + "\n")
+            program.chmod(0o755)
 
     def add_package(self, name: str, version: str) -> None:
         """Add a package's metadata, in place of another version's."""

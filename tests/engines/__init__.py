@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -20,3 +22,12 @@ def engine_python(name: str) -> Path:
     if not python.is_file():
         pytest.skip(f"no {name} here: make {name}")
     return python
+
+
+def make_forking(root: Path, name: str, *imported: str) -> Path:
+    """Make an engine's environment at `root` whose interpreter begins in a fork of one that has imported modules."""
+    python = engine_python(name)
+    (root / "bin").mkdir(parents=True)
+    (root / "lib").symlink_to(python.parents[1] / "lib")
+    forked.make_program(root / "bin" / "python", (), imported, str(python))
+    return root

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.cli.test_sources import pickled
 from tests.conftest import Run
 from trtspec.artifacts.manifest import load_manifest
@@ -67,7 +67,7 @@ def test_it_is_published_again(cold: Path, trtspec: Run, monkeypatch: pytest.Mon
 def test_a_machine_without_a_network(cold: Path) -> None:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(cold.parent / "empty")}
     argv = [sys.executable, "-m", "trtspec", "build", str(cold), "--out", "again"]
-    built = subprocess.run(argv, check=False, env=environment, capture_output=True, text=True, timeout=60)
+    built = forked.run(argv, 60, env=environment)
     assert built.returncode == 0, built.stderr
     assert (cold.parent / "again" / "manifest.json").is_file()
 

@@ -17,6 +17,8 @@ from trtspec.backends.serving import Launch
 from trtspec.deploy import local
 from trtspec.deploy.base import deployments, stop
 from trtspec.deploy.journal import DeploymentJournal, Record
+from trtspec.deploy.options import DeployOptions
+from trtspec.deploy.ports import choose_ports
 from trtspec.errors import DeployError
 from trtspec.system import port_in_use
 from trtspec.triton.client import Client
@@ -32,11 +34,13 @@ ELSEWHERE = "127.0.0.2"
 class Target:
     """Serves nothing and notes what it was asked."""
 
+    render = None
+
     def __init__(self) -> None:
         self.asked: dict[str, Any] = {}
 
-    def deploy(self, artifact: Path, **options: Any) -> Target:
-        self.asked = options
+    def deploy(self, artifact: Path, options: DeployOptions) -> Target:
+        self.asked = vars(options)
         return self
 
     def as_dict(self) -> dict[str, Any]:
@@ -47,6 +51,7 @@ class Target:
 def target(monkeypatch: pytest.MonkeyPatch) -> Target:
     """A place to deploy to whatever gates there are."""
     found = Target()
+    monkeypatch.setattr("trtspec.cli.deploy.os.geteuid", lambda: 1000)
     monkeypatch.setattr("trtspec.deploy.base.find_target", lambda name: found)
     monkeypatch.setattr("trtspec.deploy.base.ensure_gates", lambda *_: True)
     return found
@@ -80,17 +85,17 @@ def test_what_is_no_name_is_refused(name: str, target: Target, trtspec: Run) -> 
 
 def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(DeployError, match=r"no server can listen at 192\.0\.2\.1: Cannot assign requested address"):
-        local._choose_ports(None, None, None, "192.0.2.1")
+        choose_ports(DeployOptions(host="192.0.2.1"))
 
 
 def test_ports_are_free_at_the_address() -> None:
     with socket.create_server((ELSEWHERE, 0)) as taken:
         port = taken.getsockname()[1]
         assert not port_in_use(port)
-        assert local._choose_ports(port, None, None).http == port
+        assert choose_ports(DeployOptions(ports={"http": port}))[0].http == port
         with pytest.raises(DeployError, match="is in use"):
-            local._choose_ports(port, None, None, ELSEWHERE)
-    assert local._choose_ports(None, None, None, ELSEWHERE).host == ELSEWHERE
+            choose_ports(DeployOptions(ports={"http": port}, host=ELSEWHERE))
+    assert choose_ports(DeployOptions(host=ELSEWHERE))[0].host == ELSEWHERE
 
 
 def test_endpoints_can_be_reached() -> None:
@@ -129,7 +134,7 @@ def echo(workplace: Path) -> Iterator[Path]:
 @pytest.mark.triton
 def test_one_artifact_is_served_twice(echo: Path, trtspec: Run) -> None:
     for name, host in (("one", "127.0.0.1"), ("two", ELSEWHERE)):
-        local.deploy_local(echo, name=name, host=host, timeout_s=60)
+        local.deploy_local(echo, DeployOptions(name=name, host=host, timeout_s=60))
     found = {each["name"]: each for each in trtspec("ps", "--json").document["deployments"]}
     assert {name: (each["state"], each["host"]) for name, each in found.items()} == {
         "one": ("live", "127.0.0.1"),
@@ -144,6 +149,6 @@ def test_one_artifact_is_served_twice(echo: Path, trtspec: Run) -> None:
     assert "echo starts" in trtspec("logs", "two").out
     assert trtspec("stop", "one").out == "one is stopped\n"
     assert trtspec("status", "two").code == 0
-    with pytest.raises(DeployError, match="'two' is already deployed") as caught:
-        local.deploy_local(echo, name="two")
-    assert caught.value.hint == "trtspec stop two, or choose another name with --name"
+    with pytest.raises(DeployError, match=f"'two' is deployed already, at {ELSEWHERE}") as caught:
+        local.deploy_local(echo, DeployOptions(name="two"))
+    assert caught.value.hint == f"say --host {ELSEWHERE}, or trtspec stop two first"

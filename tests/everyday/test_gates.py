@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Run
+from trtspec.deploy.options import DeployOptions
 from trtspec.errors import GateNotMet
 from trtspec.measure.report import manifest_sha256
 from trtspec.measure.verify import ensure_gates
@@ -72,13 +73,15 @@ def server() -> Iterator[Server]:
 class Target:
     """A place to deploy to where the server runs already; `live` tells whether one was let go live."""
 
+    render = None
+
     server: Server
     artifact: Path
     live: list[str] = field(default_factory=list)
 
-    def deploy(self, artifact: Path, *, before_live: Any = None, **options: Any) -> Target:
-        if before_live:
-            before_live(self.server.url)
+    def deploy(self, artifact: Path, options: DeployOptions) -> Target:
+        if options.before_live:
+            options.before_live(self.server.url)
         self.live.append(self.server.url)
         return self
 

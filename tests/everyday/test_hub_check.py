@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +15,8 @@ import pytest
 
 from tests.conftest import Run
 from tests.hub import COMMIT, Hub, asked_in_process, serving
+from tests.shapes import make_checkpoint, shapes
+from tests.test_startup import CODE
 from trtspec.checkpoint import hub_preview
 from trtspec.paths import recipes_dir
 
@@ -52,6 +57,40 @@ def test_it_is_checked_by_its_headers_and_then_without_the_hub(pair: Path, hub: 
     hub.asked.clear()
     hub.refusals["info"] = 500, ""
     assert trtspec("check", pair).code == 0
+    assert hub.asked == []
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_a_pair_of_190_shards_is_checked_in_no_2_seconds_of_a_processor(hub: Hub, tmp_path: Path) -> None:
+    """The shipped recipe of 405B, as a process: each file is asked for once, by no more of the client than it takes."""
+    for name in ("llama-3.1-405b-instruct", "llama-3.2-3b-instruct"):
+        shape = next(shape for shape in shapes() if shape.name == name)
+        make_checkpoint(shape, hub.root / shape.model)
+
+    def check(cache: str, **more: str) -> tuple[float, str]:
+        variables = {"TRTSPEC_CACHE": str(tmp_path / cache), "PYTHONPYCACHEPREFIX": str(tmp_path / "compiled"), **more}
+        command = [sys.executable, "-c", CODE, "check", "llama-3.1-405b-fp8-tp8"]
+        pins = [f"--set={path}.revision={COMMIT}" for path in ("target", "speculation.draft")]
+        before = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
+        done = subprocess.run(
+            [*command, *pins],
+            env=hub.environment(**variables),
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            timeout=60,
+        )
+        return sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) - before, done.stdout
+
+    _, shown = check("first")  # and compiles
+    assert hub.sent < 2_000_000
+    documents = [each for each in hub.asked if not each.what.endswith(".safetensors")]
+    assert (len(documents), len(hub.asked) - len(documents)) == (8, 193)
+    assert not {"huggingface_hub.hf_api", "huggingface_hub.utils._headers"} & set(shown.split())
+    assert min(check("second")[0], check("third")[0]) < 2
+    hub.asked.clear()
+    assert "fits together" in check("first", HF_HUB_OFFLINE="1")[1]
     assert hub.asked == []
 
 

@@ -74,6 +74,8 @@ def test_states_are_those_of_the_processes(deployed: None, trtspec: Run) -> None
         "host": "127.0.0.1",
         "pid": os.getpid(),
         "since": "2023-11-14T22:13:20+00:00",
+        "restarts": 0,
+        "reason": "",
     }
 
 
@@ -112,7 +114,7 @@ def test_a_broken_record_hides_no_other(deployed: None, workplace: Path, trtspec
     assert (found["killed"]["state"], found["ended"]["state"]) == ("unknown", "unknown")
     assert "the deployment's state cannot be read" in found["killed"]["error"]
     shown = trtspec("ps")
-    assert "warning: ended: unknown deploy target 'elsewhere'; known: local" in shown.err
+    assert "warning: ended: unknown deploy target 'elsewhere'; known: docker, kubernetes, local" in shown.err
     assert "running" in shown.out
 
 
@@ -123,3 +125,16 @@ def test_a_record_of_an_earlier_version_is_shown(deployed: None, workplace: Path
     found = {each["name"]: each for each in trtspec("ps", "--json").document["deployments"]}["running"]
     assert (found["backend"], found["since"]) == ("", None)
     assert "running  live      -         ngram" in trtspec("ps").out
+
+
+def test_a_server_that_is_started_again_is_no_live_one_and_says_why(deployed: None, trtspec: Run) -> None:
+    journal = DeploymentJournal("running")
+    reason = "the process of tensorrt_llm died"
+    journal.write(replace(journal.known(), state="restarting", restarts=2, reason=reason))
+    [listed] = [each for each in trtspec("ps", "--json").document["deployments"] if each["name"] == "running"]
+    assert (listed["state"], listed["restarts"], listed["reason"]) == ("restarting", 2, reason)
+    shown = trtspec("status", "running")
+    assert (shown.code, shown.out) == (
+        1,
+        "running is restarting\n  started again 2 times, last because the process of tensorrt_llm died\n",
+    )

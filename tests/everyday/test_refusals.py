@@ -6,33 +6,17 @@ from __future__ import annotations
 import errno
 import json
 import os
-import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from tests.confined import as_anybody
 from tests.conftest import Run
 from trtspec.artifacts.publish import check_place
 from trtspec.cli.app import REFUSED_HINT
 from trtspec.deploy.journal import Record
 from trtspec.errors import TrtspecError, refusal
-
-# Gives up CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH (PR_CAPBSET_DROP is 24) and becomes the command. Not a preexec_fn,
-# which forks this process: gRPC's threads, where an earlier test has some, do not survive that.
-DROP = """
-import ctypes, os, sys
-for capability in (1, 2):
-    ctypes.CDLL(None).prctl(24, capability)
-os.execv(sys.argv[1], sys.argv[1:])
-"""
-
-
-def as_anybody(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run a command to which permissions apply, whoever runs the tests."""
-    argv = [sys.executable, "-c", DROP, sys.executable, "-m", "trtspec", *map(str, arguments)]
-    return subprocess.run(argv, check=False, capture_output=True, text=True, timeout=60)
 
 
 @pytest.mark.parametrize("name", ["target", "target/config.json", "target/tokenizer.json", "target/model.safetensors"])

@@ -51,7 +51,7 @@ def test_the_server_s_command_line_is_shown(
     artifact: Path, trtspec: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = tmp_path / "tritonserver"
-    server.write_text("#!/bin/sh\necho no\nexit 3\n")
+    server.write_text("#!/bin/sh\necho ' --http-restricted-api <x>\n --grpc-restricted-protocol <x>'\nexit 3\n")
     server.chmod(0o755)
     monkeypatch.setenv("TRTSPEC_TRITONSERVER", str(server))
     failed = trtspec("-v", "deploy", artifact, "--skip-gate", "lossless", "--skip-gate", "min_speedup")
@@ -60,6 +60,7 @@ def test_the_server_s_command_line_is_shown(
     journal = DeploymentJournal("tiny")
     command = next(line for line in lines if line.startswith(f"deploy: run {server} --model-repository="))
     assert "--http-address=127.0.0.1 --http-port=" in command
+    assert "--http-restricted-api=shared-memory,model-repository,trace,logging:trtspec-token=<token>" in command
     assert command.endswith(f" ($TRTSPEC_TRITONSERVER), its output goes to {journal.log}")
     assert any(line.startswith("deploy: tiny is failed, process ") for line in lines)
 

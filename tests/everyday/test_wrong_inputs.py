@@ -11,11 +11,9 @@ import copy
 import io
 import json
 import os
-import resource
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +24,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.everyday.test_refusals import as_anybody
+from tests.confined import as_anybody, limited, mounted
 from trtspec.cli.app import main
 from trtspec.recipe.remedies import SAY_IT_THEMSELVES
 from trtspec.recipe.validate import recipe_keys
@@ -311,21 +309,10 @@ def test_an_odd_environment(recipe: Path, variables: dict[str, str], command: tu
         hold(ask(*command, "--json"))
 
 
-def limited(limits: dict[int, int], *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a command under limits of the system: a file that may not grow stands for a disk that is full."""
-
-    def limit() -> None:
-        for what, most in limits.items():
-            resource.setrlimit(what, (most, most))
-
-    argv = [sys.executable, "-m", "trtspec", *arguments]
-    return subprocess.run(argv, check=False, capture_output=True, text=True, timeout=SECONDS, preexec_fn=limit)
-
-
 @pytest.mark.parametrize("size", [0, 100, 20_000])
 @pytest.mark.parametrize("command", ["check recipe.yaml", "build recipe.yaml", "migrate recipe.yaml --to 1.2.1"])
 def test_no_room_for_a_file(recipe: Path, command: str, size: int) -> None:
-    ended = limited({resource.RLIMIT_FSIZE: size}, *command.split(), "--json")
+    ended = limited(size, *command.split(), "--json")
     document = hold(Answer(ended.returncode, ended.stdout, ended.stderr))
     if ended.returncode:
         assert "error" in document or not document["ok"]
@@ -344,13 +331,6 @@ def test_a_place_without_permission(recipe: Path, place: str, mode: int) -> None
             hold(Answer(ended.returncode, ended.stdout, ended.stderr))
     finally:
         path.chmod(0o755)
-
-
-def mounted(place: Path, options: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a command where `place` is a small file system of its own, which only the command and its children see."""
-    mount = 'mount -t tmpfs -o size=64k small "$0" && mount -o "remount,$1" "$0" && shift 1 && exec "$@"'
-    argv = ["unshare", "--mount", "sh", "-c", mount, str(place), options, sys.executable, "-m", "trtspec", *arguments]
-    return subprocess.run(argv, check=False, capture_output=True, text=True, timeout=SECONDS)
 
 
 @pytest.fixture

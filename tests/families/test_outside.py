@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests import forked
 from tests.tiny import convert, make_llama
 from trtspec.checkpoint.sharding import ParallelMapping
 from trtspec.errors import UnknownArchitecture
@@ -83,8 +83,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def run(environment: dict[str, str], *argv: object) -> str:
     """Run Python and return what it printed; it must succeed."""
-    command = [sys.executable, *map(str, argv)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=300).stdout
+    done = forked.run([sys.executable, *argv], 300, env=environment, kind=forked.Computing)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_inspect_names_it(toy: Path, installed: dict[str, str]) -> None:
@@ -109,7 +110,7 @@ def test_it_converts_to_what_llama_does(llama: Path, toy: Path, installed: dict[
 
 def test_without_it_the_architecture_is_unknown(toy: Path) -> None:
     argv = [sys.executable, "-m", "trtspec", "inspect", str(toy), "--json"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
+    done = forked.run(argv, 300)
     assert (json.loads(done.stdout)["family"], done.returncode) == ("none", 0)
     with pytest.raises(UnknownArchitecture, match="'ToyForCausalLM' is not supported; supported: Gemma2ForCausalLM, "):
         load_model(toy, "auto")

@@ -18,6 +18,7 @@ from tests.tiny import make_tokenizer
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.generation.request import Request, SamplingOptions, Stats, Update
 from trtspec.generation.running import Progress, Running
+from trtspec.generation.scores import Scores
 
 
 @cache
@@ -39,7 +40,9 @@ def test_it_ends_at_its_length() -> None:
     assert request.text == [7, 8, 1, 2, 4]
     assert request.advance(Progress(2, [5, 6], 9)) == "length"
     assert request.text == [7, 8, 1, 2, 4, 5]
-    assert request.stats == Stats(prompt_tokens=2, new_tokens=4, drafted=4, accepted=3, steps=2)
+    assert request.stats == Stats(
+        prompt_tokens=2, new_tokens=4, drafted=4, accepted=3, steps=2, accepted_by_position=(2, 1), draft_steps=2
+    )
     assert (request.stats.acceptance_rate, request.stats.mean_accepted_len) == (0.75, 2.5)
 
 
@@ -133,36 +136,39 @@ def test_a_prefill_that_verified_a_draft_is_the_only_step() -> None:
     request, _ = running(draft_ids=(1, 2), end_ids=(9,))
     assert request.begin(Progress(2, [1], 5)) == "length"
     assert request.text == [7, 8, 1, 5]
-    assert request.stats == Stats(prompt_tokens=2, new_tokens=2, drafted=2, accepted=1, steps=1)
+    assert request.stats == Stats(
+        prompt_tokens=2, new_tokens=2, drafted=2, accepted=1, steps=1, accepted_by_position=(1,), draft_steps=1
+    )
     assert running(draft_ids=(1, 2), end_ids=(9,))[0].begin(Progress(2, [1], 9)) == "end_id"
 
 
-def logits_of(*tokens: int) -> np.ndarray:
+def scores_of(*tokens: int) -> Scores:
     """Return rows that are told apart by the token they stand for."""
-    return np.array([[token, 0.5] for token in tokens], np.float32)
+    return Scores(np.array([[token, 0.5] for token in tokens], np.float32), -np.array(tokens, np.float32))
 
 
 def test_logits_go_with_their_tokens() -> None:
     """Held back with half characters, and cut off with what lies behind an end."""
     request, updates = running(max_new=5, end_ids=(0,), return_logits=True)
     first, second, third = tokenizer().encode("京")
-    request.begin(Progress(0, [], first, logits_of(first)))
+    request.begin(Progress(0, [], first, scores_of(first)))
     request.update(None)
-    request.advance(Progress(1, [second], third, logits_of(second, third)))
+    request.advance(Progress(1, [second], third, scores_of(second, third)))
     request.update(None)
-    assert request.advance(Progress(2, [9, 0], 8, logits_of(9, 0, 8))) == "end_id"
+    assert request.advance(Progress(2, [9, 0], 8, scores_of(9, 0, 8))) == "end_id"
     request.update("end_id")
     assert [update.new_ids for update in updates] == [(first, second, third), (9,)]
-    assert [update.logits.tolist() for update in updates] == [
-        logits_of(first, second, third).tolist(),
-        logits_of(9).tolist(),
+    assert [update.scores.logits.tolist() for update in updates] == [
+        scores_of(first, second, third).logits.tolist(),
+        scores_of(9).logits.tolist(),
     ]
+    assert [update.scores.log_probs.tolist() for update in updates] == [[-first, -second, -third], [-9]]
 
 
 def test_logits_of_nothing_are_no_rows() -> None:
     request, updates = running(end_ids=(0,), return_logits=True)
-    request.update(request.begin(Progress(0, [], 0, logits_of(0))))
-    assert updates[0].logits.shape == (0, 2)
+    request.update(request.begin(Progress(0, [], 0, scores_of(0))))
+    assert updates[0].scores.logits.shape == (0, 2)
 
 
 def test_openmp_workers_spin_briefly_unless_the_user_says_otherwise() -> None:
@@ -172,3 +178,28 @@ def test_openmp_workers_spin_briefly_unless_the_user_says_otherwise() -> None:
             [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=300
         )
         assert run.stdout.strip() == expected
+
+
+@given(st.lists(st.integers(0, 5), max_size=8))
+def test_the_accepted_tokens_of_each_place_add_up(accepted: list[int]) -> None:
+    request, _ = running(100)
+    for length in accepted:
+        request.advance(Progress(5, [1] * length, 2))
+    by_position = request.stats.accepted_by_position
+    assert by_position == tuple(sum(length > place for length in accepted) for place in range(max(accepted, default=0)))
+    assert sum(by_position) == request.stats.accepted
+
+
+def test_counts_of_two_requests_add_up_place_by_place() -> None:
+    both = Stats(1, 2, 3, 4, 5, (3, 1)) + Stats(1, 1, 1, 1, 1, (1,))
+    assert both == Stats(2, 3, 4, 5, 6, (4, 1))
+
+
+def test_an_update_says_how_long_its_request_waited() -> None:
+    request, updates = running()
+    request.update("cancelled")
+    request.admit()
+    request.update("length")
+    assert updates[0].queue_s is None
+    assert updates[1].queue_s is not None
+    assert 0 <= updates[1].queue_s < 60

@@ -8,9 +8,15 @@ from pathlib import Path
 import pytest
 
 from tests.durability import die_at, finish, start, synced  # noqa: F401
+from tests.graph.writing import Write
 from trtspec.graph.store import Store
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "store", clock=lambda: 0.0)
+
+
+@pytest.fixture
+def step(tmp_path: Path) -> Write:
+    return Write("abc", tmp_path / "runs")

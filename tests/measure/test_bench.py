@@ -26,6 +26,7 @@ class Handler(BaseHTTPRequestHandler):
 
     asked: ClassVar[list[dict[str, Any]]] = []
     answer: ClassVar[dict[str, Any]] = {}
+    refuses: ClassVar[str] = ""
 
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -38,8 +39,10 @@ class Handler(BaseHTTPRequestHandler):
             "total_accepted_draft_tokens": 2 if drafts else 0,
             **self.answer,
         }
+        refused = self.refuses in request
+        answer = {"error": f"{self.refuses} is not supported"} if refused else answer
         body = json.dumps({key: value for key, value in answer.items() if value is not None}).encode()
-        self.send_response(200)
+        self.send_response(400 if refused else 200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -147,7 +150,8 @@ def test_a_server(server: str, workplace: Path, trtspec: Run) -> None:
     # of 6 tokens one is the prefill's and two were drafts: three steps
     assert document["speculative"]["mean_accepted_len"] == 1.667
     assert done.err == ""
-    warm_up, *asked = Handler.asked
+    drafts_on_request, warm_up, *asked = Handler.asked
+    assert drafts_on_request["num_draft_tokens"] == 0
     assert warm_up["text_input"] == "one"
     assert {each["path"] for each in asked} == {"/v2/models/ensemble/generate"}
     # without and with speculation in turn, each of them first as often as second
@@ -157,6 +161,20 @@ def test_a_server(server: str, workplace: Path, trtspec: Run) -> None:
     assert (
         f"curl -s {server}/v2/models/ensemble/generate -d" in trtspec("bench", server, *RUNS, "--prompts", prompts).out
     )
+
+
+def test_a_server_that_drafts_whatever_is_asked_needs_a_baseline(
+    server: str, trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Handler, "refuses", "num_draft_tokens")
+    failed = trtspec("bench", server)
+    assert (failed.code, failed.err) == (
+        1,
+        "error: there is nothing to compare with\nhint: the engine drafts whatever is asked, name a server without "
+        "speculation with --baseline NAME-or-URL\n",
+    )
+    assert len(Handler.asked) == 1
+    assert trtspec("bench", server, "--baseline", server, *RUNS).code == 0
 
 
 def test_texts_that_differ_are_counted(server: str, monkeypatch: pytest.MonkeyPatch) -> None:

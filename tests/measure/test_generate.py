@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,12 +12,13 @@ from typing import Any
 
 import pytest
 
+from tests import forked
 from tests.conftest import Run
 from tests.tiny import greedy, reference_model
-from trtspec.artifacts.prompts import HINT
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.generation.request import SamplingOptions
 from trtspec.measure.generate import generate_one
+from trtspec.prompts.records import HINT
 
 pytestmark = pytest.mark.integration
 SAMPLED = ("--temperature", "1.5", "--top-k", "50", "--top-p", "0.95")
@@ -33,6 +33,7 @@ def test_the_text_is_the_source_models(recipe: Path, artifact: Path, trtspec: Ru
     assert document["text"] == tokenizer.decode(expected)
     assert (document["prompt_tokens"], document["new_tokens"]) == (len(prompt), 24)
     assert document["drafted"] > 0
+    assert sum(document["accepted_by_position"]) == document["accepted"]
     assert document["acceptance_rate"] == round(document["accepted"] / document["drafted"], 4)
     assert document["tokens_per_s"] == pytest.approx(24 / document["seconds"], rel=0.05)
 
@@ -88,8 +89,8 @@ def test_many_prompts(recipe: Path, artifact: Path, trtspec: Run) -> None:
 
 
 REFUSED: list[tuple[tuple[object, ...], str]] = [
-    ((), "say what to go on with: either --prompt TEXT or --prompts FILE.jsonl"),
-    (("-p", "a", "--prompts", "b.jsonl"), "say what to go on with: either --prompt TEXT or --prompts FILE.jsonl"),
+    ((), "say what to go on with: either --prompt TEXT or --prompts FILE"),
+    (("-p", "a", "--prompts", "b.jsonl"), "say what to go on with: either --prompt TEXT or --prompts FILE"),
     (("-p", ""), "the prompt is empty"),
     (("-p", "a" * 129), "the prompt has 129 tokens, at most 128 are taken (engine.max_input_len)"),
     (
@@ -137,7 +138,7 @@ def test_an_interrupted_generation(artifact: Path) -> None:
     slow += "Decoder.forward_with_features = lambda *a, **k: (time.sleep(0.05), forward(*a, **k))[1]\n"
     command = [sys.executable, "-c", f"{slow}from trtspec.cli.app import main; main({arguments!r})"]
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, **pipes, env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:
+    with forked.Computing(command, **pipes) as process:
         assert process.stdout.read(1)  # it speaks
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=30)

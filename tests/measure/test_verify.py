@@ -191,7 +191,7 @@ def test_a_gate_that_is_not_met(gate: str, detail: str, recipe: Path, trtspec: R
     assert re.fullmatch(detail, checks[name]["detail"])
     refused = trtspec("deploy", artifact)
     assert refused.code == 112
-    assert refused.err.startswith(f"error: {name}: ")
+    assert f"error: {name}: " in refused.err
 
 
 def test_prompts_of_ones_own(recipe: Path, artifact: Path, trtspec: Run) -> None:

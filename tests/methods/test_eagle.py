@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.check.finding import problems_of
 from tests.conftest import Run
 from tests.methods.eagle_heads import BLOCK, HIDDEN, ROPE, VOCAB, Tensors, convert_with, random_head, save_head
-from tests.test_check import problems_of
 from tests.tiny import PAIR_VOCAB, TARGET_SHAPE, make_llama
 from trtspec.checkpoint.sharding import ParallelMapping
 from trtspec.errors import CheckpointError, TrtspecError

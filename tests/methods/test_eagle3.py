@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.check.finding import problems_of
 from tests.conftest import Run
 from tests.methods.eagle3_heads import AUX, ROPE, Eagle3Tensors, convert_with, random_head, save_head
-from tests.test_check import problems_of
 from tests.tiny import PAIR_VOCAB, SHAPE, TARGET_SHAPE, make_llama, reference_model
 from trtspec.checkpoint.sharding import ParallelMapping
 from trtspec.errors import CheckpointError, TrtspecError

@@ -14,10 +14,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.check.finding import problems_of
 from tests.conftest import Run
 from tests.methods.heads import HIDDEN, VOCAB, Tensors, convert_with, random_heads, save_heads
 from tests.quant import modelopt
-from tests.test_check import problems_of
 from tests.tiny import PAIR_VOCAB, TARGET_SHAPE, make_llama
 from trtspec.checkpoint.sharding import ParallelMapping
 from trtspec.errors import CheckpointError, TrtspecError

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.tiny import make_pair
 
 pytestmark = pytest.mark.integration
@@ -52,7 +53,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run(environment: dict[str, str], *argv: object, code: int = 0) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "trtspec", *map(str, argv)]
     cache = {"TRTSPEC_CACHE": os.environ["TRTSPEC_CACHE"]}
-    done = subprocess.run(command, env=environment | cache, capture_output=True, text=True, check=False, timeout=300)
+    done = forked.run(command, 300, env=environment | cache, kind=forked.Computing)
     assert done.returncode == code, done.stderr
     return done
 

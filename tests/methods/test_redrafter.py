@@ -15,9 +15,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.check.finding import problems_of
 from tests.conftest import Run
 from tests.methods.recurrent import GENERATIONS, HIDDEN, VOCAB, Drafter, convert_with, random_drafter
-from tests.test_check import problems_of
 from tests.tiny import PAIR_VOCAB, TARGET_SHAPE, make_llama, make_model
 from trtspec.checkpoint.sharding import ParallelMapping
 from trtspec.errors import CheckpointError

@@ -51,6 +51,15 @@ def test_layers_with_a_window_keep_no_more() -> None:
     assert outline(sliding_window_pattern=2, sliding_window=5) == found
 
 
+def test_what_a_config_leaves_to_its_class_is_known() -> None:
+    """Gemma 3 4B says neither its vocabulary nor its heads; every sixth layer sees the whole text."""
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 34, "sliding_window": 1024}
+    found = read_outline(Source(Path("model"), {"model_type": "gemma3", "text_config": text}, {}))
+    assert (found.vocab_size, found.max_positions, found.kept_numbers) == (262_208, 131_072, 262_208 * 2560)
+    assert [layer.window for layer in found.layers[:6]] == [1024] * 5 + [0]
+    assert found.layers[5] == LayerCache(4, 512)
+
+
 def test_linear_attention_keeps_a_state_and_full_attention_the_text() -> None:
     """Qwen3.8-27B: 65,536 bytes a token, and 150,994,944 of a text's state in float32."""
     linear = {"linear_num_value_heads": 48, "linear_key_head_dim": 128, "linear_value_head_dim": 128}

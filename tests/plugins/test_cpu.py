@@ -75,11 +75,12 @@ def test_trees_over_a_whole_vocabulary(cpu_library: KernelLibrary, mode: Mode) -
 def test_threads_change_nothing(cpu_library: KernelLibrary, draft: str, requests: int) -> None:
     chains = random_chains(Shape(5003, draft=draft, requests=requests))
     trees = random_trees(Shape(5003, draft=draft, requests=requests), Mode.TYPICAL)
+    of_chains, of_trees = verify_chain(chains), verify_tree(trees)
     for threads in (1, 2, 3, 8):
         for name, got in cpu_library.verify_chain(**vars(chains), threads=threads)._asdict().items():
-            assert got.tolist() == getattr(verify_chain(chains), name).tolist(), (name, threads)
+            assert got.tolist() == getattr(of_chains, name).tolist(), (name, threads)
         for name, got in cpu_library.verify_tree(**vars(trees), threads=threads)._asdict().items():
-            assert got.tolist() == getattr(verify_tree(trees), name).tolist(), (name, threads)
+            assert got.tolist() == getattr(of_trees, name).tolist(), (name, threads)
 
 
 def test_one_row_may_stand_for_all(cpu_library: KernelLibrary) -> None:

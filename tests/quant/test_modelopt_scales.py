@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.tiny import PAIR_VOCAB, convert, make_model, make_tokenizer
-from trtspec.artifacts.prompts import Prompt
 from trtspec.checkpoint.tokenizer import Tokenizer
+from trtspec.prompts.prompt import Prompt
 from trtspec.quant.scheme import Scheme
 from trtspec.steps.calibrate import calibrate_checkpoint
 

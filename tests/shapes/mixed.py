@@ -188,6 +188,74 @@ def gemma4(config: Config) -> Iterator[Tensor]:
         yield from (Tensor(f"{prefix}{norm}.weight", (hidden,)) for norm in INNER_NORMS)
 
 
+def gemma3(config: Config) -> Iterator[Tensor]:
+    """Yield Gemma 3 with its vision tower, whose text model says less of itself than transformers' class knows."""
+    text, vision, inner = config["text_config"], config["vision_config"], "language_model.model."
+    hidden, seen = text["hidden_size"], vision["hidden_size"]
+    yield from _ends({**text, "vocab_size": config["vocab_size"], "tie_word_embeddings": True}, inner)
+    for number in range(text["num_hidden_layers"]):
+        prefix = f"{inner}layers.{number}."
+        yield from attention(text, f"{prefix}self_attn.", hidden)
+        yield from mlp(text, f"{prefix}mlp.")
+        yield from (Tensor(f"{prefix}{norm}.weight", (hidden,)) for norm in (*NORMS, *INNER_NORMS))
+    tower, patch, side = "vision_tower.vision_model.", vision["patch_size"], vision["image_size"]
+    yield Tensor(f"{tower}embeddings.patch_embedding.weight", (seen, 3, patch, patch))
+    yield Tensor(f"{tower}embeddings.patch_embedding.bias", (seen,))
+    yield Tensor(f"{tower}embeddings.position_embedding.weight", ((side // patch) ** 2, seen))
+    for number in range(vision["num_hidden_layers"]):
+        yield from _vision_layer(vision, f"{tower}encoder.layers.{number}.", "out_proj", ("layer_norm1", "layer_norm2"))
+    yield from _with_bias(f"{tower}post_layernorm", (seen,))
+    yield Tensor("multi_modal_projector.mm_input_projection_weight", (seen, hidden))
+    yield Tensor("multi_modal_projector.mm_soft_emb_norm.weight", (seen,))
+
+
+def llama4(config: Config) -> Iterator[Tensor]:
+    """Yield Llama 4 Scout with its vision tower: a layer's experts in two tensors, beside one for all tokens."""
+    text, vision, inner = config["text_config"], config["vision_config"], "language_model.model."
+    hidden, experts, width = text["hidden_size"], text["num_local_experts"], text["intermediate_size"]
+    yield from _ends({**text, "tie_word_embeddings": True}, inner)
+    yield Tensor("language_model.lm_head.weight", (text["vocab_size"], hidden))
+    for number in range(text["num_hidden_layers"]):
+        prefix = f"{inner}layers.{number}."
+        yield from attention(text, f"{prefix}self_attn.", hidden)
+        yield from _norms(prefix, hidden)
+        yield Tensor(f"{prefix}feed_forward.router.weight", (experts, hidden))
+        yield Tensor(f"{prefix}feed_forward.experts.gate_up_proj", (experts, hidden, 2 * width))
+        yield Tensor(f"{prefix}feed_forward.experts.down_proj", (experts, width, hidden))
+        yield from mlp(text, f"{prefix}feed_forward.shared_expert.")
+    yield from _llama4_vision(vision)
+    yield Tensor("multi_modal_projector.linear_1.weight", (hidden, vision["vision_output_dim"]))
+
+
+def _llama4_vision(vision: Config) -> Iterator[Tensor]:
+    seen, patch, between = vision["hidden_size"], vision["patch_size"], vision["projector_input_dim"]
+    yield Tensor("vision_model.class_embedding", (seen,))
+    yield Tensor("vision_model.positional_embedding_vlm", ((vision["image_size"] // patch) ** 2 + 1, seen))
+    yield Tensor("vision_model.patch_embedding.linear.weight", (seen, 3 * patch**2))
+    for name in ("layernorm_pre", "layernorm_post"):
+        yield from _with_bias(f"vision_model.{name}", (seen,))
+    for number in range(vision["num_hidden_layers"]):
+        yield from _vision_layer(vision, f"vision_model.model.layers.{number}.", "o_proj", NORMS)
+    yield Tensor("vision_model.vision_adapter.mlp.fc1.weight", (between, vision["intermediate_size"]))
+    yield Tensor("vision_model.vision_adapter.mlp.fc2.weight", (vision["projector_output_dim"], between))
+
+
+def _vision_layer(vision: Config, prefix: str, output: str, norms: tuple[str, ...]) -> Iterator[Tensor]:
+    """Yield a layer of a vision tower, every linear layer and norm of which has a bias."""
+    hidden, inner = vision["hidden_size"], vision["intermediate_size"]
+    for name in ("q_proj", "k_proj", "v_proj", output):
+        yield from _with_bias(f"{prefix}self_attn.{name}", (hidden, hidden))
+    yield from _with_bias(f"{prefix}mlp.fc1", (inner, hidden))
+    yield from _with_bias(f"{prefix}mlp.fc2", (hidden, inner))
+    for norm in norms:
+        yield from _with_bias(f"{prefix}{norm}", (hidden,))
+
+
+def _with_bias(name: str, shape: tuple[int, ...]) -> Iterator[Tensor]:
+    yield Tensor(f"{name}.weight", shape)
+    yield Tensor(f"{name}.bias", shape[:1])
+
+
 def dflash(config: Config) -> Iterator[Tensor]:
     """Yield a block net: layers that read joined hidden states; embedding and head are the target's."""
     hidden, read = config["hidden_size"], config["num_read_layers"]
@@ -212,5 +280,5 @@ def _norms(prefix: str, hidden: int) -> Iterator[Tensor]:
 
 
 MIXED: dict[str, Callable[[Config], Iterator[Tensor]]] = {
-    each.__name__: each for each in (qwen3_moe, gpt_oss, deepseek_v3, qwen3_5, gemma4, dflash)
+    each.__name__: each for each in (qwen3_moe, gpt_oss, deepseek_v3, qwen3_5, gemma3, gemma4, llama4, dflash)
 }

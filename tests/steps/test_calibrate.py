@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from tests.tiny import PAIR_VOCAB, make_llama, make_tokenizer
-from trtspec.artifacts.prompts import Prompt, load_prompts
 from trtspec.checkpoint.source import load_source
 from trtspec.errors import CheckpointError
 from trtspec.graph.digest import DigestCache
@@ -21,6 +20,8 @@ from trtspec.graph.files import FileReader
 from trtspec.graph.step import Inputs
 from trtspec.graph.store import Store
 from trtspec.paths import calibration_prompts
+from trtspec.prompts.load import load_prompts
+from trtspec.prompts.prompt import Prompt
 from trtspec.quant.activations import ACTIVATIONS, load_activations
 from trtspec.steps.calibrate import Calibrate, calibrate_checkpoint
 
@@ -113,7 +114,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from typing import Any
-from trtspec.artifacts.prompts import Prompt
+from trtspec.prompts.prompt import Prompt
 from trtspec.steps.calibrate import calibrate_checkpoint
 from trtspec.torch_engine.calibration import measure, notes
 notes.SAVE_EVERY_S = 0

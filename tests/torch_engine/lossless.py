@@ -45,6 +45,11 @@ DISTRIBUTION_SHAPE = {
 }  # fmt: skip
 
 
+def by_position(lengths: Sequence[int]) -> tuple[int, ...]:
+    """Return the accepted tokens at each place of the draft, of steps that accepted so many each."""
+    return tuple(sum(length > place for length in lengths) for place in range(max(lengths, default=0)))
+
+
 def random_prompts(count: int, vocab: int = SHAPE["vocab_size"], seed: int = 7) -> list[tuple[int, ...]]:
     """Return prompts of 1 to 29 random tokens."""
     rng = np.random.default_rng(seed)

@@ -17,11 +17,11 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from tests.tiny import LLAMA3_ROPE, PAIR_VOCAB, make_model, make_tokenizer
-from trtspec.artifacts.prompts import Prompt
 from trtspec.checkpoint.safetensors import lay_out, read_header
 from trtspec.checkpoint.source import load_source
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.errors import CheckpointError
+from trtspec.prompts.prompt import Prompt
 from trtspec.quant.activations import Activations
 from trtspec.steps.calibrate import calibrate_checkpoint
 
@@ -200,7 +200,7 @@ LAYER_BYTES = 2 * (4 * 1024 * 1024 + 3 * 1024 * 2048)
 MEASURE_MEMORY = """
 import re, sys
 from pathlib import Path
-from trtspec.artifacts.prompts import Prompt
+from trtspec.prompts.prompt import Prompt
 from trtspec.steps.calibrate import calibrate_checkpoint
 
 def peak():

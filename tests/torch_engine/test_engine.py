@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from tests.tiny import LLAMA3_ROPE, convert, greedy, make_llama, make_model, reference_model
+from tests.tiny import LLAMA3_ROPE, convert, make_llama, make_model, reference_model
 from tests.torch_engine.lossless import (
     DISTRIBUTION_SHAPE,
     assert_targets_distribution,
     assert_wrong_rule_is_seen,
+    choices_along,
     random_prompts,
 )
 from trtspec.errors import TrtspecError
@@ -59,17 +60,20 @@ def test_greedy_text_is_that_of_transformers(shape: dict[str, Any], tmp_path: Pa
     draft = convert(make_llama(tmp_path / "hf-draft", seed=1, num_hidden_layers=1), tmp_path / "draft")
     prompts = random_prompts(6)
     model = reference_model(source)
-    expected = [greedy(model, list(prompt), LEN) for prompt in prompts]
+    texts = []
     for drafts_with in (None, draft, target):
         engine = make_engine(target, drafts_with)
         alone = [engine.generate([Request(prompt, LEN)])[0] for prompt in prompts]
         together = engine.generate([Request(prompt, LEN) for prompt in prompts])
         engine.close()
-        assert [list(result.ids) for result in alone] == expected
-        assert [list(result.ids) for result in together] == expected
-        assert [result.stats for result in together] == [result.stats for result in alone]
+        assert together == alone
+        texts.append([list(result.ids) for result in alone])
         if drafts_with == target:
             assert all(result.stats.acceptance_rate == 1.0 for result in alone)
+    assert texts[0] == texts[1] == texts[2]
+    for prompt, text in zip(prompts, texts[0], strict=True):
+        assert len(text) == LEN
+        assert text == choices_along(model, prompt, text)
 
 
 @pytest.fixture(scope="module")
@@ -254,3 +258,24 @@ def test_a_wrong_acceptance_rule_has_another_distribution(
     small: tuple[Engine, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert_wrong_rule_is_seen(*small, monkeypatch)
+
+
+def test_an_engine_says_how_long_a_request_waited_and_how_many_there_are(pair: tuple[Path, Path]) -> None:
+    engine = make_engine(*pair, max_batch_size=1)
+    updates: list[Update] = []
+    seen: list[tuple[int, int]] = []
+    ended = threading.Event()
+
+    def second(update: Update) -> None:
+        updates.append(update)
+        if update.finish_reason:
+            ended.set()
+
+    engine.submit(Request((1, 2), LEN), lambda update: seen.append(engine.occupancy))
+    engine.submit(Request((3, 4), LEN), second)
+    assert ended.wait(60)
+    engine.close()
+    assert (1, 1) in seen
+    waited = {update.queue_s for update in updates}
+    assert len(waited) == 1
+    assert 0 < waited.pop() < 60

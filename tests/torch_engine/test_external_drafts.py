@@ -366,18 +366,20 @@ class TestGenerationLogits:
             Request(PROMPTS[2], LEN, how),
         ]
         *asked, silent = engine.generate(requests)
-        assert silent.logits is None
+        assert silent.scores is None
         for request, result in zip(requests, asked, strict=False):
-            assert result.logits is not None
-            assert result.logits.dtype == np.float32
+            assert result.scores is not None
+            assert result.scores.logits.dtype == np.float32
             expected = lossless.logits_along(model, request.prompt_ids, result.ids)
-            np.testing.assert_allclose(result.logits, expected, atol=1e-4)
+            np.testing.assert_allclose(result.scores.logits, expected, atol=1e-4)
 
     def test_of_accepted_drafts_are_theirs(self, plain: Engine, model: Any, texts: list[Tokens]) -> None:
         asked = Request(PROMPTS[0], LEN, return_logits=True, draft_ids=texts[0][:5])
         (result,) = plain.generate([asked])
         assert result.stats.accepted == 5
-        np.testing.assert_allclose(result.logits, lossless.logits_along(model, PROMPTS[0], texts[0][:6]), atol=1e-4)
+        np.testing.assert_allclose(
+            result.scores.logits, lossless.logits_along(model, PROMPTS[0], texts[0][:6]), atol=1e-4
+        )
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

@@ -28,8 +28,9 @@ def logits_of(target: Path, max_seq_len: int, prompt: tuple[int, ...]) -> torch.
     engine = Engine.load(target, None, EngineSettings("none", max_seq_len=max_seq_len, device="cpu"))
     (result,) = engine.generate([Request(prompt, 1, return_logits=True)])
     engine.close()
-    assert result.logits is not None
-    return torch.from_numpy(result.logits[0])
+    assert result.scores is not None
+    assert result.scores.logits is not None
+    return torch.from_numpy(result.scores.logits[0])
 
 
 @pytest.mark.integration

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -26,7 +27,8 @@ class Response:
     error: str = ""
 
     def message(self) -> Any:
-        message = service_pb2.ModelStreamInferResponse(error_message=self.error)
+        message = last_message() if self.error else service_pb2.ModelStreamInferResponse()
+        message.error_message = self.error
         for name, array in self.outputs.items():
             kind = np_to_triton_dtype(array.dtype)
             message.infer_response.outputs.add(name=name, datatype=kind, shape=array.shape)
@@ -37,7 +39,8 @@ class Response:
 def response(error: str = "", **outputs: Any) -> Response:
     arrays = {name: np.array(value) for name, value in outputs.items()}
     return Response(
-        {name: array.astype(np.int32) if array.dtype == np.int64 else array for name, array in arrays.items()}, error
+        {name: array.astype(np.int32) if array.dtype == np.int64 else array for name, array in arrays.items()},
+        error,
     )
 
 
@@ -58,30 +61,39 @@ class Models(service_pb2_grpc.GRPCInferenceServiceServicer):
     """Models that `serve` answers for; `made` are the requests that came.
 
     With `waits` a client has to leave: behind the last response comes nothing, and no end either. With `closes_early`
-    the stream ends there.
+    the stream ends there. With `lingers` a stream ends a moment late; `ended` has whether its client waited for that.
     """
 
     def __init__(self) -> None:
         self.serve: Serve = lambda *_: []
         self.made: list[Request] = []
-        self.waits = self.closes_early = False
+        self.waits = self.closes_early = self.lingers = False
+        self.ended: list[bool] = []
         self.streams = 0
         self.address = ""
 
     def ModelStreamInfer(self, request_iterator: Iterator[Any], context: Any) -> Iterator[Any]:  # noqa: N802  its name
         self.streams += 1
+        assert "triton_grpc_error" not in dict(context.invocation_metadata()), "the server dies of it"
         for request in request_iterator:
             assert request.parameters["triton_enable_empty_final_response"].bool_param
             made = Request(request.model_name, arrays(request), [output.name for output in request.outputs])
             self.made.append(made)
             context.add_callback(made.left.set)
+            failed = False
             for one in self.serve(made.model, made.inputs):
                 yield one.message()
+                failed |= bool(one.error)
+            if failed:
+                continue
             if self.waits:
                 made.left.wait(WAIT_S)
             if self.closes_early:
                 return
             yield last_message()
+        if self.lingers:
+            time.sleep(0.2)
+            self.ended.append(context.is_active())
 
 
 def last_message() -> Any:

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from tests.manifests import resolved
 from tests.tiny import convert, make_llama
-from trtspec.artifacts.manifest import BackendRecord, Manifest
+from trtspec.artifacts.manifest import BackendRecord, Manifest, load_manifest
+from trtspec.backends.code import ALLOW
 from trtspec.backends.embedded.repository import EmitTorchRepository
+from trtspec.files import FileRecord, file_sha256
 from trtspec.torch_engine.settings import EngineSettings
 from trtspec.triton.emission import ServingSettings
 
@@ -41,16 +44,36 @@ class TritonPythonModel:
 """
 
 
-def write_manifest(root: Path, name: str) -> None:
+def write_manifest(root: Path, name: str, *, openai: bool = False) -> None:
     manifest = Manifest(
-        recipe=resolved(name),
+        recipe=resolved(name, serving={"openai": openai}),
         steps=(),
-        files=(),
+        files=records(root),
         tools={},
         gpu={},
         backend=BackendRecord(name="embedded", why="a test"),
     )
     (root / "manifest.json").write_bytes(manifest.render())
+
+
+def records(root: Path) -> tuple[FileRecord, ...]:
+    own = {"manifest.json", "reports"}
+    files = sorted(path for path in root.rglob("*") if path.is_file() and path.relative_to(root).parts[0] not in own)
+    named = ((path.relative_to(root).as_posix(), path) for path in files)
+    return tuple(FileRecord(path=name, size=path.stat().st_size, sha256=file_sha256(path)) for name, path in named)
+
+
+def allow_code(*files: Path) -> None:
+    """Let this process and those that it starts run files that are not ours."""
+    allowed = {*os.environ.get(ALLOW, "").split(","), *(file_sha256(path) for path in files)}
+    os.environ[ALLOW] = ",".join(sorted(allowed - {""}))
+
+
+def vouch(root: Path) -> None:
+    """Record an artifact as a test has changed it, and let all of its repository run."""
+    manifest = load_manifest(root).model_copy(update={"files": records(root)})
+    (root / "manifest.json").write_bytes(manifest.render())
+    allow_code(*(path for path in (root / "model_repository").rglob("*") if path.is_file()))
 
 
 def make_echo_artifact(root: Path, name: str = "echo", before: str = "pass", first: str = "pass") -> Path:
@@ -59,6 +82,7 @@ def make_echo_artifact(root: Path, name: str = "echo", before: str = "pass", fir
     version.mkdir(parents=True)
     (version.parent / "config.pbtxt").write_text(ECHO_CONFIG)
     (version / "model.py").write_text(ECHO_MODEL.replace("BEFORE", before).replace("FIRST", first))
+    allow_code(version / "model.py")
     write_manifest(root, name)
     return root
 

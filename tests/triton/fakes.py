@@ -21,6 +21,7 @@ from trtspec.triton.config import load_config
 CODE = {
     "preprocessing": "triton.python_models.preprocessing",
     "postprocessing": "triton.python_models.postprocessing",
+    "ensemble": "triton.python_models.ensemble_model",
     "tensorrt_llm_bls": "triton.python_models.bls_model",
     "tensorrt_llm": "backends.embedded.served_model",
     "tensorrt_llm_llmapi": "backends.llmapi.served_model",
@@ -40,8 +41,9 @@ class Tensor:
 
 class TritonError:
     INVALID_ARG, INTERNAL, CANCELLED = "invalid", "internal", "cancelled"
+    UNAVAILABLE, NOT_FOUND, UNSUPPORTED = "unavailable", "not found", "unsupported"
 
-    def __init__(self, message: str, code: str) -> None:
+    def __init__(self, message: str, code: str = INTERNAL) -> None:
         self.message, self.code = message, code
 
 
@@ -78,6 +80,9 @@ class Request:
         self.sender = Sender()
         self.cancelled = False
 
+    def request_id(self) -> str:
+        return ""
+
     def requested_output_names(self) -> set[str]:
         return set(self.wanted) or AllOutputs()
 
@@ -95,15 +100,43 @@ def get_input_tensor_by_name(request: Request, name: str) -> Tensor | None:
     return Tensor(name, value if isinstance(value, np.ndarray) else np.array([[value]]))
 
 
+def make_metric_family(exported: dict[tuple[str, ...], list[float]]) -> type:
+    """Return a stand-in for pb_utils.MetricFamily whose metrics note what they are given, by name and last label."""
+
+    class Metric:
+        def __init__(self, name: str, labels: dict[str, str]) -> None:
+            own = [value for key, value in labels.items() if key not in ("model", "method")]
+            self.given = exported.setdefault((name, *own), [])
+
+        def increment(self, value: float) -> None:
+            self.given.append(value)
+
+        observe = set = increment
+
+    class MetricFamily:
+        COUNTER, GAUGE, HISTOGRAM = range(3)
+
+        def __init__(self, name: str, description: str, kind: int) -> None:
+            self.name = name
+
+        def Metric(self, labels: dict[str, str], buckets: list[float] | None = None) -> Metric:  # noqa: N802  its name
+            return Metric(self.name, labels)
+
+    return MetricFamily
+
+
 def make_pb_utils() -> Any:
     logged: list[str] = []
+    exported: dict[tuple[str, ...], list[float]] = {}
     return SimpleNamespace(
+        MetricFamily=make_metric_family(exported),
+        exported=exported,
         Tensor=Tensor,
         TritonError=TritonError,
         InferenceResponse=Response,
         get_input_tensor_by_name=get_input_tensor_by_name,
         TRITONSERVER_RESPONSE_COMPLETE_FINAL=FINAL,
-        Logger=SimpleNamespace(log_error=logged.append),
+        Logger=SimpleNamespace(log_error=logged.append, log_warn=logged.append),
         logged=logged,
     )
 
@@ -129,4 +162,5 @@ def model_args(folder: Path, **changes: str) -> dict[str, str]:
         config["parameters"][key] = {"string_value": value}
     for parameter in config["parameters"].values():
         parameter.setdefault("string_value", "")
-    return {"model_config": json.dumps(config), "model_repository": str(folder), "model_version": "1"}
+    places = {"model_name": folder.name, "model_repository": str(folder), "model_version": "1"}
+    return {"model_config": json.dumps(config), **places}

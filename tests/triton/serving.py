@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,15 +15,15 @@ from pathlib import Path
 import pytest
 
 from trtspec.errors import DeployError
-from trtspec.system import free_ports, start_time, stop_session
+from trtspec.system import die_with_parent, free_ports, start_time, stop_session
 from trtspec.triton.client import Client
 from trtspec.triton.server import (
     EXIT_TIMEOUT_S,
     Ports,
+    Server,
     find_server,
     remove_shared_memory,
     server_command,
-    start_server,
 )
 
 DOUBLES = Path(__file__).parents[1] / "doubles"
@@ -35,6 +37,21 @@ class Served:
     client: Client
     grpc: int
     log: Path
+    metrics: int
+
+
+def start_server(server: Server, command: list[str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a server as leader of its own session, all it says going to `log`; it dies with us."""
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **server.environment},
+            start_new_session=True,
+            preexec_fn=die_with_parent(),  # noqa: PLW1509  two system calls, no lock
+        )
 
 
 @contextmanager
@@ -57,15 +74,17 @@ def serving(
         server = replace(server, backends=root / "backends")
     ports, prefix = Ports(*free_ports(3)), f"trtspec-test-{root.name}"
     command = server_command(server, models, ports, model="*", shm_prefix=prefix)
-    process = start_server(server, command, root / "log", detach=False)
+    log = root / f"server-{ports.http}.log"  # a module may have several servers
+    process = start_server(server, command, log)
     client = Client(ports.http, timeout_s=60)
     try:
         deadline = time.monotonic() + LOADING_S
         while not client.is_ready() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.1)
-        errors = [line for line in (root / "log").read_text().splitlines() if line.startswith(("E", "error"))]
+        errors = [line for line in log.read_text().splitlines() if line.startswith(("E", "error"))]
         assert client.is_ready(), "\n".join(errors)
-        yield Served(client, ports.grpc, root / "log")
+        yield Served(client, ports.grpc, log, ports.metrics)
+        assert process.poll() is None, "\n".join(["the server died:", log.read_text(errors="replace")[-4000:]])
     finally:
         stop_session(process.pid, start_time(process.pid), EXIT_TIMEOUT_S + 5)
         process.wait(10)

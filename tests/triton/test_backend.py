@@ -13,10 +13,13 @@ from hypothesis import strategies as st
 from tests.triton.artifact import make_tokenizer
 from tests.triton.fakes import Request, make_pb_utils
 from trtspec.checkpoint.tokenizer import Tokenizer
-from trtspec.errors import TrtspecError
+from trtspec.errors import EngineFailed, TrtspecError
 from trtspec.generation.text import Pieces, TextStream
+from trtspec.triton.python_models.faults import fault_of
+from trtspec.triton.python_models.refusals import ModelRefusal
 from trtspec.triton.python_models.tensors import (
     NEUTRAL,
+    NEUTRAL_SCORING,
     RequestTensors,
     Settings,
     failure,
@@ -100,7 +103,9 @@ def test_half_a_character_waits_for_the_other_half_or_the_end(tmp_path: Path) ->
         ({"x_top_k": 1, "seed": 7}, (0.0, 1, 1.0, 7)),
         ({"x_top_k": 40}, (1.0, 40, 1.0, 0)),
         ({"x_top_p": 0.5}, (1.0, 0, 0.5, 0)),
-        ({"x_top_p": 0.0, "temperature": 0.25}, (0.25, 0, 1.0, 0)),
+        ({"x_top_p": 0.0, "temperature": 0.25}, (0.0, 0, 1.0, 0)),
+        ({"x_top_p": 1.0, "temperature": 0.25}, (0.25, 0, 1.0, 0)),
+        ({"temperature": -1.0}, (-1.0, 0, 1.0, 0)),
     ],
 )
 def test_text_is_greedy_unless_something_asks_for_more(given, expected) -> None:
@@ -122,24 +127,28 @@ def test_a_stop_word_that_the_tokens_cannot_say_is_an_error(tmp_path: Path) -> N
         Pieces(Tokenizer(tmp_path)).encode("é")
 
 
-@pytest.mark.parametrize("name", NEUTRAL)
-def test_neutral_values_pass_and_others_are_refused(name: str) -> None:
-    for value in NEUTRAL[name]:
-        refuse_unsupported(inputs(**{name: value}))
-    refuse_unsupported(inputs())
-    with pytest.raises(TrtspecError, match=f"{name} 7 is not supported by the torch engine"):
-        refuse_unsupported(inputs(**{name: 7}))
+@pytest.mark.parametrize(("name", "accepted"), (NEUTRAL | NEUTRAL_SCORING).items())
+def test_neutral_values_pass_and_others_are_refused(name: str, accepted: tuple[float, ...]) -> None:
+    for value in accepted:
+        refuse_unsupported(inputs(**{name: value}), "X")
+    refuse_unsupported(inputs(), "X")
+    with pytest.raises(TrtspecError, match=f"{name} 7 is not supported by X"):
+        refuse_unsupported(inputs(**{name: 7}), "X")
 
 
 def test_a_refusal_names_the_value() -> None:
-    with pytest.raises(TrtspecError, match=r"repetition_penalty 1.2 is not supported by the torch engine"):
-        refuse_unsupported(inputs(repetition_penalty=np.array([[1.2]], np.float32)))
+    with pytest.raises(TrtspecError, match=r"repetition_penalty 1.2 is not supported by X"):
+        refuse_unsupported(inputs(repetition_penalty=np.array([[1.2]], np.float32)), "X")
 
 
-def test_bad_words_are_refused_and_their_absence_is_not() -> None:
-    refuse_unsupported(inputs(bad_words_list=tensor_of_words([])[None]))
-    with pytest.raises(TrtspecError, match="bad_words is not supported by the torch engine"):
-        refuse_unsupported(inputs(bad_words_list=tensor_of_words([[3]])[None]))
+def test_bad_words_and_biases_are_refused_and_their_absence_is_not() -> None:
+    refuse_unsupported(
+        inputs(bad_words_list=tensor_of_words([])[None], embedding_bias=np.zeros((1, 0), np.float32)), "X"
+    )
+    with pytest.raises(TrtspecError, match="bad_words is not supported by X"):
+        refuse_unsupported(inputs(bad_words_list=tensor_of_words([[3]])[None]), "X")
+    with pytest.raises(TrtspecError, match="embedding_bias is not supported by X"):
+        refuse_unsupported(inputs(embedding_bias_weights=np.array([[2.0]], np.float32)), "X")
 
 
 def test_a_request_carries_one_prompt() -> None:
@@ -159,10 +168,17 @@ def test_a_missing_parameter_names_itself_and_its_file() -> None:
     assert caught.value.where == "/m/config.pbtxt"
 
 
-def test_a_bug_is_logged_with_its_traceback_and_said_to_be_one() -> None:
+def test_a_bug_is_logged_with_its_traceback_and_an_id_is_all_that_its_client_gets() -> None:
     pb_utils = make_pb_utils()
     response = failure(pb_utils, ZeroDivisionError("oops"))
     assert response.error.code == "internal"
-    assert response.error.message == "internal error, the server's log has more: ZeroDivisionError: oops"
+    fault = fault_of(response.error.message)
+    assert response.error.message == f"internal error {fault}: the server's log has what happened, under this id"
+    assert pb_utils.logged[0].startswith(f"internal error {fault}: ")
     assert "ZeroDivisionError: oops" in pb_utils.logged[0]
+    passed_on = failure(pb_utils, ModelRefusal(response.error.message, "INTERNAL", where="tensorrt_llm"))
+    assert (passed_on.error.message, len(pb_utils.logged)) == (response.error.message, 1)
+    failed = failure(pb_utils, EngineFailed("no room at 0x7f"))
+    assert (failed.error.code, "0x7f" in failed.error.message) == ("internal", False)
+    assert "no room at 0x7f" in pb_utils.logged[1]
     assert failure(pb_utils, TrtspecError("too long")).error.code == "invalid"

@@ -9,7 +9,7 @@ choice as a fork, so that the distribution of a whole text comes out without sta
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -23,16 +23,21 @@ from trtspec.generation.request import SamplingOptions
 from trtspec.generation.suffix_index import SuffixIndex
 from trtspec.kernels.reference import probs_of, residual
 from trtspec.triton.python_models.bls import (
+    ALONE_TOKENS,
     NO_ID,
     Answer,
     Call,
     Draft,
     Drafter,
+    DraftFailed,
+    GuardedDrafter,
     Job,
     LookupDrafter,
     ModelDrafter,
     generate,
 )
+from trtspec.triton.python_models.breaker import Breaker
+from trtspec.triton.python_models.draft_lengths import Choice, DraftLengths
 
 VOCAB, END, LENGTH = 3, 2, 4
 PROMPT = (0, 1)
@@ -394,3 +399,117 @@ def test_what_was_looked_up_is_told_to_be_certain() -> None:
     guess = target.calls[0].draft
     assert list(guess.ids) == [0, 1]
     assert np.allclose([probs_of(row.astype(np.float64), 1.0, 0, 1.0) for row in guess.logits], np.eye(VOCAB)[[0, 1]])
+
+
+class Failing(Drafter):
+    """Guesses right, but for the calls that are named: those fail or are refused."""
+
+    def __init__(self, target: TableModel, failing: Container[int] = (), refusing: Container[int] = ()) -> None:
+        self.drafter = ModelDrafter(TableModel(1), SamplingOptions(), draws=False)
+        self.failing, self.refusing, self.calls = failing, refusing, 0
+
+    def propose(self, text: Sequence[int], position: int, at_most: int) -> Draft:
+        self.calls += 1
+        if self.calls in self.failing:
+            raise DraftFailed("no answer in time")
+        if self.calls in self.refusing:
+            raise TrtspecError("the prompt is too long")
+        return self.drafter.propose(text, position, at_most)
+
+
+def guarded(drafter: Drafter, breaker: Breaker | None = None, lengths: DraftLengths | None = None):
+    fallbacks: list[str] = []
+    return GuardedDrafter(drafter, breaker or Breaker(), lengths, lambda why, _: fallbacks.append(why)), fallbacks
+
+
+LONG = job(SamplingOptions(), 3, max_tokens=200, endings=ENDLESS)
+
+
+def whole(asked: Job) -> Text:
+    return said(asked, TableTarget(1), model_drafter(TableModel(1), asked.sampling))
+
+
+@pytest.mark.parametrize("failing", [{1}, {3}, {2, 4, 5}, range(999)], ids=str)
+def test_a_text_whose_draft_fails_is_the_same(failing: Container[int]) -> None:
+    target = TableTarget(1)
+    drafter, fallbacks = guarded(Failing(target, failing))
+    assert said(LONG, target, drafter) == whole(LONG)
+    assert fallbacks
+    assert set(fallbacks) <= {"failed", "open"}
+
+
+def test_the_target_goes_on_alone_in_pieces_and_drafts_come_back() -> None:
+    target = TableTarget(1)
+    drafter, fallbacks = guarded(Failing(target, {2}))
+    steps = list(generate(LONG, target, drafter, VOCAB))
+    assert [len(step.ids) for step in steps[:4]] == [4, ALONE_TOKENS, 4, 4]
+    assert [step.drafted for step in steps[:4]] == [3, 0, 3, 3]
+    assert fallbacks == ["failed"]
+
+
+def test_a_draft_model_that_refuses_a_text_is_not_asked_for_it_again_and_is_not_to_blame() -> None:
+    breaker = Breaker(failures=1)
+    target = TableTarget(1)
+    refusing = Failing(target, refusing={2})
+    drafter, fallbacks = guarded(refusing, breaker)
+    assert said(LONG, target, drafter) == whole(LONG)
+    assert (refusing.calls, fallbacks, breaker.is_open) == (2, ["refused"], False)
+
+
+def test_while_the_breaker_is_open_nothing_is_drafted() -> None:
+    breaker = Breaker(failures=2, now=lambda: 0.0)
+    target = TableTarget(1)
+    failing = Failing(target, range(999))
+    drafter, fallbacks = guarded(failing, breaker)
+    assert said(LONG, target, drafter) == whole(LONG)
+    assert breaker.is_open
+    assert failing.calls == 2
+    assert fallbacks == ["failed", "failed", *["open"] * (len(fallbacks) - 2)]
+
+
+@pytest.mark.parametrize("failing", [(), {2, 3}], ids=["healthy", "failing"])
+@pytest.mark.parametrize("sampling", SAMPLED[:2], ids=str)
+def test_the_distribution_is_the_targets_whatever_is_drafted_when(sampling: SamplingOptions, failing) -> None:
+    """With lengths that change, and a draft that fails in between."""
+
+    class Turning(DraftLengths):
+        def choose(self) -> Choice:
+            self.turn = getattr(self, "turn", 0) + 1
+            return Choice((2, 0, 1)[self.turn % 3], 0, 0.0)
+
+        def note(self, choice: Choice, tokens: int) -> None:
+            pass
+
+    class Sometimes(ModelDrafter):
+        calls = 0
+
+        def propose(self, *given) -> Draft:
+            self.calls += 1
+            if self.calls in failing:
+                raise DraftFailed("no answer in time")
+            return super().propose(*given)
+
+    def drafter_of(model: TableModel, sampling: SamplingOptions) -> Drafter:
+        return guarded(Sometimes(model, sampling, draws=True), lengths=Turning(2))[0]
+
+    asked = job(sampling)
+    assert distance(distribution_of(asked, drafter_of), distribution_alone(asked)) < 1e-6
+
+
+def test_lengths_that_were_chosen_are_drafted_and_measured() -> None:
+    noted: list[tuple[int, int]] = []
+
+    class Given(DraftLengths):
+        lengths: Iterator[int] = iter([2, 0, 1, 3, 3, 3, 3])
+
+        def choose(self) -> Choice:
+            return Choice(next(self.lengths), 0, 0.0)
+
+        def note(self, choice: Choice, tokens: int) -> None:
+            noted.append((choice.draft_len, tokens))
+
+    target, draft = TableTarget(1), TableModel(1)
+    drafter, _ = guarded(model_drafter(draft, SamplingOptions()), lengths=Given(3))
+    steps = list(generate(replace(LONG, max_tokens=3 + ALONE_TOKENS + 2 + 4 + 3), target, drafter, VOCAB))
+    assert [len(step.ids) for step in steps] == [3, ALONE_TOKENS, 2, 4, 3]
+    assert noted == [(2, 3), (0, ALONE_TOKENS), (1, 2), (3, 4)]

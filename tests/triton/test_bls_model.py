@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,17 @@ from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.errors import TrtspecError
 from trtspec.generation.request import SamplingOptions
 from trtspec.paths import model_repository_dir
+from trtspec.system import wait_until
 from trtspec.triton.config import load_config
 from trtspec.triton.python_models.bls import Answer, Call, Draft
-from trtspec.triton.python_models.own_server import OwnServer, Stream, own_address
+from trtspec.triton.python_models.breaker import FAILURES
+from trtspec.triton.python_models.departures import Departures
+from trtspec.triton.python_models.draft_lengths import DraftLengths, Scheduled
+from trtspec.triton.python_models.faults import fault_of
+from trtspec.triton.python_models.own_server import LONGEST_TEXT_S, Line, OwnServer, own_address
+from trtspec.triton.python_models.refusals import ModelRefusal
 from trtspec.triton.python_models.server_model import LOOKAHEAD_SIZES, ServerModel
-from trtspec.triton.python_models.tensors import words_of_tensor
+from trtspec.triton.python_models.tensors import HeldTensors, RequestTensors, words_of_tensor
 
 SCRIPT = "The target says né, whatever it is asked."
 
@@ -44,10 +51,14 @@ def models(server: Models) -> Models:
 
 
 @pytest.fixture
-def stream(models: Models) -> Iterator[Stream]:
-    """A stream to `models`."""
-    with closing(OwnServer(models.address)) as server, closing(server.open()) as stream:
-        yield stream
+def line(models: Models) -> Iterator[Line]:
+    """A line to `models`."""
+    with (
+        closing(OwnServer(models.address)) as server,
+        closing(Departures()) as clock,
+        closing(Line(server, clock.watch)) as line,
+    ):
+        yield line
 
 
 CALL = Call([5, 6], 3, SamplingOptions(0.7, top_k=4, top_p=0.9, seed=2**64 - 1))
@@ -57,10 +68,10 @@ Ask = Callable[..., tuple[Any, list[Answer]]]
 
 
 @pytest.fixture
-def asked(models: Models, stream: Stream) -> Ask:
+def asked(models: Models, line: Line) -> Ask:
     def ask(call: Call, *responses: Response) -> tuple[Any, list[Answer]]:
         models.serve = lambda *_: list(responses)
-        answers = list(ServerModel(stream, "m")(call))
+        answers = list(ServerModel(line, "m")(call))
         return models.made[0], answers
 
     return ask
@@ -150,27 +161,68 @@ def test_what_a_model_refuses_is_said_in_its_words(asked: Ask) -> None:
         asked(CALL, response(error="too long"), tokens(1))
 
 
-def test_whoever_closes_the_stream_ends_the_request(models: Models, stream: Stream) -> None:
+def test_whoever_closes_the_line_ends_the_request(models: Models, line: Line) -> None:
     models.serve, models.waits = lambda *_: [tokens(1), tokens(2)], True
-    answers = ServerModel(stream, "m")(CALL)
+    answers = ServerModel(line, "m")(CALL)
     assert next(iter(answers)).ids == [1]
-    stream.close()
+    line.cancel()
     assert models.made[0].left.wait(WAIT_S)
 
 
-def test_models_share_a_stream(models: Models, stream: Stream) -> None:
+def test_a_stream_that_is_answered_is_not_cancelled(models: Models, line: Line) -> None:
+    """The server might keep it, and the model behind it would never be unloaded."""
+    models.serve, models.lingers = lambda *_: [tokens(1)], True
+    assert len(list(ServerModel(line, "m")(CALL))) == 1
+    line.close()
+    assert models.ended == [True]
+
+
+def test_a_stream_that_is_given_up_as_its_answer_comes_is_asked_no_more(models: Models) -> None:
+    """The cancellation may come in the midst of what is asked next, which is another model's."""
+    late = SimpleNamespace(has_left=True, close=lambda: None)
+    models.serve, before = lambda *_: [tokens(1)], models.streams
+    with closing(OwnServer(models.address)) as server, closing(Line(server, lambda *_: late)) as line:
+        for limit_s in (5.0, LONGEST_TEXT_S):
+            assert [answer.ids for answer in ServerModel(line, "m", limit_s)(CALL)] == [[1]]
+    assert models.streams - before == 2
+
+
+def test_models_share_a_stream(models: Models, line: Line) -> None:
     before = models.streams
     for name, token in (("draft", 1), ("target", 2), ("draft", 3)):
         models.serve = lambda model, _, token=token: [tokens(len(model)), tokens(token)]
-        assert [answer.ids for answer in ServerModel(stream, name)(CALL)] == [[len(name)], [token]]
+        assert [answer.ids for answer in ServerModel(line, name)(CALL)] == [[len(name)], [token]]
     assert models.streams - before <= 1
     assert [request.model for request in models.made] == ["draft", "target", "draft"]
 
 
 def test_a_server_that_is_gone_is_named() -> None:
-    refused = pytest.raises(TrtspecError, match="no answer from the server's gRPC port")
-    with closing(OwnServer("127.0.0.1:1")) as gone, closing(gone.open()) as stream, refused:
-        list(ServerModel(stream, "m")(CALL))
+    refused = pytest.raises(TrtspecError, match=r"m: .*127\.0\.0\.1:1: ")
+    with closing(OwnServer("127.0.0.1:1")) as gone, closing(Departures()) as clock, refused:
+        list(ServerModel(Line(gone, clock.watch), "m")(CALL))
+
+
+def test_a_model_that_is_late_or_breaks_the_stream_leaves_the_line_to_others(models: Models, line: Line) -> None:
+    def serve(model: str, inputs: dict[str, np.ndarray]) -> Iterator[Response]:
+        if model == "late":
+            models.made[-1].left.wait(WAIT_S)
+        yield tokens(1) if model != "broken" else response(error="no: internal error")
+
+    models.serve, before = serve, models.streams
+    with pytest.raises(ModelRefusal, match=r"late: no answer in 0\.3 s") as late:
+        list(ServerModel(line, "late", 0.3)(CALL))
+    with pytest.raises(ModelRefusal, match="broken: no") as broken:
+        list(ServerModel(line, "broken", 5.0)(CALL))
+    assert [answer.ids for answer in ServerModel(line, "good", 5.0)(CALL)] == [[1]]
+    assert (late.value.status, broken.value.status) == ("UNAVAILABLE", "INTERNAL")
+    assert models.made[0].left.wait(WAIT_S), "what was late is ended there"
+    assert models.streams - before == 3
+
+
+def test_nothing_is_asked_by_a_line_that_is_closed(line: Line) -> None:
+    line.close()
+    with pytest.raises(ModelRefusal, match="the request has ended"):
+        list(ServerModel(line, "m")(CALL))
 
 
 def test_a_stream_that_ends_too_early_is_no_answer(asked: Ask, models: Models) -> None:
@@ -279,19 +331,92 @@ def test_without_stream_there_is_one_response(root, pb_utils) -> None:
     assert answer.outputs["sequence_length"].item() == 20
 
 
-def test_a_client_that_left_gets_no_more_steps(root, pb_utils) -> None:
-    calls: list[str] = []
-    request = ask(stream=True)
+def failing(serve: Serve, models: Models, how: str) -> Serve:
+    """Return a server whose draft model, from its third call on, is late, dead or refuses."""
+    calls = 0
+
+    def serve_failing(model: str, inputs: dict[str, np.ndarray]) -> list[Response]:
+        nonlocal calls
+        calls += model == "tensorrt_llm_draft"
+        if model != "tensorrt_llm_draft" or calls < 3:
+            return serve(model, inputs)
+        if how == "late":
+            models.made[-1].left.wait(WAIT_S)
+        return [response(error="too long" if how == "refuses" else "Stub process is not healthy")]
+
+    return serve_failing
+
+
+@pytest.mark.parametrize("how", ["late", "dead", "refuses"])
+@pytest.mark.parametrize("stream", [True, False])
+def test_where_the_draft_fails_the_target_alone_answers(root, pb_utils, how: str, stream: bool) -> None:
+    serve = failing(scripted(Tokenizer(root / "tokenizer"), "Hé"), pb_utils.models, how)
+    model = start(root, pb_utils, serve, draft_timeout_s="0.3")
+    [sent] = run(model, ask(stream=stream))
+    pieces = [answer.outputs["text_output"].item().decode() for answer, _ in sent]
+    assert "".join(pieces) == SCRIPT[:19]
+    reason = "refused" if how == "refuses" else "failed"
+    assert pb_utils.exported["trtspec_fallbacks_total", reason] == [1]
+    assert not model.breaker.is_open
+
+
+def test_a_draft_that_keeps_failing_is_left_out_and_asked_again_later(root, pb_utils) -> None:
+    healthy, calls = scripted(Tokenizer(root / "tokenizer"), "Hé"), list[str]()
+    state = {"dead": True}
 
     def serve(model: str, inputs: dict[str, np.ndarray]) -> list[Response]:
         calls.append(model)
-        request.sender.cancelled = len(calls) > 3
-        return [tokens(7)]
+        if model == "tensorrt_llm_draft" and state["dead"]:
+            return [response(error="tensorrt_llm_draft is not ready")]
+        return healthy(model, inputs)
 
-    [sent] = run(start(root, pb_utils, serve), request)
-    assert sent[-1][0].error.code == "cancelled"
-    assert sent[-1][1] is True
-    assert len(calls) == 4
+    model = start(root, pb_utils, serve)
+    for _ in range(FAILURES + 3):
+        assert answer_of(model, ask()) == SCRIPT[:19]
+    assert calls.count("tensorrt_llm_draft") == FAILURES
+    assert model.breaker.is_open
+    state["dead"] = False
+    assert wait_until(lambda: answer_of(model, ask()) == SCRIPT[:19] and not model.breaker.is_open, WAIT_S)
+    model.finalize()
+    assert pb_utils.exported["trtspec_breaker_open",][-1] == 0
+    said = [line for line in pb_utils.logged if "left out" in line or "answers again" in line]
+    assert len(said) == 2
+
+
+def answer_of(model: Any, request: Request) -> str:
+    """Return the text of one request while the model lives on."""
+    assert model.execute([request]) is None
+    assert wait_until(lambda: any(flags == FINAL for _, flags in request.sender.sent), WAIT_S)
+    return "".join(answer.outputs["text_output"].item().decode() for answer, _ in request.sender.sent)
+
+
+def test_how_much_is_drafted_is_what_a_request_asks_for_or_the_schedule_or_what_was_fast(root, pb_utils) -> None:
+    model = start(root, pb_utils, draft_len_schedule="[[1, 3], [2, 0]]")
+    for inputs, kind in (
+        ({"num_draft_tokens": np.array([[2]], np.int32)}, None),
+        ({"seed": np.array([[7]], np.uint64), "top_p": np.array([[0.9]], np.float32)}, Scheduled),
+        ({"top_p": np.array([[0.9]], np.float32)}, DraftLengths),
+        ({"seed": np.array([[7]], np.uint64)}, DraftLengths),
+    ):
+        tensors = HeldTensors(RequestTensors(pb_utils, ask(**inputs)), model.inputs)
+        lengths = model.lengths_of(model.read(tensors), tensors)
+        assert (type(lengths) if lengths else None) is kind
+    assert model.lengths.limit() == 3
+    model.finalize()
+
+
+def test_a_client_that_left_gets_no_more_steps(root, pb_utils) -> None:
+    request = ask(stream=True)
+
+    def serve(model: str, inputs: dict[str, np.ndarray]) -> Iterator[Response]:
+        yield tokens(7)
+        request.sender.cancelled = True
+        pb_utils.models.waits = True  # behind this nothing comes, until whoever asked leaves
+
+    [sent] = run(start(root, pb_utils, serve, **ALONE), request)
+    assert [answer.outputs["num_output_tokens"].item() for answer, _ in sent[:-1]] == [1]
+    assert (sent[-1][0].error.code, sent[-1][1]) == ("cancelled", True)
+    assert pb_utils.models.made[0].left.is_set()
 
 
 ALONE = {"draft_method": "none", "draft_len": "0", "tensorrt_llm_draft_model_name": ""}
@@ -339,6 +464,25 @@ def test_the_end_ids_that_an_engine_is_not_told_as_such_are_stop_words(tmp_path:
     assert (other["end_id"].item(), "stop_words_list" in other) == (9, False)
 
 
+def test_what_changes_logits_is_left_to_the_target_alone(root, pb_utils) -> None:
+    """The executor does not count drafted tokens where it verifies those after them."""
+    asked: list[tuple[str, dict[str, np.ndarray]]] = []
+
+    def serve(model: str, inputs: dict[str, np.ndarray]) -> list[Response]:
+        asked.append((model, inputs))
+        return [tokens(40, 41)]
+
+    edits = {"presence_penalty": np.array([[0.5]], np.float32), "min_tokens": np.array([[2]], np.int32)}
+    bias = {"embedding_bias_weights": np.array([[2.0]], np.float32), "embedding_bias_words": texts("b")}
+    run(start(root, pb_utils, serve), Request(**ask(bad_words=texts("ab")).inputs | edits | bias))
+    [(model, inputs)] = asked
+    assert model == "tensorrt_llm"
+    assert (inputs["presence_penalty"].tolist(), inputs["min_tokens"].tolist()) == ([[0.5]], [[2]])
+    assert [len(word) for word in words_of_tensor(inputs["bad_words_list"][0])] == [2]
+    assert inputs["embedding_bias"].sum() == 2.0
+    assert not {"draft_input_ids", "repetition_penalty"} & {*inputs}
+
+
 def sizes(*numbers: int) -> dict[str, int]:
     return dict(zip(LOOKAHEAD_SIZES, numbers, strict=False))
 
@@ -365,7 +509,10 @@ def test_a_request_may_look_less_far_ahead(root, pb_utils) -> None:
         (ALONE, sizes(1, 1, 0), "lookahead_window_size is not served by this repository: its method is not lookahead"),
         (ALONE | LOOKAHEAD, sizes(2), "lookahead_verification_set_size come together or not at all"),
         (ALONE | LOOKAHEAD, sizes(5, 5, 3), "lookahead sizes (5, 5, 3) are above those of the engine, (5, 4, 3)"),
-        (ALONE | {"greedy_only": "true"}, {"temperature": 0.7}, "takes the most probable token and cannot sample"),
+        (ALONE | {"greedy_only": "true"}, {"top_k": 9}, "takes the most probable token and cannot sample"),
+        (ALONE | {"greedy_only": "true"}, {"min_tokens": 2}, "min_tokens is not served by this engine, which drafts"),
+        (ALONE | LOOKAHEAD, {"repetition_penalty": 1.5}, "repetition_penalty is not served by this engine, which"),
+        (ALONE, {"return_log_probs": True}, "return_log_probs 1 is not supported by tensorrt_llm_bls"),
         (ALONE | {"greedy_only": "true"}, {"top_p": 0.9}, "takes the most probable token and cannot sample"),
         (ALONE | {"max_top_k": "1024"}, {"top_k": 1025}, "top_k is 1025, and this engine samples from 1024"),
     ],
@@ -376,7 +523,7 @@ def test_what_an_engine_cannot_do_is_refused(root, pb_utils, settings, inputs, m
     assert final
 
 
-@pytest.mark.parametrize("inputs", [{}, {"temperature": 0.0}, {"top_k": 1, "temperature": 0.7}])
+@pytest.mark.parametrize("inputs", [{}, {"temperature": 0.0}, {"temperature": 0.7}, {"top_k": 1, "temperature": 0.7}])
 def test_a_greedy_engine_takes_greedy_requests(root, pb_utils, inputs: dict[str, Any]) -> None:
     settings = ALONE | {"greedy_only": "true"}
     [[(answer, _)]] = run(start(root, pb_utils, lambda *_: [tokens(40)], **settings), ask(**inputs))
@@ -408,7 +555,8 @@ def test_a_bug_in_one_request_is_logged_and_the_next_is_served(root, pb_utils) -
         return [response(sequence_length=[1])] if inputs["input_ids"][0, 0] == broken else good(model, inputs)
 
     [[(bad, _)], [(fine, _)]] = run(start(root, pb_utils, serve), ask("b"), ask())
-    assert bad.error.message.startswith("internal error, the server's log has more: KeyError")
+    assert fault_of(bad.error.message)
+    assert "KeyError" not in bad.error.message
     assert fine.outputs["text_output"].item().decode() == SCRIPT[:19]
     assert "output_ids" in pb_utils.logged[0]
 
@@ -424,15 +572,56 @@ def test_what_the_repository_cannot_mean_is_refused_when_it_is_loaded(root, pb_u
         start(root, pb_utils, draft_method="grams")
 
 
-def test_its_ensemble_has_the_tensors_of_the_other_ensemble() -> None:
+def test_it_has_the_tensors_of_the_ensemble() -> None:
     def tensors(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
         config = load_config(model_repository_dir() / name / "config.pbtxt")
         inputs = {one.name: (one.data_type, tuple(one.dims), one.optional) for one in config.input}
         return inputs, {one.name: (one.data_type, tuple(one.dims)) for one in config.output}
 
-    (inputs, outputs), (bls_inputs, bls_outputs) = tensors("ensemble"), tensors("ensemble_bls")
+    (inputs, outputs), (bls_inputs, bls_outputs) = tensors("ensemble"), tensors("tensorrt_llm_bls")
     added = {name: kind for name, kind in bls_inputs.items() if name not in inputs}
     assert list(added) == ["use_draft_logits", *LOOKAHEAD_SIZES]
-    assert bls_inputs == inputs | added
-    assert bls_outputs == {name: kind for name, kind in outputs.items() if name != "generation_logits"}
-    assert tensors("tensorrt_llm_bls") == (bls_inputs, bls_outputs)
+    missing = {"prompt_ignore_length", "num_top_logprobs"}  # which an executor of engines does not have
+    assert bls_inputs == {name: kind for name, kind in inputs.items() if name not in missing} | added
+    scores = {"generation_logits", "output_log_probs", "cum_log_probs", "top_logprobs", "top_logprob_ids"}
+    assert bls_outputs == {name: kind for name, kind in outputs.items() if name not in scores}
+
+
+def counted(pb_utils: Any, name: str, *label: str) -> float:
+    return sum(pb_utils.exported[(f"trtspec_{name}", *label)])
+
+
+def test_metrics_count_texts_and_each_step_of_a_pair(root, pb_utils) -> None:
+    [sent, refused] = run(start(root, pb_utils), ask(stream=True), ask("", stream=True))
+    last = {name: array.item() for name, array in sent[-1][0].outputs.items()}
+    assert refused[0][0].error.code == "invalid"
+    told = {name: counted(pb_utils, f"{name}_tokens_total") for name in ("prompt", "generated", "drafted", "accepted")}
+    accepted = last["total_accepted_draft_tokens"]
+    assert told == {"prompt": 3, "generated": 20, "drafted": last["total_draft_tokens"], "accepted": accepted}
+    assert counted(pb_utils, "decode_steps_total") == 20 - accepted
+    places = [name for name in pb_utils.exported if name[0] == "trtspec_accepted_tokens_by_position_total"]
+    assert sum(counted(pb_utils, "accepted_tokens_by_position_total", place) for _, place in places) == accepted
+    assert [counted(pb_utils, "requests_total", reason) for reason in ("length", "refused")] == [1, 1]
+    assert (counted(pb_utils, "breaker_open"), counted(pb_utils, "fallbacks_total", "failed")) == (0, 0)
+
+
+def test_of_a_target_that_drafts_by_itself_steps_and_positions_are_not_made_up(root, pb_utils) -> None:
+    answer = tokens(*b"abc", total_draft_tokens=[[6]], total_accepted_draft_tokens=[[2]])
+    run(start(root, pb_utils, lambda *_: [answer], **ALONE), ask(stream=True))
+    assert (counted(pb_utils, "drafted_tokens_total"), counted(pb_utils, "accepted_tokens_total")) == (6, 2)
+    unknown = ("steps", "position", "fallbacks", "breaker")
+    assert not [name for name, *_ in pb_utils.exported if any(word in name for word in unknown)]
+
+
+def test_metrics_know_a_client_that_left_and_a_model_that_failed(root, pb_utils) -> None:
+    left = ask(stream=True)
+
+    def serve(model: str, inputs: dict[str, np.ndarray]) -> Iterator[Response]:
+        yield tokens(7)
+        left.sender.cancelled = True
+        pb_utils.models.waits = True
+
+    run(start(root, pb_utils, serve, **ALONE), left)
+    for words in ("Failed to process the request(s)", "no"):
+        run(start(root, pb_utils, lambda *_, words=words: [response(words)], **ALONE), ask(stream=True))
+    assert [counted(pb_utils, "requests_total", reason) for reason in ("cancelled", "error", "refused")] == [1, 1, 1]

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +14,12 @@ import pytest
 from tests.triton.artifact import emit_repository, make_tokenizer
 from tests.triton.fakes import FINAL, Request, load_model, make_pb_utils, model_args
 from trtspec.checkpoint.tokenizer import Tokenizer
-from trtspec.errors import TrtspecError
+from trtspec.errors import Overloaded, TrtspecError
+from trtspec.generation.logit_edits import LogitEdits
 from trtspec.generation.request import SamplingOptions, Stats, Update
+from trtspec.generation.scores import Scores
+from trtspec.system import wait_until
+from trtspec.triton.python_models.faults import fault_of
 from trtspec.triton.python_models.tensors import tensor_of_words, words_of_tensor
 
 STATS = Stats(prompt_tokens=5, new_tokens=3, drafted=8, accepted=2, steps=2)
@@ -42,6 +49,8 @@ class FakeEngine:
     def __init__(self, settings=None) -> None:
         self.settings, self.asked, self.tell, self.cancelled, self.closed = settings, [], [], [], False
         self.before_return = lambda on_update: None
+        self.occupancy = (0, 0)
+        self.is_warm = False
 
     def submit(self, request, on_update):
         if not request.prompt_ids:
@@ -50,25 +59,35 @@ class FakeEngine:
         self.tell.append(on_update)
         self.before_return(on_update)
         handle = type("RequestHandle", (), {})()
-        handle.cancel = lambda: self.cancelled.append(len(self.tell) - 1)
+        number = len(self.tell) - 1
+        handle.cancel = lambda: self.cancelled.append(number)
         return handle
 
     def close(self) -> None:
         self.closed = True
 
 
-def start(artifact: Path, pb_utils, monkeypatch, name: str = "tensorrt_llm", *, decoupled: bool = True):
+def start(
+    artifact: Path, pb_utils, monkeypatch, name: str = "tensorrt_llm", *, decoupled: bool = True, warmup: bool = False
+):
     module = load_model(name, pb_utils)
     if name == "tensorrt_llm":
         monkeypatch.setattr(
             module, "Engine", type("E", (), {"load": staticmethod(lambda *given: FakeEngine(given))}), raising=True
         )
+        monkeypatch.setattr(module, "warm_up", lambda engine: setattr(engine, "is_warm", True))
     args = model_args(artifact / "model_repository" / name)
     model = module.TritonPythonModel()
     if not decoupled:
         args["model_config"] = args["model_config"].replace('"decoupled": true', '"decoupled": false')
+    if warmup:
+        args["model_config"] = json.dumps(with_parameter(json.loads(args["model_config"]), "warmup", "true"))
     model.initialize(args)
     return model
+
+
+def with_parameter(config: dict, key: str, value: str) -> dict:
+    return config | {"parameters": config["parameters"] | {key: {"string_value": value}}}
 
 
 def ask(*ids: int, **inputs) -> Request:
@@ -76,7 +95,7 @@ def ask(*ids: int, **inputs) -> Request:
         input_ids=np.array([ids], np.int32),
         input_lengths=len(ids),
         request_output_len=9,
-        **{name: np.array([[value]]) for name, value in inputs.items()},
+        **{name: np.array([[value]]) for name, value in ({"exclude_input_in_output": True} | inputs).items()},
     )
 
 
@@ -131,11 +150,73 @@ def test_a_response_has_the_outputs_that_its_request_names_and_no_others(artifac
     assert [set(response.outputs) for response, _ in request.sender.sent] == [request.wanted] * 2
 
 
-def test_the_prompt_comes_back_where_it_is_asked_for(artifact, pb_utils, monkeypatch) -> None:
-    model, request = start(artifact, pb_utils, monkeypatch), ask(1, 2, exclude_input_in_output=False)
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, [1, 2, 3]),
+        ({"streaming": True}, [3]),
+        ({"exclude_input_in_output": False, "streaming": True}, [1, 2, 3]),
+        ({"exclude_input_in_output": True}, [3]),
+    ],
+)
+def test_the_prompt_comes_back_as_from_nvidias_model(given, expected, artifact, pb_utils, monkeypatch) -> None:
+    model, request = start(artifact, pb_utils, monkeypatch), ask(1, 2, **given)
+    if "exclude_input_in_output" not in given:
+        del request.inputs["exclude_input_in_output"]
     model.execute([request])
     model.engine.tell[0](Update((3,), "length", STATS))
-    assert answers(request) == [([1, 2, 3], False, True)]
+    assert answers(request) == [(expected, False, True)]
+
+
+def test_edits_and_wanted_log_probabilities_reach_the_engine(artifact, pb_utils, monkeypatch) -> None:
+    model = start(artifact, pb_utils, monkeypatch)
+    request = ask(
+        1, repetition_penalty=1.25, presence_penalty=0.5, frequency_penalty=-0.25, prompt_ignore_length=4, min_tokens=3,
+        return_log_probs=True, num_top_logprobs=2,
+    )  # fmt: skip
+    request.inputs["bad_words_list"] = tensor_of_words([[7, 8], [9]])[None]
+    request.inputs["embedding_bias"] = np.array([[0.0, 1.5, 0.0, -2.0]], np.float32)
+    clients = ask(1, repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0, return_log_probs=False)
+    clients.inputs |= {"bad_words_list": tensor_of_words([])[None], "embedding_bias": np.zeros((1, 0), np.float32)}
+    model.execute([request, clients, ask(1, num_top_logprobs=1)])
+    asked, neutral, top = model.engine.asked
+    assert asked.edits == LogitEdits(1.25, 0.5, -0.25, 4, 3, ((7, 8), (9,)), {1: 1.5, 3: -2.0})
+    assert (asked.return_log_probs, asked.num_top_log_probs) == (True, 2)
+    assert neutral.edits == LogitEdits()
+    assert not neutral.scored
+    assert (top.return_log_probs, top.num_top_log_probs) == (True, 1)
+
+
+def test_log_probabilities_leave_with_their_ids(artifact, pb_utils, monkeypatch) -> None:
+    """`cum_log_probs` is the whole text's so far, the others are the response's own."""
+    model, stream = start(artifact, pb_utils, monkeypatch), ask(1, return_log_probs=True, streaming=True)
+    model.execute([stream])
+    rows = Scores(
+        None, -np.ones(3, np.float32), -np.ones((3, 2), np.float32), np.arange(6, dtype=np.int32).reshape(3, 2)
+    )
+    model.engine.tell[0](Update((3, 4), None, STATS, scores=rows.part(0, 2)))
+    model.engine.tell[0](Update((5,), "length", STATS, scores=rows.part(2)))
+    first, last = (response.outputs for response, _ in stream.sender.sent)
+    assert first["output_log_probs"].tolist() == [[[-1.0, -1.0]]]
+    assert (first["cum_log_probs"].tolist(), last["cum_log_probs"].tolist()) == ([[-2.0]], [[-3.0]])
+    assert last["top_logprobs"].tolist() == [[[-1.0, -1.0]]]
+    assert last["top_logprob_ids"].tolist() == [[[4, 5]]]
+
+
+def test_a_request_to_stop_ends_the_one_with_its_id(artifact, pb_utils, monkeypatch) -> None:
+    model = start(artifact, pb_utils, monkeypatch)
+    running, other, stop, stray = ask(1, streaming=True), ask(1, streaming=True), ask(0, stop=True), ask(0, stop=True)
+    for request, name in ((running, "a"), (other, "b"), (stop, "a"), (stray, "")):
+        request.request_id = lambda name=name: name
+    model.execute([running, other, stop, stray])
+    assert model.engine.cancelled == [0]
+    for tell in model.engine.tell:
+        tell(Update((3,), "cancelled", STATS))
+    assert answers(running) == [([3], False, True)]
+    assert other.sender.sent[0][0].error.code == "cancelled"
+    for request in (stop, stray):
+        [(response, flags)] = request.sender.sent
+        assert (response.outputs, response.error, flags) == ({}, None, FINAL)
 
 
 @pytest.mark.parametrize(
@@ -144,9 +225,12 @@ def test_the_prompt_comes_back_where_it_is_asked_for(artifact, pb_utils, monkeyp
         ({}, SamplingOptions()),
         ({"temperature": 0.0, "runtime_top_k": 40}, SamplingOptions(top_k=40)),
         ({"runtime_top_k": 1}, SamplingOptions(top_k=1)),
+        ({"temperature": 0.7}, SamplingOptions()),
+        ({"temperature": 0.7, "runtime_top_k": 0, "runtime_top_p": 0.0}, SamplingOptions()),
+        ({"temperature": 0.7, "runtime_top_p": 1.0}, SamplingOptions(pytest.approx(0.7))),
         ({"runtime_top_k": 40}, SamplingOptions(1.0, 40)),
         ({"runtime_top_p": 0.5}, SamplingOptions(1.0, 0, 0.5)),
-        ({"temperature": 0.5, "runtime_top_p": 0.0, "seed": 7}, SamplingOptions(0.5, 0, 1.0, 7)),
+        ({"temperature": 0.5, "runtime_top_k": 9, "runtime_top_p": 0.0, "seed": 7}, SamplingOptions(0.5, 9, 1.0, 7)),
     ],
 )
 def test_sampling_has_the_defaults_of_tensorrt_llm(given, expected, artifact, pb_utils, monkeypatch) -> None:
@@ -184,9 +268,9 @@ def test_logits_leave_with_their_ids(artifact, pb_utils, monkeypatch) -> None:
     assert all(asked.return_logits for asked in model.engine.asked)
     rows = np.arange(6, dtype=np.float32).reshape(3, 2)
     for tell in model.engine.tell:
-        tell(Update((3, 4), None, STATS, logits=rows[:2]))
-        tell(Update((5,), None, STATS, logits=rows[2:]))
-        tell(Update((), "length", STATS, logits=rows[:0]))
+        tell(Update((3, 4), None, STATS, scores=Scores(rows[:2])))
+        tell(Update((5,), None, STATS, scores=Scores(rows[2:])))
+        tell(Update((), "length", STATS, scores=Scores(rows[:0])))
     sent = [[response.outputs["generation_logits"].tolist() for response, _ in r.sender.sent] for r in (whole, stream)]
     assert sent[0] == [[[rows.tolist()]]]
     assert sent[1] == [[[rows[:2].tolist()]], [[rows[2:].tolist()]], [[[]]]]
@@ -239,9 +323,12 @@ def test_the_engines_own_errors_end_the_stream(reason, code, artifact, pb_utils,
     model.engine.tell[0](Update((3,), reason, STATS, "the engine failed: no memory" if reason == "error" else None))
     [(response, flags)] = request.sender.sent
     assert (response.error.code, flags) == (code, FINAL)
-    assert response.error.message == (
-        "the engine failed: no memory" if reason == "error" else "the request was cancelled"
-    )
+    if reason == "cancelled":
+        assert response.error.message == "the request was cancelled"
+    else:
+        assert "no memory" not in response.error.message
+        assert f"internal error {fault_of(response.error.message)}: " in pb_utils.logged[0]
+        assert "the engine failed: no memory" in pb_utils.logged[0]
 
 
 def test_a_client_that_left_is_cancelled(artifact, pb_utils, monkeypatch) -> None:
@@ -297,6 +384,11 @@ def test_the_artifacts_own_library_is_the_first_to_verify(artifact, pb_utils, mo
     assert settings.kernels[0] == library
 
 
+def test_the_engine_is_warmed_up_where_the_recipe_says_so(artifact, pb_utils, monkeypatch) -> None:
+    assert not start(artifact, pb_utils, monkeypatch).engine.is_warm
+    assert start(artifact, pb_utils, monkeypatch, warmup=True).engine.is_warm
+
+
 def test_finalize_closes_the_engine(artifact, pb_utils, monkeypatch) -> None:
     model = start(artifact, pb_utils, monkeypatch)
     model.finalize()
@@ -340,5 +432,57 @@ def test_postprocessing_decodes_as_many_ids_as_there_are(artifact, pb_utils, mon
     [whole, empty] = model.execute(
         [Request(TOKENS_BATCH=ids, SEQUENCE_LENGTH=3), Request(TOKENS_BATCH=ids, SEQUENCE_LENGTH=0, CONTINUATION=True)]
     )
-    assert whole.outputs["OUTPUT"].tolist() == [["né".encode()]]
-    assert empty.outputs["OUTPUT"].tolist() == [[b""]]
+    assert whole.outputs["OUTPUT"].tolist() == ["né".encode()]  # [n], as NVIDIA's clients read it
+    assert empty.outputs["OUTPUT"].tolist() == [b""]
+
+
+def test_a_request_beyond_the_places_waits_with_the_server(artifact: Path, pb_utils, monkeypatch) -> None:
+    """Where the server's own queue is full too, it says so with its own status and counts it."""
+    model = start(artifact, pb_utils, monkeypatch)
+    requests = [ask(1, 2) for _ in range(model.places.count + 1)]
+    with ThreadPoolExecutor(1) as threads:
+        executing = threads.submit(model.execute, requests)
+        assert wait_until(lambda: len(model.engine.asked) == model.places.count, 10)
+        assert not executing.done()
+        model.engine.tell[0](Update((), "cancelled", STATS))
+        executing.result(10)
+    assert len(model.engine.asked) == len(requests)
+
+
+def test_a_full_queue_of_the_engine_is_no_mistake_of_the_client(artifact: Path, pb_utils, monkeypatch) -> None:
+    model = start(artifact, pb_utils, monkeypatch)
+
+    def full(request, on_update) -> None:
+        raise Overloaded("the queue is full")
+
+    model.engine.submit = full
+    request = ask(1)
+    model.execute([request])
+    [(answer, flags)] = request.sender.sent
+    assert (answer.error.code, flags) == ("unavailable", FINAL)
+
+
+def test_metrics_say_what_the_engine_told(artifact, pb_utils, monkeypatch) -> None:
+    model = start(artifact, pb_utils, monkeypatch)
+    model.execute([ask(1, 2), ask(3), ask()])
+    model.engine.tell[0](Update((3,), None, Stats(2, 1), queue_s=0.5))
+    model.engine.tell[0](Update((4, 5), "stop", replace(STATS, accepted_by_position=(2,)), queue_s=0.5))
+    model.engine.tell[1](Update((), "cancelled", Stats(1)))
+    model.finalize()
+    told = {name: sum(values) for name, values in pb_utils.exported.items()}
+    counts = {"prompt_tokens": 6, "generated_tokens": 3, "drafted_tokens": 8, "accepted_tokens": 2, "decode_steps": 2}
+    assert {name: told[f"trtspec_{name}_total",] for name in counts} == counts
+    assert told["trtspec_accepted_tokens_by_position_total", "1"] == 2
+    reasons = ("stop", "cancelled", "refused", "error")
+    assert [told["trtspec_requests_total", reason] for reason in reasons] == [1, 1, 1, 0]
+    assert pb_utils.exported["trtspec_queue_seconds",] == [0.5]
+    assert len(pb_utils.exported["trtspec_time_to_first_token_seconds",]) == 1
+
+
+def test_a_model_whose_triton_takes_no_metrics_serves_on(artifact, pb_utils, monkeypatch) -> None:
+    del pb_utils.MetricFamily
+    model, request = start(artifact, pb_utils, monkeypatch), ask(1, 2)
+    model.execute([request])
+    model.engine.tell[0](Update((3,), "length", STATS))
+    assert answers(request) == [([3], False, True)]
+    assert [said[:35] for said in pb_utils.logged] == ["this model exports no metrics: Attr"]

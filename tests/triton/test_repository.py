@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.triton.artifact import ENGINE, SERVING, emit_repository
+from tests.triton.fakes import load_model, make_pb_utils
 from trtspec.backends.embedded.repository import MODELS
 from trtspec.paths import model_repository_dir
 from trtspec.triton.config import load_config, render_config
@@ -42,6 +43,10 @@ ENSEMBLE_INPUTS = [
     "return_num_output_tokens",
     "num_return_sequences",
     "num_draft_tokens",
+    "embedding_bias_words",
+    "embedding_bias_weights",
+    "prompt_ignore_length",
+    "num_top_logprobs",
 ]
 ENSEMBLE_OUTPUTS = [
     "text_output",
@@ -53,6 +58,10 @@ ENSEMBLE_OUTPUTS = [
     "generation_logits",
     "num_input_tokens",
     "num_output_tokens",
+    "output_log_probs",
+    "cum_log_probs",
+    "top_logprobs",
+    "top_logprob_ids",
 ]
 
 
@@ -80,6 +89,11 @@ def test_the_values_of_the_recipe_are_in_their_fields(tmp_path: Path) -> None:
     }
 
 
+def test_a_warm_up_is_a_parameter_of_the_engines_model_alone(tmp_path: Path) -> None:
+    configs = emitted(tmp_path, warmup=True)
+    assert {model for model in MODELS if parameters(configs[model]).get("warmup") == "true"} == {"tensorrt_llm"}
+
+
 def test_without_streaming_nothing_is_decoupled_and_without_a_draft_there_is_no_path(tmp_path: Path) -> None:
     configs = emitted(tmp_path, streaming=False, has_draft=False)
     assert not configs["ensemble"].model_transaction_policy.decoupled
@@ -92,9 +106,8 @@ def test_emission_is_the_same_every_time_and_free_of_placeholders_and_machine_pa
     emitted(tmp_path / "b")
     files = sorted(path.relative_to(tmp_path / "a") for path in (tmp_path / "a").rglob("*") if path.is_file())
     assert [str(path) for path in files if path.name == "model.py"] == [
-        f"{model}/1/model.py" for model in ("postprocessing", "preprocessing", "tensorrt_llm")
+        f"{model}/1/model.py" for model in ("ensemble", "postprocessing", "preprocessing", "tensorrt_llm")
     ]
-    assert (tmp_path / "a" / "ensemble" / "1").is_dir()
     for path in files:
         content = (tmp_path / "a" / path).read_bytes()
         assert content == (tmp_path / "b" / path).read_bytes()
@@ -119,26 +132,35 @@ def test_the_ensemble_takes_and_gives_what_clients_know(tmp_path: Path) -> None:
     assert {tensor.name for tensor in config.input if not tensor.optional} == {"text_input", "max_tokens"}
 
 
+PASSED = load_model("ensemble", make_pb_utils()).PASSED
+
+# What the ensemble makes of texts, or says where a request does not.
+MADE = {
+    *("input_ids", "input_lengths", "end_id", "pad_id", "stop_words_list", "bad_words_list"),
+    *("embedding_bias", "exclude_input_in_output"),
+}
 # Sent by who drafts and has another model verify; the ensemble leaves drafting to the engine.
 DRAFTS_OF_A_CALLER = {
     *("draft_input_ids", "draft_logits", "draft_acceptance_threshold"),
     *("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size"),
+    *("decoder_input_ids", "decoder_input_lengths"),
+    "stop",  # of a request with the same id: a client of texts leaves
 }
 
 
-def test_the_steps_of_the_ensemble_fit_the_models(tmp_path: Path) -> None:
-    """Every tensor that is mapped exists, and both of its ends have the same type."""
+def test_the_ensemble_fits_the_model_that_it_asks(tmp_path: Path) -> None:
+    """Every tensor that is handed on exists there, and both of its ends have the same type."""
     configs = emitted(tmp_path)
-    types = {tensor.name: tensor.data_type for tensor in [*configs["ensemble"].input, *configs["ensemble"].output]}
-    for step in configs["ensemble"].ensemble_scheduling.step:
-        model = configs[step.model_name]
-        unmapped = DRAFTS_OF_A_CALLER if step.model_name == "tensorrt_llm" else set()
-        assert {tensor.name for tensor in model.input} - unmapped == {*step.input_map}
-        assert {tensor.name for tensor in model.output} == {*step.output_map}
-        for tensors, mapped in ((model.input, step.input_map), (model.output, step.output_map)):
-            for tensor in (each for each in tensors if each.name not in unmapped):
-                outer = mapped[tensor.name]
-                assert types.setdefault(outer, tensor.data_type) == tensor.data_type, (step.model_name, tensor.name)
+    ours, theirs = configs["ensemble"], configs["tensorrt_llm"]
+    types = {tensor.name: tensor.data_type for tensor in theirs.input}
+    handed = {PASSED[tensor.name]: tensor.data_type for tensor in ours.input if tensor.name in PASSED}
+    assert {*types} - DRAFTS_OF_A_CALLER == {*handed} | MADE
+    assert handed.items() <= types.items()
+    outputs = {tensor.name: tensor.data_type for tensor in theirs.output}
+    told = {tensor.name: tensor.data_type for tensor in ours.output if tensor.name != "text_output"}
+    assert told.items() <= outputs.items()
+    assert {*outputs} - {*told} == {"output_ids", "continuation", "num_draft_steps", "accepted_by_position"}
+    assert parameters(ours)["max_input_len"] == parameters(configs["preprocessing"])["max_input_len"] == "64"
 
 
 def test_every_neutral_input_is_declared(tmp_path: Path) -> None:

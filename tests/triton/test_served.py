@@ -6,6 +6,7 @@ The tokenizer's tokens are single bytes and the models are random, so almost eve
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,10 +19,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.triton.artifact import ENGINE, SERVING, VOCAB, emit_repository, make_artifact
+from tests.triton.artifact import ENGINE, SERVING, VOCAB, emit_repository, make_artifact, write_manifest
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.deploy.journal import DeploymentJournal
 from trtspec.deploy.local import deploy_local, stop
+from trtspec.deploy.options import DeployOptions
 from trtspec.errors import DeployError
 from trtspec.generation.request import Request
 from trtspec.torch_engine.engine import Engine
@@ -52,7 +54,7 @@ def record(artifact: Path, tmp_path_factory) -> Iterator[Any]:
         except DeployError as error:
             pytest.skip(str(error))
         before = sorted(artifact.rglob("*"))
-        yield deploy_local(artifact, timeout_s=120).record
+        yield deploy_local(artifact, DeployOptions(timeout_s=120)).record
         stop("tiny")
         assert sorted(artifact.rglob("*")) == before, "serving an artifact changes nothing in it"
 
@@ -130,7 +132,7 @@ def test_the_prompt_is_given_back_where_it_is_asked_for(client: Client, expected
 
 
 def test_a_seed_repeats_a_sampled_text(client: Client) -> None:
-    request = {**CANONICAL, "temperature": 1.5}
+    request = {**CANONICAL, "temperature": 1.5, "top_p": 1.0}
     texts = [client.generate({**request, "seed": seed})["text_output"] for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
 
@@ -148,6 +150,7 @@ NEUTRAL_REQUEST = {
     "return_perf_metrics": True,
     "pad_id": 0,
     "top_k": 1,
+    "temperature": 1.0,
 }
 
 
@@ -158,8 +161,9 @@ def test_what_clients_always_send_is_taken(client: Client) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"repetition_penalty": 1.2}, "repetition_penalty 1.2 is not supported by the torch engine"),
-        ({"bad_words": ["x"]}, "bad_words is not supported by the torch engine"),
+        ({"repetition_penalty": -1.0}, "repetition_penalty is -1.0, expected more than 0 and at most 10000"),
+        ({"num_top_logprobs": 21}, "num_top_logprobs is 21, expected 0 to 20"),
+        ({"beam_width": 2}, "beam_width 2 is not supported by the torch engine"),
         ({"temperature": -1.0}, "temperature is -1.0, expected 0 or more"),
         ({"max_tokens": 1000}, "prompt and max_tokens are 1025 tokens together, at most 128 fit"),
         ({"text_input": "x" * 65}, "the prompt has 65 tokens, at most 64 are taken"),
@@ -174,10 +178,51 @@ def test_a_bad_request_is_told_so_and_the_next_is_served(change, message: str, c
     assert client.generate(CANONICAL)["num_output_tokens"]
 
 
+def test_a_temperature_alone_is_greedy(client: Client) -> None:
+    """As of TensorRT-LLM, whose clients send 1.0 always."""
+    assert (
+        client.generate({**CANONICAL, "temperature": 1.5})["text_output"] == client.generate(CANONICAL)["text_output"]
+    )
+
+
+def test_words_may_be_forbidden_or_preferred(client: Client) -> None:
+    text = client.generate(CANONICAL)["text_output"]
+    letter = next(char for char in text if char.isascii() and char.isalpha())
+    assert letter not in client.generate({**CANONICAL, "bad_words": [letter]})["text_output"]
+    preferred = {"embedding_bias_words": ["q"], "embedding_bias_weights": [500.0]}
+    whole = client.generate({**CANONICAL, **preferred})
+    assert whole["text_output"] == "q" * 20
+    assert client.generate({**CANONICAL, **preferred, "num_draft_tokens": 0})["text_output"] == whole["text_output"]
+
+
+def test_log_probabilities_of_a_text_and_of_its_tokens(client: Client) -> None:
+    request = {**CANONICAL, "return_log_probs": True, "num_top_logprobs": 3}
+    whole = client.generate(request)
+    assert len(whole["output_log_probs"]) == 20
+    assert whole["cum_log_probs"] == pytest.approx(sum(whole["output_log_probs"]), rel=1e-5)
+    assert len(whole["top_logprobs"]) == len(whole["top_logprob_ids"]) == 3 * 20
+    assert whole["top_logprobs"][::3] == whole["output_log_probs"], "the most probable token is the greedy one"
+    pieces = list(client.generate_stream(request))
+    assert [row for piece in pieces for row in _rows(piece.get("output_log_probs", []))] == whole["output_log_probs"]
+    assert "output_log_probs" not in client.generate(CANONICAL)
+
+
+def _rows(value: Any) -> list[float]:
+    return value if isinstance(value, list) else [value]
+
+
+WITHOUT_PROMPT = {"exclude_input_in_output": True}
+
+
 def test_a_draft_may_come_with_the_request(client: Client, tokenizer: Tokenizer) -> None:
     """A right draft and a wrong one give the text that there is without, up to one token behind what was right."""
     prompt = tokenizer.encode(PROMPTS[0])
-    engine = {"input_ids": prompt, "input_lengths": len(prompt), "request_output_len": 4, "num_draft_tokens": 0}
+    engine = {
+        "input_ids": prompt,
+        "input_lengths": len(prompt),
+        "request_output_len": 4,
+        "num_draft_tokens": 0,
+    } | WITHOUT_PROMPT
     alone = client.generate(engine, model="tensorrt_llm")
     wrong = [*alone["output_ids"][:2], (alone["output_ids"][2] + 1) % VOCAB]
     for draft, accepted in ((alone["output_ids"][:3], 3), (wrong, 2)):
@@ -231,17 +276,38 @@ def test_a_client_that_hangs_up_frees_its_place(record, client: Client) -> None:
     assert time.monotonic() - start < 10
 
 
+def test_overload_is_told_as_such(client: Client) -> None:
+    """Whoever asks the ensemble, and whoever asks the engine."""
+    prompt = {"input_ids": [5], "input_lengths": 1, "request_output_len": 24, "end_id": -1}
+    asked = {"ensemble": {"text_input": "a", "max_tokens": 24, "end_id": -1}, "tensorrt_llm": prompt}
+    client = replace(client, timeout_s=120)
+    with ThreadPoolExecutor(SERVING.max_queue_size + 6 * SERVING.max_batch_size) as pool:
+
+        def ask(model: str) -> str:
+            try:
+                return str(sum(1 for _ in client.generate_stream(asked[model], model)) > 0)
+            except DeployError as error:
+                return error.message
+
+        for model in asked:
+            told = {*pool.map(ask, [model] * pool._max_workers)}
+            assert told == {
+                "True",
+                "the server answered 503: [request id: <id_unknown>] Exceeds maximum queue size",
+            }
+
+
 def test_a_repository_without_streaming_gives_whole_answers(
     artifact: Path, expected, tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.setenv("TRTSPEC_STATE", str(tmp_path / "state"))
     copy = tmp_path / "artifact"
-    copy.mkdir()
-    for name in ("checkpoints", "tokenizer", "manifest.json"):
-        (copy / name).symlink_to(artifact / name)
+    for name in ("checkpoints", "tokenizer"):
+        shutil.copytree(artifact / name, copy / name)
     engine = replace(ENGINE, method="none", draft_len=0)
     emit_repository(copy / "model_repository", replace(SERVING, streaming=False), engine, has_draft=False)
-    record = deploy_local(copy, timeout_s=120).record
+    write_manifest(copy, "tiny")
+    record = deploy_local(copy, DeployOptions(timeout_s=120)).record
     client = Client(record.http, timeout_s=30)
     try:
         with ThreadPoolExecutor(4) as pool:

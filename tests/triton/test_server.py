@@ -15,7 +15,7 @@ from trtspec.files import file_sha256
 from trtspec.probe import Probe
 from trtspec.triton import python_stub
 from trtspec.triton import server as server_module
-from trtspec.triton.server import Ports, Server, find_server, probe_server, server_command, start_server
+from trtspec.triton.server import Ports, Server, find_server, probe_server, server_command
 
 
 @pytest.fixture
@@ -166,12 +166,3 @@ def test_the_command_keeps_the_server_on_loopback(tmp_path: Path) -> None:
         assert f"--{name}-port={port}" in command
     assert "--backend-directory=/b" in command
     assert "--backend-config=python,shm-region-prefix-name=x_" in command
-
-
-def test_what_cannot_be_started_is_an_error(tmp_path: Path) -> None:
-    broken = tmp_path / "tritonserver"
-    broken.write_bytes(b"\0\0")
-    broken.chmod(0o755)
-    with pytest.raises(DeployError, match="cannot be started: Exec format error") as caught:
-        start_server(Server(broken, "PATH"), [str(broken)], tmp_path / "log", detach=True)
-    assert caught.value.where == str(broken)

@@ -12,11 +12,19 @@ import pytest
 from tests.triton.artifact import make_tokenizer
 from tests.triton.fakes import Request, make_pb_utils
 from trtspec.checkpoint.tokenizer import Tokenizer
+from trtspec.generation.scores import Scores
 from trtspec.triton.python_models.tensors import RequestTensors, tensor_of_words
 from trtspec.triton.python_models.token_model import TokenReader, Unsent
 
-SOME = {"prompt_tokens": 5, "new_tokens": 3, "drafted": 8, "accepted": 2}
-NONE = {"prompt_tokens": 5, "new_tokens": 3, "drafted": 0, "accepted": 0}
+SOME = {
+    "prompt_tokens": 5,
+    "new_tokens": 3,
+    "drafted": 8,
+    "accepted": 2,
+    "draft_steps": 4,
+    "accepted_by_position": (2,),
+}
+NONE = {"prompt_tokens": 5, "new_tokens": 3, "drafted": 0, "accepted": 0, "draft_steps": 0, "accepted_by_position": ()}
 
 
 def inputs(**tensors) -> RequestTensors:
@@ -56,9 +64,9 @@ def test_one_of_the_tokenizers_end_ids_stands_for_all(asked, expected, tokenizer
 
 
 def test_every_id_is_sent_once_and_none_is_a_pad_id_of_no_length() -> None:
-    unsent = Unsent(inputs(pad_id=3, exclude_input_in_output=False), (1, 2))
+    unsent = Unsent(inputs(pad_id=3, exclude_input_in_output=False), (1, 2), streaming=True)
     unsent.add((4,))
-    unsent.add((5,), np.ones((1, 2), np.float32))
+    unsent.add((5,), Scores(np.ones((1, 2), np.float32)))
     first, second = (
         {name: array.tolist() for name, array in unsent.take(SimpleNamespace(**counts))} for counts in (SOME, NONE)
     )
@@ -71,9 +79,11 @@ def test_every_id_is_sent_once_and_none_is_a_pad_id_of_no_length() -> None:
         "acceptance_rate": [[0.25]],
         "total_accepted_draft_tokens": [[2]],
         "total_draft_tokens": [[8]],
+        "num_draft_steps": [[4]],
+        "accepted_by_position": [[2]],
         "num_input_tokens": [[5]],
         "num_output_tokens": [[3]],
     }
     assert (second["output_ids"], second["sequence_length"], second["continuation"]) == ([[[3]]], [[0]], [[True]])
-    assert second["acceptance_rate"] == [[0.0]]
+    assert (second["acceptance_rate"], second["accepted_by_position"]) == ([[0.0]], [[0]])
     assert "generation_logits" not in second

@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import stat
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
+from trtspec.artifacts.contents import unlisted
 from trtspec.artifacts.paths import MANIFEST
 from trtspec.errors import TrtspecError
 from trtspec.files import FileRecord, Sha256, file_sha256, in_threads, read_bounded, unreadable
@@ -40,6 +41,21 @@ class StepRecord(_Record):
     key: Sha256
 
 
+class DeviceMemory(_Record):
+    """What serving takes of one device ("cpu", or a GPU's number) as the plan says, in bytes."""
+
+    id: str
+    weights_bytes: int
+    kv_cache_bytes: int
+    draft_bytes: int
+    activation_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Return all of it."""
+        return self.weights_bytes + self.kv_cache_bytes + self.draft_bytes + self.activation_bytes
+
+
 class BackendRecord(_Record):
     """The engine that was chosen, and why."""
 
@@ -50,7 +66,9 @@ class BackendRecord(_Record):
 class Manifest(_Record):
     """What was built, from what, with what, for what; equal manifests describe equal artifacts.
 
-    It says neither when nor where: paths of the recipe are names alone.
+    It says neither when nor where: paths of the recipe are names alone. `memory` is empty where an earlier version
+    built it. `target_key` is equal for artifacts whose converted target is the same but for a draft head in it; empty
+    where nothing is converted.
     """
 
     recipe: ResolvedRecipe
@@ -59,6 +77,8 @@ class Manifest(_Record):
     tools: dict[str, str]
     gpu: dict[str, Any]
     backend: BackendRecord
+    memory: tuple[DeviceMemory, ...] = ()
+    target_key: Sha256 | Literal[""] = ""
 
     def render(self) -> bytes:
         """Return the document as it is written, its schema first."""
@@ -91,10 +111,12 @@ def is_ours(artifact_dir: Path) -> bool:
 
 
 def verify_files(artifact_dir: Path, manifest: Manifest) -> list[str]:
-    """Hash every file that the manifest names; return what is wrong, one line a file."""
+    """Hash every file that the manifest names, look for others; return what is wrong, one line a file."""
     root = artifact_dir.resolve()
     problems = in_threads(lambda record: problem_of(root, record), manifest.files)
-    return [f"{record.path}: {found}" for record, found in zip(manifest.files, problems, strict=True) if found]
+    differing = [f"{record.path}: {found}" for record, found in zip(manifest.files, problems, strict=True) if found]
+    others = unlisted(root, [record.path for record in manifest.files])
+    return [*differing, *(f"{path}: the manifest does not name it" for path in others)]
 
 
 def problem_of(root: Path, record: FileRecord) -> str | None:

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
+from trtspec.artifacts.contents import unlisted
 from trtspec.artifacts.manifest import Manifest, is_ours, load_manifest, problem_of
 from trtspec.artifacts.paths import MANIFEST, REPORTS
 from trtspec.errors import StepError, TrtspecError
@@ -158,23 +159,12 @@ def _is_same_file(path: Path, source: Path) -> bool:
 
 
 def _check_nothing_foreign(out: Path, manifest: Manifest) -> None:
-    own = {record.path for record in manifest.files} | {MANIFEST}
-    foreign = sorted(set(_unaccounted(out)) - own)
-    if foreign:
+    if foreign := unlisted(out, [record.path for record in manifest.files]):
         raise TrtspecError(
             f"the artifact to replace holds files it did not come with: {', '.join(foreign[:3])}",
             where=str(out),
             hint="move them away; they would be lost",
         )
-
-
-def _unaccounted(out: Path) -> Iterator[str]:
-    for directory, subdirectories, names in os.walk(out):
-        relative = Path(directory).relative_to(out)
-        if relative.parts[:1] == (REPORTS,) or relative.name == "__pycache__":
-            continue
-        links = [name for name in subdirectories if os.path.islink(os.path.join(directory, name))]
-        yield from (str(relative / name) for name in names + links)
 
 
 def _carry_reports(out: Path, temporary: Path) -> None:

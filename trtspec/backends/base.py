@@ -70,11 +70,12 @@ class Backend:
     so that what is measured in this process counts. `builds_engines` tells whether TensorRT engines are what it runs,
     which a recipe may want to stay with when it moves. `keeps_windows` tells whether layers with a sliding window keep
     to it, so that texts may be longer. `knobs` are the keys of `speculation` that it honours, out of recipe.schema's
-    KNOBS; `check` refuses the others, so none is ignored in silence. `devices` are the values of `engine.device` that
-    it takes, `dtypes` those of `dtype`. `maps_vocabularies` tells of a version and a method whether it drafts with a
-    model of another vocabulary. `package` is the Python package that it needs, None for one that comes with trtspec,
-    and `versions` the versions that can be asked for, the default last. `check` yields what keeps a recipe from being
-    built or served. `serving` says how tritonserver runs it. `build_arguments` returns what its builder is told of a
+    KNOBS; `check` refuses the others, so none is ignored in silence. `warms` tells whether
+    `serving.warmup` adds anything; `check` refuses it elsewhere. `devices` are the values of `engine.device` that it
+    takes, `dtypes` those of `dtype`. `maps_vocabularies` tells of a version and a method whether it drafts with a model
+    of another vocabulary. `package` is the Python package that it needs, None for one that comes with trtspec, and
+    `versions` the versions that can be asked for, the default last. `check` yields what keeps a recipe from being built
+    or served. `serving` says how tritonserver runs it. `build_arguments` returns what its builder is told of a
     method and a draft shape, for backends that build engines. `probes` says what of it is on this machine, for
     `doctor`; `migrate` moves a recipe to one of its versions.
     """
@@ -88,6 +89,7 @@ class Backend:
     in_process: bool = False
     keeps_windows: bool = False
     knobs: frozenset[str] = frozenset()
+    warms: bool = False
     maps_vocabularies: Callable[[str, str], bool] = _never
     devices: tuple[str, ...] = ("gpu",)
     dtypes: tuple[str, ...] = ("auto", "float16", "bfloat16")

@@ -41,6 +41,15 @@ def check_placed(recipe: Recipe, backend: Backend) -> Iterator[Diagnostic]:
             yield Diagnostic(path, "not-supported", message, f"remove it, or set engine.backend: {' or '.join(names)}")
 
 
+def check_warmup(recipe: Recipe, backend: Backend) -> Iterator[Diagnostic]:
+    """Yield that a warm-up is asked of an engine that has one of its own, if any."""
+    if recipe.serving.warmup and not backend.warms:
+        names = [name for name, each in backends().items() if each.warms]
+        message = f"warmup is not honoured by this backend ({backend.summary}), whose engine warms up as its own way is"
+        hint = f"remove it, or set engine.backend: {' or '.join(names)}; deploy --wait-warm waits for a first text"
+        yield Diagnostic("serving.warmup", "not-supported", message, hint)
+
+
 def _who_honours(knob: str, method: str) -> str:
     """Return the remedy: to remove the key, or to use a backend that honours it and runs the method."""
     names = [name for name, each in backends().items() if knob in each.knobs and method in each.methods()]

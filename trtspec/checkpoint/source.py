@@ -77,7 +77,7 @@ class Source:
         """Return typed access to config.json."""
         return ConfigReader(self.config, str(self.root / "config.json"))
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Return the bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self.tensors.values())

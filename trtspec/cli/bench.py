@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trtspec.cli import completing
-from trtspec.cli.options import Baseline, Json, SkipGate
+from trtspec.cli.options import AllowCode, Baseline, Json, Prompts, SkipGate
 from trtspec.measure.speedup import MAX_RUNS
 
 if TYPE_CHECKING:
@@ -29,13 +29,14 @@ def bench(
             autocompletion=completing.deployments,
         ),
     ],
-    prompts: Annotated[Path | None, typer.Option(help="A .jsonl of prompts, instead of the artifact's own.")] = None,
+    prompts: Prompts = None,
     max_tokens: Annotated[int, typer.Option(help="New tokens a prompt.", min=1)] = 64,
     runs: Annotated[
         int, typer.Option(help=f"Runs of each side; --gates adds some, up to {MAX_RUNS}, for a close limit.", min=1)
     ] = 3,
     baseline: Baseline = None,
     gates: Annotated[bool, typer.Option("--gates", help="Judge the recipe's gates, and write the report.")] = False,
+    allow_code: AllowCode = None,
     skip_gate: SkipGate = None,
     json: Json = False,
 ) -> None:

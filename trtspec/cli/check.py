@@ -45,7 +45,7 @@ def check(recipes: Recipes, set_: Set = None, cell: Cell = None, json: Json = Fa
 
 
 def _check(file: Path, overrides: Sequence[str], cells: Sequence[str]) -> list[Checked]:
-    from trtspec.check import check_recipe
+    from trtspec.check.recipe import check_recipe
     from trtspec.diagnostics import RecipeError
     from trtspec.recipe.files import name_of
     from trtspec.recipe.load import load_matrix

@@ -3,24 +3,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trtspec.cli.options import Artifact, Baseline, Json, SkipGate
+from trtspec.cli.options import AllowCode, Artifact, Baseline, Json, SkipGate
 from trtspec.system import LOOPBACK
 
 if TYPE_CHECKING:
     from trtspec.measure.report import LeftOut
 
+ROOT = "it runs as root, and so will the server and the models in it; a user of its own is safer (--systemd)"
 Port = Annotated[int | None, typer.Option(help="A port; a free one is found where none is given.")]
 
 
 def deploy(
     artifact: Artifact,
-    target: Annotated[str, typer.Option(help="Where to: local is this machine.")] = "local",
+    target: Annotated[str, typer.Option(help="Where to: local is this machine; docker, kubernetes.")] = "local",
     name: Annotated[str | None, typer.Option(help="What it is known by, instead of the recipe's name.")] = None,
     host: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Where the server listens; 0.0.0.0: on all networks.")
@@ -29,12 +33,39 @@ def deploy(
     http_port: Port = None,
     grpc_port: Port = None,
     metrics_port: Port = None,
+    openai_port: Port = None,
     timeout: Annotated[float, typer.Option(help="Seconds until the first answer.", min=1)] = 300.0,
+    wait_warm: Annotated[
+        bool, typer.Option("--wait-warm", help="Wait for a first text by Triton's entry and by OpenAI's.")
+    ] = False,
+    drain: Annotated[
+        int | None,
+        typer.Option(help="Seconds that open requests get at the end; here 10, in containers the longest's.", min=1),
+    ] = None,
+    allow_code: AllowCode = None,
     skip_gate: SkipGate = None,
     baseline: Baseline = None,
+    canary: Annotated[
+        str | None,
+        typer.Option(metavar="5%,25%,100%", help="Shares of a live one's requests that it gets; else the recipe's."),
+    ] = None,
+    systemd: Annotated[
+        bool, typer.Option("--systemd", help="Print a systemd unit that serves it with these options, and end.")
+    ] = False,
+    image: Annotated[
+        str | None, typer.Option(metavar="NAME@sha256:...", help="The container image, by digest.")
+    ] = None,
+    option: Annotated[
+        list[str] | None, typer.Option("--option", metavar="KEY=VALUE", help="A setting of the target; repeatable.")
+    ] = None,
+    render: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write the target's files there, and run nothing.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Serve an artifact on Triton Inference Server, after its gates were seen to hold.
+
+    Over a live one of the same name it gets a growing share of the requests, and takes its place or is rolled back.
 
     Example: trtspec deploy build/quickstart --detach
     """
@@ -43,10 +74,29 @@ def deploy(
     from trtspec.cli.verify import left_out_lines
     from trtspec.deploy.address import exposure
     from trtspec.deploy.base import deploy as serve
+    from trtspec.deploy.base import render as write
+    from trtspec.deploy.options import DeployOptions
     from trtspec.measure.gates import check_gate_names
 
+    settings = settings_of(option or (), image)
+    ports = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port, "openai": openai_port}
+    if render is not None:
+        skip = tuple(sorted(check_gate_names(skip_gate or ())))
+        files = write(
+            artifact, target, render, name=name, host=host, ports=ports, skip=skip, drain_s=drain, settings=settings
+        )
+        show_rendered(target, render, files, json)
+        return
     if exposed := exposure(host):
         note(f"warning: {exposed}", "yellow")
+    if systemd:
+        given = {"target": target, "name": name, **{f"{which}-port": port for which, port in ports.items()}}
+        more = {"drain": drain, "skip-gate": skip_gate, "allow-code": allow_code, "baseline": baseline}
+        flags = ["--wait-warm"] if wait_warm else []
+        print_unit(artifact, host, {**given, "timeout": timeout, **more}, flags, json=json)
+        return
+    if target == "local" and os.geteuid() == 0:
+        note(f"warning: {ROOT}", "yellow")
     left_out: list[LeftOut] = []
 
     def leave_out(those: Sequence[LeftOut]) -> None:
@@ -54,31 +104,76 @@ def deploy(
         for line in left_out_lines(those):
             note(line, "yellow")
 
+    options = DeployOptions(
+        name=name,
+        host=host,
+        ports={which: port for which, port in ports.items() if port is not None},
+        detach=detach,
+        timeout_s=timeout,
+        drain_s=drain,
+        skip_gates=tuple(sorted(check_gate_names(skip_gate or ()))),
+        shares=shares_of(canary),
+        wait_warm=wait_warm,
+        settings=settings,
+        on_event=lambda state, what: note(f"  {state:<7} {what}"),
+    )
     with counter() as on_progress:
-        deployment = serve(
-            artifact,
-            target,
-            on_progress=on_progress,
-            skip=sorted(check_gate_names(skip_gate or ())),
-            baseline=baseline,
-            on_left_out=leave_out,
-            name=name,
-            host=host,
-            http_port=http_port,
-            grpc_port=grpc_port,
-            metrics_port=metrics_port,
-            detach=detach,
-            timeout_s=timeout,
-            on_event=lambda state, what: note(f"  {state:<7} {what}"),
-        )
+        deployment = serve(artifact, target, options, on_progress=on_progress, baseline=baseline, on_left_out=leave_out)
     document = deployment.as_dict() | {"left_out": [asdict(each) for each in left_out]}
     if json:
         print_json(document)
     else:
         show(document)
-    if not detach:
+    if not detach and "rollout" not in document:
         note("press Ctrl-C to stop")
         deployment.wait()  # unbounded: a server in the foreground, as long as its owner wants
+
+
+def print_unit(artifact: Path, host: str, given: Mapping[str, object], flags: Sequence[str], *, json: bool) -> None:
+    """Print a systemd unit; nothing is checked of the artifact before the unit is started."""
+    from trtspec.cli.render import print_json
+    from trtspec.deploy.systemd import render_unit
+
+    said = {name: value if isinstance(value, list) else [value] for name, value in given.items() if value is not None}
+    options = [word for name, values in said.items() for value in values for word in (f"--{name}", str(value))]
+    unit = render_unit(artifact, host, [*options, *flags])
+    if json:
+        print_json({"format_version": 1, "unit": unit})
+    else:
+        sys.stdout.write(unit)
+
+
+def settings_of(given: Sequence[str], image: str | None) -> dict[str, str]:
+    """Return the target's settings by name; DeployError for one without a value, or given twice."""
+    from trtspec.errors import DeployError
+
+    pairs = [each.partition("=") for each in (*given, *([f"image={image}"] if image else []))]
+    settings = {key: value for key, _, value in pairs}
+    if not all(between for _, between, _ in pairs) or len(settings) < len(pairs):
+        raise DeployError("--option is KEY=VALUE, each key once", hint="as --option namespace=serving")
+    return settings
+
+
+def shares_of(canary: str | None) -> tuple[int, ...]:
+    """Return percents as numbers, () for none; DeployError for what are none, or do not grow."""
+    from trtspec.errors import DeployError
+
+    words = canary.split(",") if canary else []
+    shares = [int(digits) for word in words if (digits := word.strip().removesuffix("%")).isdecimal()]
+    if len(shares) < len(words) or any(not 1 <= share <= 100 for share in shares) or shares != sorted({*shares}):
+        raise DeployError(f"--canary {canary}: expected growing percents", hint="as --canary 5%,25%,100%")
+    return tuple(shares)
+
+
+def show_rendered(target: str, out: Path, files: Sequence[str], as_json: bool) -> None:
+    """Show which files were written."""
+    from trtspec.cli.render import print_json, say
+
+    if as_json:
+        print_json({"format_version": 1, "target": target, "rendered": str(out), "files": list(files)})
+        return
+    for path in files:
+        say(str(out / path))
 
 
 def show(document: dict[str, object]) -> None:

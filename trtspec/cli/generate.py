@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trtspec.cli.options import Artifact, Json
+from trtspec.cli.options import AllowCode, Artifact, Json
 
 if TYPE_CHECKING:
     from trtspec.measure.generate import Generated
@@ -21,7 +21,12 @@ CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # not the ends of lines
 def generate(
     artifact: Artifact,
     prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="The text to go on with.")] = None,
-    prompts: Annotated[Path | None, typer.Option(help="A .jsonl with many prompts instead.")] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Many prompts instead: a file, or a set that `trtspec prompts --list` names."
+        ),
+    ] = None,
     max_tokens: Annotated[int, typer.Option(help="The most new tokens.")] = 64,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Sample from the K most probable tokens; 0 is all.")] = 0,
@@ -30,6 +35,7 @@ def generate(
     stop: Annotated[
         list[str] | None, typer.Option(metavar="TEXT", help="End with the token that completes this text.")
     ] = None,
+    allow_code: AllowCode = None,
     json: Json = False,
 ) -> None:
     """Go on with a text, in this process.
@@ -43,7 +49,7 @@ def generate(
     from trtspec.measure.generate import generate_many, generate_one
 
     if (prompt is None) == (prompts is None):
-        raise TrtspecError("say what to go on with: either --prompt TEXT or --prompts FILE.jsonl")
+        raise TrtspecError("say what to go on with: either --prompt TEXT or --prompts FILE")
     how = {
         "max_tokens": max_tokens,
         "sampling": SamplingOptions(temperature, top_k, top_p, seed),
@@ -81,6 +87,7 @@ def document(generated: Generated) -> dict[str, Any]:
         "new_tokens": stats.new_tokens,
         "drafted": stats.drafted,
         "accepted": stats.accepted,
+        "accepted_by_position": list(stats.accepted_by_position),
         "acceptance": generated.acceptance,
         "acceptance_rate": round(stats.acceptance_rate, 4),
         "mean_accepted_len": round(stats.mean_accepted_len, 4),

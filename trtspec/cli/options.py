@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -51,6 +53,22 @@ Cell = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+AllowCode = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-code",
+        metavar="SHA256",
+        help="Let a file of the artifact run that this trtspec did not emit; repeatable.",
+        callback=lambda digests: allow_code(digests or ()),
+    ),
+]
+Prompts = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="A file of prompts, or a set that `trtspec prompts --list` names, instead of the artifact's own.",
+    ),
+]
 SkipGate = Annotated[
     list[str] | None,
     typer.Option("--skip-gate", metavar="NAME", help="Leave a gate of the recipe out, as min_speedup; repeatable."),
@@ -63,3 +81,12 @@ Baseline = Annotated[
         autocompletion=completing.deployments,
     ),
 ]
+
+
+def allow_code(digests: Sequence[str]) -> None:
+    """Allow code by its digests in this process and in those that it starts; TrtspecError for what is no digest."""
+    from trtspec.backends.code import ALLOW, allowed_digests
+
+    if digests:
+        os.environ[ALLOW] = ",".join([*digests, os.environ.get(ALLOW, "")])
+        allowed_digests()

@@ -25,9 +25,12 @@ def plan(
     detailed_exitcode: Annotated[
         bool, typer.Option("--detailed-exitcode", help="Exit with 2 where there is work to do.")
     ] = False,
+    gpu_price: Annotated[
+        float | None, typer.Option("--gpu-price", metavar="DOLLARS", min=0, help="Of a GPU's hour: what tokens cost.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Show what a build would do and why, and what serving will take.
+    """Show what a build would do and why, what serving will take, and what speculation will bring.
 
     Example: trtspec plan recipes/quickstart.yaml
     """
@@ -39,7 +42,7 @@ def plan(
     documents = []
     for loaded in load_matrix(recipe, set_ or (), cell or ()):
         build = plan_build(loaded)
-        documents.append(describe(build, store))
+        documents.append(describe(build, store, gpu_price))
         show_diagnostics(build.diagnostics)
         if not json:
             show(documents[-1], build)
@@ -49,7 +52,7 @@ def plan(
     raise typer.Exit(THERE_IS_WORK if detailed_exitcode and work else 0)
 
 
-def describe(build: Build, store: Store) -> dict[str, Any]:
+def describe(build: Build, store: Store, gpu_price: float | None = None) -> dict[str, Any]:
     """Return the document of `plan --json`."""
     from trtspec.pipeline import artifact_place
 
@@ -79,7 +82,7 @@ def describe(build: Build, store: Store) -> dict[str, Any]:
         "memory": {"gpus": [{**asdict(device), "total_bytes": device.total_bytes} for device in build.memory()]},
         "downloads": build.downloads,
         "disk": [{**asdict(need), "path": str(need.path)} for need in build.disk(store, artifact_place(build.recipe))],
-        "predicted": build.predicted(),
+        "predicted": build.predicted(gpu_price),
         "notes": list(build.artifact.notes),
         **build.artifact.facts,
     }
@@ -97,6 +100,7 @@ def _told(document: dict[str, Any]) -> str:
 
 def show(document: dict[str, Any], build: Build) -> None:
     """Show the plan to people."""
+    from trtspec.cli.predicted import show_predicted
     from trtspec.cli.render import say, say_command, show_table
     from trtspec.disk import amount
 
@@ -128,9 +132,8 @@ def show(document: dict[str, Any], build: Build) -> None:
     for need in document["disk"]:
         sizes = f"{amount(need['needed_bytes'])} to write, {amount(need['free_bytes'])} free"
         say(f"disk for the {need['what']}: {sizes} at {need['path']}")
-    if predicted := document["predicted"]:
-        rates = ", ".join(f"{value}x at {rate}" for rate, value in predicted["speedup_by_acceptance_rate"].items())
-        say(f"expected at batch 1, by acceptance rate: {rates}")
+    if document["predicted"]:
+        show_predicted(document["predicted"], build.recipe.engine.max_seq_len)
     missing = sum(step["status"] == "miss" for step in steps)
     say(f"{missing} of {len(steps)} steps are to be done" if missing else "nothing to do")
 

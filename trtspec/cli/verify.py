@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trtspec.cli.options import Artifact, Json, SkipGate
+from trtspec.cli.options import AllowCode, Artifact, Json, Prompts, SkipGate
 from trtspec.measure.speedup import MAX_RUNS
 
 if TYPE_CHECKING:
@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 def verify(
     artifact: Artifact,
     source: Annotated[Path | None, typer.Option(help="Where the target's source lies now, if it was moved.")] = None,
-    prompts: Annotated[Path | None, typer.Option(help="A .jsonl of prompts, instead of the artifact's own.")] = None,
+    prompts: Prompts = None,
     max_tokens: Annotated[int, typer.Option(help="New tokens a prompt.", min=1)] = 64,
     runs: Annotated[
         int, typer.Option(help="Runs of each side at most: one, and more while a speed-up may miss its limit.", min=1)
     ] = MAX_RUNS,
+    allow_code: AllowCode = None,
     skip_gate: SkipGate = None,
     report: Annotated[Path | None, typer.Option(help="Where the report goes, instead of into the artifact.")] = None,
     json: Json = False,

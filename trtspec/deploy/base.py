@@ -3,14 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Protocol
 
-from trtspec.deploy.journal import DeploymentJournal, Record, deployment_names
+from trtspec.artifacts.manifest import load_manifest
+from trtspec.artifacts.paths import REPOSITORY
+from trtspec.deploy.containers import Workload, workload_of
+from trtspec.deploy.journal import STARTING, DeploymentJournal, Record, deployment_names
+from trtspec.deploy.options import DeployOptions, OnEvent
+from trtspec.deploy.rendered import Rendered, write_rendered
 from trtspec.errors import DeployError, TrtspecError, refusal
 from trtspec.measure.gates import on_request
 from trtspec.measure.gating import deploy_load, ensure_served_gates
@@ -20,9 +25,6 @@ from trtspec.paths import state_dir
 from trtspec.registry import find
 from trtspec.system import LOOPBACK
 from trtspec.triton.client import Client
-
-OnEvent = Callable[[str, str], None]  # (state, what happened): for people, as it happens
-BeforeLive = Callable[[str], None]  # gets the http address of a server that answered; raises where it may not go live
 
 
 class Deployment(Protocol):
@@ -38,24 +40,31 @@ class Deployment(Protocol):
 class Deploy(Protocol):
     """Serve an artifact; returns only when a real request was answered, and leaves nothing running when it fails."""
 
+    def __call__(self, artifact: Path, options: DeployOptions) -> Deployment: ...
+
+
+class Render(Protocol):
+    """Return the files that serve a workload in containers; DeployError for settings that cannot be met.
+
+    `repository` is the artifact's model repository; ports that are None are left to the target.
+    """
+
     def __call__(
         self,
-        artifact: Path,
-        *,
-        name: str | None = None,
-        host: str = LOOPBACK,
-        http_port: int | None = None,
-        grpc_port: int | None = None,
-        metrics_port: int | None = None,
-        detach: bool = False,
-        timeout_s: float = 300.0,
-        on_event: OnEvent = ...,
-        before_live: BeforeLive = ...,
-    ) -> Deployment: ...
+        workload: Workload,
+        repository: Path,
+        host: str,
+        ports: Mapping[str, int | None],
+        settings: Mapping[str, str],
+    ) -> Rendered: ...
 
 
 def _state_of_process(record: Record) -> str:
     return record.state_now
+
+
+def _is_here(journal: DeploymentJournal) -> None:
+    """Leave the log, which its server writes on this machine."""
 
 
 @dataclass(frozen=True)
@@ -63,34 +72,49 @@ class Target:
     """What every place to deploy to can do; deployments are known by their name, of all targets.
 
     `state` is what can be said of a deployment without asking its server: by default, whether its process lives here.
+    A target of containers has `render`, and `options` by name with what each is for; there `trtspec deploy` runs
+    inside and judges the gates. `fetch_log` brings the log here; `promote` and `rollback` decide on a rollout where the
+    target has such.
     """
 
     deploy: Deploy
     status: Callable[[str], dict[str, Any]]
     stop: Callable[[str], dict[str, Any]]
     state: Callable[[Record], str] = _state_of_process
+    render: Render | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    fetch_log: Callable[[DeploymentJournal], None] = _is_here
+    promote: Callable[[str], dict[str, Any]] | None = None
+    rollback: Callable[[str, OnEvent], dict[str, Any]] | None = None
 
 
 def deploy(
     artifact: Path,
     target: str,
+    options: DeployOptions,
     *,
     on_progress: OnProgress = lambda what, done, total: None,
-    skip: Collection[str] = (),
     baseline: str | None = None,
     on_left_out: Callable[[Sequence[LeftOut]], None] = lambda left_out: None,
-    name: str | None = None,
-    **options: Any,
 ) -> Deployment:
     """Serve an artifact whose gates hold: by its report, by measuring them now, or on its server before it is live.
 
-    `skip` names gates to leave out, `baseline` a server without speculation. `on_left_out` gets what was not judged;
-    `name` is what the deployment is known by, in place of the recipe's name; `options` are the others of `Deploy`.
-    Raises like `ensure_gates` and the target.
+    `baseline` is a server without speculation; `on_left_out` gets what was not judged. Raises like `ensure_gates` and
+    the target.
     """
-    where = find_target(target)
-    if name is not None:
-        DeploymentJournal(name)  # which refuses what is no name, before anything is measured
+    where, skip = find_target(target), options.skip_gates
+    if options.name is not None:
+        DeploymentJournal(options.name)  # which refuses what is no name, before anything is measured
+    _check_free(artifact, options.name, target)
+    if where.render is not None:
+        if baseline:
+            raise DeployError(f"the server that runs on {target} measures no --baseline", hint="--skip-gate, or verify")
+        if options.wait_warm:
+            hint = "leave it out: its own probe asks the server for a text"
+            raise DeployError(f"nobody here can ask the entries of {target}", hint=hint)
+        with _in_words():
+            return where.deploy(artifact, options)
+    _check_settings(target, options.settings)
     other = Client.at(address_of(baseline)[0]) if baseline else None
     if skip:
         on_left_out([on_request(name) for name in skip])
@@ -100,9 +124,50 @@ def deploy(
             load = deploy_load(artifact, skip, on_progress)
             on_left_out(ensure_served_gates(Client.at(url), artifact, load, other))
 
-        options["before_live"] = judge  # not given where it has nothing to do
+        options = replace(options, before_live=judge)
     with _in_words():
-        return where.deploy(artifact, name=name, **options)
+        return where.deploy(artifact, options)
+
+
+def render(
+    artifact: Path,
+    target: str,
+    out: Path,
+    *,
+    name: str | None = None,
+    host: str = LOOPBACK,
+    ports: Mapping[str, int | None],
+    skip: Collection[str] = (),
+    drain_s: int | None = None,
+    settings: Mapping[str, str],
+) -> list[str]:
+    """Write the files that serve an artifact on a target below `out` and return their paths; nothing is run."""
+    where = find_target(target)
+    if where.render is None:
+        _check_settings(target, settings)
+        raise DeployError(f"nothing is rendered for {target}", hint="leave --render out, or choose another --target")
+    if name is not None:
+        DeploymentJournal(name)
+    workload = workload_of(load_manifest(artifact), name, tuple(skip), drain_s)
+    with _in_words(out):
+        return write_rendered(out, where.render(workload, artifact / REPOSITORY, host, ports, settings))
+
+
+def _check_settings(target: str, settings: Mapping[str, str]) -> None:
+    if settings:
+        raise DeployError(f"{target} takes no {', '.join(sorted(settings))}", hint="they belong to other targets")
+
+
+def _check_free(artifact: Path, name: str | None, target: str) -> None:
+    """Refuse a name that runs on another target, which would be forgotten there."""
+    if not deployment_names():
+        return
+    record = DeploymentJournal(name or load_manifest(artifact).recipe.name).read()
+    if record is None or record.target == target or record.state not in (*STARTING, "live"):
+        return
+    if find_target(record.target).state(record) in ("live", "starting", "unhealthy"):
+        hint = f"trtspec stop {record.name}, or choose another name with --name"
+        raise DeployError(f"{record.name!r} is already deployed on {record.target}", hint=hint)
 
 
 def address_of(what: str) -> tuple[str, dict[str, Any]]:
@@ -132,7 +197,7 @@ def _listed(name: str) -> dict[str, Any]:
         state = find_target(record.target).state(record)
     except TrtspecError as error:
         return {"name": name, "state": "unknown", "error": str(error)}
-    keys = ("name", "target", "artifact", "backend", "method", "endpoints", "host", "pid")
+    keys = ("name", "target", "artifact", "backend", "method", "endpoints", "host", "pid", "restarts", "reason")
     return {key: getattr(record, key) for key in keys} | {"state": state, "since": _utc(record.since)}
 
 
@@ -144,6 +209,34 @@ def stop(name: str) -> dict[str, Any]:
     """End a deployment, wherever it runs."""
     with _in_words():
         return target_of(name).stop(name)
+
+
+def promote(name: str) -> dict[str, Any]:
+    """Let the new revision of a deployment serve now."""
+    with _in_words():
+        if (decide := target_of(name).promote) is None:
+            raise _no_rollouts(name)
+        return decide(name)
+
+
+def rollback(name: str, on_event: OnEvent) -> dict[str, Any]:
+    """Let the revision before the new one, or the present one, serve again."""
+    with _in_words():
+        if (decide := target_of(name).rollback) is None:
+            raise _no_rollouts(name)
+        return decide(name, on_event)
+
+
+def history(name: str) -> list[dict[str, Any]]:
+    """Return all that became of a deployment and its revisions, oldest first."""
+    journal = DeploymentJournal(name)
+    journal.known()
+    return [entry | {"time": _utc(entry["time"])} for entry in journal.entries()]
+
+
+def _no_rollouts(name: str) -> DeployError:
+    target = DeploymentJournal(name).known().target
+    return DeployError(f"{target} rolls revisions out and back by its own means", hint=f"trtspec status {name}")
 
 
 def target_of(name: str) -> Target:
@@ -158,12 +251,14 @@ def find_target(name: str) -> Target:
 
 
 @contextmanager
-def _in_words() -> Iterator[None]:
-    """Say what the machine refuses: nearly always it is about the directory with the deployments."""
+def _in_words(place: Path | None = None) -> Iterator[None]:
+    """Say what the machine refuses: nearly always it is about the directory with the deployments, or `place`."""
     try:
         yield
     except OSError as error:
         if (refused := refusal(error)) is None:
             raise
         hint = "give it room or access there, or point TRTSPEC_STATE at another directory"
-        raise DeployError(f"{refused} {error.filename or state_dir()}", hint=hint) from error
+        raise DeployError(
+            f"{refused} {error.filename or place or state_dir()}", hint=None if place else hint
+        ) from error

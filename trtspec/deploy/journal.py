@@ -3,8 +3,11 @@
 
 deployments/NAME/state.json      the last Record
 deployments/NAME/journal.jsonl   one line a transition, with its time
-deployments/NAME/server.log      what the server said
-deployments/NAME/artifact/       what is served: a copy of the models, links to the rest
+deployments/NAME/server.log      what the server said; server.log.1 and so on what those before it said
+deployments/NAME/children.json   how what runs beside the servers is started
+deployments/NAME/token           what the servers' control APIs ask for
+deployments/NAME/rollout.json    the last Rollout, and `rollout.ask` what somebody wants of it
+deployments/NAME/revisions/N/    what is served, or was before (`trtspec.deploy.revision`)
 """
 
 from __future__ import annotations
@@ -23,17 +26,18 @@ from filelock import FileLock, Timeout
 
 from trtspec.deploy.address import reachable
 from trtspec.errors import DeployError
-from trtspec.files import read_bounded, replace_file
+from trtspec.files import private_directory, read_bounded, replace_file
 from trtspec.paths import state_dir
 from trtspec.registry import did_you_mean
 from trtspec.system import LOOPBACK, is_alive
-from trtspec.triton.server import Ports
+from trtspec.triton.server import EXIT_TIMEOUT_S, Ports
 
 log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 MAX_STATE_BYTES = 1 << 20
 STARTING = ("staged", "loaded", "smoke")
+RUNNING = ("live", "restarting")
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
@@ -41,12 +45,14 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 class Record:
     """One deployment and the target that it runs on; `manifest` is the SHA-256 of the artifact's when it was deployed.
 
-    `pid` and `started` together name its process, also after a reboot or a reused pid. `since` is when the state began,
-    in seconds of the epoch. What was recorded by an earlier version is "" or 0 where that did not note it.
+    `pid` and `started` together name its supervisor, also after a reboot or a reused pid. `since` is when the state
+    began, in seconds of the epoch. `restarts` counts how often the server was started again, `reason` says why it last
+    was; `drain_s` are the seconds that open requests get at its end; `openai` is the port of OpenAI's clients;
+    `revision` counts the artifacts of this name. What an earlier version did not note is "" or 0.
     """
 
     name: str
-    state: str  # staged, loaded, smoke, live, stopped, failed
+    state: str  # staged, loaded, smoke, live, restarting, stopped, failed
     artifact: str
     pid: int
     started: int | None
@@ -61,6 +67,11 @@ class Record:
     method: str = ""
     since: float = 0.0
     host: str = LOOPBACK
+    restarts: int = 0
+    reason: str = ""
+    drain_s: float = EXIT_TIMEOUT_S
+    openai: int = 0
+    revision: int = 0
     format_version: int = FORMAT_VERSION
 
     @property
@@ -69,12 +80,12 @@ class Record:
 
     @property
     def state_now(self) -> str:
-        """Return the state as its process has it: live, starting, stopped, failed, or dead where it should run."""
-        if self.state not in (*STARTING, "live"):
+        """Return the state as its process has it: live, starting, restarting, stopped, failed, or dead."""
+        if self.state not in (*STARTING, *RUNNING):
             return self.state
         if not self.is_running:
             return "dead"
-        return "live" if self.state == "live" else "starting"
+        return self.state if self.state in RUNNING else "starting"
 
     @property
     def ports(self) -> Ports:
@@ -84,11 +95,25 @@ class Record:
     def endpoints(self) -> dict[str, str]:
         """Return addresses by which this machine reaches the server."""
         host = reachable(self.host)
+        openai = {"openai": f"http://{host}:{self.openai}/v1"} if self.openai else {}
         return {
             "http": f"http://{host}:{self.http}",
             "grpc": f"{host}:{self.grpc}",
             "metrics": f"http://{host}:{self.metrics}/metrics",
-        }
+        } | openai
+
+
+def document_of(record: Record, state: str) -> dict[str, Any]:
+    """Return the document of `deploy --json`."""
+    return {
+        "format_version": FORMAT_VERSION,
+        "name": record.name,
+        "state": state,
+        "endpoints": record.endpoints,
+        "host": record.host,
+        "pid": record.pid,
+        "revision": record.revision,
+    }
 
 
 def deployment_names() -> list[str]:
@@ -106,6 +131,7 @@ class DeploymentJournal:
         self.name = name
         self.root = state_dir() / "deployments" / name
         self.log = self.root / "server.log"
+        self.children = self.root / "children.json"
 
     def read(self) -> Record | None:
         """Return the last record; None where this name was never deployed."""
@@ -134,12 +160,23 @@ class DeploymentJournal:
         """Note a transition: first in the journal, then as the state."""
         record = replace(record, since=time.time())
         log.info("%s is %s, process %d %s", record.name, record.state, record.pid, detail)
-        line = {"time": record.since, "state": record.state, "pid": record.pid, "detail": detail}
-        with (self.root / "journal.jsonl").open("a") as journal:
-            journal.write(json.dumps(line) + "\n")
+        self.note(record, record.state, detail)
         state = json.dumps(asdict(record), indent=1).encode()
         replace_file(self.root / "state.json", state, self.root / f"state.json.{os.getpid()}")
         return record
+
+    def note(self, record: Record, state: str, detail: str = "") -> None:
+        """Add what became of a revision to the journal; the state of the deployment stays."""
+        line = {"time": time.time(), "state": state, "pid": record.pid, "detail": detail, "revision": record.revision}
+        text = json.dumps(line | {"artifact": record.artifact, "manifest": record.manifest}) + "\n"
+        with (self.root / "journal.jsonl").open("ab") as journal:
+            size = journal.tell()
+            try:
+                journal.write(text.encode())
+                journal.flush()
+            except OSError:  # a full disk: the next line is not to begin behind half of this one
+                os.ftruncate(journal.fileno(), size)
+                raise
 
     def move(self, record: Record, state: str, detail: str = "") -> Record:
         """Note that a deployment came into another state."""
@@ -154,7 +191,7 @@ class DeploymentJournal:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the name while a server of it is being started."""
-        self.root.mkdir(parents=True, exist_ok=True)
+        private_directory(self.root)
         try:
             with FileLock(self.root / "lock", timeout=0):
                 yield

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serve an artifact on this machine: one tritonserver, watched from its start to its end.
+"""Serve an artifact on this machine: one tritonserver under a supervisor, watched from its start to its end.
 
     staged   its process runs        smoke   a first request is under way        stopped   ended when asked to
     loaded   it says it is ready     live    that request was answered           failed    ended on the way to live
+    restarting   it was dead, stopped or hanging, and is started again           failed    or that did not help
+
+An artifact that is deployed over a live one takes its place as a new revision (`trtspec.deploy.rolling`).
 
 A server that says it is ready may be none (a dead Python stub leaves it so): only an answered request counts.
 """
@@ -10,28 +13,34 @@ A server that says it is ready may be none (a dead Python stub leaves it so): on
 from __future__ import annotations
 
 import logging
-import secrets
-import shlex
+import os
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from trtspec.artifacts.manifest import load_manifest
-from trtspec.backends.base import find_backend
-from trtspec.deploy.address import check_own
-from trtspec.deploy.base import BeforeLive, OnEvent, Target
-from trtspec.deploy.journal import FORMAT_VERSION, DeploymentJournal, Record
-from trtspec.deploy.stage import put_in_place, stage_repository, stand_in_for
+from trtspec.deploy.base import Deployment, Target
+from trtspec.deploy.children import read_children, write_children
+from trtspec.deploy.entry import answers, openai_entry
+from trtspec.deploy.journal import RUNNING, DeploymentJournal, Record, document_of
+from trtspec.deploy.log import rotate
+from trtspec.deploy.look import SMOKE_REQUEST
+from trtspec.deploy.options import DeployOptions
+from trtspec.deploy.ports import choose_ports
+from trtspec.deploy.revision import next_revision, prepare, record_of, throw_away
+from trtspec.deploy.rolling import promote, roll_over, rollback
+from trtspec.deploy.rollout import read_rollout
+from trtspec.deploy.token import new_token
+from trtspec.deploy.warm import await_first_texts
 from trtspec.errors import DeployError, SmokeTestFailed, StepTimeout, TrtspecError
-from trtspec.measure.report import manifest_sha256
+from trtspec.files import private_file
 from trtspec.system import (
-    LOOPBACK,
-    free_ports,
-    port_in_use,
+    die_with_parent,
     sigterm_as_interrupt,
     start_time,
     stop_session,
@@ -39,50 +48,47 @@ from trtspec.system import (
     wait_until,
 )
 from trtspec.triton.client import Client
-from trtspec.triton.server import EXIT_TIMEOUT_S, Ports, find_server, remove_shared_memory, start_server
+from trtspec.triton.secrets import without_secrets
+from trtspec.triton.server import EXIT_TIMEOUT_S, Ports, close_shared_memory, remove_shared_memory
 
 log = logging.getLogger(__name__)
 
-SMOKE_REQUEST = {"text_input": "Hello", "max_tokens": 1}
 PROBE_TIMEOUT_S = 10.0
-STOP_TIMEOUT_S = EXIT_TIMEOUT_S + 10.0
+STOP_MARGIN_S = 10.0  # beyond what open requests get
 NOTE_TIMEOUT_S = 2.0  # between the end of a server and the note of who ended it
 POLL_S = 0.05
+DEFAULTS = DeployOptions()
 
 
-def deploy_local(
-    artifact: Path,
-    *,
-    name: str | None = None,
-    host: str = LOOPBACK,
-    http_port: int | None = None,
-    grpc_port: int | None = None,
-    metrics_port: int | None = None,
-    detach: bool = False,
-    timeout_s: float = 300.0,
-    on_event: OnEvent = lambda state, what: None,
-    before_live: BeforeLive = lambda url: None,
-) -> LocalDeployment:
-    """Start a server for an artifact and return when it answered a request; on any failure nothing is left running.
+def deploy_local(artifact: Path, options: DeployOptions = DEFAULTS) -> Deployment:
+    """Serve an artifact; return when it has answered a request. On any failure nothing is left running that was not.
 
-    Raises StepTimeout after `timeout_s`, SmokeTestFailed where the first request fails, DeployError for the rest, and
-    whatever `before_live` raises.
+    Where another artifact is live under this name, the new one takes its place, or not: RolledBack. Raises StepTimeout
+    where it takes too long, SmokeTestFailed where the first request fails, DeployError for the rest, and whatever
+    `before_live` raises.
     """
-    deadline = time.monotonic() + timeout_s
-    journal = DeploymentJournal(name or load_manifest(artifact).recipe.name)
+    deadline = time.monotonic() + options.timeout_s
+    journal = DeploymentJournal(options.name or load_manifest(artifact).recipe.name)
     with journal.lock():
+        record = journal.read()
+        if record and record.state_now in RUNNING:
+            return roll_over(journal, record, artifact, options)
         _check_not_running(journal)
-        ports = _choose_ports(http_port, grpc_port, metrics_port, host)
-        server = _start(journal, artifact, ports, detach)
+        ports, openai_port = choose_ports(options)
+        server = _start(journal, artifact, ports, openai_port, options)
         with server.stopped_on_failure():
             journal.write(server.record)
-            on_event("staged", f"tritonserver runs as process {server.record.pid}, its log is {journal.log}")
+            options.on_event("staged", f"tritonserver runs under process {server.record.pid}, its log is {journal.log}")
             server.await_ready(deadline)
-            on_event("loaded", "the models are loaded")
+            options.on_event("loaded", "the models are loaded")
             server.smoke_test(deadline)
-            before_live(server.record.endpoints["http"])
+            server.await_entry(deadline)
+            if options.wait_warm:
+                options.on_event("warm", server.await_warm(deadline))
+            if options.before_live:
+                options.before_live(server.record.endpoints["http"])
             server.go_live()
-            on_event("live", f"a request was answered at {server.record.endpoints['http']}")
+            options.on_event("live", f"a request was answered at {server.record.endpoints['http']}")
     return server
 
 
@@ -96,7 +102,7 @@ class LocalDeployment:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the document of `deploy --json`."""
-        return _document(self.record, self.record.state)
+        return document_of(self.record, self.record.state)
 
     def wait(self) -> None:
         """Block until the server ends; SIGINT and SIGTERM stop it first, its own death is a DeployError."""
@@ -106,12 +112,15 @@ class LocalDeployment:
         except KeyboardInterrupt:
             self.stop()
             raise
-        if not wait_until(lambda: self.journal.known().state == "stopped", NOTE_TIMEOUT_S):
-            raise DeployError(f"the server ended by itself with status {code}", hint=_log_hint(self.journal))
+        if wait_until(lambda: self.journal.known().state == "stopped", NOTE_TIMEOUT_S):
+            return
+        record = self.journal.known()
+        what = f"failed: {record.reason}" if record.state == "failed" else f"ended by itself with status {code}"
+        raise DeployError(f"the server {what}", hint=_log_hint(self.journal))
 
     def stop(self) -> None:
         """End the server."""
-        _end(self.journal, self.record, "stopped", STOP_TIMEOUT_S)
+        _end(self.journal, self.journal.known(), "stopped", self.record.drain_s + STOP_MARGIN_S)
 
     def await_ready(self, deadline: float) -> None:
         """Return when the server says that its models are loaded."""
@@ -122,6 +131,7 @@ class LocalDeployment:
             if time.monotonic() >= deadline:
                 raise StepTimeout("the server was not ready in time", hint=_log_hint(self.journal))
             time.sleep(POLL_S)
+        close_shared_memory(self.record.shm_prefix)
         self.record = self.journal.move(self.record, "loaded")
 
     def smoke_test(self, deadline: float) -> None:
@@ -133,6 +143,18 @@ class LocalDeployment:
             raise StepTimeout(f"the first request: {error.message}", hint=_log_hint(self.journal)) from None
         except DeployError as error:
             raise SmokeTestFailed(f"the first request failed: {error.message}", hint=_log_hint(self.journal)) from None
+
+    def await_entry(self, deadline: float) -> None:
+        """Return when what answers OpenAI's clients does so, where there is one."""
+        urls = [child.url for child in read_children(self.journal.children)]
+        if not wait_until(lambda: all(map(answers, urls)), max(0.1, deadline - time.monotonic())):
+            raise StepTimeout("the entry for OpenAI's clients was not ready in time", hint=_log_hint(self.journal))
+
+    def await_warm(self, deadline: float) -> str:
+        """Return which entries have served a first text, in words."""
+        began = time.monotonic()
+        entries = await_first_texts(self.record, self.journal.root, deadline, lambda: _log_hint(self.journal))
+        return f"{' and '.join(entries)} entry served a first text, in {time.monotonic() - began:.2f} s"
 
     def go_live(self) -> None:
         """Note that the server may be used."""
@@ -154,58 +176,66 @@ def status(name: str) -> dict[str, Any]:
     """Return how a deployment fares.
 
     `state` is live (it just answered a request), unhealthy (it runs and did not: `probe` says why), dead (it should
-    run and does not: `log` holds its last lines), starting, stopped or failed.
+    run and does not: `log` holds its last lines), starting, restarting, stopped or failed.
     """
     journal = DeploymentJournal(name)
     record = journal.known()
-    document = _document(record, record.state_now)
+    document = document_of(record, record.state_now)
+    if rollout := read_rollout(journal):
+        document["rollout"] = rollout.as_dict()
     if document["state"] == "live":
         document["probe"] = _probe_result(record)
         document["state"] = "live" if document["probe"]["ok"] else "unhealthy"
     elif document["state"] == "dead":
         document["log"] = tail(journal.log)
-    return document | {"artifact": record.artifact, "manifest": record.manifest, "log_file": str(journal.log)}
+    told = {"restarts": record.restarts, "reason": record.reason}
+    return document | told | {"artifact": record.artifact, "manifest": record.manifest, "log_file": str(journal.log)}
 
 
-def stop(name: str, timeout_s: float = STOP_TIMEOUT_S) -> dict[str, Any]:
+def stop(name: str, timeout_s: float | None = None) -> dict[str, Any]:
     """End a deployment; of one that does not run, remove what it left. `was_running` says which it was."""
     journal = DeploymentJournal(name)
     record = journal.known()
+    timeout_s = record.drain_s + STOP_MARGIN_S if timeout_s is None else timeout_s
     was_running = record.is_running
     record = _end(journal, record, "failed" if record.state == "failed" else "stopped", timeout_s)
-    return _document(record, record.state) | {"was_running": was_running}
+    return document_of(record, record.state) | {"was_running": was_running}
 
 
-def _start(journal: DeploymentJournal, artifact: Path, ports: Ports, detach: bool) -> LocalDeployment:
-    shm_prefix = f"trtspec_{secrets.token_hex(8)}_"
-    server, manifest = find_server(), load_manifest(artifact)
-    serving = find_backend(manifest.backend.name).serving()
-    stand_in = stand_in_for(server, serving)
-    serving.check_machine(artifact, manifest)
-    launch = serving.launch(artifact)
-    repository = stage_repository(artifact.absolute(), serving, journal.root / "artifact")
-    if stand_in:
-        server = put_in_place(stand_in, server, serving.triton_backend, journal.root / "backends", repository)
-    command = launch.command(server, repository, ports, shm_prefix)
-    log.info("run %s (%s), its output goes to %s", shlex.join(command), server.source, journal.log)
-    process = start_server(server, command, journal.log, detach=detach, environment=launch.environment)
-    record = Record(
-        name=journal.name,
-        state="staged",
-        artifact=str(artifact.absolute()),
-        pid=process.pid,
-        started=start_time(process.pid),
-        http=ports.http,
-        grpc=ports.grpc,
-        metrics=ports.metrics,
-        shm_prefix=shm_prefix,
-        detached=detach,
-        manifest=manifest_sha256(artifact),
-        backend=manifest.backend.name,
-        method=manifest.recipe.speculation.method,
-        host=ports.host,
-    )
+def _start(
+    journal: DeploymentJournal, artifact: Path, ports: Ports, openai_port: int, options: DeployOptions
+) -> LocalDeployment:
+    """Stage a first revision and start its supervisor."""
+    revision, former = next_revision(journal), journal.read()
+    throw_away(journal, revision, {former.revision} if former else set())
+    drain_s = options.drain_s or EXIT_TIMEOUT_S
+    new_token(journal.root)
+    prepared = prepare(journal, revision, artifact, ports, drain_s, options.timeout_s)
+    record = record_of(journal, revision, artifact, prepared, ports, options.detach, drain_s)
+    children = []
+    if prepared.manifest.recipe.serving.openai:
+        record = replace(record, openai=openai_port)
+        children = [openai_entry(journal, record)]
+    write_children(journal.children, children)
+    rotate(journal.log)
+    process = _supervise(journal, record)
+    record = replace(record, pid=process.pid, started=start_time(process.pid))
     return LocalDeployment(journal, record, process)
+
+
+def _supervise(journal: DeploymentJournal, record: Record) -> subprocess.Popen[bytes]:
+    """Start the supervisor in a session of its own, all it says going to the log; unless detached it dies with us."""
+    argv = [sys.executable, "-m", "trtspec.deploy.supervisor", journal.name, str(record.revision), record.shm_prefix]
+    with private_file(journal.log) as output:
+        return subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=without_secrets(os.environ),
+            start_new_session=True,
+            preexec_fn=None if record.detached else die_with_parent(),  # noqa: PLW1509  two system calls, no lock
+        )
 
 
 def _check_not_running(journal: DeploymentJournal) -> None:
@@ -215,27 +245,10 @@ def _check_not_running(journal: DeploymentJournal) -> None:
         return
     if record.is_running:
         raise DeployError(
-            f"{record.name!r} is already deployed at {record.endpoints['http']} (process {record.pid})",
-            hint=f"trtspec stop {record.name}, or choose another name with --name",
+            f"{record.name!r} is starting under process {record.pid}",
+            hint=f"trtspec status {record.name}, or trtspec stop {record.name}",
         )
     _end(journal, record, "stopped" if record.state == "live" else record.state, 0.0)
-
-
-def _choose_ports(http: int | None, grpc: int | None, metrics: int | None, host: str = LOOPBACK) -> Ports:
-    """Return the wanted ports and free ones for the rest; a wanted port that is taken is an error."""
-    check_own(host)
-    wanted = {"http": http, "grpc": grpc, "metrics": metrics}
-    given = [port for port in wanted.values() if port is not None]
-    for name, port in wanted.items():
-        if port is None:
-            continue
-        if not 0 < port < 65536 or given.count(port) > 1:
-            raise DeployError(f"{name} port {port} cannot be used", hint="three different ports from 1 to 65535")
-        if port_in_use(port, host):
-            raise DeployError(f"{name} port {port} is in use", hint="choose another, or none and a free one is found")
-    free = [port for port in free_ports(6, host) if port not in given]
-    chosen = [port or free.pop() for port in wanted.values()]
-    return Ports(chosen[0], chosen[1], chosen[2], host)
 
 
 def _end(journal: DeploymentJournal, record: Record, state: str, timeout_s: float, detail: str = "") -> Record:
@@ -260,19 +273,8 @@ def _probe_result(record: Record) -> dict[str, Any]:
     return {"ok": error is None, "seconds": time.monotonic() - start, "error": error}
 
 
-def _document(record: Record, state: str) -> dict[str, Any]:
-    return {
-        "format_version": FORMAT_VERSION,
-        "name": record.name,
-        "state": state,
-        "endpoints": record.endpoints,
-        "host": record.host,
-        "pid": record.pid,
-    }
-
-
 def _log_hint(journal: DeploymentJournal) -> str:
     return f"the end of {journal.log}:\n{tail(journal.log)}"
 
 
-TARGET = Target(deploy=deploy_local, status=status, stop=stop)
+TARGET = Target(deploy=deploy_local, status=status, stop=stop, promote=promote, rollback=rollback)

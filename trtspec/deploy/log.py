@@ -6,22 +6,32 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from trtspec.deploy.base import target_of
 from trtspec.deploy.journal import DeploymentJournal
 from trtspec.errors import DeployError
 
 PIECE_BYTES = 64 << 10
 POLL_S = 0.2
+FORMER = 5  # logs of servers before this one that are kept
 
 
 def log_of(name: str) -> Path:
-    """Return where the log of a deployment is."""
+    """Return where the log of a deployment is, brought here from where it runs."""
     journal = DeploymentJournal(name)
-    journal.known()
+    target_of(name).fetch_log(journal)
     return journal.log
+
+
+def rotate(path: Path) -> None:
+    """Keep the log of the server before as `server.log.1`, and so on; the oldest is thrown away."""
+    for number in range(FORMER, 0, -1):
+        former = path if number == 1 else path.with_name(f"{path.name}.{number - 1}")
+        with suppress(FileNotFoundError):
+            former.replace(path.with_name(f"{path.name}.{number}"))
 
 
 def read_log(path: Path, lines: int) -> Iterator[bytes]:
@@ -43,6 +53,8 @@ def last_lines(path: Path, lines: int, max_bytes: int) -> list[str]:
 def follow_log(name: str, lines: int) -> Iterator[bytes]:
     """Yield the last lines of a deployment's log and what is added to it, until its server has ended."""
     journal = DeploymentJournal(name)
+    if (record := journal.known()).target != "local":
+        raise DeployError(f"the log of {name} is on {record.target}", hint="follow it there, or leave --follow out")
     with _opened(log_of(name)) as file:
         file.seek(_start_of_last(file, lines))
         is_running = True

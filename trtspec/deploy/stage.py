@@ -7,11 +7,16 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from trtspec.artifacts.paths import REPOSITORY
+from trtspec.artifacts.contents import BYTE_CODE
+from trtspec.artifacts.manifest import Manifest, load_manifest, verify_files
+from trtspec.artifacts.paths import PLUGINS, REPOSITORY
+from trtspec.backends.code import check_code
 from trtspec.backends.serving import ServingHooks, StandIn
-from trtspec.errors import DeployError
+from trtspec.errors import DeployError, DigestMismatch
+from trtspec.files import copy_tree, private_directory
 from trtspec.triton.server import Server
 
+RUNS = (REPOSITORY, PLUGINS)  # the parts of an artifact that a server runs
 INSTALLED = (Path("/opt/tritonserver/backends"),)  # where containers have them
 
 
@@ -42,27 +47,48 @@ def put_in_place(stand_in: StandIn, server: Server, name: str, stage: Path, repo
     shutil.rmtree(stage, ignore_errors=True)
     python = next(place / "python" for place in _backend_places(server) if (place / "python").is_dir())
     for backend, source in (("python", python), (name, stand_in.folder)):
-        shutil.copytree(source, stage / backend, ignore=shutil.ignore_patterns("__pycache__"))
+        copy_tree(source, stage / backend, without=BYTE_CODE)
     stand_in.adapt(repository)
     return replace(server, backends=stage)
 
 
 def stage_repository(artifact: Path, serving: ServingHooks, stage: Path) -> Path:
-    """Return a copy of the repository to serve, with the rest of the artifact linked beside it.
+    """Return a copy of the repository to serve, with compiled plugins copied and the rest linked beside it.
 
-    Python writes its caches next to the models, whatever the environment says: the artifact stays as it was built.
+    What runs is copied first and then checked, so that nobody changes it in between; byte code stays behind. Python
+    writes its caches next to the models, whatever the environment says: the artifact stays as it was built.
     """
-    repository = artifact / REPOSITORY
-    if not repository.is_dir():
-        raise DeployError(f"the artifact holds no {REPOSITORY}", where=str(artifact), hint="build it again")
+    check_repository(artifact)
     if stage.exists():
         shutil.rmtree(stage)
-    stage.mkdir(parents=True)
-    serving.stage(repository, stage / REPOSITORY, str(artifact))
-    for path in artifact.iterdir():
-        if path.name != REPOSITORY:
-            (stage / path.name).symlink_to(path)
+    private_directory(stage)
+    manifest = load_manifest(artifact)
+    copied = _copy_checked(artifact, manifest, stage / "copied")
+    serving.stage(copied / REPOSITORY, stage / REPOSITORY, str(artifact))
+    if (copied / PLUGINS).is_dir():
+        (copied / PLUGINS).rename(stage / PLUGINS)
+    shutil.rmtree(copied)
+    for name in sorted({record.path.split("/")[0] for record in manifest.files} - {*RUNS}):
+        (stage / name).symlink_to(artifact / name)
     return stage / REPOSITORY
+
+
+def check_repository(artifact: Path) -> None:
+    """Raise DeployError for an artifact that has nothing to serve."""
+    if not (artifact / REPOSITORY).is_dir():
+        raise DeployError(f"the artifact holds no {REPOSITORY}", where=str(artifact), hint="build it again")
+
+
+def _copy_checked(artifact: Path, manifest: Manifest, out: Path) -> Path:
+    """Copy what runs; raises DigestMismatch where the copy is not what the manifest and this trtspec vouch for."""
+    for name in RUNS:
+        if (artifact / name).is_dir():
+            copy_tree(artifact / name, out / name, without=BYTE_CODE, follow_links=False)
+    own = tuple(record for record in manifest.files if record.path.startswith(tuple(f"{name}/" for name in RUNS)))
+    if problems := verify_files(out, manifest.model_copy(update={"files": own})):
+        raise DigestMismatch("; ".join(problems[:3]), where=str(artifact), hint="build it again")
+    check_code(out, manifest)
+    return out
 
 
 def _backend_places(server: Server) -> tuple[Path, ...]:

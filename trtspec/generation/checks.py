@@ -8,7 +8,10 @@ import math
 import numpy as np
 
 from trtspec.errors import TrtspecError
+from trtspec.generation.logit_edits import complaints_about
 from trtspec.generation.request import Limits, Request, SamplingOptions
+
+MOST_LOG_PROBS = 20  # as many as OpenAI's clients may ask for
 
 
 def check_request(request: Request, limits: Limits, vocab_size: int, has_tokenizer: bool) -> None:
@@ -17,7 +20,11 @@ def check_request(request: Request, limits: Limits, vocab_size: int, has_tokeniz
         _about_text(request, limits, vocab_size)
         | _about_sampling(request.sampling)
         | _about_drafts(request, vocab_size)
+        | complaints_about(request.edits, vocab_size)
         | {
+            f"num_top_logprobs is {request.num_top_log_probs}, expected 0 to {MOST_LOG_PROBS}": (
+                not 0 <= request.num_top_log_probs <= MOST_LOG_PROBS
+            ),
             "a stop text is empty": any(not stop for stop in request.stop),
             "stop texts need the engine to have a tokenizer": bool(request.stop) and not has_tokenizer,
         }

@@ -13,11 +13,12 @@ STOP_MARGIN = 8  # tokens before a stop text that the decoder may need to get it
 
 @dataclass(frozen=True)
 class Endings:
-    """The end conditions of one text; stop texts need the tokenizer."""
+    """The end conditions of one text; stop texts need the tokenizer, and count only behind `min_tokens` of output."""
 
     end_ids: frozenset[int] = frozenset()
     stop: tuple[str, ...] = ()
     tokenizer: Tokenizer | None = None
+    min_tokens: int = 0
 
     def cut(self, text: Sequence[int], new: Sequence[int]) -> tuple[list[int], str | None]:
         """Return what `new` adds to an output `text` that has not ended, and "end_id" or "stop" if it ends now.
@@ -36,8 +37,10 @@ class Endings:
             raise ValueError("stop texts need a tokenizer")
         reach = max(len(stop.encode()) for stop in self.stop) + STOP_MARGIN
         before = list(text[-reach:])
-        for length in range(1, len(new) + 1):
+        first = max(1, self.min_tokens - len(text))
+        earlier = self.tokenizer.decode([*before, *new[: first - 1]]) if self.min_tokens else ""
+        for length in range(first, len(new) + 1):
             shown = self.tokenizer.decode([*before, *new[:length]])
-            if any(stop in shown for stop in self.stop):
+            if any(shown.rfind(stop) > earlier.rfind(stop) for stop in self.stop):
                 return length
         return None

@@ -5,12 +5,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING
+
+from trtspec.generation.logit_edits import NO_EDITS, LogitEdits
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+    from trtspec.generation.scores import Scores
 
     Logits = npt.NDArray[np.float32]
 
@@ -64,7 +69,9 @@ class Request:
     apply to the target only. With them more of the draft is accepted, and the output has the target's distribution.
     Without them a token is accepted only if the target samples the same one.
 
-    `return_logits` asks for the target's logits of every new token, before temperature, top_k and top_p.
+    `edits` change the target's logits before anything is chosen by them; the text is that of the target alone with the
+    same edits, whatever is drafted. `return_logits` asks for the target's own logits of every new token,
+    `return_log_probs` for its log probability, with those of the `num_top_log_probs` most probable ones (see `Scores`).
     """
 
     prompt_ids: tuple[int, ...]
@@ -77,6 +84,14 @@ class Request:
     draft_ids: tuple[int, ...] = ()
     draft_logits: Logits | None = field(default=None, compare=False)
     return_logits: bool = False
+    edits: LogitEdits = NO_EDITS
+    return_log_probs: bool = False
+    num_top_log_probs: int = 0
+
+    @property
+    def scored(self) -> bool:
+        """Return whether each token comes with `Scores`."""
+        return self.return_logits or self.return_log_probs
 
 
 @dataclass(frozen=True)
@@ -84,7 +99,9 @@ class Stats:
     """The counts of a request so far.
 
     `steps` counts the target's decode steps; the prefill is one if it verified an external draft. `drafted`
-    counts every verified token, including all nodes of a tree.
+    counts every verified token, including all nodes of a tree. `accepted_by_position` [deepest] are the accepted tokens
+    at each place of the draft, which is a tree's depth, from the first; together they are `accepted`. It is empty
+    where an engine does not say it. `draft_steps` are the steps that verified a draft.
     """
 
     prompt_tokens: int = 0
@@ -92,10 +109,21 @@ class Stats:
     drafted: int = 0
     accepted: int = 0
     steps: int = 0
+    accepted_by_position: tuple[int, ...] = ()
+    draft_steps: int = 0
 
     def __add__(self, other: Stats) -> Stats:
         """Return the counts of two requests together."""
-        return Stats(*(mine + yours for mine, yours in zip(astuple(self), astuple(other), strict=True)))
+        positions = zip_longest(self.accepted_by_position, other.accepted_by_position, fillvalue=0)
+        return Stats(
+            self.prompt_tokens + other.prompt_tokens,
+            self.new_tokens + other.new_tokens,
+            self.drafted + other.drafted,
+            self.accepted + other.accepted,
+            self.steps + other.steps,
+            tuple(mine + yours for mine, yours in positions),
+            self.draft_steps + other.draft_steps,
+        )
 
     @property
     def acceptance_rate(self) -> float:
@@ -108,26 +136,35 @@ class Stats:
         return 1.0 + self.accepted / self.steps if self.steps else 1.0
 
 
+def add_accepted(by_position: list[int], accepted: int) -> None:
+    """Count a step that accepted so many draft tokens, one at each place from the first."""
+    by_position += [0] * (accepted - len(by_position))
+    for place in range(accepted):
+        by_position[place] += 1
+
+
 @dataclass(frozen=True)
 class Update:
     """An update of a request: the ids since the last update, and at its end the reason.
 
     `finish_reason` is None while it runs, then "length", "end_id", "stop", "cancelled" or "error" (with `error`).
-    `logits` [len(new_ids), vocab] are set if the request asked for them and has run.
+    `scores` of the new ids are set if the request asked for any and has run. `queue_s` is how long it waited until the
+    engine took it in, None before that or where the engine does not say it.
     """
 
     new_ids: tuple[int, ...]
     finish_reason: str | None
     stats: Stats
     error: str | None = None
-    logits: Logits | None = field(default=None, compare=False)
+    scores: Scores | None = field(default=None, compare=False)
+    queue_s: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
 class Result:
-    """A finished request; `logits` [len(ids), vocab] where it asked for them."""
+    """A finished request; `scores` of its ids where it asked for any."""
 
     ids: tuple[int, ...]
     finish_reason: str
     stats: Stats
-    logits: Logits | None = field(default=None, compare=False)
+    scores: Scores | None = field(default=None, compare=False)

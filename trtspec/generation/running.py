@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,20 +13,21 @@ import numpy.typing as npt
 
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.generation.endings import Endings
-from trtspec.generation.request import Request, Stats, Update
+from trtspec.generation.request import Request, Stats, Update, add_accepted
+from trtspec.generation.scores import Scores
 
 
 @dataclass(frozen=True)
 class Progress:
     """The progress of a row in one pass of the target: the drafted count, the accepted tokens, and the next one.
 
-    `logits` [len(accepted) + 1, vocab] are the target's for each of these tokens, if the request wants them.
+    `scores` are the target's for each of these tokens, len(accepted) + 1, if the request wants any.
     """
 
     drafted: int
     accepted: list[int]
     token: int
-    logits: npt.NDArray[np.float32] | None = None
+    scores: Scores | None = None
 
 
 class RequestHandle:
@@ -54,10 +56,13 @@ class Running:
         self.text = list(request.prompt_ids)
         self._tokenizer = tokenizer
         self._shown = len(self.text)
-        self._logits: npt.NDArray[np.float32] | None = None  # of the tokens that are not shown yet
-        self._drafted = self._accepted = self._steps = 0
+        self._scores: Scores | None = None  # of the tokens that are not shown yet
+        self._drafted = self._accepted = self._steps = self._draft_steps = 0
+        self._accepted_at: list[int] = []  # by place in the draft
+        self._queued_since = time.monotonic()
+        self._queue_s: float | None = None
         self._random = np.random.Generator(np.random.Philox(request.sampling.seed)) if self.samples else None
-        self._endings = Endings(frozenset(request.end_ids), request.stop, tokenizer)
+        self._endings = Endings(frozenset(request.end_ids), request.stop, tokenizer, request.edits.min_tokens)
 
     @property
     def samples(self) -> bool:
@@ -68,7 +73,9 @@ class Running:
     def stats(self) -> Stats:
         """Return the counts so far."""
         prompt = len(self.request.prompt_ids)
-        return Stats(prompt, len(self.text) - prompt, self._drafted, self._accepted, self._steps)
+        positions = tuple(self._accepted_at)
+        new = len(self.text) - prompt
+        return Stats(prompt, new, self._drafted, self._accepted, self._steps, positions, self._draft_steps)
 
     @property
     def external_draft(self) -> tuple[int, ...]:
@@ -92,6 +99,10 @@ class Running:
             return np.zeros(count)
         return self._random.integers(0, 1 << 32, count) / float(1 << 32)
 
+    def admit(self) -> None:
+        """Note that the engine took the request in, whose wait is over."""
+        self._queue_s = time.monotonic() - self._queued_since
+
     def begin(self, made: Progress) -> str | None:
         """Add the tokens of the prefill; returns the finish reason, if any.
 
@@ -112,10 +123,10 @@ class Running:
         if until > self._shown or finish_reason is not None:
             new = tuple(self.text[self._shown : until])
             self._shown = until
-            logits = self._logits
-            if logits is not None:
-                logits, self._logits = np.split(logits, [len(new)])
-            self.on_update(Update(new, finish_reason, self.stats, error, logits))
+            scores = self._scores
+            if scores is not None:
+                scores, self._scores = scores.part(0, len(new)), scores.part(len(new))
+            self.on_update(Update(new, finish_reason, self.stats, error, scores, self._queue_s))
 
     @property
     def _remaining(self) -> int:
@@ -123,12 +134,14 @@ class Running:
 
     def _take(self, made: Progress, steps: int) -> str | None:
         self._steps += steps
+        self._draft_steps += made.drafted > 0
         self._drafted += made.drafted
         self._accepted += len(made.accepted)
+        add_accepted(self._accepted_at, len(made.accepted))
         output = self.text[len(self.request.prompt_ids) :]
         kept, reason = self._endings.cut(output, [*made.accepted, made.token][: self._remaining])
         self.text += kept
-        if made.logits is not None:
-            waiting = made.logits if self._logits is None else np.concatenate([self._logits, made.logits])
-            self._logits = waiting[: len(self.text) - self._shown]
+        if made.scores is not None:
+            waiting = made.scores if self._scores is None else Scores.joined([self._scores, made.scores])
+            self._scores = waiting.part(0, len(self.text) - self._shown)
         return reason or ("length" if self._remaining == 0 else None)

@@ -24,6 +24,10 @@ class Pieces:
         """Return what `ids` add to a text that goes before them."""
         return self._tokenizer.decode([*self._anchor, *ids])[self._anchor_len :]
 
+    def text(self, ids: Sequence[int], *, continues: bool) -> str:
+        """Return the text of `ids`, which begin a text or go on with one."""
+        return self.decode(ids) if continues else self._tokenizer.decode(ids)
+
     def encode(self, text: str) -> list[int]:
         """Return ids that `decode` to exactly this text."""
         for anchor in ANCHORS:
@@ -37,9 +41,9 @@ class Pieces:
 class TextStream:
     """The text of tokens as they come, in pieces that add up to it and break no character."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, pieces: Pieces | None = None) -> None:
         self._tokenizer = tokenizer
-        self._pieces = Pieces(tokenizer)
+        self._pieces = pieces or Pieces(tokenizer)
         self._held: list[int] = []
         self._begun = False
 

@@ -25,6 +25,7 @@ from trtspec.system import sigterm_as_interrupt
 log = logging.getLogger(__name__)
 
 Status = Literal["hit", "built"]
+WAKE_S = 0.5  # a signal that came to another thread is seen when this one wakes
 
 
 class Observer(Protocol):
@@ -174,7 +175,7 @@ def _run_beside(steps: Sequence[Step], run: _Run, free: list[str]) -> None:
                     waiting.remove(here)
                     run.bring(here)
                 # as long as there is something to do here, whoever has ended is looked for without waiting
-                for future in wait(lent, timeout=0 if here else None, return_when=FIRST_COMPLETED).done:
+                for future in wait(lent, timeout=0 if here else WAKE_S, return_when=FIRST_COMPLETED).done:
                     future.result()
                     free += lent.pop(future)
         except BaseException as error:

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from trtspec.artifacts.manifest import Manifest, load_manifest, verify_files
 from trtspec.artifacts.paths import PROMPTS, TOKENIZER, checkpoint
-from trtspec.artifacts.prompts import Prompt, load_prompts
 from trtspec.backends.base import find_backend
+from trtspec.backends.code import check_code
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.errors import DigestMismatch, TrtspecError
 from trtspec.generation.request import Request, SamplingOptions
 from trtspec.paths import default_prompts
+from trtspec.prompts.load import load_prompts
+from trtspec.prompts.prompt import Prompt
 from trtspec.recipe.resolve import ResolvedRecipe
 from trtspec.torch_engine.settings import EngineSettings
 
@@ -47,16 +49,22 @@ class OpenArtifact:
 
     def request(self, prompt: str, max_tokens: int, sampling: SamplingOptions | None = None, **options: Any) -> Request:
         """Return a request for the text of a prompt, ended by the model's own end tokens."""
-        ids = tuple(self.tokenizer.encode(prompt))
+        return self.request_of(tuple(self.tokenizer.encode(prompt)), max_tokens, sampling, **options)
+
+    def request_of(
+        self, ids: tuple[int, ...], max_tokens: int, sampling: SamplingOptions | None = None, **options: Any
+    ) -> Request:
+        """Return a request for the text of a prompt's tokens."""
         return Request(ids, max_tokens, sampling or SamplingOptions(), end_ids=self.tokenizer.end_ids, **options)
 
 
 def read_artifact(root: Path) -> Manifest:
-    """Return an artifact's manifest, all its files hashed; raises TrtspecError where it is none, or damaged."""
+    """Return an artifact's manifest, all its files hashed; raises TrtspecError for none, a damaged or a strange one."""
     manifest = load_manifest(root)
     if problems := verify_files(root, manifest):
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise DigestMismatch("; ".join(problems[:3]) + more, where=str(root), hint="build it again")
+    check_code(root, manifest)
     return manifest
 
 
@@ -70,26 +78,32 @@ def open_artifact(root: Path, manifest: Manifest | None = None) -> Iterator[Open
 
     manifest = manifest or read_artifact(root)
     if not find_backend(manifest.backend.name).converts:
-        hint = "trtspec deploy it, then trtspec bench its name"
+        hint = "trtspec deploy it, then ask its server, or trtspec bench its name"
         raise TrtspecError(
             f"{manifest.backend.name} runs this artifact, and not in this process", where=str(root), hint=hint
         )
     draft = root / DRAFT
     tokenizer = root / TOKENIZER
-    opened = Engine.load(root / TARGET, draft if draft.is_dir() else None, _settings(root, manifest.recipe), tokenizer)
+    opened = Engine.load(
+        root / TARGET, draft if draft.is_dir() else None, engine_settings(root, manifest.recipe), tokenizer
+    )
     try:
         yield OpenArtifact(root, manifest, Tokenizer(tokenizer), opened)
     finally:
         opened.close()
 
 
-def _settings(root: Path, recipe: ResolvedRecipe) -> EngineSettings:
+def engine_settings(root: Path, recipe: ResolvedRecipe) -> EngineSettings:
+    """Return the settings of an artifact's engine in this process, with the kernels it brings."""
     from trtspec.kernels.verifier import libraries_of
 
     return replace(EngineSettings.from_recipe(recipe), kernels=libraries_of(root))
 
 
 def artifact_prompts(root: Path | None, given: Path | None) -> list[Prompt]:
-    """Return the prompts to measure on: those given, else the artifact's own, else a small general set."""
-    own = next(iter(sorted((root / PROMPTS).glob("*.jsonl"))), None) if root else None
-    return load_prompts(given or own or default_prompts())
+    """Return the prompts to measure on: those given, else the artifact's own, else a small general set.
+
+    Messages are in the words of the artifact's chat template, where it has one.
+    """
+    own = next(iter(sorted((root / PROMPTS).glob("*"))), None) if root else None
+    return load_prompts(given or own or default_prompts(), root / TOKENIZER if root else None)

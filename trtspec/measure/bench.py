@@ -21,6 +21,7 @@ from trtspec.measure.speedup import Speedup, speedup_of
 from trtspec.triton.client import Client
 
 FORMAT_VERSION = 1
+DRAFTS_ALWAYS = "the engine drafts whatever is asked, name a server without speculation with --baseline NAME-or-URL"
 ANSWERED = ("text_output", "num_output_tokens")
 COUNTED = ("total_draft_tokens", "total_accepted_draft_tokens")  # not by every engine
 OnProgress = Callable[[str, int, int], None]
@@ -128,8 +129,11 @@ def measure_server(
     """Measure a running server over HTTP.
 
     The baseline is the same server asked to draft nothing; of an engine that drafts whatever is asked, another server.
-    Raises DeployError for a server that is not ours; one whose `acceptance` is known need not count its drafts.
+    Raises DeployError for a server that is not ours, or that drafts whatever is asked and has no baseline; one whose
+    `acceptance` is known need not count its drafts.
     """
+    if baseline is None and not drafts_on_request(client):
+        raise DeployError("there is nothing to compare with", hint=DRAFTS_ALWAYS)
     needed = ANSWERED if baseline or acceptance != "unknown" else ANSWERED + COUNTED
     comparison = Comparison(len(prompts), max_tokens, acceptance)
 

@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from trtspec.errors import TrtspecError
-from trtspec.measure.bench import Again, Comparison
+from trtspec.measure.bench import DRAFTS_ALWAYS, Again, Comparison
 from trtspec.measure.report import NOT_TOLD, ON_REQUEST, Check, LeftOut
 from trtspec.measure.speedup import Speedup
 from trtspec.recipe.resolve import ResolvedGates, ResolvedRecipe
 from trtspec.registry import did_you_mean
 
-DRAFTS_ALWAYS = "the engine drafts whatever is asked, name a server without speculation with --baseline NAME-or-URL"
 GATES = ("lossless", "min_acceptance", "min_speedup", "quantized_parity")
 
 

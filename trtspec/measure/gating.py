@@ -12,6 +12,7 @@ from trtspec.backends.base import find_backend
 from trtspec.errors import DeployError, TrtspecError
 from trtspec.measure.artifact import artifact_prompts, open_artifact, read_artifact
 from trtspec.measure.bench import (
+    DRAFTS_ALWAYS,
     Comparison,
     OnProgress,
     drafts_on_request,
@@ -19,7 +20,7 @@ from trtspec.measure.bench import (
     measure_engine,
     measure_server,
 )
-from trtspec.measure.gates import DRAFTS_ALWAYS, Judgement, judge_gates, left_out_on_request, undecided
+from trtspec.measure.gates import Judgement, judge_gates, left_out_on_request, undecided
 from trtspec.measure.report import (
     PROCESS,
     REPORT,

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
-from trtspec.artifacts.prompts import load_prompts
 from trtspec.errors import TrtspecError
 from trtspec.generation.request import Result, SamplingOptions, Update
-from trtspec.measure.artifact import open_artifact
+from trtspec.measure.artifact import artifact_prompts, open_artifact
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ def generate_many(
 
     A text's seconds are those of all texts together: they ran at the same time.
     """
-    loaded = load_prompts(prompts)
+    loaded = artifact_prompts(root, prompts)
     with open_artifact(root) as artifact:
         requests = [artifact.request(prompt.text, max_tokens, sampling, stop=stop) for prompt in loaded]
         started = time.perf_counter()

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtspec.artifacts.prompts import Prompt
 from trtspec.checkpoint.trtllm import load_checkpoint
 from trtspec.generation.request import Result
 from trtspec.measure.artifact import TARGET, OpenArtifact
 from trtspec.measure.report import Check
+from trtspec.prompts.prompt import Prompt
 
 if TYPE_CHECKING:
     import torch

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from trtspec.artifacts.manifest import Manifest, load_manifest, verify_files
 from trtspec.backends.base import find_backend
+from trtspec.backends.code import unknown_code
 from trtspec.checkpoint.trtllm import load_checkpoint
 from trtspec.errors import TrtspecError
 from trtspec.measure.artifact import TARGET, artifact_prompts, open_artifact, read_artifact
@@ -127,9 +128,9 @@ def _settled(manifest: Manifest, report: Verification | None, in_process: bool, 
 
 
 def _check_files(root: Path, manifest: Manifest) -> Check:
-    problems, count = verify_files(root, manifest), len(manifest.files)
+    problems, count = [*verify_files(root, manifest), *unknown_code(root, manifest)], len(manifest.files)
     detail = "; ".join(problems[:3]) or f"{count} files have the digests that were recorded"
-    return Check("files", not problems, count - len(problems), count, detail)
+    return Check("files", not problems, max(0, count - len(problems)), count, detail)
 
 
 def _examine(root: Path, manifest: Manifest, asked: _Asked) -> Judgement:

@@ -23,6 +23,7 @@ def _suggest(source: Source) -> Suggestion | None:
 METHOD = Method(
     summary="a net trained for the target fills a block of tokens in one pass",
     drafts_with="head",
+    draft_passes="one",
     draft_lens=range(1, 33),
     default_draft_len=7,
     read_head=read_head,

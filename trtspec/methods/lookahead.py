@@ -44,6 +44,7 @@ def _suggest(source: Source) -> Suggestion:
 METHOD = Method(
     summary="the target generates and verifies n-grams ahead of its text",
     drafts_with="nothing",
+    draft_passes="none",
     options=LookaheadOptions,
     suggest=_suggest,
     draft_shape=_draft_shape,

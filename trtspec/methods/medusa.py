@@ -149,6 +149,7 @@ def _suggest(source: Source) -> Suggestion | None:
 METHOD = Method(
     summary="Medusa heads on the target's last hidden state draft a tree",
     drafts_with="head",
+    draft_passes="one",
     options=MedusaOptions,
     draft_shape=_draft_shape,
     check_options=_check_options,

@@ -38,6 +38,7 @@ def _suggest(source: Source) -> Suggestion:
 METHOD = Method(
     summary="drafts what followed the same tokens earlier in the text",
     drafts_with="nothing",
+    draft_passes="none",
     draft_lens=range(1, 65),
     default_draft_len=8,
     options=NgramOptions,

@@ -8,4 +8,5 @@ from trtspec.methods.base import Method
 METHOD = Method(
     summary="the target alone",
     drafts_with="nothing",
+    draft_passes="none",
 )

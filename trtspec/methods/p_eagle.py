@@ -70,6 +70,7 @@ def _suggest(source: Source) -> Suggestion | None:
 METHOD = Method(
     summary="a net trained for the target drafts a chain from its hidden states in one pass",
     drafts_with="head",
+    draft_passes="one",
     draft_lens=range(1, 17),
     default_draft_len=7,
     read_head=read_head,

@@ -30,6 +30,7 @@ class SuffixOptions(Options):
 METHOD = Method(
     summary="drafts what most often followed the same tokens, in the text and in earlier answers",
     drafts_with="nothing",
+    draft_passes="none",
     draft_lens=range(1, 65),
     default_draft_len=24,
     options=SuffixOptions,

@@ -14,6 +14,19 @@ from trtspec.checkpoint.source import Source
 
 TEXT_SECTIONS = ("text_config", "llm_config", "language_config")
 LINEAR, WINDOWS = "linear_attention", ("sliding_attention", "chunked_attention")
+# What published configs leave to transformers' class of their text model (transformers 5, configuration_gemma3.py).
+DEFAULTS = {
+    "gemma3_text": {
+        "vocab_size": 262_208,
+        "max_position_embeddings": 131_072,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "sliding_window_pattern": 6,
+        "tie_word_embeddings": True,
+    }
+}
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")  # Qwen; Mixtral, Llama 4, gpt-oss; DeepSeek
 STATE_ITEM_BYTES = 4  # states of linear attention are summed in float32
 
 
@@ -39,7 +52,8 @@ class Outline:
     """The sizes of a decoder that memory depends on.
 
     `state_heads` of `state_numbers` is what layers of linear attention keep of a text, whatever its length.
-    `active_width` is that of the MLP that a token passes, `kept_numbers` that of embedding and head.
+    `active_width` is that of the MLP that a token passes, `kept_numbers` that of embedding and head. A token passes
+    `experts_per_token` of a layer's `num_experts`, both 0 where all layers are dense.
     """
 
     hidden_size: int
@@ -51,6 +65,9 @@ class Outline:
     layers: tuple[LayerCache, ...]
     state_heads: int = 0
     state_numbers: int = 0
+    num_layers: int = 1
+    num_experts: int = 0
+    experts_per_token: int = 0
 
     def cache_bytes(self, texts: int, tokens: int, tensor: int, item_bytes: int) -> int:
         """Return what `texts` of so many tokens take on one rank."""
@@ -60,7 +77,7 @@ class Outline:
 
 def read_outline(source: Source) -> Outline:
     """Read a source's config; raises CheckpointError where a size is missing, or is none."""
-    text = next(filter(None, map(source.reader.section, TEXT_SECTIONS)), source.reader)
+    text = _text(source)
     hidden, vocab, heads = (
         text.positive("hidden_size"),
         text.positive("vocab_size"),
@@ -69,6 +86,7 @@ def read_outline(source: Source) -> Outline:
     kinds, size = _kinds(text), text.positive("head_dim", max(1, hidden // heads))
     kv_heads = text.positive("num_key_value_heads", heads)
     tied = text.get("tie_word_embeddings", bool, source.reader.get("tie_word_embeddings", bool, False))
+    count = next((text.positive(key) for key in EXPERT_COUNTS if text.values.get(key)), 0)
     linear = kinds.count(LINEAR) * text.positive("linear_num_value_heads", 1)
     return Outline(
         hidden_size=hidden,
@@ -80,7 +98,16 @@ def read_outline(source: Source) -> Outline:
         layers=tuple(_cache(text, kind, kv_heads, size) for kind in kinds if kind != LINEAR),
         state_heads=linear,
         state_numbers=text.positive("linear_key_head_dim", 1) * text.positive("linear_value_head_dim", 1),
+        num_layers=text.positive("num_hidden_layers"),
+        num_experts=count,
+        experts_per_token=text.positive("num_experts_per_tok", 1) if count else 0,
     )
+
+
+def _text(source: Source) -> ConfigReader:
+    """Return what describes the text model, with what its class would add."""
+    text = next(filter(None, map(source.reader.section, TEXT_SECTIONS)), source.reader)
+    return ConfigReader(DEFAULTS.get(str(text.values.get("model_type")), {}) | text.values, text.where)
 
 
 def _kinds(text: ConfigReader) -> list[str]:

@@ -50,12 +50,13 @@ def document_of(choices: Sequence[Choice]) -> dict[str, Any]:
 def relative_to(choices: Sequence[Choice], base: Path) -> list[Choice]:
     """Return the choices with the directories of models as a recipe in `base` writes them."""
     return [
-        replace(choice, value=_relative(choice.value, base)) if choice.path.endswith(".model") else choice
+        replace(choice, value=relative_model(choice.value, base)) if choice.path.endswith(".model") else choice
         for choice in choices
     ]
 
 
-def _relative(model: str, base: Path) -> str:
+def relative_model(model: str, base: Path) -> str:
+    """Return a model as a recipe in `base` writes it: a directory from there, a hub id as it is."""
     if not is_directory(model):
         return model
     relative = os.path.relpath(model, base)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtspec.check import check_recipe
+from trtspec.check.recipe import check_recipe
 from trtspec.checkpoint.previews import named
 from trtspec.completion import editor_schema
 from trtspec.diagnostics import Diagnostic

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtspec.backends.base import Backend, find_backend
-from trtspec.check import CheckResult, check_recipe
+from trtspec.check.recipe import CheckResult, check_recipe
 from trtspec.checkpoint.model_config import ModelConfig
 from trtspec.diagnostics import Mark
 from trtspec.errors import CheckpointError

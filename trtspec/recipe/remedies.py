@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What to do about a diagnostic whose author had no better word: by its code, else what its key is for."""
+"""What to do about a diagnostic whose author had no better word: by its code, else what an error's key is for."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from trtspec.recipe.validate import recipe_keys
 
 BY_CODE = {
     "checkpoint": CheckpointError.remedy,
+    "control-character": "remove it; of control characters a text may hold tabs and line ends",
     "placement": "set serving.placement, or divide over fewer GPUs with parallel",
     "matrix": "write it as matrix: {speculation.draft_len: [3, 5]}",
     "syntax": "look at the quotes, brackets, colons and the indentation up to this place",
@@ -32,6 +33,8 @@ def with_remedy(diagnostic: Diagnostic) -> Diagnostic:
 def _remedy(diagnostic: Diagnostic) -> str | None:
     if diagnostic.code in BY_CODE:
         return BY_CODE[diagnostic.code]
+    if diagnostic.severity == "warning":  # one without a hint may stay as it is
+        return None
     path = diagnostic.path
     while path and path not in recipe_keys():
         path = path.rpartition(".")[0]

@@ -21,7 +21,6 @@ NAME = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 IDENTIFIER = r"^[a-z][a-z0-9_]{0,62}$"
 GPU = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 COMMIT = r"^[0-9a-f]{40}$"
-JSON_LINES = r"\.jsonl$"
 PICKLE = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.(bin|pt|pth)$"
 SHA256 = r"^[0-9a-f]{64}$"
 VERSION = r"^[0-9]{1,4}(\.[0-9]{1,4}){1,3}((rc|\.post)[0-9]{1,4})?$"
@@ -33,7 +32,6 @@ SAYS = {
     IDENTIFIER: "an identifier: lower-case letters, digits and '_', a letter first",
     GPU: "a GPU's name: letters, digits, '.', '_' and '-', a letter or digit first",
     COMMIT: "a commit: 40 hexadecimal digits",
-    JSON_LINES: "a .jsonl file",
     PICKLE: "the name of a .bin, .pt or .pth file",
     SHA256: "a SHA-256: 64 hexadecimal digits, as sha256sum prints it",
     VERSION: "a version, as 1.2.1",
@@ -77,7 +75,6 @@ def _no_repeats(items: list[T]) -> list[T]:
 
 
 Identifier = Annotated[str, Field(pattern=IDENTIFIER)]
-Prompts = Annotated[str, Field(pattern=JSON_LINES)]
 Argument = Annotated[Any, AfterValidator(_argument)]
 Pins = dict[Annotated[str, Field(pattern=PICKLE)], Annotated[str, Field(pattern=SHA256)]]
 GpuIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1), AfterValidator(_no_repeats)]
@@ -92,7 +89,7 @@ class StrictModel(BaseModel):
 class Calibration(StrictModel):
     """What activations are measured on before they are quantized."""
 
-    prompts: Prompts | None = Field(default=None, description="JSON lines of prompts, relative to the recipe")
+    prompts: str | None = Field(default=None, description="A file of prompts (docs/prompts.md), relative to the recipe")
     samples: int = Field(default=128, ge=1, description="How many prompts are used")
     max_len: int = Field(default=512, ge=1, description="Tokens a prompt is cut to")
 
@@ -285,6 +282,25 @@ class Placement(StrictModel):
     draft: GpuIds | None = Field(default=None, description="GPU ids of the draft")
 
 
+class Rollout(StrictModel):
+    """How an artifact takes the place of one that is live."""
+
+    canary: Annotated[list[Annotated[int, Field(ge=1, le=100)]], Field(min_length=1, max_length=20)] = Field(
+        default=[5, 25, 100], description="Percent of the requests it gets, one after the other"
+    )
+    hold_s: float = Field(default=10.0, ge=0, le=86400, description="Seconds at each share, at least")
+    min_requests: int = Field(
+        default=20, ge=1, le=10000, description="Requests of our own that both answer at each share, before it goes on"
+    )
+    max_failed: int = Field(default=0, ge=0, description="Requests that it may fail at one share")
+    max_latency_ratio: float = Field(
+        default=2.0, ge=1, description="Its latencies over those of the one before, at most"
+    )
+    shadow: int = Field(
+        default=0, ge=0, le=100, description="Percent of the others' requests that it gets as well, unheard, on trial"
+    )
+
+
 class Serving(StrictModel):
     """How Triton serves the engines."""
 
@@ -297,6 +313,9 @@ class Serving(StrictModel):
         default=False, description="Hand draft logits from GPU to GPU (draft_target with use_draft_logits)"
     )
     max_queue_size: int = Field(default=128, ge=1, description="Requests that may wait")
+    warmup: bool = Field(default=False, description="Compute a few texts before the models are ready")
+    openai: bool = Field(default=True, description="Answer OpenAI's clients too, beside Triton's own")
+    rollout: Rollout = Field(default=Rollout(), description="How it takes the place of one that is live")
     max_queue_delay_us: int = Field(default=100, ge=0, description="Microseconds a request may wait for company")
 
 
@@ -316,7 +335,7 @@ class Gates(StrictModel):
         le=1,
         description="Least part of a quantized target's tokens that are the source's own choice",
     )
-    prompts: Prompts | None = Field(default=None, description="JSON lines of prompts the gates are measured on")
+    prompts: str | None = Field(default=None, description="A file of prompts that the gates are measured on")
 
 
 class Recipe(StrictModel):

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from trtspec.artifacts.prompts import Prompt, load_prompts
 from trtspec.checkpoint.model_config import ModelConfig
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.errors import CheckpointError
@@ -17,6 +16,8 @@ from trtspec.graph.digest import digest_of
 from trtspec.graph.files import Files
 from trtspec.graph.step import Inputs, Progress, Step, notes_of
 from trtspec.models.source_model import load_model
+from trtspec.prompts.load import load_prompts
+from trtspec.prompts.prompt import Prompt
 from trtspec.quant.activations import ACTIVATIONS, Activations
 
 
@@ -25,7 +26,7 @@ class Calibrate(Step):
     """Run prompts through the model layer by layer and write down the largest magnitudes: `activations.json`.
 
     `source` is the content of config.json and the shards, `tokenizer` that of the tokenizer's files, `prompts` that of
-    one JSON-lines file, of which the first `samples` are used, cut to `max_len` tokens.
+    one file, of which the first `samples` are used, messages by the tokenizer's template, cut to `max_len` tokens.
     """
 
     VERSION: ClassVar[int] = 2
@@ -52,7 +53,7 @@ class Calibrate(Step):
     def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
         """Calibrate; raises CheckpointError where the source does not add up, TrtspecError where a prompt does not."""
         with self.source.unchanged(), self.tokenizer.unchanged(), self.prompts.unchanged():
-            prompts = load_prompts(self.prompts.paths[0])[: self.samples]
+            prompts = load_prompts(self.prompts.paths[0], self.source.root)[: self.samples]
             notes = notes_of(out) / "states"
             measured = calibrate_checkpoint(self.source.root, prompts, self.max_len, progress.advance, notes)
             measured.save(out / ACTIVATIONS)

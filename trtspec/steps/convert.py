@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -76,6 +76,11 @@ class ConvertCheckpoint(Step):
     def name(self) -> str:
         """Return `convert-target` or `convert-draft`."""
         return f"convert-{self.role}"
+
+    @property
+    def bare_key(self) -> str:
+        """Return the key without what drafts from inside: where it is equal, the model alone says the same."""
+        return replace(self, heads=()).key
 
     @property
     def sources(self) -> tuple[Files, ...]:

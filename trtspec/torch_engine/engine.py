@@ -19,15 +19,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from trtspec.checkpoint.tokenizer import Tokenizer
-from trtspec.errors import TrtspecError
+from trtspec.errors import EngineFailed, Overloaded, TrtspecError
 from trtspec.generation.checks import check_request
 from trtspec.generation.request import Request, Result, Update
 from trtspec.generation.running import RequestHandle, Running
+from trtspec.generation.scores import Scores
 from trtspec.torch_engine.settings import EngineSettings
 from trtspec.torch_engine.speculator import Speculator
 
@@ -83,9 +82,14 @@ class Engine:
         running = Running(request, on_update, self.tokenizer)
         with self._changed:
             if len(self._waiting) >= self.settings.max_queue_size:
-                raise TrtspecError(f"the queue is full: {len(self._waiting)} requests wait (serving.max_queue_size)")
+                raise Overloaded(f"the queue is full: {len(self._waiting)} requests wait (serving.max_queue_size)")
             self._enqueue(running)
         return running.handle
+
+    @property
+    def occupancy(self) -> tuple[int, int]:
+        """Return how many requests run and how many wait."""
+        return len(self._running), len(self._waiting)
 
     def generate(self, requests: Sequence[Request]) -> list[Result]:
         """Run requests to completion and return their results in order; the queue's limit does not apply.
@@ -114,7 +118,7 @@ class Engine:
 
     def _enqueue(self, running: Running) -> None:
         if self._closed:
-            raise TrtspecError(self._closed)
+            raise EngineFailed(self._closed)
         self._waiting.append(running)
         self._changed.notify()
 
@@ -169,6 +173,8 @@ class Engine:
                 new.append(self._waiting.popleft())
         if not new:
             return
+        for running in new:
+            running.admit()
         first_row = len(self._running)
         self._running += new
         made = self.speculator.prefill(new, first_row, self.settings.max_num_tokens)
@@ -185,6 +191,7 @@ class Engine:
         for running, reason in zip(self._running, reasons, strict=True):
             self._tell(running, reason)
         for row in reversed([row for row, reason in enumerate(reasons) if reason]):
+            self.speculator.keep(row, self._running[row].text)
             last = self._running.pop()
             if row < len(self._running):
                 self._running[row] = last
@@ -204,14 +211,14 @@ class _Collector:
 
     def __init__(self) -> None:
         self._ids: list[int] = []
-        self._logits: list[npt.NDArray[np.float32]] = []
+        self._scores: list[Scores] = []
         self._last: Update | None = None
         self._done = threading.Event()
 
     def __call__(self, update: Update) -> None:
         self._ids += update.new_ids
-        if update.logits is not None:
-            self._logits.append(update.logits)
+        if update.scores is not None:
+            self._scores.append(update.scores)
         if update.finish_reason:
             self._last = update
             self._done.set()
@@ -221,5 +228,5 @@ class _Collector:
         last = self._last
         if last is None or last.finish_reason is None or last.finish_reason == "error":
             raise TrtspecError(last.error if last and last.error else "the engine gave no result")
-        logits = np.concatenate(self._logits) if self._logits else None
-        return Result(tuple(self._ids), last.finish_reason, last.stats, logits)
+        scores = Scores.joined(self._scores) if self._scores else None
+        return Result(tuple(self._ids), last.finish_reason, last.stats, scores)

@@ -31,6 +31,7 @@ def prefill(
     max_tokens: int,
     aux_layers: Sequence[int] = (),
     tails: Sequence[int] = (),
+    starts: Sequence[int] = (),
 ) -> Prefilled:
     """Fill rows `first_row`, ... with the texts.
 
@@ -43,9 +44,13 @@ def prefill(
         max_tokens: the most tokens, padding included, in one pass of the model.
         aux_layers: hidden states that are wanted (see `Decoder.forward_with_features`).
         tails: how many tokens at the end of each text are its tail, by default 0. `logits` beyond it are meaningless.
+        starts: how many tokens at the beginning of each text its row holds already, by default 0: at most all but the
+            tail and one more. `features` are then those of the rest.
     """
-    longest, rows = max(map(len, texts)), len(texts)
-    tails = tails or [0] * rows
+    rows = len(texts)
+    tails, starts = tails or [0] * rows, starts or [0] * rows
+    texts = [text[start:] for text, start in zip(texts, starts, strict=True)]
+    longest = max(map(len, texts))
     padded = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts], device=model.device)
     ends = [[len(text) - 1 - tail] for text, tail in zip(texts, tails, strict=True)]
     wanted = torch.tensor(ends, device=model.device) + torch.arange(max(tails) + 1, device=model.device)
@@ -53,7 +58,7 @@ def prefill(
     found: Prefilled | None = None
     for start in range(0, longest, width):
         chunk = padded[:, start : start + width]
-        window = model.windows.chain([start] * rows, chunk.shape[1], first_row)
+        window = model.windows.chain([before + start for before in starts], chunk.shape[1], first_row)
         here = wanted - start
         first = torch.arange(rows, device=model.device).unsqueeze(1) * chunk.shape[1]
         at = (here.clamp(0, chunk.shape[1] - 1) + first).flatten()

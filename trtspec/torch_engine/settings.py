@@ -80,6 +80,15 @@ class EngineSettings:
         return min(most, next((draft_len for requests, draft_len in self.schedule if rows <= requests), 0))
 
     @property
+    def reuse_tokens(self) -> int:
+        """Return how many tokens of ended texts are kept for texts that begin alike.
+
+        What drafts would have to be kept too, so that only an engine that does not speculate keeps any: it may be one
+        of two models that make a text together, and is then asked for all of it in every step.
+        """
+        return self.max_batch_size * self.max_seq_len if self.method == "none" else 0
+
+    @property
     def limits(self) -> Limits:
         """Return how long a request may be."""
         return Limits(self.max_seq_len, self.max_input_len)

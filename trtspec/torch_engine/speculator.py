@@ -29,6 +29,8 @@ from trtspec.torch_engine.drafting.base import Draft, Drafter, DraftSampling, Ou
 from trtspec.torch_engine.external_drafts import ExternalDrafts
 from trtspec.torch_engine.model.decoder import Decoder
 from trtspec.torch_engine.prefill import prefill
+from trtspec.torch_engine.prefixes import PrefixStore
+from trtspec.torch_engine.scoring import edit, score
 from trtspec.torch_engine.settings import EngineSettings
 
 
@@ -46,8 +48,9 @@ class Speculator:
         settings: EngineSettings,
     ) -> None:
         self.target, self.drafter, self.verifier, self.draft_shape = target, drafter, verifier, draft_shape
-        self._method, self._options, self._settings = method, options, settings
+        self._method, self._options, self.settings = method, options, settings
         self._typical = _typical(options)
+        self._prefixes = PrefixStore(target.cache, settings.reuse_tokens) if settings.reuse_tokens else None
 
     @classmethod
     def load(cls, target: Path, draft: Path | None, settings: EngineSettings) -> Speculator:
@@ -90,22 +93,25 @@ class Speculator:
         """
         external = ExternalDrafts.of(batch, self.target.device)
         texts = [[*running.text, *running.external_draft] for running in batch]
-        found = prefill(self.target, texts, first_row, max_tokens, self.drafter.aux_layers, external.lens)
+        known = [self._restore(row, running) for row, running in enumerate(batch, first_row)]
+        found = prefill(self.target, texts, first_row, max_tokens, self.drafter.aux_layers, external.lens, known)
         params = self._sampling_params(batch)
         probs, uniforms = (external.probs(), external.uniforms()) if params else (None, None)
-        results = self.verifier.chain(found.logits, external.tokens, external.lens, params, probs, uniforms)
-        tokens = [[running.text[-1], *running.external_draft] for running in batch]
+        last = torch.tensor([running.text[-1:] for running in batch], device=self.target.device)
+        tokens = torch.cat([last, external.tokens], 1)
+        logits = edit(found.logits, batch, tokens, None)
+        results = self.verifier.chain(logits, external.tokens, external.lens, params, probs, uniforms)
         self.drafter.begin([running.text for running in batch], first_row, max_tokens)
         for features, start in found.features:
             self.drafter.read(features, start)
         for row, running in enumerate(batch, first_row):
             if running.request.options:
                 self.drafter.lower(row, running.text, self.options_of(running.request))
-        return _progress(batch, tokens, external.lens, results, found.logits)
+        return _progress(batch, tokens.tolist(), external.lens, results, found.logits)
 
     def step(self, batch: Sequence[Running]) -> list[Progress]:
         """Draft for every row, and verify all drafts in one pass of the target."""
-        depth = self._settings.scheduled(len(batch), self.draft_shape.max_depth)
+        depth = self.settings.scheduled(len(batch), self.draft_shape.max_depth)
         limits = [running.draft_len(depth) for running in batch]
         texts = [running.text for running in batch]
         starts = [len(text) - 1 for text in texts]
@@ -121,17 +127,26 @@ class Speculator:
             window = self.target.windows.tree(starts, draft.tree)
         flat, features = self.target.forward_with_features(tokens, window, self.drafter.aux_layers)
         logits = flat.view(*tokens.shape, -1)
-        results, drafted = self._verify(logits, tokens, draft, limits, params, uniforms)
+        chosen_by = edit(logits, batch, tokens, draft.tree)
+        results, drafted = self._verify(chosen_by, tokens, draft, limits, params, uniforms)
         self.target.cache.compact(_moves(starts, results))
         if features is not None:
             features = features.view(*tokens.shape, -1)
         self.drafter.observe(Outcome(results, logits, features))
         return _progress(batch, tokens.tolist(), drafted, results, logits)
 
+    def keep(self, row: int, text: Sequence[int]) -> None:
+        """Keep what was computed of a text that ended, for those that begin alike."""
+        if self._prefixes:
+            self._prefixes.keep(row, text)
+
     def move_row(self, source: int, target: int, length: int) -> None:
         """Let row `source`, `length` tokens long, become row `target`."""
         self.target.cache.move_row(source, target, length)
         self.drafter.move_row(source, target, length)
+
+    def _restore(self, row: int, running: Running) -> int:
+        return self._prefixes.restore(row, running.text) if self._prefixes else 0
 
     def _verify(
         self,
@@ -188,8 +203,11 @@ def _progress(
     """Return the progress of each row from its result, its tokens and logits [rows, nodes, vocab] by node."""
     made = []
     for row, (running, result) in enumerate(zip(batch, results, strict=True)):
-        wanted = logits[row, [0, *result.path]].float().cpu().numpy() if running.request.return_logits else None
-        made.append(Progress(drafted[row], [tokens[row][node] for node in result.path], result.token, wanted))
+        accepted = [tokens[row][node] for node in result.path]
+        scores = None
+        if running.request.scored:
+            scores = score(running.request, logits[row, [0, *result.path]], [*accepted, result.token])
+        made.append(Progress(drafted[row], accepted, result.token, scores))
     return made
 
 

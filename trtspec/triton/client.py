@@ -23,18 +23,24 @@ from trtspec.system import LOOPBACK
 MAX_ANSWER_BYTES = 64 << 20
 MAX_EVENT_BYTES = 4 << 20
 CHUNK_BYTES = 64 << 10
+HEADER = "trtspec-token"  # without it a server of ours refuses what CONTROLS lead to
+CONTROLS = "/v2/repository/"
 
 
 @dataclass(frozen=True)
 class Client:
-    """One server's HTTP endpoint; `timeout_s` bounds every whole request, streams included."""
+    """One server's HTTP endpoint; `timeout_s` bounds every whole request, streams included.
+
+    `token` is the deployment's, which its control APIs ask for (`trtspec.deploy.token`).
+    """
 
     port: int
     host: str = LOOPBACK
     timeout_s: float = 60.0
+    token: str = ""
 
     @classmethod
-    def at(cls, url: str, timeout_s: float = 60.0) -> Client:
+    def at(cls, url: str, timeout_s: float = 60.0, token: str = "") -> Client:
         """Return the client of an address such as http://127.0.0.1:8000."""
         parts = urlsplit(url)
         try:
@@ -43,7 +49,7 @@ class Client:
             host, port = None, None
         if parts.scheme != "http" or not host or not port:
             raise DeployError(f"{url!r} is not a server's address", hint="as http://127.0.0.1:8000")
-        return cls(port, host, timeout_s)
+        return cls(port, host, timeout_s, token)
 
     def is_ready(self, model: str | None = None) -> bool:
         """Return whether the server, or one model of it, says it is ready; it may say so and be wrong."""
@@ -60,20 +66,25 @@ class Client:
 
     def generate(self, request: Mapping[str, Any], model: str = "ensemble") -> dict[str, Any]:
         """Return the one answer of a request; an error of the server is a DeployError with its words."""
-        return _document(self._whole("POST", f"/v2/models/{model}/generate", request), self._where)
+        return _document(self._whole("POST", f"/v2/models/{model}/generate", request), self.where)
 
     def generate_stream(self, request: Mapping[str, Any], model: str = "ensemble") -> Iterator[dict[str, Any]]:
         """Yield the answers of a streamed request as they come."""
         with self._request("POST", f"/v2/models/{model}/generate_stream", {"stream": True, **request}) as answer:
             if answer.status != 200:
                 raise self._refused(answer.status, b"".join(self._chunks(answer)))
-            for event in _events(self._chunks(answer), self._where):
+            for event in _events(self._chunks(answer), self.where):
                 if set(event) == {"error"}:  # once a stream has begun its status is 200, whatever happens
-                    raise DeployError(f"the server answered: {event['error']}", where=self._where)
+                    raise DeployError(f"the server answered: {event['error']}", where=self.where)
                 yield event
 
+    def _headers(self, path: str) -> dict[str, str]:
+        """Return the header of a control API; nothing else of the server sees the token."""
+        return {HEADER: self.token} if self.token and path.startswith(CONTROLS) else {}
+
     @property
-    def _where(self) -> str:
+    def where(self) -> str:
+        """Return the server's address, as http://127.0.0.1:8000."""
         return f"http://{self.host}:{self.port}"
 
     def _whole(self, method: str, path: str, body: Mapping[str, Any]) -> bytes:
@@ -89,15 +100,15 @@ class Client:
         deadline = time.monotonic() + self.timeout_s
         connection = HTTPConnection(self.host, self.port, timeout=self.timeout_s)
         try:
-            connection.request(method, path, None if body is None else json.dumps(body))
+            connection.request(method, path, None if body is None else json.dumps(body), self._headers(path))
             open_socket = connection.sock  # http.client forgets it where the server will close the connection
             yield _Answer(connection.getresponse(), open_socket, deadline)
         except TimeoutError:
-            raise StepTimeout(f"no answer within {self.timeout_s:.3g} s", where=self._where) from None
+            raise StepTimeout(f"no answer within {self.timeout_s:.3g} s", where=self.where) from None
         except (OSError, HTTPException) as error:
             raise DeployError(
                 f"the server cannot be reached: {error or type(error).__name__}",
-                where=self._where,
+                where=self.where,
                 hint="look at its state with: trtspec status NAME",
             ) from None
         finally:
@@ -108,7 +119,7 @@ class Client:
         while chunk := answer.read():
             received += len(chunk)
             if received > MAX_ANSWER_BYTES:
-                raise DeployError(f"an answer of more than {MAX_ANSWER_BYTES:,} bytes", where=self._where)
+                raise DeployError(f"an answer of more than {MAX_ANSWER_BYTES:,} bytes", where=self.where)
             yield chunk
 
     def _refused(self, status: int, content: bytes) -> DeployError:
@@ -116,7 +127,7 @@ class Client:
             said = json.loads(content)["error"]
         except (ValueError, KeyError, TypeError):
             said = content[:200].decode(errors="replace") or "nothing"
-        return DeployError(f"the server answered {status}: {said}", where=self._where)
+        return DeployError(f"the server answered {status}: {said}", where=self.where)
 
 
 @dataclass(frozen=True)

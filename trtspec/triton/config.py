@@ -64,6 +64,16 @@ MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
         "input_map": (3, "map:string"),
         "output_map": (4, "map:string"),
     },
+    "ModelWarmup": {
+        "name": (1, "string"),
+        "batch_size": (2, "uint32"),
+        "inputs": (3, "map:ModelWarmup.Input"),
+    },
+    "ModelWarmup.Input": {
+        "data_type": (1, "DataType"),
+        "dims": (2, "int64*"),
+        "input_data_file": (5, "string"),
+    },
     "ModelParameter": {"string_value": (1, "string")},
     "ModelTransactionPolicy": {"decoupled": (1, "bool")},
     "ModelConfig": {
@@ -78,6 +88,7 @@ MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
         "instance_group": (7, "ModelInstanceGroup*"),
         "default_model_filename": (8, "string"),
         "parameters": (14, "map:ModelParameter"),
+        "model_warmup": (16, "ModelWarmup*"),
         "model_transaction_policy": (19, "ModelTransactionPolicy"),
     },
 }

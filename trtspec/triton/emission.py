@@ -8,14 +8,16 @@ Paths inside are relative to each model's directory, so that an artifact can be 
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from trtspec.errors import TrtspecError
+from trtspec.files import copy_tree
 from trtspec.paths import model_repository_dir
+from trtspec.triton.warmup import FOLDER as WARMUP
+from trtspec.triton.warmup import Sample, add_samples
 
 if TYPE_CHECKING:
     from trtspec.triton.config import ModelConfig
@@ -33,6 +35,7 @@ class ServingSettings:
     max_queue_size: int = 128
     max_queue_delay_us: int = 100
     streaming: bool = True
+    warmup: bool = False
 
 
 def emit_model(
@@ -42,10 +45,12 @@ def emit_model(
     parameters: Parameters,
     *,
     source: Path | None = None,
+    samples: Sequence[Sample] = (),
 ) -> None:
     """Write one model below `out`, made of the hand-written `source`, by default the shared one of the model's name.
 
-    Of `parameters` it gets those that the hand-written one has; one that is None is left out.
+    Of `parameters` it gets those that the hand-written one has; one that is None is left out. With `samples` the
+    server warms it up before it is ready.
     """
     from trtspec.triton.config import load_config, set_parameter  # protobuf: a plan does without
 
@@ -60,14 +65,17 @@ def emit_model(
             del config.parameters[key]
         else:
             set_parameter(config, key, value)
+    add_samples(config, out / model, samples)
     write_model(out / model, source, config)
 
 
 def write_model(model: Path, source: Path, config: ModelConfig) -> None:
-    """Write a model's directory: this configuration, and the version that `source` has."""
+    """Write a model's directory: this configuration, and the version and warm-up data that `source` has."""
     from trtspec.triton.config import render_config
 
-    shutil.copytree(source / "1", model / "1", ignore=shutil.ignore_patterns("__pycache__"))
+    for part in ("1", WARMUP):
+        if (source / part).is_dir():
+            copy_tree(source / part, model / part, without="__pycache__")
     (model / CONFIG).write_text(render_config(config), encoding="utf-8")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find a tritonserver, give it what it needs to run here, and start it, on loopback unless asked otherwise.
+"""Find a tritonserver, and say how it is started here, on loopback unless asked otherwise.
 
 Searched in this order: `TRTSPEC_TRITONSERVER`, PATH, the nvidia-pytriton wheel. The wheel's server finds its Python
 backend in no fixed place, so a small directory of links in the cache stands in for an installation.
@@ -10,11 +10,10 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -24,13 +23,13 @@ from trtspec.interpreter import VERSION as PYTHON
 from trtspec.interpreter import libpython, libpython_name
 from trtspec.paths import cache_dir
 from trtspec.probe import Probe
-from trtspec.system import LOOPBACK, die_with_parent
+from trtspec.system import LOOPBACK
 from trtspec.triton import python_stub
 
 VARIABLE = "TRTSPEC_TRITONSERVER"
 WHEEL = "nvidia-pytriton"
 STUB = "triton_python_backend_stub"
-EXIT_TIMEOUT_S = 10  # for requests in flight
+EXIT_TIMEOUT_S = 10  # for requests in flight, where nothing else is asked for
 SHARED_MEMORY = Path("/dev/shm")
 # pip takes no wheel that asks for numpy below 2 where there is none, on Python 3.13; by itself the wheel works there
 INSTALL_WHEEL = "pip install 'trtspec[triton]'" if PYTHON < "3.13" else f"pip install --no-deps {WHEEL}==0.7.0"
@@ -68,15 +67,20 @@ def find_server() -> Server:
     raise DeployError("no tritonserver on this machine", hint=INSTALL_HINT)
 
 
-def server_command(server: Server, repository: Path, ports: Ports, *, model: str, shm_prefix: str) -> list[str]:
-    """Return the argv that serves `model`, and the models it is composed of, at the ports' address."""
+def server_command(
+    server: Server, repository: Path, ports: Ports, *, model: str, shm_prefix: str, drain_s: int = EXIT_TIMEOUT_S
+) -> list[str]:
+    """Return the argv that serves `model`, and the models it is composed of, at the ports' address.
+
+    `drain_s` are the seconds that requests in flight get when the server is told to end.
+    """
     command = [
         str(server.executable),
         f"--model-repository={repository}",
         "--model-control-mode=explicit",
         f"--load-model={model}",
         "--disable-auto-complete-config",
-        f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
+        f"--exit-timeout-secs={drain_s}",
         f"--http-address={ports.host}",
         f"--http-port={ports.http}",
         f"--grpc-address={ports.host}",
@@ -88,28 +92,14 @@ def server_command(server: Server, repository: Path, ports: Ports, *, model: str
     return [*command, f"--backend-directory={server.backends}"] if server.backends else command
 
 
-def start_server(
-    server: Server, command: list[str], log: Path, *, detach: bool, environment: Mapping[str, str] | None = None
-) -> subprocess.Popen[bytes]:
-    """Start a server as leader of its own session, all it says going to `log`; unless detached it dies with us."""
-    with log.open("wb") as output, _clear_os_error(server):
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **server.environment, **(environment or {})},
-            start_new_session=True,
-            preexec_fn=None if detach else die_with_parent(),  # noqa: PLW1509  two system calls, no lock
-        )
+def close_shared_memory(shm_prefix: str) -> None:
+    """Let no other user read what a server shares with its models, prompts and texts among it.
 
-
-@contextmanager
-def _clear_os_error(server: Server) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise DeployError(f"cannot be started: {error.strerror}", where=str(server.executable)) from None
+    The Python backend opens its regions to all readers whatever the umask is: boost sets their mode once more.
+    """
+    for region in SHARED_MEMORY.glob(f"{shm_prefix}*"):
+        with suppress(FileNotFoundError):
+            region.chmod(0o600)
 
 
 def remove_shared_memory(shm_prefix: str) -> None:

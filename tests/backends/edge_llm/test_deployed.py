@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.backends.deployed import deployed, lend_packages, listed, refused
+from tests.backends.deployed import deployed, lend_packages, listed, measured, refused
 from tests.backends.edge_llm.test_steps import install, show_gpu, tools  # noqa: F401 - a fixture
 from tests.conftest import Run
+from tests.triton.artifact import vouch
 from tests.triton.serving import DOUBLES
-from trtspec.artifacts.prompts import load_prompts
 from trtspec.backends.edge_llm.repository import MODEL_JSON
 from trtspec.measure.gating import DEPLOY_PROMPTS
+from trtspec.prompts.load import load_prompts
 
 ANSWER = ["answer: ", "é ", "and more"]
 ON_EDGE = ("--set", "engine.backend=edge_llm", "--set", "engine.gpu=rtx5090", "--set", "engine.max_batch_size=1")
@@ -31,6 +32,7 @@ def built(workplace: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch, tools:
     prompts = [prompt.text for prompt in load_prompts(root / "prompts" / "quickstart.jsonl")[:DEPLOY_PROMPTS]]
     table = dict.fromkeys(["Hello", *prompts], ANSWER)
     (root / "checkpoints" / "target" / "answers.json").write_text(json.dumps(table))
+    vouch(root)
     return root
 
 
@@ -49,6 +51,7 @@ def test_from_the_recipe_to_the_end_of_its_server(
         assert (whole["text_output"], whole["num_output_tokens"]) == ("".join(ANSWER), 3)
         events = list(client.generate_stream({"text_input": "Hello", "max_tokens": 64}))
         assert [event["text_output"] for event in events] == ANSWER
+        assert measured(trtspec, built, "Hello")["speedup"] > 0
         assert listed(trtspec) == ("quickstart-eagle3", "live", "edge_llm", "eagle3")
         stopped = trtspec("stop", "quickstart-eagle3", "--json").document
         assert (stopped["state"], stopped["was_running"]) == ("stopped", True)

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 from tests.backends.contexts import SHAPES
 from tests.backends.edge_llm.cases import LATE, METHODS, case
 from tests.conftest import Run
-from tests.engines import engine_python
+from tests.engines import engine_python, make_forking
 from tests.shapes import make_checkpoints
 from trtspec.backends.edge_llm.arguments import build_command, export_arguments, quantize_arguments
 from trtspec.backends.edge_llm.model_json import model_json
@@ -36,17 +37,25 @@ QUICKSTART = (
     *("--set", "target.quantization.weights=fp8", "--set", "target.quantization.kv_cache=fp8"),
     *("--set", "target.quantization.calibration.samples=4", "--out", "made"),
 )
+TOOLS = ("tensorrt_edgellm.scripts.quantize", "tensorrt_edgellm.scripts.export", "experimental.builder.cli")
 BUILD_S = 1200
+Ask = Callable[[str, Any], Any]
 
 
-def ask(what: str, question: Any) -> Any:
-    """Return what the environment's own classes answer."""
-    command = [engine_python("edge_llm"), HERE / "real.py", what]
-    asked = subprocess.run(
-        command, input=json.dumps(question), capture_output=True, text=True, timeout=300, check=False
-    )
-    assert asked.returncode == 0, asked.stderr
-    return json.loads(asked.stdout.splitlines()[-1])
+@pytest.fixture(scope="module")
+def ask(tmp_path_factory: pytest.TempPathFactory) -> Ask:
+    """A function that returns what the environment's own classes answer; the tools, which take long, import once."""
+    python = make_forking(tmp_path_factory.mktemp("forking") / "edge_llm", "edge_llm", *TOOLS) / "bin" / "python"
+
+    def answer(what: str, question: Any) -> Any:
+        command = [python, HERE / "real.py", what]
+        asked = subprocess.run(
+            command, input=json.dumps(question), capture_output=True, text=True, timeout=300, check=False
+        )
+        assert asked.returncode == 0, asked.stderr
+        return json.loads(asked.stdout.splitlines()[-1])
+
+    return answer
 
 
 def command_lines() -> list[list[str]]:
@@ -70,7 +79,7 @@ def command_lines() -> list[list[str]]:
     ]
 
 
-def test_its_parsers_take_every_command_line() -> None:
+def test_its_parsers_take_every_command_line(ask: Ask) -> None:
     lines = command_lines()
     assert len(lines) > 100
     assert [said for said in ask("parse", lines) if said] == []
@@ -78,7 +87,7 @@ def test_its_parsers_take_every_command_line() -> None:
 
 
 def test_its_parsers_take_every_recipe_of_the_catalogue_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trtspec: Run
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trtspec: Run, ask: Ask
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     shutil.copytree(recipes_dir(), tmp_path / "recipes")
@@ -91,7 +100,7 @@ def test_its_parsers_take_every_recipe_of_the_catalogue_for_it(
     assert [said for said in ask("parse", lines) if said] == []
 
 
-def test_the_stand_in_has_its_signatures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stand_in_has_its_signatures(ask: Ask) -> None:
     names = [
         ["experimental.server", "LLM.__init__"],
         ["experimental.server", "LLM._make_generation_request"],

@@ -64,7 +64,7 @@ def texts(*values: str) -> np.ndarray:
 
 def answered(model: Any, **inputs: Any) -> Request:
     request = Request(**{"text_input": texts("hello"), "max_tokens": 9, **inputs})
-    model.serve(request)
+    model.serve(request, model.metrics.text())
     return request
 
 
@@ -106,7 +106,10 @@ def test_the_prompt_comes_back_where_it_is_asked_for(model: Any) -> None:
 @pytest.mark.parametrize(
     ("inputs", "changed"),
     [
-        ({"temperature": 0.5, "seed": 7}, {"temperature": 0.5, "top_k": 0, "seed": 7, "disable_spec_decode": True}),
+        (
+            {"temperature": 0.5, "top_p": 1.0, "seed": 7},
+            {"temperature": 0.5, "top_k": 0, "seed": 7, "disable_spec_decode": True},
+        ),
         ({"temperature": 0.5, "top_k": 1}, {"temperature": 0.0, "top_k": 1, "disable_spec_decode": False}),
         ({"num_draft_tokens": 0}, {"temperature": 0.0, "disable_spec_decode": True}),
     ],
@@ -136,7 +139,7 @@ def test_what_edge_llm_does_not_do_is_an_error_of_that_request(inputs, said: str
 def test_a_client_that_left_ends_its_request(model: Any) -> None:
     request = Request(text_input=texts("hello"), max_tokens=9)
     request.sender.cancelled = True
-    model.serve(request)
+    model.serve(request, model.metrics.text())
     assert request.sender.sent[-1][0].error.code == "cancelled"
     assert model.llm.given[0].closed
 
@@ -159,3 +162,20 @@ def test_the_ensemble_fits_its_model(artifact: Path) -> None:
     assert {tensor.name for tensor in model.input} == {*step.input_map} == {tensor.name for tensor in ensemble.input}
     assert {tensor.name for tensor in model.output} == {*step.output_map} == {tensor.name for tensor in ensemble.output}
     assert model.parameters["concurrency"].string_value == "4"
+
+
+def test_metrics_say_what_edge_llm_told(model: Any) -> None:
+    """Texts, waits and ends; of drafts it says nothing."""
+    exported = sys.modules["triton_python_backend_utils"].exported
+    answered(model)
+    answered(model, stop_words=texts("two"))
+    answered(model, max_tokens=2)
+    answered(model, text_input=texts(""))
+    model.metrics.close()
+    told = {
+        reason: sum(exported["trtspec_requests_total", reason]) for reason in ("end_id", "stop", "length", "refused")
+    }
+    assert told == dict.fromkeys(told, 1)
+    assert sum(exported["trtspec_generated_tokens_total",]) == 3 + 2 + 2
+    assert len(exported["trtspec_queue_seconds",]) == 3
+    assert not [name for name, *_ in exported if "accepted" in name or "drafted" in name]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -463,6 +464,15 @@ WARNED = [
 def test_what_has_no_use_is_a_warning(changes: dict[str, Any], key: str, message: str) -> None:
     found = diagnostics(**changes)[key]
     assert (found.severity, found.message) == ("warning", message)
+
+
+def test_a_short_head_beside_a_target_of_no_family_is_warned_of() -> None:
+    """Beside others the head is read, and says so itself."""
+    asked = case("1.2.1", "eagle3", engine__max_seq_len=8192, draft_facts=facts({"max_position_embeddings": 2048}))
+    assert "speculation.draft.model positions" not in said(BACKEND.check(asked))
+    found = said(BACKEND.check(replace(asked, target=None, head=None)))["speculation.draft.model positions"]
+    assert found.severity == "warning"
+    assert found.message == "the head has 2048 positions, fewer than max_seq_len 8192: its rope table ends there"
 
 
 def test_plain_recipes_meet_no_objection() -> None:

@@ -12,6 +12,7 @@ import yaml
 
 from tests.backends.source_golden import LLMAPI, LLMAPI_CASES, emit_llmapi
 from tests.triton.fakes import load_model, make_pb_utils, model_args
+from tests.triton.test_repository import MADE
 from trtspec.backends.llmapi.repository import EmitLlmApiRepository
 from trtspec.errors import TrtspecError
 from trtspec.triton.config import load_config
@@ -55,13 +56,14 @@ def test_the_ensemble_fits_the_model(tmp_path: Path) -> None:
     found = objects(tmp_path)
     model = found["tensorrt_llm/config.pbtxt"]
     types = {tensor.name: tensor.data_type for tensor in model.input}
-    [step] = [
-        step for step in found["ensemble/config.pbtxt"].ensemble_scheduling.step if step.model_name == "tensorrt_llm"
-    ]
-    outer = {tensor.name: tensor.data_type for tensor in found["ensemble/config.pbtxt"].input}
-    assert {*step.input_map} == {*types}
-    assert {*step.output_map} == {tensor.name for tensor in model.output}
-    assert all(outer.get(value, types[key]) == types[key] for key, value in step.input_map.items())
+    ours = found["ensemble/config.pbtxt"]
+    passed = load_model("ensemble", make_pb_utils()).PASSED
+    handed = {passed[tensor.name]: tensor.data_type for tensor in ours.input if tensor.name in passed}
+    assert handed.items() <= types.items()
+    assert {*types} == {*handed} | MADE
+    told = {tensor.name for tensor in ours.output} - {"text_output"}
+    assert told <= {tensor.name for tensor in model.output}
+    assert {"output_ids", "continuation", "sequence_length"} <= {tensor.name for tensor in model.output}
     assert {*NEUTRAL} - {"length_penalty"} <= {*types}  # which is len_penalty between models
 
 

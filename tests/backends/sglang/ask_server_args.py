@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Asks SGLang's own ServerArgs, in the environment of `make sglang`, about lists of Engine's arguments.
 
-Reads them as JSON from standard input. The last line of standard output is a JSON list: of each document `problem`
-(null where it is taken) and `resolved`, what SGLang made of the speculation. Each goes through SGLang's parser of its
-command line (which knows the choices), its resolution and its checks, as on a CUDA machine of NVIDIA's H100.
+Reads lines of JSON from standard input, each a list of documents, and answers each with a line of JSON on the file
+descriptor that it is given: of each document `problem` (null where it is taken) and `resolved`, what SGLang made of the
+speculation. A list is answered in a fork: nothing that an earlier one left decides. Each document goes through SGLang's
+parser of its command line (which knows the choices), its resolution and its checks, as on a CUDA machine of NVIDIA's
+H100.
 
 Kernels are not here: modules of STAND_INS are empty, and what is taken from them does nothing. Nothing computes.
 """
@@ -116,6 +118,13 @@ def command_line(arguments: dict[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    documents = json.load(sys.stdin)
+    answers = open(int(sys.argv[1]), "w")  # noqa: SIM115
     stand_in()
-    sys.stdout.write("\n" + json.dumps([ask(each) for each in documents]) + "\n")
+    import sglang.srt.arg_groups.overrides
+    import sglang.srt.server_args  # noqa: F401
+
+    for line in sys.stdin:
+        if not (child := os.fork()):
+            print(json.dumps([ask(each) for each in json.loads(line)]), file=answers, flush=True)
+            os._exit(0)
+        os.waitpid(child, 0)

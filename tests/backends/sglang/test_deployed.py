@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.backends.deployed import deployed, lend_packages, listed, refused
+from tests.backends.deployed import deployed, lend_packages, listed, measured, refused
 from tests.conftest import Run
+from tests.triton.artifact import vouch
 from tests.triton.serving import DOUBLES
-from trtspec.artifacts.prompts import load_prompts
 from trtspec.backends.sglang.repository import ENGINE_JSON
 from trtspec.checkpoint.tokenizer import Tokenizer
+from trtspec.deploy.journal import DeploymentJournal
+from trtspec.deploy.revision import place_of
 from trtspec.measure.gating import DEPLOY_PROMPTS
+from trtspec.prompts.load import load_prompts
 
 ANSWER = "answer: é and more"
 ON_SGLANG = ("--set", "engine.backend=sglang", "--set", "engine.gpu=h100")
@@ -27,10 +30,12 @@ def built(workplace: Path, trtspec: Run) -> Path:
     root = workplace / "build" / "quickstart"
     tokenizer = Tokenizer(root / "tokenizer")
     ids = [*tokenizer.encode(ANSWER), tokenizer.end_ids[0]]
-    answer = {"steps": [ids[at : at + 2] for at in range(0, len(ids), 2)], "drafted": 12, "accepted": 9, "pause_s": 0.0}
+    steps = [ids[at : at + 2] for at in range(0, len(ids), 2)]
+    answer = {"steps": steps, "drafted": 12, "accepted": 9, "pause_s": 0.0, "queue_s": 0.0}
     prompts = [prompt.text for prompt in load_prompts(root / "prompts" / "quickstart.jsonl")[:DEPLOY_PROMPTS]]
     table = {" ".join(map(str, tokenizer.encode(text))): answer for text in ("Hello", *prompts)}
     (root / "checkpoints" / "target" / "answers.json").write_text(json.dumps(table))
+    vouch(root)
     return root
 
 
@@ -46,11 +51,15 @@ def test_from_the_recipe_to_the_end_of_its_server(built: Path, trtspec: Run, mon
         events = list(client.generate_stream({"text_input": "Hello", "max_tokens": 64}))
         assert len(events) > 2
         assert "".join(event["text_output"] for event in events) == ANSWER
+        assert measured(trtspec, built, "Hello")["speculative"]["acceptance_rate"] == 0.75
+        alone = trtspec("bench", "quickstart", "--runs", 1, "--json")
+        assert (alone.code, "--baseline" in alone.document["error"]["hint"]) == (1, True), alone
         assert listed(trtspec) == ("quickstart", "live", "sglang", "draft_target")
         stopped = trtspec("stop", "quickstart", "--json").document
         assert (stopped["state"], stopped["was_running"]) == ("stopped", True)
         assert listed(trtspec)[1] == "stopped"
-    asked = (built / "checkpoints" / "target" / "requests.jsonl").read_text().splitlines()
+    pinned = place_of(DeploymentJournal("quickstart"), 1) / "artifact"
+    asked = (pinned / "checkpoints" / "target" / "requests.jsonl").read_text().splitlines()
     assert json.loads(asked[-1]) == {"event": "shutdown"}, "the engine is ended, not killed"
 
 

@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import json
+import os
+import select
 import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +17,13 @@ from tests.backends.sglang.cases import CASES, case, write_models
 from tests.engines import engine_python
 from tests.shapes import make_checkpoints
 from trtspec.backends.sglang.arguments import adaptive_config, engine_arguments
-from trtspec.check import check_recipe
+from trtspec.check.recipe import check_recipe
 from trtspec.paths import recipes_dir
 from trtspec.recipe.load import load_recipe
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
+Ask = Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
 HELPER = Path(__file__).with_name("ask_server_args.py")
 TIMEOUT_S = 300
 # Recipes that SGLang runs as they are. The others have methods, placements or classes of nets that it has not.
@@ -27,7 +31,7 @@ RUNS = {
     *("quickstart", "quickstart-eagle3", "quickstart-fp8", "quickstart-ngram"),
     *("deepseek-v3.1-mtp", "deepseek-v3.1-mtp-sglang", "deepseek-v3.1-mtp-vllm"),
     *("llama-3.1-8b-draft-1b", "llama-3.3-70b-eagle3", "llama-3.3-70b-fp8-tp1"),
-    *("mistral-7b-ngram", "mixtral-8x7b-ngram", "phi-4-ngram-vllm"),
+    *("mistral-7b-ngram", "mistral-small-24b-ngram-vllm", "mixtral-8x7b-ngram", "phi-4-ngram-vllm"),
     *("qwen3-30b-a3b-eagle3-vllm", "qwen3-30b-a3b-ngram", "qwen3-32b-draft-4b-vllm", "qwen3-32b-eagle3-vllm"),
     *("qwen3-8b-dflash-edge", "qwen3-8b-dflash-sglang", "qwen3-8b-dflash-vllm"),
     *("qwen3-8b-eagle3", "qwen3-8b-eagle3-edge", "qwen3-8b-eagle3-sglang"),
@@ -39,15 +43,26 @@ NEEDS_GPU = {
 }
 
 
-def ask(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return what the real ServerArgs make of each document."""
-    command = [engine_python("sglang"), HELPER]
-    asked = subprocess.run(
-        command, input=json.dumps(documents), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
-    assert asked.returncode == 0, asked.stderr[-3000:]
-    answers: list[dict[str, Any]] = json.loads(asked.stdout.splitlines()[-1])
-    return answers
+@pytest.fixture(scope="module")
+def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
+    """A function that returns what the real ServerArgs make of each document; they are imported once."""
+    log, (read, write) = tmp_path_factory.mktemp("asked") / "log", os.pipe()
+    command = [engine_python("sglang"), HELPER, str(write)]
+    with log.open("w") as said, open(read) as answers:
+        helper = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=said, stderr=said, text=True, pass_fds=[write])
+        os.close(write)
+
+        def answers_of(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
+            assert helper.stdin is not None
+            print(json.dumps(documents), file=helper.stdin, flush=True)
+            assert select.select([answers], [], [], TIMEOUT_S)[0], log.read_text()[-3000:]
+            answer = answers.readline()
+            assert answer, log.read_text()[-3000:]
+            found: list[dict[str, Any]] = json.loads(answer)
+            return found
+
+        yield answers_of
+        helper.communicate(timeout=TIMEOUT_S)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +84,7 @@ def catalogue(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {name: result.context for name, result in checked.items() if not result.errors}
 
 
-def test_server_args_take_every_recipe_of_the_catalogue_that_can_run(catalogue: dict[str, Any]) -> None:
+def test_server_args_take_every_recipe_of_the_catalogue_that_can_run(catalogue: dict[str, Any], ask: Ask) -> None:
     documents = []
     for context in catalogue.values():
         roots = {role: str(source.root) for role, source in context.sources.items()}
@@ -81,7 +96,7 @@ def test_server_args_take_every_recipe_of_the_catalogue_that_can_run(catalogue: 
     assert answers.keys() - problems.keys() == RUNS
 
 
-def test_server_args_take_every_method_and_leave_its_lengths_alone(tmp_path: Path) -> None:
+def test_server_args_take_every_method_and_leave_its_lengths_alone(tmp_path: Path, ask: Ask) -> None:
     models = write_models(tmp_path)
     documents = []
     for name in CASES:
@@ -100,7 +115,7 @@ def test_server_args_take_every_method_and_leave_its_lengths_alone(tmp_path: Pat
         assert {key: answer["resolved"][key] for key in given} == given
 
 
-def test_server_args_refuse_what_they_do_not_know(tmp_path: Path) -> None:
+def test_server_args_refuse_what_they_do_not_know(tmp_path: Path, ask: Ask) -> None:
     """The question can be answered with no."""
     model = str(write_models(tmp_path)["llama"])
     block = {"speculative_algorithm": "NGRAM", "speculative_use_block_verification": True}

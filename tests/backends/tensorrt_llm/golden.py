@@ -38,6 +38,7 @@ REPOSITORIES = {
         target=EngineServing((0, 1), 0.5, (2, 3), 40960),
         draft=EngineServing((0,), 0.4, (1,), 40960),
         fast_logits=True,
+        warmup=True,
     ),
     "ngram": settings("ngram", draft_len=8, options='{"max_match": 4, "min_match": 1}'),
     "medusa": settings("medusa", options=f'{{"choices": "{NAME}"}}', choices=MEDUSA_CHOICES[NAME], greedy_only=True),

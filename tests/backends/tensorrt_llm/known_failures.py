@@ -50,6 +50,16 @@ REDRAFTER = {"speculation__method": "redrafter", "target": "vicuna-7b"}
 
 KNOWN_FAILURES = [
     Row(
+        "a length that was built in cannot be scheduled",
+        ask(
+            target="vicuna-7b",
+            speculation__method="redrafter",
+            speculation__schedule=[{"max_batch": 4, "draft_len": 5}],
+        ),
+        "speculation.schedule",
+        "what a redrafter engine drafts was decided when it was built",
+    ),
+    Row(
         "BE#473 draft tokens (56) > max (0)",
         extra(ask_pair, max_draft_len=0),
         "engine.extra.max_draft_len",

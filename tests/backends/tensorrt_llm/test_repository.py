@@ -120,14 +120,14 @@ def test_every_parameter_of_nvidias_is_set_or_left_out_on_purpose(emitted) -> No
 @pytest.mark.parametrize("method", REPOSITORIES)
 @pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
 def test_texts_are_asked_for_by_nvidias_tensors(emitted, method: str, model: str) -> None:
-    """Encoders, prompt tables, biases, LoRA and guided decoding are for engines that are not built here."""
+    """Encoders, prompt tables, LoRA and guided decoding are for engines that are not built here."""
     config = emitted[method][model]
     known, ours = {*upstream.ENSEMBLE_INPUTS}, {*map(facts, config.input)}
     added = ("num_draft_tokens", "use_draft_logits", *LOOKAHEAD_SIZES)  # the first two are those of NVIDIA's BLS model
     assert {tensor.name for tensor in ours - known} == {*added}
     assert {tensor.name for tensor in known - ours} == {
         *("decoder_text_input", "prompt_embedding_table", "prompt_table_extra_id", "prompt_vocab_size"),
-        *("embedding_bias_words", "embedding_bias_weights", "lora_task_id", "lora_weights", "lora_config"),
+        *("lora_task_id", "lora_weights", "lora_config"),
         *("guided_decoding_guide_type", "guided_decoding_guide"),
     }
 
@@ -146,20 +146,11 @@ def test_texts_come_in_nvidias_tensors(emitted, method: str, model: str) -> None
 
 
 @pytest.mark.parametrize("method", REPOSITORIES)
-def test_the_steps_of_an_ensemble_fit_the_models(emitted, method: str) -> None:
-    """Every tensor that is mapped exists, every needed one is mapped, and both ends have the same type."""
-    repository = emitted[method]
-    ensemble = repository["ensemble"]
-    types = {tensor.name: tensor.data_type for tensor in [*ensemble.input, *ensemble.output]}
-    assert [step.model_name for step in ensemble.ensemble_scheduling.step] == ["tensorrt_llm_bls"]
-    for step in ensemble.ensemble_scheduling.step:
-        model = repository[step.model_name]
-        assert {tensor.name for tensor in model.input if not tensor.optional} <= {*step.input_map}
-        for tensors, mapped in ((model.input, step.input_map), (model.output, step.output_map)):
-            kinds = {tensor.name: tensor.data_type for tensor in tensors}
-            assert {*mapped} <= {*kinds}
-            for inner, outer in mapped.items():
-                assert types.setdefault(outer, kinds[inner]) == kinds[inner], (step.model_name, inner)
+def test_the_ensemble_is_the_model_from_text_to_text_under_another_name(emitted, method: str) -> None:
+    ensemble, model = emitted[method]["ensemble"], emitted[method]["tensorrt_llm_bls"]
+    assert model.name == "tensorrt_llm_bls"
+    model.name = ensemble.name
+    assert ensemble == model
 
 
 def test_all_models_of_a_repository_take_as_many_and_stream_or_not(emitted) -> None:
@@ -264,7 +255,7 @@ def test_relocated_paths_are_absolute_and_nothing_else_changes(tmp_path: Path) -
         "tensorrt_llm": {"gpt_model_path": "/srv/artifact/engines/target"},
         "tensorrt_llm_draft": {"gpt_model_path": "/srv/artifact/engines/draft"},
         "tensorrt_llm_bls": {"tokenizer_dir": "/srv/artifact/tokenizer"},
-        "ensemble": {},
+        "ensemble": {"tokenizer_dir": "/srv/artifact/tokenizer"},
     }
     assert after.keys() == before.keys() == paths.keys()
     for model, changed in paths.items():

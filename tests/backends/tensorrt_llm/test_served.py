@@ -20,6 +20,7 @@ import pytest
 
 from tests.backends.tensorrt_llm.golden import REPOSITORIES
 from tests.triton.artifact import make_tokenizer
+from tests.triton.serving import start_server
 from trtspec.backends.tensorrt_llm.repository import EmitEngineRepository, relocate
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.errors import DeployError
@@ -33,7 +34,6 @@ from trtspec.triton.server import (
     find_server,
     remove_shared_memory,
     server_command,
-    start_server,
 )
 
 pytestmark = pytest.mark.triton
@@ -82,8 +82,6 @@ def add_repository(method: str, artifact: Path, out: Path) -> None:
         shutil.copytree(source, out / renamed, dirs_exist_ok=source.name in SHARED)
         config = load_config(source / "config.pbtxt")
         config.name = renamed
-        for step in config.ensemble_scheduling.step:
-            step.model_name = rename(step.model_name, method)
         for key in ("tensorrt_llm_model_name", "tensorrt_llm_draft_model_name"):
             if key in config.parameters and config.parameters[key].string_value:
                 config.parameters[key].string_value = rename(config.parameters[key].string_value, method)
@@ -118,7 +116,7 @@ def served(tmp_path_factory) -> Iterator[Served]:
         add_repository(method, artifact, models)
     ports, prefix = Ports(*free_ports(3)), f"trtspec-test-{root.name}"
     command = server_command(server, models, ports, model="*", shm_prefix=prefix)
-    process = start_server(server, [*command, "--exit-on-error=false"], root / "log", detach=False)
+    process = start_server(server, [*command, "--exit-on-error=false"], root / "log")
     client = Client(ports.http, timeout_s=60)
     try:
         deadline = time.monotonic() + LOADING_S
@@ -145,6 +143,18 @@ def test_the_server_takes_every_model(served: Served) -> None:
 def models_of(method: str) -> list[str]:
     draft = ["tensorrt_llm_draft"] if method == "draft_target" else []
     return ["ensemble", "tensorrt_llm_bls", "preprocessing", "tensorrt_llm", "postprocessing", *draft]
+
+
+def test_engines_are_warmed_up_before_they_are_ready(served: Served) -> None:
+    """One text, a full batch, and the same with drafts to verify for the target, which the draft model has none of."""
+    said = served.log.read_text()
+    together = {
+        model: [f"{rename(model, 'draft_target')}: {size} together" in said for size in (1, 8)]
+        for model in ("tensorrt_llm", "tensorrt_llm_draft")
+    }
+    assert together == {"tensorrt_llm": [True, True], "tensorrt_llm_draft": [True, True]}
+    assert f"{rename('tensorrt_llm', 'none')}: 8 together" not in said
+    assert "warmup error" not in said
 
 
 @pytest.mark.parametrize("method", REPOSITORIES)
@@ -184,8 +194,8 @@ def test_a_request_may_look_less_far_ahead(served: Served) -> None:
 
 def test_requests_that_sample_are_refused_where_the_engine_cannot(served: Served) -> None:
     with pytest.raises(DeployError, match="always takes the most probable token and cannot sample"):
-        served.ask("medusa", temperature=0.7)
-    assert served.ask("redrafter", temperature=0.7)["text_output"] == script()
+        served.ask("medusa", temperature=0.7, top_p=1.0)
+    assert served.ask("redrafter", temperature=0.7, top_p=1.0)["text_output"] == script()
 
 
 @pytest.mark.parametrize("method", REPOSITORIES)

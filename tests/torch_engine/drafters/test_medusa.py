@@ -26,6 +26,7 @@ from tests.torch_engine.lossless import (
     assert_greedy_text,
     assert_targets_distribution,
     assert_wrong_rule_is_seen,
+    by_position,
     random_prompts,
 )
 from trtspec.checkpoint.sharding import ParallelMapping
@@ -90,7 +91,7 @@ def simulate(states: torch.Tensor, heads: Tensors, choices: tuple[Choice, ...], 
     """Return what Medusa's steps through a text come to: from the hidden states of all its tokens, one path a step."""
     depth, width = max(map(len, choices), default=0), max(map(max, choices), default=0) + 1
     ranked = [logits_of(heads, head, states).topk(width).indices.tolist() for head in range(depth)]
-    drafted = accepted = steps = 0
+    drafted, draft_steps, lengths = 0, 0, list[int]()
     at = prompt + 1  # the prompt's end gives the first token without a step
     while at < len(text):
         limit = min(depth, len(text) - at - 1)
@@ -103,10 +104,10 @@ def simulate(states: torch.Tensor, heads: Tensors, choices: tuple[Choice, ...], 
                 break
             path = longer
         drafted += sum(len(choice) <= limit for choice in choices)
-        accepted += len(path)
-        steps += 1
+        draft_steps += limit > 0
+        lengths.append(len(path))
         at += len(path) + 1
-    return Stats(prompt, len(text) - prompt, drafted, accepted, steps)
+    return Stats(prompt, len(text) - prompt, drafted, sum(lengths), len(lengths), by_position(lengths), draft_steps)
 
 
 @pytest.mark.parametrize("choices", [WRITTEN, "vicuna_13b_stage2"], ids=["written", "named"])

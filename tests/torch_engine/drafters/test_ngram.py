@@ -12,7 +12,7 @@ import pytest
 from tests.tiny import convert, greedy, make_model, reference_model
 from tests.torch_engine import lossless
 from tests.torch_engine.drafters.looping import make_looping_model
-from tests.torch_engine.lossless import DISTRIBUTION_SHAPE, SHAPES, random_prompts
+from tests.torch_engine.lossless import DISTRIBUTION_SHAPE, SHAPES, by_position, random_prompts
 from trtspec.generation.request import Request, SamplingOptions, Stats
 from trtspec.torch_engine.engine import Engine
 from trtspec.torch_engine.settings import EngineSettings
@@ -41,16 +41,18 @@ def look_up(text: list[int], draft_len: int, min_match: int, max_match: int) -> 
 
 def telling(prompt: list[int], ids: list[int], draft_len: int, min_match: int, max_match: int) -> Stats:
     """Return what a greedy text costs."""
-    drafted = accepted = steps = 0
+    drafted, draft_steps, lengths = 0, 0, list[int]()
     done = 1
     while done < len(ids):
         draft = look_up([*prompt, *ids[:done]], min(draft_len, len(ids) - done - 1), min_match, max_match)
         right = 0
         while right < len(draft) and draft[right] == ids[done + right]:
             right += 1
-        drafted, accepted, steps = drafted + len(draft), accepted + right, steps + 1
+        drafted += len(draft)
+        draft_steps += bool(draft)
+        lengths.append(right)
         done += right + 1
-    return Stats(len(prompt), len(ids), drafted, accepted, steps)
+    return Stats(len(prompt), len(ids), drafted, sum(lengths), len(lengths), by_position(lengths), draft_steps)
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ from tests.torch_engine.lossless import (
     assert_greedy_text,
     assert_targets_distribution,
     assert_wrong_rule_is_seen,
+    by_position,
     random_prompts,
 )
 from trtspec.checkpoint.sharding import ParallelMapping
@@ -91,7 +92,7 @@ class Knowing:
 def simulate(model: Any, drafter: Drafter, prompt: int, text: list[int], draft_len: int) -> Stats:
     """Return what beam search through a text comes to: all beginnings of the beams are drafted, each once."""
     embedding, contexts = model.get_input_embeddings().weight.detach(), hidden_states(model, text)
-    drafted = accepted = steps = 0
+    drafted, draft_steps, lengths = 0, 0, list[int]()
     at = prompt + 1  # the prompt's end gives the first token without a step
     while at < len(text):
         limit = min(draft_len, len(text) - at - 1)
@@ -99,10 +100,10 @@ def simulate(model: Any, drafter: Drafter, prompt: int, text: list[int], draft_l
         paths = {beam[:count] for beam in beams for count in range(1, limit + 1)}
         longest = max((count for count in range(1, limit + 1) if tuple(text[at : at + count]) in paths), default=0)
         drafted += len(paths)
-        accepted += longest
-        steps += 1
+        draft_steps += bool(paths)
+        lengths.append(longest)
         at += longest + 1
-    return Stats(prompt, len(text) - prompt, drafted, accepted, steps)
+    return Stats(prompt, len(text) - prompt, drafted, sum(lengths), len(lengths), by_position(lengths), draft_steps)
 
 
 @pytest.fixture(scope="module")

@@ -36,12 +36,13 @@ def plan_memory(
     max_draft_tokens: int,
     head_parameters: int = 0,
     quantized: bool = False,
+    kept_tokens: int = 0,
 ) -> MemoryPlan:
     """Return what the torch engine takes on the CPU, where it computes in float32, and FP8 models in float64.
 
-    The KV cache holds `rows` texts of `seq_len` tokens. The widest activations are a prefill step's of `num_tokens`
-    (hidden state, queries, keys and values, both MLP branches) and the logits of a verify step of `max_draft_tokens`
-    drafted tokens. What drafts is a model, or a head of so many parameters.
+    The KV cache holds `rows` texts of `seq_len` tokens, and `kept_tokens` of texts that ended. The widest activations
+    are a prefill step's of `num_tokens` (hidden state, queries, keys and values, both MLP branches) and the logits of a
+    verify step of `max_draft_tokens` drafted tokens. What drafts is a model, or a head of so many parameters.
     """
     item = 8 if quantized else 4
     heads = (target.num_heads + 2 * target.num_kv_heads) * target.head_size
@@ -53,7 +54,7 @@ def plan_memory(
     return MemoryPlan(
         id="cpu",
         weights_bytes=target.num_parameters * item,
-        kv_cache_bytes=rows * seq_len * target.kv_bytes_per_token(item),
+        kv_cache_bytes=(rows * seq_len + kept_tokens) * target.kv_bytes_per_token(item),
         draft_bytes=draft_bytes,
         activation_bytes=(min(num_tokens, rows * seq_len) * width + logits) * item,
         limit_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),

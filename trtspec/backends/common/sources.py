@@ -128,7 +128,7 @@ def _taken(context: PlanContext, role: str) -> Taken | None:
     asked = context.recipe.target if role == "target" else context.recipe.speculation.draft
     if asked is None or role not in context.sources:
         return None
-    stored = _stored(context, role, asked)
+    stored = stored_format(context.sources[role], asked)
     if model is None:
         try:
             return _taken_of_outline(context, read_outline(context.sources[role]), context.sources[role], stored)
@@ -168,9 +168,9 @@ def weight_bytes(config: ModelConfig, quant_format: QuantFormat) -> int:
     return kept * ITEM_BYTES + config.num_parameters - kept
 
 
-def _stored(context: PlanContext, role: str, asked: ModelSource) -> QuantFormat:
+def stored_format(source: Source, asked: ModelSource) -> QuantFormat:
     """Return how a model is held: as its source is, or where that is not quantized as the recipe wants it."""
-    found, wanted = source_format(context.sources[role]), asked.quantization
+    found, wanted = source_format(source), asked.quantization
     return QuantFormat(
         wanted.weights if found.weights == "none" else found.weights,
         wanted.kv_cache if found.kv_cache == "none" else found.kv_cache,

@@ -68,6 +68,7 @@ def serving_settings(context: PlanContext) -> ServingSettings:
         max_queue_size=serving.max_queue_size,
         max_queue_delay_us=serving.max_queue_delay_us,
         streaming=serving.streaming,
+        warmup=serving.warmup,
     )
 
 

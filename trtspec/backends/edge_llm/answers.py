@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from trtspec.errors import TrtspecError
-from trtspec.generation.request import SamplingOptions
+from trtspec.generation.request import SamplingOptions, Stats
 from trtspec.triton.python_models.tensors import Array
 
 
@@ -39,6 +39,12 @@ class Answer:
     prompt_tokens: int = 0
     new_tokens: int = 0
     is_complete: bool = False
+    finish_reason: str = "length"
+
+    @property
+    def stats(self) -> Stats:
+        """Return the counts so far; drafts are not told."""
+        return Stats(self.prompt_tokens, self.new_tokens)
 
     def add(self, delta: Any) -> None:
         """Take what was generated; with a stop text the answer is complete, that text its end."""
@@ -52,6 +58,8 @@ class Answer:
         if ends:
             self.text = self.text[: max(begin, min(ends))]
         self.is_complete = bool(ends) or delta.finished
+        if ends or delta.finish_reason == "stop":
+            self.finish_reason = "stop" if ends else "end_id"
         self.unsent += self.text[begin:]
 
     def take(self) -> list[tuple[str, Array]]:

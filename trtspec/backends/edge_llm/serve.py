@@ -9,6 +9,7 @@ from pathlib import Path
 
 from trtspec.artifacts.manifest import Manifest
 from trtspec.artifacts.paths import engine
+from trtspec.backends.edge_llm.repository import MODELS
 from trtspec.backends.serving import ServingHooks
 from trtspec.errors import DeployError
 from trtspec.gpus import find_gpu, seen_gpus
@@ -29,4 +30,8 @@ def check_machine(artifact: Path, manifest: Manifest) -> None:
         raise DeployError(message, where=str(artifact), hint="build the recipe on this machine")
 
 
-SERVING = ServingHooks(check_machine=check_machine)
+SERVING = ServingHooks(
+    check_machine=check_machine,
+    models=MODELS,
+    requirements=lambda version: (f"tensorrt-edgellm[server]=={version}",),
+)

@@ -20,7 +20,11 @@ from trtspec.backends.edge_llm.loading import load
 from trtspec.errors import TrtspecError
 from trtspec.generation.checks import check_request
 from trtspec.generation.request import Limits, Request, SamplingOptions
+from trtspec.triton.python_models import metric_families as known
+from trtspec.triton.python_models.metric_text import Text
+from trtspec.triton.python_models.metrics import Metrics
 from trtspec.triton.python_models.responses import Responder
+from trtspec.triton.python_models.shutdown import Shutdown
 from trtspec.triton.python_models.tensors import (
     RequestTensors,
     Settings,
@@ -30,6 +34,7 @@ from trtspec.triton.python_models.tensors import (
 )
 
 ENGINE = "Edge-LLM"
+METRICS = (*known.OF_TEXTS, *known.OF_QUEUE)  # its drafts are not told
 LIMITS = Limits(max_seq_len=1 << 31)  # Edge-LLM holds texts against its own
 
 
@@ -41,33 +46,40 @@ class TritonPythonModel:
         self.decoupled = settings.decoupled
         self.end_ids = settings.tokenizer().end_ids
         self.lock = threading.Lock()
+        self.shutdown = Shutdown(args["model_repository"])
+        self.metrics = Metrics(pb_utils, args, METRICS)
         self.pool = ThreadPoolExecutor(int(settings.parameter("concurrency")), "edge_llm")
         self.cache = tempfile.TemporaryDirectory(prefix="edge_llm-")
         root = Path(args["model_repository"])
         self.llm = load(root, int(args["model_version"]), Path(self.cache.name))
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
-        running = [self.pool.submit(self.serve, request) for request in requests]
+        running = [self.pool.submit(self.serve, request, self.metrics.text()) for request in requests]
         return None if self.decoupled else [each.result() for each in running]
 
     def finalize(self) -> None:
         self.pool.shutdown()
         self.llm.close()
         self.cache.cleanup()
+        self.metrics.close()
+        self.shutdown.close()
 
-    def serve(self, request: Any) -> Any:
+    def serve(self, request: Any, text: Text) -> Any:
         """Answer one request; returns the response where only one may be sent."""
-        responder = Responder(pb_utils, request, self.lock, decoupled=self.decoupled)
+        responder = Responder(pb_utils, request, self.lock, decoupled=self.decoupled, shutdown=self.shutdown)
         try:
             inputs = RequestTensors(pb_utils, request)
             asked = self.read(inputs)
+            text.started()
             streaming = wants_stream(inputs, "stream", decoupled=self.decoupled)
             answer = Answer(asked.stop, "" if inputs.scalar("exclude_input_in_output", True) else asked.text)
             deltas = self.generate(asked)
             for delta in deltas:
                 answer.add(delta)
+                text.progressed(answer.stats)
                 if responder.is_cancelled():
                     deltas.close()
+                    text.ended("cancelled")
                     responder.send_cancelled()
                     return responder.response
                 if answer.is_complete:
@@ -75,8 +87,10 @@ class TritonPythonModel:
                 if streaming:
                     responder.send_tensors(answer.take, final=False)
             deltas.close()
+            text.ended(answer.finish_reason, answer.stats)
             responder.send_tensors(answer.take, final=True)
         except Exception as error:
+            text.failed(error)
             responder.send_failure(error)
         return responder.response
 

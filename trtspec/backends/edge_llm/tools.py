@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import ClassVar
 
 from trtspec.artifacts.paths import checkpoint
-from trtspec.artifacts.prompts import load_prompts
 from trtspec.backends.common.runner import Tool, run_tool
 from trtspec.backends.edge_llm.arguments import BUILD, DATASET_VARIABLE, PROMPTS, QUANTIZE, staged
 from trtspec.backends.edge_llm.outputs import CHECKPOINT, ENGINES, EXPORTED, SIZES, check_engines, check_files
 from trtspec.graph.files import Files
 from trtspec.graph.step import Inputs, Progress, Step
 from trtspec.paths import cache_dir
+from trtspec.prompts.load import load_prompts
 
 REPRODUCE = "reproduce.sh"
 NO_KEY = {"key": False}
@@ -98,7 +98,8 @@ class RunEdgeTool(Step):
                 (workdir / name).symlink_to(target.absolute())
             for files in self.prompts:
                 stack.enter_context(files.unchanged())
-                texts = [prompt.text for prompt in load_prompts(files.paths[0])[: self.samples]]
+                prompts = load_prompts(files.paths[0], links[place(self.role)])[: self.samples]
+                texts = [prompt.text for prompt in prompts]
                 (workdir / PROMPTS).write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
             yield workdir
 

@@ -15,6 +15,7 @@ from trtspec.backends.embedded.probes import probes
 from trtspec.registry import names
 
 if TYPE_CHECKING:
+    from trtspec.backends.serving import ServingHooks
     from trtspec.graph.files import FileReader
 
 
@@ -29,6 +30,12 @@ def _plan(context: PlanContext, reader: FileReader) -> ArtifactPlan:
     return plan_artifact(context, reader)
 
 
+def _serving() -> ServingHooks:
+    from trtspec.backends.serving import ServingHooks
+
+    return ServingHooks(extra="embedded")
+
+
 BACKEND = Backend(
     summary="torch on this machine's CPU or GPU",
     methods=_methods,
@@ -37,7 +44,9 @@ BACKEND = Backend(
     in_process=True,
     keeps_windows=True,
     knobs=frozenset({"schedule"}),
+    warms=True,
     check=check,
+    serving=_serving,
     auto=Auto(rank=99, offer=lambda method, gpu: Offer(takes=True, why="")),
     probes=probes,
 )

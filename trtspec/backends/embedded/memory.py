@@ -7,6 +7,7 @@ from trtspec.backends.common.memory import MemoryPlan, plan_memory
 from trtspec.backends.context import PlanContext
 from trtspec.quant.quant_config import QuantFormat
 from trtspec.recipe.resolve import num_tokens_of
+from trtspec.torch_engine.settings import EngineSettings
 
 
 def memory(context: PlanContext) -> list[MemoryPlan]:
@@ -23,6 +24,7 @@ def memory(context: PlanContext) -> list[MemoryPlan]:
             num_tokens=num_tokens_of(engine, shape.max_tokens),
             max_draft_tokens=shape.max_tokens,
             head_parameters=context.draft_head.num_parameters if context.draft_head else 0,
+            kept_tokens=EngineSettings.from_recipe(context.resolved).reuse_tokens,
             quantized=context.target_format != QuantFormat(),
         )
     ]

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Triton repository of the torch engine: ensemble -> preprocessing -> tensorrt_llm -> postprocessing."""
+"""The Triton repository of the torch engine: ensemble -> tensorrt_llm.
+
+preprocessing and postprocessing are for clients that ask tensorrt_llm themselves.
+"""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +33,8 @@ class EmitTorchRepository(EmitRepository):
             "gpt_model_path": from_model(checkpoint("target")),
             "draft_model_path": from_model(checkpoint("draft")) if self.has_draft else "",
             "engine_settings": self.engine_settings,
+            "warmup": self.serving.warmup or None,
+            "max_input_len": json.loads(self.engine_settings)["max_input_len"],
         }
         for model in MODELS:
             emit_model(out, model, self.serving, parameters)

@@ -9,28 +9,37 @@ from __future__ import annotations
 
 import threading
 import traceback
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from trtspec.errors import TrtspecError
+from trtspec.errors import EngineFailed, TrtspecError
 from trtspec.generation.request import Request, SamplingOptions, Update
 from trtspec.generation.running import RequestHandle
 from trtspec.kernels.verifier import libraries_of
 from trtspec.torch_engine.engine import Engine
 from trtspec.torch_engine.settings import EngineSettings
-from trtspec.triton.python_models.responses import Responder
+from trtspec.torch_engine.warmup import warm_up
+from trtspec.triton.python_models import metric_families as known
+from trtspec.triton.python_models.metric_text import Text
+from trtspec.triton.python_models.metrics import Metrics
+from trtspec.triton.python_models.responses import Places, Responder
+from trtspec.triton.python_models.score_tensors import read_edits, read_wanted_scores
+from trtspec.triton.python_models.shutdown import Shutdown
 from trtspec.triton.python_models.tensors import (
+    NEUTRAL,
     RequestTensors,
     Settings,
     read_sampling,
-    refuse_unsupported,
+    refuse_other_than,
     wants_stream,
 )
 from trtspec.triton.python_models.token_model import TokenReader, Unsent
 
+METRICS = (*known.OF_TEXTS, *known.OF_QUEUE, *known.OF_DRAFTS, *known.OF_STEPS, *known.OF_POSITIONS)
 LOOKAHEAD_SIZES = {
     "window": "lookahead_window_size",
     "ngram": "lookahead_ngram_size",
@@ -46,6 +55,9 @@ class TritonPythonModel:
         self.decoupled = settings.decoupled
         self.reader = TokenReader(settings.tokenizer())
         self.lock = threading.Lock()
+        self.shutdown = Shutdown(args["model_repository"])
+        self.places = Places(settings.max_batch_size)
+        self.by_id: weakref.WeakValueDictionary[str, Generation] = weakref.WeakValueDictionary()
         engine_settings = EngineSettings.from_json(settings.parameter("engine_settings"))
         artifact = Path(args["model_repository"]).parents[1]
         self.engine = Engine.load(
@@ -54,6 +66,9 @@ class TritonPythonModel:
             replace(engine_settings, kernels=libraries_of(artifact)),
             settings.path("tokenizer_dir"),
         )
+        if settings.flag("warmup"):  # here, as Triton's own warm-up waits for no answer of a decoupled model
+            warm_up(self.engine)
+        self.metrics = Metrics(pb_utils, args, METRICS, lambda: self.engine.occupancy)
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
         generations = [self.start(request) for request in requests]
@@ -61,21 +76,48 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         self.engine.close()
+        self.metrics.close()
+        self.shutdown.close()
 
     def start(self, request: Any) -> Generation:
-        """Hand one request to the engine; a request that it cannot serve is answered here."""
-        generation = Generation(Responder(pb_utils, request, self.lock, decoupled=self.decoupled))
+        """Hand one request to the engine, once there is a place; a request that it cannot serve is answered here."""
+        text = self.metrics.text()
+        self.places.take()
+        responder = Responder(
+            pb_utils,
+            request,
+            self.lock,
+            decoupled=self.decoupled,
+            shutdown=self.shutdown,
+            on_end=self.places.give_back,
+        )
+        generation = Generation(responder, text)
         try:
             inputs = RequestTensors(pb_utils, request)
-            refuse_unsupported(inputs)
+            if inputs.scalar("stop", False):
+                self.stop(request.request_id(), generation)
+                return generation
+            refuse_other_than(NEUTRAL, inputs, "the torch engine")
             refuse_lossy(inputs)
             asked = self.read(inputs)
             generation.streaming = wants_stream(inputs, "streaming", decoupled=self.decoupled)
-            generation.unsent = Unsent(inputs, asked.prompt_ids)
+            generation.unsent = Unsent(inputs, asked.prompt_ids, streaming=generation.streaming)
+            self.by_id[request.request_id()] = generation
             generation.handle = self.engine.submit(asked, generation.on_update)
         except Exception as error:
-            generation.responder.send_failure(error)
+            generation.text.failed(error)
+            responder.send_failure(error)
         return generation
+
+    def stop(self, request_id: str, answer: Generation) -> None:
+        """End the request that has this id where it is, and answer the one that asks for that with nothing.
+
+        So does NVIDIA's model; an id is the client's to choose, and requests without one cannot be stopped by it.
+        """
+        if request_id and (running := self.by_id.get(request_id)) is not None:
+            running.is_stopped = True
+            running.drop()
+        answer.responder.send_tensors(list, final=True)
 
     def read(self, inputs: RequestTensors) -> Request:
         """Return what the tensors of a request ask for."""
@@ -88,27 +130,29 @@ class TritonPythonModel:
             draft_ids=() if draft_ids is None else tuple(draft_ids.tolist()),
             # the server's memory, which ends with `execute`
             draft_logits=None if draft_logits is None else draft_logits.copy(),
-            return_logits=inputs.scalar("return_generation_logits", False),
+            edits=read_edits(inputs),
+            **read_wanted_scores(inputs),
         )
 
 
 class Generation:
     """One request on its way: collects what the engine says and answers the client."""
 
-    def __init__(self, responder: Responder) -> None:
-        self.responder = responder
-        self.streaming = False
+    def __init__(self, responder: Responder, text: Text) -> None:
+        self.responder, self.text = responder, text
+        self.streaming = self.is_stopped = False
         self.unsent: Any = None  # Unsent, once the request's tensors are read
         self.handle: RequestHandle | None = None
 
     def on_update(self, update: Update) -> None:
         """Take news from the engine's thread, which no mistake made here may end."""
         try:
-            self.unsent.add(update.new_ids, update.logits)
-            if update.finish_reason == "cancelled":
+            self.text.updated(update)
+            self.unsent.add(update.new_ids, update.scores)
+            if update.finish_reason == "cancelled" and not self.is_stopped:
                 self.responder.send_cancelled()
             elif update.finish_reason == "error":
-                self.responder.send(refused(update), final=True)
+                self.responder.send_failure(EngineFailed(update.error or "no reason given"))
             elif update.finish_reason or self.streaming:
                 self.responder.send_tensors(lambda: self.unsent.take(update.stats), final=bool(update.finish_reason))
             if not update.finish_reason and self.responder.is_cancelled():
@@ -145,7 +189,3 @@ def refuse_lossy(inputs: RequestTensors) -> None:
             "the torch engine accepts exactly",
             hint="leave it out",
         )
-
-
-def refused(update: Update) -> Any:
-    return pb_utils.InferenceResponse(error=pb_utils.TritonError(update.error, pb_utils.TritonError.INTERNAL))

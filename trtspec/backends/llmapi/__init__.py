@@ -42,10 +42,13 @@ def _plan(context: PlanContext, reader: FileReader) -> ArtifactPlan:
 
 
 def _serving() -> ServingHooks:
+    from trtspec.backends.common.trtllm_versions.containers import images_of
+    from trtspec.backends.llmapi.alone import alone
     from trtspec.backends.llmapi.installed import check_installed
+    from trtspec.backends.llmapi.repository import MODELS
     from trtspec.backends.serving import ServingHooks
 
-    return ServingHooks(check_machine=check_installed)
+    return ServingHooks(check_machine=check_installed, models=MODELS, images=images_of, alone=alone)
 
 
 def _offer(method: str, gpu: str | None) -> Offer:

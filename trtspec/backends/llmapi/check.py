@@ -36,6 +36,7 @@ NETS = ("eagle3", "dflash", "dspark")
 # What some EAGLE-3 heads norm beside what the first ones did.
 NORMS = ("fc_norm", "norm_before_fc", "norm_before_residual")
 EAGLE3_SOURCE = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/models/modeling_speculative.py, Eagle3DraftModel"
+ROPE_SOURCE = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/attention_backend/interface.py@000a01de, RopeParams.from_config"
 MTP_SOURCE = "NVIDIA/TensorRT-LLM:tensorrt_llm/_torch/models/modeling_speculative.py, MTPForCausalLM"
 
 
@@ -149,6 +150,11 @@ def _about_head(context: PlanContext) -> Iterable[Diagnostic]:
         if config.get(key):
             message = f"the head has {key}, which the LLM API's class is not known to have"
             yield Diagnostic(path, f"layout-{key}", message, severity="warning", source=EAGLE3_SOURCE)
+    positions, length = config.get("max_position_embeddings"), context.recipe.engine.max_seq_len
+    if context.head is None and isinstance(positions, int) and positions < length:  # a head that was read tells it
+        message = f"the head has {positions} positions, fewer than max_seq_len {length}: its rope table ends there"
+        hint = "drafts may be accepted less beyond them; measure on long texts"
+        yield Diagnostic(path, "positions", message, hint, "warning", ROPE_SOURCE)
 
 
 def _about_quant_format(context: PlanContext) -> Iterable[Diagnostic]:

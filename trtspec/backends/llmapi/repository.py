@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Emit the Triton repository of TensorRT-LLM's LLM API.
 
-ensemble: preprocessing -> tensorrt_llm (1/model.yaml says what LLM is started with) -> postprocessing
+ensemble -> tensorrt_llm (1/model.yaml says what LLM is started with)
+preprocessing, postprocessing: for clients that ask tensorrt_llm themselves
 """
 
 from __future__ import annotations

@@ -1,115 +1,53 @@
 # SPDX-License-Identifier: Apache-2.0
 """Token ids to token ids, on TensorRT-LLM's LLM API with the arguments of model.yaml beside this file.
 
-One asyncio loop in a thread of its own holds the engine, follows every request and sends every response, so that no two
-threads ever send. Stop texts, half characters and limits are those of the torch engine: the LLM API looks for stop
-words by their tokens, and a text may be written in others.
+The LLM API looks for stop words by their tokens, and a text may be written in others: they are looked for here.
 """
 
 from __future__ import annotations
 
-import asyncio
-import os
-import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import triton_python_backend_utils as pb_utils
 import yaml
 
 from trtspec.errors import TrtspecError
-from trtspec.generation.checks import check_request
-from trtspec.generation.request import Limits, Request, SamplingOptions, Update
+from trtspec.generation.request import Request, Update
 from trtspec.generation.running import Progress, Running
-from trtspec.triton.python_models.responses import Responder
-from trtspec.triton.python_models.tensors import (
-    RequestTensors,
-    Settings,
-    read_sampling,
-    refuse_unsupported,
-    wants_stream,
-)
-from trtspec.triton.python_models.token_model import TokenReader, Unsent
+from trtspec.triton.python_models import metric_families as known
+from trtspec.triton.python_models.loop_model import LoopModel, located, unless_cancelled
+from trtspec.triton.python_models.tensors import Settings
 
-ENGINE = "the LLM API"
-POLL_S = 0.1  # how often a waiting request looks whether its client is still there
-SHUTDOWN_S = 30
 DRAFT_KEYS = ("speculative_model", "speculative_model_dir")
 
 
-class TritonPythonModel:
-    """Triton calls initialize, execute and finalize by name."""
+class TritonPythonModel(LoopModel):
+    """The model as Triton knows it."""
 
-    def initialize(self, args: dict[str, str]) -> None:
-        settings = Settings(args)
-        self.decoupled = settings.decoupled
-        self.tokenizer = settings.tokenizer()
-        self.reader = TokenReader(self.tokenizer)
+    NAME, DECIDES = "the LLM API", "model.yaml"
+    METRICS = (*known.OF_TEXTS, known.QUEUE, *known.OF_DRAFTS)  # its responses are no steps: one may hold several
+    GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "TRTLLM_VISIBLE_DEVICES")
+
+    def start_engine(self, root: Path, version: int, settings: Settings) -> None:
         self.greedy_only = settings.parameter("greedy_only") == "true"
-        self.limits = Limits(int(settings.parameter("max_seq_len")), int(settings.parameter("max_input_len")))
-        root = Path(args["model_repository"])
-        arguments = read_arguments(root, int(args["model_version"]), settings)
-        # before tensorrt_llm is imported: its workers see the GPUs that this process saw then
-        if gpus := settings.parameter("gpu_device_ids"):
-            os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["TRTLLM_VISIBLE_DEVICES"] = gpus
-        self.lock = threading.Lock()
-        self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self.loop.run_forever, name="llmapi", daemon=True)
-        self.thread.start()
-        self.llm = make_llm(arguments)
+        self.llm = make_llm(read_arguments(root, version, settings))
 
-    def execute(self, requests: list[Any]) -> list[Any] | None:
-        running = [asyncio.run_coroutine_threadsafe(self.serve(request), self.loop) for request in requests]
-        return None if self.decoupled else [each.result() for each in running]
-
-    def finalize(self) -> None:
-        asyncio.run_coroutine_threadsafe(stop_tasks(), self.loop).result(SHUTDOWN_S)
+    def end_engine(self) -> None:
         self.llm.shutdown()
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join(SHUTDOWN_S)
 
-    async def serve(self, request: Any) -> Any:
-        """Answer one request; returns the response where only one may be sent."""
-        responder = Responder(pb_utils, request, self.lock, decoupled=self.decoupled)
-        try:
-            inputs = RequestTensors(pb_utils, request)
-            asked = self.read(inputs)
-            streaming = wants_stream(inputs, "streaming", decoupled=self.decoupled)
-            unsent = Unsent(inputs, asked.prompt_ids)
-            async for update in self.generate(asked, responder.is_cancelled):
-                unsent.add(update.new_ids)
-                if update.finish_reason or streaming:
-                    responder.send_tensors(partial(unsent.take, update.stats), final=bool(update.finish_reason))
-        except Cancelled:
-            responder.send_cancelled()
-        except Exception as error:
-            responder.send_failure(error)
-        return responder.response
-
-    def read(self, inputs: RequestTensors) -> Request:
-        """Return what the tensors of a request ask for; raises for what this engine does not do."""
-        refuse_unsupported(inputs, ENGINE)
-        if inputs.scalar("return_generation_logits", False):
-            raise TrtspecError(f"return_generation_logits is not supported by {ENGINE}")
-        if inputs.scalar("num_draft_tokens") is not None:
-            hint = "leave it out; to compare, serve the recipe with method: none beside it"
-            raise TrtspecError(f"num_draft_tokens is not supported by {ENGINE}: model.yaml decides", hint=hint)
-        asked = Request(**self.reader.read(inputs), sampling=SamplingOptions(**read_sampling(inputs, "runtime_")))
-        check_request(asked, self.limits, self.tokenizer.vocab_size, has_tokenizer=True)
-        return asked
+    def check(self, asked: Request) -> None:
+        if self.greedy_only and not asked.sampling.greedy:
+            hint = "set temperature to 0, or serve with TensorRT-LLM 1.3 or later"
+            raise TrtspecError(
+                "this version of the LLM API does not sample from the target's own distribution", hint=hint
+            )
 
     async def generate(self, asked: Request, is_cancelled: Callable[[], bool]) -> AsyncIterator[Update]:
         """Yield what can be shown as it comes; the last update has a finish reason."""
         updates: list[Update] = []
         running = Running(asked, updates.append, self.tokenizer)
-        if running.samples and self.greedy_only:
-            hint = "set temperature to 0, or serve with TensorRT-LLM 1.3 or later"
-            raise TrtspecError(
-                "this version of the LLM API does not sample from the target's own distribution", hint=hint
-            )
         result = self.llm.generate_async(list(asked.prompt_ids), sampling_params(asked), streaming=True)
         seen, reason = 0, None
         async for ids in steps(result, is_cancelled):
@@ -127,10 +65,6 @@ class TritonPythonModel:
         yield counted(updates.pop(), result)
 
 
-class Cancelled(Exception):
-    """The client has left."""
-
-
 def read_arguments(root: Path, version: int, settings: Settings) -> dict[str, Any]:
     """Return model.yaml's arguments of LLM with absolute paths; raises where it and config.pbtxt contradict."""
     path = root / str(version) / "model.yaml"
@@ -145,11 +79,6 @@ def read_arguments(root: Path, version: int, settings: Settings) -> dict[str, An
         if key in speculation:
             speculation[key] = located(root, speculation[key])
     return document
-
-
-def located(root: Path, model: str) -> str:
-    """Return a directory relative to this model's as an absolute path; a hub id stays."""
-    return str((root / model).resolve()) if model.startswith(".") else model
 
 
 def make_llm(arguments: dict[str, Any]) -> Any:
@@ -184,31 +113,21 @@ def sampling_params(asked: Request) -> Any:
 async def steps(result: Any, is_cancelled: Callable[[], bool]) -> AsyncIterator[list[int]]:
     """Yield all ids so far, step by step; raises Cancelled, with the request ended, where the client has left."""
     iterator = aiter(result)
-    while True:
-        step = asyncio.ensure_future(anext(iterator, None))
-        while not (await asyncio.wait({step}, timeout=POLL_S))[0]:
-            if is_cancelled():
-                break
-        if not step.done() or is_cancelled():
-            step.cancel()
-            result.abort()
-            raise Cancelled
-        if (made := step.result()) is None:
-            return
+    while (made := await unless_cancelled(anext(iterator, None), is_cancelled, result.abort)) is not None:
         yield made.outputs[0].token_ids
 
 
 def counted(update: Update, result: Any) -> Update:
-    """Return an update with drafts as the LLM API counts them, none where it counts none."""
+    """Return an update with drafts and time in the queue as the LLM API tells them, none where it tells none."""
     metrics = getattr(result.outputs[0], "request_perf_metrics", None)
     drafts = getattr(metrics, "speculative_decoding", None)
     drafted, accepted = (drafts.total_draft_tokens, drafts.total_accepted_draft_tokens) if drafts else (0, 0)
-    return replace(update, stats=replace(update.stats, drafted=drafted, accepted=accepted))
+    stats = replace(update.stats, drafted=drafted, accepted=accepted, accepted_by_position=())
+    return replace(update, stats=stats, queue_s=queue_s(getattr(metrics, "timing_metrics", None)))
 
 
-async def stop_tasks() -> None:
-    """End what is still running on the loop."""
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+def queue_s(times: Any) -> float | None:
+    """Return how long a request waited for its first place in a batch; an engine that has no time says 0 of it."""
+    if times is None or not times.first_scheduled_time:
+        return None
+    return float((times.first_scheduled_time - times.arrival_time).total_seconds())

@@ -31,9 +31,16 @@ def _plan(context: PlanContext, reader: FileReader) -> ArtifactPlan:
 
 def _serving() -> ServingHooks:
     from trtspec.backends.serving import ServingHooks
+    from trtspec.backends.sglang.alone import alone
     from trtspec.backends.sglang.installed import check_installed
+    from trtspec.backends.sglang.repository import MODELS
 
-    return ServingHooks(check_machine=check_installed)
+    return ServingHooks(
+        check_machine=check_installed,
+        models=MODELS,
+        requirements=lambda version: (f"sglang=={version}",),
+        alone=alone,
+    )
 
 
 BACKEND = Backend(

@@ -28,6 +28,7 @@ def engine_arguments(context: PlanContext, target_path: str, draft_path: str | N
     found: dict[str, Any] = {
         "model_path": target_path,
         "skip_tokenizer_init": True,  # it takes ids and gives ids
+        "enable_metrics": True,  # without it no request says how long it waited
         "dtype": target.dtype,
         "tp_size": target.parallel.tensor,
         "pp_size": target.parallel.pipeline,

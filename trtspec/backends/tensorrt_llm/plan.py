@@ -108,6 +108,7 @@ def _settings(context: PlanContext, placement: EnginePlacement) -> EngineReposit
         lookahead=sizes,
         fast_logits=placement.fast_logits,
         greedy_only=is_greedy_only(context),
+        schedule=tuple((each.max_batch, each.draft_len) for each in recipe.speculation.schedule),
     )
 
 

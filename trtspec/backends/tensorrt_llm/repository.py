@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Emit the Triton repository of TensorRT-LLM engines, which the C++ backend of TensorRT-LLM 1.0 to 1.2 runs.
 
-    ensemble -> tensorrt_llm_bls -> tensorrt_llm, and tensorrt_llm_draft where a model drafts
+    ensemble, tensorrt_llm_bls -> tensorrt_llm, and tensorrt_llm_draft where a model drafts
     preprocessing, postprocessing: for clients that ask tensorrt_llm themselves
 
 Python models find their paths from their own directory. The backend hands its path to std::filesystem as it stands
@@ -11,16 +11,19 @@ read from the server's working directory: `relocate` writes a copy whose paths a
 
 from __future__ import annotations
 
+import json
 import posixpath
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from trtspec.artifacts.paths import TOKENIZER, engine, from_model
+from trtspec.backends.tensorrt_llm.warmup import samples
 from trtspec.paths import model_repository_dir
 from trtspec.steps.repository import EmitRepository
 from trtspec.triton.emission import CONFIG, Parameters, ServingSettings, emit_model, write_model
 from trtspec.triton.names import BLS, DRAFT, ENSEMBLE, POSTPROCESSING, PREPROCESSING, TARGET
+from trtspec.triton.warmup import Sample
 
 MODELS = Path(__file__).with_name("models")
 PATHS = ("gpt_model_path", "tokenizer_dir")
@@ -66,7 +69,7 @@ class EngineRepositorySettings(ServingSettings):
 
     `vocab_size` counts the target's logits, padding included. `draft` is None where no model drafts, `choices` is the
     tree of medusa or eagle, `lookahead` None for other methods. `fast_logits` sends draft logits from GPU to GPU. With
-    `greedy_only` requests that sample are refused.
+    `greedy_only` requests that sample are refused. `schedule` are pairs (texts, draft_len) for what drafts beside it.
     """
 
     method: str
@@ -80,6 +83,7 @@ class EngineRepositorySettings(ServingSettings):
     lookahead: LookaheadSizes | None = None
     fast_logits: bool = False
     greedy_only: bool = False
+    schedule: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -91,16 +95,21 @@ class EmitEngineRepository(EmitRepository):
     def emit(self, out: Path) -> None:
         """Write the models."""
         settings = self.settings
-        text: Parameters = {"tokenizer_dir": from_model(TOKENIZER), "stop_at_all_end_ids": True}
+        text: Parameters = {
+            "tokenizer_dir": from_model(TOKENIZER),
+            "stop_at_all_end_ids": True,
+            "max_input_len": settings.max_seq_len,
+        }
         emit_model(out, PREPROCESSING, settings, text)
         emit_model(out, POSTPROCESSING, settings, text)
         engines = {TARGET: ("target", settings.target), DRAFT: ("draft", settings.draft)}
         for model, (role, serving) in engines.items():
             if serving:
                 parameters = _engine(settings, serving, from_model(engine(role)))
-                emit_model(out, model, settings, parameters, source=MODELS / TARGET)
-        emit_model(out, BLS, settings, _text(settings))
-        emit_model(out, ENSEMBLE, settings, {}, source=model_repository_dir() / "ensemble_bls")
+                warmed = _samples(settings, role) if settings.warmup else ()
+                emit_model(out, model, settings, parameters, source=MODELS / TARGET, samples=warmed)
+        for model in (BLS, ENSEMBLE):  # one model under two names: that of NVIDIA's, and the one that clients know
+            emit_model(out, model, settings, _text(settings), source=model_repository_dir() / BLS)
 
 
 def relocate(repository: Path, out: Path, artifact: str) -> None:
@@ -117,6 +126,12 @@ def relocate(repository: Path, out: Path, artifact: str) -> None:
             if key in config.parameters and (path := config.parameters[key].string_value):
                 set_parameter(config, key, posixpath.normpath(posixpath.join(seen, path)))
         write_model(out / source.name, source, config)
+
+
+def _samples(settings: EngineRepositorySettings, role: str) -> tuple[Sample, ...]:
+    """Return what warms an engine up: drafts from outside are verified by the target, and need no logits."""
+    outside = settings.draft_len if role == "target" and settings.method in DRAFTED_OUTSIDE else 0
+    return samples(settings.max_batch_size, settings.max_seq_len, settings.draft_len, outside)
 
 
 def _engine(settings: EngineRepositorySettings, serving: EngineServing, path: str) -> Parameters:
@@ -150,6 +165,7 @@ def _text(settings: EngineRepositorySettings) -> Parameters:
         "tensorrt_llm_draft_model_name": DRAFT if settings.draft else "",
         "draft_method": settings.method if outside else "none",
         "draft_len": settings.draft_len if outside else 0,
+        "draft_len_schedule": json.dumps(settings.schedule) if settings.schedule else "",
         "speculation_options": settings.options if outside else "{}",
         "speculative_decoding_fast_logits": settings.fast_logits,
         "vocab_size": settings.vocab_size,

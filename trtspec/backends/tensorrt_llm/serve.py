@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.artifacts.manifest import Manifest
-from trtspec.backends.common.trtllm_versions.containers import is_release
+from trtspec.backends.common.trtllm_versions.containers import images_of, is_release
 from trtspec.backends.serving import Launch, ServingHooks
 from trtspec.backends.tensorrt_llm.installed import installed_versions
 from trtspec.backends.tensorrt_llm.placement import ENVIRONMENT, LAUNCH, no_pools
-from trtspec.backends.tensorrt_llm.repository import relocate
+from trtspec.backends.tensorrt_llm.repository import MODELS, relocate
 from trtspec.backends.tensorrt_llm.toolchain import BUILDER
 from trtspec.errors import DeployError
 from trtspec.files import read_bounded
@@ -93,4 +93,13 @@ def _machine(wanted: Gpu) -> dict[str, Any]:
     }
 
 
-SERVING = ServingHooks(triton_backend="tensorrtllm", check_machine=check_machine, stage=relocate, launch=read_launch)
+SERVING = ServingHooks(
+    triton_backend="tensorrtllm",
+    check_machine=check_machine,
+    stage=relocate,
+    launch=read_launch,
+    models=MODELS,
+    images=images_of,
+    # triton-inference-server/tensorrtllm_backend:README.md@0b9d7d5a
+    kv_usage='nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="fraction"}',
+)

@@ -21,6 +21,7 @@ from trtspec.recipe.resolve import num_tokens_of
 from trtspec.recipe.schema import ModelSource, ScheduledLen, is_directory
 
 LEAST_KV_BYTES = 256 << 20
+NODE_GPUS = 8  # beyond these an engine spans machines, which takes Ray
 
 
 def model_json(context: PlanContext, target_path: str, draft_path: str | None) -> dict[str, Any]:
@@ -38,6 +39,8 @@ def model_json(context: PlanContext, target_path: str, draft_path: str | None) -
         **_revision(target, target_path),
         **_online(context, "target", target),
     }
+    if target.parallel.ranks > NODE_GPUS:
+        document["distributed_executor_backend"] = "ray"
     if target.quantization.kv_cache != "none":
         document["kv_cache_dtype"] = target.quantization.kv_cache
     if recipe.speculation.method != "none":

@@ -10,6 +10,7 @@ from trtspec.backends.context import PlanContext
 from trtspec.backends.vllm.versions import VllmRelease, cite, having
 from trtspec.checkpoint.source import Source
 from trtspec.diagnostics import Diagnostic
+from trtspec.methods.eagle3 import AUX_LAYERS
 
 # vLLM makes the class of a net by putting this before the architecture that its config.json names
 PREFIXES = {"eagle": "Eagle", "eagle3": "Eagle3", "dflash": "DFlash", "dspark": ""}
@@ -19,6 +20,7 @@ MODEL = "speculation.draft.model"
 CONVERTS = "use a backend that converts checkpoints"
 REGISTRY, INTERFACES = "model_executor/models/registry.py", "model_executor/models/interfaces.py"
 SPECULATORS = "transformers_utils/configs/speculators/algos.py"
+RUNNER = "vllm-project/vllm:vllm/v1/worker/gpu_model_runner.py@v0.32.0, _get_eagle3_aux_layers_from_config"
 
 
 def check_net(context: PlanContext, release: VllmRelease) -> Iterable[Diagnostic]:
@@ -32,6 +34,8 @@ def check_net(context: PlanContext, release: VllmRelease) -> Iterable[Diagnostic
     else:
         yield from _about_class(net, method, release)
     yield from _about_positions(context, method, release)
+    if method == "eagle3":
+        yield from _about_layers(net.config)
     if method != "eagle":
         yield from _about_target(context.sources["target"], method, release)
 
@@ -70,6 +74,18 @@ def _class_of(architecture: str, method: str) -> str:
     ends = method != "eagle" and architecture.endswith(prefix)
     named = architecture.startswith(prefix) or ends or architecture in AS_NAMED
     return architecture if named else prefix + architecture
+
+
+def _about_layers(config: Mapping[str, Any]) -> Iterable[Diagnostic]:
+    """Warn of layers that are named by their outputs: vLLM adds no 1, as SGLang does, and reads the layers before."""
+    section = config.get("eagle_config")
+    named = section.get(AUX_LAYERS) if isinstance(section, Mapping) else None
+    if config.get(AUX_LAYERS) or not isinstance(named, list) or not all(type(number) is int for number in named):
+        return
+    inputs = [number + 1 for number in named]
+    message = f"eagle_config names the layers {named} by their outputs, and vLLM reads what goes into them"
+    hint = f"it drafts better with {AUX_LAYERS}: {inputs} at the top of config.json, which vLLM takes first"
+    yield Diagnostic(MODEL, "aux-layers", message, hint, "warning", source=RUNNER)
 
 
 def _about_positions(context: PlanContext, method: str, release: VllmRelease) -> Iterable[Diagnostic]:

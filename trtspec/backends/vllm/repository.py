@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import json
 import posixpath
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trtspec.artifacts.paths import TOKENIZER, from_model
-from trtspec.backends.serving import ServingHooks, StandIn
+from trtspec.backends.serving import Alone, Nodes, ServingHooks, StandIn
+from trtspec.files import copy_tree
 from trtspec.steps.repository import EmitRepository
 from trtspec.triton.emission import CONFIG, ServingSettings, emit_model
 
@@ -50,7 +50,7 @@ def relocate(repository: Path, out: Path, artifact: str) -> None:
     """
     from trtspec.triton.config import load_config, render_config, set_parameter  # protobuf: a plan does without
 
-    shutil.copytree(repository, out)
+    copy_tree(repository, out)
     adapter = out / "sampling_parameters" / "config.pbtxt"
     config = load_config(adapter)
     tokenizer = config.parameters["tokenizer_dir"].string_value
@@ -96,4 +96,31 @@ def _stand_in() -> StandIn:
     return StandIn(Path(__file__).with_name("triton_backend"), answer_counts)
 
 
-SERVING = ServingHooks(triton_backend="vllm", stand_in=_stand_in, stage=relocate)
+def _images(version: str) -> tuple[str, ...]:
+    from trtspec.backends.vllm.versions import releases
+
+    tags = releases()[version].triton if version in releases() else ()
+    return tuple(f"nvcr.io/nvidia/tritonserver:{tag}-vllm-python-py3" for tag in reversed(tags))
+
+
+def _requirements(version: str) -> tuple[str, ...]:
+    return () if _images(version) else (f"vllm=={version}",)  # behind our stand-in for Triton's backend
+
+
+def _alone(repository: Path, artifact: str) -> Alone:
+    from trtspec.backends.vllm.alone import alone
+
+    return alone(repository, artifact)
+
+
+RAY = "ray start --disable-usage-stats"  # vllm-project/vllm:docs/serving/parallelism_scaling.md@v0.33.0
+SERVING = ServingHooks(
+    triton_backend="vllm",
+    stand_in=_stand_in,
+    stage=relocate,
+    models=MODELS,
+    images=_images,
+    requirements=_requirements,
+    alone=_alone,
+    nodes=Nodes(leader=f"{RAY} --head --port=6379", worker=f'{RAY} --block --address="$LWS_LEADER_ADDRESS:6379"'),
+)

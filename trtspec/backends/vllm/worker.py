@@ -2,8 +2,8 @@
 """vLLM in a process of its own, started by `stand_in` with vLLM's interpreter: imports nothing of trtspec.
 
     in   {"id", "prompt", "sampling", "stream"}    {"cancel": id}
-    out  {"ready": version}    {"id", "error"}
-         {"id", "text", "tokens", "prompt_tokens", "drafted", "accepted", "done"}
+    out  {"ready": version}    {"id", "error"}    {"running": requests}
+         {"id", "text", "tokens", "prompt_tokens", "drafted", "accepted", "by_length", "queue_s", "reason", "done"}
 
 Lines of JSON: commands on stdin, answers on what was stdout (vLLM's own words go to stderr). Ends with its stdin.
 """
@@ -16,7 +16,7 @@ import queue
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import IO, Any
 
 Say = Callable[[dict[str, Any]], None]
 
@@ -30,7 +30,9 @@ class Worker:
         if "speculative_config" in arguments and hasattr(EngineArgs, "per_request_spec_decode_metrics"):
             arguments = {**arguments, "per_request_spec_decode_metrics": "summary"}
         one_process = arguments.get("tensor_parallel_size", 1) * arguments.get("pipeline_parallel_size", 1) == 1
-        self.engine = LLMEngine.from_engine_args(EngineArgs(**arguments), enable_multiprocessing=not one_process)
+        self.engine = LLMEngine.from_engine_args(
+            EngineArgs(**arguments), stat_loggers=[occupancy_logger(say)], enable_multiprocessing=not one_process
+        )
         self.commands, self.say = commands, say
 
     def serve(self) -> None:
@@ -54,7 +56,8 @@ class Worker:
     def answer(self, output: Any) -> None:
         """Say what a step gave a request."""
         [said] = output.outputs
-        drafted, accepted = counts(getattr(said, "spec_decode_metrics", None))
+        metrics = getattr(said, "spec_decode_metrics", None)
+        drafted, accepted = counts(metrics)
         self.say(
             {
                 "id": output.request_id,
@@ -63,6 +66,9 @@ class Worker:
                 "prompt_tokens": len(output.prompt_token_ids),
                 "drafted": drafted,
                 "accepted": accepted,
+                "by_length": [*metrics.histogram] if metrics else [],
+                "queue_s": queue_s(getattr(output, "metrics", None)),
+                "reason": finish_reason(said),
                 "done": output.finished,
             }
         )
@@ -83,6 +89,39 @@ def counts(metrics: Any) -> tuple[int, int]:
     return metrics.num_draft_tokens, sum(length * steps for length, steps in enumerate(metrics.histogram))
 
 
+def queue_s(stats: Any) -> float | None:
+    """Return how long a request waited for its first place in a batch; None where vLLM does not say it."""
+    return stats.scheduled_ts - stats.queued_ts if stats and stats.scheduled_ts else None
+
+
+def occupancy_logger(say: Say) -> Any:
+    """Return what vLLM makes a logger of, which says how many requests the scheduler has in its batch."""
+    from vllm.v1.metrics.loggers import StatLoggerBase
+
+    class Occupancy(StatLoggerBase):  # type: ignore[misc]
+        """Says the number whenever it is another."""
+
+        def __init__(self, config: Any, engine_index: int = 0) -> None:
+            self.running = 0
+
+        def record(self, scheduler_stats: Any, *_: Any, **__: Any) -> None:
+            if scheduler_stats is not None and scheduler_stats.num_running_reqs != self.running:
+                self.running = scheduler_stats.num_running_reqs
+                say({"running": self.running})
+
+        def log_engine_initialized(self) -> None:
+            pass
+
+    return Occupancy
+
+
+def finish_reason(said: Any) -> str | None:
+    """Return why a text ended, in trtspec's words; None while it goes on."""
+    if said.finish_reason == "stop":
+        return "stop" if isinstance(said.stop_reason, str) else "end_id"
+    return {None: None, "length": "length", "abort": "cancelled"}.get(said.finish_reason, "error")
+
+
 def read_commands(commands: queue.SimpleQueue[dict[str, Any]]) -> None:
     for line in sys.stdin:
         commands.put(json.loads(line))
@@ -90,8 +129,13 @@ def read_commands(commands: queue.SimpleQueue[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:  # closed whatever ends this: the other side waits
+        os.dup2(2, 1)
+        serve(answers)
+
+
+def serve(answers: IO[str]) -> None:
+    """Load the engine that the named model.json describes and follow commands, for ever."""
 
     def say(document: dict[str, Any]) -> None:
         answers.write(json.dumps(document) + "\n")

@@ -113,6 +113,7 @@ class LookaheadDrafter(Drafter):
     """Drafts trees whose shape differs from row to row and step to step."""
 
     lowerable = ("window", "ngram", "verification")
+    replays = False  # its window grows by what the target says to drafts
 
     def __init__(self, setup: Setup) -> None:
         self._device = setup.room.device

@@ -22,6 +22,8 @@ from trtspec.torch_engine.model.windows import Window
 class SwiftDrafter(Drafter):
     """Drafts a chain with what is left of the target."""
 
+    replays = False  # it drafts into the target's own cache, which every step mends
+
     def __init__(self, setup: Setup) -> None:
         self._target = setup.target
         self._skipped = sublayers(setup.options.skip)

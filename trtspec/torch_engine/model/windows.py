@@ -66,7 +66,7 @@ class Windows:
         """Return the window of `width` tokens, one after another, from `starts[i]` on in cache row `first_row + i`."""
         begin = self._column(starts)
         positions = (begin + self._positions[:width]).clamp_max(self._max_len - 1)
-        key_len = max(starts) + width
+        key_len = min(max(starts) + width, self._max_len)
         mask = None
         if width > 1 or min(starts) != max(starts):
             mask = self._grouped(self._hiding(self._positions[:key_len] > positions.unsqueeze(-1)))

@@ -38,10 +38,17 @@ import numpy.typing as npt
 from trtspec.errors import TrtspecError
 from trtspec.generation.endings import Endings
 from trtspec.generation.request import SamplingOptions
+from trtspec.triton.python_models.breaker import Breaker
+from trtspec.triton.python_models.draft_lengths import Choice, Lengths
 
 Array = npt.NDArray[Any]
 NO_ID = -1
+ALONE_TOKENS = 32  # that the target gives before drafting is thought of again
 NEVER = -1e9  # a logit of no probability; infinities do not pass everywhere
+
+
+class DraftFailed(TrtspecError):
+    """A draft model did not answer, or not in time."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,8 @@ class Call:
 
     With `streams` tokens may come one by one, where both models are decoupled, and with `wants_counts` the answers say
     what the model drafted by itself. `stop_words` are sequences of ids with which a text ends, and `lookahead` the
-    window, n-gram and verification set of a model that looks ahead, where they are not its own.
+    window, n-gram and verification set of a model that looks ahead, where they are not its own. `passed` are tensors
+    [1, ...] by name that the model gets as they came.
     """
 
     text: Sequence[int]
@@ -71,6 +79,7 @@ class Call:
     streams: bool = False
     stop_words: Sequence[Sequence[int]] = ()
     lookahead: tuple[int, ...] = ()
+    passed: Sequence[tuple[str, Array]] = ()
 
 
 @dataclass(frozen=True)
@@ -93,7 +102,8 @@ class Job:
     """One text to go on with; `endings` say where it ends.
 
     Where nothing is drafted here (`draft_len` 0), the target is told as much of that as it understands, so that it
-    stops by itself: `end_id` and `stop_words`. It gets `lookahead` too, and with `streams` it gives tokens one by one.
+    stops by itself: `end_id` and `stop_words`. It gets `lookahead` and `passed` too, and with `streams` it gives tokens
+    one by one.
     """
 
     prompt: Sequence[int]
@@ -105,6 +115,7 @@ class Job:
     stop_words: Sequence[Sequence[int]] = ()
     lookahead: tuple[int, ...] = ()
     streams: bool = False
+    passed: Sequence[tuple[str, Array]] = ()
 
 
 @dataclass(frozen=True)
@@ -120,11 +131,14 @@ class Step:
 class Drafter(Protocol):
     """Guesses for one text. What it guesses may depend on the text and on a seed of its own, and on nothing else."""
 
-    def propose(self, text: Sequence[int], position: int, at_most: int) -> Draft:
-        """Return at most so many tokens behind `text`, of which `position` are output."""
+    def propose(self, text: Sequence[int], position: int, at_most: int) -> Draft | None:
+        """Return at most so many tokens behind `text`, of which `position` are output.
+
+        None where the target is to go on alone for a while: several tokens in one call, if it likes.
+        """
 
 
-class ModelDrafter:
+class ModelDrafter(Drafter):
     """Guesses with a smaller model of the server."""
 
     def __init__(
@@ -184,7 +198,7 @@ class Index(Protocol):
     def continuation(self, length: int) -> list[int]: ...
 
 
-class LookupDrafter:
+class LookupDrafter(Drafter):
     """Guesses what followed the same words before."""
 
     def __init__(self, index: Index, min_match: int) -> None:
@@ -195,6 +209,61 @@ class LookupDrafter:
         index = self._index
         index.extend(text[len(index) :])
         return Draft(index.continuation(at_most) if index.matched >= self._min_match else [])
+
+
+class GuardedDrafter(Drafter):
+    """Drafts as another does while that works and pays; the target goes on alone where it does not."""
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        breaker: Breaker,
+        lengths: Lengths | None,
+        on_fallback: Callable[[str, TrtspecError | None], None] = lambda reason, error: None,
+    ) -> None:
+        """Tell what decides.
+
+        Args:
+            drafter: raises TrtspecError where it has nothing to say about this text, DraftFailed where it fails.
+            breaker: of the model that drafts, for all texts.
+            lengths: chooses how much to draft; None: as much as is asked for.
+            on_fallback: gets the reason each time that drafting was wanted and the target goes on alone, and what was
+                said: "refused" by the draft model, "failed", or "open": it failed before, and is not asked.
+        """
+        self._drafter, self._breaker, self._lengths, self._on_fallback = drafter, breaker, lengths, on_fallback
+        self._refused = False
+        self._choice: Choice | None = None
+        self._position = 0
+
+    def propose(self, text: Sequence[int], position: int, at_most: int) -> Draft | None:
+        if self._lengths and self._choice:
+            self._lengths.note(self._choice, position - self._position)
+        self._choice, self._position = self._lengths.choose() if self._lengths else None, position
+        draft_len = at_most if self._choice is None else self._choice.draft_len
+        if draft_len == 0 or self._refused:
+            return None
+        if not self._breaker.allows():
+            self._fall_back("open")
+            return None
+        try:
+            draft = self._drafter.propose(text, position, min(draft_len, at_most))
+        except DraftFailed as error:
+            self._breaker.failed()
+            self._fall_back("failed", error)
+            return None
+        except TrtspecError as error:
+            self._refused = True
+            self._breaker.succeeded()
+            self._fall_back("refused", error)
+            return None
+        self._breaker.succeeded()
+        if draft_len > at_most:
+            self._choice = None  # shorter than it would be, so it says nothing of the length
+        return draft
+
+    def _fall_back(self, reason: str, error: TrtspecError | None = None) -> None:
+        self._choice = None
+        self._on_fallback(reason, error)
 
 
 def generate(job: Job, target: Model, drafter: Drafter | None, vocab_size: int = 0) -> Generator[Step, None, None]:
@@ -213,13 +282,13 @@ def generate(job: Job, target: Model, drafter: Drafter | None, vocab_size: int =
         at_most = min(job.draft_len, remaining - 1)
         draft = drafter.propose([*job.prompt, *output], len(output), at_most) if drafter and at_most > 0 else Draft()
         call = _call(job, output, draft, remaining, vocab_size)
-        given = 0
+        given, drafts = 0, draft.ids if draft else ()
         for answer in target(call):
             if not answer.ids and not answer.drafted:
                 continue
             drafted, accepted = answer.drafted, answer.accepted
-            if draft.ids and not given:
-                drafted, accepted = len(draft.ids), _accepted(draft.ids, answer.ids)
+            if drafts and not given:
+                drafted, accepted = len(drafts), _accepted(drafts, answer.ids)
             given += len(answer.ids)
             kept, reason = job.endings.cut(output, answer.ids[: job.max_tokens - len(output)])
             output += kept
@@ -228,13 +297,17 @@ def generate(job: Job, target: Model, drafter: Drafter | None, vocab_size: int =
             yield Step(kept, drafted, accepted, reason)
             if reason:
                 return
-        if given < (1 if draft.ids else call.new_tokens):
+        if given < (1 if drafts else call.new_tokens):
             yield Step([], finish_reason="end_id")
             return
 
 
-def _call(job: Job, output: Sequence[int], draft: Draft, remaining: int, vocab_size: int) -> Call:
-    """Return the next call of the target: for all of the text, to verify a draft, or for one token where none came."""
+def _call(job: Job, output: Sequence[int], draft: Draft | None, remaining: int, vocab_size: int) -> Call:
+    """Return the next call of the target.
+
+    For all of the text where nothing is drafted; for a piece of it where nothing is drafted now; to verify a draft; or
+    for one token where none came.
+    """
     text, sampling = [*job.prompt, *output], job.sampling.at(len(output), "target")
     if job.draft_len == 0:
         return Call(
@@ -246,7 +319,11 @@ def _call(job: Job, output: Sequence[int], draft: Draft, remaining: int, vocab_s
             streams=job.streams,
             stop_words=job.stop_words,
             lookahead=job.lookahead,
+            passed=job.passed,
         )
+    if draft is None:
+        piece = min(remaining, ALONE_TOKENS)
+        return Call(text, piece, sampling, job.end_id, streams=job.streams, stop_words=job.stop_words)
     if not draft.ids:
         return Call(text, 1, sampling, job.end_id)
     if draft.logits is None and vocab_size and not job.sampling.greedy:

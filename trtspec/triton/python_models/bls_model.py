@@ -8,8 +8,9 @@ tritonserver 2.51.
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from typing import Any
@@ -19,24 +20,58 @@ import triton_python_backend_utils as pb_utils
 
 from trtspec.errors import TrtspecError
 from trtspec.generation.endings import Endings
-from trtspec.generation.request import SamplingOptions
+from trtspec.generation.request import SamplingOptions, Stats, add_accepted
 from trtspec.generation.suffix_index import SuffixIndex
-from trtspec.generation.text import Pieces, TextStream
+from trtspec.generation.text import TextStream
 from trtspec.methods.base import find_method
-from trtspec.triton.python_models.bls import NO_ID, Drafter, Job, LookupDrafter, ModelDrafter, Step, generate
-from trtspec.triton.python_models.own_server import Stream, own_server
-from trtspec.triton.python_models.responses import Responder
+from trtspec.triton.python_models import metric_families as known
+from trtspec.triton.python_models.bls import (
+    Answer,
+    Call,
+    Drafter,
+    DraftFailed,
+    GuardedDrafter,
+    Job,
+    LookupDrafter,
+    Model,
+    ModelDrafter,
+    Step,
+    generate,
+)
+from trtspec.triton.python_models.breaker import Breaker
+from trtspec.triton.python_models.departures import Departures
+from trtspec.triton.python_models.draft_lengths import DraftLengths, Lengths, Scheduled
+from trtspec.triton.python_models.metric_text import Text
+from trtspec.triton.python_models.metrics import Metrics
+from trtspec.triton.python_models.own_server import Line, own_server
+from trtspec.triton.python_models.refusals import ModelRefusal
+from trtspec.triton.python_models.responses import Places, Responder
 from trtspec.triton.python_models.server_model import LOOKAHEAD_SIZES, ServerModel
+from trtspec.triton.python_models.shutdown import Shutdown
+from trtspec.triton.python_models.siblings import end_stopped
 from trtspec.triton.python_models.tensors import (
+    NEUTRAL,
+    NEUTRAL_SCORING,
+    NO_ID,
     Array,
+    HeldTensors,
     RequestTensors,
     Settings,
+    end_ids_of,
     read_sampling,
-    refuse_unsupported,
+    refuse_other_than,
+    tensor_of_words,
 )
+from trtspec.triton.python_models.text_input import TextReader
 
 NAME = "tensorrt_llm_bls"
-REQUESTS_PER_PLACE = 2  # while some are verified, others are drafted
+OF_THE_REQUEST = ("INVALID_ARG", "UNSUPPORTED")  # whatever else a model says, the next text may hear too
+METRICS = (*known.OF_TEXTS, *known.OF_QUEUE, *known.OF_DRAFTS)
+EDITS = {
+    name: NEUTRAL_SCORING[name]
+    for name in ("repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens")
+}
+UNSERVED = NEUTRAL | {name: NEUTRAL_SCORING[name] for name in NEUTRAL_SCORING.keys() - EDITS.keys()}
 
 
 class TritonPythonModel:
@@ -45,62 +80,123 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         settings = Settings(args)
         self.decoupled = settings.decoupled
+        self.inputs = settings.inputs
         self.tokenizer = settings.tokenizer()
-        self.pieces = Pieces(self.tokenizer)
         self.server = own_server()
+        self.departures = Departures()
         self.target = settings.parameter("tensorrt_llm_model_name")
         self.draft_model = settings.parameter("tensorrt_llm_draft_model_name")
         self.method = settings.parameter("draft_method")
         self.options: Any = find_method(self.method).parse(settings.json("speculation_options"))
         self.fast_logits = settings.parameter("speculative_decoding_fast_logits") == "true"
         self.draft_len = int(settings.parameter("draft_len"))
+        self.draft_timeout_s = float(settings.parameter("draft_timeout_s"))
+        self.lengths = DraftLengths(self.draft_len, json.loads(settings.parameter("draft_len_schedule") or "[]"))
         if self.fast_logits and getattr(self.options, "stop_below", None):
             raise TrtspecError("stop_below needs the draft's logits, which fast logits leave on the device")
         self.vocab_size = int(settings.parameter("vocab_size"))
         self.max_seq_len = int(settings.parameter("max_seq_len"))
+        self.reader = TextReader(self.tokenizer, self.max_seq_len)
         self.greedy_only = settings.parameter("greedy_only") == "true"
         self.max_top_k = int(settings.parameter("max_top_k") or 0)
         self.lookahead = tuple(int(size) for name in LOOKAHEAD_SIZES if (size := settings.parameter(name)))
         self.accumulates = settings.parameter("accumulate_tokens") == "true"
         self.lock = threading.Lock()
-        self.threads = ThreadPoolExecutor(REQUESTS_PER_PLACE * settings.max_batch_size)
+        self.shutdown = Shutdown(args["model_repository"])
+        self.metrics = Metrics(pb_utils, args, self.told)
+        self.breaker = Breaker(on_change=self.tell_breaker)
+        self.places = Places(settings.max_batch_size)
+        self.threads = ThreadPoolExecutor(self.places.count)
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
-        replies = [self.start(request) for request in requests]
-        return None if self.decoupled else [reply.responder.result() for reply in replies]
+        responders = [self.start(request) for request in requests]
+        return None if self.decoupled else [responder.result() for responder in responders]
 
     def finalize(self) -> None:
         self.threads.shutdown()
+        self.departures.close()
         self.server.close()
+        self.metrics.close()
+        self.shutdown.close()
 
-    def start(self, request: Any) -> Reply:
-        """Give one request a thread; what its tensors hold is read here, where the server's memory is still its own."""
-        reply = Reply(Responder(pb_utils, request, self.lock, decoupled=self.decoupled))
+    @property
+    def told(self) -> tuple[known.Family, ...]:
+        """Return the metrics there are: of an engine that drafts by itself only its counts are known."""
+        here = (*known.OF_STEPS, *known.OF_POSITIONS) if self.method != "none" else ()
+        return (*METRICS, *here, *(known.OF_FALLBACKS if self.draft_model else ()))
+
+    def start(self, request: Any) -> Responder:
+        """Give one request a thread, once there is a place for it."""
+        responder = Responder(pb_utils, request, self.lock, decoupled=self.decoupled, shutdown=self.shutdown)
+        text = self.metrics.text()
+        inputs = HeldTensors(RequestTensors(pb_utils, request), self.inputs)
+        self.places.hold(lambda: self.threads.submit(self.answer, inputs, responder, text))
+        return responder
+
+    def answer(self, inputs: HeldTensors, responder: Responder, text: Text) -> None:
+        """Answer one request; whatever goes wrong is its own error."""
+        left = False
         try:
-            inputs = RequestTensors(pb_utils, request)
             self.refuse(inputs)
             job = self.read(inputs)
+            text.started()
             transcript = Transcript(
                 TextStream(self.tokenizer),
                 job.prompt,
                 shows_prompt=not inputs.scalar("exclude_input_in_output", True),
                 accumulates=self.accumulates,
+                drafts=job.draft_len > 0,
             )
-            steps = self.steps(job, inputs.scalar("use_draft_logits"))
-            self.threads.submit(reply.follow, steps, transcript, streams=bool(inputs.scalar("stream", False)))
+            streams = bool(inputs.scalar("stream", False))
+            with self.lengths.text(), closing(Line(self.server, self.departures.watch)) as line:
+                watch = self.departures.watch(responder.is_cancelled, line.cancel)
+                try:
+                    steps = self.steps(job, line, inputs)
+                    follow(steps, transcript, responder, text, watch.close, streams=streams)
+                finally:
+                    watch.close()
+                    left = watch.has_left
         except Exception as error:
-            reply.responder.send_failure(error)
-        return reply
+            if left:
+                text.ended("cancelled")
+                responder.send_cancelled()
+            else:
+                text.ended("refused" if is_of_the_request(error) else "error")
+                responder.send_failure(error)
 
-    def steps(self, job: Job, use_draft_logits: bool | None) -> Generator[Step]:
+    def steps(self, job: Job, line: Line, inputs: HeldTensors) -> Generator[Step]:
         """Yield one text as its models make it."""
-        with closing(self.server.open()) as stream:
-            drafter = self.drafter(stream, job.sampling, use_draft_logits)
-            yield from generate(job, ServerModel(stream, self.target), drafter, self.vocab_size)
+        drafter = self.drafter(line, job.sampling, inputs.scalar("use_draft_logits"))
+        if drafter:
+            drafter = GuardedDrafter(drafter, self.breaker, self.lengths_of(job, inputs), self.note_fallback)
+        yield from generate(job, ServerModel(line, self.target), drafter, self.vocab_size)
+
+    def lengths_of(self, job: Job, inputs: HeldTensors) -> Lengths | None:
+        """Return what chooses how much is drafted for a text.
+
+        What its client asks for, or the schedule where it can be made again by its seed: in other steps the numbers
+        that it is drawn by are others. Else what was measured to be fast.
+        """
+        if inputs.scalar("num_draft_tokens") is not None:
+            return None
+        again = not job.sampling.greedy and inputs.scalar("seed") is not None
+        return Scheduled(self.lengths) if again else self.lengths
+
+    def note_fallback(self, reason: str, error: TrtspecError | None) -> None:
+        """Count that the target goes on alone; the log has why, but not for each text while the draft is left out."""
+        self.metrics.fallback(reason)
+        if error:
+            pb_utils.Logger.log_warn(f"the target goes on without its draft: {error}")
+
+    def tell_breaker(self, is_open: bool) -> None:
+        """Say that the draft is left out from now on, or asked again."""
+        self.metrics.breaker(is_open)
+        what = "failed several times and is left out for a while" if is_open else "answers again"
+        pb_utils.Logger.log_warn(f"{self.draft_model} {what}")
 
     def refuse(self, inputs: RequestTensors) -> None:
         """Raise for the first input that asks for what is not done here."""
-        refuse_unsupported(inputs, NAME)
+        refuse_other_than(UNSERVED, inputs, NAME)
         if inputs.scalar("return_generation_logits", False):
             raise TrtspecError(f"return_generation_logits is not supported by {NAME}")
         if inputs.scalar("stream", False) and not self.decoupled:
@@ -115,14 +211,15 @@ class TritonPythonModel:
         if self.greedy_only and not sampling.greedy:
             hint = "leave temperature, top_k and top_p out, or build with method: draft_target"
             raise TrtspecError("this engine always takes the most probable token and cannot sample", hint=hint)
+        if (self.greedy_only or self.lookahead) and (edits := self.edits(inputs)):
+            raise TrtspecError(f"{edits[0][0]} is not served by this engine, which drafts by itself without it")
 
     def read(self, inputs: RequestTensors) -> Job:
         """Return what the tensors of a request ask for."""
-        prompt = self.tokenizer.encode("".join(inputs.texts("text_input")))
+        prompt = self.reader.prompt(inputs.texts("text_input"))
         max_tokens, wanted = inputs.scalar("max_tokens"), inputs.scalar("num_draft_tokens", self.draft_len)
         total = len(prompt) + max_tokens
         complaints = {
-            "text_input is empty": not prompt,
             f"max_tokens is {max_tokens}, expected at least 1": max_tokens < 1,
             f"num_draft_tokens is {wanted}, expected 0 or more": wanted < 0,
             f"prompt and max_tokens are {total} tokens together, at most {self.max_seq_len} fit (engine.max_seq_len)": (
@@ -131,26 +228,42 @@ class TritonPythonModel:
         }
         for complaint in (said for said, holds in complaints.items() if holds):
             raise TrtspecError(complaint)
-        end_ids, stop = self.tokenizer.end_ids, tuple(inputs.texts("stop_words"))
-        if (asked := inputs.scalar("end_id")) is not None and asked not in end_ids:
-            end_ids = () if asked < 0 else (asked,)
+        passed, least = self.edits(inputs), inputs.scalar("min_tokens", 0)
+        end_ids, stop = end_ids_of(self.tokenizer, inputs.scalar("end_id")), tuple(inputs.texts("stop_words"))
+        if least > 1 and len(end_ids) > 1:
+            raise TrtspecError(
+                f"min_tokens {least} is not supported by {NAME} for a model of several end ids", hint="name one: end_id"
+            )
         return Job(
             prompt=prompt,
             max_tokens=max_tokens,
-            draft_len=min(wanted, self.draft_len),
+            draft_len=0 if passed else min(wanted, self.draft_len),
             sampling=SamplingOptions(**read_sampling(inputs)),
-            endings=Endings(frozenset(end_ids), stop, self.tokenizer),
+            endings=Endings(frozenset(end_ids), stop, self.tokenizer, least),
             end_id=end_ids[0] if end_ids else NO_ID,
             stop_words=[*([token] for token in end_ids[1:]), *self.words(stop)],
             lookahead=self.read_lookahead(inputs),
             streams=self.decoupled,  # so that a stop text, and a client that leaves, end it at once
+            passed=passed,
         )
+
+    def edits(self, inputs: RequestTensors) -> list[tuple[str, Array]]:
+        """Return the tensors that change the target's logits, where a request has any.
+
+        TensorRT-LLM's executor counts no token of a draft when it verifies the next: the target then writes alone.
+        """
+        asked = ((name, inputs.whole(name)) for name in EDITS)
+        found = [(name, array) for name, array in asked if array is not None and array.item() not in EDITS[name]]
+        if words := self.reader.words(inputs.texts("bad_words")):
+            found.append(("bad_words_list", tensor_of_words(words)[None]))
+        bias = self.reader.bias(inputs.texts("embedding_bias_words"), inputs.numbers("embedding_bias_weights"))
+        return found if bias is None else [*found, ("embedding_bias", bias[None])]
 
     def words(self, stop: Sequence[str]) -> Iterator[list[int]]:
         """Yield stop texts as ids, where they can be written so: the engine then stops there by itself."""
         for text in stop:
             with suppress(TrtspecError):
-                yield self.pieces.encode(text)
+                yield self.reader.pieces.encode(text)
 
     def read_lookahead(self, inputs: RequestTensors) -> tuple[int, ...]:
         """Return the sizes of lookahead that a request lowers: all three or, for most requests, none.
@@ -167,7 +280,7 @@ class TritonPythonModel:
             raise TrtspecError(f"lookahead sizes {sizes} are above those of the engine, {self.lookahead}")
         return sizes
 
-    def drafter(self, stream: Stream, sampling: SamplingOptions, use_draft_logits: bool | None) -> Drafter | None:
+    def drafter(self, line: Line, sampling: SamplingOptions, use_draft_logits: bool | None) -> Drafter | None:
         """Return what drafts for one request, if anything does."""
         options = self.options
         if self.method == "none":
@@ -175,7 +288,7 @@ class TritonPythonModel:
         if self.method == "ngram":
             return LookupDrafter(SuffixIndex(options.max_match), options.min_match)
         return ModelDrafter(
-            ServerModel(stream, self.draft_model),
+            telling_failures(ServerModel(line, self.draft_model, self.draft_timeout_s), self.draft_model),
             sampling,
             draws=options.use_draft_logits if use_draft_logits is None else use_draft_logits,
             stop_below=options.stop_below,
@@ -183,15 +296,39 @@ class TritonPythonModel:
         )
 
 
+def telling_failures(model: ServerModel, name: str) -> Model:
+    """Return a draft model whose refusals are told apart: of this text, or of none in particular."""
+
+    def ask(call: Call) -> list[Answer]:
+        try:
+            return list(model(call))
+        except ModelRefusal as error:
+            if is_of_the_request(error):
+                raise
+            if ended := end_stopped(name):
+                pb_utils.Logger.log_error(f"{name} was stopped, and its process {ended} is ended")
+            raise DraftFailed(error.message, where=error.where) from None
+
+    return ask
+
+
+def is_of_the_request(error: Exception) -> bool:
+    """Return whether an error is this request's alone, so that its client can do something about it."""
+    return error.status in OF_THE_REQUEST if isinstance(error, ModelRefusal) else isinstance(error, TrtspecError)
+
+
 class Transcript:
     """A text as its client sees it, and what it took."""
 
-    def __init__(self, stream: TextStream, prompt: Sequence[int], *, shows_prompt: bool, accumulates: bool) -> None:
+    def __init__(
+        self, stream: TextStream, prompt: Sequence[int], *, shows_prompt: bool, accumulates: bool, drafts: bool
+    ) -> None:
         self.stream = stream
         self.accumulates = accumulates
         self.prompt_tokens = len(prompt)
         self.unshown = list(prompt) if shows_prompt else []
-        self.new_tokens = self.drafted = self.accepted = 0
+        self.new_tokens = self.drafted = self.accepted = self.steps = 0
+        self.drafts, self.accepted_at = drafts, list[int]()
         self.text, self.shown = "", 0  # not sent yet, and the number of its tokens
 
     def add(self, step: Step) -> bool:
@@ -199,11 +336,19 @@ class Transcript:
         self.new_tokens += len(step.ids)
         self.drafted += step.drafted
         self.accepted += step.accepted
+        if self.drafts and step.ids:  # then each is a step of the target
+            self.steps += 1
+            add_accepted(self.accepted_at, step.accepted)
         text, shown = self.stream.add([*self.unshown, *step.ids], last=step.finish_reason is not None)
         self.unshown = []
         self.text += text
         self.shown += shown
         return shown > 0
+
+    @property
+    def stats(self) -> Stats:
+        counted = (self.prompt_tokens, self.new_tokens, self.drafted, self.accepted, self.steps)
+        return Stats(*counted, tuple(self.accepted_at))
 
     def tensors(self) -> list[tuple[str, Array]]:
         """Return the output tensors of the text not sent yet."""
@@ -212,7 +357,7 @@ class Transcript:
             self.text, self.shown = "", 0
         rate = self.accepted / self.drafted if self.drafted else 0.0
         return [
-            ("text_output", np.array([[text.encode()]], dtype=object)),
+            ("text_output", np.array([text.encode()], dtype=object)),
             ("sequence_length", np.array([[shown]], np.int32)),
             ("sequence_index", np.array([[0]], np.int32)),
             ("acceptance_rate", np.array([[rate]], np.float32)),
@@ -223,23 +368,23 @@ class Transcript:
         ]
 
 
-class Reply:
-    """One client, who gets a response or several."""
-
-    def __init__(self, responder: Responder) -> None:
-        self.responder = responder
-
-    def follow(self, steps: Generator[Step], transcript: Transcript, *, streams: bool) -> None:
-        """Send what the steps bring, until the text ends, they fail, or the client is gone."""
-        try:
-            with closing(steps):
-                for step in steps:
-                    if self.responder.is_cancelled():
-                        self.responder.send_cancelled()
-                        return
-                    news = transcript.add(step)
-                    last = step.finish_reason is not None
-                    if last or (streams and news):
-                        self.responder.send_tensors(transcript.tensors, final=last)
-        except Exception as error:
-            self.responder.send_failure(error)
+def follow(
+    steps: Generator[Step],
+    transcript: Transcript,
+    responder: Responder,
+    text: Text,
+    before_last: Callable[[], None],
+    *,
+    streams: bool,
+) -> None:
+    """Send what the steps bring, as one response or several."""
+    with closing(steps):
+        for step in steps:
+            news = transcript.add(step)
+            if step.finish_reason:
+                before_last()
+                text.ended(step.finish_reason, transcript.stats)
+            else:
+                text.progressed(transcript.stats)
+            if step.finish_reason or (streams and news):
+                responder.send_tensors(transcript.tensors, final=bool(step.finish_reason))

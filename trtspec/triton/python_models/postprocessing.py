@@ -8,22 +8,32 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from trtspec.errors import TrtspecError
 from trtspec.generation.text import Pieces
-from trtspec.triton.python_models.tensors import Array, RequestTensors, Settings, respond_each
+from trtspec.triton.python_models.tensors import (
+    Array,
+    RequestTensors,
+    Settings,
+    check_ids,
+    length_of,
+    respond_each,
+)
 
 
 class TritonPythonModel:
     """Triton calls these by name."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        self.tokenizer = Settings(args).tokenizer()
-        self.pieces = Pieces(self.tokenizer)
+        self.pieces = Pieces(Settings(args).tokenizer())
 
     def execute(self, requests: list[Any]) -> list[Any]:
         return respond_each(pb_utils, requests, self.decode)
 
     def decode(self, inputs: RequestTensors) -> list[tuple[str, Array]]:
-        decode = self.pieces.decode if inputs.scalar("CONTINUATION", False) else self.tokenizer.decode
-        rows = zip(inputs.required("TOKENS_BATCH").tolist(), inputs.required("SEQUENCE_LENGTH").tolist(), strict=True)
-        texts = [decode(ids[:length]).encode() for ids, length in rows]
-        return [("OUTPUT", np.array([texts], dtype=object))]
+        continues = inputs.scalar("CONTINUATION", False)
+        rows, lengths = inputs.required("TOKENS_BATCH").tolist(), inputs.required("SEQUENCE_LENGTH").tolist()
+        if len(rows) != len(lengths):
+            raise TrtspecError(f"TOKENS_BATCH has {len(rows)} texts, SEQUENCE_LENGTH {len(lengths)} lengths")
+        tokens = [ids[: length_of("SEQUENCE_LENGTH", length, ids)] for ids, length in zip(rows, lengths, strict=True)]
+        texts = [self.pieces.text(check_ids("TOKENS_BATCH", ids), continues=continues).encode() for ids in tokens]
+        return [("OUTPUT", np.array(texts, dtype=object))]

@@ -9,24 +9,71 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
-from trtspec.triton.python_models.tensors import Array, cancelled, failure, respond
+from trtspec.triton.python_models.shutdown import Shutdown
+from trtspec.triton.python_models.tensors import Array, cancelled, failure, respond, shutting_down
 
 POLL_S = 0.1  # how often a waiting `execute` looks for cancellations
+REQUESTS_PER_PLACE = 2  # so that an engine does not wait for the next one
+
+
+class Places:
+    """How many requests a model of several threads has at once; others wait in the server's own queue.
+
+    That queue has the recipe's bound: the server refuses what goes beyond it with its own status, and counts it.
+    """
+
+    def __init__(self, max_batch_size: int) -> None:
+        self.count = REQUESTS_PER_PLACE * max_batch_size
+        self._free = threading.Semaphore(self.count)
+
+    def take(self) -> None:
+        """Wait for a place; called by `execute`, so that the server's queue fills meanwhile."""
+        self._free.acquire()
+
+    def give_back(self) -> None:
+        self._free.release()
+
+    def hold(self, start: Callable[[], Future[Any]]) -> Future[Any]:
+        """Start what answers a request, once there is a place for it, which it has until it is done."""
+        self.take()
+        running = start()
+        running.add_done_callback(lambda _: self.give_back())
+        return running
 
 
 class Responder:
     """Answers one request of a model; `lock` is shared by all requests of the model."""
 
-    def __init__(self, pb_utils: Any, request: Any, lock: threading.Lock, *, decoupled: bool) -> None:
+    def __init__(
+        self,
+        pb_utils: Any,
+        request: Any,
+        lock: threading.Lock,
+        *,
+        decoupled: bool,
+        shutdown: Shutdown,
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._on_end = on_end  # called once, behind the last response
         self._pb_utils = pb_utils
         self._lock = lock
         self._sender = request.get_response_sender() if decoupled else None
         self._wanted = request.requested_output_names()
         self._done = threading.Event()
-        self.is_cancelled: Callable[[], bool] = (self._sender or request).is_cancelled
+        self._is_cancelled: Callable[[], bool] = (self._sender or request).is_cancelled
+        self._own = threading.Lock()
+        self._is_final = False
         self.response: Any = None
+        self._shutdown = shutdown
+        shutdown.add(self, self.send_shutdown)
+
+    def is_cancelled(self) -> bool:
+        """Return whether nobody waits for a response any more; behind the last one the server is not asked."""
+        with self._own:
+            return self._is_final or self._is_cancelled()
 
     def send_tensors(self, make: Callable[[], list[tuple[str, Array]]], *, final: bool) -> None:
         """Send those of the tensors that `make` returns which the request names."""
@@ -40,21 +87,39 @@ class Responder:
         """Tell a client that left."""
         self.send(cancelled(self._pb_utils), final=True)
 
+    def send_shutdown(self) -> None:
+        """Tell a client that the server ends; what its engine still says is for nobody."""
+        self.send(shutting_down(self._pb_utils), final=True)
+
+    def send_end(self) -> None:
+        """Say that the last response was the last."""
+        self.send(None, final=True)
+
     def send(self, response: Any, *, final: bool) -> None:
-        """Send one response; where only one may be sent, keep it for `result`."""
+        """Send one response, none behind the last; where only one may be sent, keep it for `result`."""
+        with self._own:
+            if self._is_final:
+                return
+            self._is_final = final
+            self._send(response, final=final)
+
+    def _send(self, response: Any, *, final: bool) -> None:
         flags = self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
-        self.response = response
+        self.response = response or self.response
         try:
             if self._sender is not None:
                 with self._lock:
                     self._sender.send(response, flags=flags)
         finally:
             if final:
-                self._done.set()
+                self._shutdown.discard(self)
+                self.abandon()
 
     def abandon(self) -> None:
-        """Let `result` return although the last response was never sent."""
-        self._done.set()
+        """Let `result` return, whether or not the last response was sent."""
+        if not self._done.is_set():
+            self._done.set()
+            self._on_end()
 
     def result(self, on_cancelled: Callable[[], None] = lambda: None) -> Any:
         """Return the response once there is one; `on_cancelled` is called while the client is gone."""

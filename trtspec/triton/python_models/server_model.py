@@ -10,10 +10,10 @@ import numpy as np
 from tritonclient.grpc import InferResult, service_pb2
 from tritonclient.utils import np_to_triton_dtype
 
-from trtspec.errors import TrtspecError
 from trtspec.generation.request import SamplingOptions
 from trtspec.triton.python_models.bls import Answer, Array, Call
-from trtspec.triton.python_models.own_server import Stream
+from trtspec.triton.python_models.own_server import LONGEST_TEXT_S, Line
+from trtspec.triton.python_models.refusals import ModelRefusal
 from trtspec.triton.python_models.tensors import tensor_of_words
 
 COUNTS = ("total_draft_tokens", "total_accepted_draft_tokens")
@@ -21,24 +21,26 @@ LOOKAHEAD_SIZES = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_v
 
 
 class ServerModel:
-    """A model with the tensors of NVIDIA's tensorrt_llm. All calls that make one text share a stream."""
+    """A model with the tensors of NVIDIA's tensorrt_llm. All calls that make one text share a line."""
 
-    def __init__(self, stream: Stream, name: str) -> None:
-        self._stream = stream
+    def __init__(self, line: Line, name: str, timeout_s: float = LONGEST_TEXT_S) -> None:
+        self._line = line
         self._name = name
+        self._timeout_s = timeout_s
 
     def __call__(self, call: Call) -> Iterator[Answer]:
-        """Yield what the model answers; raises TrtspecError with its words if it refuses.
+        """Yield what the model answers; raises ModelRefusal with its words if it refuses, or has no answer in time.
 
-        Whoever takes fewer answers, or gets an error, has to close the stream.
+        Whoever takes fewer answers has to close the line.
         """
         counted = (0, 0)
-        for response in self._stream.ask(self._request(call)):
-            if response.error_message:
-                raise TrtspecError(response.error_message, where=self._name)
-            if outputs := read_outputs(response.infer_response):
-                answer, counted = read_answer(outputs, counted)
-                yield answer
+        try:
+            for response in self._line.ask(self._request(call), self._timeout_s):
+                if outputs := read_outputs(response.infer_response):
+                    answer, counted = read_answer(outputs, counted)
+                    yield answer
+        except ModelRefusal as error:
+            raise ModelRefusal(error.message, error.status, where=self._name) from None
 
     def _request(self, call: Call) -> Any:
         wanted = ["output_ids", "sequence_length"]
@@ -91,6 +93,7 @@ def tensors(call: Call) -> list[tuple[str, Array]]:
         ("return_perf_metrics", np.array([[call.wants_counts]])),
         *((name, np.array([[size]], np.int32)) for name, size in zip(LOOKAHEAD_SIZES, call.lookahead, strict=False)),
         *_sampling(call.sampling),
+        *call.passed,
     ]
     if call.stop_words:
         named.append(("stop_words_list", tensor_of_words(call.stop_words)[None]))

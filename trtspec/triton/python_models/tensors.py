@@ -18,8 +18,12 @@ import numpy.typing as npt
 
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.errors import TrtspecError
+from trtspec.triton.python_models.faults import fault_of, fault_words, new_fault
 
 Array = npt.NDArray[Any]
+NO_ID = -1
+REFUSED, INTERNAL = "INVALID_ARG", "INTERNAL"  # Triton's names of kinds of errors
+SHUTTING_DOWN = "the server is shutting down"
 
 # Tensors that clients send with every request and no engine here acts on: the values that ask for nothing.
 NEUTRAL: dict[str, tuple[float, ...]] = {
@@ -27,13 +31,18 @@ NEUTRAL: dict[str, tuple[float, ...]] = {
     "num_return_sequences": (0, 1),
     "len_penalty": (0, 1),
     "length_penalty": (0, 1),
+    "return_context_logits": (False,),
+}
+# Those that not every engine acts on.
+NEUTRAL_SCORING: dict[str, tuple[float, ...]] = {
     "repetition_penalty": (1,),
     "min_tokens": (0, 1),
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
     "return_log_probs": (False,),
-    "return_context_logits": (False,),
+    "num_top_logprobs": (0,),
 }
+BIASES = ("embedding_bias", "embedding_bias_weights")
 
 
 class Settings:
@@ -52,12 +61,21 @@ class Settings:
     def max_batch_size(self) -> int:
         return int(self._config["max_batch_size"])
 
+    @property
+    def inputs(self) -> list[str]:
+        """Return the names of the tensors that a request may bring."""
+        return [tensor["name"] for tensor in self._config["input"]]
+
     def parameter(self, key: str) -> str:
         """Return a parameter's text; one that is missing is an error that names it."""
         try:
             return str(self._config["parameters"][key]["string_value"])
         except KeyError:
             raise TrtspecError(f"parameter {key!r} is missing", where=str(self._root / "config.pbtxt")) from None
+
+    def flag(self, key: str) -> bool:
+        """Return whether a parameter is true; one that is left out is not."""
+        return bool(self._config["parameters"].get(key) == {"string_value": "true"})
 
     def json(self, key: str) -> dict[str, Any]:
         """Return a parameter that is a JSON object."""
@@ -92,12 +110,16 @@ class RequestTensors:
         self._get = pb_utils.get_input_tensor_by_name
         self._request = request
 
+    def whole(self, name: str) -> Array | None:
+        """Return a tensor with its batch dimension; None where the client sent none."""
+        tensor = self._get(self._request, name)
+        return None if tensor is None else tensor.as_numpy()
+
     def array(self, name: str) -> Array | None:
         """Return a tensor without its batch dimension; None where the client sent none."""
-        tensor = self._get(self._request, name)
-        if tensor is None:
+        array = self.whole(name)
+        if array is None:
             return None
-        array: Array = tensor.as_numpy()
         if array.shape[0] != 1:
             raise TrtspecError(
                 f"{name} has {array.shape[0]} rows: send one prompt a request", hint="send several requests"
@@ -121,6 +143,11 @@ class RequestTensors:
             raise TrtspecError(f"{name} has {array.size} values, expected one")
         return array.item()
 
+    def numbers(self, name: str) -> list[Any]:
+        """Return the values of a tensor; none where the client sent none."""
+        array = self.array(name)
+        return [] if array is None else array.reshape(-1).tolist()
+
     def texts(self, name: str) -> list[str]:
         """Return the strings of a tensor that are not empty."""
         array = self.array(name)
@@ -131,12 +158,30 @@ class RequestTensors:
             raise TrtspecError(f"{name} is not UTF-8 text") from None
 
 
-def refuse_unsupported(inputs: RequestTensors, engine: str = "the torch engine") -> None:
-    """Raise for the first input that asks for what an engine does not do."""
-    for name, accepted in NEUTRAL.items():
+class HeldTensors(RequestTensors):
+    """The input tensors of one request as they were, for a thread that reads them when the server's memory is gone."""
+
+    def __init__(self, inputs: RequestTensors, names: Sequence[str]) -> None:
+        found = ((name, inputs.whole(name)) for name in names)
+        self._arrays = {name: array.copy() for name, array in found if array is not None}
+
+    def whole(self, name: str) -> Array | None:
+        return self._arrays.get(name)
+
+
+def refuse_other_than(neutral: Mapping[str, tuple[float, ...]], inputs: RequestTensors, engine: str) -> None:
+    """Raise for the first input that has another value than the neutral ones."""
+    for name, accepted in neutral.items():
         value = inputs.scalar(name)
         if value is not None and value not in accepted:
             raise TrtspecError(f"{name} {value:.6g} is not supported by {engine}")
+
+
+def refuse_unsupported(inputs: RequestTensors, engine: str) -> None:
+    """Raise for the first input that asks for what an engine does not do that neither edits nor tells logits."""
+    refuse_other_than(NEUTRAL | NEUTRAL_SCORING, inputs, engine)
+    if any(bias is not None and bias.any() for bias in map(inputs.array, BIASES)):
+        raise TrtspecError(f"embedding_bias is not supported by {engine}")
     words = inputs.array("bad_words_list")
     if (words is not None and words_of_tensor(words)) or inputs.texts("bad_words"):
         raise TrtspecError(f"bad_words is not supported by {engine}")
@@ -151,9 +196,30 @@ def wants_stream(inputs: RequestTensors, name: str, *, decoupled: bool) -> bool:
 
 
 def end_ids_of(tokenizer: Tokenizer, asked: int | None) -> tuple[int, ...]:
-    """Return the ids that end a text: one of the tokenizer's own stands for all of them, a negative one for none."""
+    """Return the ids that end a text: one of the tokenizer's own stands for all of them, -1 for none."""
     own = tokenizer.end_ids
-    return own if asked is None or asked in own else (() if asked < 0 else (asked,))
+    return own if asked is None or asked in own else (() if asked == NO_ID else (check_end_id(asked),))
+
+
+def check_end_id(asked: int) -> int:
+    """Return an id that is to end a text; TrtspecError for none, as what 2^31 is in 32 bits."""
+    if asked < NO_ID:
+        raise TrtspecError(f"end_id is {asked}, expected a token id, or {NO_ID} for none")
+    return asked
+
+
+def length_of(name: str, length: int, ids: Sequence[int]) -> int:
+    """Return how many of `ids` count; TrtspecError where that is more than there are, or less than none."""
+    if not 0 <= length <= len(ids):
+        raise TrtspecError(f"{name} is {length}, expected 0 to {len(ids)}, which is as many as there are tokens")
+    return length
+
+
+def check_ids(name: str, ids: Sequence[int]) -> Sequence[int]:
+    """Return token ids; TrtspecError where one is negative, which no tokenizer takes."""
+    if odd := next((token for token in ids if token < 0), None):
+        raise TrtspecError(f"{name} has the token id {odd}, expected 0 or more")
+    return ids
 
 
 def tensor_of_words(words: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
@@ -180,10 +246,21 @@ def words_of_tensor(tensor: Array) -> list[list[int]]:
 
 
 def read_sampling(inputs: RequestTensors, prefix: str = "") -> dict[str, Any]:
-    """Return how to sample: greedy without a temperature, unless top_k or top_p ask for more (then it is 1)."""
-    top_k, top_p = inputs.scalar(f"{prefix}top_k", 0), inputs.scalar(f"{prefix}top_p", 0.0) or 1.0
-    temperature = inputs.scalar("temperature", 1.0 if top_k > 1 or top_p < 1.0 else 0.0)
-    return {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": inputs.scalar("seed", 0)}
+    """Return how to sample, as TensorRT-LLM's executor does: greedy unless top_k or top_p ask for more than one token.
+
+    A temperature alone does not, and a top_p of 0 is none (NVIDIA/TensorRT-LLM:cpp/tensorrt_llm/layers/
+    defaultDecodingParams.h@1020a8d7, triton_backend's utils.cc). With neither limit, `top_p` 1 samples from all tokens.
+    """
+    top_k, top_p = inputs.scalar(f"{prefix}top_k", 0), inputs.scalar(f"{prefix}top_p", 0.0)
+    temperature = inputs.scalar("temperature", 1.0)
+    if (top_k == 1 or (top_k == 0 and top_p <= 0)) and temperature >= 0:
+        temperature = 0.0
+    return {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p if top_p > 0 else 1.0,
+        "seed": inputs.scalar("seed", 0),
+    }
 
 
 class Counts(Protocol):
@@ -201,6 +278,12 @@ class Counts(Protocol):
     @property
     def accepted(self) -> int: ...
 
+    @property
+    def draft_steps(self) -> int: ...
+
+    @property
+    def accepted_by_position(self) -> Sequence[int]: ...
+
 
 def count_tensors(counts: Counts) -> list[tuple[str, Array]]:
     """Return the output tensors that say what a text took."""
@@ -209,6 +292,8 @@ def count_tensors(counts: Counts) -> list[tuple[str, Array]]:
         ("acceptance_rate", np.array([[rate]], np.float32)),
         ("total_accepted_draft_tokens", np.array([[counts.accepted]], np.int32)),
         ("total_draft_tokens", np.array([[counts.drafted]], np.int32)),
+        ("num_draft_steps", np.array([[counts.draft_steps]], np.int32)),
+        ("accepted_by_position", np.array([counts.accepted_by_position or (0,)], np.int32)),
         ("num_input_tokens", np.array([[counts.prompt_tokens]], np.int32)),
         ("num_output_tokens", np.array([[counts.new_tokens]], np.int32)),
     ]
@@ -249,12 +334,24 @@ def cancelled(pb_utils: Any) -> Any:
     return pb_utils.InferenceResponse(error=error)
 
 
-def failure(pb_utils: Any, error: Exception) -> Any:
-    """Return an error response; what no user can act on goes to the server's log with its traceback."""
-    if isinstance(error, TrtspecError):
-        return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG))
-    import traceback
+def shutting_down(pb_utils: Any) -> Any:
+    """Return the response to a client whose text is not whole when the server ends."""
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(SHUTTING_DOWN, pb_utils.TritonError.UNAVAILABLE))
 
-    pb_utils.Logger.log_error("".join(traceback.format_exception(error)))
-    message = f"internal error, the server's log has more: {type(error).__name__}: {error}"
-    return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, pb_utils.TritonError.INTERNAL))
+
+def failure(pb_utils: Any, error: Exception) -> Any:
+    """Return an error response; the server's log has what no client can act on, under an id that the client gets."""
+    status = getattr(error, "status", REFUSED) if isinstance(error, TrtspecError) else INTERNAL
+    message = _told(pb_utils, error) if status == INTERNAL else str(error)
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, getattr(pb_utils.TritonError, status)))
+
+
+def _told(pb_utils: Any, error: Exception) -> str:
+    """Return what a client is told of an internal error; one of another model has its id and is in the log."""
+    fault = fault_of(str(error))
+    if fault is None:
+        import traceback
+
+        fault = new_fault()
+        pb_utils.Logger.log_error(f"internal error {fault}: {''.join(traceback.format_exception(error))}")
+    return fault_words(fault, "the server's")

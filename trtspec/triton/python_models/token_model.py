@@ -9,13 +9,17 @@ from typing import Any
 import numpy as np
 
 from trtspec.checkpoint.tokenizer import Tokenizer
+from trtspec.generation.scores import Scores
 from trtspec.generation.text import Pieces
+from trtspec.triton.python_models.score_tensors import score_tensors
 from trtspec.triton.python_models.tensors import (
     Array,
     Counts,
     RequestTensors,
+    check_ids,
     count_tensors,
     end_ids_of,
+    length_of,
     words_of_tensor,
 )
 
@@ -29,39 +33,48 @@ class TokenReader:
 
     def read(self, inputs: RequestTensors) -> dict[str, Any]:
         """Return the text to go on with and what ends it, as keyword arguments of the engine's Request."""
-        words = inputs.array("stop_words_list")
+        words, ids = inputs.array("stop_words_list"), inputs.required("input_ids").tolist()
+        stop = () if words is None else words_of_tensor(words)
         return {
-            "prompt_ids": tuple(inputs.required("input_ids")[: inputs.scalar("input_lengths")].tolist()),
+            "prompt_ids": tuple(ids[: length_of("input_lengths", inputs.scalar("input_lengths"), ids)]),
             "max_new_tokens": inputs.scalar("request_output_len"),
             "end_ids": end_ids_of(self._tokenizer, inputs.scalar("end_id")),
-            "stop": () if words is None else tuple(self._pieces.decode(ids) for ids in words_of_tensor(words)),
+            "stop": tuple(self._pieces.decode(check_ids("stop_words_list", word)) for word in stop),
         }
 
 
 class Unsent:
-    """The ids of one answer that its client has not got yet, and their logits where they are wanted."""
+    """The ids of one answer that its client has not got yet, and their scores where they are wanted.
 
-    def __init__(self, inputs: RequestTensors, prompt_ids: Sequence[int]) -> None:
+    The prompt is among them where `exclude_input_in_output` is false, and of a whole answer where a request does not
+    say, as NVIDIA's model of this name has it.
+    """
+
+    def __init__(self, inputs: RequestTensors, prompt_ids: Sequence[int], *, streaming: bool) -> None:
         self._pad_id = inputs.scalar("pad_id", 0)
-        self._ids = [] if inputs.scalar("exclude_input_in_output", True) else list(prompt_ids)
-        self._logits: list[Array] = []
+        self._ids = [] if inputs.scalar("exclude_input_in_output", streaming) else list(prompt_ids)
+        self._scores: list[Scores] = []
+        self._cum_log_prob = 0.0
         self._continues = False
 
-    def add(self, ids: Sequence[int], logits: Array | None = None) -> None:
-        """Take new ids and their logits [ids, vocab]."""
+    def add(self, ids: Sequence[int], scores: Scores | None = None) -> None:
+        """Take new ids and their scores."""
         self._ids += ids
-        if logits is not None:
-            self._logits.append(logits)
+        if scores is None:
+            return
+        self._scores.append(scores)
+        if scores.log_probs is not None:
+            self._cum_log_prob += float(scores.log_probs.sum(dtype=np.float64))
 
     def take(self, counts: Counts) -> list[tuple[str, Array]]:
         """Return all of it as the tensors of one response, beside `counts`; no ids are one pad id of length 0."""
         ids, self._ids = self._ids, []
-        logits, self._logits = self._logits, []
+        scores, self._scores = self._scores, []
         continues, self._continues = self._continues, True
         return [
             ("output_ids", np.array([[ids or [self._pad_id]]], np.int32)),
             ("sequence_length", np.array([[len(ids)]], np.int32)),
-            *([("generation_logits", np.concatenate(logits)[None, None])] if logits else []),
+            *(score_tensors(Scores.joined(scores), self._cum_log_prob) if scores else []),
             ("continuation", np.array([[continues]])),
             ("sequence_index", np.array([[0]], np.int32)),
             *count_tensors(counts),

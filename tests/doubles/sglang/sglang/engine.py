@@ -2,7 +2,8 @@
 """Engine: every argument is checked, answers come from answers.json in the model's directory.
 
 The table maps a prompt's ids, joined by spaces, to its answer: {"steps": [[ids], ...], "drafted": n, "accepted": n,
-"pause_s": seconds before each step}. What a request was given and how it ended stands in requests.jsonl there.
+"pause_s": seconds before each step, "queue_s": seconds before the first}.
+What a request was given and how it ended stands in requests.jsonl there.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ SPECULATION = (
 )  # fmt: skip
 ARGUMENTS = {
     *("model_path", "skip_tokenizer_init", "dtype", "quantization", "kv_cache_dtype", "context_length", "revision"),
-    *("tp_size", "pp_size", "max_running_requests", "chunked_prefill_size", "mem_fraction_static"),
+    *("enable_metrics", "tp_size", "pp_size", "max_running_requests", "chunked_prefill_size", "mem_fraction_static"),
     *(f"speculative_{name}" for name in SPECULATION),
 }
 SAMPLING = {"max_new_tokens", "temperature", "top_p", "top_k", "sampling_seed", "ignore_eos", "stop_token_ids"}
@@ -89,9 +90,12 @@ class Engine:
 
     def _about(self, answer: dict[str, Any], ids: list[int], request: RequestState, rid: str) -> dict[str, Any]:
         about = {"id": rid, "finish_reason": request.finish_reason, "completion_tokens": len(ids)}
+        if self.arguments.get("enable_metrics"):
+            about["queue_time"] = answer["queue_s"]
         if request.finish_reason and self.arguments.get("speculative_algorithm"):
             drafted, accepted = answer["drafted"], answer["accepted"]
             about |= {"spec_num_proposed_drafts": drafted, "spec_num_correct_drafts": accepted}
+            about["spec_verify_ct"] = drafted // (self.arguments["speculative_num_draft_tokens"] - 1)
         return about
 
     def note(self, event: dict[str, Any]) -> None:

@@ -2,7 +2,8 @@
 """LLM and SamplingParams: every argument is checked, answers come from answers.json in the model's directory.
 
 The table maps a prompt's ids, joined by spaces, to its answer: {"steps": [[ids], ...], "drafted": n, "accepted": n,
-"pause_s": seconds before each step}. What a running request was given and how it ended stands in requests.jsonl there.
+"pause_s": seconds before each step, "queue_s": seconds before the first}.
+What a running request was given and how it ended stands in requests.jsonl there.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import asdict, dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -129,9 +131,17 @@ class GenerationResult:
                 output.finish_reason = "stop" if token in ends else "length"
                 break
         self.finished = self.finished or not self._waiting
-        if self.finished and asked.return_perf_metrics and self.llm.drafts:
+        if self.finished and asked.return_perf_metrics:
+            output.request_perf_metrics = self._perf_metrics()
+
+    def _perf_metrics(self) -> Any:
+        began = timedelta(seconds=1000)
+        times = {"arrival_time": began, "first_scheduled_time": began + timedelta(seconds=self.answer["queue_s"])}
+        drafts = None
+        if self.llm.drafts:
             counts = {
                 "total_draft_tokens": self.answer["drafted"],
                 "total_accepted_draft_tokens": self.answer["accepted"],
             }
-            output.request_perf_metrics = SimpleNamespace(speculative_decoding=SimpleNamespace(**counts))
+            drafts = SimpleNamespace(**counts)
+        return SimpleNamespace(speculative_decoding=drafts, timing_metrics=SimpleNamespace(**times))

@@ -37,6 +37,12 @@ def containers() -> tuple[Container, ...]:
     return tuple(Container(**each) for each in yaml.safe_load(CONTAINERS.read_text(encoding="utf-8"))["containers"])
 
 
+def images_of(version: str) -> tuple[str, ...]:
+    """Return the container images by tag that ship a release, newest first."""
+    image: str = yaml.safe_load(CONTAINERS.read_text(encoding="utf-8"))["image"]
+    return tuple(image.replace("TAG", each.tag) for each in reversed(containers()) if each.release == version)
+
+
 def is_release(said: object, release: str) -> bool:
     """Return whether what a version says of itself is a release, or a candidate for it: 1.2.0rc8 for 1.2.0.
 

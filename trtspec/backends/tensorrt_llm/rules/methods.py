@@ -91,6 +91,14 @@ def drafts_inside_have_one_stage(context: PlanContext) -> Iterator[Diagnostic]:
         yield Diagnostic("target.parallel.pipeline", "parallel", message, hint, source=source)
 
 
+def drafts_inside_have_no_schedule(context: PlanContext) -> Iterator[Diagnostic]:
+    """How much an engine drafts by itself was built into it."""
+    if context.recipe.speculation.schedule and (mode := mode_of(context)) != EXTERNAL:
+        message = f"what a {context.recipe.speculation.method} engine drafts was decided when it was built"
+        hint = "remove schedule, or set method: draft_target or ngram"
+        yield Diagnostic("speculation.schedule", "not-supported", message, hint, source=READMES.get(mode, TRITON))
+
+
 def eagle_has_few_rows(context: PlanContext) -> Iterator[Diagnostic]:
     """The builder asserts it."""
     target = _target(context, EAGLE)
@@ -173,6 +181,7 @@ RULES = (
     eagle_is_for_llama,
     eagle_is_not_quantized,
     drafts_inside_have_one_stage,
+    drafts_inside_have_no_schedule,
     eagle_has_few_rows,
     eagle_has_a_static_tree,
     requests_are_greedy,

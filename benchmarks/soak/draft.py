@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two models, always an answer: the draft's process is killed, stopped and slowed in the midst of streams.
+
+The repository is that of TensorRT-LLM's engines, `tensorrt_llm_bls` with two models, and the torch engine answers
+behind the same tensors. This process does what whoever watches a server does: a draft whose process is gone is loaded
+again.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from benchmarks.soak.asking import TritonEntry
+from benchmarks.soak.asks import greedy
+from benchmarks.soak.load import Known, Record, Turn, alone, load, summary
+from benchmarks.soak.parts import Options, Report
+from benchmarks.soak.progress import Progress, say
+from tests.triton.serving import Served, serving
+from tests.triton.two_models import DRAFT_LEN, DRAFT_TIMEOUT_S, draft_process, make_pair, metric, reload
+from trtspec.system import is_alive, start_time, tail, wait_until
+
+KINDS = ("killed", "stopped", "slowed")
+STREAMS, ASKS = 6, 48
+DEADLINE_S = 60.0  # of a whole text
+OPENS_S = ENDS_S = 60.0
+HEALS_S = 90.0
+DRAFTED, OPEN, FALLBACKS = "trtspec_drafted_tokens_total", "trtspec_breaker_open", "trtspec_fallbacks_total"
+
+
+@dataclass
+class Fault:
+    """One fault and what came of it; times are of the monotonic clock, None where that was not seen."""
+
+    kind: str
+    at: float
+    opened_s: float | None = None  # until the breaker was seen open
+    back_at: float | None = None  # the draft's process could answer again
+    healed_at: float | None = None  # it drafts again
+    fallbacks: float = 0.0
+    reloaded: bool = False
+
+
+def run(options: Options, report: Report) -> None:
+    """Fill the report."""
+    pair = make_pair(options.place / "pair")
+    with serving(pair, pair / "models") as served:
+        known = alone(
+            [TritonEntry(served.client.where)],
+            greedy(6 if options.short else ASKS, options.seed, DRAFT_LEN),
+            DEADLINE_S,
+        )
+        records: Sequence[Record] = ()
+        faults: list[Fault] = []
+        try:
+            with load(STREAMS, chooser(known), seed=options.seed, within_s=DEADLINE_S) as records:
+                hurt_all(options, served, draft_of(pair), faults)
+        finally:
+            tell(report, faults, records, options.faults)
+            if not all(fault.healed_at for fault in faults):
+                say(f"draft: the end of the server's log:\n{tail(served.log)}")
+    report.complete = len(faults) == options.faults
+
+
+def draft_of(pair: Any) -> Callable[[], int]:
+    return lambda: draft_process(pair)
+
+
+def hurt_all(options: Options, served: Served, draft: Callable[[], int], faults: list[Fault]) -> None:
+    """Do the faults in random order at random moments; ends with the first that does not heal."""
+    chance, progress = random.Random(f"faults {options.seed}"), Progress("draft")
+    kinds = [KINDS[number % len(KINDS)] for number in range(options.faults)]
+    chance.shuffle(kinds)
+    for number, kind in enumerate(kinds):
+        time.sleep(chance.uniform(0.2, 1.5))
+        fault = Fault(kind, time.monotonic())
+        faults.append(fault)
+        try:
+            hurt(served, draft, fault, chance)
+        except OSError as error:
+            say(f"draft: the server does not answer: {error}")
+        if fault.healed_at is None:
+            say(f"draft: fault {number + 1}, {kind}, has not healed")
+            return
+        progress.tell((number + 1) / len(kinds), f"fault {number + 1} of {len(kinds)}")
+
+
+def hurt(served: Served, draft: Callable[[], int], fault: Fault, chance: random.Random) -> None:
+    """Do one fault, see the breaker open where it has to, and wait until the draft is back and drafts."""
+    process, before = draft(), metric(served, FALLBACKS)
+    started = start_time(process)
+    if fault.kind == "slowed":
+        slow(process, chance)
+    else:
+        os.kill(process, signal.SIGKILL if fault.kind == "killed" else signal.SIGSTOP)
+        if wait_until(lambda: metric(served, OPEN) == 1, OPENS_S):
+            fault.opened_s = time.monotonic() - fault.at
+        wait_until(lambda: not is_alive(process, started), ENDS_S)
+    if not is_alive(process, started):
+        reload(served)
+        fault.reloaded = True
+    fault.back_at = time.monotonic()
+    drafted = metric(served, DRAFTED)
+    if wait_until(lambda: metric(served, OPEN) == 0 and metric(served, DRAFTED) > drafted, HEALS_S):
+        fault.healed_at = time.monotonic()
+    fault.fallbacks = metric(served, FALLBACKS) - before
+
+
+def slow(process: int, chance: random.Random) -> None:
+    """Let a process run in turns only; whoever waits for it may end it meanwhile."""
+    end = time.monotonic() + chance.uniform(1.5, 4.0)
+    with suppress(ProcessLookupError):
+        while time.monotonic() < end:
+            os.kill(process, signal.SIGSTOP)
+            time.sleep(chance.uniform(0.05, 0.9))
+            os.kill(process, signal.SIGCONT)
+            time.sleep(chance.uniform(0.05, 0.3))
+
+
+def chooser(known: Sequence[Known]) -> Callable[[random.Random], Turn]:
+    return lambda chance: Turn(chance.choice(known), chance.random() < 0.7)
+
+
+def tell(report: Report, faults: Sequence[Fault], records: Sequence[Record], wanted: int) -> None:
+    """Note what the requests and the faults came to, by kind of fault."""
+    kinds = {kind: told(kind, faults, records) for kind in KINDS}
+    whole = summary(records)
+    undisturbed = [record for record in records if not any(meets(record, fault) for fault in faults)]
+    report.found |= {
+        "faults": len(faults),
+        "streams": STREAMS,
+        "deadline_s": DEADLINE_S,
+        "draft_timeout_s": DRAFT_TIMEOUT_S,
+        "all": whole,
+        "kinds": kinds,
+        "undisturbed": summary(undisturbed),
+    }
+    broken = [fault for fault in faults if fault.kind != "slowed"]
+    report.checks |= {
+        "all_faults_done": len(faults) == wanted,
+        "every_request_answered_in_time": bool(records) and whole["failures"] == 0,
+        "every_text_the_same": whole["different_texts"] == 0,
+        "in_midst_of_requests": all(any(meets(record, fault) for record in records) for fault in faults),
+        "breaker_opens_and_is_counted": all(fault.opened_s and fault.fallbacks for fault in broken),
+        "heals": all(fault.healed_at for fault in faults),
+    }
+
+
+def meets(record: Record, fault: Fault) -> bool:
+    """Return whether a request was open while a fault was not healed."""
+    return record.ended > fault.at and (fault.healed_at is None or record.begun < fault.healed_at)
+
+
+def told(kind: str, faults: Sequence[Fault], records: Sequence[Record]) -> dict[str, Any]:
+    mine = [fault for fault in faults if fault.kind == kind]
+    found = summary([record for record in records if any(meets(record, fault) for fault in mine)])
+    opened = [fault.opened_s for fault in mine if fault.opened_s is not None]
+    healed = [fault for fault in mine if fault.healed_at is not None]
+    return found | {
+        "faults": len(mine),
+        "loaded_again": sum(fault.reloaded for fault in mine),
+        "fallbacks": round(sum(fault.fallbacks for fault in mine)),
+        "seconds_until_breaker_opens": spread(opened),
+        "seconds_until_healed": spread([(fault.healed_at or 0) - fault.at for fault in healed]),
+        "of_that_after_the_draft_was_back": spread([(fault.healed_at or 0) - (fault.back_at or 0) for fault in healed]),
+    }
+
+
+def spread(seconds: Sequence[float]) -> dict[str, float] | None:
+    """Return median and longest."""
+    return {"median": round(median(seconds), 2), "longest": round(max(seconds), 2)} if seconds else None

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many streams for long: mixed requests at both entries of a deployed quickstart, all texts as they are alone, memory
+flat, and sixteen streams at least four times as fast as one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+from benchmarks.soak.asking import Entry, OpenaiEntry, TritonEntry
+from benchmarks.soak.asks import mixed
+from benchmarks.soak.load import Known, Record, Turn, alone, by, load, summary
+from benchmarks.soak.parts import Options, Report
+from benchmarks.soak.processes import Memory, Processor
+from benchmarks.soak.progress import Progress, say
+from trtspec.paths import recipes_dir
+from trtspec.system import wait_until
+
+NAME, ENGINE = "quickstart", "tensorrt_llm"
+WITHIN_S = 120.0  # a request, its queue included
+SAMPLE_S = 1.0
+HANGS_UP = 0.06  # of the requests
+ONE, MANY, FASTER = 1, 16, 4.0
+ROUNDS = 2
+GROWTH_PERCENT = 2.0
+SETTLES_S = 10.0  # until a server without clients has nothing to do
+
+
+def run(options: Options, report: Report) -> None:
+    """Fill the report."""
+    asks = mixed(8 if options.short else 40, options.seed)
+    with deployed(options.place) as deployment:
+        urls = deployment["endpoints"]
+        entries: list[Entry] = [TritonEntry(urls["http"]), OpenaiEntry(urls["openai"].removesuffix("/v1"), NAME)]
+        say(f"streams: {len(asks) * len(entries)} requests are asked alone")
+        known = alone(entries, asks, WITHIN_S)
+        soak(options, report, known, deployment)
+        rates(options, report, known, deployment)
+    report.complete = True
+
+
+def soak(options: Options, report: Report, known: Sequence[Known], deployment: dict[str, Any]) -> None:
+    """Keep the streams open for as long as is asked, and note what came and what the processes took."""
+    progress, memory = Progress("streams"), Memory(deployment["pid"], options.seconds)
+    processor = Processor(deployment["pid"])
+    try:
+        with load(options.streams, chooser(known, HANGS_UP), seed=options.seed, within_s=WITHIN_S) as records:
+            while (passed := time.monotonic() - memory.begun) < options.seconds:
+                time.sleep(SAMPLE_S)
+                memory.sample()
+                progress.tell(passed / options.seconds, f"{len(records)} requests")
+            used, passed = processor.used(), time.monotonic() - memory.begun
+            tokens = sum(record.heard.tokens for record in records)
+    finally:
+        report.found["soak"] = told(records, memory) | {"streams": options.streams, "seconds": round(passed, 1)}
+    report.found["soak"] |= {"tokens_per_s": round(tokens / passed, 1), "busy_cores": used}
+    check(report, memory)
+    report.checks["nothing_left_running"] = wait_until(lambda: is_idle(deployment["endpoints"]["metrics"]), SETTLES_S)
+
+
+def told(records: Sequence[Record], memory: Memory) -> dict[str, Any]:
+    kinds = by(records, lambda record: f"{record.turn.known.entry.name} {record.turn.known.ask.name.split('-')[0]}")
+    return summary(records) | {"kinds": kinds, "memory": memory.summary()}
+
+
+def check(report: Report, memory: Memory) -> None:
+    """Note what holds of a soak."""
+    found, growth = report.found["soak"], memory.summary()["growth_percent"]
+    report.checks |= {
+        "no_error": found["requests"] > 0 and found["failures"] == 0,
+        "every_text_as_alone": found["different_texts"] == 0,
+        "memory_flat": isinstance(growth, float) and abs(growth) <= GROWTH_PERCENT,
+    }
+
+
+def rates(options: Options, report: Report, known: Sequence[Known], deployment: dict[str, Any]) -> None:
+    """Measure tokens a second with one stream and with many, in turns, and what was busy meanwhile."""
+    seconds, metrics = 4.0 if options.short else 20.0, deployment["endpoints"]["metrics"]
+    measured: dict[int, list[float]] = {ONE: [], MANY: []}
+    used: dict[int, dict[str, float]] = {}
+    for _ in range(1 if options.short else ROUNDS):
+        for streams, samples in measured.items():
+            with load(streams, chooser(known, 0.0), seed=options.seed, within_s=WITHIN_S):
+                time.sleep(1.0)
+                processor = Processor(deployment["pid"])
+                samples.append(rate(metrics, seconds))
+                used[streams] = processor.used()
+    speedup = max(measured[MANY]) / max(measured[ONE])
+    report.found["throughput"] = {
+        "tokens_per_s": {str(streams): samples for streams, samples in measured.items()},
+        "seconds_each": seconds,
+        "speedup": round(speedup, 2),
+        "busy_cores": {str(streams): cores for streams, cores in used.items()},
+        "tokens_per_engine_cpu_s": {
+            str(streams): round(samples[-1] / max(0.001, used[streams][ENGINE]), 1)
+            for streams, samples in measured.items()
+        },
+        "bound_by": bound(used[MANY]),
+    }
+    report.checks["sixteen_streams_four_times_one"] = speedup >= FASTER
+
+
+def rate(metrics: str, seconds: float) -> float:
+    """Return the engine's tokens a second, of the texts that are not whole too."""
+    before, begun = engine_tokens(metrics), time.monotonic()
+    time.sleep(seconds)
+    return round((engine_tokens(metrics) - before) / (time.monotonic() - begun), 1)
+
+
+def engine_tokens(metrics: str) -> float:
+    """Return how many tokens the engine has made; its server is told twice a second."""
+    wanted = ("trtspec_generated_tokens_total{", f'model="{ENGINE}"')
+    return sum(value for name, value in samples_of(metrics) if all(part in name for part in wanted))
+
+
+def samples_of(metrics: str) -> Iterator[tuple[str, float]]:
+    """Yield what a server's metrics say, by name and labels."""
+    with urlopen(metrics, timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    for line in lines:
+        name, _, value = line.rpartition(" ")
+        if not line.startswith("#"):
+            yield name, float(value)
+
+
+def bound(used: dict[str, float]) -> str:
+    """Return what the throughput is bound by, in words: what took the processor."""
+    cores = os.cpu_count() or 1
+    [most, taken], total = max(used.items(), key=lambda item: item[1]), sum(used.values())
+    state = "all of them" if total > 0.9 * cores else f"{total:.2f}"
+    return f"{most}, which takes {taken:.2f} of {cores} cores; {state} are busy"
+
+
+def chooser(known: Sequence[Known], hangs_up: float) -> Callable[[random.Random], Turn]:
+    """Return what a client does next, by chance."""
+
+    def choose(chance: random.Random) -> Turn:
+        leave_s = chance.uniform(0.05, 2.0) if chance.random() < hangs_up else None
+        return Turn(chance.choice(known), chance.random() < 0.5, leave_s)
+
+    return choose
+
+
+def is_idle(metrics: str) -> bool:
+    """Return whether no model works on a request."""
+    return not any(value for name, value in samples_of(metrics) if name.startswith("trtspec_requests_running{"))
+
+
+@contextmanager
+def deployed(place: Path) -> Iterator[dict[str, Any]]:
+    """Build the quickstart and deploy it as a user does, with a state of its own; it is stopped at the end."""
+    os.environ |= {"TRTSPEC_STATE": str(place / "state"), "TRTSPEC_CACHE": str(place / "cache")}
+    trtspec("build", f"{recipes_dir()}/quickstart.yaml", "--out", f"{place}/quickstart")
+    skipped = ("--skip-gate", "min_speedup")  # benchmarks/quickstart.py measures it
+    document = trtspec("deploy", f"{place}/quickstart", "--detach", "--name", NAME, *skipped)
+    try:
+        yield document
+    finally:
+        trtspec("stop", NAME)
+
+
+def trtspec(*arguments: str) -> dict[str, Any]:
+    """Run a command and return its document."""
+    command = [sys.executable, "-m", "trtspec", *arguments, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
+    return dict(json.loads(done.stdout))

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every model on an asynchronous engine has to do on a real tritonserver, whatever stands in for the engine.
+
+Stand-ins answer from a table; what is tested is everything between a client and the engine: streams, stop texts,
+counts and clients that leave. The tokenizer's tokens are single bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.triton.artifact import make_tokenizer
+from tests.triton.exposed import added, exported
+from tests.triton.serving import Served
+from trtspec.checkpoint.tokenizer import Tokenizer
+from trtspec.system import wait_until
+from trtspec.triton.client import Client
+
+QUEUE_S = 0.25  # what the stand-in says that each request waited
+ANSWERS = {f"prompt {number}": f"answer {number}: é and more" for number in range(8)} | {
+    "until": "one two three",
+    "slow": "x" * 200,
+}
+
+
+def make_checkpoints(root: Path, pause_s: float = 0.0) -> None:
+    """Lay out tokenizer and models that are tables; texts come three tokens a step, and end with the end id."""
+    tokenizer = Tokenizer(make_tokenizer(root / "tokenizer"))
+    for role in ("target", "draft"):
+        (root / "checkpoints" / role).mkdir(parents=True)
+    table = {}
+    for prompt, text in ANSWERS.items():
+        ids = [*tokenizer.encode(text), tokenizer.end_ids[0]]
+        steps = [ids[start : start + 3] for start in range(0, len(ids), 3)]
+        key, pause = " ".join(map(str, tokenizer.encode(prompt))), 0.05 if prompt == "slow" else pause_s
+        table[key] = {"steps": steps, "drafted": 12, "accepted": 9, "pause_s": pause, "queue_s": QUEUE_S}
+    (root / "checkpoints" / "target" / "answers.json").write_text(json.dumps(table))
+
+
+def asked(artifact: Path) -> list[dict[str, Any]]:
+    """Return what the stand-in noted of its requests."""
+    notes = artifact / "checkpoints" / "target" / "requests.jsonl"
+    return [json.loads(line) for line in notes.read_text().splitlines()] if notes.exists() else []
+
+
+class AnswersFromATable:
+    """To be collected below another name, in a module with fixtures `artifact`, `served` and `client`.
+
+    `STEPS` is how many decoder steps the engine tells of the fourth prompt's answer; None where its parts are no steps.
+    """
+
+    STEPS: int | None = None
+
+    def test_an_answer_is_the_engines_text_with_its_counts(self, client: Client) -> None:
+        answer = client.generate({"text_input": "prompt 1", "max_tokens": 64})
+        assert answer["text_output"] == ANSWERS["prompt 1"]
+        assert answer["num_input_tokens"] == len("prompt 1")
+        assert answer["num_output_tokens"] == answer["sequence_length"] == len(ANSWERS["prompt 1"].encode())
+        assert (answer["total_draft_tokens"], answer["total_accepted_draft_tokens"]) == (12, 9)
+        assert answer["acceptance_rate"] == 0.75
+
+    def test_a_stream_comes_in_whole_characters_and_adds_up(self, client: Client) -> None:
+        events = list(client.generate_stream({"text_input": "prompt 2", "max_tokens": 64}))
+        assert len(events) > 4
+        assert "".join(event["text_output"] for event in events) == ANSWERS["prompt 2"]
+        assert events[-1]["num_output_tokens"] == len(ANSWERS["prompt 2"].encode())
+        assert events[-1]["total_accepted_draft_tokens"] == 9
+
+    def test_many_clients_at_once_each_get_their_own(self, client: Client) -> None:
+        prompts = [f"prompt {number % 8}" for number in range(32)]
+        with ThreadPoolExecutor(16) as pool:
+            texts = list(pool.map(lambda prompt: client.generate({"text_input": prompt, "max_tokens": 64}), prompts))
+        assert [text["text_output"] for text in texts] == [ANSWERS[prompt] for prompt in prompts]
+
+    def test_a_length_ends_an_answer_within_a_step(self, client: Client) -> None:
+        answer = client.generate({"text_input": "prompt 3", "max_tokens": 7})
+        assert (answer["text_output"], answer["num_output_tokens"]) == ("answer ", 7)
+
+    def test_a_stop_text_ends_an_answer_wherever_its_tokens_lie(self, client: Client, artifact: Path) -> None:
+        before = len(asked(artifact))
+        answer = client.generate({"text_input": "until", "max_tokens": 64, "stop_words": ["two"]})
+        assert answer["text_output"] == "one two"
+        assert [event["event"] for event in asked(artifact)[before:]] == ["asked", "aborted"]
+
+    def test_the_prompt_comes_back_where_it_is_asked_for(self, client: Client) -> None:
+        request = {"text_input": "until", "max_tokens": 3, "exclude_input_in_output": False}
+        assert client.generate(request)["text_output"] == "untilone"
+
+    def test_a_client_that_leaves_ends_its_request(self, served: Served, client: Client, artifact: Path) -> None:
+        """Over gRPC and at the engine: this server passes cancellations on from nowhere else."""
+        grpc = pytest.importorskip("tritonclient.grpc", reason="tritonclient[grpc] is not installed")
+        before = len(asked(artifact))
+        prompt = Tokenizer(artifact / "tokenizer").encode("slow")
+        tensors = {
+            "input_ids": np.array([prompt], np.int32),
+            "input_lengths": np.array([[len(prompt)]], np.int32),
+            "request_output_len": np.array([[200]], np.int32),
+            "streaming": np.array([[True]]),
+        }
+        inputs = []
+        for name, array in tensors.items():
+            inputs.append(grpc.InferInput(name, array.shape, "BOOL" if array.dtype == bool else "INT32"))
+            inputs[-1].set_data_from_numpy(array)
+        answers: Queue[Any] = Queue()
+        with grpc.InferenceServerClient(f"127.0.0.1:{served.grpc}") as connection:
+            connection.start_stream(lambda result, error: answers.put(error or result))
+            connection.async_stream_infer("tensorrt_llm", inputs)
+            answers.get(timeout=10)
+            connection.stop_stream(cancel_requests=True)
+        wait_until(lambda: len(asked(artifact)) >= before + 2, 10)
+        assert [event["event"] for event in asked(artifact)[before:]] == ["asked", "aborted"]
+        assert client.generate({"text_input": "until", "max_tokens": 20})["text_output"] == ANSWERS["until"]
+
+    def test_metrics_say_what_the_engine_told(self, served: Served) -> None:
+        """Where a text's parts are no steps, nothing is said of positions."""
+        request = {"text_input": "prompt 3", "max_tokens": 60}
+        told_s, before = 1.1, None  # what the tests before asked is told twice a second
+        while before != (before := exported(served, "tensorrt_llm")):
+            time.sleep(told_s)
+        news = added(served, "tensorrt_llm", lambda: served.client.generate(request))
+        told = {"prompt": len("prompt 3"), "generated": len(ANSWERS["prompt 3"].encode()), "drafted": 12, "accepted": 9}
+        assert {name: news[f"trtspec_{name}_tokens_total"] for name in told} == told
+        assert not [name for name in news if "position" in name or "waiting" in name]
+        assert (news["trtspec_queue_seconds_count"], news["trtspec_queue_seconds_sum"]) == (1, QUEUE_S)
+        assert news.get("trtspec_decode_steps_total") == self.STEPS

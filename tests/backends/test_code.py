@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of an artifact may run: attacks on a built one, each with a manifest that says that all is as recorded."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Run
+from tests.triton.artifact import records
+from trtspec.artifacts.manifest import load_manifest
+from trtspec.artifacts.paths import REPOSITORY
+from trtspec.backends.base import backends, find_backend
+from trtspec.backends.code import ALLOW, check_code, unknown_code
+from trtspec.deploy.stage import stage_repository
+from trtspec.errors import DigestMismatch, UnknownCode
+from trtspec.files import file_sha256
+
+MODEL = f"{REPOSITORY}/postprocessing/1/model.py"
+CONFIG = f"{REPOSITORY}/tensorrt_llm/config.pbtxt"
+Attack = Callable[[Path], object]
+
+
+@pytest.fixture(autouse=True)
+def nothing_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ALLOW, raising=False)
+
+
+@pytest.fixture
+def changed(artifact: Path, tmp_path: Path) -> Path:
+    """A copy of an artifact that can be changed."""
+    copy = shutil.copytree(artifact, tmp_path / "changed")
+    for path in copy.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    return copy
+
+
+def record_again(artifact: Path) -> None:
+    """Write a manifest that vouches for every file that lies there."""
+    manifest = load_manifest(artifact)
+    (artifact / "manifest.json").write_bytes(manifest.model_copy(update={"files": records(artifact)}).render())
+
+
+def put(artifact: Path, name: str, text: str) -> None:
+    (artifact / name).parent.mkdir(parents=True, exist_ok=True)
+    (artifact / name).write_text(text)
+
+
+def append(artifact: Path, name: str, text: str) -> None:
+    (artifact / name).write_text((artifact / name).read_text() + text)
+
+
+def replace(artifact: Path, name: str, old: str, new: str) -> None:
+    text = (artifact / name).read_text()
+    assert old in text
+    (artifact / name).write_text(text.replace(old, new))
+
+
+UNLISTED = {
+    "a version": (lambda root: put(root, f"{REPOSITORY}/postprocessing/2/model.py", ""), "postprocessing/2/model.py"),
+    "a library": (lambda root: put(root, "plugins/x.so", ""), "plugins/x.so"),
+    "a link": (lambda root: (root / "tokenizer" / "x").symlink_to("/etc/passwd"), "tokenizer/x"),
+    "a folder that is a link": (lambda root: (root / REPOSITORY / "more").symlink_to("/tmp"), f"{REPOSITORY}/more"),
+    "a module beside": (lambda root: put(root, f"{REPOSITORY}/tensorrt_llm/1/numpy.py", ""), "1/numpy.py"),
+}
+
+
+@pytest.mark.parametrize(("attack", "name"), UNLISTED.values(), ids=UNLISTED)
+def test_what_the_manifest_does_not_name_is_refused(attack: Attack, name: str, changed: Path, trtspec: Run) -> None:
+    attack(changed)
+    for command, code in (("generate", 102), ("bench", 102), ("deploy", 102), ("verify", 110)):
+        options = ["-p", "x"] if command == "generate" else []
+        done = trtspec(command, changed, *options)
+        assert done.code == code, (command, done.err)
+        assert f"{name}: the manifest does not name it" in done.out + done.err, command
+
+
+def test_the_numbers_of_a_warm_up_are_no_code(changed: Path) -> None:
+    put(changed, f"{REPOSITORY}/tensorrt_llm/warmup/1-texts-input_ids.int32", "1234")
+    assert unknown_code(changed, load_manifest(changed)) == []
+    put(changed, f"{REPOSITORY}/tensorrt_llm/warmup/model.py", "x")
+    assert "warmup/model.py: not code that this" in unknown_code(changed, load_manifest(changed))[0]
+
+
+def test_reports_and_byte_code_are_aside_and_byte_code_is_not_served(changed: Path, tmp_path: Path) -> None:
+    put(changed, "reports/mine.json", "{}")
+    put(changed, f"{REPOSITORY}/postprocessing/1/__pycache__/model.cpython-311.pyc", "planted")
+    stage = tmp_path / "stage"
+    repository = stage_repository(changed, find_backend("embedded").serving(), stage)
+    assert not [*repository.rglob("__pycache__")]
+    assert sorted(path.name for path in stage.iterdir()) == [
+        "checkpoints",
+        REPOSITORY,
+        *sorted({record.path.split("/")[0] for record in load_manifest(changed).files} - {"checkpoints", REPOSITORY}),
+    ]
+
+
+RECORDED = {
+    "an edited model": (lambda root: append(root, MODEL, "import os\n"), "not code that this trtspec emits"),
+    "a version": (lambda root: put(root, f"{REPOSITORY}/postprocessing/2/model.py", "x"), "not code that this"),
+    "a stub of its own": (
+        lambda root: put(root, f"{REPOSITORY}/postprocessing/triton_python_backend_stub", "x"),
+        "not code that this trtspec emits",
+    ),
+    "a backend's library": (
+        lambda root: put(root, f"{REPOSITORY}/tensorrt_llm/1/libtriton_x.so", "x"),
+        "not code that this trtspec emits",
+    ),
+    "a plugin": (lambda root: put(root, "plugins/x.so", "x"), "plugins/x.so: not a library that trtspec compiled here"),
+    "an environment": (
+        lambda root: append(
+            root, CONFIG, 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "/tmp/env.tar.gz" } }\n'
+        ),
+        "no model of ours has the parameter EXECUTION_ENV_PATH",
+    ),
+    "another backend": (lambda root: replace(root, CONFIG, 'backend: "python"', 'backend: "x"'), "on backend 'x'"),
+    "another file": (
+        lambda root: append(root, CONFIG, 'default_model_filename: "x.py"\n'),
+        "no model of ours runs on backend 'python'",
+    ),
+    "a warm-up that reads elsewhere": (
+        lambda root: append(
+            root,
+            CONFIG,
+            'model_warmup { name: "x" inputs { key: "a" value { input_data_file: "../../../x" } } }\n',
+        ),
+        "its warm-up reads a file elsewhere",
+    ),
+    "a field of no model": (lambda root: append(root, CONFIG, "optimization { }\n"), "no configuration of ours"),
+    "weights elsewhere": (
+        lambda root: replace(root, CONFIG, "../../checkpoints/target", "../../../checkpoints/target"),
+        "gpt_model_path leads out of the artifact",
+    ),
+    "an absolute path": (
+        lambda root: replace(root, CONFIG, "../../checkpoints/target", "/checkpoints/target"),
+        "gpt_model_path leads out of the artifact",
+    ),
+    "arguments that run code": (
+        lambda root: put(root, f"{REPOSITORY}/tensorrt_llm/1/model.json", '{"a": [{"trust_remote_code": true}]}'),
+        "trust_remote_code may run other code",
+    ),
+    "arguments that nobody reads": (
+        lambda root: put(root, f"{REPOSITORY}/tensorrt_llm/1/model.json", "{"),
+        "cannot be read",
+    ),
+}
+
+
+@pytest.mark.parametrize(("attack", "said"), RECORDED.values(), ids=RECORDED)
+def test_code_that_is_not_ours_is_refused_whatever_the_manifest_says(
+    attack: Attack, said: str, changed: Path, tmp_path: Path
+) -> None:
+    attack(changed)
+    record_again(changed)
+    with pytest.raises(UnknownCode) as caught:
+        check_code(changed, load_manifest(changed))
+    assert said in caught.value.message
+    assert "--allow-code SHA256" in str(caught.value.hint)
+    with pytest.raises(UnknownCode):
+        stage_repository(changed, find_backend("embedded").serving(), tmp_path / "stage")
+
+
+def test_the_commands_refuse_it_and_a_person_can_allow_it(
+    changed: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(changed, MODEL, "# mine\n")
+    record_again(changed)
+    digest = file_sha256(changed / MODEL)
+    for command, code in (("generate", 102), ("bench", 102), ("deploy", 102), ("verify", 110)):
+        options = ["-p", "x"] if command == "generate" else []
+        done = trtspec(command, changed, *options)
+        assert done.code == code, (command, done.err)
+        assert f"{MODEL}: not code that this trtspec emits (sha256 {digest})" in done.out + done.err
+    monkeypatch.setenv(ALLOW, "")  # which the option changes, and the test puts back
+    assert trtspec("generate", changed, "-p", "x", "--max-tokens", 1, "--allow-code", digest).code == 0
+    monkeypatch.setenv(ALLOW, f"{'0' * 64}, {digest.upper()}")
+    assert unknown_code(changed, load_manifest(changed)) == []
+    wrong = trtspec("generate", changed, "-p", "x", "--allow-code", "mine")
+    assert (wrong.code, "'mine' is no SHA-256 of a file" in wrong.err) == (1, True)
+
+
+def test_a_library_that_was_compiled_here_may_run(changed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(changed, "plugins/libtrtspec.so", "compiled")
+    made = type("Built", (), {"path": changed / "plugins/libtrtspec.so"})
+    monkeypatch.setattr("trtspec.kernels.build.list_libraries", lambda: [made])
+    record_again(changed)
+    assert unknown_code(changed, load_manifest(changed)) == []
+
+
+def test_what_changes_between_check_and_copy_is_not_served(changed: Path, tmp_path: Path) -> None:
+    replace(changed, CONFIG, "max_queue_size: 128", "max_queue_size: 129")
+    with pytest.raises(DigestMismatch, match=r"tensorrt_llm/config\.pbtxt: sha256 differs"):
+        stage_repository(changed, find_backend("embedded").serving(), tmp_path / "stage")
+
+
+@pytest.mark.parametrize("name", sorted(backends()))
+def test_a_backend_with_models_of_its_own_names_them(name: str) -> None:
+    folder = Path(str(__import__(f"trtspec.backends.{name}", fromlist=["x"]).__file__)).with_name("models")
+    assert find_backend(name).serving().models == (folder if folder.is_dir() else None)

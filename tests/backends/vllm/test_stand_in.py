@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stand-in for Triton's backend when the process of vLLM ends: by itself, killed, or because the model is unloaded.
+
+A script that speaks the worker's lines is in the place of vLLM.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.triton.fakes import Request, make_pb_utils
+from trtspec.system import wait_until
+
+STAND_IN = "trtspec.backends.vllm.stand_in"
+CONFIG = {"output": [{"name": "text_output"}]}
+# answers nothing, but "raise" by its end; a child of it keeps its pipe open for longer
+WORKER = """
+import json, subprocess, sys
+held = subprocess.Popen(["sleep", "10"]) if {holds_the_pipe} else None
+print(json.dumps({{"ready": "1"}}), flush=True)
+for line in sys.stdin:
+    if json.loads(line).get("prompt") == "raise":
+        raise SystemExit(1)
+"""
+
+
+class Ended:
+    """What `os._exit` is in these tests."""
+
+    def __init__(self) -> None:
+        self.codes: list[int] = []
+
+    def __call__(self, code: int) -> None:
+        self.codes.append(code)
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> Ended:
+    ended = Ended()
+    monkeypatch.setattr(os, "_exit", ended)
+    return ended
+
+
+@pytest.fixture(params=[False, True], ids=["alone", "a child holds its pipe"])
+def model(
+    request: pytest.FixtureRequest, ended: Ended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Any]:
+    """A model whose worker runs."""
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", make_pb_utils())
+    monkeypatch.delitem(sys.modules, STAND_IN, raising=False)
+    module, worker = importlib.import_module(STAND_IN), tmp_path / "worker.py"
+    monkeypatch.setattr(module, "find_vllm", lambda: sys.executable)
+    monkeypatch.setattr(module, "WORKER", worker)
+    worker.write_text(WORKER.format(holds_the_pipe=request.param))
+    model = module.TritonPythonModel()
+    model.initialize({"model_config": json.dumps(CONFIG), "model_repository": str(tmp_path), "model_version": "1"})
+    yield model
+    model.finalize()
+
+
+def ask(model: Any, text: str) -> Request:
+    request = Request(text_input=text.encode())
+    model.execute([request])
+    return request
+
+
+def errors(request: Request) -> list[str]:
+    return [response.error.message for response, _ in request.sender.sent if response.error]
+
+
+@pytest.mark.parametrize("end", [lambda model: model.worker.kill(), lambda model: ask(model, "raise")])
+def test_when_vllm_ends_open_requests_are_told_so_and_the_stub_ends(end: Any, model: Any, ended: Ended) -> None:
+    waiting = [ask(model, "waits"), ask(model, "waits too")]
+    end(model)
+    assert wait_until(lambda: bool(ended.codes), 5)
+    assert ended.codes == [1]
+    assert [errors(each) for each in waiting] == [
+        ["Error generating stream: vLLM ended: the server's log has what it said"]
+    ] * 2
+
+
+def test_what_comes_after_its_end_is_told_so_as_well(model: Any, ended: Ended) -> None:
+    model.worker.kill()
+    assert wait_until(lambda: bool(ended.codes), 5)
+    assert errors(ask(model, "too late")) == ["Error generating stream: vLLM ended: the server's log has what it said"]
+
+
+def test_a_model_that_is_unloaded_ends_as_others_do(model: Any, ended: Ended) -> None:
+    waiting = ask(model, "waits")
+    model.finalize()
+    assert wait_until(lambda: bool(waiting.sender.sent), 5)
+    assert (model.worker.returncode, ended.codes) == (0, [])

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The soak sees what goes wrong, says so with its exit code, and keeps what it has; a minute's version holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from benchmarks.soak import __main__ as command
+from benchmarks.soak import asks
+from benchmarks.soak.asking import Ask, Entry, Heard, OpenaiEntry, TritonEntry, hear
+from benchmarks.soak.draft import Fault, tell
+from benchmarks.soak.load import Known, Record, Turn, alone, load, summary
+from benchmarks.soak.parts import Options, Report
+from benchmarks.soak.processes import Memory, Processor
+from trtspec.errors import DeployError
+from trtspec.triton.server import find_server
+
+ROOT = Path(__file__).parents[2]
+BOUND_S = 400
+ABORTED, TRIES = "__cxa_throw", 3  # tritonserver 2.51 ends itself now and then while a stub is stopped, see docs/log.md
+
+
+class Answers(BaseHTTPRequestHandler):
+    """Both entries, saying the prompt; a prompt that starts with a digit waits that long before its second half."""
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        text = asked.get("prompt") or asked["text_input"]
+        if text == "refuse":
+            self.send_error(400)
+            return
+        self.send_response(200)
+        self.end_headers()
+        halves = [text[: len(text) // 2], text[len(text) // 2 :]] if asked["stream"] else [text]
+        for number, half in enumerate(halves):
+            if number and text[0].isdigit():
+                time.sleep(float(text[0]))
+            self.wfile.write(self.said(half, streamed=asked["stream"], refused=text.endswith("error")))
+
+    def said(self, text: str, *, streamed: bool, refused: bool) -> bytes:
+        usage = {"completion_tokens": 7}
+        openai = {"choices": [{"text": text}], "usage": usage}
+        document = openai if self.path.startswith("/v1") else {"text_output": text, "num_output_tokens": 7}
+        if refused:
+            document = {"error": "in the midst"}
+        return f"data: {json.dumps(document)}\n\n".encode() if streamed else json.dumps(document).encode()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+@pytest.fixture(params=["triton", "openai"])
+def entry(url: str, request: pytest.FixtureRequest) -> Entry:
+    class Streamed(OpenaiEntry):
+        def body(self, ask: Ask, *, stream: bool) -> dict[str, object]:
+            return super().body(ask, stream=stream) | {"stream": stream}
+
+    return TritonEntry(url) if request.param == "triton" else Streamed(url, "m")
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_a_text_is_heard_with_its_tokens(entry: Entry, stream: bool) -> None:
+    assert hear(entry, Ask("a", "hello", 7), stream=stream, within_s=10) == Heard("hello", 7)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "stream", "problem"),
+    [
+        ("refuse", False, "HTTPException: 400"),
+        ("an error", True, "said in the midst"),
+        ("9 late", True, "no answer within 0 s"),
+    ],
+)
+def test_what_goes_wrong_is_told(entry: Entry, prompt: str, stream: bool, problem: str) -> None:
+    heard = hear(entry, Ask("a", prompt, 7), stream=stream, within_s=0.4 if prompt[0] == "9" else 10)
+    assert problem in heard.problem
+
+
+def test_a_client_that_leaves_has_the_beginning_of_its_text(entry: Entry) -> None:
+    heard = hear(entry, Ask("a", "9 late", 7), stream=True, within_s=10, leave_s=0.3)
+    assert (heard.text, heard.problem, heard.left) == ("9 l", "", True)
+    assert not heard.differs_from("9 late")
+    assert heard.differs_from("another")
+
+
+def test_a_server_that_is_not_there_is_a_failure() -> None:
+    assert (
+        "ConnectionRefusedError"
+        in hear(TritonEntry("http://127.0.0.1:9"), Ask("a", "x", 1), stream=False, within_s=1).problem
+    )
+
+
+def test_texts_are_held_against_those_of_single_requests(entry: Entry) -> None:
+    [known] = alone([entry], [Ask("a", "hello", 7)], 10)
+    other = Known(entry, Ask("b", "other", 7), "hello")
+    with load(
+        2, lambda chance: Turn(chance.choice([known, other]), chance.random() < 0.5), seed=1, within_s=10
+    ) as records:
+        time.sleep(1.5)
+    found = summary(records)
+    assert found["requests"] > found["different_texts"] > 0 == found["failures"]
+    assert found["problems"][0] | {"seconds": 0, "stream": 0} == {
+        "entry": entry.name, "ask": "b", "stream": 0, "problem": "another text", "seconds": 0,
+        "text": "other", "expected": "hello",
+    }  # fmt: skip
+
+
+def test_a_request_that_nobody_serves_alone_ends_the_run(entry: Entry) -> None:
+    with pytest.raises(SystemExit, match=r"does not serve refused: HTTPException: 400"):
+        alone([entry], [Ask("refused", "refuse", 1)], 10)
+
+
+def test_every_kind_is_asked_for_and_always_the_same() -> None:
+    found = asks.mixed(40, 1)
+    assert found == asks.mixed(40, 1) != asks.mixed(40, 2)
+    assert {ask.name.rpartition("-")[0] for ask in found} == {"greedy", "sampled", "penalized", "sampled-penalized"}
+    assert any(ask.stop for ask in found)
+    assert all(ask.temperature == 0 and not ask.penalties for ask in asks.greedy(8, 1, 5))
+
+
+@pytest.mark.parametrize(("growth", "percent"), [(0, 0.0), (3, 3.0)])
+def test_memory_of_the_last_tenth_is_held_against_the_third(growth: int, percent: float) -> None:
+    memory = Memory(os.getpid(), 100.0)
+    memory.samples = [(float(at), {"a": 50_000_000, "b": (50 + growth * (at >= 90)) * 1_000_000}) for at in range(100)]
+    found = memory.summary()
+    assert (found["growth_percent"], found["third_mb"]) == (pytest.approx(percent), {"a": 50.0, "b": 50.0})
+
+
+def test_what_processes_take_is_seen_of_this_one() -> None:
+    leader = os.getsid(0)
+    memory, processor = Memory(leader, 1.0), Processor(leader)
+    begun = time.process_time()
+    while time.process_time() - begun < 0.2:
+        pass
+    assert processor.used()["clients"] > 0
+    if leader == os.getpid() or (Path(f"/proc/{leader}").exists()):
+        memory.sample()
+        assert sum(memory.samples[0][1].values()) > 1_000_000
+
+
+def record(begun: float, ended: float, text: str = "x") -> Record:
+    known = Known(TritonEntry(""), Ask("a", "p", 1), "x")
+    return Record(Turn(known, True), Heard(text), begun, ended)
+
+
+@pytest.mark.parametrize(
+    ("records", "faults", "broken"),
+    [
+        ([record(0, 9)], [Fault("killed", 1.0, 1.5, 4.0, 5.0, 3.0)], set()),
+        ([record(0, 9, "y")], [Fault("killed", 1.0, 1.5, 4.0, 5.0, 3.0)], {"every_text_the_same"}),
+        ([record(0, 9)], [Fault("killed", 1.0, None, 4.0, 5.0, 3.0)], {"breaker_opens_and_is_counted"}),
+        ([record(0, 9)], [Fault("stopped", 1.0, 1.5, 4.0, None, 3.0)], {"heals"}),
+        ([record(0, 9)], [Fault("slowed", 1.0, None, 4.0, 5.0)], set()),
+        ([record(0, 0.5)], [Fault("slowed", 1.0, None, 4.0, 5.0)], {"in_midst_of_requests"}),
+    ],
+)
+def test_what_does_not_hold_of_faults_is_named(records: list[Record], faults: list[Fault], broken: set[str]) -> None:
+    report = Report()
+    tell(report, faults, records, 1)
+    assert {name for name, holds in report.checks.items() if not holds} == broken
+    assert report.found["kinds"][faults[0].kind]["faults"] == 1
+
+
+def ending(how: Callable[[Report], None]) -> Callable[[Options, Report], None]:
+    def part(options: Options, report: Report) -> None:
+        report.found["seen"] = options.seconds
+        report.checks["one"] = True
+        how(report)
+        report.complete = True
+
+    return part
+
+
+def fails(report: Report) -> None:
+    report.checks["two"] = False
+
+
+def interrupted(report: Report) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "complete"), [(lambda report: None, 0, True), (fails, 1, True), (interrupted, 130, False)]
+)
+def test_what_was_found_is_written_and_the_exit_code_says_whether_it_holds(
+    tmp_path: Path, monkeypatch, capsys, how: Callable[[Report], None], code: int, complete: bool
+) -> None:
+    monkeypatch.setattr(command, "PARTS", {"streams": ending(how)})
+    monkeypatch.setattr(sys, "argv", ["soak", "--parts", "streams", "--short", "--out", str(tmp_path), "--note", "n"])
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    written = json.loads((tmp_path / "soak-streams.json").read_text())
+    assert (int(ended.value.code), written["complete"], written["holds"]) == (code, complete, code == 0)
+    assert written["seen"] == 10.0
+    assert written["machine"]["note"] == "n"
+    assert json.loads(capsys.readouterr().out) == written
+
+
+def test_a_share_of_the_time_that_is_left_is_told_once_a_minute(capsys, monkeypatch) -> None:
+    from benchmarks.soak import progress
+
+    clock = iter([0.0, 30.0, 60.0, 61.0, 120.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    told = progress.Progress("part")
+    for done in (0.25, 0.5, 0.5, 1.0):
+        told.tell(done, "so far")
+    lines = [line.split(" ", 1)[1] for line in capsys.readouterr().err.splitlines()]
+    assert lines == [
+        "part: begins", "part: 50%, 1.0 minutes left, so far", "part: 100%, 0.0 minutes left, so far",
+    ]  # fmt: skip
+
+
+@pytest.mark.triton
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["streams", "draft"])
+def test_a_minutes_version_holds(part: str, tmp_path: Path) -> None:
+    """How fast many streams are, and how flat memory is within seconds, is not asked of a machine with other work."""
+    try:
+        find_server()
+    except DeployError as error:
+        pytest.skip(str(error))
+    words = [sys.executable, "-m", "benchmarks.soak", "--short", "--parts", part, "--out", str(tmp_path)]
+    for _ in range(TRIES):
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=BOUND_S)
+        assert (tmp_path / f"soak-{part}.json").is_file(), done.stderr
+        found = json.loads((tmp_path / f"soak-{part}.json").read_text())
+        if found["complete"] or ABORTED not in done.stderr:
+            break
+    assert found["complete"], done.stderr
+    of_quiet_machines = {"memory_flat", "sixteen_streams_four_times_one"}
+    assert {name for name, holds in found["checks"].items() if not holds} <= of_quiet_machines, done.stdout
+    assert done.returncode == (0 if found["holds"] else 1)

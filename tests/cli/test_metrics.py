@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trtspec metrics`: what Grafana and Prometheus are given."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.conftest import Run
+from tests.monitoring.prometheus import promtool
+from trtspec.deploy.journal import DeploymentJournal, Record
+from trtspec.monitoring.dashboard import dashboard
+from trtspec.monitoring.rules import RULES, rules
+from trtspec.system import start_time
+
+
+def deployed(name: str, metrics: int, pid: int = 0) -> None:
+    journal = DeploymentJournal(name)
+    journal.root.mkdir(parents=True)
+    started = start_time(pid) if pid else 1
+    journal.write(Record(name, "live", "build", pid or 2**22, started, 1, 2, metrics, "shm", True))
+
+
+def test_the_dashboard_is_json_that_grafana_imports(trtspec: Run) -> None:
+    assert json.loads(trtspec("metrics", "dashboard").out) == dashboard()
+    assert trtspec("metrics", "dashboard", "--json").document["dashboard"] == dashboard()
+
+
+def test_the_rules_are_a_file_of_prometheus(trtspec: Run) -> None:
+    assert trtspec("metrics", "rules").out == RULES.read_text()
+    assert trtspec("metrics", "rules", "--json").document["rules"] == rules()
+
+
+def test_prometheus_is_told_of_each_deployment_that_runs(workplace: Path, trtspec: Run) -> None:
+    deployed("b", 8002, os.getpid())
+    deployed("a", 9002, os.getpid())
+    deployed("ended", 7002)
+    targets = [
+        {"targets": ["127.0.0.1:9002"], "labels": {"deployment": "a"}},
+        {"targets": ["127.0.0.1:8002"], "labels": {"deployment": "b"}},
+    ]
+    expected = {"scrape_configs": [{"job_name": "trtspec", "static_configs": targets}]}
+    assert yaml.safe_load(trtspec("metrics", "scrape").out) == expected
+    assert trtspec("metrics", "scrape", "--json").document["scrape"] == expected
+    one = yaml.safe_load(trtspec("metrics", "scrape", "ended").out)
+    assert [target["targets"] for target in one["scrape_configs"][0]["static_configs"]] == [["127.0.0.1:7002"]]
+
+
+def test_prometheus_takes_what_is_printed(workplace: Path, trtspec: Run) -> None:
+    deployed("a", 9002, os.getpid())
+    (workplace / "prometheus.yml").write_text(trtspec("metrics", "scrape").out)
+    assert "SUCCESS" in promtool("check", "config", workplace / "prometheus.yml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("scrape",), "no deployment runs"),
+        (("scrape", "nothing"), "no deployment 'nothing'; known: none"),
+        (("rules", "quickstart"), "rules is the same for all deployments"),
+        (("tables",), "'tables' is not one of 'dashboard', 'rules', 'scrape'"),
+    ],
+)
+def test_what_is_asked_wrongly_is_said(workplace: Path, trtspec: Run, arguments: tuple[str, ...], message: str) -> None:
+    outcome = trtspec("metrics", *arguments)
+    assert (outcome.code, outcome.out) == (1, "")
+    assert message in outcome.err

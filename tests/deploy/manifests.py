@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Manifests to render from: of the plan of a recipe, as a build would write it, and of a recipe that nobody builds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.manifests import resolved
+from trtspec.artifacts.manifest import BackendRecord, DeviceMemory, Manifest
+from trtspec.artifacts.paths import REPOSITORY
+from trtspec.files import FileRecord
+from trtspec.pipeline import Build, device_memory
+from trtspec.steps.repository import EmitRepository
+
+DIGEST = "a" * 64
+IMAGE = f"registry.example/serving@sha256:{DIGEST}"
+MEMORY = DeviceMemory(id="cpu", weights_bytes=1 << 30, kv_cache_bytes=1 << 28, draft_bytes=0, activation_bytes=1 << 20)
+
+
+def manifest_of(build: Build) -> Manifest:
+    """Return the manifest of a build that is only planned, its weights as large as the plan says."""
+    steps = build.artifact.steps.items()
+    sizes = {f"{directory}/weights": step.output_bytes for directory, step in steps if directory}
+    return Manifest(
+        recipe=build.recipe.without_places(),
+        steps=(),
+        files=tuple(FileRecord(path=path, size=size, sha256=DIGEST) for path, size in sizes.items()),
+        tools={},
+        gpu=dict(build.artifact.gpu),
+        backend=BackendRecord(name=build.recipe.engine.backend, why="a test"),
+        memory=tuple(device_memory(device) for device in build.memory()),
+    )
+
+
+def repository_of(build: Build, out: Path) -> Path:
+    """Return a build's model repository, written without building the rest."""
+    step = build.artifact.steps[REPOSITORY]
+    assert isinstance(step, EmitRepository)
+    out.mkdir()
+    step.emit(out)
+    return out
+
+
+def manifest(backend: str = "embedded", weights: int = 1 << 30, **sections: Any) -> Manifest:
+    """Return the manifest of a recipe with weights of so many bytes."""
+    return Manifest(
+        recipe=resolved(backend=backend, **sections),
+        steps=(),
+        files=(FileRecord(path="checkpoints/target/rank0.safetensors", size=weights, sha256=DIGEST),),
+        tools={},
+        gpu={},
+        backend=BackendRecord(name=backend, why="a test"),
+        memory=(MEMORY,),
+    )

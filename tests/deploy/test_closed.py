@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a deployed server refuses, and who can read what it writes: attacks on a real one that the trial carried out."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.triton.artifact import make_echo_artifact
+from trtspec.deploy.journal import DeploymentJournal
+from trtspec.deploy.local import LocalDeployment, deploy_local, stop
+from trtspec.deploy.options import DeployOptions
+from trtspec.deploy.token import read_token
+from trtspec.errors import DeployError
+from trtspec.system import session_of
+from trtspec.triton.client import HEADER, Client
+from trtspec.triton.server import SHARED_MEMORY, find_server
+
+pytestmark = pytest.mark.triton
+
+SECRETS = {
+    "HF_TOKEN": "hf_secret",
+    "AWS_SESSION_TOKEN": "aws",
+    "DB_PASSWORD": "db",
+    "HTTPS_PROXY": "http://u:pw@proxy:1",
+}
+EVIL = b"open(PLACE, 'w').write('run')\nclass TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
+EVIL_CONFIG = {"backend": "python", "input": [], "output": [{"name": "o", "data_type": "TYPE_INT32", "dims": [1]}]}
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalDeployment]:
+    """A server of a user with an open umask and with secrets in the environment, in place of one before."""
+    root = tmp_path_factory.mktemp("closed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRTSPEC_STATE", str(root / "state"))
+        for name, value in SECRETS.items():
+            patch.setenv(name, value)
+        patch.setenv("TRTSPEC_PASS_ENV", "NPM_TOKEN")
+        patch.setenv("NPM_TOKEN", "passed on")
+        try:
+            find_server()
+        except DeployError as error:
+            pytest.skip(str(error))
+        journal = DeploymentJournal("echo")
+        journal.root.mkdir(parents=True, mode=0o755)
+        journal.log.write_text("what the server before said\n")
+        before = os.umask(0o022)
+        try:
+            yield deploy_local(make_echo_artifact(root / "echo"), DeployOptions(timeout_s=60))
+        finally:
+            os.umask(before)
+            stop("echo")
+
+
+@pytest.fixture
+def token(deployment: LocalDeployment) -> str:
+    return read_token(deployment.journal.root)
+
+
+def asked(deployment: LocalDeployment, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, str]:
+    connection = HTTPConnection("127.0.0.1", deployment.record.http, timeout=10)
+    connection.request(method, path, None if body is None else json.dumps(body), headers)
+    answer = connection.getresponse()
+    return answer.status, answer.read().decode()
+
+
+def stubs(deployment: LocalDeployment) -> list[int]:
+    return session_of(deployment.record.pid, deployment.record.started)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v2/repository/index"),
+        ("POST", "/v2/repository/models/ensemble/unload"),
+        ("POST", "/v2/logging"),
+        ("GET", "/v2/logging"),
+        ("POST", "/v2/trace/setting"),
+        ("POST", "/v2/models/ensemble/trace/setting"),
+        ("GET", "/v2/systemsharedmemory/status"),
+        ("POST", "/v2/systemsharedmemory/region/x/register"),
+        ("POST", "/v2/systemsharedmemory/region/x/unregister"),
+        ("POST", "/v2/cudasharedmemory/region/x/register"),
+    ],
+)
+def test_control_needs_the_token(method: str, path: str, deployment: LocalDeployment) -> None:
+    assert asked(deployment, method, path, {})[0] == 403
+
+
+def test_grpc_control_needs_the_token(deployment: LocalDeployment, token: str) -> None:
+    grpc = pytest.importorskip("tritonclient.grpc", reason="tritonclient[grpc] is not installed")
+    region = next(SHARED_MEMORY.glob(f"{deployment.record.shm_prefix}*")).name
+    with grpc.InferenceServerClient(deployment.record.endpoints["grpc"]) as client:
+        attacks = (
+            lambda **more: client.unload_model("ensemble", **more),
+            lambda **more: client.load_model("ensemble", config="{}", **more),
+            lambda **more: client.update_log_settings({"log_file": "/tmp/x"}, **more),
+            lambda **more: client.update_trace_settings(settings={"trace_file": "/tmp/x"}, **more),
+            lambda **more: client.register_system_shared_memory("x", region, 64, **more),
+            lambda **more: client.register_cuda_shared_memory("x", b"", 0, 64, **more),
+            client.get_model_repository_index,
+        )
+        for attack in attacks:
+            with pytest.raises(grpc.InferenceServerException, match="This protocol is restricted"):
+                attack()
+        assert client.get_model_repository_index({f"triton-grpc-protocol-{HEADER}": token}).models
+        assert client.is_model_ready("ensemble")
+        assert client.get_inference_statistics("ensemble")
+
+
+def test_what_clients_need_is_open(deployment: LocalDeployment) -> None:
+    for path in ("/v2", "/v2/health/ready", "/v2/models/ensemble", "/v2/models/ensemble/config", "/v2/models/stats"):
+        assert asked(deployment, "GET", path)[0] == 200
+    assert asked(deployment, "POST", "/v2/models/ensemble/generate", {"text_input": "x", "max_tokens": 1})[0] == 200
+
+
+def test_the_token_is_for_nobody_to_see(deployment: LocalDeployment, token: str) -> None:
+    assert len(token) == 64
+    for pid in stubs(deployment):
+        assert token not in Path(f"/proc/{pid}/cmdline").read_text()
+        assert token not in Path(f"/proc/{pid}/environ").read_text()
+    root = deployment.journal.root
+    holders = [path.name for path in root.rglob("*") if path.is_file() and token in path.read_text(errors="replace")]
+    assert holders == ["token"]
+
+
+def test_files_and_shared_memory_are_this_user_s(deployment: LocalDeployment) -> None:
+    root = deployment.journal.root
+    regions = [*SHARED_MEMORY.glob(f"{deployment.record.shm_prefix}*")]
+    assert root.stat().st_mode & 0o777 == 0o700, "and so is all below it, the served artifact too"
+    for path in (root / "token", root / "server.log", *regions):
+        assert path.stat().st_mode & 0o777 == 0o600, path
+    assert regions
+
+
+def test_no_secret_reaches_the_server_or_a_stub(deployment: LocalDeployment) -> None:
+    assert len(stubs(deployment)) >= 2
+    for pid in stubs(deployment):
+        environment = Path(f"/proc/{pid}/environ").read_text()
+        assert not [name for name in SECRETS if f"{name}=" in environment]
+        assert "NPM_TOKEN=passed on" in environment
+        assert "PATH=" in environment
+
+
+def test_the_log_of_the_server_before_is_kept(deployment: LocalDeployment) -> None:
+    assert (deployment.journal.root / "server.log.1").read_text() == "what the server before said\n"
+    assert "echo starts" in deployment.journal.log.read_text()
+
+
+def test_code_is_loaded_by_nobody_else(deployment: LocalDeployment, tmp_path: Path, token: str) -> None:
+    """The last test: it ends with another process of the model."""
+    evil = base64.b64encode(EVIL.replace(b"PLACE", repr(str(tmp_path / "run")).encode())).decode()
+    body = {"parameters": {"config": json.dumps(EVIL_CONFIG), "file:1/model.py": evil}}
+    path = "/v2/repository/models/ensemble/load"
+    for headers in ({}, {"Content-Type": "text/plain", "Origin": "http://evil.example"}, {HEADER: "0" * 64}):
+        assert asked(deployment, "POST", path, body, **headers) == (
+            403,
+            f'{{"error":"This API is restricted, expecting header \'{HEADER}\'"}}',
+        )
+    assert not (tmp_path / "run").exists()
+    status, _ = asked(deployment, "POST", path, body, **{HEADER: token})
+    assert (tmp_path / "run").exists(), "the attack works for whoever has the token"
+    Client(deployment.record.http, token=token).load("ensemble")
+    assert status in (200, 400)

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A live deployment whose processes die, stop and hang, on a real tritonserver with a model that only echoes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.triton.artifact import make_echo_artifact
+from trtspec.deploy.children import Child, read_children, write_children
+from trtspec.deploy.journal import DeploymentJournal, Record
+from trtspec.deploy.keeper import Keeper
+from trtspec.deploy.local import deploy_local, status, stop
+from trtspec.deploy.look import model_of
+from trtspec.deploy.options import DeployOptions
+from trtspec.deploy.revision import place_of
+from trtspec.deploy.supervisor import Supervisor
+from trtspec.deploy.token import new_token
+from trtspec.errors import DeployError, TrtspecError
+from trtspec.system import free_ports, group_of, session_of, wait_until
+from trtspec.triton.client import Client
+from trtspec.triton.server import find_server
+
+SEEN_S = 5.0  # from a fault to the note of it
+SLACK_S = 3.0  # of a machine with other work
+BACK_S = 60.0
+# A request that asks for it blocks the model for ever; a slow one takes a while.
+FIRST = """
+            text = pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy().item().decode()
+            import time
+            time.sleep({"hang": 3600, "slow": 60, "brief": 2}.get(text, 0))
+"""
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory) -> Iterator[Callable[[], Record]]:
+    """Return the record of a deployment, which every test leaves live."""
+    root = tmp_path_factory.mktemp("supervised")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRTSPEC_STATE", str(root / "state"))
+        try:
+            find_server()
+        except DeployError as error:
+            pytest.skip(str(error))
+        deploy_local(make_echo_artifact(root / "echo", first=FIRST.strip()), DeployOptions(detach=True, timeout_s=60))
+        yield DeploymentJournal("echo").known
+        stop("echo", timeout_s=1)
+
+
+def of(record: Record, wanted: str) -> int:
+    """Return the process of the server or of a model."""
+    pids = session_of(record.pid, record.started)
+    named = {
+        model_of(pid) or Path(f"/proc/{pid}/cmdline").read_text().split("\0")[0].rpartition("/")[2]: pid for pid in pids
+    }
+    return named[wanted]
+
+
+@pytest.mark.triton
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "fault", "reason"),
+    [
+        ("a dead stub", ("ensemble", signal.SIGKILL), "the process of ensemble died"),
+        ("a stopped stub", ("ensemble", signal.SIGSTOP), "the process of ensemble is stopped"),
+        ("a hanging stub", None, "a request for one token has no answer since .* s, and nothing runs"),
+        ("a stopped server", ("tritonserver", signal.SIGSTOP), "the process of tritonserver is stopped"),
+        ("a dead server", ("tritonserver", signal.SIGKILL), "the server ended by itself with status -9"),
+    ],
+)
+def test_a_fault_is_seen_ends_the_open_requests_and_heals(live, what: str, fault, reason: str) -> None:
+    record = live()
+    before, client = record.restarts, Client.at(record.endpoints["http"], timeout_s=BACK_S)
+    with ThreadPoolExecutor(2) as threads:
+        if fault:
+            open_request = threads.submit(client.generate, {"text_input": "slow", "max_tokens": 1})
+            time.sleep(0.5)  # it is being answered
+            os.kill(of(record, fault[0]), fault[1])
+        else:
+            open_request = threads.submit(client.generate, {"text_input": "hang", "max_tokens": 1})
+        begun = time.monotonic()
+        assert wait_until(lambda: live().restarts == before + 1, SEEN_S + SLACK_S)
+        with pytest.raises(TrtspecError, match=r"cannot be reached|is not healthy"):
+            open_request.result(SLACK_S)
+        seen_s = time.monotonic() - begun
+    assert seen_s < SEEN_S + SLACK_S
+    assert re.fullmatch(reason, live().reason), what
+    found = status("echo")
+    assert (found["restarts"], found["reason"]) == (before + 1, live().reason)
+    assert found["state"] in {"restarting", "live"}
+    assert wait_until(lambda: live().state == "live", BACK_S)
+    assert client.generate({"text_input": "hé", "max_tokens": 1})["text_output"] == "hé"
+    entries = DeploymentJournal("echo").entries()[-2:]
+    assert [entry["state"] for entry in entries] == ["restarting", "live"]
+    assert entries[0]["detail"] == live().reason
+
+
+@pytest.mark.triton
+@pytest.mark.slow
+@pytest.mark.parametrize(("text", "drain_s", "ends"), [("brief", 30, "brief"), ("slow", 1, "cannot be reached")])
+def test_open_requests_get_the_time_they_are_given_and_new_ones_none(
+    live, tmp_path: Path, text: str, drain_s: int, ends: str
+) -> None:
+    """`live` is asked for a tritonserver only."""
+    deploy_local(
+        make_echo_artifact(tmp_path / "drained", "drained", first=FIRST.strip()),
+        DeployOptions(detach=True, drain_s=drain_s),
+    )
+    record = DeploymentJournal("drained").known()
+    client = Client.at(record.endpoints["http"], timeout_s=30)
+
+    def ask() -> str:
+        try:
+            return str(client.generate({"text_input": text, "max_tokens": 1})["text_output"])
+        except DeployError as error:
+            return error.message
+
+    with ThreadPoolExecutor(2) as threads:
+        asked = threads.submit(ask)
+        time.sleep(0.5)  # it is being answered
+        begun = time.monotonic()
+        stopping = threads.submit(stop, "drained")
+        time.sleep(0.5)
+        with pytest.raises(DeployError, match="cannot be reached"):
+            client.generate({"text_input": "x", "max_tokens": 1})
+        assert ends in asked.result(20)
+        assert stopping.result(30)["state"] == "stopped"
+    assert time.monotonic() - begun < 20
+    assert not session_of(record.pid, record.started)
+
+
+FAKE = """
+import sys, time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self): self.send_response(200); self.end_headers()
+    def do_POST(self): self.send_response(200); self.end_headers(); self.wfile.write(b'{"text_output": "x"}')
+    def log_message(self, *_): pass
+if len(sys.argv) > 2: sys.exit(int(sys.argv[2]))
+HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+@pytest.fixture
+def journal(tmp_path: Path, monkeypatch) -> DeploymentJournal:
+    monkeypatch.setenv("TRTSPEC_STATE", str(tmp_path / "state"))
+    journal = DeploymentJournal("fake")
+    place_of(journal, 1).mkdir(parents=True)
+    journal.log.touch()
+    new_token(journal.root)
+    journal.write(Record("fake", "live", "x", os.getpid(), None, 1, 2, 3, "trtspec_none_", True, drain_s=1))
+    return journal
+
+
+def fake(name: str = "server", *more: str) -> Child:
+    [port] = free_ports(1)
+    return Child(name, (sys.executable, "-c", FAKE, str(port), *more), f"http://127.0.0.1:{port}", start_s=20)
+
+
+def kept(journal: DeploymentJournal, server: Child) -> Keeper:
+    write_children(place_of(journal, 1) / "server.json", [server])
+    return Keeper(journal.root, place_of(journal, 1), journal.log, "trtspec_none_")
+
+
+def test_a_server_that_fails_again_and_again_is_given_up_with_the_reason(journal: DeploymentJournal) -> None:
+    supervisor = Supervisor(journal, kept(journal, fake("server", "7")))
+    supervisor.restarts.at_most, supervisor.restarts.first_s = 2, 0.1
+    supervisor.keeper.start()
+    assert supervisor._watch() == 1
+    record = journal.known()
+    assert (record.state, record.restarts) == ("failed", 2)
+    assert record.reason == "the server ended with status 7 while it started; it was started again 2 times before"
+    assert [entry["state"] for entry in journal.entries()] == ["live", "restarting", "restarting", "failed"]
+
+
+def test_what_runs_beside_the_server_is_started_again_alone(journal: DeploymentJournal) -> None:
+    supervisor = Supervisor(journal, kept(journal, fake()), [fake("entry")])
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(supervisor.run)
+        assert wait_until(lambda: len(supervisor.running) == 1, 10)
+        entry = supervisor.running[0].process
+        time.sleep(1)
+        entry.kill()
+        assert wait_until(lambda: supervisor.running[0].process.pid != entry.pid, 10)
+        assert supervisor.keeper.ended is None
+        supervisor.asked.set()
+        assert running.result(20) == 0
+    assert supervisor.keeper.running
+    assert not any(group_of(each.process.pid) for each in (supervisor.keeper.running, *supervisor.running))
+    assert journal.known().restarts == 0
+
+
+def test_how_children_are_started_is_a_file_of_the_user_alone(tmp_path: Path) -> None:
+    children = [Child("server", ["a", "b"], "http://x:1", {"K": "V"}, 3.0), Child("entry", ["c"], "http://x:2")]
+    write_children(tmp_path / "children.json", children)
+    assert (tmp_path / "children.json").stat().st_mode & 0o777 == 0o600
+    assert read_children(tmp_path / "children.json") == children

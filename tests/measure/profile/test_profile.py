@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trtspec profile`, from a recipe to a recommendation in it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from safetensors.torch import load_file, save_file
+
+from tests.conftest import Run
+from trtspec.paths import recipes_dir
+
+pytestmark = pytest.mark.integration
+
+SMALL = ("--samples", 4, "--max-tokens", 32, "--max-draft-len", 4)
+
+
+def test_two_drafts_are_ranked_and_the_better_one_is_written(workplace: Path, trtspec: Run) -> None:
+    """The quickstart's draft is trained on its target; with its embedding upside down it guesses in the dark."""
+    models = recipes_dir() / "models"
+    shutil.copytree(models / "quickstart-draft", workplace / "worse")
+    tensors = load_file(workplace / "worse" / "model.safetensors")
+    embedding = tensors["model.embed_tokens.weight"]
+    save_file(tensors | {"model.embed_tokens.weight": embedding.flip(0)}, workplace / "worse" / "model.safetensors")
+    mine = workplace / "mine.yaml"
+    text = (recipes_dir() / "quickstart.yaml").read_text().replace("./models/quickstart-draft", "./worse")
+    text = text.replace("./models/", f"{models}/").replace("./prompts/", f"{recipes_dir()}/prompts/")
+    mine.write_text(text)
+    better = str(models / "quickstart-draft")
+    asked = ("--methods", "draft_target", "--drafts", better, "--write", "--json", "--set", "engine.max_batch_size=1")
+    document = trtspec("profile", mine, *SMALL, *asked).document
+    worse, best = document["methods"]
+    assert (worse["draft"], worse["verdict"]) == ("./worse", "harmful")
+    assert best["acceptance_rate"] > 0.6
+    assert worse["acceptance_rate"] < 0.5
+    assert document["recommendation"]["method"] in ("draft_target", "none")  # a loaded machine may find that none pays
+    if document["recommendation"]["method"] == "draft_target":
+        section = yaml.safe_load(mine.read_text())["speculation"]
+        assert (workplace / section["draft"]["model"]).resolve() == Path(better).resolve()
+    assert trtspec("check", mine).code == 0
+
+
+def test_the_document_and_the_table(recipe: Path, trtspec: Run) -> None:
+    document = trtspec("profile", recipe, *SMALL, "--methods", "draft_target,ngram", "--json").document
+    assert {each["method"] for each in document["methods"]} == {"draft_target", "ngram"}
+    for each in document["methods"]:
+        assert {pair["draft_len"] for pair in each["speedups"]} == {1, 2, 3, 4}
+        assert {pair["batch"] for pair in each["best"]} == {pair["batch"] for pair in each["speedups"]}
+        value, low, high = each["mean_accepted_len"]["token_weighted"]
+        assert 1 <= low <= value <= high <= 5
+        assert sum(kind["prompts"] for kind in each["by_kind"]) == document["prompts"]
+    assert json.dumps(document["recommendation"]["speculation"])
+    said = trtspec("profile", recipe, *SMALL, "--methods", "ngram").out
+    assert "ngram" in said
+    assert yaml.safe_load(said[said.index("speculation:") :])["speculation"]["method"] in ("ngram", "none")
+
+
+def test_where_nothing_can_be_written_nothing_is_measured(workplace: Path, trtspec: Run) -> None:
+    outcome = trtspec("profile", "quickstart", "--write")
+    assert outcome.code == 1
+    assert outcome.err.startswith("error: quickstart: there is no file to write to")
+
+
+def test_what_cannot_be_tried_is_said(recipe: Path, trtspec: Run) -> None:
+    outcome = trtspec("profile", recipe, *SMALL, "--methods", "medusa")
+    assert outcome.code == 1
+    assert "medusa" in outcome.err
+    outcome = trtspec("profile", recipe, *SMALL, "--methods", "nonsense")
+    assert outcome.code == 1
+    assert "nonsense" in outcome.err

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A section of a recipe file is changed, and the rest stays as somebody wrote it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from trtspec.errors import TrtspecError
+from trtspec.recipe.edit import edited, write_section
+
+TEXT = """\
+# head
+schema: trtspec.recipe/1
+name: mine  # a name
+speculation:
+  # why this method
+  method: draft_target  # it pays
+  draft_len: 5 # five
+  draft:
+    model: ./draft  # small
+  options: {stop_below: 0.1}
+
+# the engine
+engine:
+  max_batch_size: 4
+"""
+
+
+def test_what_says_so_already_stays() -> None:
+    section = {"method": "draft_target", "draft_len": 5, "draft": {"model": "./draft"}, "options": {"stop_below": 0.1}}
+    assert edited(TEXT, "speculation", section) == TEXT
+
+
+def test_a_number_changes_in_place() -> None:
+    section = {"method": "draft_target", "draft_len": 3, "draft": {"model": "./draft"}, "options": {"stop_below": 0.1}}
+    assert edited(TEXT, "speculation", section) == TEXT.replace("5 # five", "3 # five")
+
+
+def test_keys_come_and_go() -> None:
+    schedule = [{"max_batch": 1, "draft_len": 8}, {"max_batch": 4, "draft_len": 2}]
+    text = edited(TEXT, "speculation", {"method": "ngram", "draft_len": 8, "schedule": schedule})
+    assert yaml.safe_load(text)["speculation"] == {"method": "ngram", "draft_len": 8, "schedule": schedule}
+    assert text.startswith(TEXT[: TEXT.index("  method")])
+    assert text.endswith(TEXT[TEXT.index("\n# the engine") :])
+    assert "method: ngram  # it pays" in text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["name: a", "name: a\nspeculation: {method: none}\nengine: {}\n", "speculation:\n  method: none", "speculation:\n"],
+)
+def test_other_ways_to_write_a_section(text: str) -> None:
+    wanted = {"method": "eagle3", "draft": {"model": "org/name", "revision": "0" * 40}, "draft_len": 4}
+    after = yaml.safe_load(edited(text, "speculation", wanted))
+    assert after == {**yaml.safe_load(text), "speculation": wanted}
+
+
+def test_what_would_be_no_recipe_is_not_written(recipe: Path) -> None:
+    before = recipe.read_bytes()
+    with pytest.raises(TrtspecError, match="not written"):
+        write_section(recipe, "speculation", {"method": "ngram", "draft_len": 1000})
+    assert recipe.read_bytes() == before
+    assert [path.name for path in recipe.parent.glob(".*.yaml")] == []
+    with pytest.raises(TrtspecError, match="no file"):
+        write_section(recipe.with_name("none.yaml"), "speculation", {"method": "none"})

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reports of a real artifact, with documents of the forms that the commands print."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.conftest import Run
+
+VOID = {"meta", "line", "rect", "circle", "path", "polyline"}
+
+
+class Page(HTMLParser):
+    """Reads a page strictly: every tag closes, in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def profile() -> dict[str, Any]:
+    means = {"token_weighted": [3.0, 2.5, 3.5], "request_weighted": [3.1, 2.4, 3.6]}
+    best = [
+        {"batch": batch, "draft_len": 2, "speedup": speedup, "interval": [speedup - 0.1, speedup + 0.1]}
+        for batch, speedup in ((1, 2.0), (16, 0.8))
+    ]
+    speedups = [{**each, "draft_len": length} for each in best for length in (1, 2, 3)]
+    kinds = [{"kind": kind, "prompts": 4, "acceptance_rate": 0.7, "mean_accepted_len": means} for kind in ("a<b>", "c")]
+    method = {
+        "method": "draft_target",
+        "draft": "./draft",
+        "draft_len": 2,
+        "acceptance_rate": 0.7,
+        "mean_accepted_len": means,
+        "by_position": [0.9, 0.6],
+        "by_kind": kinds,
+        "verdict": "pays",
+        "best": best,
+        "speedups": speedups,
+    }
+    recommendation = {"method": "draft_target", "draft_len": 2, "why": "it pays"}
+    return {
+        "format_version": 1,
+        "name": "tiny",
+        "prompts": 8,
+        "tokens": 100,
+        "methods": [method, {**method, "method": "ngram", "draft": None, "by_position": [0.5]}],
+        "recommendation": recommendation,
+    }
+
+
+def bench() -> dict[str, Any]:
+    arm = {"tokens_per_s": [10.0, 12.0], "median_tokens_per_s": 11.0, "acceptance_rate": 0.0, "mean_accepted_len": 1.0}
+    return {
+        "format_version": 1,
+        "prompts": 4,
+        "max_tokens": 16,
+        "baseline": arm,
+        "speculative": {**arm, "acceptance_rate": 0.8, "mean_accepted_len": 3.0},
+        "speedup": 1.5,
+        "speedup_interval": [1.2, 1.8],
+        "identical_texts": 4,
+    }
+
+
+@pytest.fixture
+def saved(artifact: Path) -> list[object]:
+    arguments: list[object] = []
+    for name, document in (("profile", profile()), ("bench", bench())):
+        path = artifact.parent / f"{name}.json"
+        path.write_text(json.dumps(document))
+        arguments += ["--with", path]
+    return arguments
+
+
+def test_the_page_is_whole_and_fetches_nothing(artifact: Path, saved: list[object], trtspec: Run) -> None:
+    out = artifact.parent / "report.html"
+    assert trtspec("report", artifact, *saved, "-o", out).code == 0
+    text = out.read_text()
+    page = Page(text)
+    assert len(text) < 1 << 20
+    tags = [tag for tag, _ in page.seen]
+    assert not {"script", "link", "iframe", "img", "a"} & set(tags)
+    assert not re.search(r"https?:|url\(|@import| on\w+=", text)
+    assert tags.count("h1") == 1
+    plots = [attributes for tag, attributes in page.seen if tag == "svg"]
+    assert len(plots) == len(re.findall("<title>", text)) - 1 == 6
+    assert all(attributes["role"] == "img" and attributes["aria-label"] for attributes in plots)
+    assert "a<b>" in page.text
+    assert "<b>" not in text
+    for said in ("1.50 times as fast", "Speed-up against load", "Memory", "SHA-256", "not verified"):
+        assert said in page.text
+
+
+def test_numbers_of_plots_stand_in_tables(artifact: Path, saved: list[object], trtspec: Run) -> None:
+    text = trtspec("report", artifact, *saved, "--format", "markdown").out
+    assert "| draft\\_target (./draft) | 2.00 (2) | 0.80 (2) |" in text
+    assert "| ngram | 70.0% | 0.50 | - |" in text
+    assert "| speculative | 11.0 | 80.0% | 3.00 |" in text
+
+
+def test_checks_become_tests_and_annotations(artifact: Path, trtspec: Run) -> None:
+    assert "not verified" in trtspec("report", artifact, "--format", "github").out
+    suite = ElementTree.fromstring(trtspec("report", artifact, "--format", "junit").out)
+    assert (suite.get("errors"), suite.get("tests")) == ("1", "1")
+    trtspec("verify", artifact, "--max-tokens", 4)
+    report = json.loads((artifact / "reports" / "verify.json").read_text())
+    suite = ElementTree.fromstring(trtspec("report", artifact, "--format", "junit").out)
+    assert {case.get("name") for case in suite} >= {check["name"] for check in report["checks"]}
+    failing = [check["name"] for check in report["checks"] if not check["ok"]]
+    assert [case.get("name") for case in suite if case.find("failure") is not None] == failing
+    said = trtspec("report", artifact, "--format", "github").out
+    assert said.count("::error ") == len(failing)
+    assert said.count("::notice ") == (not failing)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"methods": 1, "format_version": 1}', json.dumps({**bench(), "speedup": 1e400}), "{" * 10_000],
+)
+def test_what_is_no_document_is_refused(text: str, artifact: Path, trtspec: Run) -> None:
+    path = artifact.parent / "other.json"
+    path.write_text(text)
+    outcome = trtspec("report", artifact, "--with", path, "-o", artifact.parent / "r.html")
+    assert outcome.code == 1
+    assert str(path) in outcome.err
+    assert not (artifact.parent / "r.html").exists()
+
+
+def test_the_document_says_what_was_written(artifact: Path, trtspec: Run) -> None:
+    out = artifact.parent / "report.html"
+    document = trtspec("report", artifact, "-o", out, "--json").document
+    assert document["report"] == str(out)
+    assert document["verdict"] == "not verified"
+    assert "Gates" in document["sections"]
+    assert trtspec("report", artifact, "--json").code == 1
+    assert trtspec("report", artifact, "-o", artifact.parent / "none" / "r.html").code == 1

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Texts that begin like one that ended: what was computed of it is not computed again, and the text stays the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.tiny import convert, greedy, make_model, reference_model
+from tests.torch_engine.lossless import random_prompts
+from trtspec.generation.request import Request
+from trtspec.torch_engine.engine import Engine
+from trtspec.torch_engine.prefixes import PrefixStore
+from trtspec.torch_engine.settings import EngineSettings
+
+LEN = 24
+
+
+class OneLayer:
+    """A cache of 4 rows whose keys and values at a position are the row's number and the position."""
+
+    def __init__(self) -> None:
+        self.rows = [torch.tensor([[row * 100 + at for at in range(16)]]) for row in range(4)]
+
+    def read_row(self, row: int, length: int) -> torch.Tensor:
+        return self.rows[row][:, :length].clone()
+
+    def write_row(self, row: int, content: torch.Tensor) -> None:
+        self.rows[row][:, : content.shape[1]] = content
+
+
+def test_the_longest_beginning_is_restored_and_never_the_last_token() -> None:
+    cache = OneLayer()
+    store = PrefixStore(cache, 100)
+    store.keep(0, [1, 2, 3, 4])
+    store.keep(1, [1, 2, 9, 9, 9])
+    assert store.restore(3, [1, 2, 9, 8, 7]) == 3
+    assert cache.rows[3][0, :4].tolist() == [100, 101, 102, 303]
+    assert store.restore(3, [1, 2, 3]) == 2
+    assert cache.rows[3][0, :3].tolist() == [0, 1, 102]
+    assert store.restore(3, [5, 1, 2]) == 0
+
+
+def test_texts_that_do_not_fit_push_out_the_one_that_was_used_longest_ago() -> None:
+    store = PrefixStore(OneLayer(), 8)
+    store.keep(0, [1, 1, 1, 0])
+    store.keep(1, [2, 2, 2, 0])
+    assert store.restore(3, [1, 1, 5]) == 2
+    store.keep(2, [3, 3, 3, 0])
+    assert [store.restore(3, [token, token, token, token]) for token in (1, 2, 3)] == [3, 0, 3]
+    store.keep(0, list(range(20)))
+    assert [store.restore(3, [token, token, token, token]) for token in (1, 3)] == [3, 3]
+
+
+def test_a_text_that_went_on_replaces_its_beginning() -> None:
+    store = PrefixStore(OneLayer(), 9)
+    store.keep(1, [9, 9])
+    for length in range(2, 9):
+        store.keep(0, [*range(length), 0])
+    assert store.restore(3, [9, 9]) == 1, "not pushed out by beginnings of a text that is kept whole"
+    assert store.restore(3, list(range(9))) == 8
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma2"])
+def pair(request, tmp_path_factory) -> Iterator[tuple[Engine, Path]]:
+    root = tmp_path_factory.mktemp("reuse")
+    source = make_model(root / "hf", family=request.param)
+    settings = EngineSettings(max_seq_len=96, max_batch_size=4, device="cpu", max_num_tokens=24)
+    engine = Engine.load(convert(source, root / "target"), None, settings)
+    yield engine, source
+    engine.close()
+
+
+def computed(engine: Engine, monkeypatch) -> list[int]:
+    """Return a list that grows by the tokens of each pass of the target."""
+    passes: list[int] = []
+    forward = engine.speculator.target.forward_with_features
+
+    def counting(tokens, *rest):
+        passes.append(tokens.numel())
+        return forward(tokens, *rest)
+
+    monkeypatch.setattr(engine.speculator.target, "forward_with_features", counting)
+    return passes
+
+
+@pytest.mark.integration
+def test_a_text_asked_for_piece_by_piece(pair: tuple[Engine, Path], monkeypatch) -> None:
+    """With drafts that are right, wrong in the middle, and missing; several texts of different lengths at once."""
+    engine, source = pair
+    model = reference_model(source)
+    prompts = random_prompts(6)
+    expected = [greedy(model, prompt, LEN) for prompt in prompts]
+    texts: list[list[int]] = [[] for _ in prompts]
+    passes, rounds = computed(engine, monkeypatch), 0
+    while any(len(text) < LEN for text in texts):
+        asked = []
+        for number, (prompt, text, whole) in enumerate(zip(prompts, texts, expected, strict=True)):
+            draft = [*whole[len(text) : len(text) + 1], 3, 3][: (number + rounds) % 4]
+            asked.append(Request((*prompt, *text), max_new_tokens=len(draft) + 1, draft_ids=tuple(draft)))
+        for text, result in zip(texts, engine.generate(asked), strict=True):
+            text.extend(result.ids)
+        rounds += 1
+    assert [text[:LEN] for text in texts] == expected
+    longest = max(map(len, prompts))
+    once = 2 * 4 * longest  # two batches of at most four rows, as long as the longest prompt
+    assert sum(passes) <= once + rounds * 2 * 4 * 5, "each round computes at most what is new: a token and its draft"
+
+
+@pytest.mark.integration
+def test_a_text_of_before_is_not_computed_again(pair: tuple[Engine, Path], monkeypatch) -> None:
+    engine, _ = pair
+    prompt = tuple(random_prompts(1)[0])
+    first = engine.generate([Request(prompt, max_new_tokens=8)])[0]
+    passes = computed(engine, monkeypatch)
+    again = engine.generate([Request((*prompt, *first.ids[:4]), max_new_tokens=4)])[0]
+    assert again.ids == first.ids[4:]
+    assert sum(passes) == 4

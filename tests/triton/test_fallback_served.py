@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A draft model whose process is killed, stopped or slowed on a real tritonserver: every text is whole all the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.tiny import greedy, reference_model
+from tests.triton.serving import Served, serving
+from tests.triton.two_models import DRAFT_LEN, TARGET, draft_process, lines, make_pair, metric, reload
+from trtspec.checkpoint.tokenizer import Tokenizer
+from trtspec.system import is_alive, start_time, wait_until
+from trtspec.triton.client import Client
+
+pytestmark = [pytest.mark.triton, pytest.mark.slow]
+
+TOKENS, STREAMS = 120, 6
+DEADLINE_S = 60.0  # of a whole text; of it a draft that does not answer takes one second a few times
+HEALS_S = 60.0
+PROMPTS = lines(STREAMS)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory) -> Path:
+    return make_pair(tmp_path_factory.mktemp("falling-back"))
+
+
+@pytest.fixture(scope="module")
+def served(pair: Path) -> Iterator[Served]:
+    with serving(pair, pair / "models") as served:
+        yield replace(served, client=replace(served.client, timeout_s=DEADLINE_S))
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[str]:
+    tokenizer, model = Tokenizer(TARGET), reference_model(TARGET)
+    return [tokenizer.decode(greedy(model, tokenizer.encode(prompt), TOKENS)) for prompt in PROMPTS]
+
+
+def ask(client: Client, prompt: str) -> str:
+    asked = {"text_input": prompt, "max_tokens": TOKENS, "end_id": -1, "num_draft_tokens": DRAFT_LEN, "stream": True}
+    return "".join(event["text_output"] for event in client.generate_stream(asked))
+
+
+def texts_while(client: Client, act: Sequence[tuple[int, int]]) -> list[str]:
+    """Return the texts of streams that run at once; processes get signals in their midst."""
+    with ThreadPoolExecutor(STREAMS) as pool:
+        running = [pool.submit(ask, client, prompt) for prompt in PROMPTS]
+        time.sleep(0.15)
+        for process, number in act:
+            os.kill(process, number)
+        return [future.result(DEADLINE_S) for future in running]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_streams_go_on_without_a_draft_and_with_it_when_it_is_back(
+    served: Served, pair: Path, expected: list[str], number: int
+) -> None:
+    process = draft_process(pair)
+    started = start_time(process)
+    assert texts_while(served.client, [(process, number)]) == expected
+    assert [ask(served.client, prompt) for prompt in PROMPTS] == expected
+    assert wait_until(lambda: metric(served, "trtspec_breaker_open") == 1, HEALS_S)
+    assert metric(served, "trtspec_fallbacks_total") > 0
+    assert not is_alive(process, started), "a stopped process holds locks that tritonserver waits for"
+    reload(served)
+
+    def heals() -> bool:
+        assert ask(served.client, PROMPTS[0]) == expected[0]
+        return metric(served, "trtspec_breaker_open") == 0
+
+    assert wait_until(heals, HEALS_S)
+    drafted = metric(served, "trtspec_drafted_tokens_total")
+    assert texts_while(served.client, []) == expected
+    assert wait_until(lambda: metric(served, "trtspec_drafted_tokens_total") > drafted, HEALS_S)
+
+
+def test_streams_go_on_when_the_draft_is_slow(served: Served, pair: Path, expected: list[str]) -> None:
+    """Stopped for less than its deadline again and again, it is late or just in time."""
+    process = draft_process(pair)
+    with ThreadPoolExecutor(STREAMS) as pool:
+        running = [pool.submit(ask, served.client, prompt) for prompt in PROMPTS]
+        while not all(future.done() for future in running):
+            os.kill(process, signal.SIGSTOP)
+            time.sleep(0.3)
+            os.kill(process, signal.SIGCONT)
+            time.sleep(0.1)
+        assert [future.result() for future in running] == expected

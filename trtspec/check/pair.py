@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A draft model or draft head beside its target."""
+
+from __future__ import annotations
+
+from trtspec.check.chosen import Chosen
+from trtspec.check.findings import Findings
+from trtspec.check.models import check_format
+from trtspec.check.sources import DRAFT, Checkpoint, find_source, read_checkpoint
+from trtspec.checkpoint.hub_preview import compare_tokenizers
+from trtspec.methods.base import Options
+from trtspec.models.source_head import read_head
+from trtspec.models.source_model import SourceModel, mapping_of, padded
+from trtspec.recipe.schema import ModelSource
+
+# Smaller drafts are rarely right, larger ones rarely cheap: what published pairs use.
+USUAL_SIZES = (10, 50)
+
+
+def check_draft(
+    findings: Findings, chosen: Chosen, options: Options | None, target: Checkpoint, *, has_tokenizer: bool
+) -> Checkpoint:
+    """Check the draft that a recipe names; return it as it is converted, with no source where that cannot be."""
+    asked, method = chosen.recipe.speculation.draft, chosen.method
+    if asked is None or (method and method.drafts_with == "nothing"):
+        return Checkpoint()
+    if method and method.drafts_with == "head":
+        return _check_head(findings, chosen, options, target, asked)
+    draft = read_checkpoint(findings, chosen, DRAFT, asked)
+    if draft.model is None:
+        return draft
+    check_format(findings, chosen, "speculation.draft", asked, draft.model)
+    if method:
+        findings.add(each.below("speculation.draft") for each in method.check_model(draft.model.source))
+    if target.model is None:
+        return draft
+    model = draft.model
+    if not chosen.maps_vocabularies:
+        model = _with_vocabulary(findings, chosen, target.model, model, has_tokenizer)
+    _check_pair(findings, chosen, target.model, draft.model)
+    return Checkpoint(draft.source, model)
+
+
+def _check_pair(findings: Findings, chosen: Chosen, target: SourceModel, draft: SourceModel) -> None:
+    ours, theirs = target.config, draft.config
+    limit = chosen.positions(theirs)
+    if limit < min(chosen.recipe.engine.max_seq_len, chosen.positions(ours)):
+        message = f"the draft has {limit} positions, fewer than engine.max_seq_len"
+        findings.error(DRAFT, "positions", message, f"set engine.max_seq_len to at most {limit}")
+    ratio = ours.num_parameters / theirs.num_parameters
+    if not USUAL_SIZES[0] <= ratio <= USUAL_SIZES[1]:
+        sizes = f"{ours.num_parameters / 1e6:,.1f} M and {theirs.num_parameters / 1e6:,.1f} M parameters"
+        message = f"the target is {ratio:.1f} times the draft ({sizes}); pairs that pay are 10 to 50 times apart"
+        findings.warn(DRAFT, "size-ratio", message)
+
+
+def _with_vocabulary(
+    findings: Findings, chosen: Chosen, target: SourceModel, draft: SourceModel, has_tokenizer: bool
+) -> SourceModel:
+    """Check that the same ids mean the same texts; return the draft, padded where it has fewer rows."""
+    ours, theirs = target.config.vocab_size, draft.config.vocab_size
+    if theirs > ours or (theirs < ours and not chosen.converts):
+        message = f"the draft has {theirs} vocabulary entries, the target {ours}"
+        findings.error(DRAFT, "vocabulary", message, "a draft has to share the target's vocabulary")
+    elif has_tokenizer:
+        findings.attempt(DRAFT, "tokenizer", lambda: compare_tokenizers(target.source, draft.source))
+    return padded(draft, ours) if theirs < ours else draft  # published with fewer unused rows
+
+
+def _check_head(
+    findings: Findings, chosen: Chosen, options: Options | None, target: Checkpoint, asked: ModelSource
+) -> Checkpoint:
+    """Check a draft head against its target, which it is stored with."""
+    speculation, model = chosen.recipe.speculation, target.model
+    for key in sorted(asked.model_fields_set & {"dtype", "quantization", "parallel"}):
+        message = f"{speculation.method} is stored with the target, in its dtype and divided as it is"
+        findings.error(f"speculation.draft.{key}", "not-supported", message, f"remove {key}")
+    if options is None or (model is None and chosen.converts):
+        return Checkpoint()
+    source = find_source(findings, DRAFT, asked)
+    if source is None or model is None:  # no model: the backend tells how the head fits
+        return Checkpoint(source)
+    method, given, draft_len = speculation.method, speculation.options, speculation.draft_len
+    head = findings.attempt(DRAFT, "checkpoint", lambda: read_head(source, method, given, model, draft_len))
+    if head is None:
+        return Checkpoint()
+    if all((one / "tokenizer.json").is_file() for one in (source.root, model.source.root)):
+        findings.attempt(DRAFT, "tokenizer", lambda: compare_tokenizers(model.source, source))
+    findings.add(head.diagnose(mapping_of(chosen.recipe.target)))
+    return Checkpoint(source, head=head)

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading the checkpoints that a recipe names, whether they are here or only told of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trtspec.backends.base import find_backend, running
+from trtspec.check.chosen import Chosen
+from trtspec.check.findings import Findings
+from trtspec.checkpoint.prepare import locate_source, preview_source
+from trtspec.checkpoint.source import NotPreparedError, Source, load_source
+from trtspec.errors import CheckpointError, UnknownArchitecture
+from trtspec.models.outline import read_outline
+from trtspec.models.source_head import SourceHead
+from trtspec.models.source_model import SourceModel, read_model
+from trtspec.recipe.schema import ModelSource
+
+TARGET, DRAFT = "target.model", "speculation.draft.model"  # the keys that name them
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint as far as it was read: as a model that a family describes, or as a draft head."""
+
+    source: Source | None = None
+    model: SourceModel | None = None
+    head: SourceHead | None = None
+
+
+def find_source(findings: Findings, path: str, asked: ModelSource) -> Source | None:
+    """Return a source, or what is remembered or told of one that is not here."""
+    return findings.attempt(path, "checkpoint", lambda: _find(asked))
+
+
+def read_checkpoint(findings: Findings, chosen: Chosen, path: str, asked: ModelSource) -> Checkpoint:
+    """Read a model; what no family describes will do for a backend that converts nothing."""
+    source = find_source(findings, path, asked)
+    if source is None:
+        return Checkpoint()
+    try:
+        return Checkpoint(source, read_model(source, asked.dtype))
+    except CheckpointError as error:
+        _report_unread(findings, chosen, path, source, error)
+        return Checkpoint(source)
+
+
+def _find(asked: ModelSource) -> Source:
+    try:
+        return load_source(locate_source(asked))
+    except NotPreparedError:
+        from trtspec.graph.store import Store  # the store, which few recipes need to be checked with
+        from trtspec.paths import store_dir
+        from trtspec.steps.remember import remembered_source
+
+        return remembered_source(asked, Store(store_dir())) or preview_source(asked)
+
+
+def _report_unread(findings: Findings, chosen: Chosen, path: str, source: Source, error: CheckpointError) -> None:
+    """Report a checkpoint that no family describes, unless the backend runs it and its config says its sizes."""
+    unknown = isinstance(error, UnknownArchitecture)
+    if chosen.converts:
+        hint = _who_takes_it(chosen) if unknown else error.hint
+        findings.error(path, "checkpoint", f"{error.where}: {error.message}" if error.where else error.message, hint)
+        return
+    said = f"no family describes {error.architecture}" if isinstance(error, UnknownArchitecture) else error.message
+    try:
+        read_outline(source)
+    except CheckpointError as lacking:
+        findings.warn(path, "not-read", f"{said}, and its config {lacking.message}: its memory is not known")
+
+
+def _who_takes_it(chosen: Chosen) -> str:
+    method = chosen.recipe.speculation.method
+    known = {name: find_backend(name) for name in running(method)}
+    taking = [name for name, each in known.items() if not (each.converts or each.builds_engines)]
+    if not taking:
+        return f"no backend that takes a model as it is runs {method}"
+    return f"engine.backend: {' or '.join(taking)} takes the model as it is"

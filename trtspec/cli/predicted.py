@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `plan` shows of a prediction: the document's numbers as a table and a few sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from trtspec.cli.render import say, show_table
+
+Document = dict[str, Any]
+
+
+def show_predicted(predicted: Document, max_seq_len: int) -> None:
+    """Show what speculation will bring, or why that is not known."""
+    if predicted["why_not"]:
+        _show_by_parameters(predicted)
+        say(f"no speed is predicted: {predicted['why_not']}")
+        return
+    show_table(_title(predicted), *_table(predicted), right=range(1, 6))
+    if predicted["gpu_price"] is not None:
+        show_table("dollars for a million tokens, on GPUs that are never idle", *_costs(predicted), right=range(1, 6))
+    for sentence in _sentences(predicted, max_seq_len):
+        say(sentence)
+
+
+def _show_by_parameters(predicted: Document) -> None:
+    if by_rate := predicted.get("speedup_by_acceptance_rate"):
+        rates = ", ".join(f"{value}x at {rate}" for rate, value in by_rate.items())
+        say(f"expected at batch 1, by acceptance rate: {rates}")
+
+
+def _title(predicted: Document) -> str:
+    gpus = f"{predicted['gpus']} {predicted['gpu']}"
+    texts = f"texts of {predicted['context_tokens']} tokens, draft_len {predicted['draft_len']}"
+    return f"predicted speed-up on {gpus} by batch and acceptance rate; {texts}"
+
+
+def _table(predicted: Document) -> tuple[list[str], list[list[str]]]:
+    by_rate = predicted["by_acceptance_rate"]
+    rows = [
+        [
+            str(each["batch"]),
+            f"{each['tokens_per_s']:.0f}",
+            *(f"{speedup:.2f}x" for speedup in each["speedup"].values()),
+        ]
+        for each in predicted["batches"]
+    ]
+    rows.append(["no faster from", "", *(str(each["break_even_batch"] or "-") for each in by_rate.values())])
+    if any(each["best_draft_len"] for each in by_rate.values()):
+        rows.append(["draft_len for 1", "", *(str(each["best_draft_len"] or "-") for each in by_rate.values())])
+    return ["batch", "alone tok/s", *by_rate], rows
+
+
+def _costs(predicted: Document) -> tuple[list[str], list[list[str]]]:
+    costs = {each["batch"]: each["dollars_per_million_tokens"] for each in predicted["batches"]}
+    rows = [[str(batch), *(f"{dollars:.2f}" for dollars in cost.values())] for batch, cost in costs.items()]
+    return ["batch", *costs[min(costs)]], rows
+
+
+def _sentences(predicted: Document, max_seq_len: int) -> Iterator[str]:
+    if found := predicted["published"]:
+        yield f"with the published acceptance {found['speedup']}x at batch 1 ({found['source']})"
+    if schedule := predicted["by_acceptance_rate"]["0.8"]["schedule"]:
+        entries = ", ".join(f"{entry['draft_len']} up to {entry['max_batch']}" for entry in schedule)
+        yield f"speculation.schedule at an acceptance rate of 0.8: draft_len {entries} requests"
+    if (largest := predicted["largest_batch"]) is not None:
+        yield f"the memory holds {largest} texts of {max_seq_len} tokens"
+    if placed := predicted["placement"]:
+        yield f"the draft is fastest on {placed['best']}: {placed['why']}"

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trtspec promote`."""
+
+from __future__ import annotations
+
+from trtspec.cli.options import Json, Name
+
+
+def promote(name: Name, json: Json = False) -> None:
+    """Let the new revision of a deployment serve now, whatever share of the requests it has.
+
+    Example: trtspec promote quickstart
+    """
+    from trtspec.cli.render import print_json, say
+    from trtspec.deploy.base import promote as decide
+
+    document = decide(name)
+    if json:
+        print_json(document)
+    else:
+        say(f"{name}: revision {document['revision']} serves", "green")
+
+
+command = promote

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trtspec prompts`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from trtspec.cli.layout import counted
+from trtspec.cli.options import Json
+
+
+def prompts(
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="FILE", help="A file of prompts, or the name of a set that comes with trtspec."),
+    ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Count tokens too, as this checkpoint's tokenizer and chat template do."),
+    ] = None,
+    shipped: Annotated[bool, typer.Option("--list", help="List the sets that come with trtspec.")] = False,
+    json: Json = False,
+) -> None:
+    """Say what is in a file of prompts: its format, how many of each kind, how long they are.
+
+    Example: trtspec prompts kinds --tokenizer recipes/models/quickstart-target
+    """
+    from trtspec.cli.render import print_json
+    from trtspec.errors import TrtspecError
+    from trtspec.prompts.load import read_prompts
+    from trtspec.prompts.summary import list_own, summarize
+
+    if (file is None) is not shipped:
+        raise TrtspecError("say what to look at: either FILE or --list")
+    if file is None:
+        sets = list_own()
+        print_json({"format_version": 1, "sets": sets}) if json else _show_sets(sets)
+    else:
+        found = summarize(read_prompts(file), tokenizer)
+        print_json({"format_version": 1, **found}) if json else _show(found)
+
+
+def _show_sets(sets: list[dict[str, Any]]) -> None:
+    from trtspec.cli.render import show_table
+
+    rows = [(each["name"], str(each["prompts"]), _spread(each["characters"]), ", ".join(_kinds(each))) for each in sets]
+    show_table("", ("name", "prompts", "characters", "kinds"), rows, (1, 2))
+
+
+def _kinds(summary: Mapping[str, Any]) -> list[str]:
+    return [each["kind"] or "none" for each in summary["kinds"]]
+
+
+def _show(summary: Mapping[str, Any]) -> None:
+    from trtspec.cli.render import say, show_table
+
+    parts = [*summary["kinds"], {**summary, "kind": "all"}] if len(summary["kinds"]) > 1 else summary["kinds"]
+    columns, right = ["kind", "prompts", "characters", "tokens"], (1, 2, 3)
+    shown = 4 if summary["tokens"] else 3
+    rows = [
+        [each["kind"] or "-", str(each["prompts"]), _spread(each["characters"]), _spread(each["tokens"])][:shown]
+        for each in parts
+    ]
+    show_table(f"{summary['file']}: {summary['format_title']}", columns[:shown], rows, right[: shown - 1])
+    say(_verdict(summary))
+
+
+def _verdict(summary: Mapping[str, Any]) -> str:
+    """Return in words what becomes of the prompts; lengths are the least, the median and the greatest."""
+    said = f"{counted(summary['prompts'], 'prompt')}, lengths as least / median / greatest"
+    if chats := summary["with_messages"]:
+        said += f"; of {chats:,} a chat template makes the text"
+    if turns := summary["further_turns"]:
+        said += f"; {counted(turns, 'further turn')} left out"
+    if records := summary["left_out"]:
+        said += f"; {counted(records, 'record')} left out, without a question"
+    return said
+
+
+def _spread(lengths: Mapping[str, int] | None) -> str:
+    return f"{lengths['min']:,} / {lengths['median']:,} / {lengths['max']:,}" if lengths else ""
+
+
+command = prompts

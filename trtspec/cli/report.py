@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trtspec report`."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trtspec.cli.options import Artifact, Json
+
+
+class Form(str, Enum):
+    """What a report is written as."""
+
+    html = "html"
+    markdown = "markdown"
+    junit = "junit"
+    github = "github"
+
+
+def report(
+    artifact: Artifact,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="The file, instead of standard output.")] = None,
+    with_: Annotated[
+        list[Path] | None,
+        typer.Option("--with", metavar="FILE", help="A saved document of build, profile or bench with --json."),
+    ] = None,
+    form: Annotated[Form, typer.Option("--format", help="html, or what a CI job shows.")] = Form.html,
+    json: Json = False,
+) -> None:
+    """Show what is known of an artifact: gates, acceptance, speed-up against load, memory, steps, digests.
+
+    The HTML is one file without scripts that fetches nothing. Exits with 0 whatever the gates say.
+
+    Example: trtspec report build/quickstart -o report.html
+    """
+    import sys
+
+    from trtspec.cli.render import note, print_json
+    from trtspec.errors import TrtspecError
+    from trtspec.reporting.documents import gather
+    from trtspec.reporting.jobs import render_annotations, render_junit, render_markdown
+    from trtspec.reporting.page import render_page
+    from trtspec.reporting.sections import sections, verdict
+
+    if json and out is None:
+        raise TrtspecError("--json says what was written", hint="name the file: -o FILE")
+    renderers = {
+        Form.html: render_page,
+        Form.markdown: render_markdown,
+        Form.junit: render_junit,
+        Form.github: render_annotations,
+    }
+    facts = gather(artifact, with_ or ())
+    text = renderers[form](facts)
+    if out is None:
+        sys.stdout.write(text)
+        return
+    _write(out, text)
+    if json:
+        titles = [section.title for section in sections(facts)]
+        print_json({"format_version": 1, "report": str(out), "verdict": verdict(facts), "sections": titles})
+    else:
+        note(f"{out}: {len(text.encode()):,} bytes, {verdict(facts)}")
+
+
+def _write(out: Path, text: str) -> None:
+    import os
+
+    from trtspec.errors import TrtspecError
+    from trtspec.files import replace_file
+
+    try:
+        replace_file(out, text.encode(), out.with_name(f".{out.name}.{os.getpid()}"))
+    except OSError as error:
+        raise TrtspecError(f"the report cannot be written: {error.strerror}", where=str(out)) from None
+
+
+command = report

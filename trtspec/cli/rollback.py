@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trtspec rollback`."""
+
+from __future__ import annotations
+
+from trtspec.cli.options import Json, Name
+
+
+def rollback(name: Name, json: Json = False) -> None:
+    """Return to the revision before: at once during a rollout, else by starting what served before.
+
+    Example: trtspec rollback quickstart
+    """
+    from trtspec.cli.render import note, print_json, say
+    from trtspec.deploy.base import rollback as decide
+
+    document = decide(name, lambda state, what: note(f"  {state:<7} {what}"))
+    if json:
+        print_json(document)
+    else:
+        say(f"{name}: revision {document['revision']} serves", "green")
+
+
+command = rollback

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is wrong with a server by what was seen of it, and when it is started again. Pure: no clock, no process.
+
+All times are seconds of one monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+STOPPED_S = 2.0  # a process that is stopped for longer was not only looked at
+SILENT_S = 3.0  # no answer, and nothing computes one
+BUSY_S = 600.0  # no answer, and something computes: a long text before this one, or a loop without end
+COMPUTES = 0.3  # of the looks at a server that has to do something
+REFUSALS = 3  # in a row
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one look at a server saw.
+
+    `ended` is its exit status, `died` are the models whose processes are gone while the server says that they are
+    ready, `stopped` what gets no processor. `waits_since` is when the question was asked that has no answer yet, None
+    where all are answered, `refusals` how many of the last were answered with an error, and `said` with which.
+    `computes` is whether any thread ran or waited for a processor.
+    """
+
+    time: float
+    ended: int | None = None
+    died: Collection[str] = ()
+    stopped: Collection[str] = ()
+    waits_since: float | None = None
+    computes: bool = False
+    refusals: int = 0
+    said: str = ""
+
+
+@dataclass
+class Judge:
+    """Says what is wrong, by one look after the other."""
+
+    _stopped_since: dict[str, float] = field(default_factory=dict)
+    _waits_since: float | None = None
+    _looks: int = 0
+    _computing: int = 0
+
+    def fault(self, look: Look) -> str:
+        """Return what is wrong, in words; "" where nothing is known to be."""
+        self._note(look)
+        if look.ended is not None:
+            return f"the server ended by itself with status {look.ended}"
+        if look.died:
+            return f"the process of {', '.join(sorted(look.died))} died"
+        if still := [name for name, since in self._stopped_since.items() if look.time - since >= STOPPED_S]:
+            return f"the process of {', '.join(sorted(still))} is stopped"
+        if look.refusals >= REFUSALS:
+            return f"a request for one token was refused {look.refusals} times: {look.said}"
+        return self._silence(look)
+
+    def _note(self, look: Look) -> None:
+        self._stopped_since = {name: self._stopped_since.get(name, look.time) for name in look.stopped}
+        if look.waits_since != self._waits_since:
+            self._waits_since, self._looks, self._computing = look.waits_since, 0, 0
+        self._looks += 1
+        self._computing += look.computes
+
+    def _silence(self, look: Look) -> str:
+        """Return that it hangs. One that has much to do answers late: its threads run, or wait for a processor."""
+        if look.waits_since is None:
+            return ""
+        waited, computes = look.time - look.waits_since, self._computing > COMPUTES * self._looks
+        if waited < (BUSY_S if computes else SILENT_S):
+            return ""
+        return f"a request for one token has no answer since {waited:.0f} s" + (
+            "" if computes else ", and nothing runs"
+        )
+
+
+@dataclass
+class Restarts:
+    """When what failed is started again: at once, then later and later, and in the end no more."""
+
+    at_most: int = 5
+    within_s: float = 300.0
+    first_s: float = 1.0
+    longest_s: float = 30.0
+    _failed: list[float] = field(default_factory=list)
+
+    def delay(self, now: float) -> float | None:
+        """Note a failure; returns the seconds until the next start, None to give up."""
+        self._failed = [*(time for time in self._failed if now - time < self.within_s), now]
+        before = len(self._failed) - 1
+        if before >= self.at_most:
+            return None
+        return min(self.longest_s, self.first_s * 2.0 ** (before - 1)) if before else 0.0

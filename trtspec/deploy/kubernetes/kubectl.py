@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Apply, watch and delete rendered manifests, by kubectl; a pod is ready when it has answered a request."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trtspec.artifacts.manifest import load_manifest
+from trtspec.artifacts.paths import REPOSITORY
+from trtspec.deploy.containers import MOST_GRACE_S, PORTS, Workload, check_image, workload_of
+from trtspec.deploy.journal import DeploymentJournal, Record, document_of
+from trtspec.deploy.kubernetes.manifests import DEFAULT_OVERLAY, render_kubernetes
+from trtspec.deploy.kubernetes.settings import ClusterSettings
+from trtspec.deploy.kubernetes.workloads import machines
+from trtspec.deploy.options import DeployOptions
+from trtspec.deploy.rendered import settings_of, write_rendered
+from trtspec.errors import DeployError, StepTimeout
+from trtspec.files import read_bounded, replace_file
+from trtspec.measure.report import manifest_sha256
+
+KUBECTL = "kubectl"
+ASK_S = 20.0
+MAX_PLACE_BYTES = 1 << 16
+READY = {"leaderworkerset": "Available", "llminferenceservice": "Ready", "dynamographdeployment": "Ready"}
+DETACH = "a cluster runs it without this process: say --detach"
+
+
+def deploy_kubernetes(artifact: Path, options: DeployOptions) -> ClusterDeployment:
+    """Apply the manifests and return when every pod is ready; on failure they stay, as what ran before does."""
+    if not options.detach:
+        raise DeployError("--target kubernetes needs --detach", hint=DETACH)
+    if shutil.which(KUBECTL) is None:
+        hint = "install it, or render the manifests for another machine with --render DIR"
+        raise DeployError(f"{KUBECTL} is not on PATH", hint=hint)
+    wanted = settings_of(ClusterSettings, options.settings)
+    manifest = load_manifest(artifact)
+    journal = DeploymentJournal(options.name or manifest.recipe.name)
+    workload = workload_of(manifest, journal.name, options.skip_gates, options.drain_s)
+    check_image(wanted.image, workload)
+    ports = {name: options.ports.get(name) for name in PORTS if name != "openai"}
+    rendered = render_kubernetes(workload, artifact / REPOSITORY, options.host, ports, options.settings)
+    with journal.lock():
+        write_rendered(_folder(journal), rendered)
+        place = _note_place(journal, workload, wanted)
+        record = journal.write(_record(journal, workload, artifact, wanted))
+        options.on_event("staged", f"the manifests are in {_folder(journal)}")
+        _run(place, "apply", *place["what"])
+        options.on_event("loaded", f"applied to the context {place['context']}, namespace {wanted.namespace}")
+        _wait_ready(place, options.timeout_s)
+        record = journal.move(record, "live")
+        options.on_event("live", "every pod has answered a request")
+    return ClusterDeployment(record)
+
+
+class ClusterDeployment:
+    """What was applied and became ready."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the document of `deploy --json`."""
+        return document_of(self.record, self.record.state)
+
+    def wait(self) -> None:
+        """Refuse: nothing of it runs here."""
+        raise DeployError(DETACH)
+
+
+def state(record: Record) -> str:
+    """Return live where as many pods are ready as there should be, unhealthy where fewer are, dead where none is."""
+    if record.state in ("stopped", "failed"):
+        return record.state
+    try:
+        place = _place(DeploymentJournal(record.name))
+        found = json.loads(_run(place, "get", _object(place), "--output=json", timeout_s=ASK_S))
+    except (DeployError, StepTimeout, ValueError):
+        return "unknown"
+    return _state_of(found)
+
+
+def status(name: str) -> dict[str, Any]:
+    """Return how it fares by its pods' readiness, for which each answers a request every ten seconds."""
+    journal = DeploymentJournal(name)
+    record = journal.known()
+    document = document_of(record, state(record))
+    return document | {"artifact": record.artifact, "manifest": record.manifest, "log_file": str(journal.log)}
+
+
+def stop(name: str) -> dict[str, Any]:
+    """Delete what was applied; streams may finish first. The namespace and its volumes stay."""
+    journal = DeploymentJournal(name)
+    record = journal.known()
+    was_running = state(record) not in ("stopped", "failed", "dead")
+    if record.state != "stopped":
+        place = _place(journal)
+        _run(place, "delete", *place["what"], "--ignore-not-found", "--wait", timeout_s=MOST_GRACE_S)
+        record = journal.move(record, "stopped")
+    return document_of(record, record.state) | {"was_running": was_running}
+
+
+def fetch_log(journal: DeploymentJournal) -> None:
+    """Write the end of what its pods said to the deployment's log."""
+    journal.known()
+    place = _place(journal)
+    chosen = [f"--selector=app.kubernetes.io/name={place['name']}", "--all-containers", "--tail=1000"]
+    journal.log.write_bytes(_run(place, "logs", *chosen, timeout_s=ASK_S))
+
+
+def _state_of(found: dict[str, Any]) -> str:
+    wanted = found.get("spec", {}).get("replicas", 1)
+    ready = found.get("status", {}).get("readyReplicas", 0)
+    return "live" if ready >= wanted else "unhealthy" if ready else "starting"
+
+
+def _wait_ready(place: Mapping[str, Any], timeout_s: float) -> None:
+    condition = READY.get(place["kind"])
+    words = ["wait", f"--for=condition={condition}"] if condition else ["rollout", "status"]
+    try:
+        _run(place, *words, _object(place), f"--timeout={int(timeout_s)}s", timeout_s=timeout_s + ASK_S)
+    except DeployError as error:
+        hint = f"trtspec logs {place['name']}; kubectl rollout undo brings back what ran before\n{error.hint or ''}"
+        raise StepTimeout("the pods were not ready in time", hint=hint.strip()) from None
+
+
+def _note_place(journal: DeploymentJournal, workload: Workload, settings: ClusterSettings) -> dict[str, Any]:
+    """Note which cluster it goes to: later commands ask there, whatever kubectl's current context is then."""
+    context = settings.context or _plain([KUBECTL, "config", "current-context"]).decode().strip()
+    kinds = {"kserve": "llminferenceservice", "dynamo": "dynamographdeployment"}
+    several = settings.form == "deployment" and machines(workload, settings) > 1
+    place = {
+        "context": context,
+        "namespace": settings.namespace,
+        "name": workload.name,
+        "kind": kinds.get(settings.form, "leaderworkerset" if several else "deployment"),
+        "form": settings.form,
+    }
+    path = journal.root / "cluster.json"
+    replace_file(path, json.dumps(place).encode(), path.with_suffix(".new"))
+    return _place(journal)
+
+
+def _place(journal: DeploymentJournal) -> dict[str, Any]:
+    path = journal.root / "cluster.json"
+    try:
+        place: dict[str, Any] = json.loads(read_bounded(path, MAX_PLACE_BYTES))
+    except (OSError, ValueError) as error:
+        raise DeployError(f"cannot be read: {error}", where=str(path), hint="deploy it again") from None
+    plain = place["form"] == "deployment"
+    file = f"overlays/{DEFAULT_OVERLAY}" if plain else f"{place['form']}.yaml"
+    return place | {"what": ["--kustomize" if plain else "--filename", str(_folder(journal) / file)]}
+
+
+def _run(place: Mapping[str, Any], *words: str, timeout_s: float = 60.0) -> bytes:
+    """Run kubectl in a deployment's context and namespace and return what it prints."""
+    return _plain([KUBECTL, f"--context={place['context']}", f"--namespace={place['namespace']}", *words], timeout_s)
+
+
+def _object(place: Mapping[str, Any]) -> str:
+    """Return what was applied, as kubectl names it."""
+    return f"{place['kind']}/{place['name']}"
+
+
+def _plain(command: list[str], timeout_s: float = ASK_S) -> bytes:
+    """Return what a command prints; its failure is a DeployError with the end of what it says."""
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired:
+        raise StepTimeout(f"{KUBECTL} did not end within {timeout_s:.0f} s") from None
+    except OSError as error:
+        raise DeployError(f"{KUBECTL} cannot be run: {error.strerror}") from None
+    if done.returncode:
+        said = "\n".join(done.stderr.decode(errors="replace").strip().splitlines()[-5:])
+        raise DeployError(f"kubectl ended with status {done.returncode}", hint=said)
+    return done.stdout
+
+
+def _record(journal: DeploymentJournal, workload: Workload, artifact: Path, settings: ClusterSettings) -> Record:
+    manifest = workload.manifest
+    return Record(
+        name=journal.name,
+        state="staged",
+        artifact=str(artifact.absolute()),
+        pid=0,
+        started=None,
+        shm_prefix="",
+        detached=True,
+        target="kubernetes",
+        manifest=manifest_sha256(artifact),
+        backend=manifest.backend.name,
+        method=manifest.recipe.speculation.method,
+        host=f"{workload.name}.{settings.namespace}.svc",
+        http=PORTS["http"],
+        grpc=PORTS["grpc"],
+        metrics=PORTS["metrics"],
+        openai=PORTS["openai"],
+    )
+
+
+def _folder(journal: DeploymentJournal) -> Path:
+    return journal.root / "kubernetes"

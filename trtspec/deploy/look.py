@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be seen of a tritonserver from outside: its processes, and whether it answers a request for one token."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+from trtspec.deploy.judge import Look
+from trtspec.errors import TrtspecError
+from trtspec.system import computes, group_of, is_alive, process_state, start_time
+from trtspec.triton.client import Client
+
+SMOKE_REQUEST = {"text_input": "Hello", "max_tokens": 1}
+STUB = "triton_python_backend_stub"
+SERVER = "tritonserver"
+ASK_EVERY_S = 1.0
+LONGEST_ANSWER_S = 3600.0
+READY_TIMEOUT_S = 1.0
+BUSY = "answered 503"  # its queue is full, which is an answer
+
+
+class Prober:
+    """Asks for one token, and when that is answered again; one question at a time, so that none is in a load's way."""
+
+    def __init__(self, url: str) -> None:
+        self.waits_since: float | None = None
+        self.refusals, self.said = 0, ""
+        self._client = Client.at(url, LONGEST_ANSWER_S)
+        self._over = threading.Event()
+        threading.Thread(target=self._run, name="probe", daemon=True).start()
+
+    def close(self) -> None:
+        self._over.set()
+
+    def _run(self) -> None:
+        while not self._over.wait(ASK_EVERY_S):
+            self.waits_since = time.monotonic()
+            try:
+                self._client.generate(SMOKE_REQUEST)
+                self.refusals = 0
+            except TrtspecError as error:
+                self.said = error.message
+                self.refusals = 0 if BUSY in error.message else self.refusals + 1
+            self.waits_since = None
+
+
+class ServerLook:
+    """Looks at one server process and those it started, which are its process group."""
+
+    def __init__(self, pid: int, url: str) -> None:
+        self._pid = pid
+        self._client = Client.at(url, READY_TIMEOUT_S)
+        self._prober = Prober(url)
+        self._stubs: dict[tuple[int, int | None], str] = {}
+
+    def close(self) -> None:
+        self._prober.close()
+
+    def look(self, ended: int | None) -> Look:
+        """Return what is seen now of a server that ended with this status, None where it runs."""
+        pids = group_of(self._pid)
+        self._stubs |= {(pid, start_time(pid)): model for pid in pids if (model := model_of(pid))}
+        names = {pid: model_of(pid) or SERVER for pid in pids if process_state(pid) == "T"}
+        waits_since = self._prober.waits_since
+        return Look(
+            time.monotonic(),
+            ended,
+            self._died() if ended is None else (),
+            (*names.values(),),
+            waits_since,
+            waits_since is not None and any(computes(pid) for pid in pids),
+            self._prober.refusals,
+            self._prober.said,
+        )
+
+    def _died(self) -> list[str]:
+        """Return the models whose process is gone although they were not unloaded."""
+        gone = {process: model for process, model in self._stubs.items() if not is_alive(*process)}
+        died = [model for model in gone.values() if self._client.is_ready(model)]
+        for process, model in gone.items():
+            if model not in died:
+                del self._stubs[process]
+        return died
+
+
+def model_of(pid: int) -> str:
+    """Return the model that a process runs as a Python stub: STUB FOLDER/MODEL/VERSION/model.py ...; "" for others."""
+    try:
+        argv = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return ""
+    return Path(argv[1]).parent.parent.name if len(argv) > 1 and argv[0].endswith(STUB) else ""

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is asked of a deployment, one value for every target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from trtspec.system import LOOPBACK
+
+OnEvent: TypeAlias = Callable[[str, str], None]  # (state, what happened): for people, as it happens
+BeforeLive: TypeAlias = Callable[[str], None]  # gets the http address of a server that answered; raises to refuse it
+
+PORTS = ("http", "grpc", "metrics", "openai")
+
+
+@dataclass(frozen=True)
+class DeployOptions:
+    """How an artifact is to be served.
+
+    Attributes:
+        name: what the deployment is known by, in place of the recipe's name.
+        host: the address that it listens at.
+        ports: by what answers there, of PORTS; those that are missing are left to the target.
+        timeout_s: seconds until the first answer.
+        drain_s: seconds that open requests get at the end; the target's own where it is None.
+        skip_gates: gates that are not judged.
+        shares: percent of the requests that a new revision gets, one after the other; the recipe's where it is empty.
+        wait_warm: wait for a first text from each entry; a new revision of a live one has served texts before.
+        settings: the target's own, by name.
+        before_live: called once the server has answered; what it raises ends the deployment.
+    """
+
+    name: str | None = None
+    host: str = LOOPBACK
+    ports: Mapping[str, int] = field(default_factory=dict)
+    detach: bool = False
+    timeout_s: float = 300.0
+    drain_s: int | None = None
+    skip_gates: tuple[str, ...] = ()
+    shares: tuple[int, ...] = ()
+    wait_warm: bool = False
+    settings: Mapping[str, str] = field(default_factory=dict)
+    on_event: OnEvent = lambda state, what: None
+    before_live: BeforeLive | None = None

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ask a live deployment for a text: python3 -m trtspec.deploy.probe NAME --within SECONDS, the probe of containers.
+
+Readiness is not truth: Triton says it is ready with dead models, and for a moment that it is not after a good reload.
+A server that refuses because it is full answers, and is no worse for it.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser
+from collections.abc import Sequence
+
+from trtspec.deploy.journal import DeploymentJournal
+from trtspec.errors import DeployError, StepTimeout, TrtspecError
+from trtspec.triton.client import Client
+
+REQUEST = {"text_input": "Hello", "max_tokens": 1}
+FULL = ("the server answered 429", "the server answered 503")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Return 0 where a text came, or word that the server is full; else 1, and say on standard error what is wrong."""
+    parser = ArgumentParser(prog="trtspec.deploy.probe")
+    parser.add_argument("name")
+    parser.add_argument("--within", type=float, default=10.0, help="seconds")
+    options = parser.parse_args(arguments)
+    try:
+        probe(options.name, options.within)
+    except TrtspecError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+def probe(name: str, within_s: float) -> None:
+    """Return when a deployment of this machine has answered; raises DeployError or StepTimeout where it does not."""
+    record = DeploymentJournal(name).known()
+    if record.state != "live":
+        raise DeployError(f"{name} is {record.state}, not live")
+    try:
+        answer = Client.at(record.endpoints["http"], within_s).generate(REQUEST)
+    except StepTimeout:
+        raise
+    except DeployError as error:
+        if error.message.startswith(FULL):
+            return
+        raise
+    if "text_output" not in answer:
+        raise DeployError("the answer holds no text_output")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a request changes the target's logits before a token is chosen: penalties, biases, and what is not to be said.
+
+Where TensorRT-LLM, vLLM and transformers differ, the text decides that a client of the tensors gets:
+
+* `repetition_penalty` counts prompt and output in all three.
+* `presence_penalty` and `frequency_penalty` count the prompt too in TensorRT-LLM
+  (cpp/tensorrt_llm/kernels/penaltyKernels.cu@249d93d5), the output alone in OpenAI's definition and in vLLM
+  (vllm/model_executor/layers/utils.py, apply_penalties). TensorRT-LLM's is the default; with its `prompt_ignore_length`
+  of the prompt's length it is OpenAI's.
+* TensorRT-LLM divides by the temperature before the penalties, vLLM and transformers after them, as OpenAI defines both
+  on logits. So do we; at temperature 1, and for greedy text, that is the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+LARGEST = 1e4  # of a penalty or a bias: beyond, float32 would make infinities of logits
+
+
+@dataclass(frozen=True)
+class LogitEdits:
+    """Changes of the target's logits, in this order; the defaults change nothing.
+
+    `bias` is added to the logits of its ids. Logits of ids that stand in prompt or output are divided by
+    `repetition_penalty` where positive and multiplied by it where negative. `presence_penalty` is subtracted once from
+    those of ids that stand in the text behind its first `prompt_ignore_len` tokens of prompt, `frequency_penalty` once
+    for each time. An id that would complete one of `bad_words` is not chosen, and none that ends the text before it has
+    `min_tokens`; stop texts are not looked for before.
+    """
+
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    prompt_ignore_len: int = 0
+    min_tokens: int = 0
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    bias: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def penalizes(self) -> bool:
+        """Return whether what was said changes what is said next."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+
+
+NO_EDITS = LogitEdits()
+
+
+def complaints_about(edits: LogitEdits, vocab_size: int) -> dict[str, bool]:
+    """Return what may be wrong with a request's edits, and whether it is."""
+    ids = {*edits.bias, *(token for word in edits.bad_words for token in word)}
+    return {
+        f"repetition_penalty is {edits.repetition_penalty}, expected more than 0 and at most {LARGEST:g}": (
+            not 1 / LARGEST <= edits.repetition_penalty <= LARGEST
+        ),
+        f"presence_penalty is {edits.presence_penalty}, expected -{LARGEST:g} to {LARGEST:g}": (
+            not _is_small(edits.presence_penalty)
+        ),
+        f"frequency_penalty is {edits.frequency_penalty}, expected -{LARGEST:g} to {LARGEST:g}": (
+            not _is_small(edits.frequency_penalty)
+        ),
+        f"prompt_ignore_length is {edits.prompt_ignore_len}, expected 0 or more": edits.prompt_ignore_len < 0,
+        f"min_tokens is {edits.min_tokens}, expected 0 or more": edits.min_tokens < 0,
+        "a bad word is empty": any(not word for word in edits.bad_words),
+        f"a bad word or a bias has a token id outside 0..{vocab_size - 1}": (
+            any(not 0 <= token < vocab_size for token in ids)
+        ),
+        f"a bias is not within -{LARGEST:g} and {LARGEST:g}": not all(map(_is_small, edits.bias.values())),
+    }
+
+
+def _is_small(value: float) -> bool:
+    return math.isfinite(value) and abs(value) <= LARGEST

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Acceptance by draft length, from how much of a draft every place of a text goes on with.
+
+A text of n tokens takes its first from the prefill. At place i (i + 1 tokens are there) a step drafts at most draft_len
+tokens and at most n - i - 2, since the last token of a text is never drafted, accepts those that the text goes on with,
+and gives one more. Walking a text so gives the counts of any draft length without drafting again.
+
+Means are told twice: token-weighted (all steps alike, which is what a server's throughput follows) and request-weighted
+(all texts alike, which is what users see). Intervals are a bootstrap's over texts, so they speak of these prompts only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Array: TypeAlias = npt.NDArray[Any]
+
+RESAMPLES = 1000
+PERCENTILES = (2.5, 97.5)
+
+
+class Place(Protocol):
+    """What was drafted at a place: tokens in a row, tokens in all, and with how many in a row the text goes on."""
+
+    @property
+    def depth(self) -> int: ...
+
+    @property
+    def tokens(self) -> int: ...
+
+    @property
+    def matched(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Counts:
+    """The steps of one text: how many, tokens drafted and accepted; `reached[j]` and `drafted_at[j]` count the steps
+    that accepted, and that drafted, a token at place j of the draft.
+    """
+
+    steps: int
+    drafted: int
+    accepted: int
+    reached: tuple[int, ...] = ()
+    drafted_at: tuple[int, ...] = ()
+
+    @property
+    def mean_accepted_len(self) -> float:
+        """Return tokens a step."""
+        return 1.0 + self.accepted / self.steps if self.steps else 1.0
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def as_list(self) -> list[float]:
+        """Return the three numbers."""
+        return [round(number, 3) for number in (self.value, self.low, self.high)]
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f})"
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """What texts came to at one draft length; `kinds` are those of their prompts."""
+
+    texts: tuple[Counts, ...]
+    kinds: tuple[str, ...]
+
+    @cached_property
+    def rate(self) -> float:
+        """Return accepted of drafted tokens, 0 where nothing was drafted."""
+        drafted = sum(text.drafted for text in self.texts)
+        return sum(text.accepted for text in self.texts) / drafted if drafted else 0.0
+
+    @cached_property
+    def depth_rate(self) -> float:
+        """Return accepted tokens of those drafted in a row: of a tree only one branch can be accepted."""
+        drafted = sum(sum(text.drafted_at) for text in self.texts)
+        return sum(text.accepted for text in self.texts) / drafted if drafted else 0.0
+
+    @cached_property
+    def token_weighted(self) -> Estimate:
+        """Return the mean accepted length of all steps, the verified token included."""
+        return _estimate(self.texts, lambda steps, accepted: 1.0 + accepted.sum(-1) / steps.sum(-1))
+
+    @cached_property
+    def request_weighted(self) -> Estimate:
+        """Return the mean over texts of their mean accepted lengths."""
+        return _estimate(self.texts, lambda steps, accepted: (1.0 + accepted / steps).mean(-1))
+
+    @cached_property
+    def by_position(self) -> list[float]:
+        """Return for each place of a draft the share of its drafted tokens that were accepted."""
+        drafted, reached = (
+            [sum(column) for column in zip_longest(*counts, fillvalue=0)]
+            for counts in ([text.drafted_at for text in self.texts], [text.reached for text in self.texts])
+        )
+        return [accepted / many if many else 0.0 for accepted, many in zip(reached, drafted, strict=True)]
+
+    def of_kind(self, kind: str) -> Acceptance:
+        """Return that of the texts of one kind."""
+        own = tuple(text for text, each in zip(self.texts, self.kinds, strict=True) if each == kind)
+        return Acceptance(own, (kind,) * len(own))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return its keys of the document."""
+        return {
+            "acceptance_rate": round(self.rate, 4),
+            "mean_accepted_len": {
+                "token_weighted": self.token_weighted.as_list(),
+                "request_weighted": self.request_weighted.as_list(),
+            },
+        }
+
+
+def count_steps(places: Sequence[Place], draft_len: int) -> Counts:
+    """Return the steps of one text where at most `draft_len` tokens in a row are drafted.
+
+    `places` are those behind each token of the text but the last. Of a tree all tokens count as drafted.
+    """
+    steps = drafted = accepted = at = 0
+    reached, drafted_at = [0] * draft_len, [0] * draft_len
+    while at < len(places):
+        place = places[at]
+        depth = min(draft_len, len(places) - at - 1, place.depth)
+        matched = min(depth, place.matched)
+        for position in range(depth):
+            drafted_at[position] += 1
+            reached[position] += position < matched
+        drafted += depth if place.tokens == place.depth else place.tokens if depth else 0
+        steps, accepted, at = steps + 1, accepted + matched, at + matched + 1
+    return Counts(steps, drafted, accepted, tuple(reached), tuple(drafted_at))
+
+
+def _estimate(texts: Sequence[Counts], mean: Callable[[Array, Array], Any]) -> Estimate:
+    """Return a mean of steps and accepted tokens [..., texts] with its interval; equal texts give equal ones."""
+    import numpy as np
+
+    own = [text for text in texts if text.steps]
+    if not own:
+        return Estimate(1.0, 1.0, 1.0)
+    steps, accepted = np.array([text.steps for text in own]), np.array([text.accepted for text in own])
+    drawn = np.random.default_rng(0).integers(len(own), size=(RESAMPLES, len(own)))
+    low, high = np.percentile(mean(steps[drawn], accepted[drawn]), PERCENTILES)
+    return Estimate(float(mean(steps, accepted)), float(low), float(high))

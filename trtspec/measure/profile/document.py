@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The document of `profile --json`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trtspec.measure.profile.acceptance import Acceptance
+from trtspec.measure.profile.candidate import Measured, Texts
+from trtspec.measure.profile.recommend import Recommendation, verdict
+from trtspec.measure.report import Check
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What was measured of a target's candidates, why others were not, and what follows."""
+
+    name: str
+    texts: Texts
+    measured: Sequence[Measured]
+    left_out: dict[str, str]
+    recommendation: Recommendation
+    parity: Check | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the document."""
+        chosen = self.chosen
+        return {
+            "format_version": FORMAT_VERSION,
+            "name": self.name,
+            "prompts": len(self.texts.prompts),
+            "kinds": sorted(set(self.texts.kinds)),
+            "tokens": self.texts.tokens,
+            "quantized_parity": self.parity and {"share": self.parity.value, "detail": self.parity.detail},
+            "methods": [_method(each, self.recommendation.batch) for each in self.measured],
+            "left_out": [{"method": name, "why": why} for name, why in self.left_out.items()],
+            "by_position": [round(rate, 4) for rate in chosen.by_position] if chosen else [],
+            "recommendation": self.recommendation.as_dict(),
+        }
+
+    @property
+    def chosen(self) -> Acceptance | None:
+        """Return the acceptance of what is recommended."""
+        found = next((each for each in self.measured if each.candidate is self.recommendation.candidate), None)
+        return found.acceptance[self.recommendation.draft_len] if found else None
+
+
+def _method(measured: Measured, batch: int) -> dict[str, Any]:
+    candidate, best = measured.candidate, measured.best(batch)
+    acceptance = measured.acceptance[best.draft_len]
+    return {
+        "method": candidate.method,
+        "draft": candidate.draft,
+        "options": candidate.options,
+        "draft_len": best.draft_len,
+        **acceptance.as_dict(),
+        "by_position": [round(rate, 4) for rate in acceptance.by_position],
+        "by_kind": [_kind(acceptance, kind) for kind in sorted(set(acceptance.kinds))],
+        "verdict": verdict(measured, batch),
+        "best": [measured.best(each).as_dict() for each in measured.batches],
+        "speedups": [each.as_dict() for each in measured.speedups],
+        "step_seconds": [
+            {"batch": rows, "draft_len": length, "seconds": round(seconds, 6)}
+            for (rows, length), seconds in sorted(measured.seconds.items())
+        ],
+        "mean_accepted_lens": {
+            str(length): round(each.token_weighted.value, 3) for length, each in measured.acceptance.items()
+        },
+    }
+
+
+def _kind(acceptance: Acceptance, kind: str) -> dict[str, Any]:
+    own = acceptance.of_kind(kind)
+    return {"kind": kind, "prompts": len(own.texts), **own.as_dict()}

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Grafana dashboard of what served models export: a list of panels, and what makes Grafana's JSON of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+WHICH = 'model=~"$model", instance=~"$instance"'
+PER_ROW, WIDTH, HEIGHT = 3, 8, 8  # of Grafana's 24 columns
+DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+REFRESH = "10s"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A time series: its title, Grafana's unit, and (legend, PromQL) of each query."""
+
+    title: str
+    unit: str
+    queries: tuple[tuple[str, str], ...]
+    description: str = ""
+
+
+def rate(metric: str, by: str = "model") -> str:
+    """Return PromQL for a counter's rate per second, summed by labels."""
+    return f"sum by ({by}) (rate({metric}{{{WHICH}}}[$__rate_interval]))"
+
+
+def gauge(metric: str) -> str:
+    """Return PromQL for a gauge, summed by model."""
+    return f"sum by (model) ({metric}{{{WHICH}}})"
+
+
+def percentiles(metric: str) -> tuple[tuple[str, str], ...]:
+    """Return queries for the percentiles of a histogram."""
+    buckets = rate(f"{metric}_bucket", "le, model")
+    return tuple((f"p{part} {{{{model}}}}", f"histogram_quantile({part / 100}, {buckets})") for part in (50, 95, 99))
+
+
+ACCEPTED, DRAFTED = rate("trtspec_accepted_tokens_total"), rate("trtspec_drafted_tokens_total")
+STEPS = rate("trtspec_decode_steps_total")
+AT_POSITION = rate("trtspec_accepted_tokens_by_position_total", "model, position")
+QUEUED_US, EXECUTED = rate("nv_inference_queue_duration_us"), rate("nv_inference_exec_count")
+
+PANELS = (
+    Panel(
+        "Tokens per second",
+        "short",
+        (
+            ("generated, {{model}}", rate("trtspec_generated_tokens_total")),
+            ("prompt, {{model}}", rate("trtspec_prompt_tokens_total")),
+        ),
+    ),
+    Panel(
+        "Acceptance rate",
+        "percentunit",
+        (("{{model}}", f"{ACCEPTED} / {DRAFTED}"),),
+        "Accepted draft tokens of those verified. Of a tree all nodes are verified, so that it is low.",
+    ),
+    Panel(
+        "Mean accepted length",
+        "short",
+        (("{{model}}", f"1 + {ACCEPTED} / {STEPS}"),),
+        "Tokens of a decode step of the target: the accepted ones and its own.",
+    ),
+    Panel(
+        "Acceptance by position",
+        "percentunit",
+        (("{{model}} at {{position}}", f"{AT_POSITION} / on (model) group_left {STEPS}"),),
+        "Of all decode steps, those that accepted a draft token at this place.",
+    ),
+    Panel("Time to first token", "s", percentiles("trtspec_time_to_first_token_seconds")),
+    Panel("Time per output token", "s", percentiles("trtspec_time_per_output_token_seconds")),
+    Panel("Request duration", "s", percentiles("trtspec_request_duration_seconds")),
+    Panel("Time in the queue", "s", percentiles("trtspec_queue_seconds")),
+    Panel(
+        "Running and waiting",
+        "short",
+        (
+            ("running, {{model}}", gauge("trtspec_requests_running")),
+            ("waiting, {{model}}", gauge("trtspec_requests_waiting")),
+        ),
+    ),
+    Panel(
+        "Requests by finish reason",
+        "reqps",
+        (("{{finish_reason}}, {{model}}", rate("trtspec_requests_total", "model, finish_reason")),),
+    ),
+    Panel(
+        "Fallbacks to the target alone",
+        "ops",
+        (
+            ("{{reason}}, {{model}}", rate("trtspec_fallbacks_total", "model, reason")),
+            ("breaker open, {{model}}", gauge("trtspec_breaker_open")),
+        ),
+    ),
+    Panel(
+        "Triton: requests",
+        "reqps",
+        (
+            ("answered, {{model}}", rate("nv_inference_request_success")),
+            ("failed: {{reason}}, {{model}}", rate("nv_inference_request_failure", "model, reason")),
+        ),
+    ),
+    Panel("Triton: requests in its queue", "short", (("{{model}}", gauge("nv_inference_pending_request_count")),)),
+    Panel("Triton: mean time in its queue", "µs", (("{{model}}", f"{QUEUED_US} / {EXECUTED}"),)),
+)
+
+
+def dashboard() -> dict[str, Any]:
+    """Return the dashboard as Grafana imports it; the same bytes for the same trtspec."""
+    return {
+        "uid": "trtspec",
+        "title": "trtspec: speculative decoding",
+        "tags": ["trtspec", "triton"],
+        "schemaVersion": 39,
+        "editable": True,
+        "graphTooltip": 1,
+        "refresh": REFRESH,
+        "time": {"from": "now-1h", "to": "now"},
+        "templating": {"list": [_datasource(), _variable("model"), _variable("instance")]},
+        "panels": [_panel(number, panel) for number, panel in enumerate(PANELS)],
+    }
+
+
+def _panel(number: int, panel: Panel) -> dict[str, Any]:
+    row, column = divmod(number, PER_ROW)
+    return {
+        "id": number + 1,
+        "type": "timeseries",
+        "title": panel.title,
+        "description": panel.description,
+        "datasource": DATASOURCE,
+        "gridPos": {"h": HEIGHT, "w": WIDTH, "x": column * WIDTH, "y": row * HEIGHT},
+        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
+        "options": {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi"}},
+        "targets": [
+            {"refId": chr(ord("A") + place), "datasource": DATASOURCE, "expr": query, "legendFormat": legend}
+            for place, (legend, query) in enumerate(panel.queries)
+        ],
+    }
+
+
+def _datasource() -> dict[str, Any]:
+    return {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"}
+
+
+def _variable(label: str) -> dict[str, Any]:
+    query = f"label_values(trtspec_requests_total, {label})"
+    return {
+        "name": label,
+        "type": "query",
+        "datasource": DATASOURCE,
+        "query": {"query": query, "refId": label},
+        "definition": query,
+        "refresh": 2,
+        "sort": 1,
+        "includeAll": True,
+        "allValue": ".*",
+        "multi": True,
+        "current": {"text": "All", "value": "$__all"},
+    }

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How an entry is started for an artifact: its configuration, its command, and where it says that it is ready.
+
+For whoever starts processes; imports nothing that the process itself needs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from pathlib import Path
+
+from trtspec.artifacts.manifest import Manifest, load_manifest
+from trtspec.artifacts.paths import MANIFEST, REPOSITORY, TOKENIZER, checkpoint, engine
+from trtspec.files import file_sha256
+from trtspec.openai.config import EntryConfig, Limits
+from trtspec.system import LOOPBACK
+from trtspec.triton.emission import CONFIG
+from trtspec.triton.names import BLS, ENSEMBLE, PREPROCESSING, TARGET
+
+ANYWHERE = "0.0.0.0"
+
+
+def entry_config(
+    artifact: Path,
+    *,
+    grpc: str,
+    port: int,
+    host: str = LOOPBACK,
+    model: str = "",
+    keys_file: str = "",
+    routes_file: str = "",
+) -> EntryConfig:
+    """Return the configuration that serves an artifact under the name `model`, by default its recipe's.
+
+    A model from token ids to token ids is asked itself where it drafts by itself or not at all. Where a step of the
+    text is made by several models, and where there are no token ids, `ensemble` is asked.
+    """
+    manifest = load_manifest(artifact)
+    recipe = manifest.recipe
+    serving = recipe.serving
+    repository = artifact / REPOSITORY
+    by_steps = _parameter(repository / BLS, "draft_method", "none") != "none"
+    text_level = by_steps or not (repository / TARGET).is_dir()
+    return EntryConfig(
+        grpc=grpc,
+        port=port,
+        host=host,
+        model=model or recipe.name,
+        triton_model=ENSEMBLE if text_level else TARGET,
+        text_level=text_level,
+        tokenizer=str((artifact / TOKENIZER).absolute()),
+        max_seq_len=recipe.engine.max_seq_len,
+        max_input_len=recipe.engine.max_input_len,
+        draft_len=recipe.speculation.draft_len or 0,
+        vocab_size=int(_parameter(repository / BLS, "vocab_size", "0")),
+        stop_ids=_stop_ids(repository, artifact / TOKENIZER),
+        keys_file=keys_file,
+        fingerprint=f"trtspec-{file_sha256(artifact / MANIFEST)[:16]}",
+        same_text=same_text(manifest),
+        routes_file=routes_file,
+        limits=Limits(max_texts=recipe.engine.max_batch_size + serving.max_queue_size),
+    )
+
+
+def same_text(manifest: Manifest) -> str:
+    """Return what is equal for artifacts whose target alone says the same; "" where that cannot be told.
+
+    It is the digest of the target's weights, without a draft head among them, of the tokenizer and of the engine that
+    runs them.
+    """
+    weights, runs = f"{checkpoint('target')}/", (f"{engine('target')}/", f"{TOKENIZER}/")
+    parts = runs if manifest.target_key else (weights, *runs)
+    files = sorted((record.path, record.sha256) for record in manifest.files if record.path.startswith(parts))
+    if not manifest.target_key and not any(path.startswith((weights, runs[0])) for path, _ in files):
+        return ""
+    said = (manifest.backend.name, manifest.recipe.target.dtype, manifest.target_key, files)
+    return hashlib.sha256(repr(said).encode()).hexdigest()
+
+
+def write_config(config: EntryConfig, path: Path) -> None:
+    """Write a configuration that its user alone can read."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        os.fchmod(descriptor, 0o600)
+        file.write(config.render())
+
+
+def entry_command(path: Path) -> list[str]:
+    """Return the argv that serves the configuration at `path`."""
+    safe_path = ["-P"] if sys.version_info >= (3, 11) else []  # nothing is imported from the current directory
+    return [sys.executable, *safe_path, "-m", "trtspec.openai", "--config", str(path)]
+
+
+def base_url(config: EntryConfig) -> str:
+    """Return what OpenAI's clients take as base_url, but for its /v1."""
+    return f"http://{LOOPBACK if config.host == ANYWHERE else config.host}:{config.port}"
+
+
+def ready_url(config: EntryConfig) -> str:
+    """Return the URL that answers 200 once the entry and its model take requests."""
+    return f"{base_url(config)}/health"
+
+
+def _stop_ids(repository: Path, tokenizer: Path) -> tuple[int, ...]:
+    if _parameter(repository / PREPROCESSING, "stop_at_all_end_ids", "false") != "true":
+        return ()
+    from trtspec.checkpoint.tokenizer import Tokenizer
+
+    return Tokenizer(tokenizer).end_ids[1:]
+
+
+def _parameter(model: Path, key: str, default: str) -> str:
+    """Return a parameter of a model in the repository, `default` where there is none."""
+    if not (model / CONFIG).is_file():
+        return default
+    from trtspec.triton.config import load_config  # protobuf
+
+    parameters = load_config(model / CONFIG).parameters
+    return str(parameters[key].string_value) if key in parameters else default

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors in OpenAI's shape: {"error": {message, type, param, code}} with an HTTP status."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+RETRY_AFTER_S = 1
+SHUTTING_DOWN = "shutting_down"
+PATH = re.compile(r"(?<![\w/])~?(?:/[\w.@+-]+){2,}/?")  # a client has no use for the server's directories
+
+
+class ApiError(Exception):
+    """What a client is told instead of an answer.
+
+    Args:
+        status: of the HTTP response, where none was begun.
+        param: the parameter that is wrong.
+        code: what programs can branch on.
+        retry_after_s: set where the same request may succeed later.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = PATH.sub("[...]", message)
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """Return the body of the response."""
+        described = {"message": self.message, "type": self._type, "param": self.param, "code": self.code}
+        return {"error": described}
+
+    @property
+    def body(self) -> bytes:
+        return json.dumps(self.document).encode()
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Return the headers that a response has beside its content's."""
+        headers = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
+        return headers | ({"www-authenticate": "Bearer"} if self.status == 401 else {})
+
+    @property
+    def _type(self) -> str:
+        if self.status == 401:
+            return "authentication_error"
+        if self.status == 429:
+            return "rate_limit_error"
+        return "server_error" if self.status >= 500 else "invalid_request_error"
+
+
+def wrong(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
+    """Return the error of a request that has to be changed."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def unsupported(what: str, param: str) -> ApiError:
+    """Return the error of a request for what OpenAI's API has and this server has not."""
+    return wrong(f"{what} is not supported by this server", param, "unsupported_parameter")
+
+
+def too_long(prompt_len: int, max_tokens: int, limit: int, param: str) -> ApiError:
+    """Return the error of a text that does not fit, lengths in tokens."""
+    asked = f" and {max_tokens} are asked for" if max_tokens else ""
+    message = f"This model's maximum context length is {limit} tokens; the prompt has {prompt_len}{asked}"
+    return wrong(message, param, "context_length_exceeded")
+
+
+def shutting_down() -> ApiError:
+    """Return the error of a request whose server ends before its text is whole."""
+    return ApiError(503, "the server is shutting down", code=SHUTTING_DOWN, retry_after_s=RETRY_AFTER_S)
+
+
+def overloaded(message: str) -> ApiError:
+    """Return the error of a request that is right and comes at the wrong time."""
+    return ApiError(503, message, code="overloaded", retry_after_s=RETRY_AFTER_S)

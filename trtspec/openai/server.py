@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The entry's process: a socket, an event loop, and an end that lets open answers finish."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+
+import uvicorn
+
+from trtspec.errors import TrtspecError
+from trtspec.openai.app import make_app
+from trtspec.openai.config import EntryConfig
+from trtspec.openai.gate import load_keys
+
+BACKLOG = 2048
+TOLD_S = 1.0  # before the drain ends open streams are told, while the model still runs
+SEND_BUFFER_BYTES = 64 << 10  # what a client does not read is noticed before it is much
+
+
+def serve(config: EntryConfig) -> None:
+    """Serve until SIGTERM or SIGINT; raises TrtspecError for what keeps it from starting."""
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    app = make_app(config, load_keys(config.keys_file))
+    listener = _listen(config.host, config.port)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            timeout_graceful_shutdown=max(1, round(config.limits.drain_s - TOLD_S)),
+            timeout_keep_alive=75,
+        )
+    )
+    print(f"listening at http://{config.host}:{config.port}", file=sys.stderr, flush=True)  # noqa: T201
+    server.run(sockets=[listener])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise TrtspecError(f"cannot listen: {error.strerror}", where=f"{host}:{port}") from None
+    listener.listen(BACKLOG)
+    return listener

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prompts of a file, whatever its format; those that are messages become text by a tokenizer's chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trtspec.errors import TrtspecError
+from trtspec.paths import recipes_dir
+from trtspec.prompts.format import Format, format_of
+from trtspec.prompts.messages import ChatError
+from trtspec.prompts.prompt import Prompt
+from trtspec.prompts.records import HINT, read_records
+
+if TYPE_CHECKING:
+    from trtspec.prompts.chat import ChatTemplate
+
+MAX_TEXT_BYTES = 4 << 20  # of what a template writes
+JINJA_HINT = "pip install 'trtspec[prompts]'"
+
+
+@dataclass(frozen=True)
+class PromptFile:
+    """A file of prompts that was read, its messages in their plain form; `name` is its format's.
+
+    `left_out` counts the records that ask nothing.
+    """
+
+    path: Path
+    name: str
+    format: Format
+    prompts: tuple[Prompt, ...]
+    left_out: int
+
+
+def own_sets() -> dict[str, Path]:
+    """Return the files of prompts that come with trtspec, by their names."""
+    return {path.stem: path for path in sorted((recipes_dir() / "prompts").glob("*.jsonl"))}
+
+
+def read_prompts(path: Path) -> PromptFile:
+    """Read a file, or the set of that name that comes with trtspec; raises TrtspecError with the line that is wrong."""
+    path = path if path.exists() else own_sets().get(str(path), path)
+    records = read_records(path)
+    name, found = format_of(records)
+    prompts = tuple(prompt for record in records if (prompt := found.read(record)))
+    if not prompts:
+        raise TrtspecError(f"none of {len(records)} records asks something", where=str(path), hint=HINT)
+    return PromptFile(path, name, found, prompts, len(records) - len(prompts))
+
+
+def load_prompts(path: Path, tokenizer: Path | None = None) -> list[Prompt]:
+    """Return the prompts of a file as they are sent: their messages in the words of the tokenizer's chat template.
+
+    Without a tokenizer, or of one without a template, they keep their plain form. Raises TrtspecError where the file
+    has something else, and where the template refuses messages.
+    """
+    prompts = list(read_prompts(path).prompts)
+    return with_template(prompts, tokenizer, path) if tokenizer else prompts
+
+
+def with_template(prompts: Sequence[Prompt], tokenizer: Path, path: Path) -> list[Prompt]:
+    """Return prompts whose messages are text by the template of a tokenizer's directory; `path` is for errors."""
+    if not any(prompt.messages for prompt in prompts):
+        return list(prompts)
+    try:
+        from trtspec.prompts.chat import ChatTemplate
+    except ModuleNotFoundError as error:
+        raise TrtspecError(f"chat templates need {error.name}, which is not installed", hint=JINJA_HINT) from None
+    template = ChatTemplate(tokenizer)
+    if not template.is_there:
+        return list(prompts)
+    begins = _begins_by_itself(tokenizer)
+    return [_templated(prompt, template, begins, path) if prompt.messages else prompt for prompt in prompts]
+
+
+def _templated(prompt: Prompt, template: ChatTemplate, begins_by_itself: bool, path: Path) -> Prompt:
+    try:
+        text = template.render(list(prompt.messages), MAX_TEXT_BYTES)
+    except ChatError as error:
+        raise TrtspecError(f"prompt {prompt.name}: {error.message}", where=str(path)) from None
+    return replace(prompt, text=template.without_begin(text) if begins_by_itself else text)
+
+
+def _begins_by_itself(tokenizer: Path) -> bool:
+    """Tell whether a tokenizer puts a begin token before every text, as most templates do too."""
+    from trtspec.checkpoint.tokenizer import Tokenizer
+
+    return bool(Tokenizer(tokenizer).encode(""))

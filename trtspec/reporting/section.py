@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A section of a report as plain values: a title, words, a plot where one helps, and tables. Knows no markup."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells under columns; `right` are the columns with numbers."""
+
+    caption: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    right: Sequence[int] = ()
+
+    @classmethod
+    def of_numbers(cls, caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+        """Return a table whose columns are numbers but for the first."""
+        return cls(caption, columns, rows, tuple(range(1, len(columns))))
+
+
+@dataclass(frozen=True)
+class Section:
+    """One section; `plot` is SVG, `text` is shown as it is written."""
+
+    title: str
+    words: str
+    plot: str = ""
+    tables: Sequence[Table] = ()
+    text: str = ""

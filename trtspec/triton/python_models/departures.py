@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which clients have left, seen by one thread for all requests of a model, so that what runs for them can be ended.
+
+A model's own thread waits for the next token meanwhile, which may be long in coming or never come.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+POLL_S = 0.2  # each look is a message to the server
+
+
+class Watch:
+    """One request whose client may leave."""
+
+    def __init__(self, is_cancelled: Callable[[], bool], on_left: Callable[[], None], end: Callable[[Watch], None]):
+        self._is_cancelled, self._on_left, self._end = is_cancelled, on_left, end
+        self._lock = threading.Lock()
+        self._over = False
+        self.has_left = False
+
+    def look(self) -> None:
+        """Call `on_left` where the client has left, once."""
+        with self._lock:
+            if self._over or self.has_left or not self._is_cancelled():
+                return
+            self.has_left = True
+        self._on_left()
+
+    def close(self) -> None:
+        """Look no more: to be called before the last response, behind which the server knows the request no longer."""
+        with self._lock:
+            self._over = True
+        self._end(self)
+
+
+class Departures:
+    """Watches requests until each is over."""
+
+    def __init__(self) -> None:
+        self._watched: set[Watch] = set()
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        threading.Thread(target=self._run, name="departures", daemon=True).start()
+
+    def watch(self, is_cancelled: Callable[[], bool], on_left: Callable[[], None]) -> Watch:
+        """Watch one request; `on_left` is called from another thread."""
+        watch = Watch(is_cancelled, on_left, self._forget)
+        with self._lock:
+            self._watched.add(watch)
+        return watch
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def _forget(self, watch: Watch) -> None:
+        with self._lock:
+            self._watched.discard(watch)
+
+    def _run(self) -> None:
+        while not self._closed.wait(POLL_S):
+            with self._lock:
+                watched = list(self._watched)
+            for each in watched:
+                each.look()

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The metrics that served models export, by what an engine has to tell for them. Values only, no Triton."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+# In seconds: what a step takes is at the lower end, what a person waits for at the upper one.
+WAITS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+TOKEN_TIMES = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+TEXT_TIMES = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+FALLBACK_REASONS = ("failed", "open", "refused")
+FINISH_REASONS = ("length", "end_id", "stop", "cancelled", "refused", "error")
+
+
+@dataclass(frozen=True)
+class Family:
+    """One metric; every one has the labels `model` and `method`, and may have one more, `label`.
+
+    `known` are values of that label whose counts start at 0; a rate cannot see the first of any other.
+    """
+
+    name: str
+    kind: Kind
+    unit: str
+    description: str
+    label: str = ""
+    known: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return ("model", "method", *([self.label] if self.label else []))
+
+
+REQUESTS = Family(
+    "trtspec_requests_total",
+    "counter",
+    "requests",
+    "Requests that ended, by why they did",
+    "finish_reason",
+    FINISH_REASONS,
+)
+PROMPT_TOKENS = Family("trtspec_prompt_tokens_total", "counter", "tokens", "Tokens of the prompts that were begun")
+GENERATED_TOKENS = Family("trtspec_generated_tokens_total", "counter", "tokens", "Tokens that were generated")
+TTFT = Family(
+    "trtspec_time_to_first_token_seconds",
+    "histogram",
+    "seconds",
+    "Time from a request's arrival in the model to its first token",
+    buckets=WAITS,
+)
+TPOT = Family(
+    "trtspec_time_per_output_token_seconds",
+    "histogram",
+    "seconds",
+    "Mean time of a request's tokens after the first ones",
+    buckets=TOKEN_TIMES,
+)
+DURATION = Family(
+    "trtspec_request_duration_seconds",
+    "histogram",
+    "seconds",
+    "Time from a request's arrival in the model to its last token",
+    buckets=TEXT_TIMES,
+)
+RUNNING = Family("trtspec_requests_running", "gauge", "requests", "Requests that the engine works on now")
+QUEUE = Family(
+    "trtspec_queue_seconds",
+    "histogram",
+    "seconds",
+    "Time from a request's arrival in the model until its engine took it in",
+    buckets=WAITS,
+)
+WAITING = Family("trtspec_requests_waiting", "gauge", "requests", "Requests that arrived and wait for the engine")
+DRAFTED = Family("trtspec_drafted_tokens_total", "counter", "tokens", "Draft tokens verified, all nodes of a tree")
+ACCEPTED = Family("trtspec_accepted_tokens_total", "counter", "tokens", "Draft tokens that were accepted")
+STEPS = Family("trtspec_decode_steps_total", "counter", "steps", "Decode steps of the target, summed over requests")
+BY_POSITION = Family(
+    "trtspec_accepted_tokens_by_position_total",
+    "counter",
+    "tokens",
+    "Draft tokens accepted at each place of the draft, a tree's depth, from 1",
+    "position",
+)
+FALLBACKS = Family(
+    "trtspec_fallbacks_total",
+    "counter",
+    "calls",
+    "Times the target went on without the draft, by why",
+    "reason",
+    FALLBACK_REASONS,
+)
+BREAKER = Family("trtspec_breaker_open", "gauge", "0 or 1", "Whether the draft is left out because it failed")
+
+# What an engine tells, and what is exported for it.
+OF_TEXTS = (REQUESTS, PROMPT_TOKENS, GENERATED_TOKENS, TTFT, TPOT, DURATION, RUNNING)
+OF_QUEUE = (QUEUE, WAITING)
+OF_DRAFTS = (DRAFTED, ACCEPTED)
+OF_STEPS = (STEPS,)
+OF_POSITIONS = (BY_POSITION,)
+OF_FALLBACKS = (FALLBACKS, BREAKER)
+FAMILIES = (*OF_TEXTS, *OF_QUEUE, *OF_DRAFTS, *OF_STEPS, *OF_POSITIONS, *OF_FALLBACKS)
