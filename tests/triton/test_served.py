@@ -11,9 +11,11 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
 from queue import Queue
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -278,23 +280,25 @@ def test_a_client_that_hangs_up_frees_its_place(record, client: Client) -> None:
 
 def test_overload_is_told_as_such(client: Client) -> None:
     """Whoever asks the ensemble, and whoever asks the engine."""
-    prompt = {"input_ids": [5], "input_lengths": 1, "request_output_len": 24, "end_id": -1}
-    asked = {"ensemble": {"text_input": "a", "max_tokens": 24, "end_id": -1}, "tensorrt_llm": prompt}
+    prompt = {"input_ids": [5], "input_lengths": 1, "request_output_len": 120, "end_id": -1}
+    asked = {"ensemble": {"text_input": "a", "max_tokens": 120, "end_id": -1}, "tensorrt_llm": prompt}
     client = replace(client, timeout_s=120)
     with ThreadPoolExecutor(SERVING.max_queue_size + 6 * SERVING.max_batch_size) as pool:
 
-        def ask(model: str) -> str:
+        def ask(model: str, refused: Event) -> str:
             try:
-                return str(sum(1 for _ in client.generate_stream(asked[model], model)) > 0)
+                for _ in client.generate_stream(asked[model], model):
+                    if refused.is_set():
+                        break
+                return "served"
             except DeployError as error:
+                refused.set()
                 return error.message
 
         for model in asked:
-            told = {*pool.map(ask, [model] * pool._max_workers)}
-            assert told == {
-                "True",
-                "the server answered 503: [request id: <id_unknown>] Exceeds maximum queue size",
-            }
+            refused = Event()
+            told = {*pool.map(partial(ask, refused=refused), [model] * pool._max_workers)}
+            assert told == {"served", "the server answered 503: [request id: <id_unknown>] Exceeds maximum queue size"}
 
 
 def test_a_repository_without_streaming_gives_whole_answers(

@@ -121,17 +121,28 @@ class Tokenizer:
         texts = self._backend.decode_batch([[token] for token in range(self.vocab_size)])
         return frozenset(token for token, text in enumerate(texts) if BROKEN in text)
 
+    @cached_property
+    def silent(self) -> frozenset[int]:
+        """Return the ids that `decode` leaves out: bytes before and after them may be one character."""
+        added = self._backend.get_added_tokens_decoder()
+        return frozenset(token for token, content in added.items() if content.special)
+
     def complete_len(self, ids: Sequence[int]) -> int:
         """Return how many of `ids` can be shown: all but a tail that the next token may make a character of."""
-        if not ids or ids[-1] not in self.fragments:
+        heard = [place for place, token in enumerate(ids) if token not in self.silent]
+        if not heard or ids[heard[-1]] not in self.fragments:
             return len(ids)
-        window = list(ids[-2 * LONGEST_CHARACTER :])
+        held = self._held([ids[place] for place in heard[-2 * LONGEST_CHARACTER :]])
+        return heard[-held] if held else len(ids)
+
+    def _held(self, window: list[int]) -> int:
+        """Return how many of the last tokens of a text may be the beginning of a character."""
         for held in range(LONGEST_CHARACTER):
             if not self.decode(window[: len(window) - held]).endswith(BROKEN):
-                return len(ids) - held
+                return held
         # bytes that are no characters: only the last of them can still begin one
         begun = (held for held in range(1, LONGEST_CHARACTER) if self.decode(window[-held:]) == BROKEN)
-        return len(ids) - max(begun, default=0)
+        return max(begun, default=0)
 
 
 def check_tokenizers(target: Path, draft: Path) -> None:
