@@ -26,14 +26,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from trtspec.artifacts.prompts import load_prompts
-
 from benchmarks.machine import environment
 from trtspec.artifacts.manifest import load_manifest
 from trtspec.measure.artifact import DRAFT, TARGET, engine_settings, open_artifact
 from trtspec.measure.profile.candidate import Candidate, Measured, Texts, measure, say
 from trtspec.measure.profile.recommend import recommend
 from trtspec.paths import recipes_dir
+from trtspec.prompts.load import load_prompts
 from trtspec.torch_engine.engine import Engine
 
 RECIPES = ("quickstart", "quickstart-ngram", "quickstart-eagle3")
