@@ -8,6 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trtspec.cli.options import Json, Prompts, Recipe, Set
+from trtspec.cli.recommended import (
+    Concurrency,
+    MaxDraftLen,
+    MaxTokens,
+    Samples,
+    Seed,
+    Write,
+    show_recommendation,
+    write_recommendation,
+)
 
 if TYPE_CHECKING:
     from trtspec.measure.profile.document import Profile
@@ -24,12 +34,12 @@ def profile(
         str | None,
         typer.Option(metavar="A,B", help="Methods to try, instead of the recipe's and all without a draft."),
     ] = None,
-    samples: Annotated[int, typer.Option(help="Prompts at most, drawn by --seed.", min=1)] = 64,
-    max_tokens: Annotated[int, typer.Option(help="New tokens a prompt.", min=2)] = 64,
-    max_draft_len: Annotated[int, typer.Option(help="The longest draft that is tried.", min=1, max=64)] = 10,
-    concurrency: Annotated[int, typer.Option(help="Requests at once that the recommendation is for.", min=1)] = 1,
-    seed: Annotated[int, typer.Option(help="Equal seeds draw equal prompts.")] = 0,
-    write: Annotated[bool, typer.Option("--write", help="Put what is recommended into the recipe.")] = False,
+    samples: Samples = 64,
+    max_tokens: MaxTokens = 64,
+    max_draft_len: MaxDraftLen = 10,
+    concurrency: Concurrency = 1,
+    seed: Seed = 0,
+    write: Write = False,
     json: Json = False,
 ) -> None:
     """Measure which draft pays for a target, and how much to draft, on your own prompts.
@@ -40,9 +50,10 @@ def profile(
     Example: trtspec profile recipes/quickstart.yaml --samples 8 --methods draft_target,ngram
     """
     from trtspec.cli.progress import build_bars, counter
-    from trtspec.cli.render import note, print_json
-    from trtspec.profiling import Asked, Limits, Screen, run
-    from trtspec.recipe.edit import check_editable, write_section
+    from trtspec.cli.render import print_json
+    from trtspec.profiling.asked import Asked, Limits, Screen
+    from trtspec.profiling.profile import run
+    from trtspec.recipe.edit import check_editable
 
     if write:
         check_editable(recipe)  # before minutes of measuring
@@ -54,8 +65,7 @@ def profile(
     else:
         show(found)
     if write:
-        written = write_section(recipe, "speculation", found.recommendation.speculation)
-        note(f"{recipe}: {'speculation was changed' if written else 'says so already'}", "green")
+        write_recommendation(recipe, found.recommendation)
 
 
 def _names(written: str | None) -> list[str] | None:
@@ -64,12 +74,8 @@ def _names(written: str | None) -> list[str] | None:
 
 def show(found: Profile) -> None:
     """Print what was measured, by method and by kind of prompt, and what follows from it."""
-    import sys
-
-    import yaml
-
     from trtspec.cli.layout import counted
-    from trtspec.cli.render import note, say, show_table
+    from trtspec.cli.render import note, show_table
     from trtspec.measure.profile.recommend import verdict
 
     batch = found.recommendation.batch
@@ -96,9 +102,7 @@ def show(found: Profile) -> None:
     if found.parity:
         note(found.parity.detail, "dim")
     _show_kinds(found)
-    say(found.recommendation.why)
-    section = {"speculation": found.recommendation.speculation}
-    sys.stdout.write(yaml.safe_dump(section, sort_keys=False, default_flow_style=None))
+    show_recommendation(found.recommendation)
 
 
 def _show_kinds(found: Profile) -> None:

@@ -112,6 +112,10 @@ def _no_diagnostics(options: Any, config: ModelConfig) -> list[Diagnostic]:
     return []
 
 
+def _no_variants(options: Any) -> Iterable[dict[str, Any]]:
+    return ()
+
+
 def _nothing_wrong(source: Source) -> list[Diagnostic]:
     return []
 
@@ -128,7 +132,8 @@ class Method:
     diagnostics' paths are relative to `speculation.options`. `check_model` checks a draft model's own source for what
     the method needs of it; paths are relative to `speculation.draft`. `suggest` looks at what would draft, or where
     nothing does at the target, and returns why the method suits it, None where it does not; raises CheckpointError for
-    what is broken. Backends declare which methods they run.
+    what is broken. `variants` yields what else is worth measuring, as changes of the given options; None removes a
+    key. Backends declare which methods they run.
     """
 
     summary: str
@@ -142,6 +147,7 @@ class Method:
     check_model: Callable[[Source], Iterable[Diagnostic]] = _nothing_wrong
     read_head: Callable[[Source, HeadTarget, Any], DraftHead] | None = None
     suggest: Callable[[Source], Suggestion | None] | None = None
+    variants: Callable[[Any], Iterable[dict[str, Any]]] = _no_variants
 
     def parse(self, options: dict[str, Any]) -> Options:
         """Return the parsed options; raises TrtspecError for invalid ones."""

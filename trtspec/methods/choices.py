@@ -7,7 +7,7 @@ tree, so its prefixes have to be choices too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from trtspec.checkpoint.model_config import ModelConfig
@@ -41,6 +41,18 @@ def find_choices(written: Any, known: Mapping[str, tuple[Choice, ...]]) -> tuple
     choices = tuple(map(_choice, written))
     _check_tree(choices)
     return choices
+
+
+def smaller_trees(choices: Sequence[Choice]) -> Iterator[dict[str, Any]]:
+    """Yield the `choices` of trees of the first 4, 8, 16 ... nodes: published tables begin with those that pay most."""
+    for size in (4, 8, 16, 32, 64, 128):
+        if size < len(choices):
+            first = set(choices[:size])
+            yield {"choices": [list(path) for path in choices[:size] if _is_rooted(path, first)]}
+
+
+def _is_rooted(path: Choice, choices: set[Choice]) -> bool:
+    return all(path[:depth] in choices for depth in range(1, len(path)))
 
 
 def most_ranks(choices: Iterable[Choice]) -> int:

@@ -34,4 +34,5 @@ METHOD = Method(
     default_draft_len=5,
     options=DraftTargetOptions,
     suggest=_suggest,
+    variants=lambda options: ({"stop_below": probability} for probability in (0.0, 0.2, 0.4, 0.6)),
 )

@@ -9,6 +9,7 @@ and a Llama layer without its input norm. The embedding and the LM head are the 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from trtspec.checkpoint.trtllm import EMBEDDING, LM_HEAD
 from trtspec.diagnostics import Diagnostic
 from trtspec.families.decoder import attention, mlp, read_decoder
 from trtspec.methods.base import DraftHead, DraftShape, HeadTarget, LossyOptions, Method, Suggestion
-from trtspec.methods.choices import EAGLE_CHOICES, MOST_NODES, Choice, check_ranks, find_choices
+from trtspec.methods.choices import EAGLE_CHOICES, MOST_NODES, Choice, check_ranks, find_choices, smaller_trees
 from trtspec.methods.fit import check_layer, check_sizes
 from trtspec.recipe.schema import refuse
 
@@ -220,6 +221,16 @@ def _check_options(options: EagleOptions, config: ModelConfig) -> list[Diagnosti
     ]
 
 
+def _variants(options: EagleOptions) -> Iterator[dict[str, Any]]:
+    """Yield trees no deeper than the given one: what was converted has a net for each of its levels."""
+    yield from smaller_trees(options.paths)
+    if options.growth:
+        for depth in (2, 4, 6, 8):
+            for top_k, nodes in ((2, 8), (4, 16), (8, 32), (10, 60)):
+                if depth <= options.growth.depth:
+                    yield {"depth": depth, "top_k": top_k, "nodes": nodes}
+
+
 METHOD = Method(
     summary="an EAGLE head that predicts the target's hidden states drafts a tree",
     drafts_with="head",
@@ -228,4 +239,5 @@ METHOD = Method(
     check_options=_check_options,
     read_head=read_head,
     suggest=_suggest,
+    variants=_variants,
 )

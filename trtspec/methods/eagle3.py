@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -202,6 +203,11 @@ def _check_words(source: Source) -> Iterator[Diagnostic]:
         yield Diagnostic("model", "norms", message, hint, "warning")
 
 
+def _variants(options: Eagle3Options) -> Iterator[dict[str, Any]]:
+    yield {"top_k": None, "nodes": None}
+    yield from ({"top_k": width, "nodes": nodes} for width, nodes in ((2, 6), (4, 12), (4, 24), (8, 32), (10, 59)))
+
+
 def _suggest(source: Source) -> Suggestion | None:
     is_head = any(name.endswith(".hidden_norm.weight") for name in source.tensors) and not drafts_in_parallel(source)
     return Suggestion(0, "DRAFT is an EAGLE-3 head: its layer has a hidden_norm") if is_head else None
@@ -216,4 +222,5 @@ METHOD = Method(
     draft_shape=_draft_shape,
     read_head=read_head,
     suggest=_suggest,
+    variants=_variants,
 )

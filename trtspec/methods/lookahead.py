@@ -47,5 +47,8 @@ METHOD = Method(
     draft_passes="none",
     options=LookaheadOptions,
     suggest=_suggest,
+    variants=lambda options: (
+        {"window": window, "verification": window, "ngram": ngram} for window in (2, 4, 8, 15) for ngram in (2, 3, 5)
+    ),
     draft_shape=_draft_shape,
 )

@@ -19,7 +19,7 @@ from trtspec.checkpoint.rules import Rule, Skip, SourceTensor, Split, Stage
 from trtspec.checkpoint.source import Source
 from trtspec.diagnostics import Diagnostic
 from trtspec.methods.base import DraftHead, DraftShape, HeadTarget, LossyOptions, Method, Suggestion
-from trtspec.methods.choices import MEDUSA_CHOICES, Choice, check_ranks, find_choices
+from trtspec.methods.choices import MEDUSA_CHOICES, Choice, check_ranks, find_choices, smaller_trees
 from trtspec.methods.fit import check_sizes
 
 # Medusa 1.0 and ModelOpt save a whole model with its heads, each under its own prefix.
@@ -155,4 +155,5 @@ METHOD = Method(
     check_options=_check_options,
     read_head=read_head,
     suggest=_suggest,
+    variants=lambda options: smaller_trees(options.paths),
 )

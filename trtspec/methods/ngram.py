@@ -43,4 +43,5 @@ METHOD = Method(
     default_draft_len=8,
     options=NgramOptions,
     suggest=_suggest,
+    variants=lambda options: ({"min_match": least} for least in (1, 2, 3, 4) if least <= options.max_match),
 )

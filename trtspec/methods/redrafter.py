@@ -159,4 +159,5 @@ METHOD = Method(
     draft_shape=_draft_shape,
     read_head=read_head,
     suggest=_suggest,
+    variants=lambda options: ({"beams": beams} for beams in (1, 2, 3, 5, 8)),
 )

@@ -34,4 +34,7 @@ METHOD = Method(
     draft_lens=range(1, 65),
     default_draft_len=24,
     options=SuffixOptions,
+    variants=lambda options: (
+        {"max_spec_factor": factor, "min_token_prob": least} for factor in (0.5, 1.0, 2.0, 4.0) for least in (0.1, 0.3)
+    ),
 )

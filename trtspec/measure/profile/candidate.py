@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtspec.artifacts.manifest import load_manifest
+from trtspec.artifacts.manifest import Manifest, load_manifest
 from trtspec.generation.request import Result, Stats
 from trtspec.measure.artifact import DRAFT, TARGET, OpenArtifact, engine_settings, open_artifact
 from trtspec.measure.profile.acceptance import Acceptance, Counts, Estimate, count_steps
@@ -46,7 +46,8 @@ class Texts:
 class Candidate:
     """What may draft: a method with its options, the recipe's section of its draft (None without one), its artifact.
 
-    `takes_draft_len` tells whether a recipe says how much it drafts; else its options do.
+    `takes_draft_len` tells whether a recipe says how much it drafts; else its options do. Options and `draft_len` are
+    tried whatever the artifact was built with; 0 stands for its own length.
     """
 
     method: str
@@ -54,6 +55,7 @@ class Candidate:
     options: dict[str, Any]
     takes_draft_len: bool
     root: Path
+    draft_len: int = 0
 
     @property
     def draft(self) -> str | None:
@@ -64,6 +66,24 @@ class Candidate:
     def name(self) -> str:
         """Return what people call it."""
         return f"{self.method} ({self.draft})" if self.draft else self.method
+
+    @property
+    def settings(self) -> str:
+        """Return what it drafts with, in words; two candidates of one artifact differ in it."""
+        length = {"draft_len": self.draft_len} if self.draft_len else {}
+        return ", ".join(f"{key} {_short(value)}" for key, value in (length | self.options).items()) or "defaults"
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """Return the artifact's manifest as if it had been built with these options."""
+        found = load_manifest(self.root)
+        changes: dict[str, Any] = {"options": self.options} | ({"draft_len": self.draft_len} if self.draft_len else {})
+        speculation = found.recipe.speculation.model_copy(update=changes)
+        return found.model_copy(update={"recipe": found.recipe.model_copy(update={"speculation": speculation})})
+
+
+def _short(value: Any) -> str:
+    return f"of {len(value)}" if isinstance(value, list) else str(value)
 
 
 @dataclass(frozen=True)
@@ -142,8 +162,8 @@ def measure(candidate: Candidate, texts: Texts, batches: Sequence[int], on_progr
     """Measure a candidate on what its target says."""
     from trtspec.torch_engine.speculator import Speculator
 
-    recipe, root = load_manifest(candidate.root).recipe, candidate.root
-    settings = replace(engine_settings(root, recipe), max_batch_size=max(batches))
+    root = candidate.root
+    settings = replace(engine_settings(root, candidate.manifest.recipe), max_batch_size=max(batches))
     draft = root / DRAFT
     speculator = Speculator.load(root / TARGET, draft if draft.is_dir() else None, settings)
     shape = speculator.draft_shape
@@ -152,7 +172,7 @@ def measure(candidate: Candidate, texts: Texts, batches: Sequence[int], on_progr
         lens = range(1, shape.max_depth + 1) if is_chain else [shape.max_depth]
         acceptance = _replayed(candidate, speculator, texts, lens, on_progress)
     else:
-        acceptance = {shape.max_depth: _counted(root, texts, shape.max_depth)}
+        acceptance = {shape.max_depth: _counted(candidate, texts, shape.max_depth)}
     return Measured(candidate, acceptance, _times(candidate, speculator, texts, batches, [*acceptance], on_progress))
 
 
@@ -171,9 +191,9 @@ def _replayed(
     }
 
 
-def _counted(root: Path, texts: Texts, depth: int) -> Acceptance:
+def _counted(candidate: Candidate, texts: Texts, depth: int) -> Acceptance:
     """Return the engine's own counts, of a drafter whose next draft depends on what became of the last."""
-    with open_artifact(root, load_manifest(root)) as artifact:
+    with open_artifact(candidate.root, candidate.manifest) as artifact:
         requests = [
             artifact.request_of(prompt, len(said)) for prompt, said in zip(texts.prompts, texts.said, strict=True)
         ]

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trtspec tune`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trtspec.cli.options import Json, Prompts, Recipe, Set
+from trtspec.cli.recommended import (
+    Concurrency,
+    MaxDraftLen,
+    MaxTokens,
+    Samples,
+    Seed,
+    Write,
+    show_recommendation,
+    write_recommendation,
+)
+
+if TYPE_CHECKING:
+    from trtspec.measure.profile.tuning import Tuning
+
+
+def tune(
+    recipe: Recipe,
+    set_: Set = None,
+    prompts: Prompts = None,
+    samples: Samples = 64,
+    max_tokens: MaxTokens = 64,
+    max_draft_len: MaxDraftLen = 10,
+    concurrency: Concurrency = 1,
+    seed: Seed = 0,
+    write: Write = False,
+    json: Json = False,
+) -> None:
+    """Find the draft length, tree and options with which a recipe's method is fastest, on your own prompts.
+
+    All variants are measured on a few prompts, the better half on twice as many, and so on. An ended run goes on where
+    it was.
+
+    Example: trtspec tune recipes/quickstart.yaml --samples 16
+    """
+    from trtspec.cli.progress import build_bars, counter
+    from trtspec.cli.render import print_json
+    from trtspec.profiling.asked import Asked, Limits, Screen
+    from trtspec.profiling.tune import run
+    from trtspec.recipe.edit import check_editable
+
+    if write:
+        check_editable(recipe)  # before minutes of measuring
+    limits = Limits(samples, max_tokens, max_draft_len, concurrency, seed)
+    found = run(Asked(recipe, set_ or [], prompts, None, None, limits), Screen(build_bars, counter))
+    if json:
+        print_json(found.as_dict())
+    else:
+        show(found)
+    if write:
+        write_recommendation(recipe, found.recommendation)
+
+
+def show(found: Tuning) -> None:
+    """Print the rounds, and what follows from the last."""
+    from trtspec.cli.layout import counted
+    from trtspec.cli.render import note, show_table
+
+    for rung in found.rungs:
+        rows = []
+        for place, (arm, _) in enumerate(rung.scores):
+            best = found.best_of(arm, rung)
+            told = (str(best.draft_len), str(best.expected)) if best else ("-", "left out")
+            rows.append((arm.settings, *told, "goes on" if place < rung.kept and rung is not found.rungs[-1] else ""))
+        title = f"{found.name}: {counted(rung.texts, 'prompt')}"
+        show_table(title, ("options", "draft_len", "expected speed-up", ""), rows, right=(1, 2))
+    for name, why in found.left_out.items():
+        note(f"{name} was left out: {why}", "yellow")
+    show_recommendation(found.recommendation)
+
+
+command = tune

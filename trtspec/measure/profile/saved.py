@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was measured of a candidate, as JSON and back: long work goes on where it was ended."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+from typing import Any
+
+from trtspec.measure.profile.acceptance import Acceptance, Counts
+from trtspec.measure.profile.candidate import Candidate, Measured, Texts
+
+
+def dump_texts(texts: Texts) -> dict[str, Any]:
+    """Return texts as JSON values."""
+    return {"prompts": texts.prompts, "said": texts.said, "kinds": texts.kinds}
+
+
+def read_texts(saved: dict[str, Any]) -> Texts:
+    """Return texts that were saved."""
+    prompts, said = (tuple(map(tuple, saved[key])) for key in ("prompts", "said"))
+    return Texts(prompts, said, tuple(saved["kinds"]))
+
+
+def dump_measured(measured: Measured) -> dict[str, Any]:
+    """Return what was measured as JSON values, but for the candidate."""
+    acceptance = {
+        str(length): {"texts": [astuple(text) for text in each.texts], "kinds": each.kinds}
+        for length, each in measured.acceptance.items()
+    }
+    return {"acceptance": acceptance, "seconds": [[*case, each] for case, each in measured.seconds.items()]}
+
+
+def read_measured(candidate: Candidate, saved: dict[str, Any]) -> Measured:
+    """Return what was saved of a candidate."""
+    acceptance = {
+        int(length): Acceptance(tuple(_counts(*text) for text in each["texts"]), tuple(each["kinds"]))
+        for length, each in saved["acceptance"].items()
+    }
+    return Measured(candidate, acceptance, {(batch, length): each for batch, length, each in saved["seconds"]})
+
+
+def _counts(steps: int, drafted: int, accepted: int, reached: list[int], drafted_at: list[int]) -> Counts:
+    return Counts(steps, drafted, accepted, tuple(reached), tuple(drafted_at))

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What successive halving found, and the document of `tune --json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trtspec.measure.profile.candidate import Candidate, Measured, Speedup, Texts
+from trtspec.measure.profile.halving import Rung
+from trtspec.measure.profile.recommend import Recommendation
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The rounds, what was measured by (settings, texts), why others were left out, and what follows."""
+
+    name: str
+    texts: Texts
+    rungs: Sequence[Rung[Candidate]]
+    measured: Mapping[tuple[str, int], Measured]
+    left_out: dict[str, str]
+    recommendation: Recommendation
+
+    def best_of(self, arm: Candidate, rung: Rung[Candidate]) -> Speedup | None:
+        """Return what was expected of an arm in a round, None of one that could not be measured."""
+        found = self.measured.get((arm.settings, rung.texts))
+        return found.best(self.recommendation.batch) if found else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the document."""
+        return {
+            "format_version": FORMAT_VERSION,
+            "name": self.name,
+            "prompts": len(self.texts.prompts),
+            "tokens": self.texts.tokens,
+            "rounds": [self._rung(rung) for rung in self.rungs],
+            "left_out": [{"settings": name, "why": why} for name, why in self.left_out.items()],
+            "recommendation": self.recommendation.as_dict(),
+        }
+
+    def _rung(self, rung: Rung[Candidate]) -> dict[str, Any]:
+        arms = [self._arm(arm, rung) | {"kept": place < rung.kept} for place, (arm, _) in enumerate(rung.scores)]
+        return {"prompts": rung.texts, "tried": arms}
+
+    def _arm(self, arm: Candidate, rung: Rung[Candidate]) -> dict[str, Any]:
+        best = self.best_of(arm, rung)
+        told = best.as_dict() if best else {"batch": self.recommendation.batch, "draft_len": arm.draft_len}
+        return {"options": arm.options, **told}

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Results of finished parts of long work, by all that they depend on: an ended command goes on behind them.
+
+They lie in the cache until the whole work is done. A file that cannot be read counts as absent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trtspec import __version__
+from trtspec.files import replace_file
+from trtspec.paths import cache_dir
+
+
+class Finished:
+    """The parts of one command's work; `found` counts those that an earlier run had done."""
+
+    def __init__(self, command: str) -> None:
+        self._root = cache_dir() / command
+        self._used: list[Path] = []
+        self.found = 0
+
+    def get(self, depends_on: Any, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return a part that is there, or make and keep it; `depends_on` are JSON values, the machine is added."""
+        whole = [__version__, platform.processor(), platform.node(), os.cpu_count(), depends_on]
+        key = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
+        path = self._root / f"{key}.json"
+        self._used.append(path)
+        try:
+            part: dict[str, Any] = json.loads(path.read_bytes())
+            self.found += 1
+        except (OSError, ValueError):
+            part = make()
+            self._root.mkdir(parents=True, exist_ok=True)
+            replace_file(path, json.dumps(part).encode(), path.with_suffix(f".{os.getpid()}"))
+        return part
+
+    def forget(self) -> None:
+        """Remove the parts that were used, at the end of the whole."""
+        for path in self._used:
+            path.unlink(missing_ok=True)

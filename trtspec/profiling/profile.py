@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds every candidate, and has it measured on what the target says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trtspec.checkpoint.trtllm import load_checkpoint
+from trtspec.diagnostics import RecipeError
+from trtspec.errors import TrtspecError
+from trtspec.generation.request import Result
+from trtspec.measure.artifact import TARGET, OpenArtifact, open_artifact
+from trtspec.measure.parity import check_parity
+from trtspec.measure.profile.candidate import Candidate, OnProgress, measure, say
+from trtspec.measure.profile.document import Profile
+from trtspec.measure.profile.recommend import recommend
+from trtspec.measure.report import Check
+from trtspec.measure.sources import find_source as find_origin
+from trtspec.profiling.asked import Asked, Screen
+from trtspec.profiling.build import build, workplace
+from trtspec.profiling.texts import batches_of, check_said, drawn
+from trtspec.profiling.wanted import in_process, wanted
+from trtspec.prompts.prompt import Prompt
+from trtspec.recipe.load import LoadedRecipe, load_recipe
+
+
+def run(asked: Asked, screen: Screen) -> Profile:
+    """Build every candidate, and measure it on what the target says; raises TrtspecError where none can be tried."""
+    loaded = load_recipe(asked.recipe, asked.overrides)
+    name, engine = in_process()
+    left_out: dict[str, str] = {}
+    with workplace("profile") as folder:
+        candidates = []
+        for number, each in enumerate(wanted(loaded, asked, engine)):
+            try:
+                candidates.append(build(asked, each, name, folder / str(number), screen))
+            except RecipeError as error:
+                left_out[each.name] = error.diagnostics[0].message
+            except TrtspecError as error:
+                left_out[each.name] = error.message
+        if not candidates:
+            raise TrtspecError("; ".join(f"{name}: {why}" for name, why in left_out.items()) or "nothing to try")
+        return _measure(loaded, asked, candidates, left_out, screen)
+
+
+def _measure(
+    loaded: LoadedRecipe, asked: Asked, candidates: Sequence[Candidate], left_out: dict[str, str], screen: Screen
+) -> Profile:
+    prompts, limits = drawn(asked, candidates[0].root), asked.limits
+    batches = batches_of(loaded.recipe, limits)
+    with screen.counting() as on_progress:
+        with open_artifact(candidates[0].root) as artifact:
+            texts, results = say(artifact, prompts, limits.max_tokens, on_progress)
+            parity = _parity(artifact, prompts, results, on_progress)
+        check_said(texts)
+        measured = [measure(candidate, texts, batches, on_progress) for candidate in candidates]
+    return Profile(loaded.recipe.name, texts, measured, left_out, recommend(measured, limits.concurrency), parity)
+
+
+def _parity(
+    artifact: OpenArtifact, prompts: Sequence[Prompt], results: Sequence[Result], on_progress: OnProgress
+) -> Check | None:
+    """Return how far a quantized target says what its source says; None where nothing was quantized."""
+    if not load_checkpoint(artifact.root / TARGET).quantization.algo:
+        return None
+    source = find_origin(artifact.root, artifact.manifest, None)
+    return check_parity(artifact, source, prompts, results, on_progress)
