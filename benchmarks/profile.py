@@ -6,7 +6,8 @@ target alone and a fixed draft length (at least 0.98 of it), however many reques
     python benchmarks/profile.py [--recipes quickstart quickstart-ngram quickstart-eagle3] [--out FILE.json]
 
 What is expected and what is measured are of the same run: closed loops of so many requests, greedy, whole texts with
-their prefill. All cases alternate, and the better of two rounds counts. It takes half an hour of a quiet machine.
+their prefill, while all of the places are taken. Each case runs next to the target alone, on an engine that drafts
+nothing, and the median of five such pairs counts. It takes half an hour of a quiet machine.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import cycle, islice
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -37,9 +40,10 @@ from trtspec.torch_engine.engine import Engine
 
 RECIPES = ("quickstart", "quickstart-ngram", "quickstart-eagle3")
 MAX_DRAFT_LEN, MAX_BATCH = 10, 64
-BATCHES, LENS = (1, 4, 16), (0, 1, 2, 3, 4, 5, 6, 8, 10)
+BATCHES, LENS = (1, 4, 16), (1, 2, 3, 4, 5, 6, 8, 10)
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64)
-PROMPTS, TOKENS, ROUNDS = 32, 96, 2
+PROMPTS, TOKENS, ROUNDS = 32, 96, 5
+LEAST = 6  # requests of a measurement
 WITHIN_S = 600.0
 
 
@@ -91,25 +95,23 @@ def examine(candidate: Candidate, parts: Sequence[str]) -> dict[str, Any]:
 
 def compare_lens(measured: Measured, texts: Texts) -> dict[str, Any]:
     """Hold what is expected of each draft length against what the engine does with it."""
-    cases = [(batch, length) for batch in BATCHES for length in LENS]
-    with loaded(measured.candidate) as engine:
-        speeds = rounds([(engine, batch, length) for batch, length in cases], texts)
-    speed = dict(zip(cases, speeds, strict=True))
     rows = []
-    for batch in BATCHES:
-        expected = {each.draft_len: each.expected.value for each in measured.speedups if each.batch == batch}
-        seen = {length: speed[batch, length] / speed[batch, 0] for length in LENS if length}
-        chosen = measured.best(batch).draft_len
-        rows.append(
-            {
-                "batch": batch,
-                "expected": {str(length): round(expected[length], 3) for length in seen},
-                "measured": {str(length): round(ratio, 3) for length, ratio in seen.items()},
-                "largest_error": round(max(abs(expected[length] / ratio - 1) for length, ratio in seen.items()), 3),
-                "chosen": chosen,
-                "chosen_of_best": round(seen.get(chosen, 0.0) / max(seen.values()), 3),
-            }
-        )
+    with loaded(measured.candidate) as engine, loaded(measured.candidate, alone=True) as alone:
+        for batch in BATCHES:
+            expected = {each.draft_len: each.expected.value for each in measured.speedups if each.batch == batch}
+            arms = [(engine, length) for length in LENS]
+            seen = dict(zip(LENS, ratios(alone, arms, texts, batch), strict=True))
+            chosen = measured.best(batch).draft_len
+            rows.append(
+                {
+                    "batch": batch,
+                    "expected": {str(length): round(expected[length], 3) for length in LENS},
+                    "measured": {str(length): round(ratio, 3) for length, ratio in seen.items()},
+                    "largest_error": round(max(abs(expected[each] / seen[each] - 1) for each in LENS), 3),
+                    "chosen": chosen,
+                    "chosen_of_best": round(seen[chosen] / max(seen.values()), 3),
+                }
+            )
     return {"batches": rows}
 
 
@@ -117,55 +119,70 @@ def compare_schedule(measured: Measured, texts: Texts) -> dict[str, Any]:
     """Hold the schedule against the target alone and the fixed length, at each number of requests at once."""
     chosen = recommend([measured], 1)
     schedule = chosen.schedule or ((MAX_BATCH, chosen.draft_len),)
-    with loaded(measured.candidate, schedule) as scheduled, loaded(measured.candidate) as fixed:
-        arms = {"alone": (fixed, 0), "fixed": (fixed, chosen.draft_len), "scheduled": (scheduled, None)}
-        cases = [(engine, many, length) for many in CONCURRENCIES for engine, length in arms.values()]
-        speeds = iter(rounds(cases, texts))
     rows = []
-    for many in CONCURRENCIES:
-        speed = {arm: next(speeds) for arm in arms}
-        better = max(speed["alone"], speed["fixed"])
-        rows.append({"concurrency": many, **{arm: round(each, 1) for arm, each in speed.items()}})
-        rows[-1]["scheduled_of_better"] = round(speed["scheduled"] / better, 3)
+    with (
+        loaded(measured.candidate, schedule) as scheduled,
+        loaded(measured.candidate) as fixed,
+        loaded(measured.candidate, alone=True) as alone,
+    ):
+        for many in CONCURRENCIES:
+            arms = [(fixed, chosen.draft_len), (scheduled, None)]
+            of_fixed, of_scheduled = ratios(alone, arms, texts, many)
+            found = {
+                "fixed": of_fixed,
+                "scheduled": of_scheduled,
+                "scheduled_of_better": of_scheduled / max(1, of_fixed),
+            }
+            rows.append({"concurrency": many, **{key: round(each, 3) for key, each in found.items()}})
     least = min(row["scheduled_of_better"] for row in rows)
-    return {"schedule": schedule, "fixed": chosen.draft_len, "tokens_per_s": rows, "least": least}
+    return {"schedule": schedule, "fixed": chosen.draft_len, "times_as_fast_as_alone": rows, "least": least}
 
 
 @contextmanager
-def loaded(candidate: Candidate, schedule: Sequence[tuple[int, int]] = ()) -> Iterator[Engine]:
+def loaded(candidate: Candidate, schedule: Sequence[tuple[int, int]] = (), *, alone: bool = False) -> Iterator[Engine]:
     root = candidate.root
     settings = replace(engine_settings(root, load_manifest(root).recipe), schedule=tuple(schedule))
-    engine = Engine.load(root / TARGET, root / DRAFT if (root / DRAFT).is_dir() else None, settings)
+    if alone:
+        settings = replace(settings, method="none", draft_len=0, options={})
+    draft = root / DRAFT if (root / DRAFT).is_dir() and not alone else None
+    engine = Engine.load(root / TARGET, draft, settings)
     try:
         yield engine
     finally:
         engine.close()
 
 
-def rounds(cases: Sequence[tuple[Engine, int, int | None]], texts: Texts) -> list[float]:
-    """Return the tokens a second of each case, the better of its rounds."""
-    best = [0.0] * len(cases)
+def ratios(alone: Engine, arms: Sequence[tuple[Engine, int | None]], texts: Texts, many: int) -> list[float]:
+    """Return how many times as fast as the target alone each arm is: the median of rounds, in each both side by side."""
+    found: list[list[float]] = [[] for _ in arms]
     for number in range(ROUNDS):
-        for place, (engine, many, length) in enumerate(cases):
-            best[place] = max(best[place], throughput(engine, texts, many, length))
-        print(f"round {number + 1} of {ROUNDS}", file=sys.stderr, flush=True)
-    return best
+        for place, arm in enumerate(arms):
+            sides = {"alone": (alone, 0), "drafting": arm}
+            order = sorted(sides, reverse=number % 2 == 1)
+            speed = {name: throughput(*sides[name], texts, many) for name in order}
+            found[place].append(speed["drafting"] / speed["alone"])
+    print(f"{many} at once: {[[round(each, 2) for each in arm] for arm in found]}", file=sys.stderr, flush=True)
+    return [median(arm) for arm in found]
 
 
-def throughput(engine: Engine, texts: Texts, many: int, length: int | None) -> float:
-    """Return tokens a second of a closed loop of `many` requests, until each of them ended once or more."""
+def throughput(engine: Engine, length: int | None, texts: Texts, many: int) -> float:
+    """Return tokens a second while `many` requests run: from the first until no more can begin."""
     from trtspec.generation.request import Request, Update
 
-    prompts = [texts.prompts[number % len(texts.prompts)] for number in range(max(8, 2 * many))]
+    prompts = list(islice(cycle(texts.prompts), max(LEAST, 4 * many)))
     lock, left, done = threading.Lock(), iter(prompts), threading.Event()
     running = tokens = 0
+    seconds, counted = 0.0, 0
 
     def begin() -> None:
-        nonlocal running
+        nonlocal running, seconds, counted
         with lock:
             prompt = next(left, None)
             if prompt is None:
-                done.set() if running == 0 else None
+                if not seconds:
+                    seconds, counted = time.perf_counter() - started, tokens
+                if running == 0:
+                    done.set()
                 return
             running += 1
         engine.submit(Request(prompt, TOKENS, draft_len=length), take)
@@ -183,7 +200,7 @@ def throughput(engine: Engine, texts: Texts, many: int, length: int | None) -> f
         begin()
     if not done.wait(WITHIN_S):
         raise SystemExit("the engine did not end in time")
-    return tokens / (time.perf_counter() - started)
+    return counted / seconds
 
 
 if __name__ == "__main__":

@@ -25,7 +25,18 @@ from trtspec.profiling.texts import batches_of, check_said, drawn
 from trtspec.profiling.wanted import in_process, own_of
 from trtspec.recipe.load import LoadedRecipe, load_recipe
 
-TREE_DEPTHS = (2, 3, 4, 5, 6, 8, 10, 12, 16)  # of methods whose recipe says how deep a tree is; chains try every length
+TREE_DEPTHS = (
+    1,
+    2,
+    3,
+    4,
+    5,
+    6,
+    8,
+    10,
+    12,
+    16,
+)  # of methods whose recipe says how deep a tree is; chains try every length
 
 
 def run(asked: Asked, screen: Screen) -> Tuning:
@@ -107,13 +118,13 @@ def _halved(work: _Work, loaded: LoadedRecipe, asked: Asked) -> Tuning:
 
 def _arms(own: Candidate, own_len: int | None, max_draft_len: int) -> Iterator[Candidate]:
     """Yield what the recipe has first, then its variants; trees as deep as may be tried, chains as long."""
-    method, seen = find_method(own.method), set[str]()
+    method, seen = find_method(own.method), set[tuple[str, int]]()
     for options in (own.options, *_variants(method, own.options)):
         for draft_len in sorted(_lens(method, options, max_draft_len), key=lambda length: length != own_len):
-            arm = replace(own, options=options, draft_len=draft_len)
-            if arm.settings not in seen:
-                seen.add(arm.settings)
-                yield arm
+            same = (method.parse(options).model_dump_json(), draft_len)
+            if same not in seen:
+                seen.add(same)
+                yield replace(own, options=options, draft_len=draft_len)
 
 
 def _variants(method: Method, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -127,8 +138,8 @@ def _variants(method: Method, options: dict[str, Any]) -> Iterator[dict[str, Any
 
 def _lens(method: Method, options: dict[str, Any], max_draft_len: int) -> list[int]:
     """Return the lengths to open an engine with: the longest of a chain, which replays all of them, each of a tree."""
-    lens = [length for length in method.draft_lens if length <= max_draft_len]
-    shape = method.draft_shape(method.parse(options), max(lens, default=0))
-    if shape.max_tokens == shape.max_depth:
+    lens, parsed = [length for length in method.draft_lens if length <= max_draft_len], method.parse(options)
+    shapes = {length: method.draft_shape(parsed, length) for length in lens}
+    if not lens or shapes[lens[0]].max_tokens == shapes[lens[0]].max_depth:
         return lens[-1:] or [0]
-    return [length for length in lens if length in TREE_DEPTHS] or [0]
+    return [length for length in lens if length in TREE_DEPTHS and shapes[length].max_tokens > shapes[length].max_depth]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long the steps of a speculator take, by how many requests run and how much is drafted."""
+"""How long the steps of a speculator take, by how many requests run and how much is drafted, and its prefills."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from trtspec.errors import TrtspecError
 from trtspec.generation.request import Request
 from trtspec.generation.running import Running
+from trtspec.torch_engine.prefill import prefill
 from trtspec.torch_engine.speculator import Speculator
 
 Tokens = Sequence[int]
@@ -43,6 +44,24 @@ def step_times(
                 found[case].append(seconds)
         on_round(number)
     return {case: min(samples) for case, samples in found.items()}
+
+
+@torch.inference_mode()
+def prefill_seconds(
+    speculator: Speculator, prompts: Sequence[Tokens], *, rounds: int, max_tokens: int
+) -> tuple[float, float]:
+    """Return the mean seconds of a prompt's prefill, by the target alone and with drafter: the least of `rounds`."""
+    alone, whole = list[float](), list[float]()
+    for _ in range(rounds + 1):
+        started = time.perf_counter()
+        for prompt in prompts:
+            prefill(speculator.target, [[*prompt]], 0, max_tokens)
+        between = time.perf_counter()
+        for prompt in prompts:
+            speculator.prefill([Running(Request(tuple(prompt), 2), lambda update: None, None)], 0, max_tokens)
+        alone.append((between - started) / len(prompts))
+        whole.append((time.perf_counter() - between) / len(prompts))
+    return min(alone[1:]), min(whole[1:])  # what is done only once is not measured
 
 
 def _begun(speculator: Speculator, prompts: Sequence[Tokens], case: Case, steps: int, max_tokens: int) -> list[Running]:

@@ -50,7 +50,7 @@ def test_of_equal_arms_the_earlier_wins() -> None:
 def test_what_is_saved_is_read_back() -> None:
     candidate = Candidate("ngram", None, {}, True, Path())
     acceptance = {2: Acceptance((Counts(5, 9, 4, (3, 1), (5, 4)), Counts(1, 0, 0, (0, 0), (0, 0))), ("a", ""))}
-    measured = Measured(candidate, acceptance, {(1, 0): 0.25, (1, 2): 0.5})
+    measured = Measured(candidate, acceptance, {(1, 0): 0.25, (1, 2): 0.5}, (0.125, 0.25), 7.5)
     assert read_measured(candidate, json.loads(json.dumps(dump_measured(measured)))) == measured
     texts = Texts(((1, 2), (3,)), ((4,), (5, 6)), ("a", ""))
     assert read_texts(json.loads(json.dumps(dump_texts(texts)))) == texts
@@ -89,8 +89,8 @@ def test_a_tree_is_tried_at_several_depths_and_a_chain_whole() -> None:
     own = Candidate("eagle3", None, {}, True, Path())
     arms = list(tune._arms(own, 4, 6))
     assert [(arm.options, arm.draft_len) for arm in arms[:1]] == [({}, 6)]
-    assert [arm.draft_len for arm in arms if arm.options.get("nodes") == 12] == [4, 2, 3, 5, 6]
-    assert len({arm.settings for arm in arms}) == len(arms) == 26
+    assert [arm.draft_len for arm in arms if arm.options.get("nodes") == 12] == [4, 1, 2, 3, 5, 6]
+    assert len({arm.settings for arm in arms}) == len(arms) == 30
 
 
 def test_smaller_trees_are_trees() -> None:
@@ -113,8 +113,11 @@ def test_an_ended_run_goes_on_where_it_was(
         return real(arm, texts, *rest)
 
     monkeypatch.setattr(tune, "measure", measure)
-    assert trtspec("tune", recipe, *SMALL, "--json").code == 130
-    document = trtspec("tune", recipe, *SMALL, "--json").document
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": "the rest " * many}) + "\n" for many in range(1, 9)))
+    asked = ("tune", recipe, *SMALL, "--prompts", prompts, "--json")
+    assert trtspec(*asked).code == 130
+    document = trtspec(*asked).document
     assert calls[3] == calls[2]
     assert len(set(calls)) == len(calls) - 1
     first, last = document["rounds"]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 MEASURED_LENS = (0, 1, 2, 3, 4, 6, 8, 10, 12, 16, 24, 32, 48, 64)  # what lies between is interpolated
 STEPS, ROUNDS = 8, 5
 AS_GOOD = 0.99  # of the fastest; a shorter draft is less work where fewer tokens are accepted
-PREFILL_TOKENS = 8192
+PREFILLS, PREFILL_TOKENS = 16, 8192
 
 OnProgress = Callable[[str, int, int], None]
 Tokens = tuple[int, ...]
@@ -102,11 +103,17 @@ class Speedup:
 
 @dataclass(frozen=True)
 class Measured:
-    """Acceptance by draft length, and the seconds of a step by (requests, draft_len), 0 for the target alone."""
+    """Acceptance by draft length, and the seconds of a step by (requests, draft_len), 0 for the target alone.
+
+    `prefill` are the seconds that a prompt takes, of the target alone and with what drafts; `answer_len` is the mean
+    answer's tokens.
+    """
 
     candidate: Candidate
     acceptance: dict[int, Acceptance]
     seconds: dict[tuple[int, int], float]
+    prefill: tuple[float, float] = (0.0, 0.0)
+    answer_len: float = math.inf
 
     @property
     def batches(self) -> list[int]:
@@ -134,9 +141,15 @@ class Measured:
         return self.seconds[batch, low] * (1 - share) + self.seconds[batch, high] * share
 
     def _speedup(self, batch: int, draft_len: int) -> Speedup:
-        cost = self.step_seconds(batch, draft_len) / self.seconds[batch, 0]
-        tokens = self.acceptance[draft_len].token_weighted
-        return Speedup(batch, draft_len, Estimate(tokens.value / cost, tokens.low / cost, tokens.high / cost))
+        """Compare the seconds of a token: of its step, and of its part of the prefills, for which all others wait."""
+        tokens, steps = self.acceptance[draft_len].token_weighted, self.answer_len - 1
+        prefills = [batch * seconds / steps for seconds in self.prefill]
+        alone, step = self.seconds[batch, 0] + prefills[0], self.step_seconds(batch, draft_len)
+
+        def times(step_tokens: float) -> float:
+            return alone / (step / step_tokens + prefills[1])
+
+        return Speedup(batch, draft_len, Estimate(times(tokens.value), times(tokens.low), times(tokens.high)))
 
 
 def say(
@@ -161,6 +174,7 @@ def say(
 def measure(candidate: Candidate, texts: Texts, batches: Sequence[int], on_progress: OnProgress) -> Measured:
     """Measure a candidate on what its target says."""
     from trtspec.torch_engine.speculator import Speculator
+    from trtspec.torch_engine.step_times import prefill_seconds
 
     root = candidate.root
     settings = replace(engine_settings(root, candidate.manifest.recipe), max_batch_size=max(batches))
@@ -173,7 +187,9 @@ def measure(candidate: Candidate, texts: Texts, batches: Sequence[int], on_progr
         acceptance = _replayed(candidate, speculator, texts, lens, on_progress)
     else:
         acceptance = {shape.max_depth: _counted(candidate, texts, shape.max_depth)}
-    return Measured(candidate, acceptance, _times(candidate, speculator, texts, batches, [*acceptance], on_progress))
+    seconds = _times(candidate, speculator, texts, batches, [*acceptance], on_progress)
+    prefill = prefill_seconds(speculator, texts.prompts[:PREFILLS], rounds=ROUNDS, max_tokens=PREFILL_TOKENS)
+    return Measured(candidate, acceptance, seconds, prefill, texts.tokens / len(texts.said))
 
 
 def _replayed(

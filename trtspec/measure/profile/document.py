@@ -67,6 +67,7 @@ def _method(measured: Measured, batch: int) -> dict[str, Any]:
             {"batch": rows, "draft_len": length, "seconds": round(seconds, 6)}
             for (rows, length), seconds in sorted(measured.seconds.items())
         ],
+        "prefill_seconds": dict(zip(("alone", "drafting"), (round(each, 6) for each in measured.prefill), strict=True)),
         "mean_accepted_lens": {
             str(length): round(each.token_weighted.value, 3) for length, each in measured.acceptance.items()
         },

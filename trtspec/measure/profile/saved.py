@@ -27,7 +27,12 @@ def dump_measured(measured: Measured) -> dict[str, Any]:
         str(length): {"texts": [astuple(text) for text in each.texts], "kinds": each.kinds}
         for length, each in measured.acceptance.items()
     }
-    return {"acceptance": acceptance, "seconds": [[*case, each] for case, each in measured.seconds.items()]}
+    return {
+        "acceptance": acceptance,
+        "seconds": [[*case, each] for case, each in measured.seconds.items()],
+        "prefill": measured.prefill,
+        "answer_len": measured.answer_len,
+    }
 
 
 def read_measured(candidate: Candidate, saved: dict[str, Any]) -> Measured:
@@ -36,7 +41,9 @@ def read_measured(candidate: Candidate, saved: dict[str, Any]) -> Measured:
         int(length): Acceptance(tuple(_counts(*text) for text in each["texts"]), tuple(each["kinds"]))
         for length, each in saved["acceptance"].items()
     }
-    return Measured(candidate, acceptance, {(batch, length): each for batch, length, each in saved["seconds"]})
+    seconds = {(batch, length): each for batch, length, each in saved["seconds"]}
+    alone, drafting = saved["prefill"]
+    return Measured(candidate, acceptance, seconds, (alone, drafting), saved["answer_len"])
 
 
 def _counts(steps: int, drafted: int, accepted: int, reached: list[int], drafted_at: list[int]) -> Counts:
