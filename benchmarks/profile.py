@@ -153,7 +153,7 @@ def loaded(candidate: Candidate, schedule: Sequence[tuple[int, int]] = (), *, al
 
 
 def ratios(alone: Engine, arms: Sequence[tuple[Engine, int | None]], texts: Texts, many: int) -> list[float]:
-    """Return how many times as fast as the target alone each arm is: the median of rounds, in each both side by side."""
+    """Return how many times as fast as the target alone each arm is, the median of rounds of pairs."""
     found: list[list[float]] = [[] for _ in arms]
     for number in range(ROUNDS):
         for place, arm in enumerate(arms):
