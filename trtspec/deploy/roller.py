@@ -37,6 +37,7 @@ from trtspec.triton.client import Client
 
 GATE_S = 10.0  # for one request of the gates, which is short
 NOTE_EVERY_S = 1.0
+FAULT_S = 0.1  # until a fault is noticed while both answer, which takes seconds where clients keep the old one busy
 ENDED_S = 1.0  # for the requests that a revision still has after it was rolled back; the old one goes on with most
 TRIAL_STOPPED_S = 1.0  # half of what one that serves gets: nobody depends on it, and to end it costs no request
 UNFIT = "min_speedup"  # beside a server that has other work this measures the work
@@ -165,12 +166,30 @@ class Roller(threading.Thread):
         while self._wanted != PROMOTE:
             due = limits.min_requests * min(1.0, (time.monotonic() - began) / max(limits.hold_s, 1e-9))
             if len(pairs.found) < due:
-                pairs.ask()
+                self._ask(pairs)
             seen = self._look(began, pairs.found)
             self._check(canary.objection(limits, seen))
             if canary.may_go_on(limits, seen):
                 return
             time.sleep(min(LOOK_EVERY_S, limits.hold_s / (2 * limits.min_requests + 1)))
+
+    def _ask(self, pairs: Pairs) -> None:
+        """Ask both revisions once more; a fault of the new one does not wait for the old one's answer."""
+        failed: list[Exception] = []
+
+        def ask() -> None:
+            try:
+                pairs.ask()
+            except Exception as error:
+                failed.append(error)
+
+        asking = threading.Thread(target=ask, name="rollout-ask", daemon=True)
+        asking.start()
+        while asking.is_alive():  # unbounded: each of its requests is bounded
+            self._check()
+            asking.join(FAULT_S)
+        if failed:
+            raise failed[0]
 
     def _gets(self, share: int) -> str:
         if not share:
