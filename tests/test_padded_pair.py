@@ -10,6 +10,7 @@ import pytest
 
 from tests.conftest import Run
 from tests.tiny import PAIR_VOCAB, TARGET_SHAPE, make_llama, make_tokenizer
+from trtspec.triton.config import load_config
 
 SPARE = 8
 
@@ -39,6 +40,8 @@ def test_the_padded_draft_drafts_and_the_text_is_the_targets(trtspec: Run, recip
     assert built.code == 0, built.err
     config = json.loads((out / "checkpoints/draft/config.json").read_text())
     assert config["vocab_size"] == PAIR_VOCAB + SPARE
+    biased = load_config(out / "model_repository" / "ensemble" / "config.pbtxt").parameters
+    assert biased["vocab_size"].string_value == str(PAIR_VOCAB + SPARE), "a bias is as long as the logits"
     verified = trtspec("verify", out, "--max-tokens", 16, "--json")
     assert verified.code == 0, verified.err
     generated = trtspec("generate", out, "-p", "the rest", "--max-tokens", 12, "--json")

@@ -49,6 +49,12 @@ def test_a_process_that_was_only_looked_at_by_a_debugger_goes_on() -> None:
         assert not judge.fault(Look(number * STEP, stopped=["tensorrt_llm"] if number % 4 else []))
 
 
+def test_one_that_nobody_depends_on_may_be_stopped_for_less() -> None:
+    judge = Judge(stopped_s=1.0)
+    looks = [judge.fault(Look(number * STEP, stopped=["tensorrt_llm"])) for number in range(5)]
+    assert looks == ["", "", "", "", "the process of tensorrt_llm is stopped"]
+
+
 def test_two_refusals_are_no_fault() -> None:
     assert verdicts(60, refusals=2, said="no") == []
 

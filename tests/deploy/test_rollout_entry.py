@@ -130,9 +130,10 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]
         stop("tiny", timeout_s=5)
 
 
-def roll(artifact: Path, *shares: int) -> dict[str, Any]:
+def roll(artifact: Path, *shares: int, shadow: int | None = None) -> dict[str, Any]:
     skip = ("lossless", "min_acceptance", "min_speedup", "quantized_parity")
-    return deploy_local(artifact, DeployOptions(shares=shares, skip_gates=skip, timeout_s=120)).as_dict()
+    options = DeployOptions(shares=shares, shadow=shadow, skip_gates=skip, timeout_s=120)
+    return deploy_local(artifact, options).as_dict()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -192,14 +193,10 @@ def test_shares_are_those_that_were_asked_for_until_it_is_promoted(live: tuple[s
     assert late.most_common(1)[0][1] >= 20, "all go to the new one, but for those that were under way"
 
 
-def test_shadows_are_compared_and_no_client_hears_of_them(
-    live: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shadows_are_compared_and_no_client_hears_of_them(live: tuple[str, Path]) -> None:
     url, _ = live
-    limits = rolling.limits_of
-    monkeypatch.setattr(rolling, "limits_of", lambda recipe, shares: replace(limits(recipe, shares), shadow=50))
     with load(url) as found:
-        held = roll(other_than_served(live), 10)["rollout"]
+        held = roll(other_than_served(live), 10, shadow=50)["rollout"]
         assert wait_until(lambda: shadowed()["compared"] >= 12, 120)
         assert (found.answers.total() > 0, held["share"]) == (True, 10)
         status = rolling.rollback("tiny", lambda state, what: None)["rollout"]

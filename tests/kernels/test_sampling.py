@@ -46,6 +46,17 @@ def test_without_greedy_rows_the_one_hot_is_left_out_and_nothing_changes() -> No
     )
 
 
+def test_rows_that_are_not_cut_are_not_sorted_and_the_others_are_what_they_are_alone() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(len(HOW), 2, 40) * 3
+    how = [torch.tensor(values) for values in zip(*HOW, strict=True)]
+    cut = torch.tensor([row for row, (heat, top_k, top_p) in enumerate(HOW) if heat and (top_k or top_p < 1)])
+    some = SamplingParams(*how, truncates=True, truncated=cut).probs(logits)
+    torch.testing.assert_close(some, SamplingParams(*how, truncates=True).probs(logits), atol=1e-6, rtol=0)
+    for row, alone in enumerate(HOW):
+        assert torch.equal(some[row : row + 1], params_of(*alone).probs(logits[row : row + 1]))
+
+
 def test_the_last_token_stands_for_no_weight_at_all() -> None:
     assert pick(torch.zeros(2, 5), torch.tensor([0.0, 0.9])).tolist() == [4, 4]
 

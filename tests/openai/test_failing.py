@@ -103,6 +103,9 @@ def test_a_status_of_the_server_is_one_of_http(
     answer = failing.post()
     assert (answer.status_code, error_of(answer)["code"]) == (status, told)
     assert "/srv" not in answer.text
+    assert ("said in" in answer.text) == (status == 400), (
+        "what the model refuses is for the client, the rest for the log"
+    )
     assert ("retry-after" in answer.headers) == (status == 503)
 
 
@@ -271,6 +274,8 @@ def test_without_a_server_health_and_requests_say_so_in_time(failing: Running, t
                 timeout=10,
             )
             assert (answer.status_code, error_of(answer)["code"]) == (503, "overloaded")
+            told = "the model does not answer now; send the request again in a moment"
+            assert (error_of(answer)["message"], answer.headers["retry-after"]) == (told, "1")
             assert time.monotonic() - began < 5
             assert entry.get("/v1/models").status_code == 401
 

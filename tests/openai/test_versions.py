@@ -142,8 +142,12 @@ def test_a_share_of_the_requests_goes_to_the_new_one_as_well_and_only_that(pair:
     assert (seen.failed, seen.compared, seen.different, seen.dropped) == (0, 2, 0, 0), "two of them sampled"
     assert len(seen.old_s) == len(seen.new_s) == 4
     assert len(pair.new.made) == 4
+    told = 'trtspec_openai_shadow_{}_total{{revision="2",outcome="{}"}}'
+    for what, outcome, count in (("requests", "ok", 4), ("requests", "dropped", 0), ("texts", "same", 2)):
+        assert pair.entry.metric(told.format(what, outcome)) == count
     pair.share(50)
     assert pair.shadowed == Shadowed()
+    assert pair.entry.metric(told.format("requests", "ok")) == 4, "a counter stays when the trial goes on without"
 
 
 def test_another_text_is_seen_and_no_client_gets_it(pair: Pair) -> None:
@@ -152,6 +156,7 @@ def test_another_text_is_seen_and_no_client_gets_it(pair: Pair) -> None:
     assert ask(pair, n=2).json()["choices"][1]["text"] == "abcd"
     wait_until(lambda: pair.shadowed.sent == 1)
     assert (pair.shadowed.compared, pair.shadowed.different) == (2, 2)
+    assert pair.entry.metric('trtspec_openai_shadow_texts_total{revision="2",outcome="different"}') == 2
     pair.share(0)
 
 
@@ -161,7 +166,7 @@ def test_a_shadow_that_fails_or_hangs_costs_the_client_nothing_and_is_counted(pa
     breaks_off(pair.new)
     assert ask(pair).json()["system_fingerprint"] == "old"
     wait_until(lambda: pair.shadowed.failed == 1)
-    assert "no more requests" in pair.shadowed.said
+    assert "does not answer now" in pair.shadowed.said
     pair.new.status, pair.new.closes_early, pair.new.waits, pair.new.serve = None, False, True, says("ab")
     began = time.monotonic()
     assert [ask(pair).status_code for _ in range(7)] == [200] * 7

@@ -112,6 +112,7 @@ def test_the_smallest_recipe_resolved(write: Write, tmp_path: Path) -> None:
             "max_queue_size": 128,
             "warmup": False,
             "max_queue_delay_us": 100,
+            "defaults": "trtspec",
         },
         "plugins": [],
         "gates": {"lossless": True, "min_acceptance": 0.0, "min_speedup": 0.0, "quantized_parity": 0.9, "prompts": ""},

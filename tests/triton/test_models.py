@@ -312,7 +312,7 @@ def test_a_bad_request_is_answered_and_its_neighbour_served(artifact, pb_utils, 
     assert all(flags == FINAL for [(_, flags)] in errors)
     assert errors[0][0][0].error.message == "beam_width 4 is not supported by the torch engine"
     assert errors[1][0][0].error.message == "the prompt is empty"
-    assert errors[2][0][0].error.code == "internal"
+    assert errors[2][0][0].error.message == "the request has no input_ids"
     assert answers(good) == [([3], False, True)]
 
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Facts of NVIDIA's Triton models for engines, 1.0 to 1.2.
 
-NVIDIA/TensorRT-LLM:triton_backend/all_models/inflight_batcher_llm/{tensorrt_llm,ensemble}/config.pbtxt@2a9abd95.
+NVIDIA/TensorRT-LLM:triton_backend/all_models/inflight_batcher_llm/{tensorrt_llm,ensemble}/config.pbtxt@2a9abd95,
+tensorrt_llm_bls/config.pbtxt@0193dbd4, preprocessing/config.pbtxt@08dc37e3, postprocessing/config.pbtxt@89fd9b74.
 A line is a tensor: name, type, dims, and what is set: S reshape to no dims, O optional, R allow_ragged_batch.
 Placeholder types are those that its documentation fills in: TYPE_FP32 for logits, TYPE_FP16 for the other two.
 """
@@ -192,3 +193,96 @@ ENSEMBLE_OUTPUTS = _tensors("""
     num_input_tokens INT32 1
     num_output_tokens INT32 1
 """)
+
+# reshape to no dims (S) does not change what a client sends, and ours do not need it: left out of the lists below.
+BLS_INPUTS = _tensors("""
+    text_input STRING 1
+    decoder_text_input STRING 1 O
+    image_input FP16 -1,3,-1,-1 O
+    image_bytes_input UINT8 -1,-1,-1,-1 O
+    image_url_input STRING 1 O
+    video_bytes_input UINT8 -1,-1,-1,-1 O
+    max_tokens INT32 1
+    bad_words STRING -1 O
+    stop_words STRING -1 O
+    exclude_input_in_output BOOL 1 O
+    end_id INT32 1 O
+    pad_id INT32 1 O
+    top_k INT32 1 O
+    top_p FP32 1 O
+    temperature FP32 1 O
+    length_penalty FP32 1 O
+    repetition_penalty FP32 1 O
+    min_tokens INT32 1 O
+    presence_penalty FP32 1 O
+    frequency_penalty FP32 1 O
+    seed UINT64 1 O
+    return_log_probs BOOL 1 O
+    return_context_logits BOOL 1 O
+    return_generation_logits BOOL 1 O
+    num_return_sequences INT32 1 O
+    beam_width INT32 1 O
+    stream BOOL 1 O
+    prompt_embedding_table FP16 -1,-1 O
+    prompt_vocab_size INT32 1 O
+    prompt_table_extra_id UINT64 1 O
+    embedding_bias_words STRING -1 O
+    embedding_bias_weights FP32 -1 O
+    num_draft_tokens INT32 1 O
+    use_draft_logits BOOL 1 O
+    lora_task_id UINT64 1 O
+    lora_weights FP16 -1,-1 OR
+    lora_config INT32 -1,3 OR
+    return_perf_metrics BOOL 1 O
+    return_num_input_tokens BOOL 1 O
+    return_num_output_tokens BOOL 1 O
+    guided_decoding_guide_type STRING 1 O
+    guided_decoding_guide STRING 1 O
+""")
+BLS_OUTPUTS = ENSEMBLE_OUTPUTS
+
+PREPROCESSING_INPUTS = _tensors("""
+    QUERY STRING 1
+    DECODER_QUERY STRING 1 O
+    IMAGE_BYTES UINT8 -1,-1,-1,-1 O
+    IMAGE_URL STRING 1 O
+    IMAGES STRING -1 O
+    VIDEO_BYTES UINT8 -1,-1,-1,-1 O
+    REQUEST_OUTPUT_LEN INT32 1
+    BAD_WORDS_DICT STRING -1 O
+    STOP_WORDS_DICT STRING -1 O
+    EMBEDDING_BIAS_WORDS STRING -1 O
+    EMBEDDING_BIAS_WEIGHTS FP32 -1 O
+    END_ID INT32 1 O
+    PAD_ID INT32 1 O
+    PROMPT_TABLE_EXTRA_ID UINT64 1 O
+""")
+
+PREPROCESSING_OUTPUTS = _tensors("""
+    INPUT_ID INT32 -1
+    REQUEST_INPUT_LEN INT32 1
+    DECODER_INPUT_ID INT32 -1
+    REQUEST_DECODER_INPUT_LEN INT32 1
+    BAD_WORDS_IDS INT32 2,-1
+    STOP_WORDS_IDS INT32 2,-1
+    EMBEDDING_BIAS FP32 -1
+    REQUEST_OUTPUT_LEN INT32 -1
+    OUT_END_ID INT32 1
+    OUT_PAD_ID INT32 1
+    OUT_PROMPT_TABLE_EXTRA_IDS UINT64 -1
+    PIXEL_VALUES FP16 -1,-1,-1,-1
+    ASPECT_RATIO_IDS INT64 -1
+    ASPECT_RATIO_MASK INT64 -1,-1
+    CROSS_ATTENTION_MASK INT64 -1,-1,-1
+    IMAGE_SIZES INT64 -1,2
+    IS_VIDEO_INPUT BOOL 1
+    ATTENTION_MASK INT64 -1
+    IMAGE_GRID_THW INT64 3
+    VISION_INPUT_ID INT32 -1
+""")
+
+POSTPROCESSING_INPUTS = _tensors("""
+    TOKENS_BATCH INT32 -1,-1
+    SEQUENCE_LENGTH INT32 -1
+""")
+POSTPROCESSING_OUTPUTS = _tensors("OUTPUT STRING -1")

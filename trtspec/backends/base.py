@@ -72,12 +72,12 @@ class Backend:
     to it, so that texts may be longer. `knobs` are the keys of `speculation` that it honours, out of recipe.schema's
     KNOBS; `check` refuses the others, so none is ignored in silence. `warms` tells whether
     `serving.warmup` adds anything; `check` refuses it elsewhere. `devices` are the values of `engine.device` that it
-    takes, `dtypes` those of `dtype`. `maps_vocabularies` tells of a version and a method whether it drafts with a model
-    of another vocabulary. `package` is the Python package that it needs, None for one that comes with trtspec, and
-    `versions` the versions that can be asked for, the default last. `check` yields what keeps a recipe from being built
-    or served. `serving` says how tritonserver runs it. `build_arguments` returns what its builder is told of a
-    method and a draft shape, for backends that build engines. `probes` says what of it is on this machine, for
-    `doctor`; `migrate` moves a recipe to one of its versions.
+    takes, `dtypes` those of `dtype`, `defaults` those of `serving.defaults`. `maps_vocabularies` tells of a version and
+    a method whether it drafts with a model of another vocabulary. `package` is the Python package that it needs, None
+    for one that comes with trtspec, and `versions` the versions that can be asked for, the default last. `check` yields
+    what keeps a recipe from being built or served. `serving` says how tritonserver runs it. `build_arguments` returns
+    what its builder is told of a method and a draft shape, for backends that build engines. `probes` says what of it is
+    on this machine, for `doctor`; `migrate` moves a recipe to one of its versions.
     """
 
     summary: str
@@ -93,6 +93,7 @@ class Backend:
     maps_vocabularies: Callable[[str, str], bool] = _never
     devices: tuple[str, ...] = ("gpu",)
     dtypes: tuple[str, ...] = ("auto", "float16", "bfloat16")
+    defaults: tuple[str, ...] = ("trtspec",)
     package: str | None = None
     versions: Callable[[], list[str]] = lambda: [""]
     check: Callable[[PlanContext], Iterable[Diagnostic]] = _nothing

@@ -29,10 +29,11 @@ def check_knobs(speculation: Speculation, method: Method, options: Options, back
 
 
 def check_placed(recipe: Recipe, backend: Backend) -> Iterator[Diagnostic]:
-    """Yield where the backend takes neither the device nor the compute type."""
+    """Yield where the backend does not take the device, the compute type or the defaults of requests."""
     drafts = {"speculation.draft.dtype": recipe.speculation.draft.dtype} if recipe.speculation.draft else {}
     for path, asked, taken in (
         ("engine.device", recipe.engine.device, "devices"),
+        ("serving.defaults", recipe.serving.defaults, "defaults"),
         *((path, dtype, "dtypes") for path, dtype in {"target.dtype": recipe.target.dtype, **drafts}.items()),
     ):
         if asked and asked not in getattr(backend, taken):

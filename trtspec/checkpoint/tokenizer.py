@@ -94,9 +94,13 @@ class Tokenizer:
             ids = eos if isinstance(eos, list) else [eos]
             if found := tuple(token for token in ids if isinstance(token, int)):
                 return found
+        return self.named("eos_token")
+
+    def named(self, key: str) -> tuple[int, ...]:
+        """Return the id of a token that tokenizer_config.json names, as "eos_token"; none where it does not."""
         config = self.root / "tokenizer_config.json"
-        eos = read_json(config, MAX_CONFIG_BYTES).get("eos_token") if config.is_file() else None
-        content = eos.get("content") if isinstance(eos, dict) else eos
+        said = read_json(config, MAX_CONFIG_BYTES).get(key) if config.is_file() else None
+        content = said.get("content") if isinstance(said, dict) else said
         token = self._backend.token_to_id(content) if isinstance(content, str) else None
         return () if token is None else (token,)
 

@@ -49,6 +49,10 @@ def deploy(
         str | None,
         typer.Option(metavar="5%,25%,100%", help="Shares of a live one's requests that it gets; else the recipe's."),
     ] = None,
+    shadow: Annotated[
+        str | None,
+        typer.Option(metavar="30%", help="Share of a live one's requests that it gets as well, unheard; 0%: none."),
+    ] = None,
     systemd: Annotated[
         bool, typer.Option("--systemd", help="Print a systemd unit that serves it with these options, and end.")
     ] = False,
@@ -113,6 +117,7 @@ def deploy(
         drain_s=drain,
         skip_gates=tuple(sorted(check_gate_names(skip_gate or ()))),
         shares=shares_of(canary),
+        shadow=shadow_of(shadow),
         wait_warm=wait_warm,
         settings=settings,
         on_event=lambda state, what: note(f"  {state:<7} {what}"),
@@ -152,6 +157,18 @@ def settings_of(given: Sequence[str], image: str | None) -> dict[str, str]:
     if not all(between for _, between, _ in pairs) or len(settings) < len(pairs):
         raise DeployError("--option is KEY=VALUE, each key once", hint="as --option namespace=serving")
     return settings
+
+
+def shadow_of(share: str | None) -> int | None:
+    """Return a percent as a number, None for none; DeployError for what is none."""
+    from trtspec.errors import DeployError
+
+    if share is None:
+        return None
+    digits = share.strip().removesuffix("%")
+    if not digits.isdecimal() or int(digits) > 100:
+        raise DeployError(f"--shadow {share}: expected a percent", hint="as --shadow 30%; 0% for none")
+    return int(digits)
 
 
 def shares_of(canary: str | None) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import IO, Any
 
 from filelock import FileLock, Timeout
 
@@ -169,10 +169,10 @@ class DeploymentJournal:
         """Add what became of a revision to the journal; the state of the deployment stays."""
         line = {"time": time.time(), "state": state, "pid": record.pid, "detail": detail, "revision": record.revision}
         text = json.dumps(line | {"artifact": record.artifact, "manifest": record.manifest}) + "\n"
-        with (self.root / "journal.jsonl").open("ab") as journal:
+        with (self.root / "journal.jsonl").open("ab+") as journal:
             size = journal.tell()
             try:
-                journal.write(text.encode())
+                journal.write(_end_of_cut_line(journal, size) + text.encode())
                 journal.flush()
             except OSError:  # a full disk: the next line is not to begin behind half of this one
                 os.ftruncate(journal.fileno(), size)
@@ -183,10 +183,10 @@ class DeploymentJournal:
         return self.write(replace(record, state=state), detail)
 
     def entries(self) -> list[dict[str, Any]]:
-        """Return the journal; a last line that was cut off by a crash is left out."""
+        """Return the journal; lines that were cut off by a crash are left out."""
         path = self.root / "journal.jsonl"
-        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        whole, _, _ = path.read_bytes().rpartition(b"\n") if path.exists() else (b"", b"", b"")
+        return [entry for line in whole.split(b"\n") if (entry := _entry(line))]
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -197,3 +197,20 @@ class DeploymentJournal:
                 yield
         except Timeout:
             raise DeployError(f"another process is deploying {self.name!r} right now") from None
+
+
+def _end_of_cut_line(journal: IO[bytes], size: int) -> bytes:
+    """Return what ends the last line of a journal that a crash cut off: the next one is not to go on with it."""
+    if size == 0:
+        return b""
+    journal.seek(size - 1)
+    return b"" if journal.read(1) == b"\n" else b"\n"
+
+
+def _entry(line: bytes) -> dict[str, Any] | None:
+    """Return a line of a journal as it was written, None for a part of one, which is no JSON."""
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) else None

@@ -38,8 +38,9 @@ class Look:
 
 @dataclass
 class Judge:
-    """Says what is wrong, by one look after the other."""
+    """Says what is wrong, by one look after the other; a process may be stopped for `stopped_s`."""
 
+    stopped_s: float = STOPPED_S
     _stopped_since: dict[str, float] = field(default_factory=dict)
     _waits_since: float | None = None
     _looks: int = 0
@@ -52,7 +53,7 @@ class Judge:
             return f"the server ended by itself with status {look.ended}"
         if look.died:
             return f"the process of {', '.join(sorted(look.died))} died"
-        if still := [name for name, since in self._stopped_since.items() if look.time - since >= STOPPED_S]:
+        if still := [name for name, since in self._stopped_since.items() if look.time - since >= self.stopped_s]:
             return f"the process of {', '.join(sorted(still))} is stopped"
         if look.refusals >= REFUSALS:
             return f"a request for one token was refused {look.refusals} times: {look.said}"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from trtspec.artifacts.paths import REPOSITORY
 from trtspec.deploy.children import Child, read_children
-from trtspec.deploy.judge import Judge
+from trtspec.deploy.judge import STOPPED_S, Judge
 from trtspec.deploy.look import SMOKE_REQUEST, ServerLook
 from trtspec.deploy.running import Running
 from trtspec.deploy.token import PLACEHOLDER, read_token
@@ -68,10 +68,13 @@ class Keeper:
             self.running.end(drain_s, self._say_ending)
         remove_shared_memory(self.shm_prefix)
 
-    def fault(self, over: Over) -> str:
-        """Return what is wrong with it once something is, "" where `over` came first."""
+    def fault(self, over: Over, stopped_s: float = STOPPED_S) -> str:
+        """Return what is wrong with it once something is, "" where `over` came first.
+
+        What is stopped for `stopped_s` is wrong.
+        """
         assert self.running is not None
-        judge, eyes = Judge(), ServerLook(self.running.process.pid, self.server.url)
+        judge, eyes = Judge(stopped_s), ServerLook(self.running.process.pid, self.server.url)
         try:
             while not over():
                 if fault := judge.fault(eyes.look(self.ended)):

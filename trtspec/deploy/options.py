@@ -27,6 +27,7 @@ class DeployOptions:
         drain_s: seconds that open requests get at the end; the target's own where it is None.
         skip_gates: gates that are not judged.
         shares: percent of the requests that a new revision gets, one after the other; the recipe's where it is empty.
+        shadow: percent of the others' requests that it gets as well, unheard; the recipe's where it is None.
         wait_warm: wait for a first text from each entry; a new revision of a live one has served texts before.
         settings: the target's own, by name.
         before_live: called once the server has answered; what it raises ends the deployment.
@@ -40,6 +41,7 @@ class DeployOptions:
     drain_s: int | None = None
     skip_gates: tuple[str, ...] = ()
     shares: tuple[int, ...] = ()
+    shadow: int | None = None
     wait_warm: bool = False
     settings: Mapping[str, str] = field(default_factory=dict)
     on_event: OnEvent = lambda state, what: None

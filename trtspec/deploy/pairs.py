@@ -59,9 +59,10 @@ class Pairs:
 
 def _answer(url: str, prompt: str) -> tuple[float, str] | TrtspecError:
     """Return the seconds and the text of an answer, or why there is none."""
-    request, began = {"text_input": prompt, "max_tokens": TOKENS, "temperature": 0.0}, time.monotonic()
+    asked = {"text_input": prompt, "max_tokens": TOKENS, "temperature": 0.0, "exclude_input_in_output": True}
+    began = time.monotonic()
     try:
-        text = str(Client.at(url, ANSWER_S).generate(request).get("text_output"))
+        text = str(Client.at(url, ANSWER_S).generate(asked).get("text_output"))
     except TrtspecError as error:
         return error
     return time.monotonic() - began, text

@@ -37,7 +37,9 @@ from trtspec.triton.client import Client
 
 GATE_S = 10.0  # for one request of the gates, which is short
 NOTE_EVERY_S = 1.0
-ENDED_S = 1.0  # for the requests that a revision still has after it was rolled back
+FAULT_S = 0.1  # until a fault is noticed while both answer, which takes seconds where clients keep the old one busy
+ENDED_S = 1.0  # for the requests that a revision still has after it was rolled back; the old one goes on with most
+TRIAL_STOPPED_S = 1.0  # half of what one that serves gets: nobody depends on it, and to end it costs no request
 UNFIT = "min_speedup"  # beside a server that has other work this measures the work
 
 Replace = Callable[[Keeper, Record, str], Keeper]
@@ -70,6 +72,7 @@ class Roller(threading.Thread):
         self._done = threading.Event()
         self._shares = Shares(journal, old, rollout.record)
         self._told_at = 0.0
+        self._withdrawing, self._withdrawn = threading.Lock(), False
 
     def run(self) -> None:
         asked(self.journal)  # what was asked of a rollout before
@@ -115,10 +118,9 @@ class Roller(threading.Thread):
 
     def _watch(self) -> None:
         """End the new server once something is wrong with it, so that whoever waits for it knows."""
-        if fault := self._keeper.fault(lambda: self._over.is_set() or self._done.is_set()):
+        if fault := self._keeper.fault(lambda: self._over.is_set() or self._done.is_set(), TRIAL_STOPPED_S):
             self._fault = fault
-            with suppress(TrtspecError, OSError):
-                self._shares.give(0)
+            self._withdraw()
             self._keeper.end(0.0)
 
     def _check(self, objection: str = "") -> None:
@@ -164,12 +166,30 @@ class Roller(threading.Thread):
         while self._wanted != PROMOTE:
             due = limits.min_requests * min(1.0, (time.monotonic() - began) / max(limits.hold_s, 1e-9))
             if len(pairs.found) < due:
-                pairs.ask()
+                self._ask(pairs)
             seen = self._look(began, pairs.found)
             self._check(canary.objection(limits, seen))
             if canary.may_go_on(limits, seen):
                 return
             time.sleep(min(LOOK_EVERY_S, limits.hold_s / (2 * limits.min_requests + 1)))
+
+    def _ask(self, pairs: Pairs) -> None:
+        """Ask both revisions once more; a fault of the new one does not wait for the old one's answer."""
+        failed: list[Exception] = []
+
+        def ask() -> None:
+            try:
+                pairs.ask()
+            except Exception as error:
+                failed.append(error)
+
+        asking = threading.Thread(target=ask, name="rollout-ask", daemon=True)
+        asking.start()
+        while asking.is_alive():  # unbounded: each of its requests is bounded
+            self._check()
+            asking.join(FAULT_S)
+        if failed:
+            raise failed[0]
 
     def _gets(self, share: int) -> str:
         if not share:
@@ -219,18 +239,25 @@ class Roller(threading.Thread):
 
     def _roll_back(self, reason: str) -> None:
         """Give all requests to the old revision, and end the new one."""
-        with self._said():
-            self._shares.give(0)
+        self._withdraw()
         if not self._fault and not self._over.is_set():
             self._shares.drain(self.rollout.record, ENDED_S)
         with self._said():
             self._keeper.end(0.0)
-        with self._said():
-            self._shares.give(0, alone=True)
         self.rollout = moved(self.rollout, "rolled-back", share=0, reason=reason)
         self._note_end()
         self._say(f"revision {self.rollout.record.revision} is rolled back: {reason}")
         shutil.rmtree(place_of(self.journal, self.rollout.record.revision), ignore_errors=True)
+
+    def _withdraw(self) -> None:
+        """Give all requests to the old revision, once: who finds a fault and who rolls back may be two threads.
+
+        The new one is not named any more; the requests that it has still count as open until they end.
+        """
+        with self._withdrawing, self._said():
+            if not self._withdrawn:
+                self._shares.give(0, alone=True)
+                self._withdrawn = True
 
     def _note_end(self) -> None:
         """Note how it ended; on a full disk that is tried again, for nobody can begin another one before."""

@@ -151,6 +151,8 @@ def _staged(
     limits = limits_of(load_manifest(artifact).recipe, options.shares)
     if source:
         limits = replace(limits, hold_s=0.0, min_requests=1, shadow=0)
+    if options.shadow is not None:
+        limits = replace(limits, shadow=options.shadow)
     if not record.openai:
         limits = replace(limits, shares=limits.shares[-1:], shadow=0)  # nobody shares requests out
     ports, _ = choose_ports(replace(options, host=record.host, ports=_of_server(options)))
@@ -191,6 +193,9 @@ def _check_same_place(record: Record, options: DeployOptions) -> None:
     if options.host != record.host:
         message = f"{record.name!r} is deployed already, at {record.host}"
         raise DeployError(message, hint=f"say --host {record.host}, or trtspec stop {record.name} first")
+    if options.shadow and not record.openai:
+        message = f"--shadow: {record.name!r} has no entry for OpenAI's clients, which is what sends shadows"
+        raise DeployError(message, hint="leave it out, or stop the deployment and build with serving.openai: true")
     if not record.revision:
         message = f"{record.name!r} was deployed by an earlier trtspec, whose supervisor rolls nothing out"
         raise DeployError(message, hint=f"trtspec stop {record.name}, then deploy it again")

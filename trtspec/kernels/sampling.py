@@ -21,13 +21,17 @@ class SamplingParams:
     top_p: Tensor
     truncates: bool  # whether any row uses top_k or top_p, which cost a sort
     mixed: bool = True  # whether greedy rows may be among them, which cost an argmax and a one-hot
+    truncated: Tensor | None = None  # the rows that have to be sorted; None for all
 
     def probs(self, logits: Tensor) -> Tensor:
         """Return float32 probabilities for logits [batch, ..., vocab]; a row with temperature 0 becomes one-hot."""
         shape = (-1,) + (1,) * (logits.dim() - 1)
         probs = torch.softmax(logits.float() / self._divisor.view(shape), -1)
-        if self.truncates:
+        if self.truncates and self.truncated is None:
             probs = _truncate(probs, self.top_k.view(shape), self.top_p.view(shape))
+        elif self.truncates:
+            rows = self.truncated
+            probs[rows] = _truncate(probs[rows], self.top_k[rows].view(shape), self.top_p[rows].view(shape))
         if not self.mixed:
             return probs
         one_hot = torch.zeros_like(probs).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)

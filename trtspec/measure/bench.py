@@ -176,7 +176,7 @@ def drafts_on_request(client: Client) -> bool:
 
 def _answer(client: Client, request: dict[str, Any], needed: Sequence[str]) -> tuple[str, Stats, bool]:
     """Return a text, what it took, and whether its drafts were counted."""
-    answer = client.generate(request)
+    answer = client.generate({**request, "exclude_input_in_output": True})  # NVIDIA's defaults would repeat the prompt
     if missing := [key for key in needed if key not in answer]:
         raise DeployError(f"the server's answers lack {', '.join(missing)}", hint="serve an artifact of trtspec")
     return answer["text_output"], _stats(answer), all(key in answer for key in COUNTED)

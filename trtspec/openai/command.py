@@ -18,6 +18,7 @@ from trtspec.openai.config import EntryConfig, Limits
 from trtspec.system import LOOPBACK
 from trtspec.triton.emission import CONFIG
 from trtspec.triton.names import BLS, ENSEMBLE, PREPROCESSING, TARGET
+from trtspec.triton.nvidia import NVIDIA, PARAMETER
 
 ANYWHERE = "0.0.0.0"
 
@@ -104,7 +105,9 @@ def ready_url(config: EntryConfig) -> str:
 
 
 def _stop_ids(repository: Path, tokenizer: Path) -> tuple[int, ...]:
-    if _parameter(repository / PREPROCESSING, "stop_at_all_end_ids", "false") != "true":
+    """Return the end ids beyond the first, where the model of token ids ends a text at the one that it is given."""
+    stops = _parameter(repository / PREPROCESSING, "stop_at_all_end_ids", "false") == "true"
+    if not stops and _parameter(repository / PREPROCESSING, PARAMETER, "") != NVIDIA:
         return ()
     from trtspec.checkpoint.tokenizer import Tokenizer
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
+
+from trtspec.openai.routes import Shadowed
 
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -35,6 +38,32 @@ class Histogram:
         return found
 
 
+@dataclass(frozen=True)
+class OfRevision:
+    """What is exported of a revision: its percent of the new requests, those that ended by outcome, its shadows."""
+
+    revision: int
+    share: int
+    ended: Mapping[str, int]
+    shadow: Shadowed | None = None
+
+    @property
+    def shadowed(self) -> dict[str, int]:
+        """Return the requests that were sent to it as well, or would have been, by outcome."""
+        seen = self.shadow
+        return {"ok": seen.sent - seen.failed, "failed": seen.failed, "dropped": seen.dropped} if seen else {}
+
+    @property
+    def compared(self) -> dict[str, int]:
+        """Return the greedy texts of its shadows, by how they compare with what the clients got."""
+        seen = self.shadow
+        return {"same": seen.compared - seen.different, "different": seen.different} if seen else {}
+
+    def samples(self, outcomes: Mapping[str, int]) -> list[str]:
+        """Return the samples of a counter by outcome."""
+        return [f'{{revision="{self.revision}",outcome="{outcome}"}} {n}' for outcome, n in outcomes.items()]
+
+
 class Metrics:
     """The entry's own metrics."""
 
@@ -45,14 +74,12 @@ class Metrics:
         self.in_flight = 0
         self.duration, self.first_token = Histogram(), Histogram()
 
-    def render(self, texts: int, revisions: Iterable[tuple[int, int, Mapping[str, int]]] = ()) -> str:
-        """Return all of them; `texts` are being made now. Of each revision: its number, its percent, its requests."""
-        shares = [f'{{revision="{number}"}} {share / 100:g}' for number, share, _ in revisions]
-        ended = [
-            f'{{revision="{number}",outcome="{outcome}"}} {n}'
-            for number, _, outcomes in revisions
-            for outcome, n in outcomes.items()
-        ]
+    def render(self, texts: int, revisions: Sequence[OfRevision] = ()) -> str:
+        """Return all of them; `texts` are being made now."""
+        shares = [f'{{revision="{each.revision}"}} {each.share / 100:g}' for each in revisions]
+        ended = [sample for each in revisions for sample in each.samples(each.ended)]
+        shadowed = [sample for each in revisions for sample in each.samples(each.shadowed)]
+        compared = [sample for each in revisions for sample in each.samples(each.compared)]
         requests = [f'{{endpoint="{name}",status="{status}"}} {n}' for (name, status), n in self.requests.items()]
         lines = [
             *_family("requests_total", "counter", "Requests answered, by endpoint and HTTP status.", requests),
@@ -62,6 +89,8 @@ class Metrics:
             *_by_reason("broken_streams_total", "Streams that ended before their text.", self.broken),
             *_family("revision_share_ratio", "gauge", "Part of the new requests that a revision gets.", shares),
             *_family("revision_requests_total", "counter", "Requests that a revision answered, by outcome.", ended),
+            *_family("shadow_requests_total", "counter", "Requests for a revision on trial too, by outcome.", shadowed),
+            *_family("shadow_texts_total", "counter", "Greedy texts on trial, by how they compare.", compared),
         ]
         for name, histogram, said in (
             ("request_duration_seconds", self.duration, "Seconds from a request to the end of its answer."),

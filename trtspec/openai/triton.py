@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
@@ -25,7 +26,10 @@ READY_FOR_S = 0.25  # an answer about readiness is kept for so long
 ENDS_S = 1.0  # for the server to end a stream that it has answered
 RECONNECT = [("grpc.min_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000)]
 
+FULL = ("maximum queue size", "timeout expired", "the queue is full")  # in the words of Triton and our engine
+
 Code = grpc.StatusCode
+log = logging.getLogger(__name__)
 
 
 class Triton:
@@ -46,7 +50,7 @@ class Triton:
             try:
                 response = await self._stub.ModelConfig(request, timeout=READY_TIMEOUT_S)
             except grpc.RpcError as error:
-                raise overloaded(f"the model is not ready: {_details(error)}") from None
+                raise _unavailable(_details(error)) from None
             self._model = Model.of(response.config)
         return self._model
 
@@ -114,7 +118,7 @@ def _failed(code: grpc.StatusCode, details: str) -> ApiError:
     if code == Code.DEADLINE_EXCEEDED:
         return ApiError(504, "the answer took too long", code="timeout")
     if code in (Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE):
-        return overloaded(f"the model takes no more requests now: {details}")
+        return _unavailable(details)
     if code in (Code.INVALID_ARGUMENT, Code.OUT_OF_RANGE, Code.UNIMPLEMENTED):
         return _refused(details)
     if code == Code.CANCELLED:
@@ -122,13 +126,21 @@ def _failed(code: grpc.StatusCode, details: str) -> ApiError:
     return _model_failed(details)
 
 
+def _unavailable(said: str) -> ApiError:
+    """Return that the same request may succeed soon; the words of gRPC and of Triton are for our log."""
+    if SHUTTING_DOWN in said:
+        return shutting_down()
+    if any(words in said for words in FULL):
+        return overloaded("the model takes no more requests now; send the request again in a moment")
+    log.warning("the model takes no requests: %s", said)
+    return overloaded("the model does not answer now; send the request again in a moment")
+
+
 def _refused(message: str) -> ApiError:
     """Return what a client is told of a message without a status."""
-    if SHUTTING_DOWN in message:
-        return shutting_down()
     status = status_of(message)
     if status == "UNAVAILABLE":
-        return overloaded("the model takes no more requests now")
+        return _unavailable(message)
     if status == "CANCELLED":
         return _broken()
     if status != REFUSED:

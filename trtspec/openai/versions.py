@@ -24,6 +24,7 @@ from trtspec.openai.config import EntryConfig
 from trtspec.openai.errors import SHUTTING_DOWN, ApiError
 from trtspec.openai.exchange import LEFT, Exchange
 from trtspec.openai.gate import Gate
+from trtspec.openai.metrics import OfRevision
 from trtspec.openai.prompts import Prompts
 from trtspec.openai.routes import Observed, Route, Routes, Shadowed, Sight, next_of, read_routes, write_sight
 from trtspec.openai.shadow import Shadow, Told
@@ -45,6 +46,7 @@ class Version:
         self.completions = Completions(config, self.triton, prompts)
         self.open, self._gate = 0, gate
         self.ended: Counter[str] = Counter()  # requests, by outcome
+        self.shadow: Shadow | None = None  # what it was sent as well, also once that is over
         self.forget()
 
     def forget(self) -> None:
@@ -156,9 +158,12 @@ class Versions:
             with suppress(OSError):  # a full disk is not the clients' affair; whoever rolls out sees nothing new
                 await asyncio.to_thread(write_sight, sight_of(self._file), sight)
 
-    def counts(self) -> list[tuple[int, int, Counter[str]]]:
-        """Return of each revision its number, its percent of new requests, and requests that ended by outcome."""
-        return [(each.route.revision, each.route.share, each.ended) for each in self.all.values()]
+    def counts(self) -> list[OfRevision]:
+        """Return what is exported of each revision."""
+        return [
+            OfRevision(each.route.revision, each.route.share, each.ended, each.shadow.seen if each.shadow else None)
+            for each in self.all.values()
+        ]
 
     async def close(self) -> None:
         if self._shadow:
@@ -238,7 +243,8 @@ class Versions:
             self._shadow[1].end()
             self._shadow = None
         if wanted and not self._shadow:
-            self._shadow = wanted, Shadow(wanted.completions, self._gate.is_busy)
+            wanted.shadow = Shadow(wanted.completions, self._gate.is_busy)
+            self._shadow = wanted, wanted.shadow
         if wanted and self._shadow:
             self._shadow[1].share = wanted.route.shadow
 

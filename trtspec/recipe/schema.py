@@ -317,6 +317,9 @@ class Serving(StrictModel):
     openai: bool = Field(default=True, description="Answer OpenAI's clients too, beside Triton's own")
     rollout: Rollout = Field(default=Rollout(), description="How it takes the place of one that is live")
     max_queue_delay_us: int = Field(default=100, ge=0, description="Microseconds a request may wait for company")
+    defaults: Literal["trtspec", "nvidia"] = Field(
+        default="trtspec", description="What a request means that does not say: ours, or exactly NVIDIA's repository's"
+    )
 
 
 class Gates(StrictModel):

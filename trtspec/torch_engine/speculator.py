@@ -179,12 +179,14 @@ class Speculator:
         how = [running.request.sampling for running in batch]
         temperature = [s.temperature if running.samples else 0.0 for s, running in zip(how, batch, strict=True)]
         device = self.target.device
+        cut = [row for row, s in enumerate(how) if temperature[row] and (s.top_k or s.top_p < 1.0)]
         return SamplingParams(
             torch.tensor(temperature, device=device),
             torch.tensor([s.top_k for s in how], device=device),
             torch.tensor([s.top_p for s in how], device=device),
-            truncates=any(s.top_k or s.top_p < 1.0 for s in how),
+            truncates=bool(cut),
             mixed=not all(running.samples for running in batch),
+            truncated=torch.tensor(cut, device=device) if len(cut) < len(batch) else None,
         )
 
     def _uniforms(self, batch: Sequence[Running], count: int) -> Tensor:

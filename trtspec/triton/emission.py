@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from trtspec.errors import TrtspecError
 from trtspec.files import copy_tree
 from trtspec.paths import model_repository_dir
+from trtspec.triton.nvidia import NVIDIA, adapt
 from trtspec.triton.warmup import FOLDER as WARMUP
 from trtspec.triton.warmup import Sample, add_samples
 
@@ -36,6 +37,7 @@ class ServingSettings:
     max_queue_delay_us: int = 100
     streaming: bool = True
     warmup: bool = False
+    defaults: str = "trtspec"  # or NVIDIA
 
 
 def emit_model(
@@ -65,6 +67,8 @@ def emit_model(
             del config.parameters[key]
         else:
             set_parameter(config, key, value)
+    if settings.defaults == NVIDIA:
+        adapt(config)
     add_samples(config, out / model, samples)
     write_model(out / model, source, config)
 

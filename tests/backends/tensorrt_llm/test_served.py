@@ -45,6 +45,7 @@ OTHER_SCRIPT = "The draft says that, and that is né ✓, whatever it is asked. 
 PROMPT = "Hello"
 TOKENS = 2 * len(SCRIPT.encode())  # which are bytes
 LOADING_S = 120.0
+PADDED = 264  # logits, of a tokenizer with 257 tokens
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,13 @@ def make_engines(artifact: Path) -> None:
         engine = artifact / "engines" / role
         engine.mkdir(parents=True)
         (engine / "script.json").write_text(json.dumps(tokenizer.encode(text)))
+        (engine / "config.json").write_text(json.dumps({"pretrained_config": {"vocab_size": PADDED}}))
 
 
 def add_repository(method: str, artifact: Path, out: Path) -> None:
     """Add a method's models to `out` under names of their own."""
     place = artifact.with_name(f"{method}-artifact") / "model_repository"
-    wanted = replace(REPOSITORIES[method], vocab_size=257)
+    wanted = replace(REPOSITORIES[method], vocab_size=PADDED)
     EmitEngineRepository((), wanted).emit(place)
     relocate(place, artifact.with_name(f"{method}-served"), str(artifact))
     for source in sorted(artifact.with_name(f"{method}-served").iterdir()):
@@ -206,6 +208,19 @@ def test_a_stop_word_ends_the_text(served: Served, method: str) -> None:
 
 def test_the_prompt_comes_back_where_it_is_asked_for(served: Served) -> None:
     assert served.ask("lookahead", exclude_input_in_output=False)["text_output"] == PROMPT + script()
+
+
+@pytest.mark.parametrize("method", ["none", "draft_target"])
+def test_a_bias_is_as_long_as_the_engines_padded_vocabulary(served: Served, method: str) -> None:
+    """The double refuses any other, as TensorRT-LLM does; medusa drafts inside and takes none."""
+    biased = {"embedding_bias_words": ["a"], "embedding_bias_weights": [2.0]}
+    assert served.ask(method, **biased)["text_output"] == script()
+    asked = {"QUERY": PROMPT, "REQUEST_OUTPUT_LEN": 8, **{name.upper(): value for name, value in biased.items()}}
+    encoded = served.client.generate(asked, "preprocessing")
+    assert (len(encoded["EMBEDDING_BIAS"]), sum(encoded["EMBEDDING_BIAS"])) == (PADDED, 2.0)
+    ids = {"input_ids": [1], "input_lengths": 1, "request_output_len": 2, "embedding_bias": [1.0] * 257}
+    with pytest.raises(DeployError, match=f"same as vocab size: {PADDED}"):
+        served.client.generate(ids, f"{method}-tensorrt_llm")
 
 
 def test_clients_may_ask_the_engine_themselves(served: Served) -> None:

@@ -2,11 +2,12 @@
 """A double of Triton's backend `tensorrtllm`: reads a model's configuration as that one does, and plays a script.
 
 What it refuses is what the real one refuses (NVIDIA/TensorRT-LLM:triton_backend/inflight_batcher_llm/src/
-{model_state.cc@5cdd6921,model_instance_state.cc@c8c6df08,utils.cc@19290813}), and more: what the real one takes for
-unset with a warning is an error here, because nothing is emitted by accident. It has no engine: in an engine's place
-lies script.json, a list of token ids, and the token at place n of any text is the n-th of the list, which begins anew
-when it is over. For each token it counts two drafted ones and one accepted; one that looks ahead has drafted as many as
-its window. Proves nothing about TensorRT-LLM.
+{model_state.cc@5cdd6921,model_instance_state.cc@c8c6df08,utils.cc@19290813}, of a bias cpp/tensorrt_llm/batch_manager/
+createNewDecoderRequests.cpp@b35ac1b6), and more: what the real one takes for unset with a warning is an error here,
+because nothing is emitted by accident. It has no engine: in an engine's place lies script.json, a list of token ids,
+and the token at place n of any text is the n-th of the list, which begins anew when it is over; config.json beside it
+says how many logits there would be. For each token it counts two drafted ones and one accepted; one that looks ahead
+has drafted as many as its window. Proves nothing about TensorRT-LLM.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ class TritonPythonModel:
         self.name = args["model_name"]
         self.excludes = parameters["exclude_input_in_output"] == "true"
         self.window = parameters.get(LOOKAHEAD[0])
-        self.script = json.loads((Path(parameters["gpt_model_path"]) / "script.json").read_text())
+        engine = Path(parameters["gpt_model_path"])
+        self.script = json.loads((engine / "script.json").read_text())
+        self.vocab_size = json.loads((engine / "config.json").read_text())["pretrained_config"]["vocab_size"]
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
         sys.stdout.write(f"{self.name}: {len(requests)} together\n")  # for tests, in the server's log
@@ -88,6 +91,7 @@ class TritonPythonModel:
                 "Streaming is only supported if model is deployed using decoupled mode."
             )
         self.check_sizes(inputs)
+        self.check_bias(inputs.array("embedding_bias"))
         tokens = self.generate(prompt, inputs)
         shown = [] if streaming or inputs.scalar("exclude_input_in_output", self.excludes) else prompt
         pieces = [[token] for token in tokens] or [[]] if streaming else [shown + tokens]
@@ -102,6 +106,14 @@ class TritonPythonModel:
             raise pb_utils.TritonModelException(f"Failed to extract one of {LOOKAHEAD}")
         if given and self.window is None:
             raise pb_utils.TritonModelException("Cannot set the request lookahead decoding configuration")
+
+    def check_bias(self, bias: np.ndarray | None) -> None:
+        """Raise for a bias of another length than the engine's vocabulary; one of no words is not looked at."""
+        if bias is not None and bias.size not in (0, self.vocab_size):
+            raise pb_utils.TritonModelException(
+                "The embedding bias shape is not as expected. "
+                f"Expected last dimension to be same as vocab size: {self.vocab_size}."
+            )
 
     def generate(self, prompt: list[int], inputs: Inputs) -> list[int]:
         """Return the script from the end of the prompt on, up to an end id or through a stop word.

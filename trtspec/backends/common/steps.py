@@ -69,6 +69,7 @@ def serving_settings(context: PlanContext) -> ServingSettings:
         max_queue_delay_us=serving.max_queue_delay_us,
         streaming=serving.streaming,
         warmup=serving.warmup,
+        defaults=serving.defaults,
     )
 
 

@@ -45,6 +45,7 @@ BACKEND = Backend(
     keeps_windows=True,
     knobs=frozenset({"schedule"}),
     warms=True,
+    defaults=("trtspec", "nvidia"),
     check=check,
     serving=_serving,
     auto=Auto(rank=99, offer=lambda method, gpu: Offer(takes=True, why="")),

@@ -20,6 +20,10 @@ def plan_artifact(context: PlanContext, reader: FileReader) -> ArtifactPlan:
     steps: dict[str, Step] = {**checkpoints, **companions(context, reader)}
     settings = EngineSettings.from_recipe(context.resolved)
     steps[REPOSITORY] = EmitTorchRepository(
-        read_models(), serving_settings(context), settings.as_json(), context.draft is not None
+        read_models(),
+        serving_settings(context),
+        settings.as_json(),
+        context.draft is not None,
+        context.target_config.vocab_size if context.target_config else 0,
     )
     return ArtifactPlan(steps, notes=padding_notes(context))

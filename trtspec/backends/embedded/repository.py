@@ -20,11 +20,12 @@ MODELS = (ENSEMBLE, PREPROCESSING, TARGET, POSTPROCESSING)
 
 @dataclass(frozen=True)
 class EmitTorchRepository(EmitRepository):
-    """Write the models; `engine_settings` is EngineSettings as JSON."""
+    """Write the models; `engine_settings` is EngineSettings as JSON, `vocab_size` counts the target's logits."""
 
     serving: ServingSettings
     engine_settings: str
     has_draft: bool
+    vocab_size: int = 0
 
     def emit(self, out: Path) -> None:
         """Write the models."""
@@ -34,6 +35,7 @@ class EmitTorchRepository(EmitRepository):
             "draft_model_path": from_model(checkpoint("draft")) if self.has_draft else "",
             "engine_settings": self.engine_settings,
             "warmup": self.serving.warmup or None,
+            "vocab_size": self.vocab_size,
             "max_input_len": json.loads(self.engine_settings)["max_input_len"],
         }
         for model in MODELS:

@@ -26,6 +26,7 @@ from trtspec.torch_engine.warmup import warm_up
 from trtspec.triton.python_models import metric_families as known
 from trtspec.triton.python_models.metric_text import Text
 from trtspec.triton.python_models.metrics import Metrics
+from trtspec.triton.python_models.nvidia import refuse_unserved
 from trtspec.triton.python_models.responses import Places, Responder
 from trtspec.triton.python_models.score_tensors import read_edits, read_wanted_scores
 from trtspec.triton.python_models.shutdown import Shutdown
@@ -52,8 +53,9 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         settings = Settings(args)
+        self.inputs = settings.inputs
         self.decoupled = settings.decoupled
-        self.reader = TokenReader(settings.tokenizer())
+        self.reader = TokenReader(settings.tokenizer(), is_nvidia=settings.is_nvidia)
         self.lock = threading.Lock()
         self.shutdown = Shutdown(args["model_repository"])
         self.places = Places(settings.max_batch_size)
@@ -98,6 +100,7 @@ class TritonPythonModel:
                 self.stop(request.request_id(), generation)
                 return generation
             refuse_other_than(NEUTRAL, inputs, "the torch engine")
+            refuse_unserved(inputs, self.inputs, "the torch engine")
             refuse_lossy(inputs)
             asked = self.read(inputs)
             generation.streaming = wants_stream(inputs, "streaming", decoupled=self.decoupled)

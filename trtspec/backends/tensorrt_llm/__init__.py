@@ -70,6 +70,7 @@ BACKEND = Backend(
     builds_engines=True,
     knobs=frozenset({"schedule"}),
     warms=True,
+    defaults=("trtspec", "nvidia"),
     package=PACKAGE,
     versions=versions,
     check=check,

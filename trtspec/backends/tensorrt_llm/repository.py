@@ -23,6 +23,7 @@ from trtspec.paths import model_repository_dir
 from trtspec.steps.repository import EmitRepository
 from trtspec.triton.emission import CONFIG, Parameters, ServingSettings, emit_model, write_model
 from trtspec.triton.names import BLS, DRAFT, ENSEMBLE, POSTPROCESSING, PREPROCESSING, TARGET
+from trtspec.triton.nvidia import NVIDIA
 from trtspec.triton.warmup import Sample
 
 MODELS = Path(__file__).with_name("models")
@@ -97,8 +98,9 @@ class EmitEngineRepository(EmitRepository):
         settings = self.settings
         text: Parameters = {
             "tokenizer_dir": from_model(TOKENIZER),
-            "stop_at_all_end_ids": True,
+            "stop_at_all_end_ids": settings.defaults != NVIDIA,
             "max_input_len": settings.max_seq_len,
+            "vocab_size": settings.vocab_size,
         }
         emit_model(out, PREPROCESSING, settings, text)
         emit_model(out, POSTPROCESSING, settings, text)
@@ -148,6 +150,7 @@ def _engine(settings: EngineRepositorySettings, serving: EngineServing, path: st
         "max_tokens_in_paged_kv_cache": serving.max_cache_tokens or None,
         "enable_chunked_context": serving.chunked_context,
         "speculative_decoding_fast_logits": settings.fast_logits,
+        "exclude_input_in_output": settings.defaults != NVIDIA,
         "decoding_mode": method if method in DRAFTED_INSIDE else None,
         "medusa_choices": _tree(settings.choices) if method == "medusa" else None,
         "eagle_choices": _tree(settings.choices) if method == "eagle" else None,

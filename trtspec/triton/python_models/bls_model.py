@@ -43,6 +43,7 @@ from trtspec.triton.python_models.departures import Departures
 from trtspec.triton.python_models.draft_lengths import DraftLengths, Lengths, Scheduled
 from trtspec.triton.python_models.metric_text import Text
 from trtspec.triton.python_models.metrics import Metrics
+from trtspec.triton.python_models.nvidia import refuse_unserved
 from trtspec.triton.python_models.own_server import Line, own_server
 from trtspec.triton.python_models.refusals import ModelRefusal
 from trtspec.triton.python_models.responses import Places, Responder
@@ -58,6 +59,7 @@ from trtspec.triton.python_models.tensors import (
     RequestTensors,
     Settings,
     end_ids_of,
+    nvidia_end_ids,
     read_sampling,
     refuse_other_than,
     tensor_of_words,
@@ -80,7 +82,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         settings = Settings(args)
         self.decoupled = settings.decoupled
-        self.inputs = settings.inputs
+        self.inputs, self.is_nvidia = settings.inputs, settings.is_nvidia
         self.tokenizer = settings.tokenizer()
         self.server = own_server()
         self.departures = Departures()
@@ -96,7 +98,7 @@ class TritonPythonModel:
             raise TrtspecError("stop_below needs the draft's logits, which fast logits leave on the device")
         self.vocab_size = int(settings.parameter("vocab_size"))
         self.max_seq_len = int(settings.parameter("max_seq_len"))
-        self.reader = TextReader(self.tokenizer, self.max_seq_len)
+        self.reader = TextReader(self.tokenizer, self.max_seq_len, vocab_size=self.vocab_size)
         self.greedy_only = settings.parameter("greedy_only") == "true"
         self.max_top_k = int(settings.parameter("max_top_k") or 0)
         self.lookahead = tuple(int(size) for name in LOOKAHEAD_SIZES if (size := settings.parameter(name)))
@@ -140,14 +142,14 @@ class TritonPythonModel:
             self.refuse(inputs)
             job = self.read(inputs)
             text.started()
+            streams = bool(inputs.scalar("stream", False))
             transcript = Transcript(
                 TextStream(self.tokenizer),
                 job.prompt,
-                shows_prompt=not inputs.scalar("exclude_input_in_output", True),
+                shows_prompt=not inputs.scalar("exclude_input_in_output", streams or not self.is_nvidia),
                 accumulates=self.accumulates,
                 drafts=job.draft_len > 0,
             )
-            streams = bool(inputs.scalar("stream", False))
             with self.lengths.text(), closing(Line(self.server, self.departures.watch)) as line:
                 watch = self.departures.watch(responder.is_cancelled, line.cancel)
                 try:
@@ -197,6 +199,7 @@ class TritonPythonModel:
     def refuse(self, inputs: RequestTensors) -> None:
         """Raise for the first input that asks for what is not done here."""
         refuse_other_than(UNSERVED, inputs, NAME)
+        refuse_unserved(inputs, self.inputs, NAME)
         if inputs.scalar("return_generation_logits", False):
             raise TrtspecError(f"return_generation_logits is not supported by {NAME}")
         if inputs.scalar("stream", False) and not self.decoupled:
@@ -229,7 +232,7 @@ class TritonPythonModel:
         for complaint in (said for said, holds in complaints.items() if holds):
             raise TrtspecError(complaint)
         passed, least = self.edits(inputs), inputs.scalar("min_tokens", 0)
-        end_ids, stop = end_ids_of(self.tokenizer, inputs.scalar("end_id")), tuple(inputs.texts("stop_words"))
+        end_ids, stop = self.end_ids(inputs.scalar("end_id")), tuple(inputs.texts("stop_words"))
         if least > 1 and len(end_ids) > 1:
             raise TrtspecError(
                 f"min_tokens {least} is not supported by {NAME} for a model of several end ids", hint="name one: end_id"
@@ -246,6 +249,12 @@ class TritonPythonModel:
             streams=self.decoupled,  # so that a stop text, and a client that leaves, end it at once
             passed=passed,
         )
+
+    def end_ids(self, asked: int | None) -> tuple[int, ...]:
+        """Return the ids that end a text."""
+        if not self.is_nvidia:
+            return end_ids_of(self.tokenizer, asked)
+        return self.tokenizer.named("eos_token") if asked is None else nvidia_end_ids(asked)
 
     def edits(self, inputs: RequestTensors) -> list[tuple[str, Array]]:
         """Return the tensors that change the target's logits, where a request has any.

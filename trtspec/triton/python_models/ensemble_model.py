@@ -20,6 +20,7 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import np_to_triton_dtype, triton_to_np_dtype
 
 from trtspec.triton.python_models.departures import Departures
+from trtspec.triton.python_models.nvidia import refuse_unserved
 from trtspec.triton.python_models.own_server import own_server
 from trtspec.triton.python_models.responses import Places, Responder
 from trtspec.triton.python_models.shutdown import Shutdown
@@ -62,9 +63,14 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         settings = Settings(args)
         self.decoupled = settings.decoupled
-        self.inputs = settings.inputs
+        self.inputs, self.is_nvidia = settings.inputs, settings.is_nvidia
         self.model = settings.parameter("tensorrt_llm_model_name")
-        self.reader = TextReader(settings.tokenizer(), int(settings.parameter("max_input_len")))
+        self.reader = TextReader(
+            settings.tokenizer(),
+            settings.count("max_input_len"),
+            vocab_size=settings.count("vocab_size"),
+            is_nvidia=settings.is_nvidia,
+        )
         self.server = own_server()
         self.departures = Departures()
         self.lock = threading.Lock()
@@ -126,18 +132,20 @@ class TritonPythonModel:
 
     def read(self, inputs: HeldTensors) -> list[tuple[str, Array]]:
         """Return the tensors that say in ids what a request says in text."""
+        refuse_unserved(inputs, self.inputs, "this model")
         prompt = self.reader.prompt(inputs.texts("text_input"))
         end_id, _ = self.reader.ends(inputs.scalar("end_id"))
         stop, bad = (self.reader.words(inputs.texts(name)) for name in ("stop_words", "bad_words"))
         bias = self.reader.bias(inputs.texts("embedding_bias_words"), inputs.numbers("embedding_bias_weights"))
+        excludes = inputs.scalar("exclude_input_in_output", None if self.is_nvidia else True)
         return [
             ("input_ids", np.array([prompt], np.int32)),
             ("input_lengths", np.array([[len(prompt)]], np.int32)),
             ("end_id", np.array([[end_id]], np.int32)),
-            ("pad_id", np.array([[inputs.scalar("pad_id", max(end_id, 0))]], np.int32)),
+            ("pad_id", np.array([[self.reader.pad_id(inputs.scalar("pad_id"), end_id)]], np.int32)),
             ("stop_words_list", tensor_of_words(stop)[None]),
             ("bad_words_list", tensor_of_words(bad)[None]),
-            ("exclude_input_in_output", np.array([[inputs.scalar("exclude_input_in_output", True)]])),
+            *([] if excludes is None else [("exclude_input_in_output", np.array([[excludes]]))]),
             *([] if bias is None else [("embedding_bias", bias[None])]),
         ]
 

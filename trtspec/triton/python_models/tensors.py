@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.errors import TrtspecError
+from trtspec.triton.nvidia import NVIDIA, PARAMETER
 from trtspec.triton.python_models.faults import fault_of, fault_words, new_fault
 
 Array = npt.NDArray[Any]
@@ -73,9 +74,18 @@ class Settings:
         except KeyError:
             raise TrtspecError(f"parameter {key!r} is missing", where=str(self._root / "config.pbtxt")) from None
 
+    def count(self, key: str) -> int:
+        """Return a parameter that is a number, 0 where an artifact of before has none."""
+        return int(self.parameter(key)) if key in self._config["parameters"] else 0
+
     def flag(self, key: str) -> bool:
         """Return whether a parameter is true; one that is left out is not."""
         return bool(self._config["parameters"].get(key) == {"string_value": "true"})
+
+    @property
+    def is_nvidia(self) -> bool:
+        """Return whether a request means what it does not say as NVIDIA's model of this name has it."""
+        return bool(self._config["parameters"].get(PARAMETER) == {"string_value": NVIDIA})
 
     def json(self, key: str) -> dict[str, Any]:
         """Return a parameter that is a JSON object."""
@@ -128,10 +138,10 @@ class RequestTensors:
         return row
 
     def required(self, name: str) -> Array:
-        """Return a tensor that the server lets no request in without."""
+        """Return a tensor without its batch dimension; raises TrtspecError for a request without it."""
         array = self.array(name)
         if array is None:
-            raise ValueError(f"the server let a request in without {name}")
+            raise TrtspecError(f"the request has no {name}")
         return array
 
     def scalar(self, name: str, default: Any = None) -> Any:
@@ -199,6 +209,11 @@ def end_ids_of(tokenizer: Tokenizer, asked: int | None) -> tuple[int, ...]:
     """Return the ids that end a text: one of the tokenizer's own stands for all of them, -1 for none."""
     own = tokenizer.end_ids
     return own if asked is None or asked in own else (() if asked == NO_ID else (check_end_id(asked),))
+
+
+def nvidia_end_ids(asked: int | None) -> tuple[int, ...]:
+    """Return the one id that NVIDIA's tensorrt_llm ends a text at; without one all tokens are made."""
+    return () if asked in (None, NO_ID) else (check_end_id(asked),)
 
 
 def check_end_id(asked: int) -> int:

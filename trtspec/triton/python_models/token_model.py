@@ -20,27 +20,37 @@ from trtspec.triton.python_models.tensors import (
     count_tensors,
     end_ids_of,
     length_of,
+    nvidia_end_ids,
     words_of_tensor,
 )
 
 
 class TokenReader:
-    """Reads the tensors of requests."""
+    """Reads the tensors of requests; with `is_nvidia` a text ends at the end id that is given, and no other."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, *, is_nvidia: bool = False) -> None:
+        self._tokenizer, self._is_nvidia = tokenizer, is_nvidia
         self._pieces = Pieces(tokenizer)
 
     def read(self, inputs: RequestTensors) -> dict[str, Any]:
         """Return the text to go on with and what ends it, as keyword arguments of the engine's Request."""
-        words, ids = inputs.array("stop_words_list"), inputs.required("input_ids").tolist()
-        stop = () if words is None else words_of_tensor(words)
+        ids = inputs.required("input_ids").tolist()
+        ends, words = self._stops(inputs.array("stop_words_list"))
         return {
             "prompt_ids": tuple(ids[: length_of("input_lengths", inputs.scalar("input_lengths"), ids)]),
             "max_new_tokens": inputs.scalar("request_output_len"),
-            "end_ids": end_ids_of(self._tokenizer, inputs.scalar("end_id")),
-            "stop": tuple(self._pieces.decode(check_ids("stop_words_list", word)) for word in stop),
+            "end_ids": (*self._end_ids(inputs.scalar("end_id")), *ends),
+            "stop": tuple(self._pieces.decode(check_ids("stop_words_list", word)) for word in words),
         }
+
+    def _stops(self, tensor: Array | None) -> tuple[list[int], list[list[int]]]:
+        """Return stop words as end ids and as words: a special token alone has no text that could be looked for."""
+        words = [] if tensor is None else words_of_tensor(tensor)
+        ends = [word for word in words if len(word) == 1 and word[0] in self._tokenizer.silent]
+        return [token for (token,) in ends], [word for word in words if word not in ends]
+
+    def _end_ids(self, asked: int | None) -> tuple[int, ...]:
+        return nvidia_end_ids(asked) if self._is_nvidia else end_ids_of(self._tokenizer, asked)
 
 
 class Unsent:

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `deploy` reads as percents, and what it says of what is none."""
+
+from __future__ import annotations
+
+import pytest
+
+from trtspec.cli.deploy import shadow_of, shares_of
+from trtspec.errors import DeployError
+
+
+@pytest.mark.parametrize(("said", "percent"), [(None, None), ("30%", 30), (" 5% ", 5), ("0", 0)])
+def test_a_share_of_shadows_is_a_percent(said: str | None, percent: int | None) -> None:
+    assert shadow_of(said) == percent
+
+
+@pytest.mark.parametrize("said", ["101%", "-1%", "half", "", "5%,10%"])
+def test_what_is_no_share_of_shadows_is_refused(said: str) -> None:
+    with pytest.raises(DeployError, match="expected a percent") as caught:
+        shadow_of(said)
+    assert caught.value.hint == "as --shadow 30%; 0% for none"
+
+
+def test_shares_of_a_canary_grow() -> None:
+    assert shares_of("5%, 25%,100%") == (5, 25, 100)
+    for said in ("25%,5%", "0%", "a", "5%,5%"):
+        with pytest.raises(DeployError, match="expected growing percents"):
+            shares_of(said)

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The way back of a rollout, without servers: what it waits for, and what it does once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trtspec.deploy.journal import DeploymentJournal, Record
+from trtspec.deploy.roller import Roller, Stopped
+from trtspec.deploy.rollout import Rollout
+from trtspec.errors import DeployError
+
+RECORD = Record("n", "live", "/artifact", 1, 2, 8000, 8001, 8002, "shm", True, revision=1)
+
+
+class Asked:
+    """Pairs whose answers the test gives."""
+
+    def __init__(self) -> None:
+        self.answered = threading.Event()
+        self.error: Exception | None = None
+
+    def ask(self) -> None:
+        assert self.answered.wait(20)
+        if self.error:
+            raise self.error
+
+
+class Shares:
+    """Notes what the entry is asked for, and fails as often as it is to."""
+
+    def __init__(self, fails: int = 0) -> None:
+        self.given: list[Any] = []
+        self.fails = fails
+
+    def give(self, share: int, **how: Any) -> None:
+        self.given.append((share, how))
+        if len(self.given) <= self.fails:
+            raise DeployError("the entry did not take that up")
+
+
+@pytest.fixture
+def roller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Roller:
+    monkeypatch.setenv("TRTSPEC_STATE", str(tmp_path))
+    said: list[str] = []
+    return Roller(DeploymentJournal("n"), RECORD, Rollout(RECORD), lambda *_: None, threading.Event(), said.append)  # type: ignore[arg-type,return-value]
+
+
+def test_a_fault_does_not_wait_for_the_answers_of_a_busy_server(roller: Roller) -> None:
+    pairs = Asked()
+    threading.Timer(0.2, lambda: setattr(roller, "_fault", "its server died")).start()
+    began = time.monotonic()
+    with pytest.raises(Stopped, match="its server died"):
+        roller._ask(pairs)  # type: ignore[arg-type]
+    assert time.monotonic() - began < 5
+    pairs.answered.set()
+
+
+def test_what_both_answer_is_waited_for_and_a_failure_is_told(roller: Roller) -> None:
+    pairs = Asked()
+    threading.Timer(0.2, pairs.answered.set).start()
+    roller._ask(pairs)  # type: ignore[arg-type]
+    pairs.error = DeployError("a request of our own failed")
+    with pytest.raises(DeployError, match="of our own failed"):
+        roller._ask(pairs)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("fails", [0, 1])
+def test_requests_are_withdrawn_once_whoever_does_it(roller: Roller, fails: int) -> None:
+    """Where the entry did not take it up, who comes next tries again."""
+    roller._shares = shares = Shares(fails)  # type: ignore[assignment]
+    for _ in range(3):
+        roller._withdraw()
+    assert shares.given == [(0, {"alone": True})] * (1 + fails)
