@@ -13,6 +13,9 @@ from tests.conftest import Run
 from tests.load.scripted import Script, scripted, steady
 
 FEW = ("--requests", 6, "--runs", 3, "--max-rounds", 3, "--max-tokens", 6, "--prompts", "default")
+ENOUGH = ("--runs", 6, "--max-rounds", 6)  # for what has to be shown beside other work
+
+pytestmark = pytest.mark.alone
 
 
 def pays(body: dict[str, Any]) -> Script:
@@ -58,8 +61,8 @@ def test_a_sweep(trtspec: Run, workplace: Path) -> None:
 
 def test_a_least_ratio_is_a_gate(trtspec: Run, workplace: Path) -> None:
     with scripted(pays) as good, scripted(does_not) as bad:
-        held = trtspec("bench", good.url, "--concurrency", "2", *FEW, "--min-ratio", "1.0")
-        missed = trtspec("bench", bad.url, "--concurrency", "2", *FEW, "--min-ratio", "1.0", "--json")
+        held = trtspec("bench", good.url, "--concurrency", "2", *FEW, *ENOUGH, "--min-ratio", "1.0")
+        missed = trtspec("bench", bad.url, "--concurrency", "2", *FEW, *ENOUGH, "--min-ratio", "1.0", "--json")
     assert held.code == 0
     assert held.out.rstrip().endswith("the least ratio 1 holds")
     assert missed.code == 112
@@ -70,7 +73,7 @@ def test_a_least_ratio_is_a_gate(trtspec: Run, workplace: Path) -> None:
 def test_two_saved_runs(trtspec: Run, workplace: Path) -> None:
     for name, script in (("a", pays), ("b", pays), ("worse", does_not)):
         with scripted(script) as server:
-            done = trtspec("bench", server.url, "--concurrency", "2,4", *FEW, "--json")
+            done = trtspec("bench", server.url, "--concurrency", "2,4", *FEW, *ENOUGH, "--json")
         (workplace / f"{name}.json").write_text(done.out)
     same = trtspec("bench", "--compare", "a.json", "b.json", "--min-ratio", "0.5")
     assert same.code == 0

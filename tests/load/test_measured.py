@@ -22,6 +22,7 @@ from trtspec.load.workload import Workload
 from trtspec.prompts.prompt import Prompt
 
 PROMPTS = [Prompt(f"prompt {number}", f"p{number}", "code" if number % 2 else "chat") for number in range(10)]
+pytestmark = pytest.mark.alone
 LATE_MS = 15.0  # how much later than the schedule a chunk may be noticed on a machine with other work
 ONCE = Effort(least_rounds=1, most_rounds=1)
 

@@ -14,15 +14,9 @@ import aiohttp
 
 from trtspec.load.client import Endpoint, LoadClient
 
-# (steps that verified a draft, tokens drafted, tokens accepted), as the exposition has them
-NAMES = (
-    # vllm-project/vllm:vllm/v1/spec_decode/metrics.py@def9ce85
-    (
-        "vllm:spec_decode_num_drafts_total",
-        "vllm:spec_decode_num_draft_tokens_total",
-        "vllm:spec_decode_num_accepted_tokens_total",
-    ),
-)
+# Steps that verified a draft, tokens drafted and tokens accepted, behind the engine's name and a colon; from
+# vllm-project/vllm:vllm/v1/spec_decode/metrics.py@def9ce85.
+NAMES = ("spec_decode_num_drafts_total", "spec_decode_num_draft_tokens_total", "spec_decode_num_accepted_tokens_total")
 LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{[^}\n]*\})? ([0-9.eE+]{1,40})$", re.MULTILINE)
 
 
@@ -63,12 +57,10 @@ async def read_counters(client: LoadClient, endpoint: Endpoint) -> Counters:
 def parse_counters(text: str) -> Counters:
     """Return the counters of an exposition, summed over their labels."""
     sums: dict[str, float] = {}
-    for name, value in LINE.findall(text):
+    for full_name, value in LINE.findall(text):
+        name = full_name.rpartition(":")[2]
         try:
             sums[name] = sums.get(name, 0.0) + float(value)
         except ValueError:
             continue
-    for names in NAMES:
-        if all(name in sums for name in names):
-            return Counters(*(sums[name] for name in names))
-    return Counters()
+    return Counters(*(sums[name] for name in NAMES)) if all(name in sums for name in NAMES) else Counters()

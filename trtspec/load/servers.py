@@ -27,10 +27,11 @@ async def find_endpoint(client: LoadClient, url: str, api: str, model: str, key_
     `api` "auto" takes what says its models as OpenAI's servers do for completions, anything else for Triton. The key is
     read from an environment variable, and sent to no other address.
     """
+    asked = None if api == AUTO else find_api(api)
     url, headers = _address(url), _key(key_variable)
     models = await _models(client, url, headers) if api != TRITON else []
-    name = api if api != AUTO else COMPLETIONS if models else TRITON
-    found = find_api(name)
+    name = api if asked else COMPLETIONS if models else TRITON
+    found = asked or find_api(name)
     if name != TRITON and not (models or model):
         raise DeployError("the server does not say which models it has", where=url, hint="name one with --model")
     return Endpoint(url, name, found, model or (models[0] if models else ""), headers=headers)
@@ -71,7 +72,8 @@ async def _models(client: LoadClient, url: str, headers: Mapping[str, str]) -> l
     except BadAnswer:
         return []
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-        raise DeployError(f"the server cannot be reached: {error or type(error).__name__}", where=url) from None
+        reason = getattr(error, "os_error", None) or error
+        raise DeployError(f"the server cannot be reached: {reason or type(error).__name__}", where=url) from None
     entries = data if isinstance(data, list) else []
     return [entry["id"] for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
 
