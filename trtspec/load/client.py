@@ -137,7 +137,7 @@ def _brings_text(event: dict[str, Any], reply: Reply, read: Any) -> bool:
 
 async def _words(answer: aiohttp.ClientResponse) -> str:
     """Return what a refusal says, as its document has it or else its beginning."""
-    content = await _content(answer, MAX_EVENT_BYTES)
+    content = (await _content(answer, MAX_EVENT_BYTES)).strip().removeprefix(b"data:")  # which Triton writes here too
     try:
         error = document(content).get("error")
     except BadAnswer:
