@@ -51,7 +51,7 @@ def load_document(
     served, root = _server(what, asked, asked.model or "")
     other = _server(baseline, asked, "")[0] if baseline else None
     slo = parse_slo(asked.slo) if asked.slo else None
-    plan = _plan(served, other, asked, _workload(root, asked, prompts, max_tokens), runs)
+    plan = _plan(served, other, asked, _workload(root, asked, prompts, max_tokens), runs, root)
     if plan.workload.source == "random":
         note("random prompts load a server as text does, but say nothing of what drafts are worth", "yellow")
     document = _measured(plan, asked, slo)
@@ -68,14 +68,23 @@ def _measured(plan: Plan, asked: LoadAsked, slo: Any) -> dict[str, Any]:
 
     with samples_file(asked.samples) as samples, counter() as on_progress:
         arms, points = measure(plan, samples, on_progress)
-    return document_of(arms, plan.workload, points, slo)
+    return document_of(arms, plan.workload, points, slo, plan.driver)
 
 
-def _plan(served: Server, other: Server | None, asked: LoadAsked, workload: Workload, runs: int) -> Plan:
-    from trtspec.load.run import TIMEOUT_S, Plan
+def _plan(
+    served: Server, other: Server | None, asked: LoadAsked, workload: Workload, runs: int, root: Path | None
+) -> Plan:
+    from trtspec.load.run import DRIVER, TIMEOUT_S, Plan
 
     timeout_s = parse_seconds(asked.timeout, "--timeout") if asked.timeout else TIMEOUT_S
-    return Plan(served, other, workload, _loads(asked), _effort(asked, runs), timeout_s)
+    driver, tokenizer = asked.driver or DRIVER, _tokenizer(asked, root)
+    return Plan(served, other, workload, _loads(asked), _effort(asked, runs), timeout_s, driver, tokenizer)
+
+
+def _tokenizer(asked: LoadAsked, root: Path | None) -> Path | None:
+    from trtspec.artifacts.paths import TOKENIZER
+
+    return asked.tokenizer or (root / TOKENIZER if root else None)
 
 
 def _server(what: str, asked: LoadAsked, model: str) -> tuple[Server, Path | None]:
@@ -108,10 +117,9 @@ def _workload(root: Path | None, asked: LoadAsked, prompts: Path | None, max_tok
         return Workload(artifact_prompts(root, prompts), wanted, source, seed)
     if prompts:
         raise TrtspecError("--input-tokens draws random prompts, and --prompts names real ones", hint="give one")
-    from trtspec.artifacts.paths import TOKENIZER
     from trtspec.load.random_prompts import random_prompts
 
-    tokenizer = asked.tokenizer or (root / TOKENIZER if root else None)
+    tokenizer = _tokenizer(asked, root)
     if tokenizer is None:
         raise TrtspecError("--input-tokens needs a tokenizer", hint="name its directory with --tokenizer")
     return Workload(random_prompts(tokenizer, asked.input_tokens, RANDOM_PROMPTS, seed), wanted, "random", seed)

@@ -93,15 +93,17 @@ def outliers_of(ratios: Sequence[float]) -> list[int]:
 
 
 def _identical(point: Point) -> dict[str, int] | None:
-    """Return of how many requests both arms said the same; None without a baseline."""
+    """Return of how many requests both arms said the same; None where nothing tells."""
     if BASELINE not in point.rounds:
         return None
     both = [
         (ours.text_sha256, theirs.text_sha256)
         for served, alone in zip(point.rounds[SERVED], point.rounds[BASELINE], strict=True)
         for ours, theirs in zip(served.samples, alone.samples, strict=True)
-        if ours.ok and theirs.ok
+        if ours.text_sha256 and theirs.text_sha256
     ]
+    if not both:
+        return None
     return {"same": sum(ours == theirs for ours, theirs in both), "compared": len(both)}
 
 

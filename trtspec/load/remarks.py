@@ -47,7 +47,7 @@ def _of_arm(arm: Mapping[str, Any], load: Mapping[str, Any]) -> Iterator[str]:
         yield "the server does not count its tokens: chunks are counted, which may hold several"
     if arm["itl_ms"] is None and arm["output_tokens"] > arm["requests"]:
         yield "each answer came in one piece: the server does not stream, and TTFT is the whole answer's time"
-    if arm["client_cpu_share"] > BUSY:
+    if (arm["client_cpu_share"] or 0) > BUSY:
         yield f"the client took {arm['client_cpu_share']:.0%} of a processor: the figures may be its own"
     if arm["sent_late_ms"]["p99"] > LATE_MS:
         yield f"1 in 100 requests was sent {arm['sent_late_ms']['p99']:.0f} ms late or more; their latencies say so"

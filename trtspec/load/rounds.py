@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,10 +19,13 @@ from trtspec.load.workload import Workload
 
 @dataclass(frozen=True)
 class Round:
-    """The requests of a round in the order they were asked; `client_cpu_s` is the processor time that asking took."""
+    """The requests of a round in the order they were asked; `client_cpu_s` is the processor time that asking took.
+
+    It is None where another program asked.
+    """
 
     samples: Sequence[Sample]
-    client_cpu_s: float = 0.0
+    client_cpu_s: float | None = None
 
     @cached_property
     def answered(self) -> list[Sample]:
@@ -86,6 +89,10 @@ class Round:
             "mean_e2e_ms": round(self.mean_e2e_ms, 3),
             "goodput_requests_per_s": None if kept is None else round(kept / self.seconds, 4),
         }
+
+
+# A driver's part: (client, endpoint, load, workload, the round's number, its requests) to what they came to.
+AskRound = Callable[[LoadClient, Endpoint, Load, Workload, int, int], Awaitable[Round]]
 
 
 async def run_round(

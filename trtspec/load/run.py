@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 from trtspec.load.client import Endpoint, load_client
@@ -12,9 +13,11 @@ from trtspec.load.load import Load
 from trtspec.load.servers import AUTO, KEY_VARIABLE, ensure_answers, find_endpoint, target_alone
 from trtspec.load.sweep import BASELINE, SERVED, Effort, OnProgress, Point, Sweep
 from trtspec.load.workload import Workload
+from trtspec.registry import find
 
 T = TypeVar("T")
 TIMEOUT_S = 600.0
+DRIVER = "trtspec"
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,8 @@ class Plan:
     loads: Sequence[Load]
     effort: Effort = field(default_factory=Effort)
     timeout_s: float = TIMEOUT_S
+    driver: str = DRIVER
+    tokenizer: Path | None = None  # which a driver may want
 
 
 def measure(
@@ -49,12 +54,13 @@ def measure(
 async def _measure(
     plan: Plan, samples: TextIO | None, on_progress: OnProgress
 ) -> tuple[dict[str, Endpoint], list[Point]]:
+    ask_round = find("trtspec.load.drivers", "DRIVER", plan.driver, "driver")(plan.tokenizer, plan.timeout_s)
     async with load_client(plan.timeout_s) as client:
         arms = {SERVED: await _find(client, plan.served)}
         alone = await _find(client, plan.baseline) if plan.baseline else await target_alone(client, arms[SERVED])
         if alone:
             arms[BASELINE] = alone
-        sweep = Sweep(arms, plan.workload, plan.loads, plan.effort, samples, on_progress)
+        sweep = Sweep(arms, plan.workload, plan.loads, plan.effort, samples, on_progress, ask_round)
         return arms, await sweep.run(client)
 
 

@@ -46,7 +46,7 @@ def summary_of(rounds: Sequence[Round], counters: Counters, slo: Slo | None) -> 
         **_drafts(samples, counters),
         "by_kind": _by_kind(samples),
         "finish_reasons": dict(Counter(sample.finish_reason or "unknown" for sample in samples)),
-        "client_cpu_share": round(sum(each.client_cpu_s for each in rounds) / seconds, 4),
+        "client_cpu_share": _cpu_share(rounds, seconds),
         "rounds": [each.as_dict(slo) for each in rounds],
     }
 
@@ -101,6 +101,11 @@ def _by_kind(samples: Sequence[Sample]) -> dict[str, dict[str, Any]]:
 
 def _tpots(samples: Iterable[Sample]) -> list[float]:
     return [sample.tpot_ms for sample in samples if sample.tpot_ms is not None]
+
+
+def _cpu_share(rounds: Sequence[Round], seconds: float) -> float | None:
+    spent = [each.client_cpu_s for each in rounds if each.client_cpu_s is not None]
+    return round(sum(spent) / seconds, 4) if spent else None
 
 
 def _total(counts: Iterable[int | None]) -> int | None:

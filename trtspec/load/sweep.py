@@ -17,7 +17,7 @@ from trtspec.load.counters import Counters, read_counters
 from trtspec.load.intervals import Ratio, ratio_of_rounds
 from trtspec.load.load import LARGER_IS_BETTER, Load
 from trtspec.load.noise import work_ms
-from trtspec.load.rounds import Round, run_round
+from trtspec.load.rounds import AskRound, Round, run_round
 from trtspec.load.samples import write_samples
 from trtspec.load.workload import Workload
 
@@ -80,6 +80,7 @@ class Sweep:
     effort: Effort
     samples: TextIO | None = None
     on_progress: OnProgress = lambda what, done, total: None
+    ask_round: AskRound = run_round
 
     async def run(self, client: LoadClient) -> list[Point]:
         """Measure the loads in their order; raises DeployError where a server answers nothing."""
@@ -95,7 +96,7 @@ class Sweep:
         point = Point(load, self.effort.requests or load.requests_a_round, {name: [] for name in self.arms})
         began = clock()
         for endpoint in self.arms.values():  # what a server does only once is not measured
-            warm = await run_round(client, endpoint, load, self.workload, -1, point.requests)
+            warm = await self.ask_round(client, endpoint, load, self.workload, -1, point.requests)
             _raise_for_silence(warm, endpoint)
         before = {name: await read_counters(client, endpoint) for name, endpoint in self.arms.items()}
         while not self._is_enough(point, clock() - began):
@@ -109,7 +110,7 @@ class Sweep:
         names = list(self.arms)
         for name in names if number % 2 else names[::-1]:
             point.work_ms.append(work_ms())
-            done = await run_round(client, self.arms[name], point.load, self.workload, number, point.requests)
+            done = await self.ask_round(client, self.arms[name], point.load, self.workload, number, point.requests)
             _raise_for_silence(done, self.arms[name])
             point.rounds[name].append(done)
             if self.samples:
