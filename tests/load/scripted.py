@@ -151,14 +151,22 @@ def _event(path: str, script: Script, made: int, new: int) -> bytes:
         document = {"text_output": text, "num_output_tokens": made, "num_input_tokens": 3, **counts}
     else:
         choice = {"delta": {"content": text}} if "chat" in path else {"text": text}
-        document = {"choices": [{"index": 0, "finish_reason": None, **choice}]}
+        document = {"object": _kind(path), "choices": [{"index": 0, "finish_reason": None, **choice}]}
     return f"data: {json.dumps(document)}\n\n".encode()
+
+
+def _kind(path: str) -> str:
+    return "chat.completion.chunk" if "chat" in path else "text_completion"
 
 
 def _end(path: str, script: Script, made: int) -> bytes:
     if "ensemble" in path:
         return b""
-    document: dict[str, Any] = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": made}}
+    document: dict[str, Any] = {
+        "object": _kind(path),
+        "choices": [],
+        "usage": {"prompt_tokens": 3, "completion_tokens": made},
+    }
     if script.drafts:
         drafted, accepted, steps = script.drafts
         told = {"num_draft_tokens": drafted, "num_accepted_draft_tokens": accepted, "num_spec_steps": steps}

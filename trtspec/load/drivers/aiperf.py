@@ -20,7 +20,7 @@ from typing import Any
 from trtspec.errors import StepTimeout, TrtspecError
 from trtspec.files import read_bounded
 from trtspec.load.api import BadAnswer, counted
-from trtspec.load.client import Endpoint, LoadClient
+from trtspec.load.client import MAX_WORDS, Endpoint, LoadClient
 from trtspec.load.load import LATENCY, Load
 from trtspec.load.rounds import AskRound, Round
 from trtspec.load.sample import MS, Sample
@@ -52,7 +52,7 @@ def _make(tokenizer: Path | None, timeout_s: float) -> AskRound:
             (root / "prompts.jsonl").write_text("".join(json.dumps({"text": _text(each)}) + "\n" for each in prompts))
             argv = _command(program, root, endpoint, load, workload, requests, tokenizer)
             await _run([*argv, "--random-seed", str(workload.arrivals_seed(max(0, number)))], root, timeout_s)
-            return Round(_samples(root / RECORDS, prompts, load))
+            return Round(_samples(root, prompts, load))
 
     return ask_round
 
@@ -112,15 +112,18 @@ async def _run(argv: list[str], root: Path, timeout_s: float) -> None:
             raise StepTimeout(f"aiperf took longer than {STARTING_S + timeout_s:.0f} s") from None
         finally:
             stop_session(process.pid, started, 5.0)
-    if code or not (root / RECORDS).is_file():
+    if not (root / RECORDS).is_file():  # it fails, too, where each request has an error: those are told one by one
         said = log.read_bytes()[-LAST_WORDS_BYTES:].decode(errors="replace").strip()
-        raise TrtspecError(f"aiperf ended with {code}, and said last:\n{said}")
+        raise TrtspecError(f"aiperf ended with {code} and without records, and said last:\n{said}")
 
 
-def _samples(path: Path, prompts: list[Prompt], load: Load) -> list[Sample]:
+def _samples(root: Path, prompts: list[Prompt], load: Load) -> list[Sample]:
     """Return a run's records as samples, in the order in which they were asked."""
+    path = root / RECORDS
     try:
         found = [document(line) for line in read_bounded(path, MAX_RECORDS_BYTES).splitlines()]
+        if len(found) != len(prompts):
+            raise TrtspecError(f"aiperf has {len(found)} records of {len(prompts)} requests", where=str(path))
         records = sorted(found, key=lambda each: each["metadata"]["session_num"])
         began = min(_due(each, load) for each in records)
         return [_sample(each, prompts, began, load) for each in records]
@@ -138,7 +141,8 @@ def _sample(record: Mapping[str, Any], prompts: list[Prompt], began: float, load
     prompt = prompts[int(record["metadata"]["session_num"]) % len(prompts)]
     due, sent = _due(record, load), float(record["metadata"]["request_start_ns"]) / NS
     if error := record.get("error"):
-        return Sample(prompt.name, prompt.kind, due - began, sent - began, error=str(error)[:300])
+        said = error.get("message") if isinstance(error, dict) else error
+        return Sample(prompt.name, prompt.kind, due - began, sent - began, error=str(said)[:MAX_WORDS])
     values = {name: metric["value"] for name, metric in record["metrics"].items()}
     drafts = record.get("spec_decode_acceptance") or {}
     tokens = counted(values.get("output_sequence_length"))
