@@ -59,6 +59,32 @@ def test_a_sweep(trtspec: Run, workplace: Path) -> None:
     assert "3.00" in shown.out
 
 
+def test_the_page_has_every_field(trtspec: Run, workplace: Path) -> None:
+    with scripted(pays) as server:
+        done = trtspec("bench", server.url, "--concurrency", "1", *FEW, "--runs", 1, "--max-rounds", 1,
+                       "--samples", "raw.jsonl", "--json")  # fmt: skip
+    (workplace / "a.json").write_text(done.out)
+    compared = trtspec("bench", "--compare", "a.json", "a.json", "--json").document
+    line = json.loads((workplace / "raw.jsonl").read_text().splitlines()[0])
+    page = (docs_dir() / "interface.md").read_text()
+    by_name = {"served", "baseline", "work_ms", "extra", "errors", "finish_reasons", "num_draft_tokens", "unknown"}
+    by_name |= {"machine", "processors", "python", "mean_ttft_ms", "mean_tpot_ms", "mean_e2e_ms"}  # in words
+    by_name |= done.document["points"][0]["arms"]["served"]["by_kind"].keys()
+    missing = [name for name in fields_of([done.document, compared, line]) - by_name if f"`{name}`" not in page]
+    assert missing == []
+
+
+def docs_dir() -> Path:
+    return Path(__file__).resolve().parents[2] / "docs"
+
+
+def fields_of(value: Any) -> set[str]:
+    """Return all names in a document."""
+    if isinstance(value, list):
+        return set().union(*map(fields_of, value))
+    return {*value, *set().union(*map(fields_of, value.values()))} if isinstance(value, dict) else set()
+
+
 def test_a_least_ratio_is_a_gate(trtspec: Run, workplace: Path) -> None:
     with scripted(pays) as good, scripted(does_not) as bad:
         held = trtspec("bench", good.url, "--concurrency", "2", *FEW, *ENOUGH, "--min-ratio", "1.0")

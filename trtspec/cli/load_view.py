@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trtspec.cli.render import note, say, show_table
@@ -14,6 +14,10 @@ NAMES = {"baseline": "target alone", "served": "as served"}
 COLUMNS = ("load", "", "tokens/s", "TTFT p50/p99 ms", "TPOT p50/p99 ms", "e2e p50/p99 ms", "accepted", "speed-up")
 BAR_WIDTH = 40
 EIGHTHS = " ▏▎▍▌▋▊▉"
+BARS: dict[str, tuple[str, Callable[[Document], float]]] = {
+    "output_tokens_per_s": ("tokens/s", lambda arm: arm["output_tokens_per_s"]),
+    "mean_e2e_ms": ("mean e2e ms (shorter is faster)", lambda arm: arm["e2e_ms"]["mean"]),
+}
 
 
 def show_load(document: Document, what: str) -> None:
@@ -26,7 +30,9 @@ def show_load(document: Document, what: str) -> None:
     ]
     columns = (*COLUMNS[:-1], "goodput", COLUMNS[-1]) if has_slo else COLUMNS
     show_table(title, columns, rows, range(2, len(columns)))
-    say("\n" + "\n".join(_bars(document["points"])) + "\n")
+    for judged_by in dict.fromkeys(point["judged_by"] for point in document["points"]):
+        say("\n" + "\n".join(_bars(document["points"], judged_by)))
+    say("")
     for warning in document["warnings"]:
         note(f"warning: {warning}", "yellow")
     for point in document["points"]:
@@ -69,17 +75,18 @@ def interval_words(ratio: Document) -> str:
     return "one round" if low is None or high is None else f"{low:.2f} to {high:.2f}"
 
 
-def _bars(points: Sequence[Document]) -> list[str]:
-    """Return a bar for each arm and load: tokens a second, as long as they are many."""
-    arms = [(load_name(point["load"]), name, point["arms"][name]) for point in points for name in NAMES
-            if name in point["arms"]]  # fmt: skip
-    most = max(arm["output_tokens_per_s"] for _, _, arm in arms)
-    width = max(len(load) for load, _, _ in arms)
-    lines, last = ["tokens/s"], ""
-    for load, name, arm in arms:
+def _bars(points: Sequence[Document], judged_by: str) -> list[str]:
+    """Return a bar for each arm and load that is judged by the same: tokens a second, or milliseconds."""
+    unit, value = BARS[judged_by]
+    arms = [
+        (load_name(point["load"]), name, value(point["arms"][name]))
+        for point in points if point["judged_by"] == judged_by for name in NAMES if name in point["arms"]
+    ]  # fmt: skip
+    most, width = max(number for _, _, number in arms), max(len(load) for load, _, _ in arms)
+    lines, last = [unit], ""
+    for load, name, number in arms:
         shown = "" if load == last else load
-        bar = _bar(arm["output_tokens_per_s"] / most)
-        lines.append(f"{shown:<{width}}  {NAMES[name]:<12}  {bar} {arm['output_tokens_per_s']:,.0f}")
+        lines.append(f"{shown:<{width}}  {NAMES[name]:<12}  {_bar(number / most)} {number:,.0f}")
         last = load
     return lines
 

@@ -48,13 +48,14 @@ def load_document(
     from trtspec.cli.render import note
     from trtspec.load.slo import parse_slo
 
-    served, root = _server(what, asked, asked.model or "")
+    served, deployed = _server(what, asked, asked.model or "")
+    root = Path(deployed["artifact"]) if deployed else None
     other = _server(baseline, asked, "")[0] if baseline else None
     slo = parse_slo(asked.slo) if asked.slo else None
     plan = _plan(served, other, asked, _workload(root, asked, prompts, max_tokens), runs, root)
     if plan.workload.source == "random":
         note("random prompts load a server as text does, but say nothing of what drafts are worth", "yellow")
-    document = _measured(plan, asked, slo)
+    document = _measured(plan, asked, slo) | {"deployment": _deployment(deployed)}
     if "baseline" not in document["arms"]:
         note(ALONE, "yellow")
     return document
@@ -87,8 +88,13 @@ def _tokenizer(asked: LoadAsked, root: Path | None) -> Path | None:
     return asked.tokenizer or (root / TOKENIZER if root else None)
 
 
-def _server(what: str, asked: LoadAsked, model: str) -> tuple[Server, Path | None]:
-    """Return the server that an address or a deployment's name leads to, and the artifact that it serves."""
+def _deployment(status: dict[str, Any]) -> dict[str, Any] | None:
+    """Return what was measured, so that it can be found again; an address does not tell."""
+    return {key: status.get(key, "") for key in ("name", "backend", "method", "manifest")} if status else None
+
+
+def _server(what: str, asked: LoadAsked, model: str) -> tuple[Server, dict[str, Any]]:
+    """Return the server that an address or a deployment's name leads to, and the deployment's status."""
     from trtspec.deploy.base import address_of
     from trtspec.load.run import Server
     from trtspec.load.servers import AUTO, KEY_VARIABLE, TRITON
@@ -101,8 +107,7 @@ def _server(what: str, asked: LoadAsked, model: str) -> tuple[Server, Path | Non
         url = document["endpoints"].get("openai") or ""
         if not url:
             raise DeployError("the deployment has no entry for OpenAI's clients", where=what, hint="serving.openai")
-    root = Path(document["artifact"]) if document else None
-    return Server(url, api, model, asked.key_env or KEY_VARIABLE), root
+    return Server(url, api, model, asked.key_env or KEY_VARIABLE), document
 
 
 def _workload(root: Path | None, asked: LoadAsked, prompts: Path | None, max_tokens: int) -> Workload:
