@@ -104,6 +104,7 @@ def commands_in(text: str) -> Iterator[list[str]]:
     for line in text.replace("\\\n", " ").splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
         lexer.commenters = "#"
+        lexer.whitespace_split = True  # 1,2,4 is one word, as it is in a shell
         words: list[str] = []
         for word in lexer:
             if word in STEPS:

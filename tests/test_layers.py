@@ -29,7 +29,7 @@ LEVELS = [
     {"backends"},
     {"planner"},
     {"check", "compare", "completion", "inspection", "doctor", "migration"},
-    {"pipeline", "measure", "proposal"},
+    {"pipeline", "measure", "proposal", "load"},
     {"deploy", "preflight", "monitoring"},
     {"profiling", "reporting"},
     {"cli"},

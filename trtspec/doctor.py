@@ -20,6 +20,7 @@ HINTS = {
     "tritonclient": "pip install 'trtspec[triton]'",
     WHEEL: INSTALL_WHEEL,
 }
+OF_ONE_COMMAND = {"aiohttp": "pip install 'trtspec[bench]'"}  # what `doctor` does not ask for
 
 
 def probe_machine() -> list[Probe]:
@@ -32,7 +33,9 @@ def probe_machine() -> list[Probe]:
 def install_hint(package: str) -> str | None:
     """Return how a Python package that is missing here is installed; None for one that nothing of ours needs."""
     probes = (probe for backend in backends().values() for probe in backend.probes())
-    return HINTS.get(package) or next((probe.hint for probe in probes if probe.name == package), None)
+    return (HINTS | OF_ONE_COMMAND).get(package) or next(
+        (probe.hint for probe in probes if probe.name == package), None
+    )
 
 
 def _python() -> Probe:

@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trtspec.cli import completing
+from trtspec.cli import load_options as load
+from trtspec.cli.load_compare import compare_saved
+from trtspec.cli.loading import bench_load
 from trtspec.cli.options import AllowCode, Baseline, Json, Prompts, SkipGate
+from trtspec.errors import TrtspecError
 from trtspec.measure.speedup import MAX_RUNS
 
 if TYPE_CHECKING:
@@ -22,13 +26,14 @@ if TYPE_CHECKING:
 
 def bench(
     what: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="URL-or-ARTIFACT",
             help="A server's http:// address, a deployment's name, or an artifact.",
+            show_default=False,
             autocompletion=completing.deployments,
         ),
-    ],
+    ] = None,
     prompts: Prompts = None,
     max_tokens: Annotated[int, typer.Option(help="New tokens a prompt.", min=1)] = 64,
     runs: Annotated[
@@ -39,14 +44,63 @@ def bench(
     allow_code: AllowCode = None,
     skip_gate: SkipGate = None,
     json: Json = False,
+    concurrency: load.Concurrency = None,
+    rate: load.Rate = None,
+    until_crossover: load.UntilCrossover = False,
+    api: load.Api = None,
+    model: load.Model = None,
+    key_env: load.KeyEnv = None,
+    input_tokens: load.InputTokens = None,
+    output_tokens: load.OutputTokens = None,
+    tokenizer: load.Tokenizer = None,
+    temperature: load.Temperature = None,
+    seed: load.Seed = None,
+    requests: load.Requests = None,
+    max_rounds: load.MaxRounds = None,
+    interval: load.Interval = None,
+    duration: load.Duration = None,
+    slo: load.Slo = None,
+    samples: load.Samples = None,
+    timeout: load.Timeout = None,
+    driver: load.Driver = None,
+    min_ratio: load.MinRatio = None,
+    compare: load.Compare = None,
+    absolute: load.Absolute = False,
 ) -> None:
     """Measure speculation against the target alone, on the same engine in the same run, one request at a time.
 
+    With --concurrency or --rate a server is measured under that load, by streams. --compare compares two such runs.
+
     Example: trtspec bench build/quickstart
     """
+    asked = load.LoadAsked(
+        concurrency, rate, until_crossover, api, model, key_env, input_tokens, output_tokens, tokenizer, temperature,
+        seed, requests, max_rounds, interval, duration, slo, samples, timeout, driver, min_ratio,
+    )  # fmt: skip
+    if compare:
+        if what is not None or asked.said not in ([], ["--min-ratio"]):
+            raise TrtspecError("--compare measures nothing", hint="trtspec bench --compare A.json B.json")
+        raise typer.Exit(compare_saved(*compare, min_ratio, absolutely=absolute, json=json))
+    if absolute:
+        raise TrtspecError("--absolute is of --compare", hint="trtspec bench --compare A.json B.json --absolute")
+    if what is None:
+        raise TrtspecError("nothing to measure is named", hint="trtspec bench --help")
+    if asked.is_load:
+        if gates:
+            raise TrtspecError("--gates are judged one request at a time", hint="leave --concurrency and --rate out")
+        raise typer.Exit(bench_load(what, asked, prompts, max_tokens, runs, baseline, json=json))
+    if asked.said:
+        said = ", ".join(asked.said)
+        raise TrtspecError(f"{said} is of a load", hint="add --concurrency 1,2,4,8 or --rate 1,2,4")
+    _one_at_a_time(what, prompts, max_tokens, runs, baseline, skip_gate or (), gates=gates, json=json)
+
+
+def _one_at_a_time(
+    what: str, prompts: Path | None, max_tokens: int, runs: int, baseline: str | None, skip_gate: Sequence[str], *,
+    gates: bool, json: bool,
+) -> None:  # fmt: skip
     from trtspec.cli.progress import counter
     from trtspec.cli.render import print_json
-    from trtspec.errors import TrtspecError
 
     url, document = _find(what)
     other = _find(baseline)[0] if baseline else None
@@ -58,7 +112,7 @@ def bench(
     with counter() as on_progress:
         measuring = _Measuring(prompts, max_tokens, runs, other, on_progress)
         if gates:
-            comparison, found = _judge(what, url, document, measuring, skip_gate or ())
+            comparison, found = _judge(what, url, document, measuring, skip_gate)
         elif url:
             comparison = _measure_server(url, root, measuring)
         else:
@@ -95,7 +149,6 @@ def _judge(
     what: str, url: str, document: dict[str, Any], measuring: _Measuring, skip: Sequence[str]
 ) -> tuple[Comparison, Verification]:
     from trtspec.cli.render import note
-    from trtspec.errors import TrtspecError
     from trtspec.measure.artifact import artifact_prompts
     from trtspec.measure.gates import check_gate_names
     from trtspec.measure.gating import Load, bench_gates

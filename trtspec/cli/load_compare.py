@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trtspec bench --compare A.json B.json`: what two saved documents say of each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtspec.errors import GateNotMet
+
+if TYPE_CHECKING:
+    from trtspec.load.comparison import Compared, Gate
+
+
+def compare_saved(a: Path, b: Path, least: float | None, *, absolutely: bool, json: bool) -> int:
+    """Show how two saved documents compare, and return the exit code."""
+    from trtspec.cli.load_view import show_comparison
+    from trtspec.cli.render import print_json
+
+    document = comparison_document(a, b, least, absolutely=absolutely)
+    print_json(document) if json else show_comparison(document)
+    return 0 if document["ok"] else GateNotMet.exit_code
+
+
+def comparison_document(a: Path, b: Path, least: float | None, *, absolutely: bool) -> dict[str, Any]:
+    """Return the document of a comparison; raises TrtspecError where the two cannot be compared."""
+    from trtspec.load.comparison import CONFIDENCE, FORMAT_VERSION, KIND, Gate, compare
+    from trtspec.load.saved import read_saved
+
+    found = compare(read_saved(a), read_saved(b), absolutely=absolutely)
+    gate = Gate(least, tuple(each.ratio for each in found)) if least is not None else None
+    return {
+        "format_version": FORMAT_VERSION,
+        "kind": KIND,
+        "a": str(a),
+        "b": str(b),
+        "confidence": CONFIDENCE,
+        "points": [each.as_dict() for each in found],
+        "remarks": _remarks(found),
+        "says": _says(found),
+        "gate": gate.as_dict() if gate else None,
+        "ok": gate.ok if gate else True,
+    }
+
+
+def load_gate(document: dict[str, Any], least: float) -> Gate:
+    """Return the gate of one run: the least speed-up of each load that has a baseline."""
+    import math
+
+    from trtspec.load.comparison import Gate
+    from trtspec.load.intervals import Ratio
+
+    found = [point["speedup"] for point in document["points"] if point["speedup"]]
+    if not found:
+        raise GateNotMet("--min-ratio has nothing to judge: there is no baseline", hint="name one with --baseline")
+    ratios = (Ratio(each["ratio"], each["low"] or 0.0, each["high"] or math.inf, each["rounds"]) for each in found)
+    return Gate(least, tuple(ratios))
+
+
+def _remarks(found: Sequence[Compared]) -> list[str]:
+    from trtspec.load.comparison import SPEEDUP
+
+    remarks = [
+        f"the target alone is {each.baseline.value:.2f} times as fast in B: machine, engine or load were not the same"
+        for each in found
+        if each.baseline and each.baseline.shows
+    ]
+    if any(each.by != SPEEDUP for each in found):
+        remarks.append("the servers' own speeds are compared: what else their machines did at the time is among it")
+    return remarks
+
+
+def _says(found: Sequence[Compared]) -> str:
+    shown = [each for each in found if each.ratio.shows]
+    if not shown:
+        return "no difference shown"
+    slower = sum(each.ratio.shows < 0 for each in shown)
+    said = [f"B is faster at {len(shown) - slower}"] * (slower < len(shown)) + [f"slower at {slower}"] * (slower > 0)
+    others = ", no difference shown at the others" if len(shown) < len(found) else ""
+    return f"{' and '.join(said)} of {len(found)} loads{others}"

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What people see of a load benchmark and of a comparison of two: a table, bars, and a verdict in words."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from trtspec.cli.render import note, say, show_table
+
+Document = Mapping[str, Any]
+NAMES = {"baseline": "target alone", "served": "as served"}
+COLUMNS = ("load", "", "tokens/s", "TTFT p50/p99 ms", "TPOT p50/p99 ms", "e2e p50/p99 ms", "accepted", "speed-up")
+BAR_WIDTH = 40
+EIGHTHS = " ▏▎▍▌▋▊▉"
+BARS: dict[str, tuple[str, Callable[[Document], float]]] = {
+    "output_tokens_per_s": ("tokens/s", lambda arm: arm["output_tokens_per_s"]),
+    "mean_e2e_ms": ("mean e2e ms (shorter is faster)", lambda arm: arm["e2e_ms"]["mean"]),
+}
+
+
+def show_load(document: Document, what: str) -> None:
+    """Show a document; the verdict is its last line."""
+    workload = document["workload"]
+    title = f"{what}: {workload['prompts']} prompts ({workload['source']}), {workload['max_tokens']} tokens each"
+    has_slo = document["slo"] is not None
+    rows = [
+        _row(point, name, has_slo=has_slo) for point in document["points"] for name in NAMES if name in point["arms"]
+    ]
+    columns = (*COLUMNS[:-1], "goodput", COLUMNS[-1]) if has_slo else COLUMNS
+    show_table(title, columns, rows, range(2, len(columns)))
+    for judged_by in dict.fromkeys(point["judged_by"] for point in document["points"]):
+        say("\n" + "\n".join(_bars(document["points"], judged_by)))
+    say("")
+    for warning in document["warnings"]:
+        note(f"warning: {warning}", "yellow")
+    for point in document["points"]:
+        if same := point["identical_texts"]:
+            say(f"{load_name(point['load'])}: {same['same']} of {same['compared']} texts are the same")
+    for line in _verdict(document):
+        say(line)
+
+
+def load_name(load: Document) -> str:
+    """Return a load in words."""
+    return f"concurrency {load['concurrency']:g}" if "concurrency" in load else f"{load['requests_per_s']:g} requests/s"
+
+
+def _row(point: Document, name: str, *, has_slo: bool) -> list[str]:
+    arm = point["arms"][name]
+    length = arm["mean_accepted_len"]
+    cells = [load_name(point["load"]), NAMES[name], f"{arm['output_tokens_per_s']:,.0f}"]
+    cells += [_percentiles(arm[key]) for key in ("ttft_ms", "tpot_ms", "e2e_ms")]
+    cells.append("-" if length is None else f"{length:.2f}")
+    cells += [f"{arm['goodput_share']:.0%}"] if has_slo else []
+    return [*cells, _speedup(point["speedup"]) if name == "served" else "1.00x" if point["speedup"] else "-"]
+
+
+def _percentiles(spread: Document | None) -> str:
+    return "-" if spread is None else f"{_short(spread['p50'])} / {_short(spread['p99'])}"
+
+
+def _short(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
+
+
+def _speedup(speedup: Document | None) -> str:
+    return "-" if speedup is None else f"{speedup['ratio']:.2f}x ({interval_words(speedup)})"
+
+
+def interval_words(ratio: Document) -> str:
+    """Return a ratio's interval; without enough rounds it is open."""
+    low, high = ratio["low"], ratio["high"]
+    return "one round" if low is None or high is None else f"{low:.2f} to {high:.2f}"
+
+
+def _bars(points: Sequence[Document], judged_by: str) -> list[str]:
+    """Return a bar for each arm and load that is judged by the same: tokens a second, or milliseconds."""
+    unit, value = BARS[judged_by]
+    arms = [
+        (load_name(point["load"]), name, value(point["arms"][name]))
+        for point in points if point["judged_by"] == judged_by for name in NAMES if name in point["arms"]
+    ]  # fmt: skip
+    most, width = max(number for _, _, number in arms), max(len(load) for load, _, _ in arms)
+    lines, last = [unit], ""
+    for load, name, number in arms:
+        shown = "" if load == last else load
+        lines.append(f"{shown:<{width}}  {NAMES[name]:<12}  {_bar(number / most)} {number:,.0f}")
+        last = load
+    return lines
+
+
+def _bar(share: float) -> str:
+    if "utf" not in (sys.stdout.encoding or "").lower():
+        return "#" * max(1, round(share * BAR_WIDTH))
+    whole, rest = divmod(max(1, round(share * BAR_WIDTH * 8)), 8)
+    return "█" * whole + EIGHTHS[rest].strip()
+
+
+def _verdict(document: Document) -> list[str]:
+    judged = [point for point in document["points"] if point["speedup"]]
+    if not judged:
+        return ["without a baseline nothing is said of speculation"]
+    crossover = document["crossover"]
+    lines = [f"{load_name(point['load'])}: {_words(point['speedup'], 'with speculation')}" for point in judged]
+    if crossover:
+        sure = "is slower" if crossover["is_shown"] else "may be slower"
+        lines.append(f"crossover: from {load_name(crossover)} on speculation {sure} ({crossover['speedup']:.2f}x)")
+    return lines
+
+
+def _words(ratio: Document, who: str) -> str:
+    low, high = ratio["low"], ratio["high"]
+    sure = low is not None and high is not None and (low > 1 or high < 1)
+    said = f"{who} {ratio['ratio']:.2f} times as fast" if sure else f"{who}: no difference shown ({ratio['ratio']:.2f})"
+    return f"{said}, interval {interval_words(ratio)} of {ratio['rounds']} rounds"
+
+
+def show_comparison(document: Document) -> None:
+    """Show a comparison; the verdict of its gate is the last line."""
+    rows = [
+        (
+            load_name(point["load"]),
+            f"{point['b_to_a']['ratio']:.3f}",
+            interval_words(point["b_to_a"]),
+            f"{point['served_b_to_a']['ratio']:.3f}",
+            f"{point['baseline_b_to_a']['ratio']:.3f}" if point["baseline_b_to_a"] else "-",
+            {"faster": "B is faster", "slower": "B is SLOWER"}.get(point["verdict"], point["verdict"]),
+        )
+        for point in document["points"]
+    ]
+    columns = ("load", "B over A", f"{document['confidence']:.0%} interval", "as served", "target alone", "")
+    show_table(f"A {document['a']}, B {document['b']}", columns, rows, (1, 2, 3, 4))
+    for remark in document["remarks"]:
+        note(f"warning: {remark}", "yellow")
+    say(document["says"])
+    show_gate(document["gate"])
+
+
+def show_gate(gate: Document | None) -> None:
+    """Show whether a least ratio is reached, where one is asked for."""
+    if gate is None:
+        return
+    limit = f"the least ratio {gate['min_ratio']:g}"
+    if gate["ok"]:
+        say(f"{limit} holds" if gate["is_decided"] else f"{limit}: not shown to be missed, and not shown to hold",
+            "green" if gate["is_decided"] else "yellow")  # fmt: skip
+    else:
+        say(f"{limit} is MISSED", "red")

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trtspec bench --concurrency` and `--rate`: a load benchmark, from options to a document."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtspec.cli.load_options import LoadAsked
+from trtspec.cli.quantities import parse_seconds
+from trtspec.errors import DeployError, GateNotMet, TrtspecError
+
+if TYPE_CHECKING:
+    from trtspec.load.load import Load
+    from trtspec.load.run import Plan, Server
+    from trtspec.load.sweep import Effort
+    from trtspec.load.workload import Workload
+
+RANDOM_PROMPTS = 64
+MOST = 4096  # requests at once
+OPENAI_APIS = ("completions", "chat")
+ALONE = "no baseline: this server drafts whatever is asked; a server without speculation is one with --baseline"
+
+
+def bench_load(
+    what: str, asked: LoadAsked, prompts: Path | None, max_tokens: int, runs: int, baseline: str | None, *, json: bool
+) -> int:
+    """Measure, show what was found, and return the exit code."""
+    from trtspec.cli.load_compare import load_gate
+    from trtspec.cli.load_view import show_gate, show_load
+    from trtspec.cli.render import print_json
+
+    document = load_document(what, asked, prompts, max_tokens, runs, baseline)
+    gate = load_gate(document, asked.min_ratio) if asked.min_ratio is not None else None
+    document["gate"] = gate.as_dict() if gate else None
+    if json:
+        print_json(document)
+    else:
+        show_load(document, what)
+        show_gate(document["gate"])
+    return 0 if gate is None or gate.ok else GateNotMet.exit_code
+
+
+def load_document(
+    what: str, asked: LoadAsked, prompts: Path | None, max_tokens: int, runs: int, baseline: str | None
+) -> dict[str, Any]:
+    """Measure and return the document; raises TrtspecError for options that do not go together, too."""
+    from trtspec.cli.render import note
+    from trtspec.load.slo import parse_slo
+
+    served, deployed = _server(what, asked, asked.model or "")
+    root = Path(deployed["artifact"]) if deployed else None
+    other = _server(baseline, asked, "")[0] if baseline else None
+    slo = parse_slo(asked.slo) if asked.slo else None
+    plan = _plan(served, other, asked, _workload(root, asked, prompts, max_tokens), runs, root)
+    if plan.workload.source == "random":
+        note("random prompts load a server as text does, but say nothing of what drafts are worth", "yellow")
+    document = _measured(plan, asked, slo) | {"deployment": _deployment(deployed)}
+    if "baseline" not in document["arms"]:
+        note(ALONE, "yellow")
+    return document
+
+
+def _measured(plan: Plan, asked: LoadAsked, slo: Any) -> dict[str, Any]:
+    from trtspec.cli.progress import counter
+    from trtspec.load.document import document_of
+    from trtspec.load.run import measure
+    from trtspec.load.samples import samples_file
+
+    with samples_file(asked.samples) as samples, counter() as on_progress:
+        arms, points = measure(plan, samples, on_progress)
+    return document_of(arms, plan.workload, points, slo, plan.driver)
+
+
+def _plan(
+    served: Server, other: Server | None, asked: LoadAsked, workload: Workload, runs: int, root: Path | None
+) -> Plan:
+    from trtspec.load.run import DRIVER, TIMEOUT_S, Plan
+
+    timeout_s = parse_seconds(asked.timeout, "--timeout") if asked.timeout else TIMEOUT_S
+    driver, tokenizer = asked.driver or DRIVER, _tokenizer(asked, root)
+    return Plan(served, other, workload, _loads(asked), _effort(asked, runs), timeout_s, driver, tokenizer)
+
+
+def _tokenizer(asked: LoadAsked, root: Path | None) -> Path | None:
+    from trtspec.artifacts.paths import TOKENIZER
+
+    return asked.tokenizer or (root / TOKENIZER if root else None)
+
+
+def _deployment(status: dict[str, Any]) -> dict[str, Any] | None:
+    """Return what was measured, so that it can be found again; an address does not tell."""
+    return {key: status.get(key, "") for key in ("name", "backend", "method", "manifest")} if status else None
+
+
+def _server(what: str, asked: LoadAsked, model: str) -> tuple[Server, dict[str, Any]]:
+    """Return the server that an address or a deployment's name leads to, and the deployment's status."""
+    from trtspec.deploy.base import address_of
+    from trtspec.load.run import Server
+    from trtspec.load.servers import AUTO, KEY_VARIABLE, TRITON
+
+    if "://" not in what and (Path(what).exists() or "/" in what):
+        raise TrtspecError("a load is for a server, and this is an artifact", where=what, hint=f"trtspec deploy {what}")
+    url, document = address_of(what)
+    api = asked.api or (TRITON if document else AUTO)
+    if document and api in OPENAI_APIS:
+        url = document["endpoints"].get("openai") or ""
+        if not url:
+            raise DeployError("the deployment has no entry for OpenAI's clients", where=what, hint="serving.openai")
+    return Server(url, api, model, asked.key_env or KEY_VARIABLE), document
+
+
+def _workload(root: Path | None, asked: LoadAsked, prompts: Path | None, max_tokens: int) -> Workload:
+    from trtspec.load.api import Wanted
+    from trtspec.load.workload import Workload
+    from trtspec.measure.artifact import artifact_prompts
+
+    seed = asked.seed or 0
+    wanted = Wanted(asked.output_tokens or max_tokens, asked.temperature or 0.0, seed, bool(asked.output_tokens))
+    if asked.input_tokens is None:
+        source = str(prompts) if prompts else "the artifact's own" if root else "default"
+        return Workload(artifact_prompts(root, prompts), wanted, source, seed)
+    if prompts:
+        raise TrtspecError("--input-tokens draws random prompts, and --prompts names real ones", hint="give one")
+    from trtspec.load.random_prompts import random_prompts
+
+    tokenizer = _tokenizer(asked, root)
+    if tokenizer is None:
+        raise TrtspecError("--input-tokens needs a tokenizer", hint="name its directory with --tokenizer")
+    return Workload(random_prompts(tokenizer, asked.input_tokens, RANDOM_PROMPTS, seed), wanted, "random", seed)
+
+
+def _loads(asked: LoadAsked) -> list[Load]:
+    from trtspec.load.loads.closed import Closed
+    from trtspec.load.loads.poisson import Poisson
+
+    closed: list[Load] = [Closed(int(number)) for number in _numbers(asked.concurrency, "--concurrency", whole=True)]
+    return closed + [Poisson(number) for number in _numbers(asked.rate, "--rate", whole=False)]
+
+
+def _numbers(text: str | None, option: str, *, whole: bool) -> list[float]:
+    try:
+        found = [float(int(part)) if whole else float(part) for part in text.split(",")] if text else []
+    except ValueError:
+        found = [0.0]
+    if not all(0 < number <= MOST for number in found) or sorted(set(found)) != found:
+        example = "1,2,4,8" if whole else "0.5,1,2"
+        raise TrtspecError(f"{option}: {text!r} is no list of rising numbers up to {MOST:,}", hint=f"as {example}")
+    return found
+
+
+def _effort(asked: LoadAsked, runs: int) -> Effort:
+    from trtspec.load.sweep import Effort
+
+    usual = Effort()
+    most = asked.max_rounds or max(runs, usual.most_rounds)
+    if most < runs:
+        raise TrtspecError(f"--max-rounds {most} is below --runs {runs}", hint="--runs is how many there are at least")
+    return Effort(
+        runs,
+        most,
+        (asked.interval or None) if asked.interval is not None else usual.interval,
+        parse_seconds(asked.duration, "--duration") if asked.duration else None,
+        asked.requests,
+        asked.until_crossover,
+    )

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A load benchmark from its addresses to its points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO, TypeVar
+
+from trtspec.load.client import Endpoint, load_client
+from trtspec.load.load import Load
+from trtspec.load.servers import AUTO, KEY_VARIABLE, ensure_answers, find_endpoint, target_alone
+from trtspec.load.sweep import BASELINE, SERVED, Effort, OnProgress, Point, Sweep
+from trtspec.load.workload import Workload
+from trtspec.registry import find
+
+T = TypeVar("T")
+TIMEOUT_S = 600.0
+DRIVER = "trtspec"
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where a server is, and what has to be told of it; `model` is the first that it names where it is empty."""
+
+    url: str
+    api: str = AUTO
+    model: str = ""
+    key_variable: str = KEY_VARIABLE
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured; without a `baseline` the server itself is asked for the target alone, where it can be."""
+
+    served: Server
+    baseline: Server | None
+    workload: Workload
+    loads: Sequence[Load]
+    effort: Effort = field(default_factory=Effort)
+    timeout_s: float = TIMEOUT_S
+    driver: str = DRIVER
+    tokenizer: Path | None = None  # which a driver may want
+
+
+def measure(
+    plan: Plan, samples: TextIO | None = None, on_progress: OnProgress = lambda what, done, total: None
+) -> tuple[dict[str, Endpoint], list[Point]]:
+    """Return the endpoints that were asked, by arm, and what each load came to; raises DeployError for no answers."""
+    return runner()(_measure(plan, samples, on_progress))
+
+
+async def _measure(
+    plan: Plan, samples: TextIO | None, on_progress: OnProgress
+) -> tuple[dict[str, Endpoint], list[Point]]:
+    ask_round = find("trtspec.load.drivers", "DRIVER", plan.driver, "driver")(plan.tokenizer, plan.timeout_s)
+    async with load_client(plan.timeout_s) as client:
+        arms = {SERVED: await _find(client, plan.served)}
+        alone = await _find(client, plan.baseline) if plan.baseline else await target_alone(client, arms[SERVED])
+        if alone:
+            arms[BASELINE] = alone
+        sweep = Sweep(arms, plan.workload, plan.loads, plan.effort, samples, on_progress, ask_round)
+        return arms, await sweep.run(client)
+
+
+async def _find(client: Any, server: Server) -> Endpoint:
+    endpoint = await find_endpoint(client, server.url, server.api, server.model, server.key_variable)
+    await ensure_answers(client, endpoint)
+    return endpoint
+
+
+def runner() -> Callable[[Coroutine[Any, Any, T]], T]:
+    """Return what runs a loop: uvloop's, where it is, leaves the processor to the server."""
+    try:
+        from uvloop import run
+    except ModuleNotFoundError:
+        from asyncio import run  # type: ignore[assignment]
+    return run

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One request that was measured. Its figures are those of the field:
+
+    TTFT   from when the request was due to the first chunk of text
+    e2e    from when it was due to the last chunk of text
+    TPOT   (e2e - TTFT) / (output tokens - 1): what a token takes once there is one
+    ITL    between one chunk of text and the next; a chunk of a server that speculates has several tokens
+
+These are the definitions of vLLM (vllm-project/vllm:vllm/benchmarks/serve.py@def9ce85); AIPerf calls TPOT
+`inter_token_latency` and ITL `inter_chunk_latency`. A request of an open loop is due when its arrival was drawn,
+however late the client could send it: what it waits for counts, and slow answers hide no requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+MS = 1000.0
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A request: `due_s` and `sent_s` since the round began, `chunks_s` since it was due.
+
+    `output_tokens` is what the server counted, or the number of chunks where it does not (`is_counted`). `error` is why
+    there is no whole answer, and then nothing else counts.
+    """
+
+    prompt: str
+    kind: str
+    due_s: float
+    sent_s: float
+    chunks_s: tuple[float, ...] = ()
+    prompt_tokens: int | None = None
+    output_tokens: int = 0
+    is_counted: bool = True
+    drafted: int | None = None
+    accepted: int | None = None
+    steps: int | None = None
+    histogram: tuple[int, ...] = ()
+    finish_reason: str = ""
+    text_sha256: str = ""
+    error: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Return whether there is a whole answer."""
+        return not self.error
+
+    @property
+    def ttft_ms(self) -> float:
+        """Return the time to the first token."""
+        return MS * self.chunks_s[0]
+
+    @property
+    def e2e_ms(self) -> float:
+        """Return the time to the last token."""
+        return MS * self.chunks_s[-1]
+
+    @property
+    def tpot_ms(self) -> float | None:
+        """Return the time of a token after the first; None of a text of one token."""
+        return (self.e2e_ms - self.ttft_ms) / (self.output_tokens - 1) if self.output_tokens > 1 else None
+
+    @property
+    def itl_ms(self) -> list[float]:
+        """Return the times between its chunks."""
+        return [MS * (later - earlier) for earlier, later in pairwise(self.chunks_s)]
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Return the tokens a second of this request alone."""
+        return self.output_tokens / self.chunks_s[-1]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return its line of `--samples`."""
+        return {
+            "prompt": self.prompt,
+            "prompt_kind": self.kind,
+            "due_s": round(self.due_s, 6),
+            "sent_s": round(self.sent_s, 6),
+            "ttft_ms": _ms(self.ttft_ms) if self.ok else None,
+            "tpot_ms": _ms(self.tpot_ms) if self.ok else None,
+            "e2e_ms": _ms(self.e2e_ms) if self.ok else None,
+            "itl_ms": [_ms(each) for each in self.itl_ms],
+            "prompt_tokens": self.prompt_tokens,
+            "output_tokens": self.output_tokens,
+            "draft_tokens": self.drafted,
+            "accepted_tokens": self.accepted,
+            "draft_steps": self.steps,
+            "acceptance_histogram": list(self.histogram),
+            "finish_reason": self.finish_reason,
+            "text_sha256": self.text_sha256,
+            "error": self.error,
+        }
+
+
+def _ms(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
