@@ -9,7 +9,7 @@ from string import Formatter
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.advising.table import table
@@ -185,6 +185,7 @@ def test_the_methods_that_are_tried(values: dict[str, Any], tried: tuple[str, ..
     assert advised(**values).methods == tried
 
 
+COMMON: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 OTHERS = st.fixed_dictionaries(
     {},
     optional={
@@ -205,6 +206,7 @@ OTHERS = st.fixed_dictionaries(
 )
 
 
+@settings(**COMMON)
 @given(OTHERS, st.sampled_from(LOADS), st.floats(0.001, 100), st.floats(0.001, 100))
 def test_more_load_never_speaks_for_it(others: dict[str, Any], load: str, one: float, other: float) -> None:
     ranks = [VERDICTS.index(advised(**{**others, load: value}).speculate) for value in sorted((one, other))]
@@ -228,6 +230,7 @@ def test_only_what_could_change_the_verdict_is_asked_for() -> None:
     assert {name for names in decided.not_told.values() for name in names} == {"as-the-recipe-says"}
 
 
+@settings(**COMMON)
 @given(OTHERS)
 def test_what_is_asked_for_is_not_there_yet(others: dict[str, Any]) -> None:
     found = advised(**others)

@@ -12,7 +12,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.advising.serving import serving
@@ -98,6 +98,7 @@ def escaped(value: str) -> str:
     return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(NAMES, LABELS, st.floats(allow_nan=False, allow_infinity=False)), max_size=5))
 def test_samples_are_read_as_they_were_written(samples: list[tuple[str, dict[str, str], float]]) -> None:
     lines = []
@@ -113,6 +114,7 @@ def test_samples_are_read_as_they_were_written(samples: list[tuple[str, dict[str
         ]
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_can_be_read(data: bytes) -> None:
     parse_metrics(data)

@@ -31,7 +31,7 @@ class Numbers(Protocol):
         """Return the mean over the series."""
 
     def rate(self, name: str, labels: Mapping[str, str]) -> float | None:
-        """Return by how much a counter grows in a second."""
+        """Return by how much a counter grows in a second, of the model with the least."""
 
     def ratio(self, name: str, per: str, labels: Mapping[str, str]) -> float | None:
         """Return by how much a counter grows for each that another one does."""

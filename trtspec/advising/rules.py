@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -13,6 +13,7 @@ import yaml
 
 from trtspec.advising.questions import Answers
 
+Given = Mapping[str, Mapping[str, Any]]
 VERDICTS = ("no", "measure", "yes")  # the first that a rule says decides
 
 
@@ -85,11 +86,13 @@ def _rules(kind: str) -> tuple[Rule, ...]:
     return tuple(_rule(**each) for each in found)
 
 
-def _rule(*, methods: tuple[str, ...] = (), **given: Any) -> Rule:
-    keys = ("when", "unless")
-    conditions = {key: {name: _condition(**each) for name, each in given.pop(key, {}).items()} for key in keys}
-    return Rule(**given, methods=tuple(methods), **conditions)
+def _rule(*, methods: Sequence[str] = (), when: Given, unless: Given | None = None, **said: str) -> Rule:
+    return Rule(**said, methods=tuple(methods), when=_conditions(when), unless=_conditions(unless or {}))
 
 
-def _condition(*, among: tuple[str, ...] = (), **limits: float) -> Condition:
+def _conditions(given: Given) -> dict[str, Condition]:
+    return {name: _condition(**each) for name, each in given.items()}
+
+
+def _condition(*, among: Sequence[str] = (), **limits: float) -> Condition:
     return Condition(**limits, among=tuple(among))

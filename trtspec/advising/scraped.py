@@ -35,9 +35,9 @@ class Scraped:
         return sum(values) / len(values) if values else None
 
     def rate(self, name: str, labels: Labels) -> float | None:
-        """Return by how much a counter grew in a second, None where it did not."""
-        grown = max(self._grown(name, labels).values(), default=0.0)
-        return grown / self.seconds if grown > 0 else None
+        """Return by how much a counter grew in a second, of the model with the least, None where none did."""
+        grown = [value for value in self._grown(name, labels).values() if value > 0]
+        return min(grown) / self.seconds if grown else None
 
     def ratio(self, name: str, per: str, labels: Labels) -> float | None:
         """Return by how much one grew for each of the other; where nothing ended meanwhile, since the server began."""
@@ -88,9 +88,9 @@ class Queried:
         return self.prometheus.value(f"avg(avg_over_time({self._series(name, labels)}[{WINDOW}]))")
 
     def rate(self, name: str, labels: Labels) -> float | None:
-        """Return by how much a counter grows in a second, of the model with the most."""
+        """Return by how much a counter grows in a second, of the model with the least."""
         series = f"rate({self._series(name, labels)}[{WINDOW}])"
-        return self.prometheus.value(f"max(avg by (model) (sum by (model, instance) ({series})))")
+        return self.prometheus.value(f"min(avg by (model) (sum by (model, instance) ({series})) > 0)")
 
     def ratio(self, name: str, per: str, labels: Labels) -> float | None:
         """Return by how much one grows for each of the other."""

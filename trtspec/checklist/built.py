@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from pydantic import BaseModel
+
 from trtspec.backends.base import find_backend
 from trtspec.checklist.facts import Facts
 from trtspec.checklist.row import MEASURED, Row, done, missing, not_needed
@@ -14,12 +16,13 @@ from trtspec.recipe.schema import Gates, ModelSource, Rollout, Serving
 
 SHORT = 12
 NOTHING_DRAFTED = "nothing is drafted"
+Keys = dict[str, tuple[type[BaseModel], tuple[str, ...]]]
 # Keys whose default is what is safe, and whether more or less than that is looser.
-LOOSER_BELOW = {
+LOOSER_BELOW: Keys = {
     "gates": (Gates, ("lossless", "quantized_parity")),
     "serving.rollout": (Rollout, ("hold_s", "min_requests")),
 }
-LOOSER_ABOVE = {
+LOOSER_ABOVE: Keys = {
     "serving.rollout": (Rollout, ("max_failed", "max_latency_ratio")),
     "serving": (Serving, ("kv_cache_fraction", "max_queue_size")),
     "target": (ModelSource, ("allow_pickle", "allow_nonfinite")),

@@ -28,10 +28,14 @@ def tune(facts: Facts) -> Row:
     return _of_drafts("tuning", facts, facts.of_kind("tune"), "trtspec profile RECIPE --write")
 
 
-def bench(facts: Facts) -> Row:
-    """Speculation was measured against the target alone."""
-    command = f"trtspec bench {facts.recipe.name} --json"
-    return _of_drafts("bench", facts, facts.of_kind("bench"), command, _speedup)
+def load(facts: Facts) -> Row:
+    """Speculation was measured under load; one request at a time is a beginning."""
+    command = f"trtspec bench {facts.recipe.name} --concurrency 1,4,16 --json"
+    found, alone = facts.of_kind("load"), facts.of_kind("bench")
+    if found or not alone or not facts.drafts:
+        return _of_drafts("load", facts, found, command)
+    beginning = _row("load", facts, alone, command, _speedup)
+    return missing("load", f"{beginning.evidence}, one request at a time", command, alone)
 
 
 def _nothing(document: Saved) -> str:
@@ -69,4 +73,4 @@ def _number(document: Saved, key: str) -> str:
     return f"{value:g}" if isinstance(value, int | float) else "?"
 
 
-ROWS = (baseline, profile, tune, bench)
+ROWS = (baseline, profile, tune, load)

@@ -135,15 +135,16 @@ def show(found: Advice) -> None:
     others = [(rule.name, SAID[rule.says], rule.reason(found.answers)) for rule in found.others]
     if others:
         show_table("beside the rule that decides", ("rule", "says", "because"), others)
-    for options, rules in found.not_told.items():
-        say(f"not told: {', '.join(options)}; told, {', '.join(rules)} could decide", "dim")
+    untold = [(", ".join(options), ", ".join(rules)) for options, rules in found.not_told.items()]
+    if untold:
+        show_table("what was not told, and which rules it could make decide", ("option", "rules"), untold)
     method = "" if found.speculate == "no" else f"try {', then '.join(found.methods)}: "
     say(f"{method}{found.method_rule.reason(found.answers)} ({found.method_rule.source})")
     for command in found.first:
         say_command("first", command)
     rule = found.decided_by
-    say(f"speculate: {SAID[found.speculate]}, by {rule.name}: {rule.reason(found.answers)}", COLOURS[found.speculate])
-    say(f"source: {rule.source}")
+    reason = f"{rule.reason(found.answers)} ({rule.source})"
+    say(f"speculate: {SAID[found.speculate]}, by {rule.name}: {reason}", COLOURS[found.speculate])
 
 
 def _shown(answer: Answer) -> str:

@@ -27,7 +27,7 @@ from trtspec.paths import state_dir
 MAX_BYTES, MAX_VALUES = 64 << 20, 400_000
 # The keys that tell a document that does not say its `kind`; the first that is there does.
 KEYS = {"methods": "profile", "speculative": "bench", "checks": "verify", "steps": "build"}
-KINDS = ("baseline", "bench", "build", "profile", "tune", "verify")
+KINDS = ("baseline", "bench", "build", "load", "profile", "tune", "verify")
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,13 @@ def read_document(path: Path) -> Saved:
     kind = _kind(values)
     if kind not in KINDS:
         raise TrtspecError("no document of a command that measures", where=str(path), hint=hint)
-    return Saved(path, kind, hashlib.sha256(data).hexdigest(), _time(values.get("time"), modified), values)
+    return Saved(
+        path,
+        kind,
+        hashlib.sha256(data).hexdigest(),
+        _time(values.get("time", values.get("ended_at")), modified),
+        values,
+    )
 
 
 def _kind(values: Mapping[str, Any]) -> str:
