@@ -9,15 +9,21 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
 Answer = Callable[[str], tuple[int, bytes]]
+Posted = Callable[[str, bytes], tuple[int, bytes]]
 
 
 @contextmanager
-def serving(answer: Answer) -> Iterator[str]:
+def serving(answer: Answer, posted: Posted = lambda path, body: (405, b"")) -> Iterator[str]:
     """Answer requests on a port of this machine; yields the address."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            status, body = answer(self.path)
+            self.reply(*answer(self.path))
+
+        def do_POST(self) -> None:
+            self.reply(*posted(self.path, self.rfile.read(int(self.headers["Content-Length"]))))
+
+        def reply(self, status: int, body: bytes) -> None:
             self.send_response(status)
             if status == 302:
                 self.send_header("Location", "/elsewhere")

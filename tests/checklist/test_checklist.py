@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +26,10 @@ from trtspec.monitoring.rules import rules
 from trtspec.recipe.resolve import ResolvedRecipe
 from trtspec.system import start_time
 
-NAMES = [
-    "built",
-    "verified",
-    "gates",
-    "limits",
-    "parity",
-    "defaults",
-    "warm-up",
-    "rollout",
-    "baseline",
-    "profile",
-    "tuning",
-    "load",
-    "metrics",
-    "alerts",
-    "rollback",
-]
+NAMES = (
+    *("built", "verified", "gates", "limits", "parity", "defaults", "warm-up", "rollout", "baseline", "profile"),
+    *("tuning", "load", "metrics", "alerts", "rollback"),
+)
 
 
 def rows(trtspec: Run, artifact: Path, *arguments: object) -> dict[str, dict[str, Any]]:
@@ -67,7 +55,7 @@ def changed(facts: Facts, **settings: Any) -> Facts:
             table = table[place]
         table[last] = value
     manifest = facts.manifest.model_copy(update={"recipe": ResolvedRecipe.from_dict(recipe)})
-    return Facts(**{**{key: getattr(facts, key) for key in facts.__dataclass_fields__}, "manifest": manifest})
+    return replace(facts, manifest=manifest)
 
 
 @pytest.fixture
@@ -77,7 +65,7 @@ def facts(artifact: Path) -> Facts:
 
 def test_a_new_artifact(artifact: Path, trtspec: Run) -> None:
     found = rows(trtspec, artifact)
-    assert list(found) == NAMES
+    assert tuple(found) == NAMES
     states = {name: row["state"] for name, row in found.items()}
     assert [name for name in NAMES if states[name] == DONE] == ["built", "defaults", "rollout"]
     assert states["parity"] == NOT_NEEDED
@@ -266,17 +254,16 @@ def test_a_prometheus_says_what_is_watched(artifact: Path, trtspec: Run) -> None
 def test_a_way_back(artifact: Path, trtspec: Run) -> None:
     journal, own = DeploymentJournal("tiny"), manifest_sha256(artifact)
     journal.root.mkdir(parents=True)
-    serving_another = Record(
-        "tiny", "live", "/build/a", os.getpid(), start_time(os.getpid()), 1, 2, 3, "x", detached=True
-    )
-    serving_another = Record(**{**serving_another.__dict__, "manifest": "0" * 64, "revision": 1})
-    journal.write(serving_another)
+    pid = os.getpid()
+    another = Record("tiny", "live", "/build/a", pid, start_time(pid), 1, 2, 3, "x", True)
+    another = replace(another, manifest="0" * 64, revision=1)
+    journal.write(another)
     assert "serves revision 1" in rows(trtspec, artifact)["rollback"]["evidence"]
-    journal.write(Record(**{**serving_another.__dict__, "manifest": own, "revision": 2}))
+    journal.write(replace(another, manifest=own, revision=2))
     assert rows(trtspec, artifact)["rollback"]["state"] == MISSING
     (journal.root / "revisions" / "1" / "artifact").mkdir(parents=True)
     assert rows(trtspec, artifact)["rollback"]["evidence"] == "revision 1 of tiny is kept"
-    journal.write(Record(**{**serving_another.__dict__, "state": "stopped"}))
+    journal.write(replace(another, state="stopped"))
     assert rows(trtspec, artifact)["rollback"]["state"] == MISSING
 
 
@@ -285,7 +272,7 @@ def test_the_page_has_the_rows() -> None:
     named = [
         name for line in page.splitlines() if line.startswith("| ") for name in line.split("|")[1].strip().split(", ")
     ]
-    assert [name for name in named if name in NAMES] == NAMES
+    assert [name for name in named if name in NAMES] == [*NAMES]
     assert len(ROWS) == len(NAMES)
 
 

@@ -33,7 +33,7 @@ def recipe_answers(loaded: LoadedRecipe, told: Answers) -> tuple[dict[str, Answe
     context, known = checked.context, with_derived(told)
     found, notes = dict(_described(context)), []
     try:
-        found |= _predicted(predict(context), context.recipe.speculation.method, known)
+        found |= predicted_answers(predict(context), context.recipe.speculation.method, known)
     except Unpredictable as reason:
         notes.append(f"nothing is predicted for {loaded.recipe.name}: {reason}")
     return {name: Answer(value, loaded.recipe.name) for name, value in found.items()}, notes
@@ -52,7 +52,7 @@ def _described(context: PlanContext) -> Iterator[tuple[str, float | str]]:
         yield "largest_batch", most
 
 
-def _predicted(found: Prediction, method: str, known: Answers) -> dict[str, float]:
+def predicted_answers(found: Prediction, method: str, known: Answers) -> dict[str, float]:
     """Return the break-even batch, and the least speed-up of all batches up to the load.
 
     The least one, so that more load never makes it larger: more experts that are read can make small batches slower

@@ -56,7 +56,7 @@ def _measure(what: str, file: Path | None, max_tokens: int, runs: int, on_progre
     from trtspec.measure.artifact import artifact_prompts, open_artifact, read_artifact
     from trtspec.measure.report import PROCESS, SERVER
 
-    if Path(what).exists() or "/" in what:
+    if "://" not in what and (Path(what).exists() or "/" in what):
         root = Path(what)
         manifest, asked = read_artifact(root), artifact_prompts(root, file)
         with open_artifact(root, manifest) as artifact:
