@@ -85,7 +85,8 @@ def test_more_load_never_speaks_for_it(row: dict[str, Any]) -> None:
         ranks.append(VERDICTS.index(advise(told | known).speculate))
     assert ranks == sorted(ranks, reverse=True)
     assert speedups == sorted(speedups, reverse=True)
-    assert ranks[0] == VERDICTS.index("yes")
+    is_dense = "mixtral" not in row["target"]  # verifying 4 tokens reads most experts, and one token two of eight
+    assert ranks[0] == VERDICTS.index("yes" if is_dense else "no")
 
 
 def test_without_a_load_only_a_pair_that_never_pays_is_decided(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -227,7 +227,10 @@ def test_what_was_not_told_is_named_with_the_rules_that_it_could_make_decide() -
 
 def test_only_what_could_change_the_verdict_is_asked_for() -> None:
     decided = advised(concurrency=100, draft="head", memory_left_gb=10, work="chat", prompt_tokens=10)
-    assert {name for names in decided.not_told.values() for name in names} == {"as-the-recipe-says"}
+    assert decided.speculate == "no"
+    assert decided.not_told == {}
+    told = advised(concurrency=20, gpu_utilization=20, draft="mtp", work="chat", memory_left_gb=10)
+    assert "few-requests" not in {name for names in told.not_told.values() for name in names}
 
 
 @settings(**COMMON)

@@ -20,7 +20,7 @@ class Advice:
     """Whether to speculate ("yes", "measure" or "no"), which rule said so, and which others fired.
 
     `methods` are to be tried in this order, by `method_rule`; with "no" they are for who tries all the same. `not_told`
-    are the rules that could decide, by the options that would have to be given.
+    are the rules that could decide otherwise, by the options that would have to be given.
     """
 
     answers: Answers
@@ -63,7 +63,7 @@ def advise(answers: Answers, notes: Sequence[str] = ()) -> Advice:
     tried = next(rule for rule in method_rules() if rule.fires(known))
     values = {name: each.value for name, each in known.items()}
     methods = tuple(method.format_map(values) for method in tried.methods)
-    before = takewhile(lambda rule: rule is not tried, method_rules())
+    before = takewhile(lambda rule: rule is not tried, method_rules()) if decided.says != "no" else ()
     stronger = [rule for rule in speculate_rules() if _rank(rule) < _rank(decided)]
     return Advice(
         answers=known,

@@ -10,7 +10,7 @@ from typing import Any
 from trtspec.measure.documents import Saved
 
 DONE, MISSING, NOT_NEEDED = "done", "missing", "not needed"
-MEASURED = "%Y-%m-%d %H:%M"
+MEASURED = "%Y-%m-%d"
 
 
 @dataclass(frozen=True)

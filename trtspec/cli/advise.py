@@ -16,6 +16,7 @@ from trtspec.prompts.prompt import KINDS
 if TYPE_CHECKING:
     from trtspec.advising.advice import Advice
     from trtspec.advising.questions import Answer
+    from trtspec.advising.rules import Rule
 
 Work = Enum("Work", {kind.replace("-", "_"): kind for kind in KINDS}, type=str)  # type: ignore[misc]
 
@@ -60,7 +61,9 @@ def advise(
         float | None, typer.Option(min=0, max=1, help="Part of the tokens drafted in a row that are accepted.")
     ] = None,
     mean_accepted_len: Annotated[float | None, typer.Option(min=1, help="Tokens that a step gives.")] = None,
-    work: Annotated[Work | None, typer.Option(help="What is mostly asked.")] = None,
+    work: Annotated[
+        Work | None, typer.Option(metavar="KIND", help=f"What is mostly asked: {', '.join(KINDS)}.")
+    ] = None,
     draft: Annotated[
         Drafts | None, typer.Option(help="What there is to draft with: a smaller model, a trained head, MTP layers.")
     ] = None,
@@ -138,13 +141,16 @@ def show(found: Advice) -> None:
     untold = [(", ".join(options), ", ".join(rules)) for options, rules in found.not_told.items()]
     if untold:
         show_table("what was not told, and which rules it could make decide", ("option", "rules"), untold)
-    method = "" if found.speculate == "no" else f"try {', then '.join(found.methods)}: "
-    say(f"{method}{found.method_rule.reason(found.answers)} ({found.method_rule.source})")
+    if found.speculate != "no":
+        say(f"try {', then '.join(found.methods)}: {_because(found, found.method_rule)}")
     for command in found.first:
         say_command("first", command)
-    rule = found.decided_by
-    reason = f"{rule.reason(found.answers)} ({rule.source})"
-    say(f"speculate: {SAID[found.speculate]}, by {rule.name}: {reason}", COLOURS[found.speculate])
+    said = f"speculate: {SAID[found.speculate]}, by {found.decided_by.name}: {_because(found, found.decided_by)}"
+    say(said, COLOURS[found.speculate])
+
+
+def _because(found: Advice, rule: Rule) -> str:
+    return f"{rule.reason(found.answers)}; source: {rule.source}"
 
 
 def _shown(answer: Answer) -> str:
