@@ -155,6 +155,7 @@ def test_every_combination_gets_an_answer_with_a_reason() -> None:
         ({"concurrency": 1, "mean_accepted_len": 1.5}, "few-requests"),
         ({"concurrency": 1, "tpot_ms": 30, "tpot_target_ms": 30}, "fast-enough"),
         ({"concurrency": 1, "tpot_ms": 30, "tpot_target_ms": 29}, "few-requests"),
+        ({"concurrency": 1, "tpot_ms": 20, "tpot_target_ms": 30, "mean_accepted_len": 3}, "few-requests"),
         ({"concurrency": 1, "tpot_ms": 37, "tpot_target_ms": 10}, "out-of-reach"),
         ({"request_rate": 1}, "few-arrivals"),
         ({"request_rate": 2}, "nothing-decides"),

@@ -28,7 +28,8 @@ HEAVY = ("torch", "transformers", "tritonclient", "tritonserver", "google.protob
 def test_the_commands() -> None:
     assert " ".join(COMMANDS) == (
         "advise baseline bench build cache check checklist compare deploy doctor generate history init inspect logs "
-        "metrics migrate plan plugins profile promote prompts ps recipes report rollback schema status stop swift verify"
+        "metrics migrate plan plugins profile promote prompts ps recipes report rollback schema status stop "
+        "swift verify"
     )
 
 

@@ -61,8 +61,12 @@ class Rule:
         )
 
     def reason(self, answers: Answers) -> str:
-        """Return why, with the answers in it."""
-        return self.why.format_map({name: answer.value for name, answer in answers.items()})
+        """Return why, with the answers in it, numbers in three digits."""
+        return self.why.format_map({name: _rounded(answer.value) for name, answer in answers.items()})
+
+
+def _rounded(value: Any) -> Any:
+    return float(f"{value:.3g}") if isinstance(value, float) else value
 
 
 def _holds(name: str, condition: Condition, answers: Answers, *, or_unknown: bool) -> bool:

@@ -86,11 +86,9 @@ def advise(
     from trtspec.advising.advice import advise as advise_on
     from trtspec.advising.measured import measured_answers, scrape
     from trtspec.advising.questions import Answer
-    from trtspec.advising.recipe import recipe_answers
     from trtspec.advising.scraped import Queried
     from trtspec.cli.render import print_json
     from trtspec.monitoring.prometheus import Prometheus
-    from trtspec.recipe.load import load_recipe
 
     given = {
         "concurrency": concurrency,
@@ -113,13 +111,21 @@ def advise(
     if metrics:
         answers |= scrape(metrics, seconds)
     answers |= {name: Answer(value, "told") for name, value in given.items() if value is not None}
-    planned, notes = recipe_answers(load_recipe(recipe, set_ or ()), answers) if recipe else ({}, [])
-    named = {"recipe": Answer(str(recipe), "told")} if recipe else {}
-    found = advise_on(named | planned | answers, notes)
+    planned, notes = _planned(recipe, set_ or [], answers) if recipe else ({}, [])
+    found = advise_on(planned | answers, notes)
     if json:
         print_json(found.as_dict())
     else:
         show(found)
+
+
+def _planned(recipe: Path, overrides: list[str], told: dict[str, Answer]) -> tuple[dict[str, Answer], list[str]]:
+    from trtspec.advising.questions import Answer
+    from trtspec.advising.recipe import recipe_answers
+    from trtspec.recipe.load import load_recipe
+
+    found, notes = recipe_answers(load_recipe(recipe, overrides), told)
+    return {"recipe": Answer(str(recipe), "told"), **found}, notes
 
 
 COLOURS = {"yes": "green", "measure": "yellow", "no": "red"}

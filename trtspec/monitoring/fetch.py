@@ -14,6 +14,7 @@ from trtspec.errors import DeployError, StepTimeout
 TIMEOUT_S = 10.0
 MAX_BYTES = 8 << 20
 CHUNK_BYTES = 64 << 10
+HINT = "is it the right address, and is the server up?"
 CONNECTIONS = {"http": HTTPConnection, "https": HTTPSConnection}
 
 
@@ -30,11 +31,11 @@ def fetch(url: str, timeout_s: float = TIMEOUT_S) -> bytes:
     except TimeoutError:
         raise StepTimeout(f"no answer within {timeout_s:.3g} s", where=where) from None
     except (OSError, HTTPException) as error:
-        raise DeployError(f"cannot be reached: {error or type(error).__name__}", where=where) from None
+        raise DeployError(f"cannot be reached: {error or type(error).__name__}", where=where, hint=HINT) from None
     finally:
         connection.close()
     if answer.status != 200:
-        raise DeployError(f"answered {answer.status}: {body[:200].decode(errors='replace')!r}", where=where)
+        raise DeployError(f"answered {answer.status}: {body[:200].decode(errors='replace')!r}", where=where, hint=HINT)
     return body
 
 
@@ -58,7 +59,7 @@ def _read(answer: HTTPResponse, open_socket: socket, deadline: float, where: str
     while chunk := answer.read1(CHUNK_BYTES):
         body += chunk
         if len(body) > MAX_BYTES:
-            raise DeployError(f"an answer of more than {MAX_BYTES:,} bytes", where=where)
+            raise DeployError(f"an answer of more than {MAX_BYTES:,} bytes", where=where, hint=HINT)
         if (remaining := deadline - time.monotonic()) <= 0:
             raise TimeoutError
         open_socket.settimeout(remaining)
