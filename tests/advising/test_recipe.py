@@ -47,11 +47,18 @@ def test_the_planner_decides_by_the_load(recipe: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(Pair, "speedup", lambda self, rate, depth, texts: 2.0 - texts / 11)
     expected = {1: "faster-as-planned", 9: "faster-as-planned", 10: "hardly-faster-as-planned", 11: "slower-as-planned"}
     for load, rule in expected.items():
-        found = advised(recipe, *ON_H200, concurrency=load)
+        found = advised(recipe, *ON_H200, "engine.max_batch_size=16", concurrency=load)
         assert found.decided_by.name == rule
         assert found.answers["break_even_batch"].value == 11
     assert "drafting stops paying at 11" in found.decided_by.reason(found.answers)
     assert found.first == (f"trtspec build {recipe} --set speculation.method=none",)
+
+
+def test_requests_that_wait_are_in_no_batch(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pair, "speedup", lambda self, rate, depth, texts: 2.0 - texts / 11)
+    found = advised(recipe, *ON_H200, "engine.max_batch_size=9", concurrency=500)
+    assert found.decided_by.name == "faster-as-planned"
+    assert found.answers["batch_size"].value == 9
 
 
 def test_the_numbers_are_the_planners(recipe: Path) -> None:
@@ -74,12 +81,13 @@ DRAFTED = [
 
 
 @pytest.mark.parametrize("row", DRAFTED, ids=lambda row: f"{row['target']}-{row['gpu']}")
-def test_more_load_never_speaks_for_it(row: dict[str, Any]) -> None:
+def test_more_load_never_speaks_for_it(row: dict[str, Any], recipe: Path) -> None:
     """Published models, one of them with experts, of which a few texts read more than one."""
+    large = load_recipe(recipe, ["engine.max_batch_size=4096"]).recipe
     found, ranks, speedups = Prediction(pair(row), 3, ()), [], []
     for load in (0.5, 1, 2, 3, 5, 8, 13, 30, 64, 200, 500, 5000):
         told = {"concurrency": Answer(load, "told")}
-        planned = predicted_answers(found, "draft_target", told)
+        planned = predicted_answers(found, large, told)
         speedups.append(planned["predicted_speedup"])
         known = {name: Answer(value, "planned") for name, value in planned.items()}
         ranks.append(VERDICTS.index(advise(told | known).speculate))

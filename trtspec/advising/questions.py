@@ -60,6 +60,7 @@ PLANNED: dict[str, tuple[str, ...]] = {
     "recipe_method": (),
     "largest_batch": (),
     "break_even_batch": (),
+    "batch_size": ("concurrency",),
     "predicted_speedup": ("concurrency",),
 }
 RECIPE = "RECIPE"

@@ -16,6 +16,7 @@ from trtspec.planner.predict import Prediction, Unpredictable, predict
 from trtspec.planner.reached import published_acceptance
 from trtspec.planner.speedup import MOST_TEXTS
 from trtspec.recipe.load import LoadedRecipe
+from trtspec.recipe.schema import Recipe
 
 USUAL_RATE = 0.8
 DRAFTS = {"model": "model", "head": "head"}
@@ -33,7 +34,7 @@ def recipe_answers(loaded: LoadedRecipe, told: Answers) -> tuple[dict[str, Answe
     context, known = checked.context, with_derived(told)
     found, notes = dict(_described(context)), []
     try:
-        found |= predicted_answers(predict(context), context.recipe.speculation.method, known)
+        found |= predicted_answers(predict(context), context.recipe, known)
     except Unpredictable as reason:
         notes.append(f"nothing is predicted for {loaded.recipe.name}: {reason}")
     return {name: Answer(value, loaded.recipe.name) for name, value in found.items()}, notes
@@ -52,16 +53,17 @@ def _described(context: PlanContext) -> Iterator[tuple[str, float | str]]:
         yield "largest_batch", most
 
 
-def predicted_answers(found: Prediction, method: str, known: Answers) -> dict[str, float]:
+def predicted_answers(found: Prediction, recipe: Recipe, known: Answers) -> dict[str, float]:
     """Return the break-even batch, and the least speed-up of all batches up to the load.
 
-    The least one, so that more load never makes it larger: more experts that are read can make small batches slower
-    than larger ones.
+    No batch is larger than the recipe's max_batch_size: further requests wait. The least one, so that more load never
+    makes it larger: more experts that are read can make small batches slower than larger ones.
     """
-    rate, pair = _rate(found, method, known), found.pair
+    rate, pair = _rate(found, recipe.speculation.method, known), found.pair
     answers: dict[str, float] = {"break_even_batch": pair.break_even(rate, found.depth) or MOST_TEXTS + 1}
     if "concurrency" in known:
-        most = min(max(1, ceil(known["concurrency"].value)), MOST_TEXTS)
+        most = min(max(1, ceil(known["concurrency"].value)), recipe.engine.max_batch_size, MOST_TEXTS)
+        answers["batch_size"] = most
         answers["predicted_speedup"] = min(pair.speedup(rate, found.depth, texts) for texts in range(1, most + 1))
     return answers
 
