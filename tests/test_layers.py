@@ -31,7 +31,7 @@ LEVELS = [
     {"check", "compare", "completion", "inspection", "doctor", "migration"},
     {"pipeline", "measure", "proposal", "load"},
     {"deploy", "preflight", "monitoring"},
-    {"profiling", "reporting"},
+    {"profiling", "reporting", "advising", "checklist"},
     {"cli"},
     {"__main__"},
 ]

@@ -30,6 +30,7 @@ CONVERTING = {"torch", "transformers", "numpy", "google.protobuf", "tritonclient
         ("check", CONVERTING | {"rich.table", "rich.progress", "filelock", "trtspec.graph"}),
         ("plan", CONVERTING | {"rich.progress"}),
         ("compare", CONVERTING | {"rich.progress"}),
+        ("advise", CONVERTING | {"rich.progress"}),
     ],
 )
 def test_a_command_imports_no_more_than_it_uses(command: str, unwanted: set[str], tmp_path: Path) -> None:

@@ -27,8 +27,9 @@ HEAVY = ("torch", "transformers", "tritonclient", "tritonserver", "google.protob
 
 def test_the_commands() -> None:
     assert " ".join(COMMANDS) == (
-        "bench build cache check compare deploy doctor generate history init inspect logs metrics migrate plan plugins "
-        "profile promote prompts ps recipes report rollback schema status stop swift tune verify"
+        "advise baseline bench build cache check checklist compare deploy doctor generate history init inspect logs "
+        "metrics migrate plan plugins profile promote prompts ps recipes report rollback schema status stop "
+        "swift tune verify"
     )
 
 
@@ -101,6 +102,29 @@ def documents(artifact: Path) -> dict[str, tuple[tuple[object, ...], set[str]]]:
             (artifact, "--runs", 1, "--max-tokens", 2),
             {"prompts", "max_tokens", "acceptance", "baseline", "speculative", "identical_texts", *speedup},
         ),
+        "advise": (
+            ("--concurrency", 2),
+            {"speculate", "decided_by", "methods", "methods_by", "first", "rules", "not_told", "answers", "notes"},
+        ),
+        "baseline": (
+            (artifact, "--runs", 1, "--max-tokens", 2),
+            {
+                *(
+                    "kind",
+                    "time",
+                    "name",
+                    "manifest",
+                    "target",
+                    "engine",
+                    "machine",
+                    "versions",
+                    "prompts",
+                    "max_tokens",
+                ),
+                *("runs", "new_tokens", "tokens_per_s", "median_tokens_per_s", "request_s", "ms_per_token", "samples"),
+            },
+        ),
+        "checklist": ((artifact,), {"name", "artifact", "manifest", "missing", "rows"}),
         "inspect": (
             (artifact,),
             {"kind", "name", "backend", "method", "draft_len", "acceptance", "files", "bytes", "tools", "steps"},

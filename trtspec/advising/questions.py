@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What rules ask: the questions that people answer, and what follows from their answers by arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+TOLD, DERIVED_BY = "told", "derived"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A value, a number or a word, and where it is from: "told", an address, the recipe, or "derived"."""
+
+    value: Any
+    source: str
+
+
+Answers = Mapping[str, Answer]
+
+# What can be told, and the option that tells it.
+QUESTIONS = {
+    "concurrency": "--concurrency",
+    "request_rate": "--request-rate",
+    "prompt_tokens": "--prompt-tokens",
+    "output_tokens": "--output-tokens",
+    "tpot_ms": "--tpot",
+    "tpot_target_ms": "--tpot-target",
+    "gpu_utilization": "--gpu-utilization",
+    "memory_left_gb": "--memory-left",
+    "temperature": "--temperature",
+    "acceptance_rate": "--acceptance-rate",
+    "mean_accepted_len": "--mean-accepted-len",
+    "work": "--work",
+    "draft": "--draft",
+}
+
+
+@dataclass(frozen=True)
+class Derived:
+    """An answer that is computed of others."""
+
+    of: tuple[str, ...]
+    compute: Callable[..., float]
+
+
+DERIVED = {
+    # Little's law (doi:10.1287/opre.9.3.383); the time until the first token is left out
+    "concurrency": Derived(
+        ("request_rate", "output_tokens", "tpot_ms"),
+        lambda rate, tokens, milliseconds: rate * tokens * milliseconds / 1e3,
+    ),
+    "prompt_ratio": Derived(("prompt_tokens", "output_tokens"), lambda prompt, output: prompt / output),
+    "tpot_ratio": Derived(("tpot_ms", "tpot_target_ms"), lambda tpot, target: tpot / target),
+}
+# What the planner tells, with what else it has to know; the answer "recipe" says that one was given.
+PLANNED: dict[str, tuple[str, ...]] = {
+    "recipe_method": (),
+    "largest_batch": (),
+    "break_even_batch": (),
+    "batch_size": ("concurrency",),
+    "predicted_speedup": ("concurrency",),
+}
+RECIPE = "RECIPE"
+
+
+def with_derived(answers: Answers) -> dict[str, Answer]:
+    """Return the answers with those that follow from them; what was told or measured stays as it is."""
+    found = dict(answers)
+    for name, derived in DERIVED.items():
+        if name not in found and all(each in found for each in derived.of):
+            value = derived.compute(*(found[each].value for each in derived.of))
+            found[name] = Answer(value, DERIVED_BY)
+    return found
+
+
+def asked_for(name: str, answers: Answers) -> set[str] | None:
+    """Return the options that are still to be given before an answer is known, None where none would tell it."""
+    if name in answers:
+        return set()
+    if name in QUESTIONS:
+        return {QUESTIONS[name]}
+    if name in DERIVED:
+        return all_asked_for(DERIVED[name].of, answers)
+    if "recipe" not in answers:
+        return {RECIPE} | (all_asked_for(PLANNED[name], answers) or set())
+    return all_asked_for(PLANNED[name], answers) or None if "break_even_batch" in answers else None
+
+
+def all_asked_for(names: Iterable[str], answers: Answers) -> set[str] | None:
+    """Return the options that are still to be given before all of the answers are known, None where none would do."""
+    each = [asked_for(name, answers) for name in names]
+    return None if None in each else {option for options in each for option in options or ()}

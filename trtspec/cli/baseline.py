@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trtspec baseline`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from trtspec.cli import completing
+from trtspec.cli.options import AllowCode, Json, Prompts
+
+
+def baseline(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="ARTIFACT-or-NAME",
+            help="An artifact, measured in this process, or the name of a deployment.",
+            show_default=False,
+            autocompletion=completing.deployments,
+        ),
+    ],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="A file for the document.")] = None,
+    prompts: Prompts = None,
+    max_tokens: Annotated[int, typer.Option(help="New tokens a prompt.", min=1)] = 64,
+    runs: Annotated[int, typer.Option(help="Times that every prompt is asked.", min=1)] = 3,
+    allow_code: AllowCode = None,
+    json: Json = False,
+) -> None:
+    """Measure the target alone, one request at a time, before anything is drafted for it.
+
+    The document has the digests of target and prompts, the machine and the versions; `checklist` reads it.
+
+    Example: trtspec baseline build/quickstart -o baseline.json
+    """
+    from trtspec.cli.progress import counter
+    from trtspec.cli.render import note, print_json
+    from trtspec.measure.documents import keep_document
+
+    with counter() as on_progress:
+        root, document = _measure(what, prompts, max_tokens, runs, on_progress)
+    keep_document(root, document["kind"], document)
+    if out is not None:
+        _write(out, document)
+        note(f"{out}: written")
+    if json:
+        print_json(document)
+    else:
+        show(document)
+
+
+def _measure(what: str, file: Path | None, max_tokens: int, runs: int, on_progress: Any) -> tuple[Path, dict[str, Any]]:
+    from trtspec.measure import baseline as measuring
+    from trtspec.measure.artifact import artifact_prompts, open_artifact, read_artifact
+    from trtspec.measure.report import PROCESS, SERVER
+
+    if "://" not in what and (Path(what).exists() or "/" in what):
+        root = Path(what)
+        manifest, asked = read_artifact(root), artifact_prompts(root, file)
+        with open_artifact(root, manifest) as artifact:
+            found = measuring.measure(measuring.ask_engine(artifact, max_tokens), asked, runs, on_progress)
+        return root, measuring.describe(root, manifest, asked, max_tokens, found, PROCESS)
+    client, root = _served(what)
+    manifest, asked = read_artifact(root), artifact_prompts(root, file)
+    found = measuring.measure(measuring.ask_server(client, manifest, max_tokens), asked, runs, on_progress)
+    return root, measuring.describe(root, manifest, asked, max_tokens, found, SERVER)
+
+
+def _served(name: str) -> tuple[Any, Path]:
+    """Return a deployment's client and artifact; raises DeployError where that was built again since."""
+    from trtspec.deploy.base import address_of
+    from trtspec.errors import DeployError
+    from trtspec.measure.report import manifest_sha256
+    from trtspec.triton.client import Client
+
+    url, document = address_of(name)
+    if not document:
+        raise DeployError("an address does not say what is served there", where=name, hint="give the deployment's name")
+    root = Path(document["artifact"])
+    if document.get("manifest", "") not in ("", manifest_sha256(root)):
+        raise DeployError("the artifact was built again since it was deployed", where=str(root), hint="deploy it again")
+    return Client.at(url), root
+
+
+def _write(out: Path, document: dict[str, Any]) -> None:
+    import json
+    import os
+
+    from trtspec.errors import TrtspecError
+    from trtspec.files import replace_file
+
+    try:
+        replace_file(out, json.dumps(document, indent=1).encode() + b"\n", out.with_name(f".{out.name}.{os.getpid()}"))
+    except OSError as error:
+        raise TrtspecError(f"the document cannot be written: {error.strerror}", where=str(out)) from None
+
+
+def show(document: dict[str, Any]) -> None:
+    """Show what was measured, and of what."""
+    from trtspec.cli.render import say, show_table
+
+    rows = [
+        ("seconds a request", *(f"{document['request_s'][key]:.3f}" for key in ("mean", "p50", "p95"))),
+        ("milliseconds a token", *(f"{document['ms_per_token'].get(key, 0):.2f}" for key in ("mean", "p50", "p95"))),
+    ]
+    title = f"{document['name']}: {document['prompts']['count']} prompts, {document['max_tokens']} tokens each at most"
+    show_table(title, ("target alone", "mean", "median", "p95"), rows, (1, 2, 3))
+    machine, engine = document["machine"], document["engine"]
+    where = ", ".join(machine["gpus"]) or f"{machine['cores']} cores of {machine['cpu']}"
+    say(f"{engine['backend']} engine, {where}")
+    say(f"{document['median_tokens_per_s']:.0f} tokens/s (median of {document['runs']} runs)")
+
+
+command = baseline

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trtspec checklist`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trtspec.cli.options import Artifact, Json
+
+if TYPE_CHECKING:
+    from trtspec.checklist.row import Row
+
+COLOURS = {"done": "green", "missing": "red", "not needed": "dim"}
+
+
+def checklist(
+    artifact: Artifact,
+    with_: Annotated[
+        list[Path] | None,
+        typer.Option("--with", metavar="FILE", help="A saved document of baseline, bench or profile with --json."),
+    ] = None,
+    prometheus: Annotated[
+        str | None, typer.Option(metavar="URL", help="Ask this Prometheus for metrics and alerts.")
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 112 where something is missing.")] = False,
+    json: Json = False,
+) -> None:
+    """Say what is done and what is missing before an artifact goes into production, with the command that does it.
+
+    What `baseline` measured of the artifact is found by itself.
+
+    Example: trtspec checklist build/quickstart --with profile.json
+    """
+    from trtspec.checklist.checklist import check, document_of, missing_of
+    from trtspec.checklist.facts import gather
+    from trtspec.cli.render import print_json
+    from trtspec.errors import GateNotMet
+    from trtspec.monitoring.prometheus import Prometheus
+
+    facts = gather(artifact, with_ or (), Prometheus(prometheus) if prometheus else None)
+    rows = check(facts)
+    if json:
+        print_json(document_of(facts, rows))
+    else:
+        show(rows, str(artifact))
+    raise typer.Exit(GateNotMet.exit_code if strict and missing_of(rows) else 0)
+
+
+def show(rows: Sequence[Row], artifact: str) -> None:
+    """Show the rows, the commands of what is missing, and how much that is."""
+    from trtspec.checklist.checklist import missing_of
+    from trtspec.cli.layout import counted
+    from trtspec.cli.render import say, say_command, show_table
+
+    show_table("", ("", "state", "evidence"), [(row.name, row.state, row.evidence) for row in rows])
+    open_ = missing_of(rows)
+    for row in open_:
+        say_command(row.name, row.command)
+    verdict = f"{counted(len(open_), 'row')} missing" if open_ else "nothing is missing"
+    say(f"{artifact}: {verdict}", "red" if open_ else "green")
+
+
+command = checklist

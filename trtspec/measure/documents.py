@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saved documents of what was measured: told by their form, and kept by artifact.
+
+An artifact's contents are fixed, so commands that measure one leave their document in the state directory, below the
+SHA-256 of its manifest: documents/SHA256/KIND.json, the newest of each kind. Files of strangers are bounded before they
+are parsed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from trtspec.checkpoint.untrusted import parse_object
+from trtspec.errors import TrtspecError
+from trtspec.files import open_regular, replace_file, unreadable
+from trtspec.measure.report import manifest_sha256
+from trtspec.paths import state_dir
+
+MAX_BYTES, MAX_VALUES = 64 << 20, 400_000
+# The keys that tell a document that does not say its `kind`; the first that is there does.
+KEYS = {"methods": "profile", "speculative": "bench", "checks": "verify", "steps": "build"}
+KINDS = ("baseline", "bench", "build", "load", "profile", "tune", "verify")
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A document of a known kind; `time` is when it was measured or, where it does not say so, its file's."""
+
+    path: Path
+    kind: str
+    sha256: str
+    time: datetime
+    values: Mapping[str, Any]
+
+    def text(self, *keys: str) -> str:
+        """Return a text within it, "" where there is none."""
+        found: Any = self.values
+        for key in keys:
+            found = found.get(key) if isinstance(found, Mapping) else None
+        return found if isinstance(found, str) else ""
+
+
+def keep_document(root: Path, kind: str, document: Mapping[str, Any]) -> None:
+    """Keep what was measured of an artifact; a directory that takes nothing costs the copy, nothing else."""
+    path = _folder(root) / f"{kind}.json"
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data = json.dumps(document, indent=1).encode() + b"\n"
+        replace_file(path, data, path.with_suffix(f".{os.getpid()}.tmp"))
+
+
+def kept_documents(root: Path) -> list[Path]:
+    """Return the files that were kept of an artifact."""
+    return sorted(_folder(root).glob("*.json"))
+
+
+def _folder(root: Path) -> Path:
+    return state_dir() / "documents" / manifest_sha256(root)
+
+
+def read_document(path: Path) -> Saved:
+    """Return a document; raises TrtspecError for a file that is none of a known kind."""
+    hint = f"--json of {', '.join(KINDS)} prints such documents"
+    try:
+        with open_regular(path) as file:
+            data, modified = file.read(MAX_BYTES + 1), os.fstat(file.fileno()).st_mtime
+        if len(data) > MAX_BYTES:
+            raise ValueError(f"larger than {MAX_BYTES:,} bytes")
+        values = parse_object(data, MAX_VALUES)
+    except OSError as error:
+        raise TrtspecError(unreadable(error), where=str(path), hint=hint) from None
+    except ValueError as error:
+        raise TrtspecError(str(error), where=str(path), hint=hint) from None
+    kind = _kind(values)
+    if kind not in KINDS:
+        raise TrtspecError("no document of a command that measures", where=str(path), hint=hint)
+    return Saved(
+        path,
+        kind,
+        hashlib.sha256(data).hexdigest(),
+        _time(values.get("time", values.get("ended_at")), modified),
+        values,
+    )
+
+
+def _kind(values: Mapping[str, Any]) -> str:
+    return str(values["kind"]) if "kind" in values else next((KEYS[key] for key in KEYS if key in values), "")
+
+
+def _time(said: Any, modified: float) -> datetime:
+    """Return what a document says of its time, in UTC, else when its file was written."""
+    with suppress(TypeError, ValueError):
+        time = datetime.fromisoformat(said)
+        if time.tzinfo:
+            return time.astimezone(timezone.utc)
+    return datetime.fromtimestamp(modified, timezone.utc)
+
+
+def prompts_sha256(texts: Iterable[str]) -> str:
+    """Return the digest of prompts as they are sent, in their order."""
+    return hashlib.sha256(json.dumps(list(texts)).encode()).hexdigest()
