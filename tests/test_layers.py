@@ -31,7 +31,7 @@ LEVELS = [
     {"check", "compare", "completion", "inspection", "doctor", "migration"},
     {"pipeline", "measure", "proposal"},
     {"deploy", "preflight", "monitoring"},
-    {"profiling", "reporting"},
+    {"profiling", "reporting", "training"},
     {"cli"},
     {"__main__"},
 ]

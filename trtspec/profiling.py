@@ -13,7 +13,8 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
-from trtspec.backends.base import Backend, backends
+from trtspec.backends.base import Backend
+from trtspec.backends.choose import in_process
 from trtspec.checkpoint.prepare import find_source
 from trtspec.checkpoint.trtllm import load_checkpoint
 from trtspec.diagnostics import RecipeError
@@ -106,7 +107,7 @@ class Screen:
 def run(asked: Asked, screen: Screen) -> Profile:
     """Build every candidate, and measure it on what the target says; raises TrtspecError where none can be tried."""
     loaded = load_recipe(asked.recipe, asked.overrides)
-    name, engine = _in_process()
+    name, engine = in_process()
     cache_dir().mkdir(parents=True, exist_ok=True)
     left_out: dict[str, str] = {}
     with TemporaryDirectory(prefix="profile-", dir=cache_dir()) as folder:  # beside the store, which it links to
@@ -151,11 +152,6 @@ def _parity(
     return check_parity(artifact, source, prompts, results, on_progress)
 
 
-def _in_process() -> tuple[str, Backend]:
-    """Return the backend whose engine runs in this process."""
-    return next((name, backend) for name, backend in backends().items() if backend.in_process)
-
-
 def _wanted(loaded: LoadedRecipe, asked: Asked, engine: Backend) -> Iterator[Wanted]:
     """Yield the recipe's own speculation, methods that are named or need no draft, and drafts that are named."""
     own = loaded.recipe.speculation
@@ -190,7 +186,7 @@ def _needing_nothing(engine: Backend) -> list[str]:
 def _of_draft(loaded: LoadedRecipe, written: str) -> Wanted:
     """Return a draft with the method that suits it."""
     draft, target = open_checkpoint(written), find_source(loaded.recipe.target)
-    way = ways(None, _in_process()[0], target, draft.source, None)[0]
+    way = ways(None, in_process()[0], target, draft.source, None)[0]
     return Wanted(way.method, _section(draft.asked), way.suggestion.options)
 
 

@@ -28,7 +28,7 @@ HEAVY = ("torch", "transformers", "tritonclient", "tritonserver", "google.protob
 def test_the_commands() -> None:
     assert " ".join(COMMANDS) == (
         "bench build cache check compare deploy doctor generate history init inspect logs metrics migrate plan plugins "
-        "profile promote prompts ps recipes report rollback schema status stop swift verify"
+        "profile promote prompts ps recipes report rollback schema status stop swift train verify"
     )
 
 
