@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trtspec.training.texts import Text
 
-BATCH_TOKENS, MOST_ROWS = 4096, 32
+BATCH_TOKENS, MOST_ROWS = 2048, 32
 KEPT_SHARE = 1 / 3  # of the rows, where there are prompts to keep
 
 

@@ -51,7 +51,8 @@ class Layer:
         """Return queries, keys and values [rows, heads, positions, head_size], rotated from position `first` on."""
         config = self.config
         counts = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
-        parts = self.linear(read, "attention.qkv").split([count * config.head_size for count in counts], -1)
+        sizes = [count * config.head_size for count in counts]
+        parts = torch.split_with_sizes(self.linear(read, "attention.qkv"), sizes, -1)
         query, key, value = (part.unflatten(-1, (-1, config.head_size)) for part in parts)
         if config.qk_norm:
             query, key = (self.norm(part, f"attention.{n}_layernorm") for n, part in (("q", query), ("k", key)))

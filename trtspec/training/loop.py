@@ -114,7 +114,7 @@ class Training:
         batch = Batch.of(texts, self.teacher.model.device)
         loss = batch_loss(self.student, self.student.tensors.view(), batch, self.teacher, LOSSES[self.settings.loss])
         self._optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(self._parameters, CLIP)
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate(self.settings, self.student.width, self._progress)

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 TRAIN, VALIDATION, HELD_OUT = "train", "validation", "held-out"
 TEXTS = "texts.jsonl"
@@ -49,6 +50,5 @@ def read_texts(path: Path) -> list[Text]:
     return [_read(json.loads(line)) for line in lines]
 
 
-def _read(values: dict[str, object]) -> Text:
-    ids = {key: tuple(values[key]) for key in ("prompt", "answer")}  # type: ignore[arg-type]  # lists of integers
-    return Text(**{**values, **ids})  # type: ignore[arg-type]
+def _read(values: dict[str, Any]) -> Text:
+    return Text(**values | {key: tuple(values[key]) for key in ("prompt", "answer")})
