@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.methods.eagle3_heads import convert_with, random_head, save_head
 from tests.tiny import convert, make_model
+from trtspec.training.lessons import Lessons
 from trtspec.training.settings import TrainSettings
 from trtspec.training.student import DraftSource, Student, find_trainable
 from trtspec.training.teacher import Teacher
@@ -44,7 +45,8 @@ def head_pair(root: Path, layout: str = "specforge", **head: Any) -> tuple[Path,
 
 def student_of(
     method: str, target: Path, source: Path, texts: list[Text], settings: TrainSettings = SETTINGS, draft_len: int = 4
-) -> tuple[Student, Teacher]:
-    """Load a draft to be trained, and its teacher."""
+) -> tuple[Student, Lessons]:
+    """Load a draft to be trained, and what it learns."""
     teacher = Teacher(target, texts)
-    return find_trainable(method).load(DraftSource(source, teacher.model, draft_len, settings)), teacher
+    student = find_trainable(method).load(DraftSource(source, teacher.model, draft_len, settings))
+    return student, Lessons(teacher, student.aux_layers, texts)

@@ -21,9 +21,9 @@ from trtspec.training.texts import VALIDATION, Text
 def training_of(root: Path, notes: Path, settings: TrainSettings, method: str = "draft_target") -> Training:
     pair = (head_pair if method == "eagle3" else model_pair)(root)
     texts, validation = random_texts(24), random_texts(6, VALIDATION, seed=1)
-    student, teacher = student_of(method, *pair[:2], [*texts, *validation], settings)
+    student, lessons = student_of(method, *pair[:2], [*texts, *validation], settings)
     notes.mkdir(exist_ok=True)
-    return Training(student, teacher, texts, validation, 4, settings, notes)
+    return Training(student, lessons, texts, validation, 4, settings, notes)
 
 
 @pytest.mark.parametrize("method", ["draft_target", "eagle3"])
@@ -63,8 +63,8 @@ def test_an_interrupted_training_ends_with_the_same_bits(
 
 def student_again(root: Path, settings: TrainSettings) -> tuple[object, object, list[Text], list[Text]]:
     texts, validation = random_texts(24), random_texts(6, VALIDATION, seed=1)
-    student, teacher = student_of("draft_target", root / "target", root / "hf-draft", [*texts, *validation], settings)
-    return student, teacher, texts, validation
+    student, lessons = student_of("draft_target", root / "target", root / "hf-draft", [*texts, *validation], settings)
+    return student, lessons, texts, validation
 
 
 def test_the_budget_is_kept(tmp_path: Path) -> None:

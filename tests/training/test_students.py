@@ -21,10 +21,10 @@ from trtspec.torch_engine.settings import EngineSettings
 from trtspec.torch_engine.speculator import Speculator
 from trtspec.training.batches import Batch
 from trtspec.training.drafts.eagle3 import Eagle3Student
+from trtspec.training.lessons import Lessons
 from trtspec.training.losses import LOSSES
 from trtspec.training.objective import acceptance, batch_loss
 from trtspec.training.student import STEP_WEIGHT, Student
-from trtspec.training.teacher import Teacher
 from trtspec.training.texts import TRAIN, Text
 
 CPU = torch.device("cpu")
@@ -79,13 +79,13 @@ def test_a_heads_passes_are_the_formulas(kind: str, layout: str, tmp_path: Path)
     """Every chain from every place of a text, by the paper's step over the whole text."""
     target, source = head_pair(tmp_path, layout, **HEADS[kind])
     text = random_texts(1)[0].prompt * 3
-    student, teacher = student_of("eagle3", target, source, [Text(TRAIN, "a", False, "x", text, text)])
+    student, lessons = student_of("eagle3", target, source, [Text(TRAIN, "a", False, "x", text, text)])
     tokens = torch.tensor([text])
     model = reference_model(tmp_path / "hf")
     formula = formula_of(random_head(**HEADS[kind]), model)
     with torch.no_grad():
         view = student.tensors.view()
-        _, features = teacher.read(tokens, torch.arange(1), student.aux_layers)
+        _, features = lessons.teacher.read(tokens, torch.arange(1), student.aux_layers)
         passes = [student.logits(view, each[0]) for each in student.hidden(view, tokens, features)]
         states = aux_states(model, text, (0, 1))
         for step in range(4):
@@ -103,10 +103,10 @@ def test_acceptance_is_the_engines(method: str, draft_len: int, tmp_path: Path) 
     else:
         target, source, draft = model_pair(tmp_path)
     texts = texts_of(reference_model(tmp_path / "hf"))
-    student, teacher = student_of(method, target, source, texts, draft_len=draft_len)
+    student, lessons = student_of(method, target, source, texts, draft_len=draft_len)
     settings = EngineSettings(method, draft_len, max_batch_size=8, max_seq_len=64)
     places = replay(Speculator.load(target, draft, settings), [(text.prompt, text.answer) for text in texts], 64)
-    found = acceptance(student, teacher, texts, draft_len)
+    found = acceptance(student, lessons, texts, draft_len)
     assert found.texts == tuple(count_steps(each, draft_len) for each in places)
 
 
@@ -185,17 +185,16 @@ class NaiveHead:
 def test_loss_and_gradients_are_a_plain_formulas(method: str, name: Any, tmp_path: Path) -> None:
     target, source = (head_pair if method == "eagle3" else model_pair)(tmp_path)[:2]
     texts = random_texts(3)
-    student, teacher = student_of(method, target, source, texts)
+    student, lessons = student_of(method, target, source, texts)
     double(student)
-    batch = Batch.of(texts, CPU)
-    read, wanted = Wide(teacher), []
+    batch, wanted, teacher = Batch.of(texts, CPU), [], lessons.teacher
     states = {}
     for text in texts:
         tokens = torch.tensor([text.tokens])
         logits, features = teacher.read(tokens, torch.arange(len(text.tokens)), (1, 2))
         wanted.append(logits.double())
         states[text.name] = features[0].double()
-    loss = batch_loss(student, student.tensors.view(), batch, read, LOSSES[name])
+    loss = batch_loss(student, student.tensors.view(), batch, Wide(lessons), LOSSES[name])
     loss.backward()
     naive: Any = NaiveModel(source) if method == "draft_target" else NaiveHead(reference_model(tmp_path / "hf"), states)
     plain = naive_loss(naive, wanted, texts, name)
@@ -208,14 +207,14 @@ def test_loss_and_gradients_are_a_plain_formulas(method: str, name: Any, tmp_pat
         np.testing.assert_allclose(gradient.numpy(), theirs[key].numpy(), atol=1e-6, err_msg=key)
 
 
-class Wide(Teacher):
-    """A teacher whose answers are read by a draft in float64."""
+class Wide(Lessons):
+    """What a draft in float64 can learn from."""
 
-    def __init__(self, inner: Teacher) -> None:
-        self.inner, self.model, self.rows = inner, inner.model, inner.rows
+    def __init__(self, inner: Lessons) -> None:
+        self.inner = inner
 
-    def read(self, *arguments: Any) -> Any:
-        return tuple(each if each is None else each.double() for each in self.inner.read(*arguments))
+    def of(self, batch: Batch) -> Any:
+        return tuple(each if each is None else each.double() for each in self.inner.of(batch))
 
 
 @pytest.mark.parametrize("method", ["draft_target", "eagle3"])
@@ -226,7 +225,7 @@ def test_lora_begins_as_the_draft_and_merges_into_what_it_computes(method: str, 
     thin = student_of(method, target, source, texts, settings=SETTINGS.__class__("kl", 2, 1e-2, 1, 60.0, 0))
     whole = student_of(method, target, source, texts)
 
-    def loss_of(pair: tuple[Student, Teacher]) -> float:
+    def loss_of(pair: tuple[Student, Lessons]) -> float:
         return float(batch_loss(pair[0], pair[0].tensors.view(), batch, pair[1], LOSSES["kl"]))
 
     assert loss_of(thin) == pytest.approx(loss_of(whole), rel=1e-6)
@@ -250,11 +249,31 @@ def test_padding_changes_nothing(tmp_path: Path) -> None:
     """A text's loss is the same beside a longer one."""
     target, source = model_pair(tmp_path)[:2]
     short, long = sorted(random_texts(6), key=lambda text: len(text.tokens))[::5]
-    student, teacher = student_of("draft_target", target, source, [short, long])
+    student, lessons = student_of("draft_target", target, source, [short, long])
 
     def total(texts: list[Text]) -> float:
         batch = Batch.of(texts, CPU)
-        loss = batch_loss(student, student.tensors.view(), batch, teacher, LOSSES["kl"])
+        loss = batch_loss(student, student.tensors.view(), batch, lessons, LOSSES["kl"])
         return float(loss) * len(batch.places)
 
     assert total([short, long]) == pytest.approx(total([short]) + total([long]), rel=1e-5)
+
+
+@pytest.mark.parametrize("method", ["draft_target", "eagle3"])
+def test_lessons_that_are_kept_are_those_that_are_not(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, source = (head_pair if method == "eagle3" else model_pair)(tmp_path)[:2]
+    texts = random_texts(9)
+    batch = Batch.of([texts[7], texts[2], texts[4]], CPU)
+    _, kept = student_of(method, target, source, texts)
+    monkeypatch.setattr("trtspec.training.lessons.MOST_BYTES", 0)
+    _, anew = student_of(method, target, source, texts)
+    for _ in range(2):
+        logits, features = kept.of(batch)
+        wanted, others = anew.of(batch)
+        torch.testing.assert_close(logits, wanted, atol=1e-5, rtol=1e-5)
+        for row, text in enumerate(batch.texts if features is not None else ()):
+            own = slice(len(text.tokens))
+            torch.testing.assert_close(features[row, own], others[row, own], atol=1e-5, rtol=1e-5)
+    assert (len(kept._kept), len(anew._kept)) == (9, 0)

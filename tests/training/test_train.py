@@ -47,7 +47,7 @@ def recipe(workplace: Path) -> Path:
     file, draw = workplace / "draft" / "model.safetensors", torch.Generator().manual_seed(0)
     tensors = load_file(file)
     for tensor in tensors.values():
-        tensor += NOISE * float(tensor.float().std()) * torch.randn(tensor.shape, generator=draw).bfloat16()
+        tensor.add_(NOISE * tensor.float().std() * torch.randn(tensor.shape, generator=draw))
     save_file(tensors, file, {"format": "pt"})
     for role in ("target", "draft"):
         make_tokenizer(workplace / role)

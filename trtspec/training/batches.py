@@ -25,21 +25,24 @@ class Batch:
     of an answer, and no answer's first, which comes from the prefill. `depths` count them from 0 in each answer.
     """
 
+    texts: tuple[Text, ...]
     tokens: Tensor
-    prompt_lens: tuple[int, ...]
-    text_lens: tuple[int, ...]
 
     @classmethod
     def of(cls, texts: Sequence[Text], device: torch.device) -> Batch:
         """Return the batch of some texts, whose answers have two tokens or more."""
         width = max(len(text.tokens) for text in texts)
         padded = [[*text.tokens, *[0] * (width - len(text.tokens))] for text in texts]
-        lens = tuple(len(text.prompt) for text in texts), tuple(len(text.tokens) for text in texts)
-        return cls(torch.tensor(padded, device=device), *lens)
+        return cls(tuple(texts), torch.tensor(padded, device=device))
+
+    @cached_property
+    def counts(self) -> list[int]:
+        """Return how many places each row has."""
+        return [len(span) for span in self._spans]
 
     @cached_property
     def _spans(self) -> list[range]:
-        return [range(first, last - 1) for first, last in zip(self.prompt_lens, self.text_lens, strict=True)]
+        return [range(len(text.prompt), len(text.tokens) - 1) for text in self.texts]
 
     @cached_property
     def rows(self) -> Tensor:

@@ -19,16 +19,16 @@ import torch
 
 from trtspec.files import sync
 from trtspec.training.batches import Batch, training_batches
+from trtspec.training.lessons import Lessons
 from trtspec.training.losses import LOSSES
 from trtspec.training.objective import acceptance, batch_loss
 from trtspec.training.settings import TrainSettings
 from trtspec.training.student import Student
-from trtspec.training.teacher import Teacher
 from trtspec.training.texts import Text
 
 VALIDATE_EVERY, PATIENCE = 50, 10
 WARM_UP, LAST_SHARE = 0.05, 0.05  # of the budget; of the highest learning rate
-RATE_TIMES_WIDTH, LORA_TIMES = 0.4, 5.0
+RATE_TIMES_WIDTH, LORA_TIMES = 0.2, 5.0
 CLIP = 1.0
 STATE = "training.pt"
 
@@ -61,14 +61,15 @@ class Training:
     def __init__(
         self,
         student: Student,
-        teacher: Teacher,
+        lessons: Lessons,
         texts: Sequence[Text],
         validation: Sequence[Text],
         draft_len: int,
         settings: TrainSettings,
         notes: Path,
     ) -> None:
-        self.student, self.teacher, self.settings = student, teacher, settings
+        self.student, self.settings = student, settings
+        self._lessons, self._device = lessons, lessons.teacher.model.device
         self._texts, self._validation, self._draft_len = texts, validation, draft_len
         self._parameters = list(student.tensors.parameters.values())
         self._optimizer = torch.optim.AdamW(self._parameters, betas=(0.9, 0.95), weight_decay=0.0)
@@ -81,7 +82,7 @@ class Training:
         """Train, and return the source's tensors that have changed at their best."""
         if not self.course.scores:
             self._validate(say)
-        batches = training_batches(self._texts, self.teacher.rows, self.settings.seed, self.course.step)
+        batches = training_batches(self._texts, self._lessons.teacher.rows, self.settings.seed, self.course.step)
         while max(self._progress, self._time_share) < 1.0 and not self.course.is_stale:
             self._train(next(batches))
             if self.course.step % VALIDATE_EVERY == 0:
@@ -111,8 +112,8 @@ class Training:
         return (self.seconds + self._validated) / self.settings.seconds
 
     def _train(self, texts: Sequence[Text]) -> None:
-        batch = Batch.of(texts, self.teacher.model.device)
-        loss = batch_loss(self.student, self.student.tensors.view(), batch, self.teacher, LOSSES[self.settings.loss])
+        batch = Batch.of(texts, self._device)
+        loss = batch_loss(self.student, self.student.tensors.view(), batch, self._lessons, LOSSES[self.settings.loss])
         self._optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(self._parameters, CLIP)
@@ -126,7 +127,7 @@ class Training:
         """Measure, keep the weights where they are the best, and write down how far this is."""
         began = time.perf_counter()
         course = self.course
-        found = acceptance(self.student, self.teacher, self._validation, self._draft_len)
+        found = acceptance(self.student, self._lessons, self._validation, self._draft_len)
         course.scores.append(found.token_weighted.value)
         if course.best == len(course.scores) - 1:
             self._best = self.student.tensors.state()
@@ -159,7 +160,7 @@ class Training:
     def _resume(self) -> None:
         if not self._state.exists():
             return
-        state = torch.load(self._state, map_location=self.teacher.model.device, weights_only=True)
+        state = torch.load(self._state, map_location=self._device, weights_only=True)
         self.course = Course(**state["course"])
         self.student.tensors.load_state(state["parameters"])
         self._best = state["best"]

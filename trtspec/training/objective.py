@@ -12,20 +12,20 @@ from trtspec.measure.profile.acceptance import Acceptance, count_steps
 from trtspec.torch_engine.replay import Proposed
 from trtspec.training.batches import Batch, in_order
 from trtspec.training.layers import View
+from trtspec.training.lessons import Lessons
 from trtspec.training.student import STEP_WEIGHT, Student
-from trtspec.training.teacher import Teacher
 from trtspec.training.texts import Text
 
 Distance = Callable[[Tensor, Tensor], Tensor]
 
 
-def batch_loss(student: Student, view: View, batch: Batch, teacher: Teacher, distance: Distance) -> Tensor:
+def batch_loss(student: Student, view: View, batch: Batch, lessons: Lessons, distance: Distance) -> Tensor:
     """Return the distance from the target's distributions, the mean of each pass and of all passes weighted.
 
     A place whose most probable token cannot be drafted teaches nothing, and is left out: what is left of the target's
     distribution there is not what it would say.
     """
-    wanted, features = teacher.read(batch.tokens, batch.flat(), student.aux_layers)
+    wanted, features = lessons.of(batch)
     able, wanted = _within(student, wanted)
     losses, weights = [], []
     for number, (at, logits) in enumerate(_logits(student, view, batch, features, able)):
@@ -57,12 +57,12 @@ def _logits(
 
 
 @torch.no_grad()
-def acceptance(student: Student, teacher: Teacher, texts: Sequence[Text], draft_len: int) -> Acceptance:
+def acceptance(student: Student, lessons: Lessons, texts: Sequence[Text], draft_len: int) -> Acceptance:
     """Return how far chains of `draft_len` tokens are accepted on greedy texts, as the engine would accept them."""
     view, counts = student.tensors.view(), []
-    for some in in_order(texts, teacher.rows):
-        batch = Batch.of(some, teacher.model.device)
-        _, features = teacher.read(batch.tokens, batch.flat()[:0], student.aux_layers)
+    for some in in_order(texts, lessons.teacher.rows):
+        batch = Batch.of(some, lessons.teacher.model.device)
+        features = lessons.of(batch)[1] if student.aux_layers else None
         counts += [count_steps(places, draft_len) for places in _places(student, view, batch, features, draft_len)]
     return Acceptance(tuple(counts), tuple(text.label for text in texts))
 
@@ -83,8 +83,7 @@ def _places(
         hits.append(found.tolist())
     depth = draft_len if student.passes == 1 else min(draft_len, student.passes)
     starts, rows = 0, []
-    for first, last in zip(batch.prompt_lens, batch.text_lens, strict=True):
-        count = last - 1 - first
+    for count in batch.counts:
         own = [each[starts : starts + count] for each in hits]
         rows.append([Proposed(depth, depth, _run(own, place, depth)) for place in range(count)])
         starts += count

@@ -78,10 +78,11 @@ def run(asked: Asked, watching: Callable[[], AbstractContextManager[Bars]]) -> R
     with watching() as bars:
         prepare_sources(loaded, bars.preparing)
         build = plan_build(loaded, read_all=True, on_read=bars.reading)
+    with watching() as bars:
         store, steps = open_store(), _steps(asked, build)
         results = _execute([steps.before, steps.train], store, bars, loaded)
         trained = results[steps.train.key].entry.files_dir
-        after = _after(asked, steps, trained, bars)
+        after = _after(asked, steps, trained)
         results |= _execute([after], store, bars, loaded)
     texts = judges(read_texts(results[steps.train.texts.key].entry.files_dir / TEXTS))
     counts = [read_counts(results[step.key].entry.files_dir) for step in (steps.before, after)]
@@ -148,14 +149,14 @@ def _steps(asked: Asked, build: Build) -> _Steps:
     return _Steps(MeasureDraft("before", target, draft, answers, settings.as_json()), train)
 
 
-def _after(asked: Asked, steps: _Steps, trained: Path, bars: Bars) -> MeasureDraft:
+def _after(asked: Asked, steps: _Steps, trained: Path) -> MeasureDraft:
     """Return the measurement of what was trained, read and checked as any draft of a recipe is."""
     section = load_recipe(asked.recipe, asked.overrides).recipe.speculation.draft
     if section is None:
         raise ValueError("a recipe that was trained for has a draft")
     written = _drafting(section.model_dump(exclude_defaults=True, mode="json"), str(trained))
     loaded = _load(asked, f"speculation.draft={json.dumps(written)}")
-    target, draft = _converted(plan_build(loaded, read_all=True, on_read=bars.reading))
+    target, draft = _converted(plan_build(loaded, read_all=True))
     return replace(steps.before, when="after", target=target, draft=draft)
 
 

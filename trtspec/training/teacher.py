@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The target as a teacher: its logits and hidden states of a batch, computed when they are wanted and never stored."""
+"""The target as a teacher: its logits and hidden states of a batch, computed when they are wanted."""
 
 from __future__ import annotations
 

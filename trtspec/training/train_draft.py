@@ -46,6 +46,7 @@ class TrainDraft(Step):
     def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
         """Train; raises TrtspecError for a draft that cannot be trained, and for answers that teach nothing."""
         from trtspec.training.export import write_checkpoint
+        from trtspec.training.lessons import Lessons
         from trtspec.training.loop import Training
         from trtspec.training.student import DraftSource, find_trainable  # torch, which planning does without
         from trtspec.training.teacher import Teacher
@@ -55,7 +56,8 @@ class TrainDraft(Step):
             teacher = Teacher(inputs[self.target], [*texts, *validation])
             origin = DraftSource(self.source.root, teacher.model, self.draft_len, self.settings)
             student = find_trainable(self.method).load(origin)
-            training = Training(student, teacher, texts, validation, self.draft_len, self.settings, notes_of(out))
+            lessons = Lessons(teacher, student.aux_layers, [*texts, *validation])
+            training = Training(student, lessons, texts, validation, self.draft_len, self.settings, notes_of(out))
             trained = training.run(progress.say)
             write_checkpoint(student.tensors.source, trained, out)
         course = training.course
