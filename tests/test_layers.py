@@ -31,7 +31,7 @@ LEVELS = [
     {"check", "compare", "completion", "inspection", "doctor", "migration"},
     {"pipeline", "measure", "proposal", "load"},
     {"deploy", "preflight", "monitoring"},
-    {"profiling", "reporting", "advising", "checklist"},
+    {"profiling", "reporting", "training", "advising", "checklist"},
     {"cli"},
     {"__main__"},
 ]

@@ -29,7 +29,7 @@ def test_the_commands() -> None:
     assert " ".join(COMMANDS) == (
         "advise baseline bench build cache check checklist compare deploy doctor generate history init inspect logs "
         "metrics migrate plan plugins profile promote prompts ps recipes report rollback schema status stop "
-        "swift tune verify"
+        "swift train tune verify"
     )
 
 

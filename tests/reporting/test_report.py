@@ -89,10 +89,19 @@ def bench() -> dict[str, Any]:
     }
 
 
+def trained() -> dict[str, Any]:
+    sides = [
+        {"mean_accepted_len": mean, "interval": [mean - 0.1, mean + 0.1], "acceptance_rate": 0.5} for mean in (2, 2.75)
+    ]
+    both = dict(zip(("before", "after"), sides, strict=True))
+    kinds = [{"kind": kind, "prompts": 9, "verdict": "better", **both} for kind in ("chat", "a<b>")]
+    return {"format_version": 1, "published": False, "refusals": ["a<b>: worse"], "kinds": kinds, **both}
+
+
 @pytest.fixture
 def saved(artifact: Path) -> list[object]:
     arguments: list[object] = []
-    for name, document in (("profile", profile()), ("bench", bench())):
+    for name, document in (("profile", profile()), ("bench", bench()), ("train", trained())):
         path = artifact.parent / f"{name}.json"
         path.write_text(json.dumps(document))
         arguments += ["--with", path]
@@ -110,7 +119,7 @@ def test_the_page_is_whole_and_fetches_nothing(artifact: Path, saved: list[objec
     assert not re.search(r"https?:|url\(|@import| on\w+=", text)
     assert tags.count("h1") == 1
     plots = [attributes for tag, attributes in page.seen if tag == "svg"]
-    assert len(plots) == len(re.findall("<title>", text)) - 1 == 6
+    assert len(plots) == len(re.findall("<title>", text)) - 1 == 7
     assert all(attributes["role"] == "img" and attributes["aria-label"] for attributes in plots)
     assert "a<b>" in page.text
     assert "<b>" not in text
@@ -123,6 +132,7 @@ def test_numbers_of_plots_stand_in_tables(artifact: Path, saved: list[object], t
     assert "| draft\\_target (./draft) | 2.00 (2) | 0.80 (2) |" in text
     assert "| ngram | 70.0% | 0.50 | - |" in text
     assert "| speculative | 11.0 | 80.0% | 3.00 |" in text
+    assert "| chat | 2.00 (1.90 to 2.10) | 2.75 (2.65 to 2.85) | better |" in text
 
 
 def test_checks_become_tests_and_annotations(artifact: Path, trtspec: Run) -> None:

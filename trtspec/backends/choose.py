@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from trtspec.backends.base import ATTRIBUTE, PACKAGE, Backend, find_backend
+from trtspec.backends.base import ATTRIBUTE, PACKAGE, Backend, backends, find_backend
 from trtspec.backends.context import Choice
 from trtspec.errors import TrtspecError
 from trtspec.recipe.schema import Engine
@@ -17,6 +17,11 @@ def choose(engine: Engine, method: str) -> Choice:
     """Return the backend that a recipe's `engine` gets; raises TrtspecError for one that nobody brings."""
     name, why = (engine.backend, "the recipe asks for it") if engine.backend != AUTO else _auto(method, engine.gpu)
     return Choice(name, why, choose_version(find_backend(name), engine.version))
+
+
+def in_process() -> tuple[str, Backend]:
+    """Return the backend whose engine runs in this process, and its name."""
+    return next((name, backend) for name, backend in backends().items() if backend.in_process)
 
 
 def _auto(method: str, gpu: str | None) -> tuple[str, str]:

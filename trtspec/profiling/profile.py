@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from trtspec.backends.choose import in_process
 from trtspec.checkpoint.trtllm import load_checkpoint
 from trtspec.diagnostics import RecipeError
 from trtspec.errors import TrtspecError
@@ -19,7 +20,7 @@ from trtspec.measure.sources import find_source as find_origin
 from trtspec.profiling.asked import Asked, Screen
 from trtspec.profiling.build import build, workplace
 from trtspec.profiling.texts import batches_of, check_said, drawn
-from trtspec.profiling.wanted import in_process, wanted
+from trtspec.profiling.wanted import wanted
 from trtspec.prompts.prompt import Prompt
 from trtspec.recipe.load import LoadedRecipe, load_recipe
 

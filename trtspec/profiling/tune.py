@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.artifacts.manifest import load_manifest
+from trtspec.backends.choose import in_process
 from trtspec.errors import TrtspecError
 from trtspec.measure.artifact import open_artifact
 from trtspec.measure.profile.candidate import Candidate, Measured, OnProgress, Texts, measure, say
@@ -22,7 +23,7 @@ from trtspec.profiling.asked import Asked, Screen
 from trtspec.profiling.build import build, workplace
 from trtspec.profiling.finished import Finished
 from trtspec.profiling.texts import batches_of, check_said, drawn
-from trtspec.profiling.wanted import in_process, own_of
+from trtspec.profiling.wanted import own_of
 from trtspec.recipe.load import LoadedRecipe, load_recipe
 
 TREE_DEPTHS = (

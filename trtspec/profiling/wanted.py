@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from trtspec.backends.base import Backend, backends
+from trtspec.backends.base import Backend
+from trtspec.backends.choose import in_process
 from trtspec.checkpoint.prepare import find_source
 from trtspec.errors import TrtspecError
 from trtspec.methods.base import find_method, methods
@@ -37,11 +38,6 @@ class Wanted:
         if lens := find_method(self.method).draft_lens:
             section["draft_len"] = max(lens[0], min(lens[-1], max_draft_len))
         return section | ({"draft": self.source} if self.source else {})
-
-
-def in_process() -> tuple[str, Backend]:
-    """Return the backend whose engine runs in this process."""
-    return next((name, backend) for name, backend in backends().items() if backend.in_process)
 
 
 def own_of(loaded: LoadedRecipe) -> Wanted | None:

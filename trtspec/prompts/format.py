@@ -54,9 +54,10 @@ def chat(record: Record, messages: object, kind: str, name: str, further_turns: 
         read = read_messages(messages)
     except ChatError as error:
         raise record.refuse(error.message) from None
+    answer = None
     while read and read[-1]["role"] == "assistant":
-        read.pop()
+        answer = str(read.pop()["content"])
     if not read:
         raise record.refuse("messages are answers alone; expected one of a user")
     kind = kind or (MULTI_TURN if any(message["role"] == "assistant" for message in read) else CHAT)
-    return Prompt(plain_text(read), name, kind, tuple(read), further_turns)
+    return Prompt(plain_text(read), name, kind, tuple(read), further_turns, answer)

@@ -25,7 +25,8 @@ class Prompt:
     """What a model is asked; `kind` groups prompts in reports, `name` is its id or its line's number.
 
     `text` is what is sent. Of `messages` it is the plain form until a tokenizer's chat template has made another.
-    `further_turns` counts what a user would say after the answer, and what is left out.
+    `further_turns` counts what a user would say after the answer, and what is left out. `answer` is what the file says
+    that a model answered, None where it says nothing, `document` its name of what the prompt was taken from.
     """
 
     text: str
@@ -33,6 +34,8 @@ class Prompt:
     kind: str
     messages: tuple[Message, ...] = ()
     further_turns: int = 0
+    answer: str | None = None
+    document: str = ""
 
 
 @dataclass(frozen=True)

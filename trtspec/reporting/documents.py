@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The documents that a report is made of: an artifact's own, and saved ones of `build`, `profile` and `bench`.
+"""The documents that a report is made of: an artifact's own, and saved ones of `build`, `profile`, `bench`, `train`.
 
 Owns their form as far as a report reads it, and that a stranger's file is bounded before it is parsed.
 """
@@ -21,7 +21,7 @@ from trtspec.files import read_bounded, unreadable
 from trtspec.measure.report import Verification, manifest_sha256, read_report
 
 MAX_BYTES, MAX_VALUES = 8 << 20, 400_000
-KNOWN = "documents of `trtspec build`, `profile` and `bench` with --json can be shown"
+KNOWN = "documents of `trtspec build`, `profile`, `bench` and `train` with --json can be shown"
 
 Text = Annotated[str, Field(max_length=2000)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -131,8 +131,39 @@ class BenchDocument(BaseModel):
     identical_texts: Count
 
 
-Known = BuildDocument | ProfileDocument | BenchDocument
-KINDS: dict[str, type[Known]] = {"methods": ProfileDocument, "speculative": BenchDocument, "steps": BuildDocument}
+class TrainedSide(BaseModel):
+    """The acceptance of a draft on held-out prompts."""
+
+    mean_accepted_len: Positive
+    interval: tuple[float, float]
+    acceptance_rate: Share
+
+
+class TrainedKind(BaseModel):
+    """That of one kind of prompt before and after training."""
+
+    kind: Text
+    prompts: Count
+    before: TrainedSide
+    after: TrainedSide
+    verdict: Text
+
+
+class TrainDocument(BaseModel):
+    """The document of `train --json`."""
+
+    format_version: Literal[1]
+    published: bool
+    refusals: Annotated[list[Text], Field(max_length=1000)]
+    before: TrainedSide
+    after: TrainedSide
+    kinds: Annotated[list[TrainedKind], Field(max_length=1000)]
+
+
+Known = BuildDocument | ProfileDocument | BenchDocument | TrainDocument
+KINDS: dict[str, type[Known]] = {
+    "methods": ProfileDocument, "speculative": BenchDocument, "published": TrainDocument, "steps": BuildDocument
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -154,6 +185,7 @@ class Facts:
     build: BuildDocument | None = None
     profile: ProfileDocument | None = None
     bench: BenchDocument | None = None
+    training: TrainDocument | None = None
     sources: list[Source] = field(default_factory=list)
 
     @property
@@ -177,6 +209,8 @@ def gather(root: Path, others: Sequence[Path]) -> Facts:
             facts.profile = document
         elif isinstance(document, BenchDocument):
             facts.bench = document
+        elif isinstance(document, TrainDocument):
+            facts.training = document
         else:
             facts.build = document
     return facts

@@ -11,6 +11,7 @@ from trtspec.reporting.documents import Facts
 from trtspec.reporting.measured import bench, by_batch, by_kind, by_length, by_position
 from trtspec.reporting.section import Section, Table
 from trtspec.reporting.svg import Series, stacked
+from trtspec.reporting.trained import training
 
 GIB = 1 << 30
 SHOWN_FILES = 20
@@ -18,7 +19,20 @@ SHOWN_FILES = 20
 
 def sections(facts: Facts) -> list[Section]:
     """Return the sections that there is something to say in."""
-    makers = (_summary, _gates, bench, by_batch, by_kind, by_position, by_length, _memory, _build, _recipe, _files)
+    makers = (
+        _summary,
+        _gates,
+        bench,
+        by_batch,
+        by_kind,
+        by_position,
+        by_length,
+        training,
+        _memory,
+        _build,
+        _recipe,
+        _files,
+    )
     return [section for maker in makers for section in maker(facts)]
 
 

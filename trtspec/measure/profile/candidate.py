@@ -184,7 +184,7 @@ def measure(candidate: Candidate, texts: Texts, batches: Sequence[int], on_progr
     is_chain = shape.max_tokens == shape.max_depth
     if speculator.drafter.replays:
         lens = range(1, shape.max_depth + 1) if is_chain else [shape.max_depth]
-        acceptance = _replayed(candidate, speculator, texts, lens, on_progress)
+        acceptance = replayed(candidate.method, speculator, texts, lens, on_progress)
     else:
         acceptance = {shape.max_depth: _counted(candidate, texts, shape.max_depth)}
     seconds = _times(candidate, speculator, texts, batches, [*acceptance], on_progress)
@@ -192,16 +192,17 @@ def measure(candidate: Candidate, texts: Texts, batches: Sequence[int], on_progr
     return Measured(candidate, acceptance, seconds, prefill, texts.tokens / len(texts.said))
 
 
-def _replayed(
-    candidate: Candidate, speculator: Speculator, texts: Texts, lens: Sequence[int], on_progress: OnProgress
+def replayed(
+    method: str, speculator: Speculator, texts: Texts, lens: Sequence[int], on_progress: OnProgress
 ) -> dict[int, Acceptance]:
+    """Return by draft length how far drafts are accepted on what the target said; only for drafters that replay."""
     from trtspec.torch_engine.replay import replay
 
     pairs, rows = list(zip(texts.prompts, texts.said, strict=True)), speculator.settings.max_batch_size
     places = []
     for start in range(0, len(pairs), rows):
         places += replay(speculator, pairs[start : start + rows], PREFILL_TOKENS)
-        on_progress(f"{candidate.method}: drafts", len(places), len(pairs))
+        on_progress(f"{method}: drafts", len(places), len(pairs))
     return {
         draft_len: Acceptance(tuple(count_steps(each, draft_len) for each in places), texts.kinds) for draft_len in lens
     }

@@ -77,8 +77,8 @@ class LayerPass:
             queries = self._norm(queries, "attention.q_layernorm")
             keys = self._norm(keys, "attention.k_layernorm")
         cosines, sines = (table[:width] for table in self.rotation)
-        queries = _rotate(queries.transpose(1, 2), cosines, sines)
-        keys, values = _rotate(keys.transpose(1, 2), cosines, sines), values.transpose(1, 2)
+        queries = rotate(queries.transpose(1, 2), cosines, sines)
+        keys, values = rotate(keys.transpose(1, 2), cosines, sines), values.transpose(1, 2)
         self._see(KEYS, "attention", keys)
         self._see(VALUES, "attention", values)
         reach = config.sliding_window if self.has_window and width > config.sliding_window else 0
@@ -171,7 +171,8 @@ def rotation(config: ModelConfig, width: int, device: torch.device, dtype: torch
     return (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
 
 
-def _rotate(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+def rotate(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Return heads [..., positions, head_size] turned by their positions; what is not rotated stays."""
     size = cosines.shape[-1]
     turning, rest = heads[..., :size], heads[..., size:]
     first, second = turning.chunk(2, -1)

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loop learns, keeps its budget, stops early, and goes on where it was as if nothing had happened."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.training.made import SETTINGS, head_pair, model_pair, random_texts, student_of
+from trtspec.training import loop
+from trtspec.training.batches import training_batches
+from trtspec.training.loop import Course, Training, learning_rate
+from trtspec.training.settings import TrainSettings
+from trtspec.training.texts import VALIDATION, Text
+
+
+def training_of(root: Path, notes: Path, settings: TrainSettings, method: str = "draft_target") -> Training:
+    pair = (head_pair if method == "eagle3" else model_pair)(root)
+    texts, validation = random_texts(24), random_texts(6, VALIDATION, seed=1)
+    student, lessons = student_of(method, *pair[:2], [*texts, *validation], settings)
+    notes.mkdir(exist_ok=True)
+    return Training(student, lessons, texts, validation, 4, settings, notes)
+
+
+@pytest.mark.parametrize("method", ["draft_target", "eagle3"])
+def test_it_comes_nearer_to_the_target(method: str, tmp_path: Path) -> None:
+    training = training_of(tmp_path, tmp_path / "notes", replace(SETTINGS, steps=60), method)
+    training.run()
+    losses = training.course.losses
+    assert sum(losses[-10:]) < 0.8 * sum(losses[:10])
+
+
+@pytest.mark.parametrize("lora", [0, 2])
+def test_an_interrupted_training_ends_with_the_same_bits(
+    lora: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "VALIDATE_EVERY", 4)
+    settings = replace(SETTINGS, steps=14, lora=lora)
+    whole = training_of(tmp_path / "one", tmp_path / "whole", settings).run()
+    (tmp_path / "two").mkdir()
+    first = training_of(tmp_path / "two", tmp_path / "notes", settings)
+
+    def interrupt(texts: list[Text]) -> None:
+        if first.course.step == 10:
+            raise KeyboardInterrupt
+        real(texts)
+
+    real = first._train
+    monkeypatch.setattr(first, "_train", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        first.run()
+    again = Training(*student_again(tmp_path / "two", settings), 4, settings, tmp_path / "notes")
+    assert again.course.step == 8
+    resumed = again.run()
+    assert again.course.step == 14
+    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+    assert resumed.keys() == whole.keys()
+
+
+def student_again(root: Path, settings: TrainSettings) -> tuple[object, object, list[Text], list[Text]]:
+    texts, validation = random_texts(24), random_texts(6, VALIDATION, seed=1)
+    student, lessons = student_of("draft_target", root / "target", root / "hf-draft", [*texts, *validation], settings)
+    return student, lessons, texts, validation
+
+
+def test_the_budget_is_kept(tmp_path: Path) -> None:
+    training = training_of(tmp_path, tmp_path / "notes", replace(SETTINGS, steps=0, seconds=2.0))
+    began = time.perf_counter()
+    training.run()
+    assert training.course.step > 10
+    assert time.perf_counter() - began < 3.0
+
+
+def test_spent_time_counts_in_the_next_process(tmp_path: Path) -> None:
+    settings = replace(SETTINGS, steps=0, seconds=1.0)
+    training_of(tmp_path / "a", tmp_path / "notes", settings).run()
+    again = training_of(tmp_path / "b", tmp_path / "notes", settings)
+    steps = again.course.step
+    again.run()
+    assert again.course.step - steps < 5
+
+
+def test_it_stops_where_nothing_is_gained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "VALIDATE_EVERY", 1)
+    training = training_of(tmp_path, tmp_path / "notes", replace(SETTINGS, steps=500, learning_rate=1e-12))
+    trained = training.run()
+    assert training.course.step == loop.PATIENCE
+    assert training.course.best == 0
+    assert all(torch.equal(tensor, training._best[name]) for name, tensor in trained.items())
+
+
+def test_the_first_of_equal_scores_is_the_best() -> None:
+    assert Course(scores=[1.0, 2.0, 1.5, 2.0]).best == 1
+
+
+def test_the_rate_rises_and_falls() -> None:
+    rates = [learning_rate(SETTINGS, 32, share / 100) for share in range(101)]
+    assert max(rates) == pytest.approx(SETTINGS.learning_rate)
+    assert rates.index(max(rates)) == 100 * loop.WARM_UP
+    assert rates[-1] == pytest.approx(loop.LAST_SHARE * SETTINGS.learning_rate)
+    wide, narrow = (learning_rate(replace(SETTINGS, learning_rate=0.0), width, 0.05) for width in (512, 64))
+    assert wide == pytest.approx(narrow / 8)
+
+
+def test_batches_take_every_text_once_an_epoch_and_go_on_anywhere() -> None:
+    texts = random_texts(13)
+    stream = training_batches(texts, 4, 7, 0)
+    steps = [next(stream) for _ in range(9)]
+    for epoch in range(3):
+        names = [text.name for step in steps[3 * epoch : 3 * epoch + 3] for text in step]
+        assert len(set(names)) == 12
+    later = training_batches(texts, 4, 7, 5)
+    assert [next(later) for _ in range(4)] == steps[5:]
+
+
+def test_kept_texts_are_a_third_of_the_rows() -> None:
+    kept = [replace(text, kept=True) for text in random_texts(5)]
+    texts = [*random_texts(40, seed=2), *kept]
+    stream = training_batches(texts, 6, 0, 0)
+    rows = [text.kept for _ in range(10) for text in next(stream)]
+    assert sum(rows) / len(rows) == pytest.approx(1 / 3, abs=0.02)

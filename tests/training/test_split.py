@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Documents fall on one side whole, and what judges is never trained on."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trtspec.errors import TrtspecError
+from trtspec.prompts.prompt import Prompt
+from trtspec.training.split import ALIKE, BEGINNING, documents_of, leaked, sides_of
+from trtspec.training.texts import HELD_OUT, TRAIN, VALIDATION
+
+LONG = "x" * ALIKE
+
+
+def prompts_of(*texts: str, kind: str = "a") -> list[Prompt]:
+    return [Prompt(text, str(number), kind) for number, text in enumerate(texts)]
+
+
+def pairs_by_definition(texts: list[str]) -> list[tuple[int, int]]:
+    """Return the pairs that are alike, each compared with each."""
+
+    def alike(one: str, other: str) -> bool:
+        short, long = sorted((" ".join(one.split()), " ".join(other.split())), key=len)
+        begins = long.startswith(short) and len(short) >= BEGINNING
+        return short == long or begins or (len(short) >= ALIKE and short[:ALIKE] == long[:ALIKE])
+
+    return [(i, j) for j in range(len(texts)) for i in range(j) if alike(texts[i], texts[j])]
+
+
+def groups_by_definition(texts: list[str]) -> set[frozenset[int]]:
+    groups = [{place} for place in range(len(texts))]
+    for one, other in pairs_by_definition(texts):
+        first, second = (next(group for group in groups if place in group) for place in (one, other))
+        if first is not second:
+            groups.remove(second)
+            first |= second
+    return {frozenset(group) for group in groups}
+
+
+def groups_of(documents: list[int]) -> set[frozenset[int]]:
+    return {frozenset(place for place, own in enumerate(documents) if own == each) for each in documents}
+
+
+# few letters, and pieces about as long as the limits, so that all relations come about
+PIECES = st.sampled_from(["a", "b", " ", "c" * (BEGINNING - 1), "d" * BEGINNING, "e" * (ALIKE - 1), LONG])
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.lists(PIECES, max_size=4).map("".join), max_size=9))
+def test_documents_are_those_of_the_definition(texts: list[str]) -> None:
+    assert groups_of(documents_of(prompts_of(*texts))) == groups_by_definition(texts)
+
+
+def test_a_document_is_what_the_file_says_it_is() -> None:
+    prompts = [Prompt(text, text, "a", document=name) for text, name in (("p", "d1"), ("q", "d2"), ("r", "d1"))]
+    assert documents_of(prompts) == [0, 1, 0]
+
+
+def test_a_system_prompt_makes_no_documents_alike() -> None:
+    chats = [
+        Prompt("", str(n), "a", ({"role": "system", "content": LONG}, {"role": "user", "content": asked}))
+        for n, asked in enumerate(("one", "two", "one"))
+    ]
+    assert documents_of(chats) == [0, 1, 0]
+
+
+def test_no_document_is_on_two_sides_and_every_kind_on_all() -> None:
+    prompts = [
+        Prompt(f"{kind} {number // 2} {LONG} {number}", f"{number}", kind)
+        for kind in ("a", "b")
+        for number in range(40)
+    ]
+    sides = sides_of(prompts, seed=1)
+    assert len({(own, side) for own, side in zip(documents_of(prompts), sides, strict=True)}) == 40
+    counts = Counter((prompt.kind, side) for prompt, side in zip(prompts, sides, strict=True))
+    assert {counts[kind, HELD_OUT] for kind in "ab"} == {8}
+    assert {counts[kind, VALIDATION] for kind in "ab"} == {4}
+    assert {counts[kind, TRAIN] for kind in "ab"} == {28}
+
+
+def test_sides_depend_on_the_seed_alone() -> None:
+    prompts = prompts_of(*(f"prompt {number}" for number in range(30)))
+    assert sides_of(prompts, 1) == sides_of(prompts, 1) != sides_of(prompts, 2)
+    turned = prompts[::-1]
+    assert sides_of(turned, 1) == sides_of(prompts, 1)[::-1]
+
+
+def test_with_judges_of_their_own_none_are_held_out() -> None:
+    assert HELD_OUT not in sides_of(prompts_of(*map(str, range(30))), 0, judges=False)
+
+
+def test_one_prompt_repeated_is_refused() -> None:
+    with pytest.raises(TrtspecError, match=r"20 prompts of 1 documents.*20 are equal or begin alike, as 0 and 1"):
+        sides_of(prompts_of(*["the same"] * 20), 0)
+
+
+def test_a_leak_is_named() -> None:
+    prompts = prompts_of("one", "two " + LONG)
+    assert leaked(prompts, [Prompt("three", "j", "a")]) is None
+    found = leaked(prompts, [Prompt("three", "j", "a"), Prompt("two  " + LONG + " and more", "k", "a")])
+    assert found is not None
+    assert [each.name for each in found] == ["1", "k"]

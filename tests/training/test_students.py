@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is trained computes what the engine computes; losses and gradients are those of plain formulas in float64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.methods.eagle3_heads import aux_states, formula_of, random_head
+from tests.tiny import FAMILY_SHAPES, greedy, reference_model
+from tests.training.made import SETTINGS, head_pair, model_pair, random_texts, student_of
+from trtspec.errors import CheckpointError
+from trtspec.measure.profile.acceptance import count_steps
+from trtspec.torch_engine.model.decoder import Decoder
+from trtspec.torch_engine.replay import replay
+from trtspec.torch_engine.settings import EngineSettings
+from trtspec.torch_engine.speculator import Speculator
+from trtspec.training.batches import Batch
+from trtspec.training.drafts.eagle3 import Eagle3Student
+from trtspec.training.lessons import Lessons
+from trtspec.training.losses import LOSSES
+from trtspec.training.objective import acceptance, batch_loss
+from trtspec.training.student import STEP_WEIGHT, Student
+from trtspec.training.texts import TRAIN, Text
+
+CPU = torch.device("cpu")
+DENSE = sorted(set(FAMILY_SHAPES) - {"mixtral"})
+HEADS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "norms": {"norm_before_fc": True, "norm_before_residual": True, "norm_output": True},
+    "fc norms, biases, head norms, own embedding": {
+        "fc_norm": True, "bias": True, "qk_norm": True, "own_embedding": True, "drafted": 64
+    },
+}  # fmt: skip
+
+
+def double(student: Student) -> None:
+    """Let a draft compute in float64."""
+    tensors = student.tensors
+    for kept in (tensors.parameters, tensors.fixed):
+        for name, tensor in kept.items():
+            if tensor.is_floating_point():
+                kept[name] = tensor.detach().double().requires_grad_(tensor.requires_grad)
+    if isinstance(student, Eagle3Student):
+        student._embedding = student._embedding.double()
+
+
+@pytest.mark.parametrize("family", DENSE)
+def test_logits_are_the_engines(family: str, tmp_path: Path) -> None:
+    """Gemma's layers have a window that is shorter than the text."""
+    window = {"sliding_window": 8} if family.startswith("gemma") else {}
+    target, source, draft = model_pair(tmp_path, family, **window)
+    tokens = torch.tensor([random.prompt + random.answer for random in random_texts(1)])
+    tokens = torch.cat([tokens] * 3, 1)
+    student, _ = student_of("draft_target", target, source, random_texts(1))
+    view = student.tensors.view()
+    with torch.no_grad():
+        found = student.logits(view, student.hidden(view, tokens, None)[0])[0]
+        engine = Decoder.load(draft, 1, tokens.shape[1], CPU, torch.float32)
+        wanted = engine.forward(tokens, engine.windows.chain([0], tokens.shape[1]))
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+
+
+def texts_of(model: Any, count: int = 5, new: int = 14) -> list[Text]:
+    """Return random prompts with the model's own answers."""
+    return [
+        Text(TRAIN, "a", False, text.name, text.prompt, tuple(greedy(model, list(text.prompt), new - number)))
+        for number, text in enumerate(random_texts(count))
+    ]
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("layout", ["specforge", "speculators"])
+def test_a_heads_passes_are_the_formulas(kind: str, layout: str, tmp_path: Path) -> None:
+    """Every chain from every place of a text, by the paper's step over the whole text."""
+    target, source = head_pair(tmp_path, layout, **HEADS[kind])
+    text = random_texts(1)[0].prompt * 3
+    student, lessons = student_of("eagle3", target, source, [Text(TRAIN, "a", False, "x", text, text)])
+    tokens = torch.tensor([text])
+    model = reference_model(tmp_path / "hf")
+    formula = formula_of(random_head(**HEADS[kind]), model)
+    with torch.no_grad():
+        view = student.tensors.view()
+        _, features = lessons.teacher.read(tokens, torch.arange(1), student.aux_layers)
+        passes = [student.logits(view, each[0]) for each in student.hidden(view, tokens, features)]
+        states = aux_states(model, text, (0, 1))
+        for step in range(4):
+            for place in range(len(text) - 2 - step):
+                wanted = formula.draft(text[: place + 2], states, text[place + 2 : place + 2 + step])
+                torch.testing.assert_close(passes[step][place], wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["draft_target", "eagle3"])
+@pytest.mark.parametrize("draft_len", [1, 3, 5])
+def test_acceptance_is_the_engines(method: str, draft_len: int, tmp_path: Path) -> None:
+    """Before and after some steps of training, by replaying the same texts in the engine."""
+    if method == "eagle3":
+        (target, source), draft = head_pair(tmp_path), None
+    else:
+        target, source, draft = model_pair(tmp_path)
+    texts = texts_of(reference_model(tmp_path / "hf"))
+    student, lessons = student_of(method, target, source, texts, draft_len=draft_len)
+    settings = EngineSettings(method, draft_len, max_batch_size=8, max_seq_len=64)
+    places = replay(Speculator.load(target, draft, settings), [(text.prompt, text.answer) for text in texts], 64)
+    found = acceptance(student, lessons, texts, draft_len)
+    assert found.texts == tuple(count_steps(each, draft_len) for each in places)
+
+
+def naive_loss(formula: Any, target: torch.Tensor, texts: list[Text], name: Any) -> torch.Tensor:
+    """Return what a place and a pass lose, summed up one after the other.
+
+    `formula` returns a draft's logits behind a text and a path; `target` are the target's logits of each text.
+    """
+    by_pass: dict[int, list[torch.Tensor]] = {}
+    for text, wanted in zip(texts, target, strict=True):
+        tokens, first = text.tokens, len(text.prompt)
+        for place in range(first, len(tokens) - 1):
+            for step in range(formula.passes):
+                if place - step >= first and formula.can(wanted[place]):
+                    logits = formula(text, place - step, step)
+                    by_pass.setdefault(step, []).append(
+                        LOSSES[name](logits[None], formula.of_draft(wanted[place])[None])
+                    )
+    means = {step: torch.stack(losses).mean() for step, losses in by_pass.items()}
+    weights = {step: STEP_WEIGHT**step for step in means}
+    return sum(weights[step] * means[step] for step in means) / sum(weights.values())
+
+
+class NaiveModel:
+    """transformers' model in float64, asked for each place by itself."""
+
+    passes = 1
+
+    def __init__(self, root: Path) -> None:
+        self.model = reference_model(root, "float64")
+
+    def __call__(self, text: Text, place: int, step: int) -> torch.Tensor:
+        return self.model(torch.tensor([text.tokens[: place + 1]])).logits[0, -1]
+
+    def can(self, logits: torch.Tensor) -> bool:
+        return True
+
+    def of_draft(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        return {name: each.grad for name, each in self.model.named_parameters() if each.grad is not None}
+
+
+class NaiveHead:
+    """The paper's formula in float64, over the whole text for each place and pass."""
+
+    passes = 4
+
+    def __init__(self, model: Any, states: dict[str, torch.Tensor]) -> None:
+        self.head = random_head()
+        self.formula = formula_of(self.head, model)
+        self.formula.wide = {name: each.double().requires_grad_() for name, each in self.formula.wide.items()}
+        self.formula.lm_head = self.formula.wide["lm_head.weight"]
+        self.formula.embedding = self.formula.embedding.double()
+        self.states = states
+
+    def __call__(self, text: Text, place: int, step: int) -> torch.Tensor:
+        tokens = text.tokens
+        path = tokens[place + 1 : place + 1 + step]
+        return self.formula.draft(tokens[: place + 1], self.states[text.name], path)
+
+    def can(self, logits: torch.Tensor) -> bool:
+        return int(logits.argmax()) in self.head.target_ids.tolist()
+
+    def of_draft(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits[self.head.target_ids]
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        named = {name.replace("layers.0.", "midlayer."): each for name, each in self.formula.wide.items()}
+        return {name: each.grad for name, each in named.items() if each.grad is not None}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("method", ["draft_target", "eagle3"])
+def test_loss_and_gradients_are_a_plain_formulas(method: str, name: Any, tmp_path: Path) -> None:
+    target, source = (head_pair if method == "eagle3" else model_pair)(tmp_path)[:2]
+    texts = random_texts(3)
+    student, lessons = student_of(method, target, source, texts)
+    double(student)
+    batch, wanted, teacher = Batch.of(texts, CPU), [], lessons.teacher
+    states = {}
+    for text in texts:
+        tokens = torch.tensor([text.tokens])
+        logits, features = teacher.read(tokens, torch.arange(len(text.tokens)), (1, 2))
+        wanted.append(logits.double())
+        states[text.name] = features[0].double()
+    loss = batch_loss(student, student.tensors.view(), batch, Wide(lessons), LOSSES[name])
+    loss.backward()
+    naive: Any = NaiveModel(source) if method == "draft_target" else NaiveHead(reference_model(tmp_path / "hf"), states)
+    plain = naive_loss(naive, wanted, texts, name)
+    plain.backward()
+    assert loss.item() == pytest.approx(plain.item(), abs=1e-6)
+    ours = {key: each.grad for key, each in student.tensors.parameters.items() if each.grad is not None}
+    theirs = naive.gradients()
+    assert ours.keys() == theirs.keys()
+    for key, gradient in ours.items():
+        np.testing.assert_allclose(gradient.numpy(), theirs[key].numpy(), atol=1e-6, err_msg=key)
+
+
+class Wide(Lessons):
+    """What a draft in float64 can learn from."""
+
+    def __init__(self, inner: Lessons) -> None:
+        self.inner = inner
+
+    def of(self, batch: Batch) -> Any:
+        return tuple(each if each is None else each.double() for each in self.inner.of(batch))
+
+
+@pytest.mark.parametrize("method", ["draft_target", "eagle3"])
+def test_lora_begins_as_the_draft_and_merges_into_what_it_computes(method: str, tmp_path: Path) -> None:
+    target, source = (head_pair if method == "eagle3" else model_pair)(tmp_path)[:2]
+    texts = random_texts(3)
+    batch = Batch.of(texts, CPU)
+    thin = student_of(method, target, source, texts, settings=SETTINGS.__class__("kl", 2, 1e-2, 1, 60.0, 0))
+    whole = student_of(method, target, source, texts)
+
+    def loss_of(pair: tuple[Student, Lessons]) -> float:
+        return float(batch_loss(pair[0], pair[0].tensors.view(), batch, pair[1], LOSSES["kl"]))
+
+    assert loss_of(thin) == pytest.approx(loss_of(whole), rel=1e-6)
+    assert all("lora" in name for name in thin[0].tensors.parameters)
+    with torch.no_grad():
+        for parameter in thin[0].tensors.parameters.values():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    merged = thin[0].tensors.trained()
+    assert loss_of(thin) != pytest.approx(loss_of(whole), rel=1e-3)
+    whole[0].tensors.load_state({**whole[0].tensors.state(), **merged})
+    assert loss_of(thin) == pytest.approx(loss_of(whole), rel=1e-5)
+
+
+def test_experts_are_not_trained(tmp_path: Path) -> None:
+    target, source = model_pair(tmp_path, "mixtral")[:2]
+    with pytest.raises(CheckpointError, match="experts, which cannot be trained"):
+        student_of("draft_target", target, source, random_texts(2))
+
+
+def test_padding_changes_nothing(tmp_path: Path) -> None:
+    """A text's loss is the same beside a longer one."""
+    target, source = model_pair(tmp_path)[:2]
+    short, long = sorted(random_texts(6), key=lambda text: len(text.tokens))[::5]
+    student, lessons = student_of("draft_target", target, source, [short, long])
+
+    def total(texts: list[Text]) -> float:
+        batch = Batch.of(texts, CPU)
+        loss = batch_loss(student, student.tensors.view(), batch, lessons, LOSSES["kl"])
+        return float(loss) * len(batch.places)
+
+    assert total([short, long]) == pytest.approx(total([short]) + total([long]), rel=1e-5)
+
+
+@pytest.mark.parametrize("method", ["draft_target", "eagle3"])
+def test_lessons_that_are_kept_are_those_that_are_not(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, source = (head_pair if method == "eagle3" else model_pair)(tmp_path)[:2]
+    texts = random_texts(9)
+    batch = Batch.of([texts[7], texts[2], texts[4]], CPU)
+    _, kept = student_of(method, target, source, texts)
+    monkeypatch.setattr("trtspec.training.lessons.MOST_BYTES", 0)
+    _, anew = student_of(method, target, source, texts)
+    for _ in range(2):
+        logits, features = kept.of(batch)
+        wanted, others = anew.of(batch)
+        torch.testing.assert_close(logits, wanted, atol=1e-5, rtol=1e-5)
+        for row, text in enumerate(batch.texts if features is not None else ()):
+            own = slice(len(text.tokens))
+            torch.testing.assert_close(features[row, own], others[row, own], atol=1e-5, rtol=1e-5)
+    assert (len(kept._kept), len(anew._kept)) == (9, 0)

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trtspec train`: a better draft is published as anybody's checkpoint, a worse one and a poisoned set are refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests import forked
+from tests.conftest import Run
+from tests.tiny import make_llama, make_tokenizer
+from trtspec.recipe.load import load_recipe
+
+pytestmark = pytest.mark.integration
+
+WORDS = ("the rest", "in here", "there", "rethink", "other", "inner", "he", "then")
+FAST = ("--steps", "60", "--minutes", "2", "--max-tokens", "24", "--learning-rate", "0.003")
+NOISE = 0.1
+
+
+def prompts_file(path: Path, count: int, kinds: tuple[str, ...] = ("a",), seed: int = 0, **values: Any) -> Path:
+    draw = Random(seed)
+    records = [
+        {"id": f"{path.stem}-{n}", "kind": kinds[n % len(kinds)], "prompt": f"{draw.choice(WORDS)} {n + 100 * seed}"}
+        for n in range(count)
+    ]
+    path.write_text("".join(json.dumps(record | values) + "\n" for record in records))
+    return path
+
+
+@pytest.fixture
+def recipe(workplace: Path) -> Path:
+    """A target, and a draft that has been it before much noise was added."""
+    make_llama(workplace / "target", 0, scale=0.3, vocab_size=262, intermediate_size=64)
+    shutil.copytree(workplace / "target", workplace / "draft")
+    file, draw = workplace / "draft" / "model.safetensors", torch.Generator().manual_seed(0)
+    tensors = load_file(file)
+    for tensor in tensors.values():
+        tensor.add_(NOISE * tensor.float().std() * torch.randn(tensor.shape, generator=draw))
+    save_file(tensors, file, {"format": "pt"})
+    for role in ("target", "draft"):
+        make_tokenizer(workplace / role)
+    path = workplace / "recipe.yaml"
+    path.write_text(
+        "schema: trtspec.recipe/1\nname: tiny\ntarget: {model: ./target}\n"
+        "speculation:\n  method: draft_target  # stays\n  draft_len: 3\n  draft:\n    model: ./draft\n"
+        "engine: {max_batch_size: 8, max_input_len: 64, max_seq_len: 128}\n"
+    )
+    return path
+
+
+@pytest.fixture
+def prompts(workplace: Path) -> Path:
+    return prompts_file(workplace / "prompts.jsonl", 60, ("a", "b"))
+
+
+def entries(workplace: Path) -> dict[str, float]:
+    """Return when each entry of the store was made, by its step's name."""
+    documents = [json.loads(path.read_text()) for path in (workplace / "cache" / "store").rglob("entry.json")]
+    return {each["name"]: each["created"] for each in documents if "name" in each}
+
+
+def test_a_better_draft_is_published(recipe: Path, prompts: Path, trtspec: Run) -> None:
+    ended = trtspec("train", recipe, "--prompts", prompts, "--out", "better", "--write", "--json", *FAST)
+    assert ended.code == 0, ended.out
+    found = ended.document
+    assert (found["published"], found["draft"], found["refusals"]) == (True, "better", [])
+    assert found["after"]["mean_accepted_len"] > 1.1 * found["before"]["mean_accepted_len"]
+    assert {each["kind"] for each in found["kinds"]} == {"a", "b"}
+    assert sum(each["prompts"] for each in found["kinds"]) == 12
+    assert json.loads(Path("better/trtspec_training.json").read_text()) == found
+    # the same form: names, types, config and tokenizer
+    before, after = (load_file(root / "model.safetensors") for root in (Path("draft"), Path("better")))
+    assert {name: (t.shape, t.dtype) for name, t in before.items()} == {
+        name: (t.shape, t.dtype) for name, t in after.items()
+    }
+    assert not any(torch.equal(before[name], after[name]) for name in before if name.endswith("proj.weight"))
+    for name in ("config.json", "tokenizer.json"):
+        assert (Path("draft") / name).read_bytes() == (Path("better") / name).read_bytes()
+    # the recipe names it, keeps its comments, and is taken by what takes any recipe
+    assert "method: draft_target  # stays" in recipe.read_text()
+    assert load_recipe(recipe).recipe.speculation.draft.model.endswith("better")
+    assert trtspec("check", recipe).code == 0
+    assert trtspec("build", recipe).code == 0
+
+
+def test_a_second_run_does_nothing_again(recipe: Path, prompts: Path, trtspec: Run) -> None:
+    arguments = ("train", recipe, "--prompts", prompts, "--json", *FAST)
+    first = trtspec(*arguments).document
+    made = entries(recipe.parent)
+    assert {"split-prompts", "answer-prompts", "train-draft", "measure-before"} <= made.keys()
+    assert trtspec(*arguments).document == first
+    assert entries(recipe.parent) == made
+
+
+def test_a_draft_that_gains_nothing_is_refused(recipe: Path, prompts: Path, trtspec: Run) -> None:
+    ended = trtspec("train", recipe, "--prompts", prompts, *FAST[:-1], "1e-12", "--write")
+    assert ended.code == 112
+    assert "refused: held-out prompts together gain" in ended.out
+    assert not Path("drafts").exists()
+    assert load_recipe(recipe).recipe.speculation.draft.model.endswith("/draft")
+
+
+def test_kept_kinds_are_judged_too(recipe: Path, prompts: Path, trtspec: Run) -> None:
+    keep = prompts_file(recipe.parent / "keep.jsonl", 40, ("c",), seed=7)
+    found = trtspec("train", recipe, "--prompts", prompts, "--keep", keep, "--json", *FAST).document
+    kept = [each for each in found["kinds"] if each["kept"]]
+    assert [each["kind"] for each in kept] == ["c (kept)"]
+    assert kept[0]["prompts"] == 8
+
+
+@pytest.mark.slow
+def test_a_killed_training_goes_on(recipe: Path, prompts: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed after its first checkpoint; what it ends with is what an uninterrupted one ends with."""
+    command = ["train", str(recipe), "--prompts", str(prompts), "--steps", "120", *FAST[2:], "--out"]
+    process = forked.Popen([sys.executable, "-m", "trtspec", *command, "killed"], env=dict(os.environ))
+    notes = recipe.parent / "cache" / "store" / "partial"
+    for _ in range(3000):
+        if any(notes.glob("*/notes/training.pt")):
+            break
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait(30) == -signal.SIGKILL
+    assert trtspec(*command, "killed").code == 0
+    monkeypatch.setenv("TRTSPEC_CACHE", str(recipe.parent / "other-cache"))
+    assert trtspec(*command, "whole").code == 0
+    killed, whole = (Path(name, "model.safetensors").read_bytes() for name in ("killed", "whole"))
+    assert killed == whole
+
+
+POISONS = {
+    "empty": ({"response": ""}, "60 answers are empty, as that to prompt prompts-0"),
+    "random": ({"response": "ZqXj%Wv&Kp@Yb#"}, "answers are not the target's own"),
+}
+
+
+@pytest.mark.parametrize("poison", POISONS)
+def test_poisoned_answers_are_refused(poison: str, recipe: Path, trtspec: Run) -> None:
+    values, complaint = POISONS[poison]
+    poisoned = prompts_file(recipe.parent / "prompts.jsonl", 60, **values)
+    ended = trtspec("train", recipe, "--prompts", poisoned, *FAST)
+    assert ended.code == 1
+    assert complaint in ended.err
+    assert not Path("drafts").exists()
+
+
+def test_one_prompt_repeated_is_refused(recipe: Path, trtspec: Run) -> None:
+    path = recipe.parent / "same.jsonl"
+    path.write_text('{"prompt": "the rest of it"}\n' * 30)
+    ended = trtspec("train", recipe, "--prompts", path, *FAST)
+    assert ended.code == 1
+    assert "30 prompts of 1 documents" in ended.err
+
+
+def test_another_template_is_refused(recipe: Path, trtspec: Run) -> None:
+    path = recipe.parent / "chatml.jsonl"
+    lines = [{"prompt": f"<|im_start|>user\nrest {n}<|im_end|>\n<|im_start|>assistant\n"} for n in range(20)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    ended = trtspec("train", recipe, "--prompts", path, *FAST)
+    assert ended.code == 1
+    assert "the chat template of another model: <|im_start|>" in ended.err
+
+
+@pytest.mark.parametrize("option", ["--held-out", "--keep"])
+def test_a_leak_is_refused_by_name(option: str, recipe: Path, prompts: Path, trtspec: Run) -> None:
+    leak = recipe.parent / "leak.jsonl"
+    leak.write_text("\n".join([*(f'{{"prompt": "new {n}"}}' for n in range(9)), prompts.read_text().splitlines()[3]]))
+    ended = trtspec("train", recipe, "--prompts", prompts, option, leak, *FAST)
+    assert ended.code == 1
+    assert f"prompt prompts-3 of {option} is prompt prompts-3 too" in ended.err
+
+
+def test_a_method_without_a_trainable_draft(recipe: Path, prompts: Path, trtspec: Run) -> None:
+    ended = trtspec("train", recipe, "--prompts", prompts, "--set", "speculation={method: ngram, draft_len: 3}")
+    assert ended.code == 1
+    assert "method ngram has no draft that can be trained; those of draft_target, eagle3 can" in ended.err
+
+
+def test_what_lies_at_the_place_stays(recipe: Path, prompts: Path, trtspec: Run) -> None:
+    Path("mine").mkdir()
+    Path("mine/file").write_text("of somebody")
+    ended = trtspec("train", recipe, "--prompts", prompts, "--out", "mine", *FAST)
+    assert ended.code == 1
+    assert "something else lies here" in ended.err
+    assert Path("mine/file").read_text() == "of somebody"

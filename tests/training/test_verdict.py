@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A draft is published only where it is better on the whole, and worse at no kind."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from trtspec.measure.profile.acceptance import Counts, change_of
+from trtspec.training.texts import HELD_OUT, Text
+from trtspec.training.verdict import Verdict
+
+TEXTS = 40
+
+
+def counts(mean: float, seed: int) -> list[Counts]:
+    """Return texts of some 20 steps with about so many tokens a step."""
+    draw = Random(seed)
+    return [
+        Counts(20, 100, accepted, (accepted,), (100,))
+        for accepted in (round(20 * (mean - 1) + draw.uniform(-4, 4)) for _ in range(TEXTS))
+    ]
+
+
+def verdict(**means: tuple[float, float]) -> Verdict:
+    """Return that on kinds with such means before and after; those that begin with `kept` are to be kept."""
+    texts, before, after = [], [], []
+    for kind, (first, second) in means.items():
+        texts += [Text(HELD_OUT, kind, kind.startswith("kept"), str(n), (1,), (1, 2)) for n in range(TEXTS)]
+        before += counts(first, seed=1)
+        after += counts(second, seed=1 if first == second else 2)
+    return Verdict.of(texts, before, after)
+
+
+def test_better_at_all() -> None:
+    found = verdict(a=(2.0, 3.0), b=(2.0, 2.5))
+    assert not found.refusals
+    assert [each.word for each in found.kinds] == ["better", "better"]
+
+
+def test_no_gain_is_refused() -> None:
+    assert verdict(a=(2.0, 2.0)).refusals == [
+        "held-out prompts together gain 0.00 (0.00 to 0.00) tokens a step, which may be nothing"
+    ]
+
+
+def test_a_loss_at_one_kind_is_refused_whatever_the_others_gain() -> None:
+    refusals = verdict(a=(2.0, 4.0), b=(3.0, 2.5)).refusals
+    assert len(refusals) == 1
+    assert refusals[0].startswith("b: -0.46 (")
+
+
+def test_a_kept_kind_may_not_lose_and_need_not_gain() -> None:
+    assert not verdict(a=(2.0, 3.0), kept=(3.0, 3.0)).refusals
+    assert len(verdict(a=(2.0, 3.0), kept=(3.0, 2.8)).refusals) == 1
+
+
+def test_gains_on_kept_kinds_publish_nothing() -> None:
+    assert verdict(a=(2.0, 2.0), kept=(2.0, 4.0)).refusals
+
+
+def test_a_kept_kind_loses_two_percent_at_most_however_wide_its_interval() -> None:
+    texts = [Text(HELD_OUT, "kept", True, str(n), (1,), (1, 2)) for n in range(2)]
+    new = [Text(HELD_OUT, "a", False, str(n), (1,), (1, 2)) for n in range(TEXTS)]
+    wide = ([Counts(10, 50, 30), Counts(10, 50, 10)], [Counts(10, 50, 10), Counts(10, 50, 20)])
+    found = Verdict.of([*new, *texts], counts(2.0, 1) + wide[0], counts(3.0, 2) + wide[1])
+    kept = found.kinds[-1]
+    assert kept.change.low < 0 < kept.change.high
+    assert kept.is_worse
+
+
+def test_the_interval_is_of_pairs() -> None:
+    """Texts that differ much, each a little better: only pairs show it."""
+    before = [Counts(10, 50, accepted) for accepted in range(0, 40, 2)]
+    after = [Counts(10, 50, accepted + 1) for accepted in range(0, 40, 2)]
+    change = change_of(before, after)
+    assert change.value == pytest.approx(0.1)
+    assert change.low > 0.09

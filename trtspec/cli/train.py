@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trtspec train`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trtspec.cli.options import Json, Recipe, Set
+from trtspec.training.settings import Loss, TrainSettings
+
+if TYPE_CHECKING:
+    from trtspec.training.result import Result
+
+FILE = "FILE"
+
+
+def train(
+    recipe: Recipe,
+    prompts: Annotated[
+        Path, typer.Option(metavar=FILE, help="Prompts of your own traffic, or a set that `trtspec prompts` lists.")
+    ],
+    set_: Set = None,
+    keep: Annotated[
+        Path | None, typer.Option(metavar=FILE, help="Prompts of other traffic, on which it must not get worse.")
+    ] = None,
+    held_out: Annotated[
+        Path | None, typer.Option(metavar=FILE, help="Prompts to judge by, instead of a fifth of --prompts.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where a better draft goes.  [default: drafts/NAME]")
+    ] = None,
+    minutes: Annotated[float, typer.Option(help="Minutes that weights are trained at most.", min=0.01)] = 10.0,
+    steps: Annotated[int, typer.Option(help="Steps of the optimizer at most; 0 for as many as fit.", min=0)] = 0,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of an answer at most.", min=2)] = 128,
+    sampled: Annotated[int, typer.Option(help="Further answers to each training prompt, of temperature 1.", min=0)] = 0,
+    loss: Annotated[Loss, typer.Option(help="Distance from the target's distribution.")] = "kl",
+    lora: Annotated[int, typer.Option(help="Train matrices of this rank beside the weights.", min=0)] = 0,
+    learning_rate: Annotated[
+        float, typer.Option(help="The highest; 0 for one that fits the draft's width.", min=0)
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(help="Equal seeds split, sample and shuffle equally.")] = 0,
+    write: Annotated[bool, typer.Option("--write", help="Put a better draft into the recipe.")] = False,
+    json: Json = False,
+) -> None:
+    """Adapt a recipe's draft to your own prompts, and take it only where held-out ones prove it better.
+
+    The target answers the prompts, the draft learns the target's distributions on these answers, and both drafts are
+    measured on prompts that were held out. One that is worse on some kind is refused with exit code 112.
+
+    Example: trtspec train recipes/quickstart.yaml --prompts kinds --minutes 10
+    """
+    from trtspec.cli.progress import build_bars
+    from trtspec.cli.render import note, print_json
+    from trtspec.errors import GateNotMet
+    from trtspec.recipe.edit import check_editable, write_section
+    from trtspec.training.run import Asked, run, section_with
+
+    if write:
+        check_editable(recipe)  # before minutes of training
+    settings = TrainSettings(loss, lora, learning_rate, steps, 60 * minutes, seed)
+    asked = Asked(recipe, set_ or [], prompts, keep, held_out, out, max_tokens, sampled, settings)
+    found = run(asked, build_bars)
+    if json:
+        print_json(found.as_dict())
+    else:
+        show(found)
+    if write and found.published:
+        written = write_section(recipe, "speculation", section_with(asked, found.out))
+        note(f"{recipe}: {'speculation was changed' if written else 'says so already'}", "green")
+    raise typer.Exit(0 if found.published else GateNotMet.exit_code)
+
+
+def show(found: Result) -> None:
+    """Print acceptance before and after, of all held-out prompts and by kind, and what follows."""
+    from trtspec.cli.render import say, show_table
+
+    verdict = found.verdict
+    rows = [
+        (
+            each.kind,
+            str(len(each.before.texts)),
+            f"{each.before.rate:.0%}",
+            f"{each.after.rate:.0%}",
+            str(each.before.token_weighted),
+            str(each.after.token_weighted),
+            f"{each.share:+.0%}",
+            each.word,
+        )
+        for each in (verdict.whole, *verdict.kinds)
+    ]
+    columns = ("held-out prompts", "", "accepted", "after", "tokens a step", "after", "", "")
+    show_table(f"{found.name}: {found.record['steps']} steps", columns, rows, right=tuple(range(1, 7)))
+    for refusal in verdict.refusals:
+        say(f"refused: {refusal}", "red")
+    if found.published:
+        say(f"{found.out}: published", "green")
+
+
+command = train

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Texts as padded batches, in an order that a seed decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from random import Random
+
+import torch
+from torch import Tensor
+
+from trtspec.training.texts import Text
+
+BATCH_TOKENS, MOST_ROWS = 2048, 32
+KEPT_SHARE = 1 / 3  # of the rows, where there are prompts to keep
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Texts [rows, width], padded on the right, and where the target's predictions of drafted tokens stand.
+
+    `rows` and `places` [n] are those of every token that a draft may have to foresee: the token behind it is the next
+    of an answer, and no answer's first, which comes from the prefill. `depths` count them from 0 in each answer.
+    """
+
+    texts: tuple[Text, ...]
+    tokens: Tensor
+
+    @classmethod
+    def of(cls, texts: Sequence[Text], device: torch.device) -> Batch:
+        """Return the batch of some texts, whose answers have two tokens or more."""
+        width = max(len(text.tokens) for text in texts)
+        padded = [[*text.tokens, *[0] * (width - len(text.tokens))] for text in texts]
+        return cls(tuple(texts), torch.tensor(padded, device=device))
+
+    @cached_property
+    def counts(self) -> list[int]:
+        """Return how many places each row has."""
+        return [len(span) for span in self._spans]
+
+    @cached_property
+    def _spans(self) -> list[range]:
+        return [range(len(text.prompt), len(text.tokens) - 1) for text in self.texts]
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """Return the row of each place."""
+        return self._tensor([row for row, span in enumerate(self._spans) for _ in span])
+
+    @cached_property
+    def places(self) -> Tensor:
+        """Return each place in its row."""
+        return self._tensor([place for span in self._spans for place in span])
+
+    @cached_property
+    def depths(self) -> Tensor:
+        """Return each place's number in its answer."""
+        return self._tensor([depth for span in self._spans for depth in range(len(span))])
+
+    @cached_property
+    def following(self) -> Tensor:
+        """Return the token that stands behind each place."""
+        return self.tokens[self.rows, self.places + 1]
+
+    def flat(self, back: int = 0) -> Tensor:
+        """Return indices into rows * width of the places, or of those `back` before them."""
+        return self.rows * self.tokens.shape[1] + self.places - back
+
+    def _tensor(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, device=self.tokens.device)
+
+
+def rows_of(texts: Sequence[Text]) -> int:
+    """Return how many of these texts make a batch."""
+    longest = max(len(text.tokens) for text in texts)
+    return max(1, min(MOST_ROWS, BATCH_TOKENS // longest, len(texts)))
+
+
+def training_batches(texts: Sequence[Text], rows: int, seed: int, first: int) -> Iterator[list[Text]]:
+    """Yield `rows` texts of step `first`, the next, and so on for ever; an epoch takes each text once, in a new order.
+
+    Those that are kept come as often as makes them KEPT_SHARE of the rows.
+    """
+    pool = _pool(texts)
+    rows = min(rows, len(pool))
+    steps = len(pool) // rows
+    while True:
+        epoch, start = divmod(first, steps)
+        order = list(range(len(pool)))
+        Random(f"{seed} {epoch}").shuffle(order)
+        for step in range(start, steps):
+            yield [pool[place] for place in order[step * rows : (step + 1) * rows]]
+        first = (epoch + 1) * steps
+
+
+def _pool(texts: Sequence[Text]) -> list[Text]:
+    kept, new = ([text for text in texts if text.kept is kept] for kept in (True, False))
+    if not kept or not new:
+        return list(texts)
+    times = max(1, round(KEPT_SHARE / (1 - KEPT_SHARE) * len(new) / len(kept)))
+    return [*new, *kept * times]
+
+
+def in_order(texts: Sequence[Text], rows: int) -> Iterator[list[Text]]:
+    """Yield all texts once, in batches of `rows`."""
+    for start in range(0, len(texts), rows):
+        yield list(texts[start : start + rows])

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loop: steps of AdamW until the budget is spent or the validation prompts gain no more; it can be interrupted.
+
+What it needs to go on is in one file, replaced whole. The best weights by acceptance on the validation prompts are what
+it returns, those of the draft as it came among them.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trtspec.files import sync
+from trtspec.training.batches import Batch, training_batches
+from trtspec.training.lessons import Lessons
+from trtspec.training.losses import LOSSES
+from trtspec.training.objective import acceptance, batch_loss
+from trtspec.training.settings import TrainSettings
+from trtspec.training.student import Student
+from trtspec.training.texts import Text
+
+VALIDATE_EVERY, PATIENCE = 50, 10
+WARM_UP, LAST_SHARE = 0.05, 0.05  # of the budget; of the highest learning rate
+RATE_TIMES_WIDTH, LORA_TIMES = 0.2, 5.0
+CLIP = 1.0
+STATE = "training.pt"
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Course:
+    """How far a training is: steps done, seconds spent, and mean accepted lengths on the validation prompts."""
+
+    step: int = 0
+    seconds: float = 0.0
+    scores: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+
+    @property
+    def best(self) -> int:
+        """Return the number of the best validation, the first of equal ones."""
+        return self.scores.index(max(self.scores))
+
+    @property
+    def is_stale(self) -> bool:
+        """Return whether the last validations brought nothing."""
+        return len(self.scores) - 1 - self.best >= PATIENCE
+
+
+class Training:
+    """One draft's training; `notes` is where it keeps what the next process goes on with."""
+
+    def __init__(
+        self,
+        student: Student,
+        lessons: Lessons,
+        texts: Sequence[Text],
+        validation: Sequence[Text],
+        draft_len: int,
+        settings: TrainSettings,
+        notes: Path,
+    ) -> None:
+        self.student, self.settings = student, settings
+        self._lessons, self._device = lessons, lessons.teacher.model.device
+        self._texts, self._validation, self._draft_len = texts, validation, draft_len
+        self._parameters = list(student.tensors.parameters.values())
+        self._optimizer = torch.optim.AdamW(self._parameters, betas=(0.9, 0.95), weight_decay=0.0)
+        self._state, self.course = notes / STATE, Course()
+        self._best = student.tensors.state()
+        self._since, self._validated = time.perf_counter(), 0.0
+        self._resume()
+
+    def run(self, say: Say = lambda text: None) -> dict[str, torch.Tensor]:
+        """Train, and return the source's tensors that have changed at their best."""
+        if not self.course.scores:
+            self._validate(say)
+        batches = training_batches(self._texts, self._lessons.teacher.rows, self.settings.seed, self.course.step)
+        while max(self._progress, self._time_share) < 1.0 and not self.course.is_stale:
+            self._train(next(batches))
+            if self.course.step % VALIDATE_EVERY == 0:
+                self._validate(say)
+        if self.course.step % VALIDATE_EVERY:
+            self._validate(say)
+        self.student.tensors.load_state(self._best)
+        return self.student.tensors.trained()
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds spent, in all processes."""
+        return self.course.seconds + time.perf_counter() - self._since
+
+    @property
+    def _progress(self) -> float:
+        """Return the share of the budget that is spent, of time where no number of steps is asked for.
+
+        What follows from a number of steps is the same however often it was interrupted.
+        """
+        steps = self.settings.steps
+        return self.course.step / steps if steps else self._time_share
+
+    @property
+    def _time_share(self) -> float:
+        """Return the share of the time that is spent, with the validation that is still to come."""
+        return (self.seconds + self._validated) / self.settings.seconds
+
+    def _train(self, texts: Sequence[Text]) -> None:
+        batch = Batch.of(texts, self._device)
+        loss = batch_loss(self.student, self.student.tensors.view(), batch, self._lessons, LOSSES[self.settings.loss])
+        self._optimizer.zero_grad(set_to_none=True)
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(self._parameters, CLIP)
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate(self.settings, self.student.width, self._progress)
+        self._optimizer.step()
+        self.course.step += 1
+        self.course.losses.append(float(loss.detach()))
+
+    def _validate(self, say: Say) -> None:
+        """Measure, keep the weights where they are the best, and write down how far this is."""
+        began = time.perf_counter()
+        course = self.course
+        found = acceptance(self.student, self._lessons, self._validation, self._draft_len)
+        course.scores.append(found.token_weighted.value)
+        if course.best == len(course.scores) - 1:
+            self._best = self.student.tensors.state()
+        self._keep()
+        self._validated = time.perf_counter() - began
+        say(self._words())
+
+    def _words(self) -> str:
+        course, settings = self.course, self.settings
+        left = max(0.0, settings.seconds - self.seconds)
+        if settings.steps and course.step:
+            left = min(left, self.seconds / course.step * (settings.steps - course.step))
+        length = f"{course.scores[-1]:.2f} tokens a step on validation prompts, best {max(course.scores):.2f}"
+        return f"step {course.step}, {length}, at most {left:.0f} s left"
+
+    def _keep(self) -> None:
+        now = time.perf_counter()
+        self.course.seconds, self._since = self.course.seconds + now - self._since, now
+        state: dict[str, Any] = {
+            "course": vars(self.course),
+            "parameters": self.student.tensors.state(),
+            "best": self._best,
+            "optimizer": self._optimizer.state_dict(),
+        }
+        temporary = self._state.with_suffix(".tmp")
+        torch.save(state, temporary)
+        sync(temporary)
+        os.replace(temporary, self._state)
+
+    def _resume(self) -> None:
+        if not self._state.exists():
+            return
+        state = torch.load(self._state, map_location=self._device, weights_only=True)
+        self.course = Course(**state["course"])
+        self.student.tensors.load_state(state["parameters"])
+        self._best = state["best"]
+        self._optimizer.load_state_dict(state["optimizer"])
+
+
+def learning_rate(settings: TrainSettings, width: int, progress: float) -> float:
+    """Return the rate at a share of the budget: a linear way up, then half a cosine down.
+
+    Unless the settings say, the highest falls with the draft's width, as maximal update parametrization has it for
+    matrices under Adam (arXiv:2203.03466), and is some times as high for LoRA's thin ones.
+    """
+    highest = settings.learning_rate or RATE_TIMES_WIDTH / width * (LORA_TIMES if settings.lora else 1.0)
+    if progress < WARM_UP:
+        return highest * max(0.01, progress / WARM_UP)
+    falling = (1 + math.cos(math.pi * min(1.0, (progress - WARM_UP) / (1 - WARM_UP)))) / 2
+    return highest * (LAST_SHARE + (1 - LAST_SHARE) * falling)

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far a draft's distribution is from the target's; means over places, in nats but for the last.
+
+The total variation is the probability that a drafted token is rejected (arXiv:2211.17192, section 3.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trtspec.training.settings import Loss
+
+
+def kl(draft_logits: Tensor, target_logits: Tensor) -> Tensor:
+    """Return KL(target || draft) of logits [places, vocab]: mass wherever the target has some."""
+    draft, target = F.log_softmax(draft_logits, -1), F.log_softmax(target_logits, -1)
+    return F.kl_div(draft, target, log_target=True, reduction="batchmean")
+
+
+def reverse_kl(draft_logits: Tensor, target_logits: Tensor) -> Tensor:
+    """Return KL(draft || target): no mass where the target has none."""
+    return kl(target_logits, draft_logits)
+
+
+def total_variation(draft_logits: Tensor, target_logits: Tensor) -> Tensor:
+    """Return half the absolute difference."""
+    return (torch.softmax(draft_logits, -1) - torch.softmax(target_logits, -1)).abs().sum(-1).mean() / 2
+
+
+LOSSES: dict[Loss, Callable[[Tensor, Tensor], Tensor]] = {
+    "kl": kl, "reverse_kl": reverse_kl, "tv": total_variation
+}  # fmt: skip

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a draft is trained for and what stops it: its distance from the target, and how long its chains hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from trtspec.measure.profile.acceptance import Acceptance, count_steps
+from trtspec.torch_engine.replay import Proposed
+from trtspec.training.batches import Batch, in_order
+from trtspec.training.layers import View
+from trtspec.training.lessons import Lessons
+from trtspec.training.student import STEP_WEIGHT, Student
+from trtspec.training.texts import Text
+
+Distance = Callable[[Tensor, Tensor], Tensor]
+
+
+def batch_loss(student: Student, view: View, batch: Batch, lessons: Lessons, distance: Distance) -> Tensor:
+    """Return the distance from the target's distributions, the mean of each pass and of all passes weighted.
+
+    A place whose most probable token cannot be drafted teaches nothing, and is left out: what is left of the target's
+    distribution there is not what it would say.
+    """
+    wanted, features = lessons.of(batch)
+    able, wanted = _within(student, wanted)
+    losses, weights = [], []
+    for number, (at, logits) in enumerate(_logits(student, view, batch, features, able)):
+        if len(logits):
+            common = min(logits.shape[-1], wanted.shape[-1])  # of a padded vocabulary nobody says the rest
+            losses.append(distance(logits[:, :common], wanted[at, :common]))
+            weights.append(STEP_WEIGHT**number)
+    if not losses:
+        return sum((p.sum() * 0.0 for p in student.tensors.parameters.values()), torch.zeros(()))
+    weighted = [weight * loss for weight, loss in zip(weights, losses, strict=True)]
+    return torch.stack(weighted).sum() / sum(weights)
+
+
+def _within(student: Student, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return at which places the target's choice can be drafted, and logits of the draft's vocabulary."""
+    if student.vocab is None:
+        return torch.ones(len(logits), dtype=torch.bool, device=logits.device), logits
+    return torch.isin(logits.argmax(-1), student.vocab), logits[:, student.vocab]
+
+
+def _logits(
+    student: Student, view: View, batch: Batch, features: Tensor | None, able: Tensor | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield for each pass the numbers of the places [n] that it drafts for, and its logits [n, draft vocab]."""
+    for number, hidden in enumerate(student.hidden(view, batch.tokens, features)):
+        reached = batch.depths >= number
+        at = (reached if able is None else reached & able).nonzero().flatten()
+        yield at, student.logits(view, hidden.flatten(0, 1)[batch.flat(student.ahead - 1 + number)[at]])
+
+
+@torch.no_grad()
+def acceptance(student: Student, lessons: Lessons, texts: Sequence[Text], draft_len: int) -> Acceptance:
+    """Return how far chains of `draft_len` tokens are accepted on greedy texts, as the engine would accept them."""
+    view, counts = student.tensors.view(), []
+    for some in in_order(texts, lessons.teacher.rows):
+        batch = Batch.of(some, lessons.teacher.model.device)
+        features = lessons.of(batch)[1] if student.aux_layers else None
+        counts += [count_steps(places, draft_len) for places in _places(student, view, batch, features, draft_len)]
+    return Acceptance(tuple(counts), tuple(text.label for text in texts))
+
+
+def _places(
+    student: Student, view: View, batch: Batch, features: Tensor | None, draft_len: int
+) -> list[list[Proposed]]:
+    """Return for each row how far the chain that begins at each place of its answer goes on with the text.
+
+    A chain that has been right so far has read the text itself, so a pass over the text shows all chains at once.
+    """
+    hits = []
+    for at, logits in _logits(student, view, batch, features):
+        drafted = logits.argmax(-1)
+        drafted = drafted if student.vocab is None else student.vocab[drafted]
+        found = torch.zeros(len(batch.depths), dtype=torch.bool, device=logits.device)
+        found[at] = drafted == batch.following[at]
+        hits.append(found.tolist())
+    depth = draft_len if student.passes == 1 else min(draft_len, student.passes)
+    starts, rows = 0, []
+    for count in batch.counts:
+        own = [each[starts : starts + count] for each in hits]
+        rows.append([Proposed(depth, depth, _run(own, place, depth)) for place in range(count)])
+        starts += count
+    return rows
+
+
+def _run(hits: Sequence[Sequence[bool]], place: int, depth: int) -> int:
+    """Return how many tokens in a row of the chain that begins at `place` are right."""
+    for step in range(depth):
+        if place + step >= len(hits[0]) or not hits[min(step, len(hits) - 1)][place + step]:
+            return step
+    return depth

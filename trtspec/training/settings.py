@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a draft is trained: plain values, which are part of the step's key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Loss = Literal["kl", "reverse_kl", "tv"]
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """The settings of a training.
+
+    It ends after `steps` (0 for no limit) or `seconds`, whichever comes first; both decide the learning rate's way.
+    `lora` is the rank of what is trained beside each matrix, 0 to train the weights themselves. `learning_rate` is the
+    highest, 0 for one that fits the draft's width.
+    """
+
+    loss: Loss
+    lora: int
+    learning_rate: float
+    steps: int
+    seconds: float
+    seed: int

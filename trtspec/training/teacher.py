@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The target as a teacher: its logits and hidden states of a batch, computed when they are wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from trtspec.checkpoint.trtllm import load_checkpoint
+from trtspec.torch_engine.device import choose_device, compute_dtype
+from trtspec.torch_engine.model.decoder import Decoder
+from trtspec.training.batches import rows_of
+from trtspec.training.texts import Text
+
+
+class Teacher:
+    """A converted checkpoint in the torch engine, with room for one batch of some texts."""
+
+    def __init__(self, root: Path, texts: Sequence[Text]) -> None:
+        device, checkpoint = choose_device("auto"), load_checkpoint(root)
+        longest = max(len(text.tokens) for text in texts)
+        dtype = compute_dtype("auto", device, checkpoint)
+        self.rows = rows_of(texts)
+        self.model = Decoder(checkpoint, self.rows, longest, device, dtype)
+
+    @torch.no_grad()
+    def read(self, tokens: Tensor, at: Tensor, aux_layers: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+        """Return logits [len(at), vocab] at flat indices, and features [rows, width, aux_layers * hidden], in float32.
+
+        None instead of features without `aux_layers`.
+        """
+        rows, width = tokens.shape
+        window = self.model.windows.chain([0] * rows, width)
+        logits, features = self.model.forward_with_features(tokens, window, aux_layers, at)
+        return logits.float(), None if features is None else features.float().view(rows, width, -1)

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tensors of a draft's source as parameters, and the converted checkpoint as a differentiable view of them.
+
+Rules say how a source becomes what engines run. Here they are applied to parameters, so gradients reach the tensors as
+the source has them, whatever the family, and what was trained is written back under its own name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from trtspec.checkpoint.rules import Rule, SourceTensor
+from trtspec.checkpoint.source import Source
+from trtspec.errors import CheckpointError
+from trtspec.torch_engine.model.tensors import map_tensor
+
+TRAINABLE = ("BF16", "F16", "F32")
+DOWN, UP = "lora_down", "lora_up"
+
+
+class SourceTensors:
+    """Reads the tensors that rules name, in float32; those for which `trained` holds become parameters.
+
+    With a `lora` rank the matrices among them stay, and two thin matrices beside each are trained instead
+    (arXiv:2106.09685). Raises CheckpointError for tensors that are quantized, and for experts.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        rules: Sequence[Rule],
+        trained: Callable[[Rule], bool],
+        lora: int,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        self.source, self.rules = source, {rule.name: rule for rule in rules}
+        self._lora = lora
+        named = {tensor.name: rule for rule in rules for tensor in rule.sources}
+        for name, rule in named.items():
+            if source.tensors[name].dtype not in (*TRAINABLE, "I64") or rule.experts:
+                what = "experts" if rule.experts else source.tensors[name].dtype
+                raise CheckpointError(f"{name} is {what}, which cannot be trained", where=str(source.root))
+        self.fixed = {name: _load(source, name, device) for name in named}
+        wanted = [name for name, rule in named.items() if trained(rule) and self.fixed[name].is_floating_point()]
+        generator = torch.Generator().manual_seed(seed)
+        self.parameters: dict[str, Tensor] = {}
+        for name in wanted:
+            if lora and self.fixed[name].dim() == 2:
+                self.parameters |= _thin(name, self.fixed[name], lora, generator)
+            elif not lora:
+                self.parameters[name] = self.fixed.pop(name).requires_grad_()
+
+    def view(self) -> ConvertedView:
+        """Return the converted tensors of the parameters as they are now."""
+        return ConvertedView(self)
+
+    def tensor(self, name: str) -> Tensor:
+        """Return a source tensor; gradients flow through it where it is trained."""
+        if name in self.parameters:
+            return self.parameters[name]
+        down, up = (self.parameters.get(f"{name}.{part}") for part in (DOWN, UP))
+        return self.fixed[name] if down is None or up is None else self.fixed[name] + up @ down
+
+    @torch.no_grad()
+    def trained(self) -> dict[str, Tensor]:
+        """Return copies of the source tensors that training has changed, merged."""
+        names = {name.removesuffix(f".{DOWN}").removesuffix(f".{UP}") for name in self.parameters}
+        return {name: self.tensor(name).detach().clone() for name in sorted(names)}
+
+    @torch.no_grad()
+    def state(self) -> dict[str, Tensor]:
+        """Return copies of the parameters."""
+        return {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+
+    @torch.no_grad()
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Set the parameters to what `state` returned."""
+        for name, parameter in self.parameters.items():
+            parameter.copy_(state[name])
+
+
+class ConvertedView(Mapping[str, Tensor]):
+    """Tensors by their names in the converted checkpoint, each made once."""
+
+    def __init__(self, tensors: SourceTensors) -> None:
+        self._tensors = tensors
+        self._made: dict[str, Tensor] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._made:
+            self._made[name] = self._make(self._tensors.rules[name])
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors.rules)
+
+    def __len__(self) -> int:
+        return len(self._tensors.rules)
+
+    def _make(self, rule: Rule) -> Tensor:
+        parts = [self._rows(each) for each in rule.sources]
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return whole + rule.plus if rule.plus else whole
+
+    def _rows(self, asked: SourceTensor) -> Tensor:
+        whole = self._tensors.tensor(asked.name)
+        rows = whole[asked.first_row : asked.first_row + asked.shape[0]] if asked.stored_rows else whole
+        missing = asked.target_rows - len(rows)
+        return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing > 0 else rows
+
+
+def _load(source: Source, name: str, device: torch.device) -> Tensor:
+    found = map_tensor(source.tensors[name])
+    wanted = torch.float32 if found.is_floating_point() else found.dtype
+    return found.to(device, wanted, copy=True)
+
+
+def _thin(name: str, matrix: Tensor, rank: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """Return the two matrices whose product is added: the upper begins with zeros, so nothing changes at first."""
+    height, width = matrix.shape
+    down = torch.randn(rank, width, generator=generator) / width**0.5
+    up = torch.zeros(height, rank)
+    made = {f"{name}.{DOWN}": down, f"{name}.{UP}": up}
+    return {key: value.to(matrix.device).requires_grad_() for key, value in made.items()}

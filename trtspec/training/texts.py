@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A prompt in tokens with the side it is on, and later its answer: the files between the steps, a JSON line each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+TRAIN, VALIDATION, HELD_OUT = "train", "validation", "held-out"
+TEXTS = "texts.jsonl"
+
+
+@dataclass(frozen=True)
+class Text:
+    """A prompt's tokens, and the answer's; `kept` where it is of `--keep`, which must not get worse.
+
+    `given` tells an answer of the prompts' file from one that the target has made.
+    """
+
+    side: str
+    kind: str
+    kept: bool
+    name: str
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...] = ()
+    given: bool = False
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Return prompt and answer."""
+        return self.prompt + self.answer
+
+    @property
+    def label(self) -> str:
+        """Return its kind as reports group by it."""
+        return f"{self.kind or 'prompts'} (kept)" if self.kept else self.kind or "prompts"
+
+
+def write_texts(path: Path, texts: Iterable[Text]) -> None:
+    """Write texts to a file."""
+    path.write_text("".join(json.dumps(asdict(text)) + "\n" for text in texts), encoding="utf-8")
+
+
+def read_texts(path: Path) -> list[Text]:
+    """Return the texts that `write_texts` wrote; a line without an end is one that was being written, and is none."""
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
+    return [_read(json.loads(line)) for line in lines]
+
+
+def _read(values: dict[str, Any]) -> Text:
+    return Text(**values | {key: tuple(values[key]) for key in ("prompt", "answer")})

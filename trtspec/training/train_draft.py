@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The step that trains a draft and writes it as it came, with other weights."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import ClassVar
+
+from trtspec.errors import TrtspecError
+from trtspec.graph.files import Files
+from trtspec.graph.step import Inputs, Progress, Step, notes_of
+from trtspec.steps.convert import ConvertCheckpoint
+from trtspec.training.answer_prompts import AnswerPrompts
+from trtspec.training.settings import TrainSettings
+from trtspec.training.texts import TEXTS, TRAIN, VALIDATION, Text, read_texts
+
+RECORD = "trtspec_training.json"
+VALIDATION_TEXTS = 48
+
+
+@dataclass(frozen=True)
+class TrainDraft(Step):
+    """Train the draft in `source` for its target, and write a Hugging Face directory of the same form.
+
+    `target` holds the draft's description where the draft is a head.
+    """
+
+    VERSION: ClassVar[int] = 1
+    RESUMABLE: ClassVar[bool] = True
+
+    target: ConvertCheckpoint
+    source: Files
+    texts: AnswerPrompts
+    method: str
+    draft_len: int
+    settings: TrainSettings
+
+    @property
+    def name(self) -> str:
+        """Return what people call it."""
+        return "train-draft"
+
+    def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
+        """Train; raises TrtspecError for a draft that cannot be trained, and for answers that teach nothing."""
+        from trtspec.training.export import write_checkpoint
+        from trtspec.training.lessons import Lessons
+        from trtspec.training.loop import Training
+        from trtspec.training.student import DraftSource, find_trainable  # torch, which planning does without
+        from trtspec.training.teacher import Teacher
+
+        texts, validation = self._sides(read_texts(inputs[self.texts] / TEXTS))
+        with self.source.unchanged():
+            teacher = Teacher(inputs[self.target], [*texts, *validation])
+            origin = DraftSource(self.source.root, teacher.model, self.draft_len, self.settings)
+            student = find_trainable(self.method).load(origin)
+            lessons = Lessons(teacher, student.aux_layers, [*texts, *validation])
+            training = Training(student, lessons, texts, validation, self.draft_len, self.settings, notes_of(out))
+            trained = training.run(progress.say)
+            write_checkpoint(student.tensors.source, trained, out)
+        course = training.course
+        record = {"steps": course.step, "scores": course.scores, "best": course.best, "losses": course.losses}
+        (out / RECORD).write_text(json.dumps(record) + "\n")
+
+    def _sides(self, texts: list[Text]) -> tuple[list[Text], list[Text]]:
+        taught = [text for text in texts if len(text.answer) > 1]  # an answer's first token is never drafted
+        train, validation = ([text for text in taught if text.side == side] for side in (TRAIN, VALIDATION))
+        if not train or not validation:
+            message = "the target answers too few prompts with two tokens or more to train on them"
+            raise TrtspecError(message, hint="give other prompts")
+        return train, Random(self.settings.seed).sample(validation, min(VALIDATION_TEXTS, len(validation)))

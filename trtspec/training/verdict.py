@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a trained draft may take the place of the one before: on every kind of prompt, by intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from trtspec.measure.profile.acceptance import Acceptance, Counts, Estimate, change_of
+from trtspec.training.texts import Text
+
+MOST_LOSS = 0.02  # of the mean accepted length of a kind that is to be kept, however wide its interval
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How far drafts were accepted on the same texts before and after; `kept` where they must not get worse."""
+
+    kind: str
+    kept: bool
+    before: Acceptance
+    after: Acceptance
+
+    @classmethod
+    def of(cls, kind: str, kept: bool, pairs: Sequence[tuple[Counts, Counts]]) -> Comparison:
+        """Return the comparison of texts by their steps before and after."""
+        before, after = (Acceptance(tuple(side), (kind,) * len(pairs)) for side in zip(*pairs, strict=True))
+        return cls(kind, kept, before, after)
+
+    @cached_property
+    def change(self) -> Estimate:
+        """Return how much the mean accepted length has grown."""
+        return change_of(self.before.texts, self.after.texts)
+
+    @property
+    def share(self) -> float:
+        """Return by which share it has grown."""
+        return self.change.value / self.before.token_weighted.value
+
+    @property
+    def is_better(self) -> bool:
+        """Return whether all of the interval is above none."""
+        return self.change.low > 0
+
+    @property
+    def is_worse(self) -> bool:
+        """Return whether all of the interval is below none, or a kind that is to be kept has lost too much."""
+        return self.change.high < 0 or (self.kept and self.share < -MOST_LOSS)
+
+    @property
+    def word(self) -> str:
+        """Return what is to be thought of it."""
+        return "worse" if self.is_worse else "better" if self.is_better else "as before"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return its keys of the document."""
+        return {
+            "kind": self.kind,
+            "kept": self.kept,
+            "prompts": len(self.before.texts),
+            "before": side_of(self.before),
+            "after": side_of(self.after),
+            "change": self.change.as_list(),
+            "verdict": self.word,
+        }
+
+
+def side_of(found: Acceptance) -> dict[str, Any]:
+    """Return what a document says of the acceptance of one draft."""
+    value, low, high = found.token_weighted.as_list()
+    return {
+        "mean_accepted_len": value,
+        "interval": [low, high],
+        "acceptance_rate": round(found.rate, 4),
+        "by_position": [round(rate, 4) for rate in found.by_position],
+    }
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The comparison on all prompts of the new traffic, and on each kind of these and of those to keep."""
+
+    whole: Comparison
+    kinds: tuple[Comparison, ...]
+
+    @classmethod
+    def of(cls, texts: Sequence[Text], before: Sequence[Counts], after: Sequence[Counts]) -> Verdict:
+        """Return the verdict on held-out texts by their steps."""
+        pairs = list(zip(texts, zip(before, after, strict=True), strict=True))
+        kinds = sorted({(text.kept, text.label) for text in texts})
+        return cls(
+            Comparison.of("all", False, [pair for text, pair in pairs if not text.kept]),
+            tuple(Comparison.of(label, kept, [pair for text, pair in pairs if text.label == label])
+                  for kept, label in kinds),
+        )  # fmt: skip
+
+    @property
+    def refusals(self) -> list[str]:
+        """Return why the draft is not to be published; empty where it is."""
+        found = [f"{each.kind}: {each.change} tokens a step" for each in self.kinds if each.is_worse]
+        if not self.whole.is_better:
+            found.append(f"held-out prompts together gain {self.whole.change} tokens a step, which may be nothing")
+        return found
