@@ -64,7 +64,7 @@ class Facts:
         """Return why a document does not count for this artifact, "" where it does."""
         if target := document.text("target", "sha256"):
             return "" if target == target_sha256(self.manifest) else "of another target"
-        if told := document.text("manifest"):
+        if told := document.text("manifest") or document.text("deployment", "manifest"):
             return "" if told == self.manifest_sha256 else "of another artifact"
         name = document.text("name")
         if name not in ("", self.recipe.name):

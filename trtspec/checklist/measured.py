@@ -25,7 +25,7 @@ def profile(facts: Facts) -> Row:
 
 def tune(facts: Facts) -> Row:
     """It was searched how much to draft, and for how many requests."""
-    return _of_drafts("tuning", facts, facts.of_kind("tune"), "trtspec profile RECIPE --write")
+    return _of_drafts("tuning", facts, facts.of_kind("tune"), "trtspec tune RECIPE --prompts FILE --json")
 
 
 def load(facts: Facts) -> Row:

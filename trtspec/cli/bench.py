@@ -101,6 +101,7 @@ def _one_at_a_time(
 ) -> None:  # fmt: skip
     from trtspec.cli.progress import counter
     from trtspec.cli.render import print_json
+    from trtspec.measure.documents import keep_document
 
     url, document = _find(what)
     other = _find(baseline)[0] if baseline else None
@@ -117,6 +118,8 @@ def _one_at_a_time(
             comparison = _measure_server(url, root, measuring)
         else:
             comparison = _measure_artifact(Path(what), measuring)
+    if root := root or (None if url else Path(what)):
+        keep_document(root, "bench", comparison.as_dict())
     if json:
         print_json(comparison.as_dict() | (_judged(found) if found else {}))
     else:

@@ -29,10 +29,13 @@ def bench_load(
     from trtspec.cli.load_compare import load_gate
     from trtspec.cli.load_view import show_gate, show_load
     from trtspec.cli.render import print_json
+    from trtspec.measure.documents import keep_document
 
-    document = load_document(what, asked, prompts, max_tokens, runs, baseline)
+    document, root = load_document(what, asked, prompts, max_tokens, runs, baseline)
     gate = load_gate(document, asked.min_ratio) if asked.min_ratio is not None else None
     document["gate"] = gate.as_dict() if gate else None
+    if root:
+        keep_document(root, document["kind"], document)
     if json:
         print_json(document)
     else:
@@ -43,8 +46,8 @@ def bench_load(
 
 def load_document(
     what: str, asked: LoadAsked, prompts: Path | None, max_tokens: int, runs: int, baseline: str | None
-) -> dict[str, Any]:
-    """Measure and return the document; raises TrtspecError for options that do not go together, too."""
+) -> tuple[dict[str, Any], Path | None]:
+    """Measure, and return the document and what is served; raises TrtspecError for options that do not go together."""
     from trtspec.cli.render import note
     from trtspec.load.slo import parse_slo
 
@@ -58,7 +61,7 @@ def load_document(
     document = _measured(plan, asked, slo) | {"deployment": _deployment(deployed)}
     if "baseline" not in document["arms"]:
         note(ALONE, "yellow")
-    return document
+    return document, root
 
 
 def _measured(plan: Plan, asked: LoadAsked, slo: Any) -> dict[str, Any]:

@@ -34,6 +34,7 @@ class Tuning:
         """Return the document."""
         return {
             "format_version": FORMAT_VERSION,
+            "kind": "tune",
             "name": self.name,
             "prompts": len(self.texts.prompts),
             "tokens": self.texts.tokens,
