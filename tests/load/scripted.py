@@ -56,6 +56,7 @@ class Server:
     sent: list[list[float]] = field(default_factory=list)  # of each request: when it came, then of its chunks
     most_at_once: int = 0
     open: int = 0
+    runner: Any = None
 
     def of_load(self) -> list[int]:
         """Return the numbers of the requests that are no probes."""
@@ -72,6 +73,7 @@ def scripted(script: Callable[[dict[str, Any]], Script], **options: Any) -> Iter
     try:
         yield server
     finally:
+        asyncio.run_coroutine_threadsafe(server.runner.cleanup(), loop).result(30)
         loop.call_soon_threadsafe(loop.stop)
         thread.join(30)
 
@@ -116,7 +118,8 @@ async def _start(server: Server) -> None:
     if server.models:
         app.router.add_get("/v1/models", models)
     app.router.add_get("/metrics", metrics)
-    runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+    server.runner = runner
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()

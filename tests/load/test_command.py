@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import Run
 from tests.load.scripted import Script, scripted, steady
+from trtspec.doctor import install_hint
 
 FEW = ("--requests", 6, "--runs", 3, "--max-rounds", 3, "--max-tokens", 6, "--prompts", "default")
 ENOUGH = ("--runs", 6, "--max-rounds", 6)  # for what has to be shown beside other work
@@ -180,3 +181,7 @@ def test_what_does_not_go_together_is_refused(
 
 def server_named(argument: str) -> str:
     return "http://127.0.0.1:1" if argument == "x" else argument
+
+
+def test_what_is_missing_for_loads_is_named() -> None:
+    assert install_hint("aiohttp") == "pip install 'trtspec[bench]'"
