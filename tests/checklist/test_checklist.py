@@ -146,6 +146,13 @@ def test_a_document_of_this_manifest_counts_however_old_it_is(artifact: Path, tr
     assert rows(trtspec, artifact, "--with", path)["tuning"]["state"] == DONE
 
 
+def test_bench_leaves_its_document(artifact: Path, trtspec: Run) -> None:
+    assert trtspec("bench", artifact, "--max-tokens", 4, "--runs", 1).code == 0
+    row = rows(trtspec, artifact)["load"]
+    assert (row["state"], row["documents"][0]["kind"]) == (MISSING, "bench")
+    assert row["evidence"].endswith("one request at a time")
+
+
 def test_one_request_at_a_time_is_no_load(artifact: Path, trtspec: Run) -> None:
     bench = write(artifact.parent / "b.json", {"speculative": {}, "speedup": 1.5}, -5)
     row = rows(trtspec, artifact, "--with", bench)["load"]
