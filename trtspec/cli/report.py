@@ -26,7 +26,7 @@ def report(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The file, instead of standard output.")] = None,
     with_: Annotated[
         list[Path] | None,
-        typer.Option("--with", metavar="FILE", help="A saved document of build, profile or bench with --json."),
+        typer.Option("--with", metavar="FILE", help="A saved document of build, plan, profile or bench with --json."),
     ] = None,
     form: Annotated[Form, typer.Option("--format", help="html, or what a CI job shows.")] = Form.html,
     json: Json = False,
