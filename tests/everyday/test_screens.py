@@ -106,7 +106,7 @@ SCREENS = {
     "plan-of-a-built-pair": Screen("plan recipe.yaml"),
     "plan-of-engines": Screen("plan recipe.yaml --set engine.backend=tensorrt_llm --set engine.gpu=h100"),
     "plan-with-a-warning": Screen("plan recipe.yaml --set engine.backend=llmapi --set engine.gpu=h100"),
-    "plan-with-a-prediction": Screen("plan large.yaml"),
+    "plan-with-a-prediction": Screen("plan large.yaml", forget, store="fresh"),
     "plan-refused": Screen("plan recipe.yaml --set engine.backend=tensorrt_llm"),
     "check": Screen("check recipe.yaml"),
     "check-with-errors": Screen("check recipe.yaml --set speculation.draft_len=99 --set nosuch.key=1"),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from trtspec.reporting.documents import Facts
 from trtspec.reporting.plots.bars import grouped
-from trtspec.reporting.plots.frame import Series
+from trtspec.reporting.plots.frame import Series, short
 from trtspec.reporting.section import Section, Table
 
 
@@ -25,7 +25,7 @@ def bench(facts: Facts) -> Iterator[Section]:
         f" {found.max_tokens} new tokens, one at a time; {found.identical_texts} texts are the same."
     )
     rows = [
-        (name, f"{arm.median_tokens_per_s:.1f}", f"{arm.acceptance_rate:.1%}", f"{arm.mean_accepted_len:.2f}")
+        (name, short(arm.median_tokens_per_s), f"{arm.acceptance_rate:.1%}", f"{arm.mean_accepted_len:.2f}")
         for name, arm in arms.items()
     ]
     rows = [(name, speed, accepted if name == "speculative" else "-", tokens) for name, speed, accepted, tokens in rows]

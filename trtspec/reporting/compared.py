@@ -27,11 +27,8 @@ def gates(facts: Facts) -> Iterator[Section]:
         words = "Nobody has verified this artifact as it lies here: trtspec verify, or trtspec bench NAME --gates."
         yield Section("Gates", words)
         return
-    rows = [
-        (check.name, "holds" if check.ok else "FAILS", _cell(check.value), _cell(check.limit), check.detail)
-        for check in found.checks
-    ]
-    tables = [Table("Checks", ("check", "", "found", "wanted", "what was found"), rows, right=(2, 3))]
+    rows = [(check.name, "holds" if check.ok else "FAILS", check.detail) for check in found.checks]
+    tables = [Table("Checks", ("check", "", "what was found"), rows)]
     if found.left_out:
         rows_out = [(each.name, each.reason, each.why) for each in found.left_out]
         tables.append(Table("Left out", ("check", "because of", "why"), rows_out))
@@ -58,7 +55,3 @@ def _checked(check: Check) -> tuple[str, str, str, str]:
     what, other = SIDES.get(check.name, (check.name, "the recipe's gates"))
     where = {"process": "this process", "server": "the running server"}.get(check.measured_by, "the artifact's files")
     return what, other, where, f"verify: {check.name}"
-
-
-def _cell(value: object) -> str:
-    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

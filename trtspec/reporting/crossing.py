@@ -16,7 +16,7 @@ class Crossing:
     load: float
 
     def __str__(self) -> str:
-        return f"about {self.load:.0f}"
+        return f"~{self.load:.0f}"
 
 
 def crossing(loads: Sequence[float], ratios: Sequence[float | None], limit: float = 1.0) -> Crossing | None:

@@ -58,9 +58,9 @@ def latencies(facts: Facts) -> Iterator[Section]:
         labels = [point.load.name for point in points]
         rows = [
             (f"{label}, {name}", *(f"{value:,.1f}" for value in (each.p50, each.p90, each.p95, each.p99, each.max)))
+            for place, label in enumerate(labels)
             for name, values in found.items()
-            for label, each in zip(labels, values, strict=True)
-            if each
+            if (each := values[place])
         ]
         columns = ("requests", "p50", "p90", "p95", "p99", "max")
         table = Table.of_numbers("Milliseconds", columns, rows)

@@ -33,7 +33,7 @@ def by_batch(facts: Facts) -> Iterator[Section]:
     table = Table.of_numbers("Speed-up (draft length) by requests at once", columns, rows)
     plot = against_load("Speed-up by requests at once", batches, ratios, "requests at once")
     words = f"Expected at the best draft length for each number of requests at once. {RING}{_left_out(candidates)}"
-    yield Section("Speed-up against load", words, plot, [table])
+    yield Section("Expected: speed-up against load", words, plot, [table])
 
 
 def by_kind(facts: Facts) -> Iterator[Section]:
