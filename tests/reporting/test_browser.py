@@ -18,7 +18,7 @@ from trtspec.cli.app import main
 pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
-PROFILE = HERE.parents[1] / "benchmarks" / "results" / "profile-kinds.json"
+SAVED = [HERE / "documents" / f"{name}.json" for name in ("profile", "load")]  # of real runs of the quickstart
 LAYOUT = (HERE / "layout.js").read_text()
 SEEN = [(width, dark) for width in (1280, 390) for dark in (False, True)]
 PAPER = 718  # pixels of A4 within its margins
@@ -53,7 +53,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def page(root: Path, pair_master: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Path:
-    """The report of the tiny pair as it was built, verified and measured, with a profile of the quickstart."""
+    """The report of the tiny pair as it was built, verified and measured, with other measurements of the quickstart."""
     out = root / "report.html"
     if out.exists():
         return out
@@ -64,7 +64,7 @@ def page(root: Path, pair_master: Path, monkeypatch: pytest.MonkeyPatch, capfd: 
     (root / "build.json").write_text(run(capfd, "build", "recipe.yaml", "--json"))
     run(capfd, "verify", artifact, "--max-tokens", 4)
     (root / "bench.json").write_text(run(capfd, "bench", artifact, "--runs", 2, "--max-tokens", 8, "--json"))
-    saved = [part for name in ("build.json", "bench.json", PROFILE) for part in ("--with", name)]
+    saved = [part for name in ("build.json", "bench.json", *SAVED) for part in ("--with", name)]
     run(capfd, "report", artifact, *saved, "-o", out)
     return out
 

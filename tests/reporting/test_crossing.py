@@ -26,6 +26,6 @@ def test_it_lies_where_the_line_meets_one(ratios: list[float | None], place: flo
 
 
 def test_words_where_it_does_not_cross() -> None:
-    assert pays(LOADS, [2.0, 1.5, 1.2, 1.1]) == "at all 4"
+    assert pays(LOADS, [2.0, 1.5, 1.2, 1.1]) == "up to 64+"
     assert pays(LOADS, [0.9, 0.8, 0.7, 0.7]) == "nowhere"
     assert pays(LOADS, [2.0, 1.5, 1.1, 0.9]) == "up to ~32"

@@ -171,7 +171,7 @@ def test_numbers_of_plots_stand_in_tables(artifact: Path, saved: list[object], t
     assert "| draft\\_target (./draft) | 2.00 (2) | 0.80 (2) | up to ~10 |" in text
     assert "| 1 | 1,000 | 1,000 | 2.00 (1.90 to 2.10) | 75.0% |" in text
     assert "| 16 at once, target alone | 5.0 | 9.0 | 9.5 | 9.9 | 1,234.5 |" in text
-    assert "| 0.8 | 3.00 | 2.00 | at all 2 |" in text
+    assert "| 0.8 | 3.00 | 2.00 | up to 4+ |" in text
     assert "* **up to ~10** requests at once it pays for" in text
     assert "| ngram | 70.0% | 0.50 | - |" in text
     assert "| speculative | 11.0 | 80.0% | 3.00 |" in text

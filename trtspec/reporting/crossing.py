@@ -35,4 +35,4 @@ def pays(loads: Sequence[float], ratios: Sequence[float | None]) -> str:
     first = next((ratio for ratio in ratios if ratio is not None), 0.0)
     if found := crossing(loads, ratios):
         return f"up to {found}"
-    return f"at all {len(loads)}" if first > 1.0 else "nowhere"
+    return f"up to {loads[-1]:g}+" if first > 1.0 else "nowhere"

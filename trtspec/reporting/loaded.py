@@ -16,6 +16,7 @@ ARMS = {"served": "speculative", "baseline": "target alone"}
 LATENCIES = {
     "ttft_ms": "Time to the first token",
     "tpot_ms": "Time of each further token",
+    "itl_ms": "Time between chunks",
     "e2e_ms": "Time to the last token",
 }
 HOW = "A dot is the median, the bar ends at the 90th percentile, the line goes from the least to the 99th."
@@ -41,6 +42,7 @@ def throughput(facts: Facts) -> Iterator[Section]:
     table = Table.of_numbers("By requests at once, with 95 % intervals", columns, rows)
     plot = against_load("Measured speed-up by requests at once", loads, {"speculative": ratios}, "requests at once")
     words = f"Tokens a second over those of the target alone, measured in turn: pays {pays(loads, ratios)}. {RING}"
+    words += "".join(f" Warning: {each}." for each in (facts.load.warnings if facts.load else []))
     yield Section("Measured: speed-up against load", words, plot, [table])
 
 

@@ -31,6 +31,7 @@ class LoadArm(BaseModel):
     ttft_ms: Percentiles | None
     tpot_ms: Percentiles | None
     e2e_ms: Percentiles | None
+    itl_ms: Percentiles | None = None
     acceptance_rate: Share | None
     mean_accepted_len: Positive | None
 
