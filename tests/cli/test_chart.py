@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from trtspec.cli import render
 from trtspec.cli.chart import BETWEEN, LEAST, MARK, MOST, chart
+from trtspec.cli.profile import _show_chart as show_profile_chart
 
 ROWS = [("1", [("a", 2.0), ("b", 2.9)]), ("16", [("a", 0.5), ("b", 1.0)])]
 
@@ -37,3 +41,33 @@ def test_large_numbers_have_fewer_ticks() -> None:
     ticks, row = chart("requests", [("1", [("a", 22.0)])], 80)
     assert ticks.split()[1:4] == ["0x", MARK, "2x"]
     assert row.endswith("a")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_only_terminals_see_plots(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("trtspec.cli.render.is_terminal", lambda stream: terminal)
+    render.show_chart("by load", "requests", ROWS, {"a": "draft_target", "b": "ngram"})
+    shown = capsys.readouterr().out
+    assert shown.splitlines()[:1] == (["by load"] if terminal else [])
+    assert ("a: draft_target, b: ngram" in shown) is terminal
+
+
+def test_a_profile_draws_each_load_with_a_letter_for_each_draft(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("trtspec.cli.render.is_terminal", lambda stream: True)
+    speedups = {1: 2.0, 16: 0.5}
+    measured = SimpleNamespace(
+        batches=tuple(speedups),
+        candidate=SimpleNamespace(name="draft_target"),
+        best=lambda batch: SimpleNamespace(expected=SimpleNamespace(value=speedups[batch])),
+    )
+    show_profile_chart(SimpleNamespace(measured=[measured]))  # type: ignore[arg-type]
+    _, ticks, one, many, letters = capsys.readouterr().out.splitlines()
+    assert one.split()[0] == "1"
+    assert abs(one.index("a") - ticks.index("2x")) <= 1
+    assert many.split()[0] == "16"
+    assert many.index("a") < ticks.index("1x")
+    assert letters == "a: draft_target"
