@@ -40,13 +40,19 @@ def by_concurrency() -> str:
 
 
 def by_kind() -> str:
-    """Draw the mean accepted length of the drafts by kind of prompt."""
+    """Draw the mean accepted length of the drafts by kind of prompt, the kind that is accepted most first."""
     profile = ProfileDocument.model_validate(load("profile-kinds.json"))
-    kinds = sorted({each.kind for method in profile.methods for each in method.by_kind})
-    series = []
-    for method in profile.methods:
-        found = {each.kind: each.mean_accepted_len.token_weighted for each in method.by_kind}
-        series.append(Series(method.method, [found[kind][0] for kind in kinds], [found[kind][1:] for kind in kinds]))
+    found = {
+        f"{method.method}, draft_len {method.draft_len}": {
+            each.kind: each.mean_accepted_len.token_weighted for each in method.by_kind
+        }
+        for method in profile.methods
+    }
+    first = next(iter(found.values()))
+    kinds = sorted(first, key=lambda kind: -first[kind][0])
+    series = [
+        Series(name, [of[kind][0] for kind in kinds], [of[kind][1:] for kind in kinds]) for name, of in found.items()
+    ]
     return standing_alone(grouped("Mean accepted length by kind", kinds, series, "tokens a step", mark=1.0))
 
 
