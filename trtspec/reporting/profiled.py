@@ -54,8 +54,8 @@ def by_kind(facts: Facts) -> Iterator[Section]:
         )
         for name, of in found.items()
     ]
-    rows = [(name, *(_interval(of.get(kind)) for kind in kinds)) for name, of in found.items()]
-    table = Table.of_numbers("Tokens a step, with 95 % intervals", ("draft", *kinds), rows)
+    rows = [(kind, *(_interval(of.get(kind)) for of in found.values())) for kind in kinds]
+    table = Table.of_numbers("Tokens a step, with 95 % intervals", ("kind", *found), rows)
     words = f"By kind of prompt; whiskers are 95 % intervals over these prompts.{_left_out(candidates)}"
     plot = grouped("Tokens a step by kind", kinds, series[:COLOURS], "tokens a step (1 is the target alone)", mark=1.0)
     yield Section("Mean accepted length by kind", words, plot, [table])
