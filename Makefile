@@ -11,7 +11,7 @@ WORKERS := --maxprocesses 8 --dist worksteal
 QUIETLY := --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup editor prometheus engines $(REAL) demo check format test test-fast test-python openai-fuzz soak test-gpu gpu bench plugins-trt clean
+.PHONY: help setup editor prometheus browser engines $(REAL) demo check format test test-fast test-python openai-fuzz soak test-gpu gpu bench plugins-trt clean
 
 help: ## Show this help.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,8 +26,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install $(QUIETLY) -c constraints.txt --no-deps nvidia-pytriton
 	@touch $@
 
-editor: setup ## Install the language server that the editor's tests ask, where npm is (outside this directory).
-	@$(BIN)/python tests/editor/language_server.py
+editor: setup ## Install what tests take from npm, where it is (outside this directory): a language server, axe-core.
+	@$(BIN)/python -m tests.npm tests/editor tests/reporting/axe
 
 prometheus: $(ENGINES)/.prometheus/usr/bin/promtool ## Unpack Debian's Prometheus for its tests, where apt-get is (ENGINES= says where).
 
@@ -36,6 +36,16 @@ $(ENGINES)/.prometheus/usr/bin/promtool:
 	@mkdir -p $(ENGINES)/.prometheus && cd $(ENGINES)/.prometheus && apt-get download -q prometheus && \
 	    dpkg -x prometheus_*.deb . && rm prometheus_*.deb && touch usr/bin/promtool || \
 	    echo "no Debian package of prometheus: tests that ask it will be skipped"
+
+browser: $(ENGINES)/.browser/usr/lib/chromium/chromium ## Unpack Debian's Chromium for its tests, where apt-get is (ENGINES= says where).
+
+# With those of its libraries that are not installed.
+$(ENGINES)/.browser/usr/lib/chromium/chromium:
+	@mkdir -p $(ENGINES)/.browser && cd $(ENGINES)/.browser && \
+	    packages=$$(apt-get install -s --no-install-recommends chromium | awk '$$1 == "Inst" {print $$2}') && \
+	    [ -n "$$packages" ] && apt-get download -q $$packages && \
+	    find . -maxdepth 1 -name '*.deb' -exec dpkg -x {} . \; -delete && touch usr/lib/chromium/chromium || \
+	    echo "no Debian package of chromium to unpack: tests ask the one that is installed, or are skipped"
 
 engines: $(REAL) ## Install the real engines that tests run, each in an environment of its own (ENGINES= says where).
 
@@ -104,4 +114,4 @@ plugins-trt: ## Build TensorRT's plugin library (TENSORRT_ROOT=... has include/N
 	cmake --build build/plugins --target trtspec_tensorrt
 
 clean: ## Remove the environment, artifacts and caches in this directory.
-	rm -rf $(VENV) $(addprefix $(ENGINES)/.venv-,$(REAL)) $(ENGINES)/.prometheus .venv-python build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(addprefix $(ENGINES)/.venv-,$(REAL)) $(ENGINES)/.prometheus $(ENGINES)/.browser .venv-python build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,75 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The language server that editors use for YAML: how it is installed, outside the tree, and how it is talked to.
-
-`python tests/editor/language_server.py` installs what package-lock.json pins; tests do so on demand.
-"""
+"""The language server that editors use for YAML, as package-lock.json pins it, and how it is talked to."""
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import json
 import os
 import queue
-import shutil
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any, BinaryIO
 
-HERE = Path(__file__).parent
-PINNED = ("package.json", "package-lock.json")
-INSTALL_S, ANSWER_S = 180, 60
+from tests.npm import modules
 
-
-class Unavailable(Exception):
-    """The server cannot be had on this machine; the message says why."""
-
-
-def cached() -> Path:
-    """Return where what is pinned is installed, once for each lock file."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    digest = hashlib.sha256((HERE / "package-lock.json").read_bytes()).hexdigest()
-    return base / "trtspec-tests" / f"yaml-language-server-{digest[:12]}"
+ANSWER_S = 60
 
 
 def install() -> Path:
     """Return the server's script, installed if it was not; raises Unavailable with the reason."""
-    root = cached()
-    script = root / "node_modules" / "yaml-language-server" / "bin" / "yaml-language-server"
-    for program in ("node", "npm"):
-        if shutil.which(program) is None:
-            raise Unavailable(f"{program} is not installed")
-    root.mkdir(parents=True, exist_ok=True)
-    with (root / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # other workers wait
-        if not (root / "installed").exists():
-            _install(root)
-    return script
-
-
-def _install(root: Path) -> None:
-    for name in PINNED:
-        shutil.copy(HERE / name, root)
-    command = (
-        "npm",
-        "ci",
-        "--ignore-scripts",
-        "--no-audit",
-        "--no-fund",
-        "--loglevel=error",
-        "--fetch-retries=1",
-        "--fetch-retry-mintimeout=1000",
-    )
-    try:
-        done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=INSTALL_S, check=False)
-    except subprocess.TimeoutExpired:
-        raise Unavailable(f"npm did not install yaml-language-server in {INSTALL_S} s") from None
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        raise Unavailable(f"npm cannot install yaml-language-server: {lines[0] if lines else done.returncode}")
-    (root / "installed").touch()
+    return modules(Path(__file__).parent) / "yaml-language-server" / "bin" / "yaml-language-server"
 
 
 class LanguageServer:
@@ -147,10 +96,3 @@ def _message(stream: BinaryIO) -> dict[str, Any]:
         size = int(value) if name.lower() == b"content-length" else size
     message: dict[str, Any] = json.loads(stream.read(size)) if size else {}
     return message
-
-
-if __name__ == "__main__":
-    try:
-        sys.stdout.write(f"{install()}\n")
-    except Unavailable as error:
-        sys.stdout.write(f"the editor's tests will be skipped: {error}\n")

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import Run
-from tests.editor.language_server import LanguageServer, Unavailable, install
+from tests.editor.language_server import LanguageServer, install
+from tests.npm import Unavailable
 from trtspec.backends.base import backends
 from trtspec.completion import editor_schema
 from trtspec.gpus import GPUS

@@ -27,6 +27,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.shapes import make_checkpoint, shapes
 from tests.terminal import ESCAPE, WIDTHS, Commands, Shown, Terminals, commands, has_tmux, piped, terminals
 from trtspec.deploy.journal import DeploymentJournal, Record
 from trtspec.registry import discover
@@ -41,6 +42,20 @@ GOLDEN = Path(__file__).with_name("screens")
 ROOT = Path(__file__).parents[2]
 HOME = "/home/ada/work/models"
 COLOURS = {31: "red", 32: "green", 33: "yellow"}
+LARGE = """\
+schema: trtspec.recipe/1
+name: large
+target:
+  model: ./large-target
+speculation:
+  method: draft_target
+  draft_len: 4
+  draft:
+    model: ./large-draft
+engine:
+  backend: llmapi
+  gpu: h100
+"""
 COMMANDS = sorted(command.__name__ for command in discover("trtspec.cli", "command").values())
 
 
@@ -91,6 +106,7 @@ SCREENS = {
     "plan-of-a-built-pair": Screen("plan recipe.yaml"),
     "plan-of-engines": Screen("plan recipe.yaml --set engine.backend=tensorrt_llm --set engine.gpu=h100"),
     "plan-with-a-warning": Screen("plan recipe.yaml --set engine.backend=llmapi --set engine.gpu=h100"),
+    "plan-with-a-prediction": Screen("plan large.yaml", forget, store="fresh"),
     "plan-refused": Screen("plan recipe.yaml --set engine.backend=tensorrt_llm"),
     "check": Screen("check recipe.yaml"),
     "check-with-errors": Screen("check recipe.yaml --set speculation.draft_len=99 --set nosuch.key=1"),
@@ -140,6 +156,7 @@ def place(pair_master: Path) -> Iterator[Place]:
     long = "-".join(["a", *["long"] * 9, "name"])
     (root / long).symlink_to("draft")
     (root / "long.yaml").write_text(text.replace("./draft", f"./{long}"))
+    make_large_pair(root)
     variables = {"TRTSPEC_CACHE": "cache", "TRTSPEC_STATE": "state", "HF_HUB_CACHE": "hub"}
     environment = {name: str(root / folder) for name, folder in variables.items()} | {"PATH": str(root / "bin")}
     scratch = Path(tempfile.mkdtemp(prefix="screens-", dir="/tmp"))
@@ -151,6 +168,14 @@ def place(pair_master: Path) -> Iterator[Place]:
         yield Place(root, forks, shown, scratch)
     shutil.rmtree(root)
     shutil.rmtree(scratch)
+
+
+def make_large_pair(root: Path) -> None:
+    """Make a pair of published shapes, whose files are headers over holes, with a recipe."""
+    known = {shape.name: shape for shape in shapes()}
+    for name, shape in (("large-target", "llama-3.1-8b-instruct"), ("large-draft", "llama-3.2-1b-instruct")):
+        make_checkpoint(known[shape], root / name)
+    (root / "large.yaml").write_text(LARGE)
 
 
 def record_deployments() -> None:

@@ -51,7 +51,8 @@ def profile() -> dict[str, Any]:
         for batch, speedup in ((1, 2.0), (16, 0.8))
     ]
     speedups = [{**each, "draft_len": length} for each in best for length in (1, 2, 3)]
-    kinds = [{"kind": kind, "prompts": 4, "acceptance_rate": 0.7, "mean_accepted_len": means} for kind in ("a<b>", "c")]
+    kind = {"prompts": 4, "acceptance_rate": 0.7, "mean_accepted_len": means, "by_position": [0.8, 0.6]}
+    kinds = [{"kind": name, **kind} for name in ("a<b>", "c")]
     method = {
         "method": "draft_target",
         "draft": "./draft",
@@ -89,7 +90,7 @@ def bench() -> dict[str, Any]:
     }
 
 
-def trained() -> dict[str, Any]:
+def train() -> dict[str, Any]:
     sides = [
         {"mean_accepted_len": mean, "interval": [mean - 0.1, mean + 0.1], "acceptance_rate": 0.5} for mean in (2, 2.75)
     ]
@@ -98,10 +99,46 @@ def trained() -> dict[str, Any]:
     return {"format_version": 1, "published": False, "refusals": ["a<b>: worse"], "kinds": kinds, **both}
 
 
+def load() -> dict[str, Any]:
+    spread = {"mean": 6.0, "min": 2.0, "p50": 5.0, "p90": 9.0, "p95": 9.5, "p99": 9.9, "max": 1234.5}
+    arm = {
+        "requests": 32,
+        "failed": 0,
+        "output_tokens_per_s": 1000.0,
+        "acceptance_rate": 0.75,
+        "mean_accepted_len": 3.0,
+    }
+    arm |= {"ttft_ms": spread, "tpot_ms": spread, "e2e_ms": None}
+    points = [
+        {
+            "load": {"kind": "closed", "concurrency": concurrency},
+            "arms": {"served": arm, "baseline": {**arm, "acceptance_rate": None, "mean_accepted_len": None}},
+            "speedup": {"ratio": ratio, "low": ratio - 0.1, "high": ratio + 0.1, "rounds": 3},
+        }
+        for concurrency, ratio in ((1, 2.0), (16, 0.8))
+    ]
+    points.append({"load": {"kind": "poisson", "requests_per_s": 2.5}, "arms": {"served": arm}, "speedup": None})
+    return {"format_version": 1, "kind": "load", "points": points}
+
+
+def plan() -> dict[str, Any]:
+    batches = [
+        {"batch": batch, "tokens_per_s": 100.0, "speedup": {"0.8": speed}} for batch, speed in ((1, 3.0), (4, 2))
+    ]
+    predicted = {"why_not": "", "gpu": "h100", "gpus": 2, "draft_len": 4, "batches": batches}
+    return {"format_version": 1, "name": "tiny", "steps": [], "predicted": predicted}
+
+
+def build() -> dict[str, Any]:
+    step = {"name": "convert-target", "key": "0" * 64, "status": "built", "seconds": 2.5}
+    return {"format_version": 1, "artifact": "build/tiny", "steps": [step], "seconds": 2.75}
+
+
 @pytest.fixture
 def saved(artifact: Path) -> list[object]:
     arguments: list[object] = []
-    for name, document in (("profile", profile()), ("bench", bench()), ("train", trained())):
+    for make in (profile, bench, build, load, plan, train):
+        name, document = make.__name__, make()
         path = artifact.parent / f"{name}.json"
         path.write_text(json.dumps(document))
         arguments += ["--with", path]
@@ -119,20 +156,37 @@ def test_the_page_is_whole_and_fetches_nothing(artifact: Path, saved: list[objec
     assert not re.search(r"https?:|url\(|@import| on\w+=", text)
     assert tags.count("h1") == 1
     plots = [attributes for tag, attributes in page.seen if tag == "svg"]
-    assert len(plots) == len(re.findall("<title>", text)) - 1 == 7
+    assert len(plots) == len(re.findall("<title>", text)) - 1 == 13
     assert all(attributes["role"] == "img" and attributes["aria-label"] for attributes in plots)
     assert "a<b>" in page.text
     assert "<b>" not in text
-    for said in ("1.50 times as fast", "Speed-up against load", "Memory", "SHA-256", "not verified"):
+    for said in (
+        *(
+            "1.50 times as fast",
+            "Expected: speed-up against load",
+            "Memory",
+            "SHA-256",
+            "not verified",
+            "In 2.8 seconds.",
+        ),
+        *("Acceptance by position and kind", "What was compared", "greedy text of the target", "1.50×"),
+        *("On 2 h100, draft_len 4", "Time of each further token", "2.5/s, speculative"),
+    ):
         assert said in page.text
 
 
 def test_numbers_of_plots_stand_in_tables(artifact: Path, saved: list[object], trtspec: Run) -> None:
     text = trtspec("report", artifact, *saved, "--format", "markdown").out
-    assert "| draft\\_target (./draft) | 2.00 (2) | 0.80 (2) |" in text
+    assert "| draft\\_target (./draft) | 2.00 (2) | 0.80 (2) | up to ~10 |" in text
+    assert "| 1 | 1,000 | 1,000 | 2.00 (1.90 to 2.10) | 75.0% |" in text
+    assert "| 16 at once, target alone | 5.0 | 9.0 | 9.5 | 9.9 | 1,234.5 |" in text
+    assert "| 0.8 | 3.00 | 2.00 | up to 4+ |" in text
+    assert "* **up to ~10** requests at once it pays for" in text
     assert "| ngram | 70.0% | 0.50 | - |" in text
     assert "| speculative | 11.0 | 80.0% | 3.00 |" in text
     assert "| chat | 2.00 (1.90 to 2.10) | 2.75 (2.65 to 2.85) | better |" in text
+    assert "| convert-target | built | 2.50 |" in text
+    assert "| c | 70.0% | 0.80 | 0.60 |" in text
 
 
 def test_checks_become_tests_and_annotations(artifact: Path, trtspec: Run) -> None:
@@ -152,7 +206,11 @@ def test_checks_become_tests_and_annotations(artifact: Path, trtspec: Run) -> No
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "{}", '{"methods": 1, "format_version": 1}', json.dumps({**bench(), "speedup": 1e400}), "{" * 10_000],
+    [
+        *("", "[]", "{}", '{"methods": 1, "format_version": 1}', "{" * 10_000),
+        *(json.dumps({**bench(), "speedup": 1e400}), json.dumps({**bench(), "speedup_interval": [1.0, 1e400]})),
+        json.dumps({**load(), "points": []}),
+    ],
 )
 def test_what_is_no_document_is_refused(text: str, artifact: Path, trtspec: Run) -> None:
     path = artifact.parent / "other.json"

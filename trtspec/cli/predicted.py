@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from trtspec.cli.render import say, show_table
+from trtspec.cli.render import say, show_chart, show_table
 
 Document = dict[str, Any]
 
@@ -18,6 +18,8 @@ def show_predicted(predicted: Document, max_seq_len: int) -> None:
         say(f"no speed is predicted: {predicted['why_not']}")
         return
     show_table(_title(predicted), *_table(predicted), right=range(1, 6))
+    rates = {rate[-1]: f"acceptance rate {rate}" for rate in predicted["by_acceptance_rate"]}
+    show_chart("speed-up by batch; 1x is the target alone", "batch", _rows(predicted), rates)
     if predicted["gpu_price"] is not None:
         show_table("dollars for a million tokens, on GPUs that are never idle", *_costs(predicted), right=range(1, 6))
     for sentence in _sentences(predicted, max_seq_len):
@@ -50,6 +52,18 @@ def _table(predicted: Document) -> tuple[list[str], list[list[str]]]:
     if any(each["best_draft_len"] for each in by_rate.values()):
         rows.append(["draft_len for 1", "", *(str(each["best_draft_len"] or "-") for each in by_rate.values())])
     return ["batch", "alone tok/s", *by_rate], rows
+
+
+def _rows(predicted: Document) -> list[tuple[str, list[tuple[str, float]]]]:
+    """Return a plot's rows: what was predicted by batch, and between them where each rate breaks even."""
+    rows = {
+        each["batch"]: [(rate[-1], value) for rate, value in each["speedup"].items()] for each in predicted["batches"]
+    }
+    for rate, each in predicted["by_acceptance_rate"].items():
+        batch = each["break_even_batch"]
+        if batch and batch not in {each["batch"] for each in predicted["batches"]}:
+            rows.setdefault(batch, []).append((rate[-1], 1.0))
+    return [(str(batch), marks) for batch, marks in sorted(rows.items())]
 
 
 def _costs(predicted: Document) -> tuple[list[str], list[list[str]]]:

@@ -97,12 +97,30 @@ def show(found: Profile) -> None:
     columns = ("draft", "accepted", "tokens a step", *(f"at {counted(each, 'request')}" for each in batches), "")
     title = f"{found.name}: {len(found.texts.prompts)} prompts, {found.texts.tokens} tokens of the target"
     show_table(title, columns, rows, right=tuple(range(1, len(columns) - 1)))
+    _show_chart(found)
     for name, why in found.left_out.items():
         note(f"{name} was left out: {why}", "yellow")
     if found.parity:
         note(found.parity.detail, "dim")
     _show_kinds(found)
     show_recommendation(found.recommendation)
+
+
+def _show_chart(found: Profile) -> None:
+    """Show how much faster each candidate makes it by load, where there is more than one load."""
+    from string import ascii_lowercase
+
+    from trtspec.cli.render import show_chart
+
+    candidates = dict(zip(ascii_lowercase, found.measured, strict=False))
+    batches = found.measured[0].batches if found.measured else ()
+    if len(batches) > 1:
+        rows = [
+            (str(batch), [(letter, each.best(batch).expected.value) for letter, each in candidates.items()])
+            for batch in batches
+        ]
+        letters = {letter: each.candidate.name for letter, each in candidates.items()}
+        show_chart("speed-up by requests at once; 1x is the target alone", "requests", rows, letters)
 
 
 def _show_kinds(found: Profile) -> None:

@@ -17,6 +17,7 @@ from io import TextIOWrapper
 from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
+from trtspec.cli.chart import Marks, chart
 from trtspec.cli.layout import counted, fitted_table, folded, folded_command, plain_table
 from trtspec.diagnostics import LINE_WIDTH, Diagnostic, RecipeError, printable, render_diagnostic
 from trtspec.errors import TrtspecError
@@ -132,3 +133,17 @@ def show_table(
     for number, lines in enumerate(table):
         for line in filter(None, lines):
             out.print(line, style="" if number else "bold", soft_wrap=True)
+
+
+def show_chart(title: str, name: str, rows: Sequence[tuple[str, Marks]], letters: Mapping[str, str]) -> None:
+    """Show a plot on a terminal, and nowhere else: its numbers are in the table beside it.
+
+    `name` is what the rows' labels are, `letters` what their marks stand for.
+    """
+    out = console(stderr=False)
+    lines = chart(name, rows, out.width) if is_terminal(out) else []
+    if lines:
+        say(title)
+        for line in lines:
+            out.print(line, soft_wrap=True)
+        say(", ".join(f"{letter}: {meaning}" for letter, meaning in letters.items()))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 from trtspec.reporting.documents import Facts
-from trtspec.reporting.section import Table
+from trtspec.reporting.section import Figure, Table
 from trtspec.reporting.sections import sections, verdict
 
 UNFIT = {0x9, 0xA, 0xD}
@@ -18,6 +18,7 @@ def render_markdown(facts: Facts) -> str:
     for section in sections(facts):
         parts.append(f"## {_plain(section.title)}")
         parts += [_plain(section.words)] if section.words else []
+        parts += ["\n".join(map(_figure, section.figures))] if section.figures else []
         parts += [_table(table) for table in section.tables]
         parts += [f"```yaml\n{section.text.replace('```', '')}```"] if section.text else []
     return "\n\n".join(parts) + "\n"
@@ -54,6 +55,10 @@ def render_annotations(facts: Facts) -> str:
         if not check.ok
     ]
     return "".join(f"{line}\n" for line in lines or [f"::notice title={_property(facts.name)}::all gates hold"])
+
+
+def _figure(figure: Figure) -> str:
+    return f"* **{_plain(figure.value)}** {_plain(figure.name)}" + (f" ({_plain(figure.of)})" if figure.of else "")
 
 
 def _table(table: Table) -> str:

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells under columns; `right` are the columns with numbers."""
+    """Rows of cells under columns; `right` are the columns with numbers, `digests` those with digests."""
 
     caption: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     right: Sequence[int] = ()
+    digests: Sequence[int] = ()
 
     @classmethod
     def of_numbers(cls, caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -23,11 +24,21 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Figure:
+    """A number that is read first: what it is, and what it is of."""
+
+    value: str
+    name: str
+    of: str = ""
+
+
+@dataclass(frozen=True)
 class Section:
-    """One section; `plot` is SVG, `text` is shown as it is written."""
+    """One section; `plot` is SVG, `text` is shown as it is written, `figures` come first."""
 
     title: str
     words: str
     plot: str = ""
     tables: Sequence[Table] = ()
     text: str = ""
+    figures: Sequence[Figure] = ()

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trtspec.reporting.documents import Facts, TrainedSide
+from trtspec.reporting.documents import Facts
+from trtspec.reporting.forms.train import TrainedSide
+from trtspec.reporting.plots.bars import grouped
+from trtspec.reporting.plots.frame import Series
 from trtspec.reporting.section import Section, Table
-from trtspec.reporting.svg import Series, bars
 
 
 def training(facts: Facts) -> Iterator[Section]:
@@ -30,7 +32,7 @@ def training(facts: Facts) -> Iterator[Section]:
     ]
     table = Table("Tokens a step on held-out prompts", ("kind", "before", "after", ""), rows, (1, 2))
     said = "The trained draft was published." if found.published else f"It was refused: {'; '.join(found.refusals)}."
-    plot = bars("Tokens a step on held-out prompts", kinds, series, mark=1.0)
+    plot = grouped("Tokens a step before and after", kinds, series, "tokens a step (1 is the target alone)", mark=1.0)
     yield Section("Training", f"{said} Whiskers are 95 % intervals over these prompts.", plot, [table])
 
 

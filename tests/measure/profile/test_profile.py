@@ -53,6 +53,7 @@ def test_the_document_and_the_table(recipe: Path, trtspec: Run) -> None:
         value, low, high = each["mean_accepted_len"]["token_weighted"]
         assert 1 <= low <= value <= high <= 5
         assert sum(kind["prompts"] for kind in each["by_kind"]) == document["prompts"]
+        assert all(len(kind["by_position"]) == each["draft_len"] for kind in each["by_kind"])
     assert json.dumps(document["recommendation"]["speculation"])
     said = trtspec("profile", recipe, *SMALL, "--methods", "ngram").out
     assert "ngram" in said

@@ -76,4 +76,5 @@ def _method(measured: Measured, batch: int) -> dict[str, Any]:
 
 def _kind(acceptance: Acceptance, kind: str) -> dict[str, Any]:
     own = acceptance.of_kind(kind)
-    return {"kind": kind, "prompts": len(own.texts), **own.as_dict()}
+    by_position = [round(rate, 4) for rate in own.by_position]
+    return {"kind": kind, "prompts": len(own.texts), **own.as_dict(), "by_position": by_position}

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""README's plots are what the command draws of the committed results."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+import pytest
+
+from benchmarks.plots import DOCS, PLOTS, ROOT
+
+
+@pytest.mark.parametrize("name", PLOTS)
+def test_a_plot_is_what_its_results_say(name: str) -> None:
+    assert (DOCS / name).read_text() == PLOTS[name](), "python -m benchmarks.plots"
+
+
+@pytest.mark.parametrize("name", PLOTS)
+def test_a_plot_is_a_picture_that_fetches_nothing_and_that_readme_shows(name: str) -> None:
+    text = (DOCS / name).read_text()
+    assert ElementTree.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg"
+    assert "script" not in text
+    assert text.count("http") == 1
+    assert f"(docs/{name})" in (ROOT / "README.md").read_text()

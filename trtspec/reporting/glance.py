@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The numbers that are read first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trtspec.disk import amount
+from trtspec.reporting.crossing import pays
+from trtspec.reporting.documents import Facts
+from trtspec.reporting.loaded import closed
+from trtspec.reporting.profiled import ranked, requests
+from trtspec.reporting.section import Figure, Section
+
+
+def glance(facts: Facts) -> Iterator[Section]:
+    """Yield the figures that are known."""
+    makers = (_speedup, _accepted, _load, _same, _gates, _memory)
+    yield Section("At a glance", _sentence(facts), figures=[figure for maker in makers for figure in maker(facts)])
+
+
+def _sentence(facts: Facts) -> str:
+    manifest = facts.manifest
+    speculation, models = manifest.recipe.speculation, manifest.recipe.models
+    drafts = f" with {models['draft'].model}" if "draft" in models else ""
+    return f"{models['target'].model}, {speculation.method}{drafts}, on the {manifest.backend.name} backend"
+
+
+def _speedup(facts: Facts) -> Iterator[Figure]:
+    if found := facts.bench:
+        low, high = found.speedup_interval
+        yield Figure(f"{found.speedup:.2f}×", "as fast as the target alone", f"{low:.2f} to {high:.2f}, one request")
+    elif (first := next(iter(ranked(facts)), None)) and first.best:
+        best = first.best[0]
+        yield Figure(f"{best.speedup:.2f}×", "expected speed-up", f"{first.name}, {requests(best.batch)}")
+
+
+def _accepted(facts: Facts) -> Iterator[Figure]:
+    found = facts.bench.speculative if facts.bench else None
+    if found:
+        yield Figure(f"{found.acceptance_rate:.0%}", "of drafted tokens accepted", "bench")
+        yield Figure(f"{found.mean_accepted_len:.2f}", "tokens a step", "1 is the target alone")
+    elif first := next(iter(ranked(facts)), None):
+        yield Figure(f"{first.acceptance_rate:.0%}", "of drafted tokens accepted", first.name)
+        yield Figure(f"{first.mean_accepted_len.token_weighted[0]:.2f}", "tokens a step", "1 is the target alone")
+
+
+def _load(facts: Facts) -> Iterator[Figure]:
+    first = next(iter(ranked(facts)), None)
+    measured = {point.load.concurrency or 1: point.speedup.ratio for point in closed(facts) if point.speedup}
+    if len(measured) > 1:
+        yield Figure(pays(list(measured), list(measured.values())), "requests at once it pays for", "bench")
+    elif first and len(first.best) > 1:
+        batches, speedups = [each.batch for each in first.best], [each.speedup for each in first.best]
+        yield Figure(pays(batches, speedups), "requests at once it pays for", f"{first.name}, profile")
+
+
+def _same(facts: Facts) -> Iterator[Figure]:
+    if found := facts.bench:
+        yield Figure(f"{found.identical_texts} of {found.prompts}", "texts the same", "with and without speculation")
+
+
+def _gates(facts: Facts) -> Iterator[Figure]:
+    if found := facts.verification:
+        yield Figure(f"{sum(check.ok for check in found.checks)} of {len(found.checks)}", "checks hold", "verify")
+
+
+def _memory(facts: Facts) -> Iterator[Figure]:
+    if devices := facts.manifest.memory:
+        most = max(devices, key=lambda device: device.total_bytes)
+        where = f"GPU {most.id}" if most.id.isdigit() else most.id
+        yield Figure(amount(most.total_bytes), "memory to serve", f"{where}, as planned")
