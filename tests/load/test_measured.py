@@ -40,25 +40,31 @@ def drafts_or_not(body: dict[str, Any]) -> Script:
     return Script([(0.02, 1), (0.01, 4), (0.01, 3)], drafts=(10, 5, 2))
 
 
+def noted_e2e_ms(server: Server, *, alone: bool) -> list[float]:
+    """Return what the server noted of the measured requests of an arm: from when each came to its last chunk."""
+    of_arm = [number for number in server.of_load() if ("num_draft_tokens" in server.asked[number]) == alone]
+    measured = [server.sent[number] for number in of_arm[16:]]  # behind the warm-up
+    return [1000 * (times[-1] - times[0]) for times in measured]
+
+
 @pytest.mark.parametrize("api", ["completions", "chat", "triton"])
-def test_figures_are_the_schedules_by_every_api(api: str) -> None:
+def test_figures_are_the_servers_by_every_api(api: str) -> None:
+    """Never sooner than the schedule, and hardly later than the server noted, however busy the machine is."""
     with scripted(drafts_or_not) as server:
         arms, (point,) = measure(planned(server, Closed(2), api=api))
     assert set(arms) == {"served", "baseline"}
-    for name, e2e_ms, tpot_ms, gaps in (("served", 40, 20 / 7, 2), ("baseline", 90, 10, 7)):
+    for name, e2e_ms, gaps in (("served", 40, 2), ("baseline", 90, 7)):
         (one,) = point.rounds[name]
         assert len(one.answered) == point.requests == 16
         for sample in one.answered:
             assert (sample.output_tokens, sample.prompt_tokens, sample.is_counted) == (8, 3, True)
             assert len(sample.itl_ms) == gaps
-        median = {key: float(np.median([getattr(each, key) for each in one.answered]))
-                  for key in ("ttft_ms", "e2e_ms", "tpot_ms")}  # fmt: skip
-        assert 20 <= median["ttft_ms"] <= 20 + LATE_MS
-        assert e2e_ms <= median["e2e_ms"] <= e2e_ms + LATE_MS
-        assert tpot_ms * 0.9 <= median["tpot_ms"] <= tpot_ms + LATE_MS / 7
+            assert sample.ttft_ms >= 20
+            assert sample.e2e_ms >= e2e_ms
+        late = np.sort([each.e2e_ms for each in one.answered]) - np.sort(noted_e2e_ms(server, alone=name == "baseline"))
+        assert -1 < np.median(late) < LATE_MS
     served = point.rounds["served"][0].answered[0]
-    assert (served.drafted, served.accepted) == (10, 5)
-    assert served.steps == 2
+    assert (served.drafted, served.accepted, served.steps) == (10, 5, 2)
 
 
 def test_times_are_those_at_which_the_server_sent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,27 +105,26 @@ def test_the_arms_take_turns_at_being_first() -> None:
 
 
 def test_what_waits_for_a_slow_server_counts_from_when_it_was_due() -> None:
-    """One answer of 40 ms at a time and 50 requests a second: the queue is Lindley's, and grows."""
+    """One answer of 40 ms at a time and 50 requests a second: the queue grows."""
     load = Poisson(50.0)
     with scripted(lambda body: Script([(0.04, 1)]), ours=False, at_once=1) as server:
         _, (point,) = measure(planned(server, load))
     (one,) = point.rounds["served"]
     arrivals = load.arrivals(point.requests, Workload(PROMPTS, Wanted(8), "test").arrivals_seed(0))
-    free, expected = 0.0, []
-    for due in arrivals:
-        free = max(free, due) + 0.04
-        expected.append(1000 * (free - due))
-    assert [sample.due_s for sample in one.samples] == pytest.approx(arrivals, abs=0.01)
+    noted = [server.sent[number] for number in server.of_load()[point.requests :]]
+    expected = [1000 * (times[-1] - noted[0][0] - due) for times, due in zip(noted, arrivals, strict=True)]
+    queued = [0.04 * (place + 1) - due for place, due in enumerate(arrivals)]  # at least, of one place
+    assert [sample.due_s for sample in one.samples] == pytest.approx(arrivals, abs=0.001)
     measured = np.array([sample.e2e_ms for sample in one.samples])
-    assert np.percentile(measured, 95) == pytest.approx(np.percentile(expected, 95), rel=0.2)
-    assert one.mean_e2e_ms == pytest.approx(np.mean(expected), rel=0.2)
+    assert all(measured >= 1000 * np.array(queued) - 1)
+    assert -1 < np.median(np.sort(measured) - np.sort(expected)) < LATE_MS
     assert one.mean_e2e_ms > 200  # what those hide who wait for an answer before they ask again
     assert one.e2e_growth > 1.5
 
 
 def test_rounds_end_when_the_interval_is_narrow_or_at_the_most() -> None:
     with scripted(drafts_or_not) as server:
-        steadily = Effort(least_rounds=3, most_rounds=9, interval=0.5, requests=4)
+        steadily = Effort(least_rounds=3, most_rounds=9, interval=1e9, requests=4)
         _, (point,) = measure(planned(server, Closed(4), effort=steadily))
         assert len(point.rounds["served"]) == 3
         never = Effort(least_rounds=1, most_rounds=5, interval=1e-9, requests=4)
@@ -134,11 +139,11 @@ def test_a_sweep_ends_at_the_crossover() -> None:
     """A server that drafts well for few and badly for many: at 4 at once it is slower, and 8 is not measured."""
 
     def script(body: dict[str, Any]) -> Script:
-        slow = server.open > 3 and "num_draft_tokens" not in body
-        return steady(0.005, 0.02 if slow else 0.004 if "num_draft_tokens" not in body else 0.01, 6)
+        slow = server.most_at_once > 3
+        return steady(0.005, 0.02 if "num_draft_tokens" in body else 0.09 if slow else 0.001, 5)
 
     with scripted(script) as server:
-        effort = Effort(least_rounds=4, most_rounds=6, requests=16, until_crossover=True)
+        effort = Effort(least_rounds=5, most_rounds=5, requests=6, until_crossover=True)
         _, points = measure(planned(server, Closed(1), Closed(4), Closed(8), effort=effort))
     assert [point.load for point in points] == [Closed(1), Closed(4)]
     assert points[0].speedup is not None
