@@ -53,7 +53,7 @@ class Layer:
         counts = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
         sizes = [count * config.head_size for count in counts]
         parts = torch.split_with_sizes(self.linear(read, "attention.qkv"), sizes, -1)
-        query, key, value = (part.unflatten(-1, (-1, config.head_size)) for part in parts)
+        query, key, value = (part.view(*part.shape[:-1], -1, config.head_size) for part in parts)
         if config.qk_norm:
             query, key = (self.norm(part, f"attention.{n}_layernorm") for n, part in (("q", query), ("k", key)))
         tables = rotation(self._rotated, first + read.shape[1], read.device, read.dtype)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor, cat
+from torch import Tensor, cat, split_with_sizes
 from torch.nn.utils.rnn import pad_sequence
 
 from trtspec.training.batches import Batch
@@ -45,12 +45,12 @@ class Lessons:
         logits, features = zip(*(self._kept[text] for text in batch.texts), strict=True)
         if not self.aux_layers:
             return cat(logits), None
-        return cat(logits), pad_sequence(features, batch_first=True)
+        return cat(logits), pad_sequence(list(features), batch_first=True)
 
     def _learn(self, first: int) -> None:
         """Read the texts of the list's batch that begins at `first`."""
         batch = Batch.of(self._texts[first : first + self.teacher.rows], self.teacher.model.device)
         logits, features = self.teacher.read(batch.tokens, batch.flat(), self.aux_layers)
-        for row, (text, own) in enumerate(zip(batch.texts, logits.split(batch.counts), strict=True)):
+        for row, (text, own) in enumerate(zip(batch.texts, split_with_sizes(logits, batch.counts), strict=True)):
             kept = None if features is None else features[row, : len(text.tokens)].clone()
             self._kept[text] = own, kept
