@@ -368,7 +368,7 @@ def ended(pids: Path) -> None:
             return True
 
     for pid in pids.read_text().split():
-        assert wait_until(lambda pid=pid: is_gone(pid), 5)  # type: ignore[misc]
+        assert wait_until(lambda pid=pid: is_gone(pid), 30)  # type: ignore[misc]
 
 
 @pytest.mark.usefixtures("in_process")

@@ -308,7 +308,7 @@ def test_nothing_of_a_build_outlives_us(make: Make, store: Store, trtllm: Instal
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     assert wait_until(lambda: not any(is_alive(*each) for each in started.items()), 20)
-    assert wait_until(lambda: running_in(store.root) == [], 5)
+    assert wait_until(lambda: running_in(store.root) == [], 30)
     assert {entry.name for entry in store.entries()} == {"convert-target"}
     trtllm.install()
     assert build(step, store), "what the killed build left is in nobody's way"

@@ -25,9 +25,7 @@ SPECULATION = {"plain": {"method": "none"}, "drafting": DRAFTS}
 
 
 @pytest.fixture
-def deployed(
-    workplace: Path, trtspec: Run, vllm_environment: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Path]:
+def deployed(workplace: Path, trtspec: Run, vllm_environment: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Both are built and served, `drafting` behind its gates on the texts of `plain`; a file of a few prompts."""
     need_server()
     monkeypatch.setenv(VARIABLE, str(vllm_environment))

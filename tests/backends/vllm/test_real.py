@@ -61,7 +61,7 @@ SPECULATION: dict[str, dict[str, Any]] = {
     "eagle3": {"draft_len": 5, "draft": {"model": str(MODELS / "quickstart-eagle3")}},
     "suffix": {"draft_len": 16, "options": {"max_cached_requests": 0}},  # else drafts depend on whose answer is first
 }
-KILLED = "none"  # is killed, and thus has a process of its own
+KILLED = "none"  # and overloaded: its process is its own, as a supervisor looks whether what is late computes
 METHODS = [method for method in SPECULATION if method in BACKEND.methods()]
 VLLM = ("--set", "engine.backend=vllm", "--set", "engine.device=cpu", "--set", "target.dtype=float32")
 
