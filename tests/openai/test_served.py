@@ -163,7 +163,9 @@ def test_drafts_are_left_out_where_asked_and_the_text_stays(client: openai.OpenA
     assert alone.model_extra["metrics"]["speculative_decoding"]["num_spec_steps"] == 0
 
 
-def test_a_client_that_leaves_frees_its_place_long_before_its_text_would_end(client: openai.OpenAI, entry: Running) -> None:
+def test_a_client_that_leaves_frees_its_place_long_before_its_text_would_end(
+    client: openai.OpenAI, entry: Running
+) -> None:
     stream = complete(client, max_tokens=900, stream=True, extra_body={"ignore_eos": True})
     next(iter(stream))
     stream.close()

@@ -63,7 +63,7 @@ class Echo:
         client.start_stream(lambda result, error: self.answers.put(error or result), stream_timeout=300)
 
     def ask(self, kind: str, array: np.ndarray, *outputs: str) -> dict[str, np.ndarray]:
-        """Return what comes back of a tensor of a type, by "same" and "turned", of which only `outputs` are asked for."""
+        """Return what comes back of a tensor of a type, by "same" and "turned", of which `outputs` are asked for."""
         given = InferInput(kind, array.shape, np_to_triton_dtype(array.dtype))
         given.set_data_from_numpy(array)
         wanted = [InferRequestedOutput(f"{name}_{kind}") for name in outputs]

@@ -34,6 +34,8 @@ from trtspec.quant.scheme import Scheme
 from trtspec.steps.convert import ConvertCheckpoint
 from trtspec.system import is_alive, start_time, wait_until
 
+pytestmark = pytest.mark.slow  # whole builds, by programs
+
 ARGUMENTS = ("--max_batch_size", "4", "--max_seq_len", "128", "--max_num_tokens", "512", "--kv_cache_type", "paged")
 EXTERNAL = ("--speculative_decoding_mode", "draft_tokens_external", "--max_draft_len", "5")
 IMAGE = f"registry.example/tritonserver@sha256:{'0' * 64}"
