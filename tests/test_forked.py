@@ -54,7 +54,7 @@ def test_it_can_be_waited_for_and_killed() -> None:
 
 
 def test_it_is_killed_with_the_program_that_stands_for_it(tmp_path: Path) -> None:
-    code = "import time; print('here', flush=True); time.sleep(60)"
+    code = "import time; print('here', flush=True); time.sleep(600)"
     forked.make_program(tmp_path / "program", ("-c", code))
     with subprocess.Popen([tmp_path / "program"], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -62,7 +62,7 @@ def test_it_is_killed_with_the_program_that_stands_for_it(tmp_path: Path) -> Non
         process.kill()
         begun = time.monotonic()
         assert process.stdout.read() == "", "the pipe is open as long as the child has it"
-        assert time.monotonic() - begun < 30
+        assert time.monotonic() - begun < 120
 
 
 def test_what_cannot_be_written_at_the_end_is_told() -> None:
