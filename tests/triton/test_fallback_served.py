@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.triton, pytest.mark.slow]
 TOKENS, STREAMS = 80, 6
 SHORT = 8  # tokens of a text that only asks whether there are drafts again
 DEADLINE_S = 60.0  # of a whole text; of it a draft that does not answer takes one second a few times
-HEALS_S = 60.0
+HEALS_S = 120.0
 PROMPTS = lines(STREAMS)
 
 
