@@ -79,7 +79,7 @@ def slow_ones(name: str) -> int:
 @pytest.mark.parametrize(
     ("what", "fault", "reason"),
     [
-        ("a dead stub", ("ensemble", signal.SIGKILL), "the process of ensemble died|.* 'ensemble_0_0' is not healthy.*"),
+        ("a dead stub", ("ensemble", signal.SIGKILL), "the process of ensemble died|.* is not healthy.*"),
         ("a stopped stub", ("ensemble", signal.SIGSTOP), "the process of ensemble is stopped"),
         ("a hanging stub", None, "a request for one token has no answer since .* s, and nothing runs"),
         ("a stopped server", ("tritonserver", signal.SIGSTOP), "the process of tritonserver is stopped"),
