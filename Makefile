@@ -76,8 +76,8 @@ format: setup ## Format the sources and mend what can be mended.
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-test: editor ## Run all tests that need no GPU, on all cores.
-	$(BIN)/pytest -n logical $(WORKERS)
+test: editor ## Run all tests that need no GPU, on all cores and in one process more: some wait for servers.
+	$(BIN)/pytest -n auto $(WORKERS)
 
 test-fast: setup ## Run those that take no time: without servers, whole builds and what is marked slow.
 	$(BIN)/pytest -n logical $(WORKERS) -m "not (slow or triton or integration or gpu)" --durations 10 --durations-min 2

@@ -6,6 +6,7 @@ Sets what must be set before torch is imported: on models this small, threads co
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -50,6 +51,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "build_kernels" in getattr(item, "fixturenames", ()):
             item.add_marker("slow")
+
+
+def pytest_collection_finish() -> None:
+    """Let the collector of garbage pass over what stays until the end: modules, and some ten thousand tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

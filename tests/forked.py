@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Children of tests that begin at once: `Popen` and `run` are subprocess's, for this interpreter's `-m` and `-c`.
 
-A process imports what takes long, once for all tests of a worker, and forks itself for each child. Where a test looks
-at the start itself, at imports or at limits of memory, it needs a process of its own from subprocess.
+A process imports what takes long, once for all tests of a worker, and forks itself for each child, which is killed
+where who asked for it is. Where a test looks at the start itself, at imports or at limits of memory, it needs a process
+of its own from subprocess.
 
 `python -m tests.forked FOLDER` is that process; it answers on a socket in FOLDER and ends when its stdin does. Its
 interpreter may be another's, as that of an engine's environment.
@@ -16,7 +17,9 @@ import importlib
 import json
 import os
 import runpy
+import select
 import selectors
+import signal
 import socket
 import subprocess
 import sys
@@ -138,10 +141,10 @@ def make_program(
 ) -> None:  # fmt: skip
     """Write a program that is `trtspec` in a fork, or what else an interpreter is to run, for shells.
 
-    With no program it stands for the interpreter and takes a script; what it starts outlives a SIGKILL of it.
+    With no program it stands for the interpreter and takes a script.
     """
     asked = str(started_server(imported, python) / SOCKET)
-    path.write_text(SHIM.format(python=sys.executable, path=asked, program=[*program]))
+    path.write_text(SHIM.format(python=python, path=asked, program=[*program]))
     path.chmod(0o755)
 
 
@@ -221,8 +224,16 @@ def _attend(asked: socket.socket) -> None:
         os.close(stream)  # or who reads them would wait for this process
     with suppress(BrokenPipeError):
         asked.send(b"%d" % child)
+        _kill_without(asked, child)
         asked.send(b"%d" % os.waitpid(child, 0)[1])
     os._exit(0)
+
+
+def _kill_without(asked: socket.socket, child: int) -> None:
+    """Wait until a child has ended, and kill it where who asked for it is gone before."""
+    ended = os.pidfd_open(child)
+    if ended not in select.select([asked, ended], [], [])[0]:  # unbounded: a child is waited for by who asked for it
+        os.kill(child, signal.SIGKILL)
 
 
 def _become(job: dict[str, Any], streams: Sequence[int]) -> None:

@@ -2,7 +2,8 @@
 """How tests share a machine when several processes run them (`pytest -n 2`).
 
     alone     nothing else runs meanwhile: the test measures time
-    triton    one at a time: ports that are free when they are looked for have to be so when the server takes them
+    triton    one at a time where workers share their ports: one that is free when it is looked for has to be so when
+              a server takes it. A worker that may have a network of its own shares none.
 
 `-n auto` is one process more than there are cores: one of them is nearly always at a server, and waits for it.
 Locks of the kernel keep to this, in whatever order and process tests run: they go when a process does.
@@ -10,8 +11,12 @@ Locks of the kernel keep to this, in whatever order and process tests run: they 
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
+import socket
+import struct
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -19,6 +24,7 @@ from pathlib import Path
 import pytest
 
 WORKER = "PYTEST_XDIST_WORKER"
+CLONE_NEWNET, SIOCSIFFLAGS, IFF_UP = 0x40000000, 0x8914, 1
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -35,7 +41,16 @@ def cores() -> int:
 def pytest_configure(config: pytest.Config) -> None:
     """Take turns where there are other workers."""
     if WORKER in os.environ:
-        config.pluginmanager.register(Turns(Path(config.option.basetemp).parent))
+        config.pluginmanager.register(Turns(Path(config.option.basetemp).parent, has_ports=take_network()))
+
+
+def take_network() -> bool:
+    """Give this thread, and what it starts, a loopback of its own and nothing else; return whether it may (Linux)."""
+    if sys.platform != "linux" or ctypes.CDLL(None).unshare(CLONE_NEWNET):
+        return False
+    with socket.socket() as any_socket:
+        fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", IFF_UP))
+    return True
 
 
 @pytest.hookimpl(trylast=True)
@@ -50,10 +65,13 @@ def is_marked(item: pytest.Item, name: str) -> bool:
 
 
 class Turns:
-    """Lets every test wait until it may run beside those of the other workers, which have the same folder."""
+    """Lets every test wait until it may run beside those of the other workers, which have the same folder.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    One that has all ports for itself waits for no other's servers.
+    """
+
+    def __init__(self, folder: Path, has_ports: bool = False) -> None:
+        self.folder, self.has_ports = folder, has_ports
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
@@ -65,7 +83,7 @@ class Turns:
     def turn(self, *, alone: bool = False, ports: bool = False) -> Iterator[None]:
         """Wait, and hold what others wait for."""
         with ExitStack() as held:
-            if ports:
+            if ports and not self.has_ports:
                 held.enter_context(self._lock("ports", fcntl.LOCK_EX))
             with self._lock("next", fcntl.LOCK_EX):  # or one that waits to be alone would wait for ever
                 held.enter_context(self._lock("machine", fcntl.LOCK_EX if alone else fcntl.LOCK_SH))

@@ -242,6 +242,7 @@ def test_it_fits_together(name: str, place: Path, trtspec: Run) -> None:
     assert sorted(problem["code"] for problem in problems) == WARNINGS.get(name, [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_it_is_planned_for_the_engine_it_names_and_fits_its_gpus(name: str, place: Path, plan_of: PlanOf) -> None:
     recipe = load_recipe(place / f"{name}.yaml").recipe
@@ -266,6 +267,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RENDERED)
 def test_what_is_rendered_of_it_is_accepted_and_as_large_as_its_plan(name: str, place: Path, tmp_path: Path) -> None:
     build = plan_build(load_recipe(place / f"{name}.yaml"))
@@ -290,6 +292,7 @@ def test_what_is_rendered_of_it_is_accepted_and_as_large_as_its_plan(name: str, 
     assert workload.memory_bytes > max(on_cpu, workload.weight_bytes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_its_head_says_what_to_expect_and_what_it_takes(name: str, place: Path, plan_of: PlanOf) -> None:
     head = re.match(r"(?:#.*\n)+", (place / f"{name}.yaml").read_text())

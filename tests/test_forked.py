@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,18 @@ def test_it_can_be_waited_for_and_killed() -> None:
         assert process.poll() is None
         process.kill()
         assert process.wait(60) == -signal.SIGKILL
+
+
+def test_it_is_killed_with_the_program_that_stands_for_it(tmp_path: Path) -> None:
+    code = "import time; print('here', flush=True); time.sleep(600)"
+    forked.make_program(tmp_path / "program", ("-c", code))
+    with subprocess.Popen([tmp_path / "program"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "here\n"
+        process.kill()
+        begun = time.monotonic()
+        assert process.stdout.read() == "", "the pipe is open as long as the child has it"
+        assert time.monotonic() - begun < 120
 
 
 def test_what_cannot_be_written_at_the_end_is_told() -> None:

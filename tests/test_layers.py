@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from statistics import quantiles
 
@@ -56,6 +57,7 @@ def package_of(path: Path) -> str:
     return first.removesuffix(".py")
 
 
+@cache
 def imports(path: Path) -> set[str]:
     """Return the dotted names that a module imports from trtspec, wherever in it."""
     found = set()

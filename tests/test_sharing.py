@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import errno
+import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +17,7 @@ import pytest
 from tests import sharing
 from tests.sharing import Turns
 
+ROOT = Path(__file__).parents[1]
 LONG_S = 20.0
 SHORT_S = 0.3
 
@@ -20,9 +25,9 @@ SHORT_S = 0.3
 class Worker:
     """Takes a turn in a thread of its own, and keeps it until it is let go."""
 
-    def __init__(self, folder: Path, **how: bool) -> None:
+    def __init__(self, folder: Path, has_ports: bool = False, **how: bool) -> None:
         self.has_it, self.may_end = threading.Event(), threading.Event()
-        self.thread = threading.Thread(target=self._work, args=(Turns(folder), how), daemon=True)
+        self.thread = threading.Thread(target=self._work, args=(Turns(folder, has_ports), how), daemon=True)
         self.thread.start()
 
     def _work(self, turns: Turns, how: dict[str, bool]) -> None:
@@ -43,8 +48,8 @@ class Worker:
 
 
 @contextmanager
-def working(folder: Path, **how: bool) -> Iterator[Worker]:
-    worker = Worker(folder, **how)
+def working(folder: Path, has_ports: bool = False, **how: bool) -> Iterator[Worker]:
+    worker = Worker(folder, has_ports, **how)
     yield worker
     worker.end()
 
@@ -80,6 +85,32 @@ def test_servers_start_one_after_the_other(tmp_path: Path) -> None:
     first.end()
     assert second.has_its_turn()
     second.end()
+
+
+def test_servers_run_beside_each_other_where_workers_have_ports_of_their_own(tmp_path: Path) -> None:
+    with working(tmp_path, True, ports=True) as one, working(tmp_path, True, ports=True) as other:
+        assert one.has_its_turn()
+        assert other.has_its_turn()
+
+
+def test_a_network_of_its_own_has_every_port_and_reaches_no_other() -> None:
+    """In a child, as a process cannot take it back."""
+    with socket.create_server(("127.0.0.1", 0)) as ours:
+        port = ours.getsockname()[1]
+        code = f"""
+import socket, sys
+from tests.sharing import take_network
+if not take_network():
+    sys.exit(77)
+print(socket.socket().connect_ex(("127.0.0.1", {port})))
+with socket.create_server(("127.0.0.1", {port})):
+    print(socket.socket().connect_ex(("127.0.0.1", {port})))
+"""
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=LONG_S)
+    if done.returncode == 77:
+        pytest.skip("needs to be allowed to have a network of its own")
+    assert done.stdout.split() == [str(errno.ECONNREFUSED), "0"], done.stderr
 
 
 @pytest.mark.parametrize(("asked", "processes"), [("auto", 3), ("logical", None)])

@@ -323,7 +323,6 @@ class Many(Step):
             (out / f"{number}").write_text(str(number))
 
 
-@pytest.mark.alone
 def test_a_published_store_needs_no_reading_afterwards(
     tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,7 +330,7 @@ def test_a_published_store_needs_no_reading_afterwards(
     store, plan = Store(tmp_path / "store"), Plan([Many(2000)])
 
     def run(expected: str) -> float:
-        started = time.perf_counter()
+        started = time.process_time()
         [result] = execute(plan, store, Unobserved())
         records = result.entry.files
         files = {record.path: result.entry.files_dir / record.path for record in records}
@@ -339,7 +338,7 @@ def test_a_published_store_needs_no_reading_afterwards(
         backend = {"name": "embedded", "why": ""}
         manifest = Manifest(recipe=resolved(), steps=(step,), files=records, tools={}, gpu={}, backend=backend)
         assert publish_artifact(out, files, manifest) == expected
-        return time.perf_counter() - started
+        return time.process_time() - started
 
     run("published")
     assert store.restamp(Many(2000).key)

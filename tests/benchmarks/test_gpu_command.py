@@ -20,6 +20,8 @@ from benchmarks.gpu.parts import ROOT, Part
 from benchmarks.gpu.probe import Machine
 from benchmarks.gpu.runner import Place
 
+pytestmark = pytest.mark.slow  # starts pytest, and shells
+
 BOUND_S = 60
 FIELDS = {"schema", "part", "status", "reason", "seconds", "limit_s", "exit_code", "command", "log_tail"}
 

@@ -108,6 +108,7 @@ def test_a_server_that_is_not_there_is_a_failure() -> None:
     )
 
 
+@pytest.mark.slow
 def test_texts_are_held_against_those_of_single_requests(entry: Entry) -> None:
     [known] = alone([entry], [Ask("a", "hello", 7)], 10)
     other = Known(entry, Ask("b", "other", 7), "hello")

@@ -368,7 +368,7 @@ def ended(pids: Path) -> None:
             return True
 
     for pid in pids.read_text().split():
-        assert wait_until(lambda pid=pid: is_gone(pid), 5)  # type: ignore[misc]
+        assert wait_until(lambda pid=pid: is_gone(pid), 30)  # type: ignore[misc]
 
 
 @pytest.mark.usefixtures("in_process")
@@ -400,10 +400,9 @@ def test_a_cache_that_cannot_be_written(root: Path, workplace: Path) -> None:
         unpickle(root, pins, lambda _: None)
 
 
-@pytest.mark.alone
 def test_finding_is_quick_and_opens_nothing(root: Path) -> None:
     pins = save(root, {"a": torch.ones(8 << 20)})
-    started = time.perf_counter()
+    started = time.process_time()
     assert unpickled_dir(root, pins) == unpickled_dir(root, pins)
-    assert time.perf_counter() - started < 0.05
+    assert time.process_time() - started < 0.05
     assert unpickled_dir(root, pins) != unpickled_dir(root, {"pytorch_model.bin": "0" * 64})

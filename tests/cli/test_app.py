@@ -234,6 +234,7 @@ def _read_all(descriptor: int) -> Iterator[bytes]:
         yield chunk
 
 
+@pytest.mark.slow
 def test_colour_is_for_terminals_and_can_be_refused(workplace: Path) -> None:
     assert "\x1b[31m" in seen_on_a_terminal("inspect", "nosuch")
     assert "\x1b[3" not in seen_on_a_terminal("inspect", "nosuch", NO_COLOR="1")
@@ -295,6 +296,7 @@ def modules_after(*commands: list[Any]) -> set[str]:
     return set(json.loads(done.stderr.splitlines()[-1]))
 
 
+@pytest.mark.slow
 def test_commands_that_only_look_import_nothing_heavy(artifact: Path) -> None:
     recipe = artifact.parents[1] / "recipe.yaml"
     loaded = modules_after(["check", recipe], ["plan", recipe], ["build", recipe], ["inspect", artifact])

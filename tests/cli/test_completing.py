@@ -116,6 +116,7 @@ def test_what_is_broken_offers_nothing(ask: Ask, monkeypatch: pytest.MonkeyPatch
     assert ask("status", "o") == []
 
 
+@pytest.mark.slow
 def test_every_key_that_is_offered_is_one(recipe: Path) -> None:
     assert len(override_keys("")) > 50
     for key in override_keys(""):
@@ -124,6 +125,7 @@ def test_every_key_that_is_offered_is_one(recipe: Path) -> None:
                 assert load_recipe(recipe, [f"{key}={value}"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [("--set", "engine.backend", "="), ("status", ""), ("recipes/q",)])
 def test_a_shell_does_not_wait_for_torch(words: tuple[str, ...], workplace: Path) -> None:
     start = "import sys; from trtspec.cli.app import main"

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from queue import Queue
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,11 +17,13 @@ import requests
 
 from tests.manifests import resolved
 from tests.triton.artifact import ENGINE, make_artifact, vouch
+from tests.triton.exposed import exported
 from trtspec.artifacts.manifest import load_manifest
 from trtspec.deploy.journal import Record
 from trtspec.deploy.local import deploy_local, stop
 from trtspec.deploy.options import DeployOptions
 from trtspec.errors import DeployError, TrtspecError
+from trtspec.system import wait_until
 from trtspec.triton.client import Client
 from trtspec.triton.config import load_config, render_config, set_parameter
 from trtspec.triton.python_models.tensors import SHUTTING_DOWN
@@ -30,6 +33,7 @@ pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
 DRAIN_S = 4
 MARGIN_S = 15.0  # on a machine with other work
+PLACES = 4  # as many as ask
 LONGEST = 20_000  # tokens, which no machine makes within the drain
 ENDLESS = {"text_input": "abc", "max_tokens": LONGEST - 100, "end_id": -1}
 ASKED = {"model": "tiny", "prompt": "abc", "max_tokens": LONGEST - 100, "ignore_eos": True, "stream": True}
@@ -54,7 +58,7 @@ def make_long_artifact(root: Path) -> Path:
     artifact = make_artifact(root)
     path = artifact / "model_repository" / "tensorrt_llm" / "config.pbtxt"
     config = load_config(path)
-    settings = replace(ENGINE, method="none", draft_len=0, max_seq_len=LONGEST, max_batch_size=4)
+    settings = replace(ENGINE, method="none", draft_len=0, max_seq_len=LONGEST, max_batch_size=PLACES)
     set_parameter(config, "engine_settings", settings.as_json())
     set_parameter(config, "draft_model_path", "")
     path.write_text(render_config(config))
@@ -80,12 +84,18 @@ def drained(record: Record) -> dict[str, Any]:
         try:
             for _ in asks:
                 begun.get(timeout=60)
-            time.sleep(0.5)  # the whole one is under way
+            assert wait_until(lambda: is_full(record), 60)
         finally:
             began = time.monotonic()
             stop(record.name)
             took = time.monotonic() - began
         return {name: each.result(MARGIN_S) for name, each in asked.items()} | {"took": took}
+
+
+def is_full(record: Record) -> bool:
+    """Return whether each place has a text, the whole one's too: what the supervisor asks has to wait."""
+    now = exported(SimpleNamespace(metrics=record.metrics), "tensorrt_llm")
+    return now["trtspec_requests_running"] == PLACES and now["trtspec_requests_waiting"] > 0
 
 
 def triton_stream(record: Record, begun: Queue[str]) -> tuple[int, str]:

@@ -122,7 +122,7 @@ def test_a_good_one_takes_the_place_and_the_one_before_comes_back(live: Live) ->
     [
         ("it does not load", {"before": "raise ValueError('no such weights')"}, "ended with status 1 while it started"),
         ("it refuses", {"first": "raise ValueError('never')"}, "a request of our own failed|never"),
-        ("it is slow", {"first": "import time; time.sleep(0.5)"}, "takes .* times as long as before"),
+        ("it is slow", {"first": "import time; time.sleep(1)"}, "takes .* times as long as before"),
     ],
 )
 def test_a_bad_one_is_rolled_back_and_the_other_never_stops(live: Live, what: str, lines: dict, reason: str) -> None:

@@ -9,17 +9,18 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Run
-from tests.deploy.test_rollout import Live
+from tests.deploy.test_rollout import BACK_S, LIMITS, Live
 from trtspec.deploy import rolling
 from trtspec.deploy.base import promote
 from trtspec.deploy.local import stop
 from trtspec.deploy.revision import place_of
-from trtspec.deploy.rollout import Limits, under_way
+from trtspec.deploy.rollout import under_way
 from trtspec.errors import DeployError
 from trtspec.measure.gates import GATES
 from trtspec.system import wait_until
@@ -27,7 +28,7 @@ from trtspec.triton.server import find_server
 
 UNJUDGED = [word for gate in GATES for word in ("--skip-gate", gate)]
 
-pytestmark = [pytest.mark.triton, pytest.mark.slow, pytest.mark.alone]
+pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def live(disk: Path) -> Iterator[Live]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRTSPEC_STATE", str(disk / "state"))
-        patch.setattr(rolling, "limits_of", lambda recipe, shares: Limits(tuple(shares) or (100,), 0.5, 6))
+        patch.setattr(rolling, "limits_of", lambda recipe, shares: replace(LIMITS, shares=tuple(shares) or (100,)))
         try:
             find_server()
         except DeployError as error:
@@ -104,11 +105,11 @@ def test_a_trial_that_ends_on_a_full_disk_is_over_once_there_is_room(live: Live,
     with full(disk):
         for pid in live.processes(held):
             os.kill(pid, signal.SIGKILL)
-        assert wait_until(lambda: not live.processes(held), 10)
+        assert wait_until(lambda: not live.processes(held), BACK_S)
         assert live.answers()
         with pytest.raises(DeployError, match="no space left"):
             promote("echo")
-    assert wait_until(lambda: not under_way(live.journal, live.record), 10)
+    assert wait_until(lambda: not under_way(live.journal, live.record), BACK_S)
     assert live.states(held)[-1] == "rolled-back"
     assert live.record == before
     assert not place_of(live.journal, held).exists()

@@ -7,6 +7,7 @@ NAME.txt beside this file is the whole list of what such an environment holds; n
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -24,10 +25,15 @@ def engine_python(name: str) -> Path:
     return python
 
 
-def make_forking(root: Path, name: str, *imported: str) -> Path:
-    """Make an engine's environment at `root` whose interpreter begins in a fork of one that has imported modules."""
+def make_forking(root: Path, name: str, *imported: str, programs: Iterable[str] = ()) -> Path:
+    """Make an engine's environment at `root`, of whose programs only some are there.
+
+    They and its interpreter begin in forks of one that has imported modules.
+    """
     python = engine_python(name)
     (root / "bin").mkdir(parents=True)
     (root / "lib").symlink_to(python.parents[1] / "lib")
     forked.make_program(root / "bin" / "python", (), imported, str(python))
+    for program in programs:
+        forked.make_program(root / "bin" / program, (str(python.with_name(program)),), imported, str(python))
     return root

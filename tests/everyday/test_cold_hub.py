@@ -19,6 +19,8 @@ from trtspec.graph.executor import Unobserved
 from trtspec.pipeline import open_store, plan_build, run_build
 from trtspec.recipe.load import load_recipe
 
+pytestmark = pytest.mark.slow  # whole builds in forks
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 WEIGHTS = "checkpoints/target/rank0.safetensors"
 

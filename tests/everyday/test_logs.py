@@ -19,6 +19,8 @@ from trtspec.deploy import log
 from trtspec.deploy.journal import DeploymentJournal, Record
 from trtspec.system import start_time
 
+pytestmark = pytest.mark.slow  # starts interpreters
+
 WAIT_S = 30
 
 

@@ -101,6 +101,7 @@ def _read_all(descriptor: int) -> Iterator[bytes]:
         yield chunk
 
 
+@pytest.mark.slow
 def test_a_table_fits_the_terminal(recipe: Path) -> None:
     for columns, environment in ((80, {}), (120, {}), (80, {"COLUMNS": "60"})):
         width = int(environment.get("COLUMNS", columns))
@@ -108,6 +109,7 @@ def test_a_table_fits_the_terminal(recipe: Path) -> None:
         assert max(len(line) for line in ESCAPES.sub("", table).splitlines()) <= width
 
 
+@pytest.mark.slow
 def test_colour_of_a_result_can_be_refused(recipe: Path) -> None:
     for environment, coloured in (({}, True), ({"NO_COLOR": "1"}, False)):
         wrong = seen(80, "cache", "--verify", **environment)

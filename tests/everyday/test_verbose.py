@@ -47,6 +47,7 @@ def test_without_it_nothing_is_said(recipe: Path, trtspec: Run) -> None:
     assert trtspec("plan", "-v", recipe).code == 1, "it belongs before the command"
 
 
+@pytest.mark.slow
 def test_the_server_s_command_line_is_shown(
     artifact: Path, trtspec: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

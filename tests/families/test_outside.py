@@ -19,6 +19,8 @@ from trtspec.checkpoint.sharding import ParallelMapping
 from trtspec.errors import UnknownArchitecture
 from trtspec.models.source_model import load_model
 
+pytestmark = pytest.mark.slow  # an interpreter that finds another package
+
 EXTENDING = Path(__file__).parents[2] / "docs" / "extending.md"
 NAMES = {
     "model.embed_tokens": "wte",

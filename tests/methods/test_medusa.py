@@ -92,6 +92,7 @@ class TestConversion:
         assert quantization["exclude_modules"] == ["lm_head", "*medusa_heads*"]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # ModelOpt warns that its exporters are on their way out
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM"])
 @pytest.mark.parametrize("tensor", [1, 2])

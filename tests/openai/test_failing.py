@@ -202,11 +202,9 @@ def test_a_text_that_breaks_off_is_an_error(stream: bool, fake: Fake, failing: R
 
 def test_a_model_that_falls_silent_ends_its_stream_with_an_error(fake: Fake, failing: Running) -> None:
     fake.waits = True
-    began = time.monotonic()
     told = events(failing.post(stream=True))[-1]["error"]
     assert told["code"] == "stalled"
-    assert time.monotonic() - began < 2
-    wait_until(fake.made[-1].left.is_set, 1.0)
+    wait_until(fake.made[-1].left.is_set)
 
 
 def test_a_model_that_never_answers_is_too_late(fake: Fake, failing: Running) -> None:
@@ -254,7 +252,7 @@ def test_no_more_texts_are_made_than_together_may_be(fake: Fake, failing: Runnin
 def test_health_is_what_the_server_says(fake: Fake, failing: Running) -> None:
     wait_until(lambda: failing.get("/health").status_code == 200)
     fake.ready = False
-    wait_until(lambda: failing.get("/health").status_code == 503, 2.0)
+    wait_until(lambda: failing.get("/health").status_code == 503)
     assert error_of(failing.get("/health"))["message"] == "the model is not ready"
 
 

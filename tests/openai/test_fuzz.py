@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from tests.openai.running import Running
 from trtspec.openai.parameters import CHAT, COMPLETION, NEUTRAL
 
-schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed: make setup")
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
 EXAMPLES = int(os.environ.get("TRTSPEC_FUZZ_EXAMPLES", "60"))
@@ -46,6 +45,7 @@ def check(answer: Any, sent: Any) -> None:
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("mode", ["POSITIVE", "NEGATIVE"])
 def test_no_request_by_the_schema_or_against_it_is_a_fault(path: str, mode: str, entry: Running) -> None:
+    schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed: make setup")
     schema = schemathesis.openapi.from_url(f"{entry.url}/openapi.json")
     operation = schema[path]["POST"]
     wanted = schemathesis.GenerationMode[mode]

@@ -96,6 +96,7 @@ def test_norms_stay_with_what_they_feed(patterns: str, sources: dict[str, Path],
             assert left[0] == left[1]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # ModelOpt says that this exporter is on its way out
 @pytest.mark.parametrize("pattern", ["transformer.layers.0.*", "*att*", "*.mlp.*"])
 def test_modelopt_leaves_the_same_modules(pattern: str, tmp_path: Path) -> None:

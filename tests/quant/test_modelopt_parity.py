@@ -36,7 +36,7 @@ from trtspec.quant.activations import Activations
 from trtspec.quant.scheme import Scheme
 
 # ModelOpt warns that this exporter, TensorRT-LLM's checkpoint and large activations are on their way out.
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
 Tensors = dict[str, torch.Tensor]
 DENSE = [name for name in DECODERS if name != "MixtralForCausalLM"]

@@ -23,7 +23,7 @@ from trtspec.checkpoint.sharding import ParallelMapping
 from trtspec.checkpoint.source import load_source
 
 # ModelOpt warns that this exporter and the versions beside it are not what it was tested with.
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 
 
 def modelopt_case(architecture: str, weights: str, kv_cache: str, tensor: int = 1) -> Case:

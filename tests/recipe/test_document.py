@@ -139,12 +139,11 @@ def test_the_most_allowed_values_and_one_more() -> None:
     assert refused(counted(MAX_NODES + 1)).message == "more than 20,000 values"
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("text", ["[" * 100_000, "{a: " * 100_000, "- " * 100_000, "? " * 100_000])
 def test_100_000_levels_are_refused_at_once(text: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     assert refused(text).code == "too-deep"
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 def test_an_alias_bomb_is_refused() -> None:

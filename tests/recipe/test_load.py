@@ -233,20 +233,18 @@ def test_what_ends_the_reading_comes_with_what_was_found_before(fail: Fail) -> N
     assert [problem.code for problem in error.diagnostics] == ["duplicate-key", "syntax"]
 
 
-@pytest.mark.alone
 def test_ten_thousand_unknown_keys_are_cut_short(fail: Fail) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     error = fail("".join(f"key{number}: 1\n" for number in range(9_000)))
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     assert (len(error.diagnostics), error.diagnostics[-1].message) == (101, "more problems follow")
     assert error.diagnostics[0].message == "unknown key 'key0'"
 
 
-@pytest.mark.alone
 def test_ten_thousand_list_items_take_no_square_of_the_time(fail: Fail) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     fail("plugins: [" + "1," * 19_000 + "]")
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 # Reading files
@@ -297,14 +295,13 @@ def test_a_file_without_permission(write: Write) -> None:
         load_recipe(path)
 
 
-@pytest.mark.alone
 def test_2_mb_are_refused_unread(write: Write) -> None:
     path = write(b"# " + b"x" * (2 << 20))
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(RecipeError) as caught:
         load_recipe(path)
     assert str(caught.value) == "r.yaml\n  the file is larger than 1 MiB        hint: is it a recipe?"
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 def test_bytes_that_are_not_utf_8(fail: Fail) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import subprocess
 import time
@@ -72,7 +73,7 @@ def serving(
         shutil.copytree(server.backends, root / "backends")
         shutil.copytree(DOUBLES / backend, root / "backends" / backend, ignore=shutil.ignore_patterns("__pycache__"))
         server = replace(server, backends=root / "backends")
-    ports, prefix = Ports(*free_ports(3)), f"trtspec-test-{root.name}"
+    ports, prefix = Ports(*free_ports(3)), f"trtspec-test-{secrets.token_hex(8)}"
     command = server_command(server, models, ports, model="*", shm_prefix=prefix)
     log = root / f"server-{ports.http}.log"  # a module may have several servers
     process = start_server(server, command, log)

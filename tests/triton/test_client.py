@@ -116,22 +116,19 @@ def test_an_error_within_a_stream_is_raised() -> None:
             next(stream)
 
 
-@pytest.mark.alone
 def test_a_server_that_is_silent_or_drips_runs_into_the_deadline() -> None:
     def drip(connection: socket.socket) -> None:
         connection.sendall(EVENT_STREAM)
-        while True:
+        for _ in range(500):  # ten seconds, behind which the error would be another
             connection.sendall(chunk(b"."))
             time.sleep(0.02)
 
-    for answer in (lambda connection: time.sleep(1), drip):
-        start = time.monotonic()
+    for answer in (lambda connection: connection.recv(1), drip):
         with (
             serving(answer, timeout_s=0.3) as (client, _),
             pytest.raises(StepTimeout, match=r"no answer within 0.3 s"),
         ):
             list(client.generate_stream({}))
-        assert time.monotonic() - start < 1
 
 
 def test_an_answer_without_end_is_cut_off(monkeypatch) -> None:

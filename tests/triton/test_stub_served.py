@@ -24,18 +24,17 @@ from trtspec.triton.python_models.tensors import respond
 class TritonPythonModel:
     def execute(self, requests):
         for request in requests:
-            [given] = [tensor.as_numpy() for tensor in request.inputs()]
-            made = [("same", given), ("turned", given.T)]  # the second is not contiguous
+            [given] = request.inputs()
+            kind, array = given.name(), given.as_numpy()
+            made = [(f"same_{kind}", array), (f"turned_{kind}", array.T)]  # the second is not contiguous
             response = respond(pb_utils, lambda: made, request.requested_output_names())
             request.get_response_sender().send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
-CONFIG = """\
-name: "{name}"
-backend: "python"
-input {{ name: "given" data_type: TYPE_{type} dims: [ -1, -1 ] }}
-output {{ name: "same" data_type: TYPE_{type} dims: [ -1, -1 ] }}
-output {{ name: "turned" data_type: TYPE_{type} dims: [ -1, -1 ] }}
-model_transaction_policy {{ decoupled: true }}
+CONFIG = 'name: "echo" backend: "python" model_transaction_policy { decoupled: true }\n'
+TENSORS = """\
+input {{ name: "{name}" data_type: TYPE_{type} dims: [ -1, -1 ] optional: true }}
+output {{ name: "same_{name}" data_type: TYPE_{type} dims: [ -1, -1 ] }}
+output {{ name: "turned_{name}" data_type: TYPE_{type} dims: [ -1, -1 ] }}
 """
 TYPES = {
     "bool": "BOOL", "int8": "INT8", "int16": "INT16", "int32": "INT32", "int64": "INT64", "uint8": "UINT8",
@@ -46,30 +45,33 @@ TYPES = {
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     root = tmp_path_factory.mktemp("stub")
-    for name, kind in TYPES.items():
-        model = root / "models" / name / "1" / "model.py"
-        model.parent.mkdir(parents=True)
-        model.write_text(MODEL)
-        (model.parents[1] / "config.pbtxt").write_text(CONFIG.format(name=name, type=kind))
+    model = root / "models" / "echo" / "1" / "model.py"
+    model.parent.mkdir(parents=True)
+    model.write_text(MODEL)
+    tensors = "".join(TENSORS.format(name=name, type=kind) for name, kind in TYPES.items())
+    (model.parents[1] / "config.pbtxt").write_text(CONFIG + tensors)
     with serving(root, root / "models") as running:
         yield running
 
 
 class Echo:
-    """The models over one gRPC stream, which is how a model is asked that may answer more than once."""
+    """The model over one gRPC stream, which is how a model is asked that may answer more than once."""
 
     def __init__(self, client: InferenceServerClient) -> None:
         self.client = client
         self.answers: Queue[Any] = Queue()
         client.start_stream(lambda result, error: self.answers.put(error or result), stream_timeout=300)
 
-    def ask(self, model: str, array: np.ndarray, *outputs: str) -> dict[str, np.ndarray]:
-        given = InferInput("given", array.shape, np_to_triton_dtype(array.dtype))
+    def ask(self, kind: str, array: np.ndarray, *outputs: str) -> dict[str, np.ndarray]:
+        """Return what comes back of a tensor of a type, by "same" and "turned", of which `outputs` are asked for."""
+        given = InferInput(kind, array.shape, np_to_triton_dtype(array.dtype))
         given.set_data_from_numpy(array)
-        self.client.async_stream_infer(model, [given], outputs=[InferRequestedOutput(name) for name in outputs])
+        wanted = [InferRequestedOutput(f"{name}_{kind}") for name in outputs]
+        self.client.async_stream_infer("echo", [given], outputs=wanted)
         answer = self.answers.get(timeout=30)
         assert not isinstance(answer, Exception), answer
-        return {output.name: answer.as_numpy(output.name) for output in answer.get_response().outputs}
+        names = [output.name for output in answer.get_response().outputs]
+        return {name.removesuffix(f"_{kind}"): answer.as_numpy(name) for name in names}
 
 
 @pytest.fixture(scope="module")

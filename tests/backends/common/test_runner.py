@@ -189,7 +189,7 @@ run_tool(tool, lambda line: print(line, flush=True))
     assert us.wait(30) == -signal.SIGKILL
     us.stdout.close()
     assert family.is_gone
-    assert wait_until(cleaned.exists, 5), "what a container needs to end is done too"
+    assert wait_until(cleaned.exists, 30), "what a container needs to end is done too"
 
 
 def test_a_full_disk_costs_the_log_and_not_the_words(tool: Callable[..., Tool], tmp_path: Path) -> None:

@@ -17,8 +17,9 @@ import pytest
 
 from tests.backends.contexts import SHAPES
 from tests.backends.edge_llm.cases import LATE, METHODS, case
+from tests.backends.edge_llm.real import MODULES
 from tests.conftest import Run
-from tests.engines import engine_python, make_forking
+from tests.engines import make_forking
 from tests.shapes import make_checkpoints
 from trtspec.backends.edge_llm.arguments import build_command, export_arguments, quantize_arguments
 from trtspec.backends.edge_llm.model_json import model_json
@@ -37,18 +38,23 @@ QUICKSTART = (
     *("--set", "target.quantization.weights=fp8", "--set", "target.quantization.kv_cache=fp8"),
     *("--set", "target.quantization.calibration.samples=4", "--out", "made"),
 )
-TOOLS = ("tensorrt_edgellm.scripts.quantize", "tensorrt_edgellm.scripts.export", "experimental.builder.cli")
+IMPORTED = (*MODULES.values(), "experimental.server")
 BUILD_S = 1200
 Ask = Callable[[str, Any], Any]
 
 
 @pytest.fixture(scope="module")
-def ask(tmp_path_factory: pytest.TempPathFactory) -> Ask:
-    """A function that returns what the environment's own classes answer; the tools, which take long, import once."""
-    python = make_forking(tmp_path_factory.mktemp("forking") / "edge_llm", "edge_llm", *TOOLS) / "bin" / "python"
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where Edge-LLM is found; what takes long to import is imported once for its interpreter and tools."""
+    return make_forking(tmp_path_factory.mktemp("forking") / "edge_llm", "edge_llm", *IMPORTED, programs=MODULES)
+
+
+@pytest.fixture(scope="module")
+def ask(environment: Path) -> Ask:
+    """A function that returns what the environment's own classes answer."""
 
     def answer(what: str, question: Any) -> Any:
-        command = [python, HERE / "real.py", what]
+        command = [environment / "bin" / "python", HERE / "real.py", what]
         asked = subprocess.run(
             command, input=json.dumps(question), capture_output=True, text=True, timeout=300, check=False
         )
@@ -129,18 +135,17 @@ def test_the_stand_in_has_its_signatures(ask: Ask) -> None:
         ("dspark", {}, {"top_k": 1, "steps": 1, "verify": 8}),
     ],
 )
-def test_its_python_api_takes_the_engines_that_were_built(method, changes, runtime, tmp_path: Path) -> None:
+def test_its_python_api_takes_the_engines_that_were_built(
+    method: str, changes: dict[str, Any], runtime: dict[str, int], tmp_path: Path, environment: Path
+) -> None:
     """Files that look like its engines: it takes them, and would draft as the recipe says."""
     context = case(method, **changes)
     lay_out(tmp_path, context, method)
-    command = [
-        engine_python("edge_llm"),
-        HERE / "load.py",
-        tmp_path / "model_repository" / "edge_llm",
-        tmp_path / "cache",
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    loaded = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
+    words = (HERE / "load.py", tmp_path / "model_repository" / "edge_llm", tmp_path / "cache")
+    loaded = subprocess.run(
+        [environment / "bin" / "python", *words], capture_output=True, text=True, timeout=300, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
     assert loaded.returncode == 0, loaded.stderr[-2000:]
     document = json.loads(loaded.stdout.splitlines()[-1])
     assert document["bundle"] == str(tmp_path / "engines" / "target")
@@ -170,9 +175,9 @@ def lay_out(root: Path, context: Any, method: str) -> None:
 
 
 def test_the_quickstart_is_quantized_and_exported_and_goes_on_after_a_kill(
-    workplace: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
+    workplace: Path, trtspec: Run, environment: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TRTSPEC_EDGE_LLM", str(engine_python("edge_llm").parents[1]))
+    monkeypatch.setenv("TRTSPEC_EDGE_LLM", str(environment))
     killed = subprocess.Popen(
         [sys.executable, "-m", "trtspec", "build", *QUICKSTART], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )

@@ -526,6 +526,7 @@ def double(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("version", "method", "options"),
     [

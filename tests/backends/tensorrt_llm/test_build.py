@@ -34,6 +34,8 @@ from trtspec.quant.scheme import Scheme
 from trtspec.steps.convert import ConvertCheckpoint
 from trtspec.system import is_alive, start_time, wait_until
 
+pytestmark = pytest.mark.slow  # whole builds, by programs
+
 ARGUMENTS = ("--max_batch_size", "4", "--max_seq_len", "128", "--max_num_tokens", "512", "--kv_cache_type", "paged")
 EXTERNAL = ("--speculative_decoding_mode", "draft_tokens_external", "--max_draft_len", "5")
 IMAGE = f"registry.example/tritonserver@sha256:{'0' * 64}"
@@ -308,7 +310,7 @@ def test_nothing_of_a_build_outlives_us(make: Make, store: Store, trtllm: Instal
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     assert wait_until(lambda: not any(is_alive(*each) for each in started.items()), 20)
-    assert wait_until(lambda: running_in(store.root) == [], 5)
+    assert wait_until(lambda: running_in(store.root) == [], 30)
     assert {entry.name for entry in store.entries()} == {"convert-target"}
     trtllm.install()
     assert build(step, store), "what the killed build left is in nobody's way"

@@ -8,6 +8,7 @@ server holds them all. It checks them as strictly as it can, loads the Python mo
 from __future__ import annotations
 
 import json
+import secrets
 import shutil
 import time
 from collections.abc import Iterator
@@ -116,7 +117,7 @@ def served(tmp_path_factory) -> Iterator[Served]:
     make_engines(artifact)
     for method in REPOSITORIES:
         add_repository(method, artifact, models)
-    ports, prefix = Ports(*free_ports(3)), f"trtspec-test-{root.name}"
+    ports, prefix = Ports(*free_ports(3)), f"trtspec-test-{secrets.token_hex(8)}"
     command = server_command(server, models, ports, model="*", shm_prefix=prefix)
     process = start_server(server, [*command, "--exit-on-error=false"], root / "log")
     client = Client(ports.http, timeout_s=60)

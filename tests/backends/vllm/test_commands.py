@@ -12,7 +12,6 @@ import yaml
 
 from tests.backends.deployed import need_server
 from tests.conftest import Run
-from tests.engines import engine_python
 from trtspec.backends.vllm.environment import VARIABLE
 from trtspec.paths import recipes_dir
 from trtspec.prompts.load import load_prompts
@@ -26,10 +25,10 @@ SPECULATION = {"plain": {"method": "none"}, "drafting": DRAFTS}
 
 
 @pytest.fixture
-def deployed(workplace: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def deployed(workplace: Path, trtspec: Run, vllm_environment: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Both are built and served, `drafting` behind its gates on the texts of `plain`; a file of a few prompts."""
     need_server()
-    monkeypatch.setenv(VARIABLE, str(engine_python("vllm")))
+    monkeypatch.setenv(VARIABLE, str(vllm_environment))
     prompts = workplace / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": each.text}) + "\n" for each in load_prompts(PROMPTS)[:4]))
     try:
@@ -40,7 +39,7 @@ def deployed(workplace: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> 
                 "name": name,
                 "target": {"model": str(MODELS / "quickstart-target"), "dtype": "float32"},
                 "speculation": speculation,
-                "engine": {"backend": "vllm", "device": "cpu", "max_batch_size": 4, "max_seq_len": 512},
+                "engine": {"backend": "vllm", "device": "cpu", "max_batch_size": 8, "max_seq_len": 512},
                 "gates": {"prompts": str(prompts)} | ({"min_acceptance": 0.5} if name == "drafting" else {}),
             }
             recipe.write_text(yaml.safe_dump(document))

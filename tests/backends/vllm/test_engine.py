@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from tests.backends.source_contexts import facts, source_context
-from tests.engines import engine_python
 from tests.shapes import make_checkpoints
 from trtspec.backends.vllm.model_json import model_json
 from trtspec.check.recipe import check_recipe
@@ -131,14 +130,13 @@ def told(document: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def accepted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What vLLM made of every document, in one process: importing it takes long."""
-    python = engine_python("vllm")
+def accepted(vllm_environment: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What vLLM made of every document, in one process."""
     emitted = documents(tmp_path_factory.mktemp("vllm"))
     own = {"VLLM_CPU_OMP_THREADS_BIND": "0-1", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
     ran = subprocess.run(
-        [python, Path(__file__).with_name("accept.py")], input=json.dumps(emitted), env={**os.environ, **own},
-        capture_output=True, text=True, timeout=550, check=False,
+        [vllm_environment / "bin" / "python", Path(__file__).with_name("accept.py")], input=json.dumps(emitted),
+        env={**os.environ, **own}, capture_output=True, text=True, timeout=550, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr[-4000:]
     found: dict[str, dict[str, Any]] = json.loads(ran.stdout.splitlines()[-1])
