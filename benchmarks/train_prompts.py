@@ -1,68 +1,75 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts of a domain that the quickstart models never saw: code and prose of Python's own standard library.
+"""Prompts that docs/train.md was measured on: a domain that the quickstart models never saw, and their own old one.
 
-    python benchmarks/train_prompts.py --out stdlib.jsonl
-    trtspec train quickstart --prompts stdlib.jsonl --keep recipes/prompts/quickstart.jsonl --minutes 10
+    python benchmarks/train_prompts.py --out DIR
+    trtspec train quickstart --prompts DIR/new.jsonl --keep DIR/old.jsonl --max-tokens 40 --minutes 5
 
-A module gives a piece of its code and a piece of a docstring; both are of one document.
+The new domain are sequences, tables, sentences and lists of a few words; the old one are beginnings of the documents
+that the models were trained on, from another seed.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
 import json
-import sysconfig
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 from random import Random
 
-LEAST, MOST = 100, 240  # characters of a prompt
+sys.path.insert(0, str(Path(__file__).parents[1] / "recipes" / "models"))
+
+from corpus import KINDS, WRITERS
+
+WORDS = ("alpha", "beta", "gamma", "delta", "omega", "north", "south", "river", "stone", "cloud", "maple", "cedar",
+         "tiger", "eagle", "lemon", "amber", "coral", "slate")  # fmt: skip
+EACH, OLD = 70, 150
 
 
-def modules() -> list[Path]:
-    """Return the modules of the standard library, tests left out."""
-    root = Path(sysconfig.get_path("stdlib"))
-    paths = (path for path in sorted(root.rglob("*.py")) if not {"site-packages", "test", "tests"} & {*path.parts})
-    return [path for path in paths if 2000 < path.stat().st_size < 400_000]
+def sequence(draw: Random) -> str:
+    words = draw.sample(WORDS, 5)
+    return " ".join(words * 4) + " " + " ".join(words[:2])
 
 
-def docstrings(source: str) -> list[str]:
-    """Return the longer docstrings of a module."""
-    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
-    found = (ast.get_docstring(node) for node in ast.walk(ast.parse(source)) if isinstance(node, kinds))
-    return [text for text in found if text and len(text) > MOST]
+def table(draw: Random) -> str:
+    columns = draw.sample(WORDS, 3)
+    rows = ["| " + " | ".join(draw.choice(WORDS) for _ in columns) + " |\n" for _ in range(4)]
+    return "| " + " | ".join(columns) + " |\n|---|---|---|\n" + "".join(rows)
 
 
-def piece(text: str, draw: Random) -> str:
-    """Return some lines of a text, cut off somewhere."""
-    starts = [0, *(place + 1 for place, letter in enumerate(text) if letter == "\n")]
-    start = draw.choice([place for place in starts if place + MOST < len(text)] or [0])
-    return text[start : start + draw.randint(LEAST, MOST)]
+def sentences(draw: Random) -> str:
+    return " ".join(
+        f"{draw.choice(('The', 'A', 'Every', 'No'))} {draw.choice(WORDS)} "
+        f"{draw.choice(('meets', 'sees', 'likes', 'keeps'))} the {draw.choice(WORDS)}."
+        for _ in range(8)
+    )
 
 
-def prompts(draw: Random) -> Iterator[dict[str, str]]:
-    for path in modules():
-        try:
-            source = path.read_text(encoding="utf-8")
-            texts = {"python": source, "prose": draw.choice(docstrings(source) or [""])}
-        except (SyntaxError, ValueError):
-            continue
-        for kind, text in texts.items():
-            if len(text) > MOST:
-                name = f"{kind}-{path.stem}"
-                yield {"id": name, "kind": kind, "document": str(path), "prompt": piece(text, draw)}
+def capitals(draw: Random) -> str:
+    return " ".join(draw.choice(WORDS).upper() for _ in range(16))
+
+
+NEW = {"seq": sequence, "md": table, "english": sentences, "upper": capitals}
+
+
+def beginning(kind: str, draw: Random) -> str:
+    return WRITERS[kind](draw)[: draw.randint(70, 180)]
+
+
+def write(path: Path, prompts: Iterable[tuple[str, str]]) -> None:
+    """Write (kind, prompt) pairs as prompts of trtspec's own format."""
+    records = ({"id": f"{kind}-{n}", "kind": kind, "prompt": text} for n, (kind, text) in enumerate(prompts))
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--count", type=int, default=640)
-    arguments = parser.parse_args()
-    draw = Random(0)
-    found = list(prompts(draw))
-    chosen = draw.sample(found, min(arguments.count, len(found)))
-    arguments.out.write_text("".join(json.dumps(prompt) + "\n" for prompt in chosen))
+    out = parser.parse_args().out
+    out.mkdir(parents=True, exist_ok=True)
+    new, old = Random(3), Random(77)
+    write(out / "new.jsonl", [(kind, NEW[kind](new)) for kind in NEW for _ in range(EACH)])
+    write(out / "old.jsonl", [(kind, beginning(kind, old)) for kind in KINDS * (OLD // len(KINDS))])
 
 
 if __name__ == "__main__":
