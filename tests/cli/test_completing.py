@@ -51,7 +51,7 @@ def deploy(name: str) -> None:
 
 
 def test_commands(ask: Ask) -> None:
-    assert ask("che") == ["check"]
+    assert ask("che") == ["check", "checklist"]
 
 
 def test_recipes_that_are_shipped_and_those_beside(ask: Ask, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +184,7 @@ def read_until(descriptor: int, end: str, seconds: float = 60) -> str:
 @pytest.mark.parametrize(
     ("pieces", "words"),
     [
-        ([("trtspec che\t", "check ")], "<check>"),
+        ([("trtspec insp\t", "inspect ")], "<inspect>"),
         ([("trtspec check mi\t", "mine.yaml ")], "<check><mine.yaml>"),
         (
             [("trtspec check mine.yaml --set speculation.met\t", ".method="), ("med\t", "medusa ")],

@@ -81,6 +81,12 @@ def unbuild(root: Path) -> None:
     shutil.rmtree(root / "build", ignore_errors=True)
 
 
+def unmeasure(root: Path) -> None:
+    """Leave nothing of what was measured of the artifact."""
+    shutil.rmtree(root / "state" / "documents", ignore_errors=True)
+    shutil.rmtree(root / "build" / "tiny" / "reports", ignore_errors=True)
+
+
 def unwrite(root: Path) -> None:
     """Leave nothing of the recipes that commands wrote."""
     for name in ("target.yaml", "recipe-1.2.1.yaml", "llama-3.3-70b-fp8-tp1-1.3.yaml"):
@@ -119,7 +125,7 @@ SCREENS = {
     "bench": Screen("bench build/tiny --runs 1 --max-tokens 2", is_long=True),
     "advise": Screen("advise --concurrency 100 --output-tokens 300"),
     "advise-on-a-recipe": Screen("advise recipe.yaml --concurrency 2 --draft model"),
-    "checklist": Screen("checklist build/tiny"),
+    "checklist": Screen("checklist build/tiny", unmeasure),
     "generate": Screen("generate build/tiny -p the --max-tokens 4", is_long=True),
     "generate-without-a-prompt": Screen("generate build/tiny"),
     "swift": Screen("swift recipe.yaml --samples 2 --max-tokens 2 --iterations 1", forget, True, "fresh"),
