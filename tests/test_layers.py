@@ -28,7 +28,7 @@ LEVELS = [
     {"steps", "openai"},
     {"backends"},
     {"planner"},
-    {"check", "compare", "completion", "inspection", "doctor", "migration"},
+    {"check", "compare", "completion", "dialects", "inspection", "doctor", "migration"},
     {"pipeline", "measure", "proposal"},
     {"deploy", "preflight", "monitoring"},
     {"profiling", "reporting"},

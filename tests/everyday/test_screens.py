@@ -41,7 +41,7 @@ GOLDEN = Path(__file__).with_name("screens")
 ROOT = Path(__file__).parents[2]
 HOME = "/home/ada/work/models"
 COLOURS = {31: "red", 32: "green", 33: "yellow"}
-COMMANDS = sorted(command.__name__ for command in discover("trtspec.cli", "command").values())
+COMMANDS = sorted(command_name(command) for command in discover("trtspec.cli", "command").values())
 
 
 @dataclass(frozen=True)
