@@ -28,8 +28,8 @@ HEAVY = ("torch", "transformers", "tritonclient", "tritonserver", "google.protob
 
 def test_the_commands() -> None:
     assert " ".join(COMMANDS) == (
-        "bench build cache check compare convert-draft deploy doctor generate history init inspect logs metrics migrate plan plugins "
-        "profile promote prompts ps recipes report rollback schema status stop swift tune verify"
+        "bench build cache check compare convert-draft deploy doctor generate history init inspect logs metrics "
+        "migrate plan plugins profile promote prompts ps recipes report rollback schema status stop swift tune verify"
     )
 
 

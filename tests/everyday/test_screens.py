@@ -28,6 +28,7 @@ from pathlib import Path
 import pytest
 
 from tests.terminal import ESCAPE, WIDTHS, Commands, Shown, Terminals, commands, has_tmux, piped, terminals
+from trtspec.cli.app import command_name
 from trtspec.deploy.journal import DeploymentJournal, Record
 from trtspec.registry import discover
 from trtspec.system import start_time

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: finds the commands in this folder, runs one, and turns errors into exit codes.
 
-A module of this folder joins by defining its function as `command`; the function's name is the command's, with - for _. Modules
-import nothing heavy at the top, so that `--help` stays instant.
+A module of this folder joins by defining its function as `command`; the function's name is the command's, with -
+for _. Modules import nothing heavy at the top, so that `--help` stays instant.
 """
 
 from __future__ import annotations

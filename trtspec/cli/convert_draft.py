@@ -38,7 +38,7 @@ def convert_draft(
 ) -> None:
     """Write a draft head in the format of another project, so that another engine reads it.
 
-    Example: trtspec convert-draft recipes/models/quickstart-eagle3 --to speculators -o draft --target recipes/models/quickstart-target
+    Example: trtspec convert-draft recipes/models/quickstart-eagle3 --to modelopt -o draft
     """
     from trtspec.cli.progress import counter
     from trtspec.cli.render import note, print_json, say

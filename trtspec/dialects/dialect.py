@@ -46,9 +46,10 @@ class Form:
     """How a dialect writes one kind of draft.
 
     `means` are facts that it has no key for, where they are not what they are elsewhere. `fixed` are further keys, by
-    path: a file that has another value there is not understood. `carried` are keys that nothing computes with, each with
-    the value that it gets where nobody knows one, None for none. `marks` are keys and beginnings of tensor names by which a file is known to be of this dialect. `section` holds the config
-    of the layers, None where that is the top.
+    path: a file that has another value there is not understood. `carried` are keys that nothing computes with, dots
+    within a path, each with the value that it gets where nobody knows one, None for none. `marks` are keys and
+    beginnings of tensor names by which a file is known to be of this dialect. `section` holds the config of the layers,
+    None where that is the top.
 
     `renames` maps beginnings of tensor names to the dialect's own. `needs` are tensors without which it is not loaded,
     `shared` those that it takes from the target instead, and `lacks` has a regular expression of those that it has
@@ -73,7 +74,7 @@ class Form:
     @property
     def paths(self) -> set[tuple[str, ...]]:
         """Return where it has keys of its own."""
-        return {key.path for key in self.keys} | set(self.fixed) | {(key,) for key in self.carried}
+        return {key.path for key in self.keys} | set(self.fixed) | {tuple(key.split(".")) for key in self.carried}
 
     @property
     def key_of(self) -> dict[str, Key]:

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from trtspec.dialects.dialect import Form
-from trtspec.dialects.draft import CARRIED, Draft
+from trtspec.dialects.draft import Draft
 from trtspec.dialects.facts import SOFT, neutral
+from trtspec.dialects.keys import CARRIED, put
 from trtspec.methods.base import find_method
 from trtspec.methods.eagle3 import default_aux_layers
 from trtspec.models.source_model import SourceModel
@@ -21,23 +22,22 @@ def render_config(draft: Draft, name: str, form: Form, target: SourceModel | Non
 
     Raises CheckpointError for a fact that the dialect cannot say, and for one that it needs and nobody knows.
     """
-    carried = {key: dict(value) for key, value in draft.carried.items() if key != "facts"}
-    own = {
-        key: value for key, value in carried.pop(name, {}).items() if not (form.section is None and key in draft.layer)
-    }
+    others = {key: value for key, value in draft.carried.items() if key not in (name, "facts")}
     config: dict[str, Any] = {"architectures": [form.architecture], **({} if form.section else draft.layer)}
-    config |= {key: value for key, value in form.carried.items() if value is not None} | own
+    for key, value in {**form.carried, **draft.carried.get(name, {})}.items():
+        if value is not None:
+            put(config, tuple(key.split(".")), value)
     for path, value in form.fixed.items():
-        _put(config, path, value)
+        put(config, path, value)
     for fact, value in _told(draft, form, target).items():
-        _put(config, form.key_of[fact].path, value)
+        put(config, form.key_of[fact].path, value)
     if form.section:
         config[form.section] = draft.layer
     if form.says_verifier and VERIFIER not in config:
         config[VERIFIER] = _verifier(draft, target, written)
     if SOFT not in form.key_of and draft.facts[SOFT] and not target:
-        carried["facts"] = {SOFT: draft.facts[SOFT]}
-    return {**config, CARRIED: carried} if carried else config
+        others["facts"] = {SOFT: draft.facts[SOFT]}
+    return {**config, CARRIED: others} if others else config
 
 
 def _told(draft: Draft, form: Form, target: SourceModel | None) -> dict[str, Any]:
@@ -72,12 +72,6 @@ def _check_meant(draft: Draft, form: Form, fact: str, value: Any, meant: Any) ->
 
 def _shown(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _put(config: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
-    for key in path[:-1]:
-        config = config.setdefault(key, {})
-    config[path[-1]] = value
 
 
 def _verifier(draft: Draft, target: SourceModel | None, written: str) -> Mapping[str, Any]:

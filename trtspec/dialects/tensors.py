@@ -13,6 +13,7 @@ from trtspec.checkpoint.trtllm import LM_HEAD as TARGET_LM_HEAD
 from trtspec.checkpoint.write import Part, chunks
 from trtspec.dialects.dialect import EMBEDDING, LM_HEAD, Form
 from trtspec.dialects.draft import Draft
+from trtspec.dialects.names import own_name
 from trtspec.methods.fit import drafted_ids
 from trtspec.models.source_model import SourceModel
 
@@ -36,7 +37,7 @@ def render_tensors(draft: Draft, form: Form, target: SourceModel | None) -> list
     for name in form.needs:
         if name not in parts:
             parts[name] = Part.copy(name, _borrow(draft, name, target))
-    return [Part(_rename(name, form), part.dtype, part.shape, part.data) for name, part in sorted(parts.items())]
+    return [Part(own_name(name, form), part.dtype, part.shape, part.data) for name, part in sorted(parts.items())]
 
 
 def _is_reduced(draft: Draft) -> bool:
@@ -93,8 +94,3 @@ def _maps(draft: Draft, form: Form) -> Iterator[Part]:
         for number in ids:
             marked[number] = 1
         yield Part(T2D, "BOOL", (vocab,), bytes(marked))
-
-
-def _rename(name: str, form: Form) -> str:
-    start = next((start for start in form.renames if name.startswith(start)), None)
-    return name if start is None else form.renames[start] + name.removeprefix(start)

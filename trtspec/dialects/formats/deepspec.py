@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeepSpec, whose layers are Qwen3's: deepseek-ai/DeepSpec:deepspec/modeling/dspark/qwen3/{config,modeling}.py@afdfa7c.
 
-Its EAGLE-3 heads are in deepspec/modeling/eagle3/qwen3 beside them. Nets have an embedding and an LM head of their own, which
-are the target's and stay so, and draft the whole vocabulary. Layers are counted by their outputs, -1 is the embedding. It loads no
-net without its trainer's keys, which get the values of its config/ for Qwen3-8B.
+Its EAGLE-3 heads are in deepspec/modeling/eagle3/qwen3 beside them. Nets have an embedding and an LM head of their own,
+which are the target's and stay so, and draft the whole vocabulary. Layers are counted by their outputs, -1 is the
+embedding. No net is loaded without its trainer's keys, which get the values of its config/ for Qwen3-8B.
 """
 
 from __future__ import annotations

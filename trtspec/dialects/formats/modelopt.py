@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """NVIDIA's ModelOpt: NVIDIA/Model-Optimizer:modelopt/torch/export/plugins/hf_spec_export.py@0.47.0.
 
-Its EAGLE-3 heads have no tensor but those of LLAMA_EAGLE_SINGLE_LAYER there, so neither t2d nor an embedding. Block nets are
-z-lab's, with `causal`, and the Markov head's tensors at the top.
+Its EAGLE-3 heads have no tensor but those of LLAMA_EAGLE_SINGLE_LAYER there, so neither t2d nor an embedding. Block
+nets are z-lab's, with `causal`, and the Markov head's tensors at the top.
 """
 
 from __future__ import annotations

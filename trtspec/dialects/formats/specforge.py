@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """SpecForge, and SafeAILab/EAGLE, whose names it took over; SGLang reads its files.
 
-sgl-project/SpecForge:specforge/modeling/draft/llama3_eagle.py@a6b6b02, peagle.py, dflash.py and dspark.py beside it, and
-its configs/. EAGLE-3 heads are trained with norm_output unless it is false, and served without unless it is true
+sgl-project/SpecForge:specforge/modeling/draft/llama3_eagle.py@a6b6b02, peagle.py, dflash.py and dspark.py beside it,
+and its configs/. EAGLE-3 heads are trained with norm_output unless it is false, and served without unless it is true
 (sglang/srt/models/llama_eagle3.py@0.5.23), so it is always written. Its DFlash nets are z-lab's.
 """
 
@@ -45,6 +45,7 @@ DIALECT = Dialect(
                 Key("mask_token", ("mask_token_id",), is_needed=True),
             ),
             fixed={("eagle_config", "use_aux_hidden_state"): True},
+            carried={"parallel_drafting": None},
             marks=("eagle_config",),
             needs=(LM_HEAD, "d2t", "t2d"),
             lacks=QK_NORM,
@@ -60,7 +61,7 @@ DIALECT = Dialect(
             ),
             means={"sample_from_anchor": True},
             fixed={("dflash_config", "projector_type"): "dspark", ("dflash_config", "attention_mode"): "gqa"},
-            carried={"auto_map": None},
+            carried={"auto_map": None, "dflash_config.confidence_head_alpha": None},
             marks=("dflash_config", "markov_head."),
             shared=(EMBEDDING, LM_HEAD),
             has_t2d=False,
