@@ -21,13 +21,13 @@ from tests.tiny import SHAPE, make_llama
 from trtspec.checkpoint.source import load_source
 from trtspec.checkpoint.write import chunks
 
-LAYERS = 6
+LAYERS = 8
 VOCAB = SHAPE["vocab_size"]
 Config = dict[str, Any]
 
 
 def make_target(root: Path) -> Path:
-    """Save a target of six layers, so that EAGLE-3's own choice of three is one."""
+    """Save a target of eight layers, so that EAGLE-3's own choice of three is one."""
     return make_llama(root, num_hidden_layers=LAYERS)
 
 
@@ -66,7 +66,11 @@ NETS: dict[tuple[str, str], Callable[[Path], Path]] = {
     ("dspark", "specforge"): block(
         {
             **DSPARK["z-lab"][0],
-            "dflash_config": {**DSPARK["z-lab"][0]["dflash_config"], "projector_type": "dspark", "attention_mode": "gqa"},
+            "dflash_config": {
+                **DSPARK["z-lab"][0]["dflash_config"],
+                "projector_type": "dspark",
+                "attention_mode": "gqa",
+            },
         },
         "markov_head.",
     ),

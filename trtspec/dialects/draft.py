@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,6 +22,12 @@ from trtspec.errors import CheckpointError
 from trtspec.families.decoder import read_decoder
 from trtspec.methods.base import HeadTarget, find_method, methods
 from trtspec.models.source_model import SourceModel
+
+# What the methods' rules leave to engines.
+_OPTIONAL = re.compile(
+    r"(.*\.)?t2d|verifier_.*|.*rotary_emb\.inv_freq"
+    r"|confidence_(head\.)?proj\.(weight|bias)|(markov_head\.)?(gate|joint)_proj\.(weight|bias)"
+)
 
 
 @dataclass(frozen=True)
@@ -90,7 +97,10 @@ def _check(source: Source, kind: str, config: ModelConfig, target: SourceModel |
     if method.read_head is None:
         raise ValueError(f"{kind} drafts with no head")
     head = method.read_head(source, HeadTarget(config, target.rules if target else (), 1), method.options())
-    match(head.rules, head.skips, source)
+    skipped = match(head.rules, head.skips, source).skipped
+    if odd := [name for name in skipped if not _OPTIONAL.fullmatch(name)]:
+        message = f"has tensors that no dialect of {kind} is known to have: {', '.join(odd[:8])}"
+        raise CheckpointError(message, where=str(source.root))
     errors = [each for each in head.diagnostics if each.severity == "error"]
     if errors:
         raise CheckpointError("; ".join(each.message for each in errors), where=str(source.root), hint=errors[0].hint)

@@ -32,7 +32,7 @@ _BLOCK = (
     Key("sliding_causal", ("sliding_window_non_causal",), inverted=True),
 )
 _CARRIED = dict.fromkeys(
-    ("speculators_config", "speculators_version", "embed_requires_grad", "has_no_defaults_at_init")
+    ("speculators_config", "speculators_version", "embed_requires_grad", "has_no_defaults_at_init", "auto_map")
 )
 _COMMON: dict[str, Any] = {
     "section": "transformer_layer_config",
