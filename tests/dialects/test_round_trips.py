@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.dialects.nets import NETS, config_of, contents, make_target
+from tests.methods.eagle3_heads import random_head, save_head
 from trtspec.dialects.convert import convert_draft
 from trtspec.dialects.dialect import forms_of
 from trtspec.errors import TrtspecError
@@ -57,13 +58,12 @@ def assert_same(before: dict[str, Any], after: dict[str, Any]) -> None:
 
 
 def test_what_a_dialect_cannot_say_is_refused_by_its_name(target: Path, tmp_path: Path) -> None:
-    for change, to, words in (
+    cases: tuple[tuple[dict[str, Any], str, str], ...] = (
         ({"norm_before_residual": True}, "specforge", "has no key for norm_before_residual = true"),
         ({"norm_output": True}, "modelopt", "has no key for norm_output = true"),
-        ({}, "deepspec", "has no key for draft_vocab_size = 40"),
-    ):
-        from tests.methods.eagle3_heads import random_head, save_head
-
+        ({}, "deepspec", r"has no layers\.0\.self_attn\.q_norm\.weight"),
+    )
+    for change, to, words in cases:
         source = save_head(random_head((1, 2, 3), **change), tmp_path / to, "speculators")
         with pytest.raises(TrtspecError, match=words):
             convert_draft(source, to, tmp_path / "out", str(target))

@@ -13,7 +13,7 @@ from trtspec.checkpoint.write import OnBytes, Part, new_directory, write_config,
 from trtspec.dialects.dialect import find_dialect, find_form
 from trtspec.dialects.draft import Draft, read_draft
 from trtspec.dialects.render import render_config
-from trtspec.dialects.tensors import render_tensors
+from trtspec.dialects.tensors import left_out, render_tensors
 from trtspec.models.source_model import SourceModel, load_model
 
 WEIGHTS = "model.safetensors"
@@ -60,7 +60,8 @@ def convert_draft(
     model = load_model(Path(target), "auto") if target else None
     draft = read_draft(load_source(source), model, drop)
     form = find_form(to, draft.kind)
-    config, parts = render_config(draft, to, form, model, target), render_tensors(draft, form, model)
+    parts = render_tensors(draft, form, model)
+    config = render_config(draft, to, form, model, target, left_out(draft, parts))
     with new_directory(out) as temporary:
         write_config(temporary, config)
         write_tensors(temporary / WEIGHTS, parts, _counted(on_progress, parts))

@@ -16,7 +16,7 @@ from trtspec.registry import discover_all, find
 
 PACKAGE, ATTRIBUTE = "trtspec.dialects.formats", "DIALECT"
 
-EMBEDDING, LM_HEAD = "embed_tokens.weight", "lm_head.weight"
+EMBEDDING, LM_HEAD = OF_THE_TARGET = "embed_tokens.weight", "lm_head.weight"
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from trtspec.checkpoint.safetensors import TensorInfo
 from trtspec.checkpoint.source import Source
 from trtspec.checkpoint.trtllm import MOST_LAYERS
 from trtspec.diagnostics import Diagnostic
-from trtspec.dialects.dialect import forms_of
+from trtspec.dialects.dialect import OF_THE_TARGET, forms_of
 from trtspec.dialects.facts import READERS, SOFT, Facts
-from trtspec.dialects.keys import Carried, carried_keys, check_keys, layer_keys
+from trtspec.dialects.keys import LEFT_OUT, Carried, carried_keys, check_keys, layer_keys
 from trtspec.dialects.names import shared_names
 from trtspec.errors import CheckpointError
 from trtspec.families.decoder import read_decoder
@@ -46,6 +46,12 @@ class Draft:
     carried: Carried
     where: str
     warnings: tuple[Diagnostic, ...]
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Return the target's own tensors that an earlier conversion left out."""
+        names = self.carried.get("facts", {}).get(LEFT_OUT)
+        return tuple(name for name in OF_THE_TARGET if isinstance(names, list) and name in names)
 
     def refuse(self, message: str, hint: str | None = None) -> CheckpointError:
         """Return the error to raise for this draft."""

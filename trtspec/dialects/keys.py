@@ -10,6 +10,7 @@ from trtspec.checkpoint.source import Source
 from trtspec.dialects.dialect import Form, forms_of
 
 CARRIED = "trtspec_carried"  # what a dialect says that another has no key for and nothing computes with, by dialect
+LEFT_OUT = "left_out"  # among its facts: tensors that came from the target and are with it again
 # Keys of transformers' config classes for the layers, which all dialects take over as they are.
 LAYER_KEYS = frozenset({
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",

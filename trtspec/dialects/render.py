@@ -9,7 +9,7 @@ from typing import Any
 from trtspec.dialects.dialect import Form
 from trtspec.dialects.draft import Draft
 from trtspec.dialects.facts import SOFT, neutral
-from trtspec.dialects.keys import CARRIED, put
+from trtspec.dialects.keys import CARRIED, LEFT_OUT, put
 from trtspec.methods.base import find_method
 from trtspec.methods.eagle3 import default_aux_layers
 from trtspec.models.source_model import SourceModel
@@ -17,8 +17,12 @@ from trtspec.models.source_model import SourceModel
 VERIFIER = "speculators_config"
 
 
-def render_config(draft: Draft, name: str, form: Form, target: SourceModel | None, written: str) -> dict[str, Any]:
+def render_config(
+    draft: Draft, name: str, form: Form, target: SourceModel | None, written: str, left_out: list[str]
+) -> dict[str, Any]:
     """Return config.json in the dialect `name`; `written` is the target as its user wrote it.
+
+    `left_out` are tensors that come back with the target.
 
     Raises CheckpointError for a fact that the dialect cannot say, and for one that it needs and nobody knows.
     """
@@ -35,8 +39,9 @@ def render_config(draft: Draft, name: str, form: Form, target: SourceModel | Non
         config[form.section] = draft.layer
     if form.says_verifier and VERIFIER not in config:
         config[VERIFIER] = _verifier(draft, target, written)
-    if SOFT not in form.key_of and draft.facts[SOFT] and not target:
-        others["facts"] = {SOFT: draft.facts[SOFT]}
+    soft = draft.facts[SOFT] if SOFT not in form.key_of and not target else None
+    if facts := {key: value for key, value in ((SOFT, soft), (LEFT_OUT, left_out)) if value}:
+        others["facts"] = facts
     return {**config, CARRIED: others} if others else config
 
 

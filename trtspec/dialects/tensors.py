@@ -19,7 +19,7 @@ from trtspec.models.source_model import SourceModel
 
 D2T, T2D = "d2t", "t2d"
 MAPS = (D2T, T2D)
-OF_THE_TARGET = {EMBEDDING: TARGET_EMBEDDING, LM_HEAD: TARGET_LM_HEAD}
+RULES = {EMBEDDING: TARGET_EMBEDDING, LM_HEAD: TARGET_LM_HEAD}
 
 
 def render_tensors(draft: Draft, form: Form, target: SourceModel | None) -> list[Part]:
@@ -34,10 +34,17 @@ def render_tensors(draft: Draft, form: Form, target: SourceModel | None) -> list
             _check_shared(draft, name, target)
             del parts[name]
     parts |= {part.name: part for part in _maps(draft, form)}
-    for name in form.needs:
+    returning = [name for name in draft.left_out if target and name not in form.shared]
+    for name in (*form.needs, *returning):
         if name not in parts:
             parts[name] = Part.copy(name, _borrow(draft, name, target))
     return [Part(own_name(name, form), part.dtype, part.shape, part.data) for name, part in sorted(parts.items())]
+
+
+def left_out(draft: Draft, parts: list[Part]) -> list[str]:
+    """Return the target's own tensors that are left out of `parts`, now or already."""
+    written = {part.name for part in parts}
+    return [name for name in RULES if (name in draft.tensors or name in draft.left_out) and name not in written]
 
 
 def _is_reduced(draft: Draft) -> bool:
@@ -67,14 +74,14 @@ def _equal(one: TensorInfo, other: TensorInfo) -> bool:
 
 
 def _of_target(name: str, target: SourceModel) -> TensorInfo:
-    rules = [rule for rule in target.rules if rule.target == OF_THE_TARGET[name]]
+    rules = [rule for rule in target.rules if rule.target == RULES[name]]
     ((tensor,),) = find_parts(rules, target.source).values()
     return tensor
 
 
 def _borrow(draft: Draft, name: str, target: SourceModel | None) -> TensorInfo:
     """Return a tensor that the dialect needs and the draft shares with its target."""
-    if name not in OF_THE_TARGET:
+    if name not in RULES:
         raise draft.refuse(f"has no {name}, which this dialect needs", "choose another dialect")
     if target is None:
         raise draft.refuse(f"has no {name}: it is the target's, and this dialect needs it", "give --target")
