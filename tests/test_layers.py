@@ -29,7 +29,7 @@ LEVELS = [
     {"steps", "openai"},
     {"backends"},
     {"planner"},
-    {"check", "compare", "completion", "inspection", "doctor", "migration"},
+    {"check", "compare", "completion", "dialects", "inspection", "doctor", "migration"},
     {"pipeline", "measure", "proposal", "load"},
     {"deploy", "preflight", "monitoring"},
     {"profiling", "reporting", "training", "advising", "checklist"},

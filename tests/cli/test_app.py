@@ -18,17 +18,18 @@ import pytest
 
 from tests.conftest import Run
 from trtspec import __version__
+from trtspec.cli.app import command_name
 from trtspec.cli.render import print_json
 from trtspec.registry import discover
 
-COMMANDS = sorted(command.__name__ for command in discover("trtspec.cli", "command").values())
+COMMANDS = sorted(command_name(command) for command in discover("trtspec.cli", "command").values())
 HEAVY = ("torch", "transformers", "tritonclient", "tritonserver", "google.protobuf")
 
 
 def test_the_commands() -> None:
     assert " ".join(COMMANDS) == (
-        "advise baseline bench build cache check checklist compare deploy doctor generate history init inspect logs "
-        "metrics migrate plan plugins profile promote prompts ps recipes report rollback schema status stop "
+        "advise baseline bench build cache check checklist compare convert-draft deploy doctor generate history init "
+        "inspect logs metrics migrate plan plugins profile promote prompts ps recipes report rollback schema status stop "
         "swift train tune verify"
     )
 

@@ -29,6 +29,7 @@ import pytest
 
 from tests.shapes import make_checkpoint, shapes
 from tests.terminal import ESCAPE, WIDTHS, Commands, Shown, Terminals, commands, has_tmux, piped, terminals
+from trtspec.cli.app import command_name
 from trtspec.deploy.journal import DeploymentJournal, Record
 from trtspec.registry import discover
 from trtspec.system import start_time
@@ -56,7 +57,7 @@ engine:
   backend: llmapi
   gpu: h100
 """
-COMMANDS = sorted(command.__name__ for command in discover("trtspec.cli", "command").values())
+COMMANDS = sorted(command_name(command) for command in discover("trtspec.cli", "command").values())
 
 
 @dataclass(frozen=True)

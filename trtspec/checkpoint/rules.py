@@ -212,7 +212,9 @@ def _complaint(wanted: SourceTensor, rule: Rule, tensors: dict[str, TensorInfo],
     if tensor is None:
         return f"{wanted.name}: missing"
     if tensor.shape != (shape := wanted.stored_shape):
-        return f"{wanted.name}: {list(tensor.shape)} in {tensor.file.name}, but config.json makes it {list(shape)}"
+        what = ", so it is transposed" if tensor.shape == shape[::-1] else ""
+        found = f"{wanted.name}: {list(tensor.shape)} in {tensor.file.name}"
+        return f"{found}, but config.json makes it {list(shape)}{what}"
     served = (rule.dtype,) if rule.dtype in INTEGERS else (QUANTIZED,) if quantized else CONVERTIBLE
     if tensor.dtype not in served:
         can = f"only {', '.join(served)} can be converted"

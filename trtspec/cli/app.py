@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: finds the commands in this folder, runs one, and turns errors into exit codes.
 
-A module of this folder joins by defining its function as `command`; the function's name is the command's. Modules
-import nothing heavy at the top, so that `--help` stays instant.
+A module of this folder joins by defining its function as `command`; the function's name is the command's, with -
+for _. Modules import nothing heavy at the top, so that `--help` stays instant.
 """
 
 from __future__ import annotations
@@ -43,8 +43,13 @@ def make_command() -> Any:
     )
     app.callback()(_root)
     for command in discover("trtspec.cli", "command").values():
-        app.command(name=command.__name__, cls=Command)(command)
+        app.command(name=command_name(command), cls=Command)(command)
     return typer.main.get_command(app)
+
+
+def command_name(command: Any) -> str:
+    """Return what a command is called on the command line."""
+    return str(command.__name__).replace("_", "-")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

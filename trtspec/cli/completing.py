@@ -51,6 +51,14 @@ def deployments(incomplete: str) -> Offers:
 
 
 @_quietly
+def dialects(incomplete: str) -> Offers:
+    """Return the formats that drafts are written in."""
+    from trtspec.dialects.dialect import dialects as known
+
+    return [(name, dialect.title) for name, dialect in known().items()]
+
+
+@_quietly
 def overrides(incomplete: str) -> Offers:
     """Return keys of recipes up to their `=`, and behind it the values that are known; of a last key both."""
     from trtspec.completion import override_keys, values_of

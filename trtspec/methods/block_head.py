@@ -37,6 +37,7 @@ def describe(source: Source, base: HeadTarget, kind: str) -> DraftHead:
         diagnostics=(
             *_check_net(net, source, base),
             *_check_words(Keys(source), net),
+            *_check_count(net, base.config),
             *check_ids(source, "", net.draft_vocab_size, net.layer.vocab_size),
             *check_layer(net.layer, base.config),
         ),
@@ -104,6 +105,20 @@ def _check_target_layers(net: BlockNet, target: ModelConfig) -> Iterator[Diagnos
         if net.dialect == "speculators":
             message += " (aux_hidden_state_layer_ids less one)"
         yield Diagnostic("model", "aux-layers", message, "its config.json has to name different ones in order")
+
+
+def _check_count(net: BlockNet, target: ModelConfig) -> Iterator[Diagnostic]:
+    """Warn of z-lab's own choice of layers under the numbers that they have where the other end of a layer is counted.
+
+    z-lab/dflash:dflash/model.py@44947fb, build_target_layer_ids.
+    """
+    steps, last = len(net.target_layers) - 1, target.num_layers - 3
+    usual = tuple(round(1 + number * (last - 1) / steps) for number in range(steps + 1)) if steps else ()
+    for shift, words in ((-1, "less"), (1, "more")):
+        if usual and net.target_layers == tuple(number + shift for number in usual):
+            message = f"its layers of the target are z-lab's usual ones, each {words} by one"
+            hint = "target_layer_ids counts outputs from 0, speculators' aux_hidden_state_layer_ids from 1"
+            yield Diagnostic("model", "aux-layers", message, hint, "warning")
 
 
 def _check_words(keys: Keys, net: BlockNet) -> Iterator[Diagnostic]:

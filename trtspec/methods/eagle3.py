@@ -81,6 +81,7 @@ def read_head(source: Source, base: HeadTarget, options: Eagle3Options) -> Draft
         diagnostics=(
             *check_sizes("the head is", head.target_hidden_size, head.target_vocab_size, base.config),
             *check_aux_layers(head, base.config),
+            *check_count(source, base.config),
             *_check_width(head, options),
             *_check_words(source),
             *check_ids(source, names.prefix, head.layer.vocab_size, head.target_vocab_size),
@@ -129,10 +130,10 @@ def read_head_config(source: Source, names: Names, target: ModelConfig) -> Eagle
     drafted = reader.positive("draft_vocab_size", vocab, most=min(vocab, MOST_IDS))
     head = Eagle3HeadConfig(
         layer=replace(layer, vocab_size=drafted),
-        aux_layers=_read_aux_layers(reader, eagle, target.num_layers),
+        aux_layers=named_aux_layers(source) or default_aux_layers(target.num_layers),
         target_hidden_size=hidden,
         target_vocab_size=vocab,
-        norm_before_fc=reader.get("norm_before_fc", bool, eagle.get("norm_before_fc", bool, False)),
+        norm_before_fc=_read_twice("norm_before_fc", reader, eagle),
         fc_norm=reader.get("fc_norm", bool, False),
         norm_before_residual=reader.get("norm_before_residual", bool, False),
         # as servers read it: the fed-back state is normed, whatever SpecForge's trainer did
@@ -145,6 +146,14 @@ def read_head_config(source: Source, names: Names, target: ModelConfig) -> Eagle
     if head.norm_before_fc and head.fc_norm:
         raise reader.refuse("norm_before_fc and fc_norm are true, of which a head has one")
     return head
+
+
+def _read_twice(key: str, reader: ConfigReader, eagle: ConfigReader) -> bool:
+    """Return a switch that engines read in two places, of which each takes another first."""
+    said = {section.get(key, bool) for section in (reader, eagle) if section.values.get(key) is not None}
+    if len(said) > 1:
+        raise reader.refuse(f"{key} is true in one place and false in the other, at the top and in eagle_config")
+    return True in said
 
 
 def _read_layer(reader: ConfigReader, has: Callable[[str], bool], dtype: str) -> ModelConfig:
@@ -162,16 +171,25 @@ def _read_layer(reader: ConfigReader, has: Callable[[str], bool], dtype: str) ->
     )
 
 
-def _read_aux_layers(reader: ConfigReader, eagle: ConfigReader, layers: int) -> tuple[int, ...]:
-    """Return the auxiliary layers, by their inputs.
+def default_aux_layers(layers: int) -> tuple[int, ...]:
+    """Return EAGLE-3's own choice for a target of that many layers, by their inputs."""
+    return (2, layers // 2, layers - 3)
 
-    A number within eagle_config means a layer's output, elsewhere its input; the default is EAGLE-3's own choice.
+
+def named_aux_layers(source: Source) -> tuple[int, ...]:
+    """Return the auxiliary layers that config.json names, by their inputs; () where it names none.
+
+    A number within eagle_config means a layer's output, at the top its input; DeepSpec's target_layer_ids are outputs,
+    -1 that of the embedding (deepseek-ai/DeepSpec:deepspec/modeling/eagle3/common.py@afdfa7c).
     """
+    reader = source.reader
+    eagle = reader.section("eagle_config") or ConfigReader({}, reader.where)
     inner, outer = (section.get(AUX_LAYERS, list, []) for section in (eagle, reader))
-    named = inner or outer
+    outputs = inner or (reader.get("target_layer_ids", list, []) if not outer else [])
+    named = outputs or outer
     if len(named) > MOST_LAYERS or not all(type(number) is int for number in named):
         raise reader.refuse(f"{AUX_LAYERS} is {named!r}, expected numbers of layers")
-    return tuple(number + bool(inner) for number in named) or (2, layers // 2, layers - 3)
+    return tuple(number + bool(outputs) for number in named)
 
 
 def check_aux_layers(head: Eagle3HeadConfig, target: ModelConfig) -> Iterator[Diagnostic]:
@@ -183,6 +201,17 @@ def check_aux_layers(head: Eagle3HeadConfig, target: ModelConfig) -> Iterator[Di
         yield Diagnostic(
             "model", "aux-layers", message, f"{AUX_LAYERS} of its config.json names different ones in order"
         )
+
+
+def check_count(source: Source, target: ModelConfig) -> Iterator[Diagnostic]:
+    """Warn of EAGLE-3's own layers under the numbers that they have where the other end of a layer is counted."""
+    if (named := named_aux_layers(source)) == default_aux_layers(target.num_layers):
+        return
+    wrong = {shift: tuple(number + shift for number in default_aux_layers(target.num_layers)) for shift in (-1, 1)}
+    if shift := next((shift for shift, numbers in wrong.items() if numbers == named), 0):
+        message = f"the auxiliary layers are EAGLE-3's own, each {'more' if shift > 0 else 'less'} by one"
+        hint = f"{AUX_LAYERS} counts outputs within eagle_config, inputs at the top: one more"
+        yield Diagnostic("model", "aux-layers", message, hint, "warning")
 
 
 def _check_width(head: Eagle3HeadConfig, options: Eagle3Options) -> Iterator[Diagnostic]:

@@ -69,9 +69,7 @@ def check_ids(source: Source, prefix: str, drafted: int, vocab: int) -> Iterator
     d2t, t2d = (source.tensors.get(f"{prefix}{name}") for name in ("d2t", "t2d"))
     if d2t is None or (d2t.dtype, d2t.shape) != ("I64", (drafted,)):
         return
-    offsets = array("q", _read(d2t))
-    if sys.byteorder == "big":
-        offsets.byteswap()
+    offsets = _read_offsets(d2t)
     hint = "the files of the head do not belong together"
     if t2d and (t2d.dtype, t2d.shape) != ("BOOL", (vocab,)):
         yield Diagnostic("model", "d2t", f"t2d is {t2d.dtype} {list(t2d.shape)}, expected BOOL {[vocab]}", hint)
@@ -82,6 +80,18 @@ def check_ids(source: Source, prefix: str, drafted: int, vocab: int) -> Iterator
             problem = "d2t has the target's ids themselves, where engines add each one's own number"
             hint = "subtract 0, 1, 2, ... from it"
         yield Diagnostic("model", "d2t", problem, hint)
+
+
+def drafted_ids(d2t: TensorInfo) -> list[int]:
+    """Return the target's ids of the drafted tokens."""
+    return [number + offset for number, offset in enumerate(_read_offsets(d2t))]
+
+
+def _read_offsets(d2t: TensorInfo) -> array[int]:
+    offsets = array("q", _read(d2t))
+    if sys.byteorder == "big":
+        offsets.byteswap()
+    return offsets
 
 
 def _wrong_ids(ids: Sequence[int], marked: list[int] | None, vocab: int) -> str | None:

@@ -14,9 +14,17 @@ from math import prod
 
 from trtspec.checkpoint.rules import Rule, Skip, SourceTensor, Stage
 from trtspec.checkpoint.source import Source
+from trtspec.diagnostics import Diagnostic
 from trtspec.families.decoder import attention, mlp
 from trtspec.methods.base import DraftHead, HeadTarget, Method, Options, Suggestion
-from trtspec.methods.eagle3 import check_aux_layers, decoder_reader, drafts_in_parallel, find_names, read_head_config
+from trtspec.methods.eagle3 import (
+    check_aux_layers,
+    check_count,
+    decoder_reader,
+    drafts_in_parallel,
+    find_names,
+    read_head_config,
+)
 from trtspec.methods.eagle3_head import Eagle3HeadConfig, Names, head_rules
 from trtspec.methods.fit import check_ids, check_layer, check_mask, check_sizes, mask_token
 
@@ -39,11 +47,20 @@ def read_head(source: Source, base: HeadTarget, options: Options) -> DraftHead:
         diagnostics=(
             *check_sizes("the net is", head.target_hidden_size, head.target_vocab_size, base.config),
             *check_aux_layers(head, base.config),
+            *check_count(source, base.config),
+            *_check_kind(source),
             *check_mask(mask_token(source), head.target_vocab_size),
             *check_ids(source, names.prefix, head.layer.vocab_size, head.target_vocab_size),
             *check_layer(head.layer, base.config),
         ),
     )
+
+
+def _check_kind(source: Source) -> Iterator[Diagnostic]:
+    """Report a net that engines would run as EAGLE-3: they go by its type."""
+    if source.config.get("speculators_model_type") == "eagle3":
+        message = "speculators_model_type is 'eagle3', and mask_hidden makes it a P-EAGLE net"
+        yield Diagnostic("model", "kind", message, "write speculators_model_type: peagle into its config.json")
 
 
 def _state_shape(source: Source, name: str, width: int) -> tuple[int, ...]:

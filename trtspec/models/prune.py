@@ -8,36 +8,22 @@ removed layers make a draft cheaper. Tensors are copied from file to file in chu
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from trtspec.checkpoint.safetensors import TensorInfo, lay_out
 from trtspec.checkpoint.trtllm import LAYER_KINDS
+from trtspec.checkpoint.write import OnBytes, Part, ignore, new_directory, write_config, write_tensors
 from trtspec.errors import CheckpointError
 from trtspec.methods.swift import KINDS, Skip
 from trtspec.models.source_model import SourceModel
 
-CHUNK_BYTES = 1 << 20
 OUTPUT_OF = {"attention": "attention.dense", "mlp": "mlp.proj"}
 
-OnBytes = Callable[[int], None]
 
-
-@dataclass(frozen=True)
-class Kept:
-    """A tensor of the source under its new name; `is_zero` where only its shape is kept."""
-
-    name: str
-    tensor: TensorInfo
-    is_zero: bool
-
-
-def prune_checkpoint(model: SourceModel, skip: Skip, out: Path, on_bytes: OnBytes = lambda count: None) -> None:
+def prune_checkpoint(model: SourceModel, skip: Skip, out: Path, on_bytes: OnBytes = ignore) -> None:
     """Write the model without the sublayers to `out`, atomically; `on_bytes` gets the number of bytes just written.
 
     Raises CheckpointError for a quantized source, and if `out` exists.
@@ -45,21 +31,11 @@ def prune_checkpoint(model: SourceModel, skip: Skip, out: Path, on_bytes: OnByte
     if model.prequantized:
         message = "its weights are quantized already, and a pruned draft is made of unquantized ones"
         raise CheckpointError(message, where=str(model.source.root))
-    if out.exists():
-        raise CheckpointError("something lies here already", where=str(out), hint="choose another directory")
-    temporary = out.with_name(f".{out.name}.tmp-{os.getpid()}")
-    try:
-        temporary.mkdir(parents=True)
-        _write_tensors(temporary / "model.safetensors", list(_kept_tensors(model, skip)), on_bytes)
-        config = _pruned_config(model, _kept_layers(model, skip))
-        (temporary / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    with new_directory(out) as temporary:
+        write_tensors(temporary / "model.safetensors", list(_kept_tensors(model, skip)), on_bytes)
+        write_config(temporary, _pruned_config(model, _kept_layers(model, skip)))
         for path in model.source.tokenizer_files:
             shutil.copyfile(path, temporary / path.name)
-        temporary.rename(out)
-    except OSError as error:
-        raise CheckpointError(f"cannot be written: {error.strerror}", where=str(out)) from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _kept_layers(model: SourceModel, skip: Skip) -> list[int]:
@@ -67,7 +43,7 @@ def _kept_layers(model: SourceModel, skip: Skip) -> list[int]:
     return [layer for layer in range(model.config.num_layers) if layer not in skip.layers]
 
 
-def _kept_tensors(model: SourceModel, skip: Skip) -> Iterator[Kept]:
+def _kept_tensors(model: SourceModel, skip: Skip) -> Iterator[Part]:
     """Yield the remaining tensors, each once: a tied LM head is the embedding."""
     numbers = {old: new for new, old in enumerate(_kept_layers(model, skip))}
     empty = {(layer, OUTPUT_OF[kind]) for kind in KINDS for layer in skip.of(kind)}
@@ -81,7 +57,8 @@ def _kept_tensors(model: SourceModel, skip: Skip) -> Iterator[Kept]:
             if isinstance(rule.at, int):
                 name = name.replace(f".layers.{rule.at}.", f".layers.{numbers[rule.at]}.", 1)
             is_zero = (rule.at, rule.target.rpartition(".")[0]) in empty
-            yield Kept(name, model.source.tensors[source.name], is_zero)
+            part = Part.copy(name, model.source.tensors[source.name])
+            yield replace(part, data=None) if is_zero else part
 
 
 def _pruned_config(model: SourceModel, layers: list[int]) -> dict[str, Any]:
@@ -90,31 +67,3 @@ def _pruned_config(model: SourceModel, layers: list[int]) -> dict[str, Any]:
     if model.config.full_layers or isinstance(pruned.get("layer_types"), list):
         pruned["layer_types"] = [LAYER_KINDS[model.config.has_window(layer)] for layer in layers]
     return pruned
-
-
-def _write_tensors(path: Path, kept: list[Kept], on_bytes: OnBytes) -> None:
-    layout = lay_out((each.name, each.tensor.dtype, each.tensor.shape) for each in kept)
-    with path.open("wb") as file:
-        file.write(layout.header)
-        file.truncate(layout.nbytes)  # unwritten ranges read as zero
-        for each in kept:
-            if each.is_zero:
-                on_bytes(each.tensor.nbytes)
-            else:
-                file.seek(layout.offsets[each.name])
-                _copy(each.tensor, file, on_bytes)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _copy(tensor: TensorInfo, file: BinaryIO, on_bytes: OnBytes) -> None:
-    left = tensor.nbytes
-    with tensor.file.open("rb") as source:
-        source.seek(tensor.offset)
-        while left:
-            chunk = source.read(min(left, CHUNK_BYTES))
-            if not chunk:
-                raise CheckpointError("ends early; it was changed while being read", where=str(tensor.file))
-            file.write(chunk)
-            left -= len(chunk)
-            on_bytes(len(chunk))

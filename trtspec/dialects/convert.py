@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Converts a draft to a dialect, reads back what was written, and publishes it whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trtspec.checkpoint.source import load_source
+from trtspec.checkpoint.write import OnBytes, Part, new_directory, write_config, write_tensors
+from trtspec.dialects.dialect import find_dialect, find_form
+from trtspec.dialects.draft import Draft, read_draft
+from trtspec.dialects.render import render_config
+from trtspec.dialects.tensors import left_out, render_tensors
+from trtspec.models.source_model import SourceModel, load_model
+
+WEIGHTS = "model.safetensors"
+
+OnProgress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What was made of a draft: its kind, the dialects, and the tensors' number and bytes."""
+
+    draft: Draft
+    to: str
+    out: Path
+    tensors: int
+    nbytes: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what `--json` shows."""
+        return {
+            "kind": self.draft.kind,
+            "from": self.draft.dialect,
+            "to": self.to,
+            "out": str(self.out),
+            "tensors": self.tensors,
+            "bytes": self.nbytes,
+            "warnings": [each.as_dict() for each in self.draft.warnings],
+        }
+
+
+def convert_draft(
+    source: Path,
+    to: str,
+    out: Path,
+    target: str = "",
+    drop: frozenset[str] = frozenset(),
+    on_progress: OnProgress = lambda what, done, total: None,
+) -> Converted:
+    """Write the draft in `source` to `out` in the dialect `to`; `target` is the directory of its target, "" for none.
+
+    Raises TrtspecError for a draft that does not add up, or that the dialect cannot say, before anything is written.
+    """
+    find_dialect(to)
+    model = load_model(Path(target), "auto") if target else None
+    draft = read_draft(load_source(source), model, drop)
+    form = find_form(to, draft.kind)
+    parts = render_tensors(draft, form, model)
+    config = render_config(draft, to, form, model, target, left_out(draft, parts))
+    with new_directory(out) as temporary:
+        write_config(temporary, config)
+        write_tensors(temporary / WEIGHTS, parts, _counted(on_progress, parts))
+        written = _read_back(temporary, draft, model)
+    return Converted(draft, to, out, len(written), sum(each.nbytes for each in written.values()))
+
+
+def _counted(on_progress: OnProgress, parts: list[Part]) -> OnBytes:
+    done, total = 0, sum(part.nbytes for part in parts)
+
+    def on_bytes(count: int) -> None:
+        nonlocal done
+        done += count
+        on_progress("convert", done, total)
+
+    return on_bytes
+
+
+def _read_back(root: Path, draft: Draft, target: SourceModel | None) -> dict[str, Any]:
+    """Return the written tensors; raises ValueError where the methods' readers find another draft in them."""
+    source = load_source(root)
+    again = read_draft(source, target)
+    changed = [fact for fact, value in draft.facts.items() if value != again.facts[fact] and _matters(fact, value)]
+    if changed or (again.kind, again.layer) != (draft.kind, draft.layer):
+        raise ValueError(f"written as another draft: {', '.join(changed) or 'layers'}")
+    return source.tensors
+
+
+def _matters(fact: str, value: Any) -> bool:
+    """Whether a fact was said: EAGLE-3's own layers may be named where the source leaves them out."""
+    return value is not None

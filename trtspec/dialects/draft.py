@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A draft as it lies in a source, told apart from the dialect that it is written in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
+from trtspec.checkpoint.rules import match
+from trtspec.checkpoint.safetensors import TensorInfo
+from trtspec.checkpoint.source import Source
+from trtspec.checkpoint.trtllm import MOST_LAYERS
+from trtspec.diagnostics import Diagnostic
+from trtspec.dialects.dialect import OF_THE_TARGET, forms_of
+from trtspec.dialects.facts import READERS, SOFT, Facts
+from trtspec.dialects.keys import LEFT_OUT, Carried, carried_keys, check_keys, layer_keys
+from trtspec.dialects.names import shared_names
+from trtspec.errors import CheckpointError
+from trtspec.families.decoder import read_decoder
+from trtspec.methods.base import HeadTarget, find_method, methods
+from trtspec.models.source_model import SourceModel
+
+# What the methods' rules leave to engines.
+_OPTIONAL = re.compile(
+    r"(.*\.)?t2d|verifier_.*|.*rotary_emb\.inv_freq"
+    r"|confidence_(head\.)?proj\.(weight|bias)|(markov_head\.)?(gate|joint)_proj\.(weight|bias)"
+)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A draft of one `kind`, a method's name, that was found in the dialect `dialect`.
+
+    `layer` is the config of its layers, `tensors` are by the names that most dialects share. `carried` are keys by
+    dialect that nothing computes with. `warnings` are what its readers warn of.
+    """
+
+    kind: str
+    dialect: str
+    facts: Facts
+    layer: dict[str, Any]
+    tensors: dict[str, TensorInfo]
+    carried: Carried
+    where: str
+    warnings: tuple[Diagnostic, ...]
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Return the target's own tensors that an earlier conversion left out."""
+        names = self.carried.get("facts", {}).get(LEFT_OUT)
+        return tuple(name for name in OF_THE_TARGET if isinstance(names, list) and name in names)
+
+    def refuse(self, message: str, hint: str | None = None) -> CheckpointError:
+        """Return the error to raise for this draft."""
+        return CheckpointError(message, where=self.where, hint=hint)
+
+
+def read_draft(source: Source, target: SourceModel | None = None, drop: frozenset[str] = frozenset()) -> Draft:
+    """Read a draft in whatever dialect it is; without a target it is held against what it says of its own.
+
+    `drop` are keys of config.json to leave out. Raises CheckpointError for what is no draft, does not
+    add up or go with the target, or has keys that no dialect is known to have.
+    """
+    kind = _kind_of(source)
+    if source.quantization or source.config.get("quantization_config"):
+        raise source.reader.refuse("its weights are quantized; drafts are converted from unquantized ones")
+    config = target.config if target else _claimed(source)
+    warnings = tuple(_check(source, kind, config, target))
+    name = _dialect_of(source, kind)
+    form = forms_of(kind)[name]
+    check_keys(source, kind, form, drop)
+    carried = carried_keys(source, name, form, drop)
+    facts = READERS[kind](source, config)
+    facts[SOFT] = target.config.num_layers if target else facts[SOFT] or _soft(carried)
+    tensors = shared_names(source, kind, form)
+    return Draft(kind, name, facts, layer_keys(source, form), tensors, carried, str(source.root), warnings)
+
+
+def _kind_of(source: Source) -> str:
+    for kind in READERS:
+        suggest = methods()[kind].suggest
+        if suggest and suggest(source):
+            return kind
+    raise source.reader.refuse(f"no draft that can be converted; kinds: {', '.join(READERS)}")
+
+
+def _claimed(source: Source) -> ModelConfig:
+    """Return the target that a draft's own config speaks of; of its layers only what it names is known."""
+    section = source.reader.section("transformer_layer_config") or source.reader
+    flat = ConfigReader({**section.values, "architectures": ["LlamaForCausalLM"]}, section.where)
+    config = read_decoder(flat, "auto")
+    hidden = source.reader.positive("target_hidden_size", config.hidden_size)
+    layers = source.reader.positive("num_target_layers", MOST_LAYERS, MOST_LAYERS)
+    return replace(config, hidden_size=hidden, num_layers=layers)
+
+
+def _check(source: Source, kind: str, config: ModelConfig, target: SourceModel | None) -> Iterator[Diagnostic]:
+    """Yield warnings; raises CheckpointError for errors, as `trtspec check` reports them."""
+    method = find_method(kind)
+    if method.read_head is None:
+        raise ValueError(f"{kind} drafts with no head")
+    head = method.read_head(source, HeadTarget(config, target.rules if target else (), 1), method.options())
+    skipped = match(head.rules, head.skips, source).skipped
+    if odd := [name for name in skipped if not _OPTIONAL.fullmatch(name)]:
+        message = f"has tensors that no dialect of {kind} is known to have: {', '.join(odd[:8])}"
+        raise CheckpointError(message, where=str(source.root))
+    errors = [each for each in head.diagnostics if each.severity == "error"]
+    if errors:
+        raise CheckpointError("; ".join(each.message for each in errors), where=str(source.root), hint=errors[0].hint)
+    yield from head.diagnostics
+
+
+def _dialect_of(source: Source, kind: str) -> str:
+    """Return the dialect whose marks are there, the most of them in number where several are."""
+    marks = {name: [_has(source, mark) for mark in form.marks] for name, form in forms_of(kind).items()}
+    counted = {name: (sum(found) / len(found), sum(found)) for name, found in marks.items()}
+    return max(counted, key=lambda name: counted[name])
+
+
+def _has(source: Source, mark: str) -> bool:
+    outer, _, inner = mark.partition(".")
+    section = source.config.get(outer)
+    if inner and isinstance(section, dict):
+        return inner in section
+    return section is not None or any(name.startswith(mark) for name in source.tensors)
+
+
+def _soft(carried: Carried) -> int | None:
+    number = carried.get("facts", {}).get(SOFT)
+    return number if type(number) is int else None

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A draft's tensors in another dialect: copied bit for bit, but for the maps between the vocabularies."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from trtspec.checkpoint.rules import find_parts
+from trtspec.checkpoint.safetensors import TensorInfo
+from trtspec.checkpoint.trtllm import EMBEDDING as TARGET_EMBEDDING
+from trtspec.checkpoint.trtllm import LM_HEAD as TARGET_LM_HEAD
+from trtspec.checkpoint.write import Part, chunks
+from trtspec.dialects.dialect import EMBEDDING, LM_HEAD, Form
+from trtspec.dialects.draft import Draft
+from trtspec.dialects.names import own_name
+from trtspec.methods.fit import drafted_ids
+from trtspec.models.source_model import SourceModel
+
+D2T, T2D = "d2t", "t2d"
+MAPS = (D2T, T2D)
+RULES = {EMBEDDING: TARGET_EMBEDDING, LM_HEAD: TARGET_LM_HEAD}
+
+
+def render_tensors(draft: Draft, form: Form, target: SourceModel | None) -> list[Part]:
+    """Return the tensors as the dialect has them, by name.
+
+    Raises CheckpointError for one that it has no name for, and for one that it needs and neither draft nor target have.
+    """
+    _check_lacking(draft, form)
+    parts = {name: Part.copy(name, tensor) for name, tensor in draft.tensors.items() if name not in MAPS}
+    for name in form.shared:
+        if name in parts and (name != LM_HEAD or not _is_reduced(draft)):
+            _check_shared(draft, name, target)
+            del parts[name]
+    parts |= {part.name: part for part in _maps(draft, form)}
+    returning = [name for name in draft.left_out if target and name not in form.shared]
+    for name in (*form.needs, *returning):
+        if name not in parts:
+            parts[name] = Part.copy(name, _borrow(draft, name, target))
+    return [Part(own_name(name, form), part.dtype, part.shape, part.data) for name, part in sorted(parts.items())]
+
+
+def left_out(draft: Draft, parts: list[Part]) -> list[str]:
+    """Return the target's own tensors that are left out of `parts`, now or already."""
+    written = {part.name for part in parts}
+    return [name for name in RULES if (name in draft.tensors or name in draft.left_out) and name not in written]
+
+
+def _is_reduced(draft: Draft) -> bool:
+    return bool(draft.facts["draft_vocab_size"] < draft.layer["vocab_size"])
+
+
+def _check_lacking(draft: Draft, form: Form) -> None:
+    for pattern, why in form.lacks.items():
+        if found := [name for name in draft.tensors if re.fullmatch(pattern, name)]:
+            more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+            raise draft.refuse(f"{form.architecture} has no {found[0]}{more}: {why}", "choose another dialect")
+
+
+def _check_shared(draft: Draft, name: str, target: SourceModel | None) -> None:
+    """Raise CheckpointError unless a tensor that is left out is the target's, bit for bit."""
+    if target is None:
+        raise draft.refuse(f"has a {name}, which this dialect takes from the target", "give --target to compare them")
+    if not _equal(draft.tensors[name], _of_target(name, target)):
+        message = f"its {name} is not the target's, and this dialect takes the target's"
+        raise draft.refuse(message, "choose a dialect that has a place for it")
+
+
+def _equal(one: TensorInfo, other: TensorInfo) -> bool:
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    return all(left == right for left, right in zip(chunks(one), chunks(other), strict=True))
+
+
+def _of_target(name: str, target: SourceModel) -> TensorInfo:
+    rules = [rule for rule in target.rules if rule.target == RULES[name]]
+    ((tensor,),) = find_parts(rules, target.source).values()
+    return tensor
+
+
+def _borrow(draft: Draft, name: str, target: SourceModel | None) -> TensorInfo:
+    """Return a tensor that the dialect needs and the draft shares with its target."""
+    if name not in RULES:
+        raise draft.refuse(f"has no {name}, which this dialect needs", "choose another dialect")
+    if target is None:
+        raise draft.refuse(f"has no {name}: it is the target's, and this dialect needs it", "give --target")
+    return _of_target(name, target)
+
+
+def _maps(draft: Draft, form: Form) -> Iterator[Part]:
+    """Yield d2t (the target's id of a drafted token less its own) and t2d (whether a token is drafted)."""
+    drafted, vocab = draft.facts["draft_vocab_size"], draft.layer["vocab_size"]
+    if drafted == vocab and not form.maps_whole_vocabulary:
+        return
+    stored = draft.tensors.get(D2T)
+    ids = drafted_ids(stored) if stored else range(drafted)
+    yield Part.copy(D2T, stored) if stored else Part(D2T, "I64", (drafted,), None)
+    if form.has_t2d:
+        marked = bytearray(vocab)
+        for number in ids:
+            marked[number] = 1
+        yield Part(T2D, "BOOL", (vocab,), bytes(marked))
