@@ -113,13 +113,13 @@ def test_drafts_are_the_counters_where_answers_do_not_tell_them() -> None:
         'vllm:spec_decode_num_accepted_tokens_total{engine="0"} 60.0\n'
         'vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="0"} 33.0\n'
     )
-    counted = parse_counters(text)
+    counted = parse_counters(text.encode())
     assert counted == Counters(40, 120, 60)
     assert counted.since(Counters(20, 20, 10)) == Counters(20, 100, 50)
     assert counted.since(Counters(50, 20, 10)) == Counters()  # the server began anew
     found = summary_of([Round([sample(0.0, [0.1])])], counted, None)
     assert (found["acceptance_rate"], found["mean_accepted_len"], found["drafts_told_by"]) == (0.5, 2.5, "counters")
-    assert parse_counters("vllm:spec_decode_num_drafts_total 1\n") == Counters()
+    assert parse_counters(b"vllm:spec_decode_num_drafts_total 1\n") == Counters()
     none = summary_of([Round([sample(0.0, [0.1])])], Counters(), None)
     assert (none["acceptance_rate"], none["mean_accepted_len"], none["drafts_told_by"]) == (None, None, "")
 

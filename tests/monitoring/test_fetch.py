@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from tests.advising.serving import serving
 from trtspec.errors import DeployError, StepTimeout, TrtspecError
+from trtspec.exposition import parse_metrics
 from trtspec.monitoring import fetch as fetching
-from trtspec.monitoring.exposition import parse_metrics
 from trtspec.monitoring.fetch import fetch
 from trtspec.monitoring.prometheus import Prometheus
 

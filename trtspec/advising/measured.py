@@ -15,7 +15,7 @@ import yaml
 from trtspec.advising.questions import Answer
 from trtspec.advising.scraped import Scraped
 from trtspec.errors import TrtspecError
-from trtspec.monitoring.exposition import parse_metrics
+from trtspec.exposition import parse_metrics
 from trtspec.monitoring.fetch import fetch
 
 NONE_KNOWN = "none of its metrics is known"

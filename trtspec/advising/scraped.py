@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trtspec.monitoring.exposition import Sample
+from trtspec.exposition import Sample
 from trtspec.monitoring.prometheus import Prometheus
 
 Labels = Mapping[str, str]

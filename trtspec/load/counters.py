@@ -6,18 +6,17 @@ Counters are of all that a server answers meanwhile; they are right where nobody
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 
+from trtspec.exposition import parse_metrics
 from trtspec.load.client import Endpoint, LoadClient
 
 # Steps that verified a draft, tokens drafted and tokens accepted, behind the engine's name and a colon; from
 # vllm-project/vllm:vllm/v1/spec_decode/metrics.py@def9ce85.
 NAMES = ("spec_decode_num_drafts_total", "spec_decode_num_draft_tokens_total", "spec_decode_num_accepted_tokens_total")
-LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{[^}\n]*\})? ([0-9.eE+]{1,40})$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -51,16 +50,11 @@ async def read_counters(client: LoadClient, endpoint: Endpoint) -> Counters:
         status, content = await client.get(f"{endpoint.url}/metrics", endpoint.headers)
     except (aiohttp.ClientError, OSError, TimeoutError):
         return Counters()
-    return parse_counters(content.decode(errors="replace")) if status == 200 else Counters()
+    return parse_counters(content) if status == 200 else Counters()
 
 
-def parse_counters(text: str) -> Counters:
+def parse_counters(text: bytes) -> Counters:
     """Return the counters of an exposition, summed over their labels."""
-    sums: dict[str, float] = {}
-    for full_name, value in LINE.findall(text):
-        name = full_name.rpartition(":")[2]
-        try:
-            sums[name] = sums.get(name, 0.0) + float(value)
-        except ValueError:
-            continue
-    return Counters(*(sums[name] for name in NAMES)) if all(name in sums for name in NAMES) else Counters()
+    found = {name.rpartition(":")[2]: samples for name, samples in parse_metrics(text).items()}
+    sums = {name: sum(sample.value for sample in found[name]) for name in NAMES if name in found}
+    return Counters(*(sums[name] for name in NAMES)) if len(sums) == len(NAMES) else Counters()
