@@ -89,4 +89,3 @@ def _read_back(root: Path, draft: Draft, target: SourceModel | None) -> dict[str
     if changed or (again.kind, again.layer) != (draft.kind, draft.layer):
         raise ValueError(f"written as another draft: {', '.join(changed) or 'layers'}")
     return source.tensors
-
