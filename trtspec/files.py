@@ -6,6 +6,7 @@ Knows neither the store nor artifacts, which both stand on it.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -17,6 +18,10 @@ from typing import Annotated, BinaryIO, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 _CHUNK_BYTES = 1 << 20
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+_CANNOT_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -155,3 +160,17 @@ def replace_file(path: Path, data: bytes, temporary: Path) -> None:
     sync(temporary)
     os.replace(temporary, path)
     sync(path.parent)
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Let two directories change names in one move; False where the system has no such move."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "renameat2"):
+        return False
+    if not libc.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE):
+        return True
+    if ctypes.get_errno() in _CANNOT_EXCHANGE:
+        return False
+    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(other))

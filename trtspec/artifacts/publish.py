@@ -25,11 +25,8 @@ from trtspec.artifacts.manifest import Manifest, is_ours, load_manifest, problem
 from trtspec.artifacts.paths import MANIFEST, REPORTS
 from trtspec.errors import StepError, TrtspecError
 from trtspec.failpoint import failpoint
-from trtspec.files import sync, sync_directories
+from trtspec.files import exchange, sync, sync_directories
 
-_AT_FDCWD = -100
-_RENAME_EXCHANGE = 2
-_CANNOT_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
 
 
@@ -98,26 +95,12 @@ def _put_in_place(temporary: Path, out: Path) -> None:
     failpoint("publish.before-swap")
     if _is_free(out):
         os.rename(temporary, out)
-    elif not _exchange(temporary, out):
+    elif not exchange(temporary, out):
         os.rename(out, _sibling(out, "old"))
         failpoint("publish.between-renames")
         os.rename(temporary, out)
     failpoint("publish.after-swap")
     sync(out.parent)
-
-
-def _exchange(one: Path, other: Path) -> bool:
-    """Let two directories change names in one move; False where the system has no such move."""
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(libc, "renameat2"):
-        return False
-    if not libc.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE):
-        return True
-    if ctypes.get_errno() in _CANNOT_EXCHANGE:
-        return False
-    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(other))
 
 
 def _clean_up(out: Path) -> None:

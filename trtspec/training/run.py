@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from trtspec.artifacts.paths import checkpoint
 from trtspec.backends.choose import in_process
 from trtspec.errors import TrtspecError
-from trtspec.files import copy_tree, sync_directories
+from trtspec.files import copy_tree, exchange, sync, sync_directories
 from trtspec.graph.digest import DigestCache
 from trtspec.graph.executor import Observer, StepResult, execute
 from trtspec.graph.files import FileReader, Files
@@ -191,9 +191,12 @@ def _publish(trained: Path, out: Path, found: Result) -> None:
             path.chmod(0o644)
         (new / RECORD).write_text(json.dumps(found.as_dict(), indent=2) + "\n")
         sync_directories(new)
-        if out.exists():
+        if not out.exists():
+            new.rename(out)
+        elif not exchange(new, out):
             out.rename(old)
-        new.rename(out)
+            new.rename(out)
+        sync(out.parent)
     finally:
         for left in (new, old):
             shutil.rmtree(left, ignore_errors=True)
