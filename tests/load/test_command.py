@@ -16,7 +16,7 @@ from trtspec.doctor import install_hint
 FEW = ("--requests", 6, "--runs", 3, "--max-rounds", 3, "--max-tokens", 6, "--prompts", "default")
 ENOUGH = ("--requests", 4, "--runs", 6, "--max-rounds", 6)  # for what has to be shown beside other work
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.slow]  # a server answers by the clock
 
 
 def pays(body: dict[str, Any]) -> Script:
@@ -33,7 +33,7 @@ def test_a_sweep(trtspec: Run, workplace: Path) -> None:
     with scripted(pays) as server:
         asked = ("bench", server.url, "--concurrency", "1,3", "--rate", "20", "--slo", "ttft=5s,tpot=30ms", *FEW)
         done = trtspec(*asked, "--samples", "raw.jsonl", "--json")
-        shown = trtspec(*asked)
+        shown = trtspec(*asked, "--runs", 1, "--max-rounds", 1)
     assert done.code == 0
     document = done.document
     assert (document["kind"], document["driver"], document["crossover"]) == ("load", "trtspec", None)

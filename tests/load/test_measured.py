@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from trtspec.load.workload import Workload
 from trtspec.prompts.prompt import Prompt
 
 PROMPTS = [Prompt(f"prompt {number}", f"p{number}", "code" if number % 2 else "chat") for number in range(10)]
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.slow]  # a server answers by the clock
 LATE_MS = 15.0  # how much later than the schedule a chunk may be noticed on a machine with other work
 ONCE = Effort(least_rounds=1, most_rounds=1)
 
@@ -108,7 +109,7 @@ def test_what_waits_for_a_slow_server_counts_from_when_it_was_due() -> None:
     """One answer of 40 ms at a time and 50 requests a second: the queue grows."""
     load = Poisson(50.0)
     with scripted(lambda body: Script([(0.04, 1)]), ours=False, at_once=1) as server:
-        _, (point,) = measure(planned(server, load))
+        _, (point,) = measure(planned(server, load, effort=replace(ONCE, requests=40)))
     (one,) = point.rounds["served"]
     arrivals = load.arrivals(point.requests, Workload(PROMPTS, Wanted(8), "test").arrivals_seed(0))
     noted = [server.sent[number] for number in server.of_load()[point.requests :]]
