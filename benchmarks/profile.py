@@ -103,7 +103,7 @@ def compare_lens(measured: Measured, texts: Texts) -> dict[str, Any]:
             chosen = measured.best(batch).draft_len
             lens = sorted({*LENS, chosen})
             arms = [(engine, length) for length in lens]
-            seen = dict(zip(lens, ratios(engine, arms, texts, batch), strict=True))
+            seen = dict(zip(lens, map(ratio, pairs(engine, arms, texts, batch)), strict=True))
             rows.append(
                 {
                     "batch": batch,
@@ -129,15 +129,16 @@ def compare_schedule(measured: Measured, texts: Texts) -> dict[str, Any]:
     ):
         for many in CONCURRENCIES:
             arms = [(fixed, chosen.draft_len), (scheduled, None)]
-            of_fixed, of_scheduled = ratios(fixed, arms, texts, many)
-            found = {
-                "fixed": of_fixed,
-                "scheduled": of_scheduled,
-                "scheduled_of_better": of_scheduled / max(1, of_fixed),
+            of_fixed, of_scheduled = found = pairs(fixed, arms, texts, many)
+            speed = {
+                "alone": median(side for each in found for side, _ in each),
+                "fixed": median(side for _, side in of_fixed),
+                "scheduled": median(side for _, side in of_scheduled),
             }
-            rows.append({"concurrency": many, **{key: round(each, 3) for key, each in found.items()}})
+            rows.append({"concurrency": many, **{arm: round(each, 1) for arm, each in speed.items()}})
+            rows[-1]["scheduled_of_better"] = round(ratio(of_scheduled) / max(1.0, ratio(of_fixed)), 3)
     least = min(row["scheduled_of_better"] for row in rows)
-    return {"schedule": schedule, "fixed": chosen.draft_len, "times_as_fast_as_alone": rows, "least": least}
+    return {"schedule": schedule, "fixed": chosen.draft_len, "tokens_per_s": rows, "least": least}
 
 
 @contextmanager
@@ -151,17 +152,24 @@ def loaded(candidate: Candidate, schedule: Sequence[tuple[int, int]] = ()) -> It
         engine.close()
 
 
-def ratios(engine: Engine, arms: Sequence[tuple[Engine, int | None]], texts: Texts, many: int) -> list[float]:
-    """Return how many times as fast as the target alone each arm is, the median of rounds of pairs."""
-    found: list[list[float]] = [[] for _ in arms]
+def pairs(
+    engine: Engine, arms: Sequence[tuple[Engine, int | None]], texts: Texts, many: int
+) -> list[list[tuple[float, float]]]:
+    """Return for each arm its pairs of tokens a second, one a round: the target alone, and itself next to it."""
+    found: list[list[tuple[float, float]]] = [[] for _ in arms]
     for number in range(ROUNDS):
         for place, arm in enumerate(arms):
             sides = {"alone": (engine, 0), "drafting": arm}
             order = sorted(sides, reverse=number % 2 == 1)
             speed = {name: throughput(*sides[name], texts, many) for name in order}
-            found[place].append(speed["drafting"] / speed["alone"])
-    print(f"{many} at once: {[[round(each, 2) for each in arm] for arm in found]}", file=sys.stderr, flush=True)
-    return [median(arm) for arm in found]
+            found[place].append((speed["alone"], speed["drafting"]))
+    print(f"{many} at once: {[round(ratio(each), 2) for each in found]}", file=sys.stderr, flush=True)
+    return found
+
+
+def ratio(found: Sequence[tuple[float, float]]) -> float:
+    """Return how many times as fast an arm is: the median of its pairs."""
+    return median(drafting / alone for alone, drafting in found)
 
 
 def throughput(engine: Engine, length: int | None, texts: Texts, many: int) -> float:
