@@ -22,7 +22,7 @@ def test_build_test_and_list(workplace: Path, trtspec: Run, monkeypatch: pytest.
     path = Path(built.document["path"])
     assert path.is_relative_to(workplace / "cache" / "plugins")
     assert (built.document["status"], built.document["architectures"]) == ("built", [])
-    assert built.document["plugins"] == ["compact_kv", "verify_chain", "verify_tree"]
+    assert built.document["plugins"] == ["compact_kv", "quantize", "verify_chain", "verify_tree"]
     again = trtspec("plugins", "build")
     assert again.code == 0
     assert ": hit in 0." in again.out
@@ -36,7 +36,7 @@ def test_build_test_and_list(workplace: Path, trtspec: Run, monkeypatch: pytest.
     assert f"{len(names)} of {len(names)} checks hold" in trtspec("plugins", "test").out
 
     listed = trtspec("plugins", "list", "--json").document
-    assert [plugin["name"] for plugin in listed["plugins"]] == ["compact_kv", "verify_chain", "verify_tree"]
+    assert [plugin["name"] for plugin in listed["plugins"]] == ["compact_kv", "quantize", "verify_chain", "verify_tree"]
     assert [library["path"] for library in listed["libraries"]] == [str(path)]
 
 
