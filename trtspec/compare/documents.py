@@ -121,6 +121,8 @@ def load_document(path: Path) -> tuple[Known, dict[str, Any]]:
 def _checked(values: dict[str, Any], path: Path) -> Known:
     if "recipes" in values and "steps" not in values:
         raise TrtspecError("it holds the plans of several recipes", where=str(path), hint="save one of them")
+    if values.get("kind") == "load":
+        raise TrtspecError("a benchmark under load", where=str(path), hint="trtspec bench --compare A.json B.json")
     kind = next((kind for key, kind in KINDS.items() if key in values), None)
     if kind is None:
         raise TrtspecError("not a document that can be compared", where=str(path), hint=KNOWN)
