@@ -15,7 +15,8 @@ from pydantic import BaseModel, Field, ValidationError
 
 from trtspec.checkpoint.untrusted import parse_object, shown
 from trtspec.errors import TrtspecError
-from trtspec.files import Sha256, read_bounded, unreadable
+from trtspec.file_records import Sha256
+from trtspec.files import read_bounded, unreadable
 
 MAX_BYTES, MAX_VALUES = 4 << 20, 200_000
 KNOWN = "documents of `trtspec plan`, `verify` and `bench` with --json can be compared"
