@@ -39,10 +39,10 @@ def compile_once(command: Sequence[str | Path], folder: Path) -> None:
     shutil.copy(kept, output)
 
 
-def run_build(command: Sequence[str], run: Callable[[tuple[str, ...]], None] = build._run) -> None:
+def run_build(command: Sequence[str], timeout_s: float, run: Callable[..., None] = build._run) -> None:
     """Stand for `trtspec.kernels.build._run`: objects, which several libraries have, are compiled once."""
     if "-c" not in command:
-        return run(tuple(command))
+        return run(tuple(command), timeout_s)
     made = Path(command[list(command).index("-o") + 1])
     with tempfile.TemporaryDirectory() as folder:
         compile_once([made.name if word == str(made) else word for word in command], Path(folder))

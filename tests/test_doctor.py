@@ -9,6 +9,7 @@ import pytest
 
 from tests.conftest import Run
 from trtspec import doctor
+from trtspec.kernels import build, toolchain
 from trtspec.probe import Probe
 
 
@@ -45,6 +46,19 @@ def test_a_python_that_cannot_run_everything(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(doctor, "version_fault", lambda: "Python 3.99: 3.10 to 3.13 can be used on this machine")
     assert findings()["python"].hint == "Python 3.99: 3.10 to 3.13 can be used on this machine"
     assert not findings()["python"].ok
+
+
+def test_what_computes_conversions(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found() -> str:
+        return findings()["conversions"].detail
+
+    monkeypatch.setattr(toolchain, "_output", lambda *command: "g++ 12\n")
+    monkeypatch.setattr(shutil, "which", lambda name: "/bin/g++" if name == "g++" else None)
+    assert found() == "numpy, until /bin/g++ compiles them, for the first large one"
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert found() == "numpy, which is slower: no C++ compiler is on the PATH (g++ or clang++)"
+    monkeypatch.setattr(build, "find_libraries", lambda names=(): [Path("there.so")] if "quantize" in names else [])
+    assert found() == "there.so"
 
 
 def test_a_disk_that_is_nearly_full(monkeypatch: pytest.MonkeyPatch, workplace: Path) -> None:

@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 from trtspec.backends.base import backends
+from trtspec.errors import TrtspecError
 from trtspec.interpreter import version_fault
 from trtspec.paths import cache_dir, state_dir
 from trtspec.probe import Probe, probe_package
@@ -26,7 +27,7 @@ OF_ONE_COMMAND = {"aiohttp": "pip install 'trtspec[bench]'"}  # what `doctor` do
 def probe_machine() -> list[Probe]:
     """Return what a build, a measurement and a deployment need here, and whether it is there."""
     found = [_python(), *(probe_package(package, hint) for package, hint in HINTS.items()), *probe_server()]
-    found += [_folder("cache", cache_dir()), _folder("state", state_dir())]
+    found += [_folder("cache", cache_dir()), _folder("state", state_dir()), _conversions()]
     return [*found, *(probe for backend in backends().values() for probe in backend.probes())]
 
 
@@ -42,6 +43,19 @@ def _python() -> Probe:
     detail = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     fault = version_fault()
     return Probe("python", fault is None, detail, fault)
+
+
+def _conversions() -> Probe:
+    """Tell what computes large conversions; without a compiler they lack only speed."""
+    from trtspec.kernels.build import find_libraries  # compilers' flags, which only this command needs
+    from trtspec.kernels.toolchain import probe_toolchain
+
+    try:
+        found = next(iter(find_libraries(("quantize",))), None)
+        detail = str(found) if found else f"numpy, until {probe_toolchain().cxx} compiles them, for the first large one"
+    except TrtspecError as error:
+        detail = f"numpy, which is slower: {error.message}"
+    return Probe("conversions", True, detail)
 
 
 def _folder(name: str, folder: Path) -> Probe:

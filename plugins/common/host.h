@@ -9,30 +9,11 @@
 #endif
 
 #include "common/host_team.h"
+#include "common/processor.h"
 #include "common/request.h"
 #include "trtspec/verify.h"
 
 namespace trtspec {
-
-/// Whether this machine can run what the compiler was told to make.
-inline bool is_cpu_supported() {
-#if defined(__x86_64__) && defined(__AVX2__)
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
-#else
-    return true;
-#endif
-}
-
-/// Whether this machine can run what was compiled for x86-64-v4.
-inline bool has_avx512() {
-#if defined(__x86_64__)
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512vl");
-#else
-    return false;
-#endif
-}
 
 inline int thread_count(int wanted) {
 #ifdef _OPENMP

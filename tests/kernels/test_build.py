@@ -12,8 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
-from trtspec.errors import StepError, TrtspecError
+from trtspec.errors import StepError, StepTimeout, TrtspecError
 from trtspec.kernels import build, toolchain
 from trtspec.kernels.build import (
     LIBRARY,
@@ -61,9 +62,9 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the compiler is run on, as it runs."""
     runs: list[str] = []
 
-    def run(command: tuple[str, ...], go_on=build._run) -> None:
+    def run(command: tuple[str, ...], timeout_s: float, go_on=build._run) -> None:
         runs.append(command[-1])
-        go_on(command)
+        go_on(command, timeout_s)
 
     monkeypatch.setattr(build, "_run", run)
     return runs
@@ -105,6 +106,30 @@ def test_two_at_once_compile_once(sources: Path, compiled: list[str]) -> None:
     with ThreadPoolExecutor(4) as pool:
         assert len(set(pool.map(build_library, [spec] * 4))) == 1
     assert len(compiled) == 5
+
+
+def test_a_compiler_that_takes_too_long_is_ended_and_leaves_nothing(
+    sources: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = workplace / "g++"
+    slow.write_text("#!/bin/sh\nexec sleep 60\n")
+    slow.chmod(0o755)
+    spec = plan_library()
+    spec = replace(spec, toolchain=replace(spec.toolchain, cxx=str(slow)))
+    with pytest.raises(StepTimeout, match="did not end within 0 s"):
+        build_library(spec, timeout_s=0.1)
+    assert list_libraries() == []
+    assert [path.suffix for path in build._libraries().iterdir()] == [".lock"]
+
+
+def test_another_process_is_not_waited_for_without_end(sources: Path) -> None:
+    spec = plan_library()
+    build._libraries().mkdir(parents=True)
+    with (
+        FileLock(build._libraries() / f"{spec.key}.lock"),
+        pytest.raises(StepTimeout, match="another process has been building it for 0 s"),
+    ):
+        build_library(spec, timeout_s=0.1)
 
 
 def test_an_error_is_told_with_its_line_and_leaves_nothing(sources: Path) -> None:
@@ -236,7 +261,7 @@ def test_a_gpus_source_is_compiled_without_contraction() -> None:
 
 
 def test_the_plugins_that_there_are() -> None:
-    assert list(discover_plugins()) == ["compact_kv", "verify_chain", "verify_tree"]
+    assert list(discover_plugins()) == ["compact_kv", "quantize", "verify_chain", "verify_tree"]
 
 
 def test_cmake_compiles_the_same() -> None:

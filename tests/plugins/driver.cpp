@@ -10,6 +10,7 @@
 #include <random>
 #include <vector>
 
+#include "trtspec/quantize.h"
 #include "trtspec/verify.h"
 
 namespace {
@@ -26,8 +27,9 @@ float random_logit() { return static_cast<float>(below(1 << 20)) / 65536.0f - 8.
 uint64_t digest = 14695981039346656037u;
 
 /// FNV-1a, by 32 bits.
-void add_to_digest(const Ints& results) {
-    for (const int32_t result : results) {
+template <class T>
+void add_to_digest(const std::vector<T>& results) {
+    for (const T result : results) {
         digest = (digest ^ static_cast<uint32_t>(result)) * 1099511628211u;
     }
 }
@@ -212,12 +214,43 @@ void compact_random_cache() {
     require(trtspec_compact_kv_cpu(&args, 2) == TRTSPEC_OK, "compact_kv refuses a cache");
 }
 
+/// Quantizes weights of any bits, of which some are NaN, infinite and subnormal; no address is aligned.
+void quantize_random_matrix() {
+    const size_t rows = static_cast<size_t>(below(4)), columns = static_cast<size_t>(below(200)), count = rows * columns;
+    const int32_t dtype = TRTSPEC_FLOAT32 + below(3);
+    const size_t item = dtype == TRTSPEC_FLOAT32 ? 4 : 2;
+    std::vector<unsigned char> weights(1 + count * item), target(1 + count * 4);
+    for (auto& each : weights) {
+        each = static_cast<unsigned char>(generator());
+    }
+    std::vector<float> scales(rows + 1, 0.37f);
+    trtspec_census census = {};
+    trtspec_quantize_args args = {};
+    args.struct_size = sizeof(args);
+    args.source_dtype = dtype;
+    args.rows = static_cast<int64_t>(rows);
+    args.columns = static_cast<int64_t>(columns);
+    args.source = weights.data() + 1;
+    args.source_stride = static_cast<int64_t>(columns * item);
+    args.target = target.data() + 1;
+    args.scales = scales.data();
+    args.census = &census;
+    for (args.operation = TRTSPEC_COUNT; args.operation <= TRTSPEC_QUANTIZE_ROWS; ++args.operation) {
+        args.target_dtype = TRTSPEC_FLOAT32 + below(4);
+        args.target_stride = args.operation == TRTSPEC_CAST ? args.columns * 4 : args.columns;
+        require(trtspec_quantize_cpu(&args) == TRTSPEC_OK, "quantize refuses a matrix");
+        add_to_digest(target);
+        add_to_digest(std::vector<int64_t>{census.nans, census.infinities, census.largest});
+    }
+}
+
 }  // namespace
 
 int main() {
     for (int i = 0; i < 300; ++i) {
         verify_random_batch();
         compact_random_cache();
+        quantize_random_matrix();
     }
     std::printf("clean %016llx\n", static_cast<unsigned long long>(digest));
 }

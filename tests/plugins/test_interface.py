@@ -18,6 +18,7 @@ from trtspec.errors import TrtspecError
 from trtspec.kernels import abi
 from trtspec.kernels.bindings import KernelLibrary, columns_of, load_library
 from trtspec.kernels.exact import Mode
+from trtspec.kernels.quantize import CensusStruct, QuantizeArgs
 from trtspec.paths import plugins_dir
 
 OK, BAD_STRUCT_SIZE, BAD_SIZE, BAD_DTYPE, BAD_KIND, BAD_POINTER = 0, -1, -2, -3, -4, -5
@@ -142,12 +143,14 @@ def test_structs_are_those_of_the_header(cpu_library: KernelLibrary, tmp_path: P
         "chain_args": ("workspace_bytes", abi.ChainArgs),
         "tree_args": ("workspace_bytes", abi.TreeArgs),
         "compact_args": ("start", abi.CompactArgs),
+        "census": ("reserved", CensusStruct),
+        "quantize_args": ("census", QuantizeArgs),
     }
     prints = "".join(
         f'printf("%zu %zu\\n", sizeof(trtspec_{name}), offsetof(trtspec_{name}, {last}));'
         for name, (last, _) in lasts.items()
     )
-    source = f'#include <stddef.h>\n#include <stdio.h>\n#include "trtspec/verify.h"\nint main(void) {{ {prints} }}\n'
+    source = f'#include <stddef.h>\n#include <stdio.h>\n#include "trtspec/quantize.h"\nint main(void) {{ {prints} }}\n'
     (tmp_path / "sizes.c").write_text(source)
     command = ["gcc", "-std=c11", "-Wall", "-Werror", f"-I{plugins_dir() / 'include'}", "sizes.c", "-o", "sizes"]
     subprocess.run(command, cwd=tmp_path, check=True, timeout=300)

@@ -40,7 +40,8 @@ def from_floats(values: Floats, dtype: str) -> Bits:
         return np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)
     if dtype == "F16":
         with np.errstate(over="ignore"):
-            return values.astype(np.float16).view(np.uint16)
+            halves = values.astype(np.float16).view(np.uint16)
+        return np.where(np.isnan(values), np.uint16(0x7E00), halves)  # of whose bits numpy's versions keep others
     return values.view(np.uint32) if dtype == "F32" else to_e4m3(values)
 
 
@@ -81,13 +82,13 @@ def e4m3_values() -> Floats:
 
 @cache
 def every_value(dtype: str) -> Floats:
-    """Return the value of each of the 65,536 patterns of BF16 or F16."""
-    return to_floats(np.arange(1 << 16, dtype=np.uint16), dtype)
+    """Return the value of each of the 65,536 patterns of BF16 or F16, or of the 256 of F8_E4M3."""
+    return e4m3_values() if dtype == "F8_E4M3" else to_floats(np.arange(1 << 16, dtype=np.uint16), dtype)
 
 
 @cache
 def cast_table(source: str, target: str) -> Bits:
-    """Return the `target` pattern of each `source` pattern; `source` is BF16 or F16."""
+    """Return the `target` pattern of each `source` pattern; `source` is BF16, F16 or F8_E4M3."""
     return from_floats(every_value(source), target)
 
 

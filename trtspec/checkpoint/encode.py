@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trtspec.checkpoint.cast import INFINITY, SIGNLESS, Bits, cast, from_floats, to_floats
+from trtspec.checkpoint.arithmetic import Arithmetic, Counts
+from trtspec.checkpoint.cast import Bits, from_floats, to_floats
 from trtspec.checkpoint.safetensors import TensorInfo
 from trtspec.checkpoint.stream import Flaws, Transfer, Worker
 
@@ -20,12 +21,13 @@ class Cast:
 
     transfers: tuple[Transfer, ...]
     dtype: str
+    arithmetic: Arithmetic
     plus: float = 0.0
 
     def run(self, worker: Worker) -> None:
         """Encode; values that are not finite, or no longer in `dtype`, are flaws."""
         for transfer in self.transfers:
-            source, census = transfer.source, Census(transfer.source)
+            source, census = transfer.source, Census(transfer.source, self.arithmetic)
             for first, bits in worker.chunks(source):
                 census.add(bits)
                 encoded = self._encode(bits, source.dtype)
@@ -36,7 +38,7 @@ class Cast:
 
     def _encode(self, bits: Bits, dtype: str) -> Bits:
         if not self.plus:
-            return cast(bits, dtype, self.dtype)
+            return self.arithmetic.cast(bits, dtype, self.dtype)
         return from_floats(to_floats(bits, dtype) + np.float32(self.plus), self.dtype)
 
 
@@ -54,51 +56,32 @@ class Copy:
 
 
 class Census:
-    """Counts what is wrong with a tensor's values, and finds the largest magnitude of the finite ones."""
+    """Counts what is wrong with a tensor's values; `largest_bits` is the pattern of the largest finite magnitude."""
 
-    def __init__(self, source: TensorInfo) -> None:
-        self.source = source
-        self.nans = self.infinities = self._overflows = self._largest = 0
-        self._mask, self._infinity = SIGNLESS[source.dtype], INFINITY[source.dtype]
+    def __init__(self, source: TensorInfo, arithmetic: Arithmetic) -> None:
+        self.source, self._arithmetic = source, arithmetic
+        self.largest_bits = self._nans = self._infinities = self._overflows = 0
 
     def add(self, bits: Bits) -> None:
         """Take in a chunk."""
-        largest = largest_magnitude(bits)
-        if largest >= self._infinity:
-            magnitudes = bits & bits.dtype.type(self._mask)
-            self.nans += int(np.count_nonzero(magnitudes > self._infinity))
-            self.infinities += int(np.count_nonzero(magnitudes == self._infinity))
-            largest = int(magnitudes.max(initial=0, where=magnitudes < self._infinity))
-        self._largest = max(self._largest, largest)
+        self.take(self._arithmetic.count(bits, self.source.dtype))
+
+    def take(self, counts: Counts) -> None:
+        """Take in what was counted of a chunk."""
+        largest, nans, infinities = counts
+        self.largest_bits = max(self.largest_bits, largest)
+        self._nans += nans
+        self._infinities += infinities
 
     def add_encoded(self, bits: Bits, dtype: str) -> None:
         """Take in what became of the same chunk, to see what has overflowed."""
-        if largest_magnitude(bits) >= INFINITY[dtype]:
-            magnitudes = bits & bits.dtype.type(SIGNLESS[dtype])
-            self._overflows += int(np.count_nonzero(magnitudes == INFINITY[dtype]))
-
-    @property
-    def largest_bits(self) -> int:
-        """Return the pattern of the largest finite magnitude."""
-        return self._largest
+        _, _, infinities = self._arithmetic.count(bits, dtype)
+        self._overflows += infinities
 
     def report(self, flaws: Flaws, dtype: str = "") -> None:
         """Note what is wrong; the caller allows values that are not finite, never finite ones that overflow."""
-        if (self.nans or self.infinities) and not flaws.allow_nonfinite:
-            flaws.add(self.source, f"{self.nans:,} NaN and {self.infinities:,} infinite values", DAMAGED)
-        if (count := self._overflows - self.infinities) > 0:
+        if (self._nans or self._infinities) and not flaws.allow_nonfinite:
+            flaws.add(self.source, f"{self._nans:,} NaN and {self._infinities:,} infinite values", DAMAGED)
+        if (count := self._overflows - self._infinities) > 0:
             hint = "set dtype: bfloat16 in the recipe"
             flaws.add(self.source, f"{count:,} values are too large for {dtype}", hint)
-
-
-def largest_magnitude(bits: Bits) -> int:
-    """Return the largest pattern without its sign, which is that of the largest magnitude.
-
-    Read as unsigned, negative values are above all others; read as signed, below: two maxima need no copy without
-    signs.
-    """
-    if not bits.size:
-        return 0
-    sign = 1 << (8 * bits.itemsize - 1)
-    unsigned, signed = int(bits.max()), int(bits.view(f"i{bits.itemsize}").max())
-    return max(unsigned & (sign - 1) if unsigned & sign else 0, signed)

@@ -147,15 +147,23 @@ def plan_library(names: tuple[str, ...] = (), architectures: tuple[str, ...] = (
     return LibrarySpec(selected, tuple(sorted(set(architectures))), _digest_sources(), toolchain)
 
 
-def build_library(spec: LibrarySpec) -> Path:
-    """Return the library, building it if needed; raises StepError with the compiler's first error."""
+def build_library(spec: LibrarySpec, timeout_s: float = TIMEOUT_S) -> Path:
+    """Return the library, building it if needed; each run of a compiler takes at most `timeout_s`.
+
+    Raises StepError with the compiler's first error, and StepTimeout where it, or a process that builds the same, takes
+    longer.
+    """
     if not spec.path.exists():
-        from filelock import FileLock
+        from filelock import FileLock, Timeout
 
         _libraries().mkdir(parents=True, exist_ok=True)
-        with FileLock(_libraries() / f"{spec.key}.lock"):
-            if not spec.path.exists():
-                _publish(spec)
+        try:
+            with FileLock(_libraries() / f"{spec.key}.lock", timeout_s):
+                if not spec.path.exists():
+                    _publish(spec, timeout_s)
+        except Timeout:
+            message = f"another process has been building it for {timeout_s:.0f} s"
+            raise StepTimeout(message, where=str(spec.path)) from None
     return spec.path
 
 
@@ -173,17 +181,17 @@ def list_libraries() -> list[BuiltLibrary]:
     return [BuiltLibrary(path.with_name(LIBRARY), **made["library"]) for path, made in read if made]
 
 
-def _publish(spec: LibrarySpec) -> None:
+def _publish(spec: LibrarySpec, timeout_s: float) -> None:
     """Compile in a temporary sibling directory, and rename it when it is complete."""
     with tempfile.TemporaryDirectory(dir=_libraries(), prefix="tmp-", ignore_cleanup_errors=True) as temporary:
         made = Path(temporary) / "made"
         made.mkdir()
-        _compile(spec, Path(temporary), made / LIBRARY)
+        _compile(spec, Path(temporary), made / LIBRARY, timeout_s)
         (made / DESCRIPTION).write_bytes(seal(SCHEMA, spec.describe()))
         os.rename(made, spec.path.parent)
 
 
-def _compile(spec: LibrarySpec, workdir: Path, library: Path) -> None:
+def _compile(spec: LibrarySpec, workdir: Path, library: Path, timeout_s: float) -> None:
     """Compile every source and link the objects; CUDA's only where the library is for GPUs."""
     folder, known = plugins_dir(), discover_plugins()
     includes = (str(folder), str(folder / "include"))
@@ -197,18 +205,18 @@ def _compile(spec: LibrarySpec, workdir: Path, library: Path) -> None:
         path, output = str(folder / source), str(workdir / (source.replace("/", "_") + ".o"))
         commands.append(spec.toolchain.compile_command(path, output, includes, spec.architectures))
         objects.append(output)
-    in_threads(_run, commands)
-    _run(spec.toolchain.link_command(tuple(objects), str(library)))
+    in_threads(lambda command: _run(command, timeout_s), commands)
+    _run(spec.toolchain.link_command(tuple(objects), str(library)), timeout_s)
 
 
-def _run(command: tuple[str, ...]) -> None:
+def _run(command: tuple[str, ...], timeout_s: float) -> None:
     log.info("run %s", shlex.join(command))
     try:
         # the error pattern expects English
         environment = {**os.environ, "LC_ALL": "C"}
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environment)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False, env=environment)
     except subprocess.TimeoutExpired:
-        raise StepTimeout(f"{command[0]} did not end within {TIMEOUT_S} s") from None
+        raise StepTimeout(f"{command[0]} did not end within {timeout_s:.0f} s") from None
     if done.returncode:
         raise _error_of(command, done.stderr + done.stdout)
 

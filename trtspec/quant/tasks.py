@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from trtspec.checkpoint.arithmetic import Arithmetic
 from trtspec.checkpoint.encode import Cast, Copy
 from trtspec.checkpoint.rules import INTEGERS, Matched, Rule
 from trtspec.checkpoint.safetensors import ITEM_BYTES, FileLayout, TensorInfo
 from trtspec.checkpoint.stream import Destination, Encoding, Task, Transfer, Worker
 from trtspec.errors import CheckpointError
 from trtspec.quant.activations import Activations
+from trtspec.quant.arithmetic import choose_arithmetic
 from trtspec.quant.conversion import Conversion, TargetTensor
 from trtspec.quant.fp8 import Group, QuantizeRows, QuantizeTensors, Slot, scale_of
 from trtspec.quant.passthrough import Largest, TakeRows, TakeScales, TakeTensors
@@ -44,17 +46,20 @@ def plan_tasks(
 ) -> list[Task]:
     """Return the tasks; what is quantized in the source, as `existing` has it, is taken over.
 
-    Raises CheckpointError where an activation was not measured.
+    What computes them is chosen here, for which a library may be compiled. Raises CheckpointError where an activation
+    was not measured.
     """
+    arithmetic = choose_arithmetic(sum(tensor.nbytes for sources in matched.sources.values() for tensor in sources))
     if existing:
         taken = TakeScales(tuple(_taken_scales(plan, layouts, matched, existing)))
         scales = _task("scales", taken, taken.sources.values())
     else:
         scales = Task("scales", Constants(tuple(_constants(plan, layouts, activations))), 0)
-    return [*_cast_tasks(plan, layouts, matched), *_fp8_tasks(plan, layouts, matched, existing), scales]
+    casts = _cast_tasks(plan, layouts, matched, arithmetic)
+    return [*casts, *_fp8_tasks(plan, layouts, matched, arithmetic, existing), scales]
 
 
-def _cast_tasks(plan: Conversion, layouts: list[FileLayout], matched: Matched) -> list[Task]:
+def _cast_tasks(plan: Conversion, layouts: list[FileLayout], matched: Matched, arithmetic: Arithmetic) -> list[Task]:
     found: dict[tuple[TensorInfo, ...], tuple[str, TargetTensor, tuple[Transfer, ...]]] = {}
     for name, sources in matched.sources.items():
         target = plan.targets[name]
@@ -65,11 +70,16 @@ def _cast_tasks(plan: Conversion, layouts: list[FileLayout], matched: Matched) -
             name, _, others = found[sources]  # noqa: PLW2901
             transfers = _joined(others, transfers)
         found[sources] = name, target, transfers
-    return [_task(name, _plain(target, transfers), _sources(transfers)) for name, target, transfers in found.values()]
+    return [
+        _task(name, _plain(target, transfers, arithmetic), _sources(transfers))
+        for name, target, transfers in found.values()
+    ]
 
 
-def _plain(target: TargetTensor, transfers: tuple[Transfer, ...]) -> Encoding:
-    return Copy(transfers) if target.dtype in INTEGERS else Cast(transfers, target.dtype, target.rule.plus)
+def _plain(target: TargetTensor, transfers: tuple[Transfer, ...], arithmetic: Arithmetic) -> Encoding:
+    if target.dtype in INTEGERS:
+        return Copy(transfers)
+    return Cast(transfers, target.dtype, arithmetic, target.rule.plus)
 
 
 def _joined(one: tuple[Transfer, ...], other: tuple[Transfer, ...]) -> tuple[Transfer, ...]:
@@ -80,7 +90,11 @@ def _joined(one: tuple[Transfer, ...], other: tuple[Transfer, ...]) -> tuple[Tra
 
 
 def _fp8_tasks(
-    plan: Conversion, layouts: list[FileLayout], matched: Matched, existing: Prequantized | None
+    plan: Conversion,
+    layouts: list[FileLayout],
+    matched: Matched,
+    arithmetic: Arithmetic,
+    existing: Prequantized | None,
 ) -> list[Task]:
     tasks = []
     with_another: set[str] = set()
@@ -92,27 +106,31 @@ def _fp8_tasks(
         if plan.scheme.weights == "fp8_rowwise":
             scales = sources if existing is None else existing.row_scales(target.rule)
             by_row = _transfers(plan.scale_of(target, "per_channel_scale"), scales, layouts)
-            tasks.append(_row_task(name, transfers, by_row, existing))
+            tasks.append(_row_task(name, transfers, by_row, arithmetic, existing))
         else:
             if twin := plan.fused_with(target):
                 with_another.add(twin.rule.name)
             groups = _groups(plan, layouts, matched, target, transfers)
-            tasks.append(_tensor_task(name, groups, existing))
+            tasks.append(_tensor_task(name, groups, arithmetic, existing))
     return tasks
 
 
 def _row_task(
-    name: str, transfers: tuple[Transfer, ...], scales: tuple[Transfer, ...], existing: Prequantized | None
+    name: str,
+    transfers: tuple[Transfer, ...],
+    scales: tuple[Transfer, ...],
+    arithmetic: Arithmetic,
+    existing: Prequantized | None,
 ) -> Task:
     if existing is None:
-        return _task(name, QuantizeRows(transfers, scales), _sources(transfers))
+        return _task(name, QuantizeRows(transfers, scales, arithmetic), _sources(transfers))
     return _task(name, TakeRows(transfers, scales), _sources(transfers + scales))
 
 
-def _tensor_task(name: str, groups: tuple[Group, ...], existing: Prequantized | None) -> Task:
+def _tensor_task(name: str, groups: tuple[Group, ...], arithmetic: Arithmetic, existing: Prequantized | None) -> Task:
     sources = _sources(transfer for group in groups for transfer in group.transfers)
     if existing is None:
-        return _task(name, QuantizeTensors(groups), sources)
+        return _task(name, QuantizeTensors(groups, arithmetic), sources)
     scales = {source.name: existing.weight_scale(source.name) for source in sources}
     return _task(name, TakeTensors(groups, scales), [*sources, *scales.values()])
 

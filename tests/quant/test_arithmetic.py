@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What computes a conversion changes none of its bytes, and a conversion needs no compiler."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.tiny import FAMILY_SHAPES, convert, make_model
+from trtspec.checkpoint.arithmetic import NumpyArithmetic
+from trtspec.checkpoint.sharding import ParallelMapping
+from trtspec.errors import StepTimeout
+from trtspec.kernels import build
+from trtspec.kernels.bindings import load_library
+from trtspec.kernels.quantize import CompiledArithmetic, Instructions, fastest_of
+from trtspec.quant import arithmetic, tasks
+from trtspec.quant.activations import Activations
+from trtspec.quant.arithmetic import WORTH_BYTES, choose_arithmetic
+from trtspec.quant.scheme import Scheme
+
+
+class Ones(dict[str, float]):
+    """As if 1 had been measured of whatever is asked for."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+    def __getitem__(self, name: str) -> float:
+        return 1.0
+
+
+def digests(out: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(out.iterdir())}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILY_SHAPES)
+def test_what_computes_changes_no_byte(
+    family: str, tmp_path: Path, build_kernels: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = load_library(build_kernels("quantize"))
+    chosen = [CompiledArithmetic(library, Instructions(each)) for each in range(1, fastest_of(library) + 1)]
+    ones = Activations(Ones(), Ones(), Ones())
+    for dtype, target in (("bfloat16", "auto"), ("float32", "bfloat16"), ("bfloat16", "float16")):
+        source = make_model(tmp_path / dtype, family, dtype=dtype)
+        for scheme in (Scheme(), Scheme("fp8", "fp8"), Scheme("fp8_rowwise")):
+            if family == "mixtral" and scheme.weights == "fp8_rowwise":
+                continue
+            found = []
+            for number, each in enumerate([NumpyArithmetic(), *chosen]):
+                monkeypatch.setattr(tasks, "choose_arithmetic", lambda nbytes, each=each: each)
+                out = tmp_path / f"{dtype}-{target}-{scheme.weights}-{number}"
+                convert(source, out, target, scheme=scheme, activations=ones, mapping=ParallelMapping(2))
+                found.append(digests(out))
+            assert found[1:] == found[:1] * len(chosen)
+
+
+@pytest.fixture
+def compilations(monkeypatch: pytest.MonkeyPatch, workplace: Path) -> list[float]:
+    """The bounds of what was compiled since; each compilation runs out of its time."""
+    bounds: list[float] = []
+
+    def run(command: tuple[str, ...], timeout_s: float) -> None:
+        bounds.append(timeout_s)
+        raise StepTimeout(f"g++ did not end within {timeout_s:.0f} s")
+
+    monkeypatch.setattr(build, "_run", run)
+    return bounds
+
+
+def test_little_is_converted_in_numpy_at_once(compilations: list[float]) -> None:
+    assert isinstance(choose_arithmetic(WORTH_BYTES - 1), NumpyArithmetic)
+    assert compilations == []
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ on the PATH")
+def test_a_compiler_is_not_waited_for_long(compilations: list[float], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, arithmetic.log.name)
+    assert isinstance(choose_arithmetic(WORTH_BYTES), NumpyArithmetic)
+    assert set(compilations) == {60}
+    assert caplog.messages == [
+        "weights are converted in numpy, which is slower and says the same: g++ did not end within 60 s"
+    ]
+
+
+def test_without_a_compiler_numpy_converts(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, arithmetic.log.name)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert isinstance(choose_arithmetic(WORTH_BYTES), NumpyArithmetic)
+    assert "no C++ compiler is on the PATH" in caplog.messages[0]
+
+
+def test_where_nothing_can_be_kept_numpy_converts(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (workplace / "file").touch()
+    monkeypatch.setenv("TRTSPEC_CACHE", str(workplace / "file"))
+    assert isinstance(choose_arithmetic(WORTH_BYTES), NumpyArithmetic)
+
+
+@pytest.mark.slow
+def test_a_library_that_is_there_is_used_without_a_compiler(
+    workplace: Path, build_kernels: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = build_kernels("quantize")
+    monkeypatch.setenv("TRTSPEC_CACHE", str(path.parents[2]))
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    found = choose_arithmetic(WORTH_BYTES)
+    assert isinstance(found, CompiledArithmetic)
+    assert (found.library.path, found.instructions) == (path, fastest_of(found.library))
+
+
+@pytest.mark.slow
+def test_a_library_that_cannot_be_loaded_is_none(
+    workplace: Path, build_kernels: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = build_kernels("quantize").parents[1]
+    shutil.copytree(there, workplace / "cache" / "plugins")
+    monkeypatch.setenv("TRTSPEC_CACHE", str(workplace / "cache"))
+    for path in (workplace / "cache").rglob("*.so"):
+        path.write_bytes(b"\x7fELF")
+    assert isinstance(choose_arithmetic(WORTH_BYTES), NumpyArithmetic)

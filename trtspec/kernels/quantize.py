@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compiled arithmetic of conversions (plugins/quantize), on numpy arrays of bit patterns [rows, columns].
+
+What it says is `checkpoint.arithmetic`'s, bit for bit. Formats have safetensors' names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from ctypes import POINTER, Structure, addressof, byref, c_float, c_int32, c_int64, c_uint32, c_void_p, pointer, sizeof
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trtspec.errors import TrtspecError
+from trtspec.kernels.bindings import KernelLibrary, load_library
+from trtspec.kernels.build import build_library, find_libraries, plan_library
+
+PLUGIN = "quantize"
+FORMATS = {"F32": 1, "F16": 2, "BF16": 3, "F8_E4M3": 4}
+ITEMS = {"F32": np.uint32, "F16": np.uint16, "BF16": np.uint16, "F8_E4M3": np.uint8}
+COUNT, CAST, QUANTIZE_ROWS = range(3)
+
+Bits = npt.NDArray[Any]
+
+
+class Instructions(IntEnum):
+    """`trtspec_instructions`: what a call is computed with; the results are the same."""
+
+    FASTEST = 0
+    PORTABLE = 1
+    AVX512 = 2
+
+
+class CensusStruct(Structure):
+    """`trtspec_census`."""
+
+    _fields_ = (("nans", c_int64), ("infinities", c_int64), ("largest", c_uint32), ("reserved", c_uint32))
+
+
+class QuantizeArgs(Structure):
+    """`trtspec_quantize_args`."""
+
+    _fields_ = (
+        ("struct_size", c_uint32),
+        ("operation", c_int32),
+        ("instructions", c_int32),
+        ("source_dtype", c_int32),
+        ("target_dtype", c_int32),
+        ("reserved", c_int32),
+        ("rows", c_int64),
+        ("columns", c_int64),
+        ("source", c_void_p),
+        ("source_stride", c_int64),
+        ("target", c_void_p),
+        ("target_stride", c_int64),
+        ("scales", c_void_p),
+        ("census", POINTER(CensusStruct)),
+    )
+
+
+@dataclass(frozen=True)
+class CompiledArithmetic:
+    """Arithmetic of a library, by the fastest instructions of this machine or by some that it has.
+
+    Rows may lie apart and at any address; the values of a row are next to each other.
+    """
+
+    library: KernelLibrary
+    instructions: Instructions = Instructions.FASTEST
+
+    def count(self, bits: Bits, dtype: str) -> tuple[int, int, int]:
+        """Return the pattern of the largest finite magnitude, and how many values are NaN and infinite."""
+        census = CensusStruct()
+        self._run(COUNT, bits, dtype, census=pointer(census))
+        return census.largest, census.nans, census.infinities
+
+    def cast(self, bits: Bits, source: str, target: str) -> Bits:
+        """Return patterns of `source` in `target`; equal formats pass through untouched."""
+        return bits if source == target else self._cast(bits, source, target, None)
+
+    def quantizer(self, dtype: str, scale: np.float32) -> Callable[[Bits], Bits]:
+        """Return what makes patterns of `dtype`, divided by a scale, F8_E4M3."""
+        divisor = c_float(scale)
+        return lambda bits: self._cast(bits, dtype, "F8_E4M3", divisor)
+
+    def quantize_rows(self, bits: Bits, dtype: str) -> tuple[Bits, npt.NDArray[np.float32], tuple[int, int, int]]:
+        """Return F8_E4M3 patterns, the scale of each row [rows, 1], and what `count` says of the rows."""
+        census, scales = CensusStruct(), np.empty((len(bits), 1), np.float32)
+        encoded = np.empty(bits.shape, np.uint8)
+        self._run(QUANTIZE_ROWS, bits, dtype, encoded, scales=scales.ctypes.data, census=pointer(census))
+        return encoded, scales, (census.largest, census.nans, census.infinities)
+
+    def _cast(self, bits: Bits, source: str, target: str, divisor: c_float | None) -> Bits:
+        encoded = np.empty(bits.shape, ITEMS[target])
+        scales = addressof(divisor) if divisor else None
+        self._run(CAST, bits, source, encoded, target_dtype=FORMATS[target], scales=scales)
+        return encoded
+
+    def _run(self, operation: int, bits: Bits, dtype: str, encoded: Bits | None = None, **others: Any) -> None:
+        args = QuantizeArgs(sizeof(QuantizeArgs), operation, self.instructions, FORMATS[dtype], **others)
+        args.rows, args.columns = bits.shape
+        args.source, args.source_stride = bits.ctypes.data, bits.strides[0]
+        if encoded is not None:
+            args.target, args.target_stride = encoded.ctypes.data, encoded.strides[0]
+        if bits.dtype != ITEMS[dtype] or (bits.shape[1] > 1 and bits.strides[1] != bits.itemsize):
+            raise TrtspecError(f"quantize: {bits.dtype} {bits.shape} {bits.strides} is not rows of {dtype}")
+        if code := self.library.handle.trtspec_quantize_cpu(byref(args)):
+            raise TrtspecError(f"quantize: {self.library.message(code)}", where=str(self.library.path))
+
+
+def load_arithmetic(timeout_s: float) -> CompiledArithmetic:
+    """Return the arithmetic of the library that is in the cache, compiling it within `timeout_s` where none is.
+
+    Raises TrtspecError where there is neither a library nor a compiler, it takes longer, or this machine cannot run it.
+    """
+    found = next(iter(find_libraries((PLUGIN,))), None)
+    library = load_library(found or build_library(plan_library((PLUGIN,)), timeout_s))
+    return CompiledArithmetic(library, fastest_of(library))
+
+
+def fastest_of(library: KernelLibrary) -> Instructions:
+    """Return the fastest instructions of a library on this machine; raises TrtspecError where it has none."""
+    code = library.handle.trtspec_quantize_instructions()
+    if code < 0:
+        raise TrtspecError(library.message(code), where=str(library.path))
+    return Instructions(code)
