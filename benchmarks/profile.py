@@ -6,9 +6,10 @@ target alone and a fixed draft length (at least 0.98 of it), however many reques
     python benchmarks/profile.py [--recipes quickstart quickstart-ngram quickstart-eagle3] [--out FILE.json]
 
 What is expected and what is measured are of the same run: closed loops of so many requests, greedy, whole texts with
-their prefill, while all of the places are taken. Each case runs next to the target alone, requests that ask the same
-engine for no drafts (a second engine in the process takes up to 3 ms of each step of the first), and the median of
-three such pairs counts. It takes half an hour of a quiet machine.
+their prefill, while all of the places are taken. All arms are asked of one engine in a process to itself (a second one
+in it would take up to 3 ms of each step of the first), in rounds of one run each. The fastest run of an arm counts:
+what else a machine does only adds to a run, and where its speed drifts by a factor of two no other number can be
+compared to a few percent. `noise` says how far apart two equal arms are. It takes half an hour.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache, partial
 from itertools import cycle, islice
+from multiprocessing import get_context
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -43,9 +46,14 @@ RECIPES = ("quickstart", "quickstart-ngram", "quickstart-eagle3")
 MAX_DRAFT_LEN, MAX_BATCH = 10, 64
 BATCHES, LENS = (1, 4, 16), (1, 2, 4, 6, 8, 10)
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64)
-PROMPTS, TOKENS, ROUNDS = 32, 96, 3
+PROMPTS, TOKENS, ROUNDS = 32, 96, 9
 LEAST, A_PLACE = 5, 3  # requests of a measurement, in all and for each that runs at once
 WITHIN_S = 600.0
+
+Schedule = tuple[tuple[int, int], ...]
+Asked = Callable[[Schedule, int], float]  # how much is drafted, and requests at once, to tokens a second
+
+ALONE: Schedule = ((MAX_BATCH, 0),)
 
 
 def main() -> None:
@@ -86,97 +94,83 @@ def examine(candidate: Candidate, parts: Sequence[str]) -> dict[str, Any]:
     with open_artifact(candidate.root) as artifact:
         texts, _ = say(artifact, prompts, TOKENS, lambda what, done, total: None)
     measured = measure(candidate, texts, (*BATCHES, MAX_BATCH), lambda what, done, total: None)
-    found: dict[str, Any] = {}
-    if "lens" in parts:
-        found["lens"] = compare_lens(measured, texts)
-    if "schedule" in parts:
-        found["schedule"] = compare_schedule(measured, texts)
-    return found
+    compared = {"lens": compare_lens, "schedule": compare_schedule}
+    with loaded(measured, texts) as engine:
+        return {part: compared[part](measured, engine) for part in parts}
 
 
-def compare_lens(measured: Measured, texts: Texts) -> dict[str, Any]:
+def compare_lens(measured: Measured, engine: Asked) -> dict[str, Any]:
     """Hold what is expected of each draft length against what the engine does with it."""
     rows = []
-    with loaded(measured.candidate) as engine:
-        for batch in BATCHES:
-            expected = {each.draft_len: each.expected.value for each in measured.speedups if each.batch == batch}
-            chosen = measured.best(batch).draft_len
-            lens = sorted({*LENS, chosen})
-            arms = [(engine, length) for length in lens]
-            seen = dict(zip(lens, map(ratio, pairs(engine, arms, texts, batch)), strict=True))
-            rows.append(
-                {
-                    "batch": batch,
-                    "expected": {str(length): round(expected[length], 3) for length in lens},
-                    "measured": {str(length): round(ratio, 3) for length, ratio in seen.items()},
-                    "largest_error": round(max(abs(expected[each] / seen[each] - 1) for each in lens), 3),
-                    "chosen": chosen,
-                    "chosen_of_best": round(seen[chosen] / max(seen.values()), 3),
-                }
-            )
-            print(rows[-1], file=sys.stderr, flush=True)
+    for batch in BATCHES:
+        expected = {each.draft_len: each.expected.value for each in measured.speedups if each.batch == batch}
+        chosen = measured.best(batch).draft_len
+        lens = sorted({*LENS, chosen})
+        alone, *found = rounds(engine, [ALONE, *(((MAX_BATCH, length),) for length in lens)], batch)
+        seen = {length: each / alone for length, each in zip(lens, found, strict=True)}
+        rows.append(
+            {
+                "batch": batch,
+                "expected": {str(length): round(expected[length], 3) for length in lens},
+                "measured": {str(length): round(ratio, 3) for length, ratio in seen.items()},
+                "largest_error": round(max(abs(expected[each] / seen[each] - 1) for each in lens), 3),
+                "chosen": chosen,
+                "chosen_of_best": round(seen[chosen] / max(seen.values()), 3),
+            }
+        )
+        print(rows[-1], file=sys.stderr, flush=True)
     return {"batches": rows}
 
 
-def compare_schedule(measured: Measured, texts: Texts) -> dict[str, Any]:
-    """Hold the schedule against the target alone and the fixed length, at each number of requests at once."""
+def compare_schedule(measured: Measured, engine: Asked) -> dict[str, Any]:
+    """Hold the schedule against the target alone and the fixed length, at each number of requests at once.
+
+    `noise` is how far two equal arms are apart: the fixed length was asked twice.
+    """
     chosen = recommend([measured], 1)
-    schedule = chosen.schedule or ((MAX_BATCH, chosen.draft_len),)
+    schedule, fixed = chosen.schedule or ((MAX_BATCH, chosen.draft_len),), ((MAX_BATCH, chosen.draft_len),)
     rows = []
-    with (
-        loaded(measured.candidate, schedule) as scheduled,
-        loaded(measured.candidate) as fixed,
-    ):
-        for many in CONCURRENCIES:
-            arms = [(fixed, chosen.draft_len), (scheduled, None)]
-            of_fixed, of_scheduled = found = pairs(fixed, arms, texts, many)
-            speed = {
-                "alone": median(side for each in found for side, _ in each),
-                "fixed": median(side for _, side in of_fixed),
-                "scheduled": median(side for _, side in of_scheduled),
-            }
-            rows.append({"concurrency": many, **{arm: round(each, 1) for arm, each in speed.items()}})
-            rows[-1]["scheduled_of_better"] = round(ratio(of_scheduled) / max(1.0, ratio(of_fixed)), 3)
+    for many in CONCURRENCIES:
+        arms = {"alone": ALONE, "fixed": fixed, "scheduled": schedule, "again": fixed}
+        found = dict(zip(arms, rounds(engine, [*arms.values()], many), strict=True))
+        better, noise = max(found["alone"], found["fixed"]), abs(found["again"] / found["fixed"] - 1)
+        row = {"concurrency": many, **{arm: round(each, 1) for arm, each in found.items()}}
+        rows.append(row | {"scheduled_of_better": round(found["scheduled"] / better, 3), "noise": round(noise, 3)})
+        print(rows[-1], file=sys.stderr, flush=True)
     least = min(row["scheduled_of_better"] for row in rows)
     return {"schedule": schedule, "fixed": chosen.draft_len, "tokens_per_s": rows, "least": least}
 
 
 @contextmanager
-def loaded(candidate: Candidate, schedule: Sequence[tuple[int, int]] = ()) -> Iterator[Engine]:
-    root = candidate.root
-    settings = replace(engine_settings(root, load_manifest(root).recipe), schedule=tuple(schedule))
-    engine = Engine.load(root / TARGET, root / DRAFT if (root / DRAFT).is_dir() else None, settings)
-    try:
-        yield engine
-    finally:
-        engine.close()
+def loaded(measured: Measured, texts: Texts) -> Iterator[Asked]:
+    """Give an engine in a process of its own."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        ask = partial(throughput, measured.candidate.root, texts.prompts)
+        yield lambda schedule, many: process.submit(ask, schedule, many).result(WITHIN_S)
 
 
-def pairs(
-    engine: Engine, arms: Sequence[tuple[Engine, int | None]], texts: Texts, many: int
-) -> list[list[tuple[float, float]]]:
-    """Return for each arm its pairs of tokens a second, one a round: the target alone, and itself next to it."""
-    found: list[list[tuple[float, float]]] = [[] for _ in arms]
+@cache
+def engine_of(root: Path) -> Engine:
+    settings = engine_settings(root, load_manifest(root).recipe)
+    return Engine.load(root / TARGET, root / DRAFT if (root / DRAFT).is_dir() else None, settings)
+
+
+def rounds(engine: Asked, arms: Sequence[Schedule], many: int) -> list[float]:
+    """Return each arm's most tokens a second; every second round goes through them backwards."""
+    found = [0.0] * len(arms)
     for number in range(ROUNDS):
-        for place, arm in enumerate(arms):
-            sides = {"alone": (engine, 0), "drafting": arm}
-            order = sorted(sides, reverse=number % 2 == 1)
-            speed = {name: throughput(*sides[name], texts, many) for name in order}
-            found[place].append((speed["alone"], speed["drafting"]))
-    print(f"{many} at once: {[round(ratio(each), 2) for each in found]}", file=sys.stderr, flush=True)
+        for place in range(len(arms))[:: -1 if number % 2 else 1]:
+            found[place] = max(found[place], engine(arms[place], many))
     return found
 
 
-def ratio(found: Sequence[tuple[float, float]]) -> float:
-    """Return how many times as fast an arm is: the median of its pairs."""
-    return median(drafting / alone for alone, drafting in found)
-
-
-def throughput(engine: Engine, length: int | None, texts: Texts, many: int) -> float:
+def throughput(root: Path, said: Sequence[Sequence[int]], schedule: Schedule, many: int) -> float:
     """Return tokens a second while `many` requests run: from the first until no more can begin."""
     from trtspec.generation.request import Request, Update
 
-    prompts = list(islice(cycle(texts.prompts), max(LEAST, A_PLACE * many)))
+    engine = engine_of(root)
+    engine.speculator.settings = replace(engine.settings, schedule=schedule)  # nothing runs in between
+    prompts = list(islice(cycle(said), max(LEAST, A_PLACE * many)))
     lock, left, done = threading.Lock(), iter(prompts), threading.Event()
     running = tokens = 0
     seconds, counted = 0.0, 0
@@ -192,7 +186,7 @@ def throughput(engine: Engine, length: int | None, texts: Texts, many: int) -> f
                     done.set()
                 return
             running += 1
-        engine.submit(Request(prompt, TOKENS, draft_len=length), take)
+        engine.submit(Request(prompt, TOKENS), take)
 
     def take(update: Update) -> None:
         nonlocal running, tokens

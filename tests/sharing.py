@@ -72,12 +72,21 @@ class Turns:
 
     def __init__(self, folder: Path, has_ports: bool = False) -> None:
         self.folder, self.has_ports = folder, has_ports
+        self._held = ExitStack()
+        self._keeps = False  # the machine, from one that runs alone to the next
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        """Run the test, set-up and all, when it is its turn."""
-        with self.turn(alone=is_marked(item, "alone"), ports=is_marked(item, "triton")):
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+        """Run the test, set-up and all, when it is its turn; those that run alone have one turn together."""
+        alone = is_marked(item, "alone")
+        if not self._keeps:
+            self._held.enter_context(self.turn(alone=alone, ports=is_marked(item, "triton")))
+        self._keeps = alone and nextitem is not None and is_marked(nextitem, "alone")
+        try:
             return (yield)
+        finally:
+            if not self._keeps:
+                self._held.close()
 
     @contextmanager
     def turn(self, *, alone: bool = False, ports: bool = False) -> Iterator[None]:

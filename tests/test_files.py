@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from trtspec.files import FileRecord, copy_tree, file_sha256, replace_file, sync_directories
+from trtspec.file_records import FileRecord
+from trtspec.files import copy_tree, file_sha256, replace_file, sync_directories
 
 
 def test_file_sha256_reads_the_whole_file_in_pieces(tmp_path: Path) -> None:

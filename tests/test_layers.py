@@ -18,7 +18,7 @@ PACKAGE = Path(trtspec.__file__).parent
 
 LEVELS = [
     {"errors", "__init__", "_data"},
-    {"paths", "system", "registry", "files", "failpoint", "diagnostics", "exposition", "interpreter"},
+    {"paths", "system", "registry", "files", "file_records", "failpoint", "diagnostics", "exposition", "interpreter"},
     {"recipe", "graph", "probe", "gpus"},
     {"artifacts", "disk"},
     {"checkpoint", "kernels"},
@@ -58,10 +58,16 @@ def package_of(path: Path) -> str:
 
 
 @cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Return a module's syntax tree in pieces, itself first."""
+    return tuple(ast.walk(ast.parse(path.read_text())))
+
+
+@cache
 def imports(path: Path) -> set[str]:
     """Return the dotted names that a module imports from trtspec, wherever in it."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -101,14 +107,13 @@ CITATION = re.compile(r"[\w.-]+/[\w.-]+:[\w./-]+@[\w.]+")  # a public file: owne
 
 def words(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the strings of a module without its docstrings and without sources that it cites."""
-    tree = ast.parse(path.read_text())
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     docstrings = {
         id(node.body[0].value)
-        for node in ast.walk(tree)
+        for node in nodes(path)
         if isinstance(node, documented) and node.body and isinstance(node.body[0], ast.Expr)
     }
-    for node in ast.walk(tree):
+    for node in nodes(path):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
             yield node.lineno, CITATION.sub("", node.value)
 
@@ -139,7 +144,7 @@ def cycles(graph: dict[str, set[str]]) -> list[str]:
 def top_level_imports(path: Path, known: set[str]) -> set[str]:
     """Return what a module imports when it is imported itself."""
     found = set()
-    for node in ast.parse(path.read_text()).body:
+    for node in nodes(path)[0].body:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -163,8 +168,8 @@ def test_functions_and_modules_stay_small() -> None:
         text = path.read_text()
         sizes.append(text.count("\n"))
         functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-        nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, functions)]
-        lengths += [node.end_lineno - node.lineno + 1 for node in nodes]
+        found = [node for node in nodes(path) if isinstance(node, functions)]
+        lengths += [node.end_lineno - node.lineno + 1 for node in found]
     median, ninth = quantiles(lengths, n=10)[4], quantiles(lengths, n=10)[8]
     assert (median, ninth) <= (6, 17)
     assert (quantiles(sizes, n=10)[4], quantiles(sizes, n=10)[8]) <= (93, 200)

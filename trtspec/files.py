@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that can be trusted: how one is recorded and hashed, and how it reaches the disk for good.
+"""Files that can be trusted: how one is read and hashed, and how it reaches the disk for good.
 
-Knows neither the store nor artifacts, which both stand on it.
+Knows neither the store nor artifacts, which both stand on it, and no pydantic: what serves imports this.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ import shutil
 import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, BinaryIO, TypeVar
-
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from typing import BinaryIO, TypeVar
 
 _CHUNK_BYTES = 1 << 20
 
@@ -27,25 +25,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def _relative(path: str) -> str:
-    if "\0" in path or any(part in ("", ".", "..") for part in path.split("/")):
-        raise ValueError(f"{path!r} does not stay inside its directory")
-    return path
-
-
-Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 UNREAD = "unread"  # in place of the SHA-256 of a file that nobody has read
 Absent = tuple[str, int, int]  # SHA-256 or UNREAD, bytes and mtime in ns of a file that is not here
-
-
-class FileRecord(BaseModel):
-    """A file as it was when it had been written, by its path relative to the directory that is recorded."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    path: Annotated[str, AfterValidator(_relative)]
-    size: Annotated[int, Field(ge=0)]
-    sha256: Sha256
 
 
 class UnfitFile(OSError):

@@ -32,7 +32,7 @@ from trtspec.check.recipe import CheckResult, check_recipe
 from trtspec.diagnostics import Diagnostic, RecipeError
 from trtspec.disk import DiskNeed, disk_need, plan_disk
 from trtspec.errors import StepError, TrtspecError
-from trtspec.files import FileRecord
+from trtspec.file_records import FileRecord
 from trtspec.graph.digest import DigestCache
 from trtspec.graph.executor import Observer, StepResult, execute
 from trtspec.graph.files import FileReader, Files

@@ -12,7 +12,7 @@ import pytest
 from tests.durability import die_at, finish, start, synced  # noqa: F401
 from tests.manifests import resolved
 from trtspec.artifacts.manifest import BackendRecord, Manifest, StepRecord
-from trtspec.files import FileRecord
+from trtspec.file_records import FileRecord
 
 Make = Callable[..., tuple[dict[str, Path], Manifest]]
 

@@ -9,7 +9,7 @@ from typing import Any
 from tests.manifests import resolved
 from trtspec.artifacts.manifest import BackendRecord, DeviceMemory, Manifest
 from trtspec.artifacts.paths import REPOSITORY
-from trtspec.files import FileRecord
+from trtspec.file_records import FileRecord
 from trtspec.pipeline import Build, device_memory
 from trtspec.steps.repository import EmitRepository
 

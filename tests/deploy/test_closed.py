@@ -57,7 +57,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalDeploy
             yield deploy_local(make_echo_artifact(root / "echo"), DeployOptions(timeout_s=60))
         finally:
             os.umask(before)
-            stop("echo")
+            stop("echo", timeout_s=0)
 
 
 @pytest.fixture

@@ -69,7 +69,7 @@ def deploy(tritonserver, tmp_path: Path):
     yield start
     for name in {*names}:
         if DeploymentJournal(name).read():
-            stop(name)
+            stop(name, timeout_s=0)
 
 
 def in_another_process(artifact: Path, how: str) -> tuple[subprocess.Popen[str], int]:

@@ -58,7 +58,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory, port: int) -> Iterator[
             options = DeployOptions(timeout_s=120, ports={"openai": port}, wait_warm=True, on_event=note_event)
             yield deploy_local(artifact, options)
         finally:
-            stop("tiny")
+            stop("tiny", timeout_s=0)
 
 
 def ask(deployment: LocalDeployment, path: str, body: dict[str, Any] | None = None, key: str = KEY) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 
 from trtspec.deploy.journal import DeploymentJournal, Record
 from trtspec.deploy.roller import Roller, Stopped
-from trtspec.deploy.rollout import Rollout
+from trtspec.deploy.rollout import ROLLBACK, Rollout
 from trtspec.errors import DeployError
 
 RECORD = Record("n", "live", "/artifact", 1, 2, 8000, 8001, 8002, "shm", True, revision=1)
@@ -56,18 +56,28 @@ def test_a_fault_does_not_wait_for_the_answers_of_a_busy_server(roller: Roller) 
     threading.Timer(0.2, lambda: setattr(roller, "_fault", "its server died")).start()
     began = time.monotonic()
     with pytest.raises(Stopped, match="its server died"):
-        roller._ask(pairs)  # type: ignore[arg-type]
+        roller._beside(pairs.ask)
     assert time.monotonic() - began < 5
     pairs.answered.set()
+
+
+def test_gates_do_not_keep_who_asks_for_a_rollback_waiting(roller: Roller) -> None:
+    gates = Asked()
+    threading.Timer(0.2, lambda: setattr(roller, "_wanted", ROLLBACK)).start()
+    began = time.monotonic()
+    with pytest.raises(Stopped, match="somebody asked for it"):
+        roller._beside(gates.ask)
+    assert time.monotonic() - began < 5
+    gates.answered.set()
 
 
 def test_what_both_answer_is_waited_for_and_a_failure_is_told(roller: Roller) -> None:
     pairs = Asked()
     threading.Timer(0.2, pairs.answered.set).start()
-    roller._ask(pairs)  # type: ignore[arg-type]
+    roller._beside(pairs.ask)
     pairs.error = DeployError("a request of our own failed")
     with pytest.raises(DeployError, match="of our own failed"):
-        roller._ask(pairs)  # type: ignore[arg-type]
+        roller._beside(pairs.ask)
 
 
 @pytest.mark.parametrize("fails", [0, 1])

@@ -92,7 +92,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
         live = Live(root)
         live.deploy(live.make())
         yield live
-        stop("echo", timeout_s=1)
+        stop("echo", timeout_s=0)
 
 
 def test_a_good_one_takes_the_place_and_the_one_before_comes_back(live: Live) -> None:

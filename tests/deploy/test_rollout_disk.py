@@ -54,7 +54,7 @@ def live(disk: Path) -> Iterator[Live]:
         live = Live(disk)
         live.deploy(live.make())
         yield live
-        stop("echo", timeout_s=1)
+        stop("echo", timeout_s=0)
 
 
 @contextmanager

@@ -127,7 +127,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]
         options = DeployOptions(timeout_s=120, detach=True)
         url = deploy_local(artifacts[0], options).as_dict()["endpoints"]["openai"]
         yield url, artifacts[1]
-        stop("tiny", timeout_s=5)
+        stop("tiny", timeout_s=0)
 
 
 def roll(artifact: Path, *shares: int, shadow: int | None = None) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def live(tmp_path_factory) -> Iterator[Callable[[], Record]]:
             pytest.skip(str(error))
         deploy_local(make_echo_artifact(root / "echo", first=FIRST.strip()), DeployOptions(detach=True, timeout_s=60))
         yield DeploymentJournal("echo").known
-        stop("echo", timeout_s=1)
+        stop("echo", timeout_s=0)
 
 
 def of(record: Record, wanted: str) -> int:

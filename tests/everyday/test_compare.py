@@ -265,6 +265,7 @@ BAD: dict[str, tuple[bytes, str]] = {
     "many values": (b'{"a": [' + b"0," * 200_001, "at most 200,000 are parsed"),
     "broken": (b'{"steps": ', "not valid JSON"),
     "no UTF-8": (b'{"\xff": 1}', "not valid JSON"),
+    "a load": (b'{"format_version": 1, "kind": "load", "points": []}', "a benchmark under load"),
     "another document": (b'{"format_version": 1, "findings": []}', "not a document that can be compared"),
     "several plans": (b'{"format_version": 1, "recipes": []}', "it holds the plans of several recipes"),
     "a plan of bad types": (b'{"format_version": 1, "name": "x", "steps": 3, "memory": {"gpus": []}}', "'steps': "),

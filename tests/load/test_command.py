@@ -16,22 +16,22 @@ from trtspec.doctor import install_hint
 FEW = ("--requests", 6, "--runs", 3, "--max-rounds", 3, "--max-tokens", 6, "--prompts", "default")
 ENOUGH = ("--requests", 4, "--runs", 6, "--max-rounds", 6)  # for what has to be shown beside other work
 
-pytestmark = [pytest.mark.alone, pytest.mark.slow]  # a server answers by the clock
-
 
 def pays(body: dict[str, Any]) -> Script:
     """Draft well."""
-    return steady(0.01, 0.04, 6) if "num_draft_tokens" in body else steady(0.01, 0.001, 6, (8, 4, 2))
+    return steady(0.01, 0.02, 6) if "num_draft_tokens" in body else steady(0.01, 0.001, 6, (8, 4, 2))
 
 
 def does_not(body: dict[str, Any]) -> Script:
     """Draft badly: worse than not at all."""
-    return steady(0.01, 0.001 if "num_draft_tokens" in body else 0.04, 6)
+    return steady(0.01, 0.001 if "num_draft_tokens" in body else 0.02, 6)
 
 
+@pytest.mark.alone
+@pytest.mark.slow  # a server answers by the clock
 def test_a_sweep(trtspec: Run, workplace: Path) -> None:
     with scripted(pays) as server:
-        asked = ("bench", server.url, "--concurrency", "1,3", "--rate", "20", "--slo", "ttft=5s,tpot=30ms", *FEW)
+        asked = ("bench", server.url, "--concurrency", "1,3", "--rate", "20", "--slo", "ttft=5s,tpot=15ms", *FEW)
         done = trtspec(*asked, "--samples", "raw.jsonl", "--json")
         shown = trtspec(*asked, "--runs", 1, "--max-rounds", 1)
     assert done.code == 0
@@ -43,7 +43,7 @@ def test_a_sweep(trtspec: Run, workplace: Path) -> None:
         {"kind": "poisson", "requests_per_s": 20.0},
     ]
     assert document["workload"]["source"] == "default"
-    assert document["slo"] == {"ttft_ms": 5000.0, "tpot_ms": 30.0, "e2e_ms": None}
+    assert document["slo"] == {"ttft_ms": 5000.0, "tpot_ms": 15.0, "e2e_ms": None}
     for point in document["points"]:
         assert point["speedup"]["ratio"] > 1
         assert (point["identical_texts"], point["requests_per_round"]) == ({"same": 18, "compared": 18}, 6)
@@ -60,6 +60,7 @@ def test_a_sweep(trtspec: Run, workplace: Path) -> None:
     assert "3.00" in shown.out
 
 
+@pytest.mark.slow  # a server answers by the clock
 def test_the_page_has_every_field(trtspec: Run, workplace: Path) -> None:
     with scripted(pays) as server:
         done = trtspec("bench", server.url, "--concurrency", "1", *FEW, "--runs", 1, "--max-rounds", 1,
@@ -86,6 +87,8 @@ def fields_of(value: Any) -> set[str]:
     return {*value, *set().union(*map(fields_of, value.values()))} if isinstance(value, dict) else set()
 
 
+@pytest.mark.alone
+@pytest.mark.slow  # a server answers by the clock
 def test_a_least_ratio_is_a_gate(trtspec: Run, workplace: Path) -> None:
     with scripted(pays) as good, scripted(does_not) as bad:
         held = trtspec("bench", good.url, "--concurrency", "2", *FEW, *ENOUGH, "--min-ratio", "1.0")
@@ -97,7 +100,8 @@ def test_a_least_ratio_is_a_gate(trtspec: Run, workplace: Path) -> None:
     assert missed.document["crossover"]["concurrency"] == 2
 
 
-@pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.slow  # a server answers by the clock
 def test_two_saved_runs(trtspec: Run, workplace: Path) -> None:
     for name, script in (("a", pays), ("b", pays), ("worse", does_not)):
         with scripted(script) as server:
@@ -120,6 +124,7 @@ def test_two_saved_runs(trtspec: Run, workplace: Path) -> None:
     assert "B is faster at 2 of 2 loads" in better.out
 
 
+@pytest.mark.slow  # a server answers by the clock
 def test_documents_of_other_prompts_are_not_comparable(trtspec: Run, workplace: Path) -> None:
     for name, more in (("a", ()), ("b", ("--seed", 3))):
         with scripted(pays) as server:

@@ -23,7 +23,7 @@ from trtspec.load.workload import Workload
 from trtspec.prompts.prompt import Prompt
 
 PROMPTS = [Prompt(f"prompt {number}", f"p{number}", "code" if number % 2 else "chat") for number in range(10)]
-pytestmark = [pytest.mark.alone, pytest.mark.slow]  # a server answers by the clock
+pytestmark = pytest.mark.slow  # a server answers by the clock
 LATE_MS = 15.0  # how much later than the schedule a chunk may be noticed on a machine with other work
 ONCE = Effort(least_rounds=1, most_rounds=1)
 
@@ -48,6 +48,7 @@ def noted_e2e_ms(server: Server, *, alone: bool) -> list[float]:
     return [1000 * (times[-1] - times[0]) for times in measured]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("api", ["completions", "chat", "triton"])
 def test_figures_are_the_servers_by_every_api(api: str) -> None:
     """Never sooner than the schedule, and hardly later than the server noted, however busy the machine is."""
@@ -68,6 +69,7 @@ def test_figures_are_the_servers_by_every_api(api: str) -> None:
     assert (served.drafted, served.accepted, served.steps) == (10, 5, 2)
 
 
+@pytest.mark.alone
 def test_times_are_those_at_which_the_server_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Request by request: what the client noticed is what the server noted in the same process, and hardly later."""
     with scripted(lambda body: steady(0.03, 0.012, 6), ours=False) as server:
@@ -105,6 +107,7 @@ def test_the_arms_take_turns_at_being_first() -> None:
     assert first in ([True, False, True, False], [False, True, False, True])
 
 
+@pytest.mark.alone
 def test_what_waits_for_a_slow_server_counts_from_when_it_was_due() -> None:
     """One answer of 40 ms at a time and 50 requests a second: the queue grows."""
     load = Poisson(50.0)
@@ -136,6 +139,7 @@ def test_rounds_end_when_the_interval_is_narrow_or_at_the_most() -> None:
         assert 1 <= len(point.rounds["served"]) < 10
 
 
+@pytest.mark.alone
 def test_a_sweep_ends_at_the_crossover() -> None:
     """A server that drafts well for few and badly for many: at 4 at once it is slower, and 8 is not measured."""
 
@@ -153,6 +157,7 @@ def test_a_sweep_ends_at_the_crossover() -> None:
     assert points[1].speedup.shows == -1
 
 
+@pytest.mark.alone
 def test_a_baseline_may_be_another_server() -> None:
     with (
         scripted(lambda body: steady(0.005, 0.002, 8), ours=False) as fast,

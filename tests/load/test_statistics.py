@@ -39,6 +39,7 @@ def test_an_interval_holds_the_true_ratio_as_often_as_it_says(rounds: int) -> No
     assert np.mean([each.value for each in found]) == pytest.approx(1.4, rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(4, 4), (3, 12), (20, 6)])
 def test_an_interval_between_documents_does_too(before: int, after: int) -> None:
     """Also where the two have other numbers of rounds and other noise."""

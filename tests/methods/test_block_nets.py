@@ -61,9 +61,7 @@ def test_every_dialect_says_the_same(
     assert net.confidence_width == (HIDDEN + RANK if kind == "dspark" else 0)
     head = read(root, target, kind)
     assert said(head) == {}
-    assert head.head.num_parameters == sum(
-        tensor.numel() for name, tensor in net_tensors(markov).items() if "bias" not in name
-    )
+    assert head.head.num_parameters == sum(tensor.numel() for tensor in net_tensors(markov).values())
     suggesting = [name for name, method in methods().items() if name != "draft_target" and method.suggest]
     found = [name for name in suggesting if find_method(name).drafts_with != "nothing"]
     assert [name for name in found if (ask := find_method(name).suggest) and ask(load_source(root))] == [kind]

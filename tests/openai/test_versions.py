@@ -18,7 +18,7 @@ from tests.openai.running import Fake, Running, fake_triton, running, wait_until
 from tests.triton.answering import response
 from tests.triton.artifact import make_tokenizer
 from trtspec.artifacts.manifest import BackendRecord, Manifest
-from trtspec.files import FileRecord
+from trtspec.file_records import FileRecord
 from trtspec.openai.command import same_text
 from trtspec.openai.config import EntryConfig, Limits
 from trtspec.openai.routes import Route, Routes, Shadowed, read_sight, write_routes

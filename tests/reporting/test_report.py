@@ -121,6 +121,17 @@ def load() -> dict[str, Any]:
     return {"format_version": 1, "kind": "load", "points": points}
 
 
+def baseline() -> dict[str, Any]:
+    found: dict[str, Any] = {"format_version": 1, "kind": "baseline", "time": "2026-11-23T01:02:03+00:00"}
+    found |= {"engine": {"backend": "embedded", "version": "", "measured_by": "process"}, "prompts": {"count": 4}}
+    spread = {"mean": 0.25, "p50": 0.2, "p95": 0.4}
+    speeds = [100.0, 140.0, 120.0]
+    return found | {
+        "max_tokens": 16, "runs": 3, "tokens_per_s": speeds, "median_tokens_per_s": 120.0, "request_s": spread,
+        "ms_per_token": spread, "samples": [],
+    }  # fmt: skip
+
+
 def plan() -> dict[str, Any]:
     batches = [
         {"batch": batch, "tokens_per_s": 100.0, "speedup": {"0.8": speed}} for batch, speed in ((1, 3.0), (4, 2))
@@ -137,7 +148,7 @@ def build() -> dict[str, Any]:
 @pytest.fixture
 def saved(artifact: Path) -> list[object]:
     arguments: list[object] = []
-    for make in (profile, bench, build, load, plan, train):
+    for make in (profile, baseline, bench, build, load, plan, train):
         name, document = make.__name__, make()
         path = artifact.parent / f"{name}.json"
         path.write_text(json.dumps(document))
@@ -186,6 +197,8 @@ def test_numbers_of_plots_stand_in_tables(artifact: Path, saved: list[object], t
     assert "| speculative | 11.0 | 80.0% | 3.00 |" in text
     assert "| chat | 2.00 (1.90 to 2.10) | 2.75 (2.65 to 2.85) | better |" in text
     assert "| convert-target | built | 2.50 |" in text
+    assert "| tokens/s | 120.0 | 100.0 | 140.0 |" in text
+    assert "| a request, s | 0.200 | 0.400 | 0.250 |" in text
     assert "| c | 70.0% | 0.80 | 0.60 |" in text
 
 

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.methods import eagle3_heads, eagle_heads, heads, recurrent
+from tests.methods import eagle3_heads, eagle_heads, heads, parallel_nets, recurrent
 from tests.tiny import convert, make_llama
 from trtspec.torch_engine.engine import Engine
 from trtspec.torch_engine.settings import EngineSettings
@@ -29,6 +30,10 @@ METHODS: dict[str, tuple[str, str, int, dict[str, Any]]] = {
     "eagle3": ("eagle3", "eagle3", 4, {}),
     "eagle3, tree": ("eagle3", "eagle3", 3, {"top_k": 3, "nodes": 6}),
     "redrafter": ("redrafter", "redrafter", 4, {"beams": 3}),
+    "pard": ("plain", "pard", 4, {}),
+    "p_eagle": ("p_eagle", "p_eagle", 4, {}),
+    "dflash": ("dflash", "dflash", 4, {}),
+    "dspark": ("dspark", "dspark", 4, {}),
 }
 
 
@@ -38,7 +43,10 @@ class Models:
     def __init__(self, root: Path) -> None:
         self._root = root
         self.source = make_llama(root / "hf", scale=0.15, num_hidden_layers=3)
-        self.draft = convert(make_llama(root / "hf-draft", seed=1, num_hidden_layers=1), root / "draft")
+        draft = make_llama(root / "hf-draft", seed=1, num_hidden_layers=1)
+        config = json.loads((draft / "config.json").read_text())
+        (draft / "config.json").write_text(json.dumps({**config, "pard_token": 2}))
+        self.draft = convert(draft, root / "draft")
         self._made: dict[str, Path] = {}
 
     def target(self, part: str) -> Path:
@@ -64,6 +72,11 @@ class Models:
             "redrafter": lambda out: recurrent.convert_with(
                 source, recurrent.random_drafter().save(root / "recurrent-net"), out
             ),
+            "p_eagle": lambda out: parallel_nets.random_p_eagle().convert(source, out),
+            **{
+                kind: lambda out, kind=kind: parallel_nets.random_block_net(kind).convert(source, out)
+                for kind in ("dflash", "dspark")
+            },
         }
 
     def engine(self, name: str, device: str, dtype: str = "float32", kernels: tuple[Path, ...] = ()) -> Engine:
@@ -71,4 +84,4 @@ class Models:
         part, method, draft_len, options = METHODS[name]
         sizes = {"max_batch_size": 8, "max_seq_len": 128}
         settings = EngineSettings(method, draft_len, options, **sizes, device=device, dtype=dtype, kernels=kernels)
-        return Engine.load(self.target(part), self.draft if method == "draft_target" else None, settings)
+        return Engine.load(self.target(part), self.draft if method in ("draft_target", "pard") else None, settings)

@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import torch
+
+from tests.methods import block_nets, eagle_heads, heads, recurrent
 from tests.methods.eagle3_heads import convert_with, random_head, save_head
-from tests.tiny import convert, make_model
+from tests.tiny import SHAPE, convert, greedy, make_model, reference_model
 from trtspec.training.lessons import Lessons
 from trtspec.training.settings import TrainSettings
 from trtspec.training.student import DraftSource, Student, find_trainable
@@ -41,6 +45,72 @@ def head_pair(root: Path, layout: str = "specforge", **head: Any) -> tuple[Path,
     source = make_model(root / "hf", "llama", scale=0.3)
     net = save_head(random_head(**head), root / "net", layout)
     return convert_with(source, net, root / "target"), net
+
+
+def texts_of(root: Path, count: int = 5, new: int = 14) -> list[Text]:
+    """Return random prompts with a model's own answers."""
+    model = reference_model(root)
+    return [
+        Text(TRAIN, "a", False, text.name, text.prompt, tuple(greedy(model, list(text.prompt), new - number)))
+        for number, text in enumerate(random_texts(count))
+    ]
+
+
+def _medusa_pair(root: Path) -> tuple[Path, Path, None]:
+    source = make_model(root / "hf", "llama", scale=0.3)
+    known = [text.tokens for text in texts_of(source)]
+    net = heads.save_heads(root / "net", heads.knowing_heads(reference_model(source), known, 5))
+    return heads.convert_with(source, net, root / "target"), net, None
+
+
+def _eagle_pair(root: Path) -> tuple[Path, Path, None]:
+    source = make_model(root / "hf", "llama", scale=0.3)
+    net = eagle_heads.save_head(root / "net", eagle_heads.random_head(bias=True, copies=1.0))
+    return eagle_heads.convert_with(source, net, root / "target", {}), net, None
+
+
+def _redrafter_pair(root: Path) -> tuple[Path, Path, None]:
+    source = make_model(root / "hf", "llama", scale=0.3)
+    known = [text.tokens for text in texts_of(source)]
+    net = recurrent.knowing_drafter(recurrent.random_drafter(), reference_model(source), known, 5).save(root / "net")
+    return recurrent.convert_with(source, net, root / "target", draft_len=5), net, None
+
+
+# by method: makes a target, the source of its draft, and the draft converted, None where the target holds it
+PAIRS: dict[str, Callable[[Path], tuple[Path, Path, Path | None]]] = {
+    "draft_target": model_pair,
+    "eagle": _eagle_pair,
+    "eagle3": lambda root: (*head_pair(root), None),
+    "medusa": _medusa_pair,
+    "redrafter": _redrafter_pair,
+}
+
+
+def _dflash_pair(root: Path) -> tuple[Path, Path]:
+    source, config = make_model(root / "hf", "llama", scale=0.3), block_nets.DFLASH["z-lab"][0]
+    net = block_nets.save_net(root / "net", config, _random(block_nets.net_tensors()))
+    return convert(source, root / "target"), net
+
+
+def _p_eagle_pair(root: Path) -> tuple[Path, Path]:
+    hidden, vocab = SHAPE["hidden_size"], SHAPE["vocab_size"]
+    source, outputs = make_model(root / "hf", "llama", scale=0.3), block_nets.OUTPUTS
+    tensors = block_nets.layer_tensors(0, 2) | block_nets.layer_tensors(1)
+    shapes = {"fc.weight": (hidden, 2 * hidden), "layers.0.hidden_norm.weight": (hidden,), "norm.weight": (hidden,),
+              "lm_head.weight": (vocab, hidden), "mask_hidden": (1, 1, 2 * hidden)}  # fmt: skip
+    tensors |= {name: torch.zeros(shape) for name, shape in shapes.items()}
+    config = {"architectures": ["LlamaForCausalLMEagle3"], **block_nets.layer_config(), "ptd_token_id": block_nets.MASK,
+              "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(outputs)}}  # fmt: skip
+    return convert(source, root / "target"), block_nets.save_net(root / "net", config, _random(tensors))
+
+
+def _random(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    draw = torch.Generator().manual_seed(7)
+    return {name: torch.randn(each.shape, generator=draw) * 0.3 + ("norm" in name) for name, each in tensors.items()}
+
+
+# by method, of nets that draft a block: makes a target and the net
+BLOCKS: dict[str, Callable[[Path], tuple[Path, Path]]] = {"dflash": _dflash_pair, "p_eagle": _p_eagle_pair}
 
 
 def student_of(

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,9 @@ import pytest
 import torch
 
 from tests.methods.eagle3_heads import aux_states, formula_of, random_head
-from tests.tiny import FAMILY_SHAPES, greedy, reference_model
-from tests.training.made import SETTINGS, head_pair, model_pair, random_texts, student_of
+from tests.tiny import FAMILY_SHAPES, reference_model
+from tests.training.made import BLOCKS, PAIRS, SETTINGS, head_pair, model_pair, random_texts, student_of, texts_of
+from tests.training.naive import NAIVE, naive_loss
 from trtspec.errors import CheckpointError
 from trtspec.measure.profile.acceptance import count_steps
 from trtspec.torch_engine.model.decoder import Decoder
@@ -20,11 +23,10 @@ from trtspec.torch_engine.replay import replay
 from trtspec.torch_engine.settings import EngineSettings
 from trtspec.torch_engine.speculator import Speculator
 from trtspec.training.batches import Batch
-from trtspec.training.drafts.eagle3 import Eagle3Student
 from trtspec.training.lessons import Lessons
 from trtspec.training.losses import LOSSES
 from trtspec.training.objective import acceptance, batch_loss
-from trtspec.training.student import STEP_WEIGHT, Student
+from trtspec.training.student import Student
 from trtspec.training.texts import TRAIN, Text
 
 CPU = torch.device("cpu")
@@ -38,15 +40,22 @@ HEADS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def double(student: Student) -> None:
+def double(student: Any) -> None:
     """Let a draft compute in float64."""
     tensors = student.tensors
     for kept in (tensors.parameters, tensors.fixed):
         for name, tensor in kept.items():
             if tensor.is_floating_point():
                 kept[name] = tensor.detach().double().requires_grad_(tensor.requires_grad)
-    if isinstance(student, Eagle3Student):
+    if hasattr(student, "_embedding"):
         student._embedding = student._embedding.double()
+    if hasattr(student, "_target_head"):
+        student._target_head = replace(student._target_head, matrix=student._target_head.matrix.double())
+
+
+def whole(tokens: Sequence[int]) -> Text:
+    """Return a text of which all but the first token is an answer."""
+    return Text(TRAIN, "a", False, "x", tuple(tokens[:1]), tuple(tokens[1:]))
 
 
 @pytest.mark.parametrize("family", DENSE)
@@ -54,23 +63,15 @@ def test_logits_are_the_engines(family: str, tmp_path: Path) -> None:
     """Gemma's layers have a window that is shorter than the text."""
     window = {"sliding_window": 8} if family.startswith("gemma") else {}
     target, source, draft = model_pair(tmp_path, family, **window)
-    tokens = torch.tensor([random.prompt + random.answer for random in random_texts(1)])
-    tokens = torch.cat([tokens] * 3, 1)
-    student, _ = student_of("draft_target", target, source, random_texts(1))
+    tokens = [*random_texts(1)[0].tokens] * 3
+    text = whole(tokens)
+    student, _ = student_of("draft_target", target, source, [text])
     view = student.tensors.view()
     with torch.no_grad():
-        found = student.logits(view, student.hidden(view, tokens, None)[0])[0]
-        engine = Decoder.load(draft, 1, tokens.shape[1], CPU, torch.float32)
-        wanted = engine.forward(tokens, engine.windows.chain([0], tokens.shape[1]))
+        found = student.logits(view, student.hidden(view, Batch.of([text], CPU), None)[0], 0)
+        engine = Decoder.load(draft, 1, len(tokens), CPU, torch.float32)
+        wanted = engine.forward(torch.tensor([tokens]), engine.windows.chain([0], len(tokens)))[1:-1]
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
-
-
-def texts_of(model: Any, count: int = 5, new: int = 14) -> list[Text]:
-    """Return random prompts with the model's own answers."""
-    return [
-        Text(TRAIN, "a", False, text.name, text.prompt, tuple(greedy(model, list(text.prompt), new - number)))
-        for number, text in enumerate(random_texts(count))
-    ]
 
 
 @pytest.mark.parametrize("kind", HEADS)
@@ -79,14 +80,14 @@ def test_a_heads_passes_are_the_formulas(kind: str, layout: str, tmp_path: Path)
     """Every chain from every place of a text, by the paper's step over the whole text."""
     target, source = head_pair(tmp_path, layout, **HEADS[kind])
     text = random_texts(1)[0].prompt * 3
-    student, lessons = student_of("eagle3", target, source, [Text(TRAIN, "a", False, "x", text, text)])
-    tokens = torch.tensor([text])
+    student, lessons = student_of("eagle3", target, source, [whole(text)])
+    batch = Batch.of([whole(text)], CPU)
     model = reference_model(tmp_path / "hf")
     formula = formula_of(random_head(**HEADS[kind]), model)
     with torch.no_grad():
         view = student.tensors.view()
-        _, features = lessons.teacher.read(tokens, torch.arange(1), student.aux_layers)
-        passes = [student.logits(view, each[0]) for each in student.hidden(view, tokens, features)]
+        _, features = lessons.teacher.read(batch.tokens, torch.arange(1), student.aux_layers)
+        passes = [student.logits(view, each, step) for step, each in enumerate(student.hidden(view, batch, features))]
         states = aux_states(model, text, (0, 1))
         for step in range(4):
             for place in range(len(text) - 2 - step):
@@ -94,114 +95,49 @@ def test_a_heads_passes_are_the_formulas(kind: str, layout: str, tmp_path: Path)
                 torch.testing.assert_close(passes[step][place], wanted, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("method", ["draft_target", "eagle3"])
+def chain_of(method: str, draft_len: int) -> EngineSettings:
+    """Return the settings under which a method drafts a chain."""
+    options: dict[str, Any] = {}
+    if method in ("medusa", "eagle"):
+        draft_len, options = 0, {"choices": [[0] * depth for depth in range(1, draft_len + 1)]}
+    elif method == "redrafter":
+        options = {"beams": 1}
+    return EngineSettings(method, draft_len, options=options, max_batch_size=8, max_seq_len=64)
+
+
+@pytest.mark.parametrize("method", PAIRS)
 @pytest.mark.parametrize("draft_len", [1, 3, 5])
 def test_acceptance_is_the_engines(method: str, draft_len: int, tmp_path: Path) -> None:
-    """Before and after some steps of training, by replaying the same texts in the engine."""
-    if method == "eagle3":
-        (target, source), draft = head_pair(tmp_path), None
-    else:
-        target, source, draft = model_pair(tmp_path)
-    texts = texts_of(reference_model(tmp_path / "hf"))
+    """By replaying the same texts in the engine."""
+    target, source, draft = PAIRS[method](tmp_path)
+    texts = texts_of(tmp_path / "hf")
     student, lessons = student_of(method, target, source, texts, draft_len=draft_len)
-    settings = EngineSettings(method, draft_len, max_batch_size=8, max_seq_len=64)
-    places = replay(Speculator.load(target, draft, settings), [(text.prompt, text.answer) for text in texts], 64)
+    speculator = Speculator.load(target, draft, chain_of(method, draft_len))
+    places = replay(speculator, [(text.prompt, text.answer) for text in texts], 64)
     found = acceptance(student, lessons, texts, draft_len)
     assert found.texts == tuple(count_steps(each, draft_len) for each in places)
-
-
-def naive_loss(formula: Any, target: torch.Tensor, texts: list[Text], name: Any) -> torch.Tensor:
-    """Return what a place and a pass lose, summed up one after the other.
-
-    `formula` returns a draft's logits behind a text and a path; `target` are the target's logits of each text.
-    """
-    by_pass: dict[int, list[torch.Tensor]] = {}
-    for text, wanted in zip(texts, target, strict=True):
-        tokens, first = text.tokens, len(text.prompt)
-        for place in range(first, len(tokens) - 1):
-            for step in range(formula.passes):
-                if place - step >= first and formula.can(wanted[place]):
-                    logits = formula(text, place - step, step)
-                    by_pass.setdefault(step, []).append(
-                        LOSSES[name](logits[None], formula.of_draft(wanted[place])[None])
-                    )
-    means = {step: torch.stack(losses).mean() for step, losses in by_pass.items()}
-    weights = {step: STEP_WEIGHT**step for step in means}
-    return sum(weights[step] * means[step] for step in means) / sum(weights.values())
-
-
-class NaiveModel:
-    """transformers' model in float64, asked for each place by itself."""
-
-    passes = 1
-
-    def __init__(self, root: Path) -> None:
-        self.model = reference_model(root, "float64")
-
-    def __call__(self, text: Text, place: int, step: int) -> torch.Tensor:
-        return self.model(torch.tensor([text.tokens[: place + 1]])).logits[0, -1]
-
-    def can(self, logits: torch.Tensor) -> bool:
-        return True
-
-    def of_draft(self, logits: torch.Tensor) -> torch.Tensor:
-        return logits
-
-    def gradients(self) -> dict[str, torch.Tensor]:
-        return {name: each.grad for name, each in self.model.named_parameters() if each.grad is not None}
-
-
-class NaiveHead:
-    """The paper's formula in float64, over the whole text for each place and pass."""
-
-    passes = 4
-
-    def __init__(self, model: Any, states: dict[str, torch.Tensor]) -> None:
-        self.head = random_head()
-        self.formula = formula_of(self.head, model)
-        self.formula.wide = {name: each.double().requires_grad_() for name, each in self.formula.wide.items()}
-        self.formula.lm_head = self.formula.wide["lm_head.weight"]
-        self.formula.embedding = self.formula.embedding.double()
-        self.states = states
-
-    def __call__(self, text: Text, place: int, step: int) -> torch.Tensor:
-        tokens = text.tokens
-        path = tokens[place + 1 : place + 1 + step]
-        return self.formula.draft(tokens[: place + 1], self.states[text.name], path)
-
-    def can(self, logits: torch.Tensor) -> bool:
-        return int(logits.argmax()) in self.head.target_ids.tolist()
-
-    def of_draft(self, logits: torch.Tensor) -> torch.Tensor:
-        return logits[self.head.target_ids]
-
-    def gradients(self) -> dict[str, torch.Tensor]:
-        named = {name.replace("layers.0.", "midlayer."): each for name, each in self.formula.wide.items()}
-        return {name: each.grad for name, each in named.items() if each.grad is not None}
+    if method in ("eagle", "medusa", "redrafter"):  # which know something; a random draft is hardly ever right
+        assert sum(counts.accepted for counts in found.texts)
 
 
 @pytest.mark.parametrize("name", LOSSES)
-@pytest.mark.parametrize("method", ["draft_target", "eagle3"])
+@pytest.mark.parametrize("method", [*PAIRS, *BLOCKS])
 def test_loss_and_gradients_are_a_plain_formulas(method: str, name: Any, tmp_path: Path) -> None:
-    target, source = (head_pair if method == "eagle3" else model_pair)(tmp_path)[:2]
+    target, source = {**PAIRS, **BLOCKS}[method](tmp_path)[:2]
     texts = random_texts(3)
     student, lessons = student_of(method, target, source, texts)
     double(student)
-    batch, wanted, teacher = Batch.of(texts, CPU), [], lessons.teacher
-    states = {}
-    for text in texts:
-        tokens = torch.tensor([text.tokens])
-        logits, features = teacher.read(tokens, torch.arange(len(text.tokens)), (1, 2))
-        wanted.append(logits.double())
-        states[text.name] = features[0].double()
-    loss = batch_loss(student, student.tensors.view(), batch, Wide(lessons), LOSSES[name])
+    batch, wide = Batch.of(texts, CPU), Wide(lessons)
+    logits, features = wide.of(batch)
+    states = {} if features is None else {text.name: own for text, own in zip(texts, features, strict=True)}
+    loss = batch_loss(student, student.tensors.view(), batch, wide, LOSSES[name])
     loss.backward()
-    naive: Any = NaiveModel(source) if method == "draft_target" else NaiveHead(reference_model(tmp_path / "hf"), states)
-    plain = naive_loss(naive, wanted, texts, name)
+    naive = NAIVE[method](tmp_path, source, states)
+    plain = naive_loss(naive, torch.split(logits, batch.counts), texts, name)
     plain.backward()
     assert loss.item() == pytest.approx(plain.item(), abs=1e-6)
     ours = {key: each.grad for key, each in student.tensors.parameters.items() if each.grad is not None}
-    theirs = naive.gradients()
+    theirs = {key: each.grad for key, each in naive.parameters.items() if each.grad is not None}
     assert ours.keys() == theirs.keys()
     for key, gradient in ours.items():
         np.testing.assert_allclose(gradient.numpy(), theirs[key].numpy(), atol=1e-6, err_msg=key)
@@ -217,9 +153,9 @@ class Wide(Lessons):
         return tuple(each if each is None else each.double() for each in self.inner.of(batch))
 
 
-@pytest.mark.parametrize("method", ["draft_target", "eagle3"])
+@pytest.mark.parametrize("method", PAIRS)
 def test_lora_begins_as_the_draft_and_merges_into_what_it_computes(method: str, tmp_path: Path) -> None:
-    target, source = (head_pair if method == "eagle3" else model_pair)(tmp_path)[:2]
+    target, source, _ = PAIRS[method](tmp_path)
     texts = random_texts(3)
     batch = Batch.of(texts, CPU)
     thin = student_of(method, target, source, texts, settings=SETTINGS.__class__("kl", 2, 1e-2, 1, 60.0, 0))

@@ -19,7 +19,6 @@ from trtspec.errors import DeployError
 from trtspec.system import die_with_parent, free_ports, start_time, stop_session
 from trtspec.triton.client import Client
 from trtspec.triton.server import (
-    EXIT_TIMEOUT_S,
     Ports,
     Server,
     find_server,
@@ -87,6 +86,7 @@ def serving(
         yield Served(client, ports.grpc, log, ports.metrics)
         assert process.poll() is None, "\n".join(["the server died:", log.read_text(errors="replace")[-4000:]])
     finally:
-        stop_session(process.pid, start_time(process.pid), EXIT_TIMEOUT_S + 5)
+        # killed: its own end takes seconds, and how a server ends is what tests of deployments look at
+        stop_session(process.pid, start_time(process.pid), 0)
         process.wait(10)
         remove_shared_memory(prefix)

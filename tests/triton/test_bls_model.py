@@ -416,7 +416,7 @@ def test_a_client_that_left_gets_no_more_steps(root, pb_utils) -> None:
     [sent] = run(start(root, pb_utils, serve, **ALONE), request)
     assert [answer.outputs["num_output_tokens"].item() for answer, _ in sent[:-1]] == [1]
     assert (sent[-1][0].error.code, sent[-1][1]) == ("cancelled", True)
-    assert pb_utils.models.made[0].left.is_set()
+    assert pb_utils.models.made[0].left.wait(WAIT_S)
 
 
 ALONE = {"draft_method": "none", "draft_len": "0", "tensorrt_llm_draft_model_name": ""}

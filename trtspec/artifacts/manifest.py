@@ -17,7 +17,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from trtspec.artifacts.contents import unlisted
 from trtspec.artifacts.paths import MANIFEST
 from trtspec.errors import TrtspecError
-from trtspec.files import FileRecord, Sha256, file_sha256, in_threads, read_bounded, unreadable
+from trtspec.file_records import FileRecord, Sha256
+from trtspec.files import file_sha256, in_threads, read_bounded, unreadable
 from trtspec.recipe.resolve import ResolvedRecipe
 
 SCHEMA = "trtspec.manifest/1"

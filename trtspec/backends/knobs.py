@@ -10,7 +10,7 @@ from trtspec.diagnostics import Diagnostic
 from trtspec.methods.base import Method, Options
 from trtspec.recipe.schema import Recipe, Speculation
 
-SCHEDULE, VERIFY = "speculation.schedule", "speculation.verify"
+SCHEDULE = "speculation.schedule"
 
 
 def check_knobs(speculation: Speculation, method: Method, options: Options, backend: Backend) -> Iterator[Diagnostic]:
@@ -24,8 +24,8 @@ def check_knobs(speculation: Speculation, method: Method, options: Options, back
             yield Diagnostic(f"speculation.{knob}", "not-supported", message, _who_honours(knob, speculation.method))
         elif knob == "schedule":
             yield from _check_schedule(speculation, method)
-        elif knob == "verify":
-            yield from _check_block(speculation, method, options)
+        elif knob in ("verify", "confidence"):
+            yield from _check_chain(knob, speculation, method, options)
 
 
 def check_placed(recipe: Recipe, backend: Backend) -> Iterator[Diagnostic]:
@@ -70,8 +70,15 @@ def _check_schedule(speculation: Speculation, method: Method) -> Iterator[Diagno
         yield Diagnostic(SCHEDULE, "out-of-range", message, f"set speculation.draft_len: {first}" if first else None)
 
 
-def _check_block(speculation: Speculation, method: Method, options: Options) -> Iterator[Diagnostic]:
+def _check_chain(knob: str, speculation: Speculation, method: Method, options: Options) -> Iterator[Diagnostic]:
     shape = method.draft_shape(options, speculation.draft_len or method.default_draft_len)
+    what, hint = {
+        "verify": ("block verification", "set verify: standard"),
+        "confidence": ("a length by confidence", "remove confidence"),
+    }[knob]
     if shape.max_tokens > shape.max_depth:
-        message = "block verification is for chains, and this drafts a tree"
-        yield Diagnostic(VERIFY, "not-supported", message, "set verify: standard")
+        message = f"{what} is for chains, and this drafts a tree"
+        yield Diagnostic(f"speculation.{knob}", "not-supported", message, hint)
+    elif knob == "confidence" and not method.has_confidence:
+        message = f"{speculation.method} has no probabilities that say how sure a draft is"
+        yield Diagnostic(f"speculation.{knob}", "not-supported", message, hint)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -159,9 +160,7 @@ class Worker:
 
 
 def _matrix(shape: tuple[int, ...]) -> tuple[int, int]:
-    if len(shape) > 2:
-        raise ValueError(f"source tensors have one or two dimensions, not {len(shape)}")
-    return (shape[0], shape[1]) if len(shape) == 2 else (shape[0] if shape else 1, 1)
+    return (prod(shape[:-1]), shape[-1]) if len(shape) > 1 else (prod(shape), 1)
 
 
 def _read_exactly(descriptor: int, view: memoryview, source: TensorInfo, position: int) -> None:

@@ -46,6 +46,12 @@ class Part:
         return cls(name, tensor.dtype, tensor.shape, tensor)
 
 
+def check_new(out: Path) -> None:
+    """Raise CheckpointError if something lies at `out`."""
+    if os.path.lexists(out):
+        raise CheckpointError("something lies here already", where=str(out), hint="choose another directory")
+
+
 @contextmanager
 def new_directory(out: Path) -> Iterator[Path]:
     """Yield a directory beside `out` that becomes `out` once it is filled and on the disk.
@@ -53,8 +59,7 @@ def new_directory(out: Path) -> Iterator[Path]:
     Raises CheckpointError if something lies at `out`, or where it cannot be written.
     """
     out = Path(os.path.abspath(out))
-    if os.path.lexists(out):
-        raise CheckpointError("something lies here already", where=str(out), hint="choose another directory")
+    check_new(out)
     temporary = out.with_name(f".{out.name}.tmp-{os.getpid()}")
     try:
         temporary.mkdir(parents=True)

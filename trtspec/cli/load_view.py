@@ -33,6 +33,7 @@ def show_load(document: Document, what: str) -> None:
     for judged_by in dict.fromkeys(point["judged_by"] for point in document["points"]):
         say("\n" + "\n".join(_bars(document["points"], judged_by)))
     say("")
+    _show_kinds(document["points"])
     for warning in document["warnings"]:
         note(f"warning: {warning}", "yellow")
     for point in document["points"]:
@@ -40,6 +41,16 @@ def show_load(document: Document, what: str) -> None:
             say(f"{load_name(point['load'])}: {same['same']} of {same['compared']} texts are the same")
     for line in _verdict(document):
         say(line)
+
+
+def _show_kinds(points: Sequence[Document]) -> None:
+    """Show the speed-up of each kind of prompt at every load, where there are several kinds."""
+    points = [point for point in points if point["speedup_by_kind"]]
+    kinds = sorted({kind for point in points for kind in point["speedup_by_kind"]})
+    if kinds:
+        rows = [[kind, *(_speedup(point["speedup_by_kind"].get(kind)) for point in points)] for kind in kinds]
+        columns = ("tokens by kind", *(load_name(point["load"]) for point in points))
+        show_table("", columns, rows, range(1, len(columns)))
 
 
 def load_name(load: Document) -> str:

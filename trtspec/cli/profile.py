@@ -98,6 +98,8 @@ def show(found: Profile) -> None:
     title = f"{found.name}: {len(found.texts.prompts)} prompts, {found.texts.tokens} tokens of the target"
     show_table(title, columns, rows, right=tuple(range(1, len(columns) - 1)))
     _show_chart(found)
+    if found.too_long:
+        note(f"{counted(found.too_long, 'prompt')} too long for the engine with the answer: left out", "yellow")
     for name, why in found.left_out.items():
         note(f"{name} was left out: {why}", "yellow")
     if found.parity:

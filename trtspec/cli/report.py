@@ -26,7 +26,9 @@ def report(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The file, instead of standard output.")] = None,
     with_: Annotated[
         list[Path] | None,
-        typer.Option("--with", metavar="FILE", help="What build, plan, profile, bench or train print with --json."),
+        typer.Option(
+            "--with", metavar="FILE", help="What build, plan, baseline, profile, bench or train print with --json."
+        ),
     ] = None,
     form: Annotated[Form, typer.Option("--format", help="html, or what a CI job shows.")] = Form.html,
     json: Json = False,

@@ -35,13 +35,14 @@ def swift(
 
     Example: trtspec swift recipes/quickstart.yaml
     """
+    from trtspec.cli.pruned import write_pruned
     from trtspec.cli.render import print_json
     from trtspec.measure.skips import SkipLimits
 
     limits = SkipLimits(max_skip, iterations, 60 * minutes, layers)
     build, found = _search(recipe, set_ or [], samples, max_tokens, limits, seed)
     if export:
-        _export(build, found, export)
+        write_pruned(build, found.best.skip, export)
     if json:
         print_json({**found.as_dict(), "name": build.recipe.name, "export": str(export) if export else None})
     else:
@@ -52,56 +53,15 @@ def _search(
     recipe: Path, overrides: list[str], samples: int, max_tokens: int, limits: SkipLimits, seed: int
 ) -> tuple[Build, Found]:
     """Build the recipe's target alone, for as long as it is searched."""
-    from dataclasses import replace
-    from tempfile import TemporaryDirectory
-
-    from trtspec.cli.progress import build_bars, counter
-    from trtspec.cli.render import show_diagnostics
-    from trtspec.measure.swift import search_artifact
-    from trtspec.paths import cache_dir
-    from trtspec.pipeline import open_store, plan_build, run_build
-    from trtspec.preflight import prepare_sources
-    from trtspec.recipe.load import load_recipe
-    from trtspec.recipe.schema import Speculation
-
-    loaded = load_recipe(recipe, overrides)
-    loaded = replace(loaded, recipe=loaded.recipe.model_copy(update={"speculation": Speculation()}))
-    cache_dir().mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix="swift-", dir=cache_dir()) as folder:  # beside the store, which it links to
-        with build_bars() as bars:
-            prepare_sources(loaded, bars.preparing)
-            build = plan_build(loaded, read_all=True, on_read=bars.reading)
-            show_diagnostics(build.diagnostics)
-            root = run_build(build, Path(folder) / "artifact", open_store(), bars).artifact
-        with counter() as on_progress:
-            found = search_artifact(
-                root, samples=samples, max_tokens=max_tokens, limits=limits, seed=seed, on_progress=on_progress
-            )
-    return build, found
-
-
-def _export(build: Build, found: Found, out: Path) -> None:
     from trtspec.cli.progress import counter
-    from trtspec.cli.render import note
-    from trtspec.measure.skips import draft_cost
-    from trtspec.methods.swift import Skip
-    from trtspec.models.prune import prune_checkpoint
+    from trtspec.cli.pruned import built_alone
+    from trtspec.measure.swift import search_artifact
 
-    model, skip = build.context.target, found.best.skip
-    if model is None:
-        raise ValueError("a build has a target")
-    done = 0
-    with counter() as on_progress:
-
-        def on_bytes(count: int) -> None:
-            nonlocal done
-            done += count
-            on_progress("export", done, model.source.nbytes)
-
-        prune_checkpoint(model, skip, out, on_bytes)
-    cost = draft_cost(Skip(attention=skip.layers, mlp=skip.layers), model.config)
-    kept, of = model.config.num_layers - len(skip.layers), model.config.num_layers
-    note(f"{out}: {kept} of {of} layers, {cost:.0%} of the weights, for speculation.draft.model of draft_target")
+    with built_alone(recipe, overrides) as (build, root), counter() as on_progress:
+        found = search_artifact(
+            root, samples=samples, max_tokens=max_tokens, limits=limits, seed=seed, on_progress=on_progress
+        )
+    return build, found
 
 
 def _show(found: Found) -> None:

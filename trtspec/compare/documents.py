@@ -15,7 +15,8 @@ from pydantic import BaseModel, Field, ValidationError
 
 from trtspec.checkpoint.untrusted import parse_object, shown
 from trtspec.errors import TrtspecError
-from trtspec.files import Sha256, read_bounded, unreadable
+from trtspec.file_records import Sha256
+from trtspec.files import read_bounded, unreadable
 
 MAX_BYTES, MAX_VALUES = 4 << 20, 200_000
 KNOWN = "documents of `trtspec plan`, `verify` and `bench` with --json can be compared"
@@ -121,6 +122,8 @@ def load_document(path: Path) -> tuple[Known, dict[str, Any]]:
 def _checked(values: dict[str, Any], path: Path) -> Known:
     if "recipes" in values and "steps" not in values:
         raise TrtspecError("it holds the plans of several recipes", where=str(path), hint="save one of them")
+    if values.get("kind") == "load":
+        raise TrtspecError("a benchmark under load", where=str(path), hint="trtspec bench --compare A.json B.json")
     kind = next((kind for key, kind in KINDS.items() if key in values), None)
     if kind is None:
         raise TrtspecError("not a document that can be compared", where=str(path), hint=KNOWN)

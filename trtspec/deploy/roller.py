@@ -153,7 +153,8 @@ class Roller(threading.Thread):
         if load_manifest(root).recipe.speculation.method == "none":
             return
         load = deploy_load(root, skip, lambda what, done, total: self._check())
-        ensure_served_gates(Client.at(self._keeper.server.url, GATE_S), root, load)
+        client = Client.at(self._keeper.server.url, GATE_S)
+        self._beside(lambda: ensure_served_gates(client, root, load))
 
     def _canary(self, share: int) -> None:
         """Give the new revision a share of the requests, until enough is known of it; of share 0 only shadows."""
@@ -166,24 +167,24 @@ class Roller(threading.Thread):
         while self._wanted != PROMOTE:
             due = limits.min_requests * min(1.0, (time.monotonic() - began) / max(limits.hold_s, 1e-9))
             if len(pairs.found) < due:
-                self._ask(pairs)
+                self._beside(pairs.ask)
             seen = self._look(began, pairs.found)
             self._check(canary.objection(limits, seen))
             if canary.may_go_on(limits, seen):
                 return
             time.sleep(min(LOOK_EVERY_S, limits.hold_s / (2 * limits.min_requests + 1)))
 
-    def _ask(self, pairs: Pairs) -> None:
-        """Ask both revisions once more; a fault of the new one does not wait for the old one's answer."""
+    def _beside(self, ask: Callable[[], object]) -> None:
+        """Ask servers; neither a fault nor what somebody wants waits for their answers, of which nobody then hears."""
         failed: list[Exception] = []
 
-        def ask() -> None:
+        def run() -> None:
             try:
-                pairs.ask()
+                ask()
             except Exception as error:
                 failed.append(error)
 
-        asking = threading.Thread(target=ask, name="rollout-ask", daemon=True)
+        asking = threading.Thread(target=run, name="rollout-ask", daemon=True)
         asking.start()
         while asking.is_alive():  # unbounded: each of its requests is bounded
             self._check()

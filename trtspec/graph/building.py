@@ -15,7 +15,8 @@ from pathlib import Path
 
 from trtspec.errors import StepError
 from trtspec.failpoint import failpoint
-from trtspec.files import FileRecord, sync
+from trtspec.file_records import FileRecord
+from trtspec.files import sync
 from trtspec.graph.entry import Entry, Stamp, UnsoundError, scan, seal_files, write_entry
 from trtspec.graph.layout import Layout
 from trtspec.graph.lookup import remember_stamps

@@ -17,7 +17,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from trtspec.files import FileRecord, Sha256, file_sha256, in_threads, replace_file, sync, sync_directories
+from trtspec.file_records import FileRecord, Sha256
+from trtspec.files import file_sha256, in_threads, replace_file, sync, sync_directories
 from trtspec.graph.sealed import load_sealed, seal
 
 SCHEMA = "trtspec.entry/1"

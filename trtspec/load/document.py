@@ -12,10 +12,12 @@ from datetime import datetime, timezone
 from typing import Any
 
 from trtspec import __version__
+from trtspec.load.by_kind import speedup_by_kind
 from trtspec.load.client import Endpoint
 from trtspec.load.load import THROUGHPUT
 from trtspec.load.noise import noise_of
 from trtspec.load.remarks import remarks_on
+from trtspec.load.rounds import Round
 from trtspec.load.slo import Slo
 from trtspec.load.summary import summary_of
 from trtspec.load.sweep import BASELINE, SERVED, Point
@@ -66,6 +68,7 @@ def _point(point: Point, slo: Slo | None) -> dict[str, Any]:
         "speedups": [round(each, 4) for each in point.speedups()],
         "outlier_rounds": outliers_of(point.speedups()),
         "served_to_baseline": _ratios(point),
+        "speedup_by_kind": speedup_by_kind(*_arms(point)) if BASELINE in point.rounds else {},
         "identical_texts": _identical(point),
     }
 
@@ -98,13 +101,17 @@ def _identical(point: Point) -> dict[str, int] | None:
         return None
     both = [
         (ours.text_sha256, theirs.text_sha256)
-        for served, alone in zip(point.rounds[SERVED], point.rounds[BASELINE], strict=True)
+        for served, alone in zip(*_arms(point), strict=True)
         for ours, theirs in zip(served.samples, alone.samples, strict=True)
         if ours.text_sha256 and theirs.text_sha256
     ]
     if not both:
         return None
     return {"same": sum(ours == theirs for ours, theirs in both), "compared": len(both)}
+
+
+def _arms(point: Point) -> tuple[Sequence[Round], Sequence[Round]]:
+    return point.rounds[SERVED], point.rounds[BASELINE]
 
 
 def crossover_of(points: Sequence[Point]) -> dict[str, Any] | None:

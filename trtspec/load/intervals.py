@@ -12,6 +12,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 CONFIDENCE = 0.95
@@ -84,6 +85,7 @@ def _ratio(log: float, error: float, freedom: float, rounds: int, confidence: fl
     return Ratio(math.exp(log), *ends, rounds, confidence)
 
 
+@lru_cache(64)
 def t_quantile(share: float, freedom: float) -> float:
     """Return the value that a variable of Student's distribution is below with a probability.
 

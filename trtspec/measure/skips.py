@@ -31,13 +31,25 @@ Unit = tuple[tuple[str, int], ...]
 class SkipLimits:
     """What a search may take: at most `max_skip` of the sublayers left out, so many sets tried, so many seconds.
 
-    With `whole_layers` no layer loses its attention without its MLP.
+    With `whole_layers` no layer loses its attention without its MLP. With `layers_left` whole layers are left out until
+    so many remain, whatever `max_skip` says.
     """
 
     max_skip: float
     iterations: int
     seconds: float
     whole_layers: bool = False
+    layers_left: int = 0
+
+    def most(self, units: int, num_layers: int) -> int:
+        """Return how many of the units may be left out."""
+        return num_layers - self.layers_left if self.layers_left else int(self.max_skip * units)
+
+    def check(self, num_layers: int) -> None:
+        """Raise TrtspecError where so many layers cannot be left, the first and the last among them."""
+        if self.layers_left and not 2 <= self.layers_left < num_layers:
+            message = f"{self.layers_left} layers cannot be left of {num_layers}"
+            raise TrtspecError(message, hint="the first and the last stay, and one layer or more is left out")
 
 
 @dataclass(frozen=True)
@@ -97,8 +109,9 @@ def search(
 
     The first and the last layer stay whole, as in SWIFT. Raises TrtspecError where that leaves nothing to leave out.
     """
-    units = _units(config.num_layers, limits.whole_layers)
-    most = int(limits.max_skip * len(units))
+    limits.check(config.num_layers)
+    units = _units(config.num_layers, limits.whole_layers or bool(limits.layers_left))
+    most = limits.most(len(units), config.num_layers)
     if not most:
         what = "layers" if limits.whole_layers else "sublayers"
         between = f"{len(units)} {what} between the target's first layer and its last"
@@ -106,7 +119,7 @@ def search(
         raise TrtspecError(message, hint="raise --max-skip, or draft with another method")
     end, repeats = clock() + limits.seconds, 0
     scored: dict[frozenset[Unit], Candidate] = {}
-    for proposal in _proposals(units, most, scored, chance):
+    for proposal in _proposals(units, most, scored, chance, fills=bool(limits.layers_left)):
         if proposal in scored:
             repeats += 1
         else:
@@ -127,17 +140,18 @@ def _units(num_layers: int, whole_layers: bool) -> list[Unit]:
 
 
 def _proposals(
-    units: Sequence[Unit], most: int, scored: dict[frozenset[Unit], Candidate], chance: Random
+    units: Sequence[Unit], most: int, scored: dict[frozenset[Unit], Candidate], chance: Random, *, fills: bool
 ) -> Iterator[frozenset[Unit]]:
     """Yield each unit alone, then the least missed ones together, one more each time, then the best one changed.
 
-    The next one is only asked for when the last one is in `scored`.
+    The best is the one that promises most; with `fills`, of those of the most units. The next one is only asked for
+    when the last one is in `scored`.
     """
     yield from (frozenset({unit}) for unit in units)
     missed_least = sorted(units, key=lambda unit: -scored[frozenset({unit})].matchness)
     yield from (frozenset(missed_least[:count]) for count in range(2, most + 1))
     while True:
-        best = max(scored, key=lambda tried: scored[tried].speedup)
+        best = max(scored, key=lambda tried: (len(tried) if fills else 0, scored[tried].speedup))
         yield _changed(best, units, most, chance)
 
 

@@ -22,6 +22,8 @@ from trtspec.measure.skips import Candidate, OnProgress, SkipLimits, ranked, rat
 from trtspec.methods.swift import Skip
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from trtspec.torch_engine.model.decoder import Decoder
 
 FORMAT_VERSION = 1
@@ -81,12 +83,9 @@ def search_artifact(
     import torch
 
     started = clock()
-    texts = _generate(root, samples, max_tokens, seed, on_progress)
-    if len(texts) < 2:
-        message = f"the target has something to say to {len(texts)} prompts; the search needs two or more"
-        raise TrtspecError(message, hint="name more prompts under gates.prompts, or raise --samples")
+    texts = answered(root, None, samples, max_tokens, seed, on_progress)
     with torch.inference_mode():
-        model, half = _load(root, texts), len(texts) // 2
+        model, half = load_for(root, texts), len(texts) // 2
         seen, unseen = Matcher(model, texts[:half], 0), Matcher(model, texts[half:], half)
         tried = search(model.config, seen.matchness, limits, Random(seed), on_progress, clock)
         best = [candidate.skip for candidate in ranked(tried)[:REPORTED]]
@@ -94,9 +93,14 @@ def search_artifact(
     return Found(tuple(measured), unseen.places, len(tried), clock() - started)
 
 
-def _generate(root: Path, samples: int, max_tokens: int, seed: int, on_progress: OnProgress) -> list[Text]:
-    """Return what the target says greedily to some of the artifact's prompts, unless it has nothing to say."""
-    prompts = artifact_prompts(root, None)
+def answered(
+    root: Path, prompts_file: Path | None, samples: int, max_tokens: int, seed: int, on_progress: OnProgress
+) -> list[Text]:
+    """Return what an artifact's target says greedily to some prompts of a file, None for the artifact's own.
+
+    Raises TrtspecError where it has nothing to say to two of them.
+    """
+    prompts = artifact_prompts(root, prompts_file)
     prompts = Random(seed).sample(prompts, min(samples, len(prompts)))
     texts: list[Text] = []
     with open_artifact(root, load_manifest(root)) as artifact:
@@ -106,10 +110,14 @@ def _generate(root: Path, samples: int, max_tokens: int, seed: int, on_progress:
             results = artifact.engine.generate(requests)
             texts += [(request.prompt_ids, result.ids) for request, result in zip(requests, results, strict=True)]
             on_progress("generate", min(start + rows, len(prompts)), len(prompts))
-    return [(prompt, said) for prompt, said in texts if said]
+    found = [(prompt, said) for prompt, said in texts if said]
+    if len(found) < 2:
+        message = f"the target has something to say to {len(found)} prompts; the search needs two or more"
+        raise TrtspecError(message, hint="name more prompts, in --prompts or under gates.prompts, or raise --samples")
+    return found
 
 
-def _load(root: Path, texts: Sequence[Text]) -> Decoder:
+def load_for(root: Path, texts: Sequence[Text]) -> Decoder:
     """Load the target with room for the texts; the engine that generated them is gone, its memory with it."""
     from trtspec.torch_engine.device import choose_device, compute_dtype
     from trtspec.torch_engine.model.decoder import Decoder
@@ -124,28 +132,43 @@ class Matcher:
     """Texts of a target; tells at which share of their places a part of the target says the same.
 
     The prompts stand in the target's cache, from `first_row` on, as the whole target sees them. What was said is taken
-    in by the part, as a draft takes in what it drafted itself.
+    in by the part, as a draft takes in what it drafted itself. `alone`, the part takes in the prompts as well, as a
+    model of its own does.
     """
 
-    def __init__(self, model: Decoder, texts: Sequence[Text], first_row: int) -> None:
+    def __init__(self, model: Decoder, texts: Sequence[Text], first_row: int, *, alone: bool = False) -> None:
         import torch
 
         from trtspec.torch_engine.prefill import prefill
 
-        self._model = model
-        prefill(model, [prompt for prompt, _ in texts], first_row, PREFILL_TOKENS)
-        width = max(len(said) for _, said in texts)
-        self._window = model.windows.chain([len(prompt) - 1 for prompt, _ in texts], width, first_row)
-        inputs = [[prompt[-1], *said[:-1], *[0] * (width - len(said))] for prompt, said in texts]
-        self._inputs = torch.tensor(inputs, device=model.device)
-        at = [row * width + place for row, (_, said) in enumerate(texts) for place in range(len(said))]
+        self._model, self._texts = model, texts
+        if not alone:
+            prefill(model, [prompt for prompt, _ in texts], first_row, PREFILL_TOKENS)
+        starts = [0 if alone else len(prompt) - 1 for prompt, _ in texts]
+        read = [[*prompt, *said[:-1]][start:] for start, (prompt, said) in zip(starts, texts, strict=True)]
+        width = max(map(len, read))
+        self._window = model.windows.chain(starts, width, first_row)
+        self._inputs = torch.tensor([[*row, *[0] * (width - len(row))] for row in read], device=model.device)
+        at = [
+            row * width + len(tokens) - len(said) + place
+            for row, (tokens, (_, said)) in enumerate(zip(read, texts, strict=True))
+            for place in range(len(said))
+        ]
         self._at = torch.tensor(at, device=model.device)
         self._said = torch.tensor([token for _, said in texts for token in said], device=model.device)
         self.places = len(at)
 
     def matchness(self, skip: Skip) -> float:
         """Return the share of places where the target without these sublayers says what the whole one said."""
+        return float(self._hits(skip).float().mean())
+
+    def hits(self, skip: Skip) -> list[list[bool]]:
+        """Return for each text at which places it says the same."""
+        found = iter(self._hits(skip).tolist())
+        return [[next(found) for _ in said] for _, said in self._texts]
+
+    def _hits(self, skip: Skip) -> Tensor:
         from trtspec.torch_engine.drafters.swift import sublayers
 
         logits, _ = self._model.forward_with_features(self._inputs, self._window, (), self._at, sublayers(skip))
-        return float((logits.argmax(-1) == self._said).float().mean())
+        return logits.argmax(-1) == self._said

@@ -125,9 +125,10 @@ class Method:
     """One speculation method; a module of this folder joins by defining it as `METHOD`.
 
     `drafts_with` selects what the recipe's `speculation.draft` has to be: nothing, a model, or a head that is stored
-    with the target, which `read_head` describes (it raises CheckpointError for any other source). `draft_passes` is how
-    often what drafts runs in a step: once for each token in a row, once for all of them, or never, where tokens are
-    looked up. `draft_lens` is the range of the recipe's `draft_len`, empty where the options decide. `draft_shape`
+    with the target, which `read_head` describes (it raises CheckpointError for any other source). `has_confidence`
+    says that it drafts chains from probabilities, which tell how sure it is. `draft_passes` is how often what drafts
+    runs in a step: once for each token in a row, once for all of them, or never, where tokens are looked up.
+    `draft_lens` is the range of the recipe's `draft_len`, empty where the options decide. `draft_shape`
     computes the draft shape from the options and draft_len. `check_options` checks the options against the target; its
     diagnostics' paths are relative to `speculation.options`. `check_model` checks a draft model's own source for what
     the method needs of it; paths are relative to `speculation.draft`. `suggest` looks at what would draft, or where
@@ -138,6 +139,7 @@ class Method:
 
     summary: str
     drafts_with: Literal["nothing", "model", "head"]
+    has_confidence: bool = False
     draft_passes: Literal["none", "one", "each"] = "each"
     draft_lens: range = range(0)
     default_draft_len: int = 0

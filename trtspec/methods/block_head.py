@@ -4,19 +4,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
 
 from trtspec.checkpoint.model_config import ModelConfig
-from trtspec.checkpoint.rules import Rule, Skip, SourceTensor, Split, Stage
+from trtspec.checkpoint.rules import Skip
 from trtspec.checkpoint.source import Source
 from trtspec.diagnostics import Diagnostic
-from trtspec.families.decoder import attention, mlp
 from trtspec.methods.base import DraftHead, HeadTarget, Suggestion
 from trtspec.methods.block_net import BlockNet, Keys, kind_of, read_block_net
+from trtspec.methods.block_store import layer_config, net_rules, render
 from trtspec.methods.fit import check_ids, check_layer, check_mask, check_sizes
 
-SKIPS = [Skip(r"t2d|verifier_.*", "needed in training only"), Skip(".*", "left to the engine, which reads the source")]
+SKIPS = [Skip(r"t2d|verifier_.*", "needed in training only"), Skip(".*", "left to engines that read the source")]
 
 
 def suggest(source: Source, kind: str) -> Suggestion | None:
@@ -31,9 +30,11 @@ def describe(source: Source, base: HeadTarget, kind: str) -> DraftHead:
     """Return the net in `source` as a draft head; raises CheckpointError like `read_block_net`."""
     net = read_block_net(source, base.config.dtype, kind)
     return DraftHead(
-        config={},  # nothing converts it
-        rules=_rules(net, source, kind),
+        config={kind: render(net)},
+        rules=net_rules(net, kind, source.tensors.keys()),
         skips=SKIPS,
+        models={layer_config(kind): net.layer},
+        excluded=(f"{kind}.*",),
         diagnostics=(
             *_check_net(net, source, base),
             *_check_words(Keys(source), net),
@@ -42,40 +43,6 @@ def describe(source: Source, base: HeadTarget, kind: str) -> DraftHead:
             *check_layer(net.layer, base.config),
         ),
     )
-
-
-def _rules(net: BlockNet, source: Source, kind: str) -> list[Rule]:
-    """List the tensors of a net: those that all have, and those that are there of the optional ones."""
-    hidden, vocab, drafted, rank = (
-        net.layer.hidden_size, net.layer.vocab_size, net.draft_vocab_size, net.markov_rank
-    )  # fmt: skip
-    shapes = {
-        "fc.weight": (hidden, len(net.target_layers) * net.target_hidden_size),
-        "hidden_norm.weight": (hidden,),
-        "norm.weight": (hidden,),
-    }
-    optional = {
-        "embed_tokens.weight": (vocab, hidden),
-        "lm_head.weight": (drafted, hidden),
-        "d2t": (drafted,),
-        "confidence_head.proj.weight": (1, net.confidence_width),
-        "confidence_proj.weight": (1, net.confidence_width),
-    }
-    if rank:
-        prefix = "markov_head." if "markov_head.markov_w1.weight" in source.tensors else ""  # ModelOpt has none
-        shapes |= {f"{prefix}markov_w1.weight": (vocab, rank), f"{prefix}markov_w2.weight": (drafted, rank)}
-    shapes |= {name: shape for name, shape in optional.items() if name in source.tensors}
-    found = [_rule(kind, name, shape) for name, shape in shapes.items()]
-    for number in range(net.layer.num_layers):
-        for rule in attention(net.layer, number) + mlp(net.layer, number):
-            sources = tuple(replace(tensor, name=tensor.name.removeprefix("model.")) for tensor in rule.sources)
-            found.append(Rule(f"{kind}.layers.{number}.{rule.target}", sources, Stage.LAST, rule.split))
-    return found
-
-
-def _rule(kind: str, name: str, shape: tuple[int, ...]) -> Rule:
-    rule = Rule(f"{kind}.{name}", (SourceTensor(name, shape),), Stage.LAST, Split.WHOLE)
-    return replace(rule, dtype="I64") if name == "d2t" else rule
 
 
 def _check_net(net: BlockNet, source: Source, base: HeadTarget) -> Iterator[Diagnostic]:

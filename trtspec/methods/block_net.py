@@ -24,6 +24,11 @@ from trtspec.checkpoint.trtllm import MOST_LAYERS
 from trtspec.families.decoder import read_decoder
 
 MOST_BLOCK, MOST_RANK = 256, 1 << 16
+# What keys say that vllm-project/vllm:vllm/model_executor/models/qwen3_dflash.py@v0.32.0 reads, of the usual nets.
+_USUAL = {
+    "use_swa": False, "attention_sink_bias": False, "add_swa_attention_sink_bias": False, "attention_value_scale": 1.0,
+    "is_neox_style": True, "logit_scale": 1.0, "markov_head_type": "vanilla",
+}  # fmt: skip
 
 T = TypeVar("T")
 
@@ -36,7 +41,8 @@ class BlockNet:
     the text's last token, drafts nothing. `target_layers` are the target's layers whose outputs it reads, from 0;
     `num_target_layers` the target's own, 0 where it does not say. `markov_rank` and `markov_head` describe the
     sequential head, 0 and "" without; `confidence_width` the input of the confidence head, 0 without.
-    `draft_vocab_size` is smaller than the target's where d2t leads to the target's ids.
+    `draft_vocab_size` is smaller than the target's where d2t leads to the target's ids. `is_causal`: the places of a
+    block see what is before them alone.
     """
 
     dialect: str
@@ -51,6 +57,12 @@ class BlockNet:
     markov_rank: int = 0
     markov_head: str = ""
     confidence_width: int = 0
+    is_causal: bool = False
+
+    @property
+    def drafts_at_anchor(self) -> bool:
+        """Tell whether the anchor's place drafts too."""
+        return self.drafts == self.block_size
 
 
 class Keys:
@@ -107,6 +119,17 @@ def _reads_a_block(keys: Keys) -> bool:
     return keys.has("block_size") and keys.has("target_layer_ids")
 
 
+def special_keys(source: Source) -> list[str]:
+    """Return keys that make a net compute something else than the block nets of the papers."""
+    keys = Keys(source)
+    sections = (keys.inner, keys.reader, keys.layer)
+    found = [
+        key for key, usual in _USUAL.items() if any(each.values.get(key) not in (None, usual) for each in sections)
+    ]
+    windowed = any("sliding_attention" in (each.values.get("layer_types") or []) for each in sections)
+    return [*found, "layer_types"] if windowed else found
+
+
 def read_block_net(source: Source, dtype: str, kind: str) -> BlockNet:
     """Return the description of a net of that kind; raises CheckpointError for another one, or one that lacks a key."""
     keys, found = Keys(source), kind_of(source)
@@ -133,6 +156,7 @@ def read_block_net(source: Source, dtype: str, kind: str) -> BlockNet:
         markov_rank=rank,
         markov_head=keys.get("markov_head_type", str, "vanilla") if rank else "",
         confidence_width=(layer.hidden_size + rank * with_markov) if has_confidence else 0,
+        is_causal=keys.reader.get("is_causal", bool, keys.get("causal", bool, False)),
     )
 
 

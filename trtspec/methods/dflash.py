@@ -23,6 +23,7 @@ def _suggest(source: Source) -> Suggestion | None:
 METHOD = Method(
     summary="a net trained for the target fills a block of tokens in one pass",
     drafts_with="head",
+    has_confidence=True,
     draft_passes="one",
     draft_lens=range(1, 33),
     default_draft_len=7,

@@ -30,6 +30,7 @@ def _suggest(source: Source) -> Suggestion:
 METHOD = Method(
     summary="a smaller model drafts, the target verifies",
     drafts_with="model",
+    has_confidence=True,
     draft_lens=range(1, 65),
     default_draft_len=5,
     options=DraftTargetOptions,

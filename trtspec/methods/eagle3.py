@@ -245,6 +245,7 @@ def _suggest(source: Source) -> Suggestion | None:
 METHOD = Method(
     summary="a layer trained for the target drafts from its hidden states, a chain or a tree",
     drafts_with="head",
+    has_confidence=True,
     draft_lens=range(1, 17),
     default_draft_len=4,
     options=Eagle3Options,

@@ -51,6 +51,12 @@ def mask_token(source: Source) -> int | None:
     return next((source.reader.get(key, int) for key in MASK_KEYS if source.config.get(key) is not None), None)
 
 
+def mask_key(source: Source) -> dict[str, int]:
+    """Return the key of config.json that names the mask token in a converted checkpoint, nothing without one."""
+    named = (source.config.get(key) for key in MASK_KEYS)
+    return next(({MASK_KEYS[0]: token} for token in named if type(token) is int), {})
+
+
 def check_mask(token: int | None, vocab: int) -> Iterator[Diagnostic]:
     """Report a mask token that is missing or has no embedding."""
     if token is None:

@@ -83,7 +83,7 @@ class Heads:
 
 def read_head(source: Source, base: HeadTarget, options: MedusaOptions) -> DraftHead:
     """Describe the Medusa heads in `source` for a target."""
-    heads, config = _find_heads(source), base.config
+    heads, config = find_heads(source), base.config
     return DraftHead(
         config={
             "architecture": "MedusaForCausalLM",
@@ -101,8 +101,11 @@ def read_head(source: Source, base: HeadTarget, options: MedusaOptions) -> Draft
     )
 
 
-def _find_heads(source: Source) -> Heads:
-    """Count the heads and their blocks by tensor names: published configs have other numbers."""
+def find_heads(source: Source) -> Heads:
+    """Count the heads and their blocks by tensor names: published configs have other numbers.
+
+    Raises CheckpointError where there are none, and where they contradict config.json.
+    """
     found = [name for name in map(_NAME.fullmatch, source.tensors) if name]
     prefixes = {name[1] or "" for name in found}
     if len(prefixes) != 1:
@@ -138,7 +141,7 @@ def _check_options(options: MedusaOptions, config: ModelConfig) -> list[Diagnost
 def _suggest(source: Source) -> Suggestion | None:
     if not any(map(_NAME.fullmatch, source.tensors)):
         return None
-    heads = _find_heads(source)
+    heads = find_heads(source)
     paths, why = MedusaOptions().paths, f"DRAFT holds {heads.num_heads} Medusa heads"
     short = [list(path) for path in paths if len(path) <= heads.num_heads]
     if len(short) == len(paths):

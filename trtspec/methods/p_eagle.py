@@ -4,6 +4,8 @@
 P-EAGLE, Hui et al. 2026, arXiv:2602.01469. Such a net is EAGLE-3's first layer, further plain ones, and a hidden state
 that stands for those of tokens that are not known yet. Read as speculators and p-eagle-train write it
 (vllm-project/vllm:vllm/model_executor/models/llama_eagle3.py@v0.32.0).
+
+In its target's checkpoint the net is stored as an EAGLE-3 head is, with what is more than that under `p_eagle`.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from trtspec.methods.eagle3 import (
     find_names,
     read_head_config,
 )
-from trtspec.methods.eagle3_head import Eagle3HeadConfig, Names, head_rules
+from trtspec.methods.eagle3_head import LAYER_CONFIG, Eagle3HeadConfig, Names, head_rules
+from trtspec.methods.eagle3_head import NAME as EAGLE3
 from trtspec.methods.fit import check_ids, check_layer, check_mask, check_sizes, mask_token
 
 NAME, MOST_LAYERS = "p_eagle", 64
@@ -40,16 +43,20 @@ def read_head(source: Source, base: HeadTarget, options: Options) -> DraftHead:
     layers = decoder_reader(source.reader).positive("num_hidden_layers", 1, MOST_LAYERS)
     width = len(head.aux_layers) * head.target_hidden_size
     state = _state_shape(source, f"{names.prefix}mask_hidden", width)
+    head = replace(head, layer=replace(head.layer, num_layers=layers))
+    token = mask_token(source)
     return DraftHead(
-        config={},  # nothing converts it
-        rules=[*head_rules(head, names), *_further_rules(head, names, state, layers)],
-        skips=[Skip(".*", "left to the engine, which reads the source")],
+        config={EAGLE3: head.render(), NAME: {"mask_token": token, "mask_hidden": list(state)}},
+        rules=[*head_rules(head, names), *further_rules(head, state, names)],
+        skips=[Skip(".*", "left to engines that read the source")],
+        models={LAYER_CONFIG: head.layer},
+        excluded=(f"{NAME}.*", f"{EAGLE3}.*"),
         diagnostics=(
             *check_sizes("the net is", head.target_hidden_size, head.target_vocab_size, base.config),
             *check_aux_layers(head, base.config),
             *check_count(source, base.config),
             *_check_kind(source),
-            *check_mask(mask_token(source), head.target_vocab_size),
+            *check_mask(token, head.target_vocab_size),
             *check_ids(source, names.prefix, head.layer.vocab_size, head.target_vocab_size),
             *check_layer(head.layer, base.config),
         ),
@@ -69,10 +76,13 @@ def _state_shape(source: Source, name: str, width: int) -> tuple[int, ...]:
     return stored.shape if stored and prod(stored.shape) == width else (1, 1, width)
 
 
-def _further_rules(head: Eagle3HeadConfig, names: Names, state: tuple[int, ...], layers: int) -> Iterator[Rule]:
-    """Yield the rules of the layers behind the first, and of the hidden state at mask tokens."""
+def further_rules(head: Eagle3HeadConfig, state: tuple[int, ...], names: Names) -> Iterator[Rule]:
+    """Yield the rules of the layers behind the first, and of the hidden state at mask tokens, of that shape.
+
+    `names` matter only where they are read from a source.
+    """
     yield Rule(f"{NAME}.mask_hidden", (SourceTensor(f"{names.prefix}mask_hidden", state),), Stage.LAST)
-    for number in range(1, layers):
+    for number in range(1, head.layer.num_layers):
         for rule in attention(head.layer, number) + mlp(head.layer, number):
             found = ((tensor, tensor.name.removeprefix("model.")) for tensor in rule.sources)
             sources = tuple(replace(tensor, name=f"{names.prefix}{name}") for tensor, name in found)
@@ -87,6 +97,7 @@ def _suggest(source: Source) -> Suggestion | None:
 METHOD = Method(
     summary="a net trained for the target drafts a chain from its hidden states in one pass",
     drafts_with="head",
+    has_confidence=True,
     draft_passes="one",
     draft_lens=range(1, 17),
     default_draft_len=7,

@@ -28,6 +28,7 @@ def _suggest(source: Source) -> Suggestion | None:
 METHOD = Method(
     summary="a smaller model that drafts all tokens in one pass, the target verifies",
     drafts_with="model",
+    has_confidence=True,
     draft_passes="one",
     draft_lens=range(1, 33),
     default_draft_len=8,

@@ -92,7 +92,7 @@ def stored_head(document: ConfigReader) -> RedrafterHeadConfig:
 
 def read_head(source: Source, base: HeadTarget, options: RedrafterOptions) -> DraftHead:
     """Describe the recurrent drafter in `source` for a target."""
-    head, config = _find_head(source), base.config
+    head, config = find_head(source), base.config
     return DraftHead(
         config={
             "architecture": "ReDrafterForQWenLM" if "qwen_type" in dict(config.extra) else "ReDrafterForLLaMALM",
@@ -111,8 +111,8 @@ def read_head(source: Source, base: HeadTarget, options: RedrafterOptions) -> Dr
     )
 
 
-def _find_head(source: Source) -> RedrafterHeadConfig:
-    """Read the sizes from config.json, and find the tensors' names."""
+def find_head(source: Source) -> RedrafterHeadConfig:
+    """Read the sizes from config.json, and find the tensors' names; raises CheckpointError without them."""
     reader, tensors = source.reader, source.tensors
     layers = _num_layers(reader, "num_draft_layers")
     stack = next((name for name in STACKS if f"{name}.{layers}.weight" in tensors), None)

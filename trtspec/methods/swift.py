@@ -76,6 +76,7 @@ def check_skip(skip: Skip, num_layers: int) -> Iterator[Diagnostic]:
 METHOD = Method(
     summary="the target drafts for itself, with sublayers left out",
     drafts_with="nothing",
+    has_confidence=True,
     draft_lens=range(1, 26),
     default_draft_len=8,
     options=SwiftOptions,

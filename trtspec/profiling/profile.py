@@ -19,7 +19,7 @@ from trtspec.measure.report import Check
 from trtspec.measure.sources import find_source as find_origin
 from trtspec.profiling.asked import Asked, Screen
 from trtspec.profiling.build import build, workplace
-from trtspec.profiling.texts import batches_of, check_said, drawn
+from trtspec.profiling.texts import batches_of, check_said, drawn, fitting
 from trtspec.profiling.wanted import wanted
 from trtspec.prompts.prompt import Prompt
 from trtspec.recipe.load import LoadedRecipe, load_recipe
@@ -47,15 +47,17 @@ def run(asked: Asked, screen: Screen) -> Profile:
 def _measure(
     loaded: LoadedRecipe, asked: Asked, candidates: Sequence[Candidate], left_out: dict[str, str], screen: Screen
 ) -> Profile:
-    prompts, limits = drawn(asked, candidates[0].root), asked.limits
+    asked_for, limits = drawn(asked, candidates[0].root), asked.limits
     batches = batches_of(loaded.recipe, limits)
     with screen.counting() as on_progress:
         with open_artifact(candidates[0].root) as artifact:
+            prompts = fitting(artifact, asked_for, limits.max_tokens)
             texts, results = say(artifact, prompts, limits.max_tokens, on_progress)
             parity = _parity(artifact, prompts, results, on_progress)
         check_said(texts)
         measured = [measure(candidate, texts, batches, on_progress) for candidate in candidates]
-    return Profile(loaded.recipe.name, texts, measured, left_out, recommend(measured, limits.concurrency), parity)
+    best, too_long = recommend(measured, limits.concurrency), len(asked_for) - len(prompts)
+    return Profile(loaded.recipe.name, texts, measured, left_out, best, parity, too_long)
 
 
 def _parity(

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
 from trtspec.errors import TrtspecError
-from trtspec.measure.artifact import artifact_prompts
+from trtspec.generation.checks import check_request
+from trtspec.measure.artifact import OpenArtifact, artifact_prompts
 from trtspec.measure.profile.candidate import Texts
 from trtspec.profiling.asked import Asked, Limits
 from trtspec.prompts.prompt import Prompt
@@ -20,6 +22,20 @@ def drawn(asked: Asked, root: Path) -> list[Prompt]:
     """Return the prompts that were asked for, or the artifact's own, as many as are wanted."""
     prompts = artifact_prompts(root, asked.prompts)
     return Random(asked.limits.seed).sample(prompts, min(asked.limits.samples, len(prompts)))
+
+
+def fitting(artifact: OpenArtifact, prompts: Sequence[Prompt], max_tokens: int) -> list[Prompt]:
+    """Return the prompts that the engine takes with so many new tokens; raises TrtspecError, of the last, for none."""
+    fit, engine, why = [], artifact.engine, None
+    for prompt in prompts:
+        try:
+            check_request(artifact.request(prompt.text, max_tokens), engine.settings.limits, engine.vocab_size, True)
+            fit.append(prompt)
+        except TrtspecError as error:
+            why = error
+    if why and not fit:
+        raise why
+    return fit
 
 
 def batches_of(recipe: Recipe, limits: Limits) -> list[int]:

@@ -22,7 +22,7 @@ from trtspec.methods.base import Method, find_method
 from trtspec.profiling.asked import Asked, Screen
 from trtspec.profiling.build import build, workplace
 from trtspec.profiling.finished import Finished
-from trtspec.profiling.texts import batches_of, check_said, drawn
+from trtspec.profiling.texts import batches_of, check_said, drawn, fitting
 from trtspec.profiling.wanted import own_of
 from trtspec.recipe.load import LoadedRecipe, load_recipe
 
@@ -81,7 +81,7 @@ def _texts(asked: Asked, candidate: Candidate, finished: Finished, on_progress: 
 
     def say_all() -> dict[str, Any]:
         with open_artifact(candidate.root) as artifact:
-            return dump_texts(say(artifact, prompts, most, on_progress)[0])
+            return dump_texts(say(artifact, fitting(artifact, prompts, most), most, on_progress)[0])
 
     depends_on = [_keys(candidate.root), [(each.text, each.kind) for each in prompts], most]
     texts = read_texts(finished.get(depends_on, say_all))

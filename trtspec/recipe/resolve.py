@@ -69,6 +69,7 @@ class ResolvedSpeculation(StrictModel):
     drafts: tuple[ResolvedModel, ...]
     options: dict[str, Any]
     schedule: tuple[ScheduledLen, ...] = ()  # these have defaults for manifests of before
+    confidence: float = 0.0
     verify: Literal["standard", "block"] = "standard"
     acceptance_rate_threshold: float = 0.0
     acceptance_window: int = 0
@@ -205,6 +206,7 @@ def resolve_recipe(recipe: Recipe, decisions: Decisions) -> ResolvedRecipe:
         "drafts": (_model(draft, decisions.draft_dtype),) if draft else (),
         "options": decisions.options,
         "schedule": tuple(asked.schedule),
+        "confidence": asked.confidence,
         "verify": asked.verify,
         "acceptance_rate_threshold": asked.acceptance_rate_threshold or 0.0,
         "acceptance_window": asked.acceptance_window or 0,

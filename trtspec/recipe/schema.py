@@ -38,7 +38,13 @@ SAYS = {
     IMAGE: "a container image by digest: NAME@sha256:<64 hexadecimal digits>",
 }
 
-KNOBS = ("schedule", "verify", "acceptance_rate_threshold", "acceptance_window")  # of speculation, by backend
+KNOBS = (
+    "schedule",
+    "confidence",
+    "verify",
+    "acceptance_rate_threshold",
+    "acceptance_window",
+)  # of speculation, by backend
 
 T = TypeVar("T")
 
@@ -195,6 +201,9 @@ class Speculation(StrictModel):
     options: dict[str, Any] = Field(default={}, description="The method's own options, checked by the method")
     schedule: Annotated[list[ScheduledLen], AfterValidator(_falls)] = Field(
         default=[], description="draft_len by how many requests run together; beyond the last max_batch none is drafted"
+    )
+    confidence: float = Field(
+        default=0.0, ge=0, lt=1, description="End a drafted chain where the product of its probabilities is smaller"
     )
     verify: Literal["standard", "block"] = Field(
         default="standard", description="Verify sampled drafts token by token, or as a block (arXiv:2403.10444)"

@@ -19,6 +19,7 @@ from trtspec.checkpoint.untrusted import parse_object, shown
 from trtspec.errors import TrtspecError
 from trtspec.files import read_bounded, unreadable
 from trtspec.measure.report import Verification, manifest_sha256, read_report
+from trtspec.reporting.forms.baseline import BaselineDocument
 from trtspec.reporting.forms.bench import BenchDocument
 from trtspec.reporting.forms.build import BuildDocument
 from trtspec.reporting.forms.load import LoadDocument
@@ -27,13 +28,14 @@ from trtspec.reporting.forms.profile import ProfileDocument
 from trtspec.reporting.forms.train import TrainDocument
 
 MAX_BYTES, MAX_VALUES = 8 << 20, 400_000
-KNOWN = "documents of `trtspec build`, `plan`, `profile`, `bench` and `train` with --json can be shown"
+KNOWN = "documents of `trtspec build`, `plan`, `baseline`, `profile`, `bench` and `train` with --json can be shown"
 
 # What documents are, by the first of these keys that they have: a plan has steps, too.
 FORMS: dict[str, tuple[str, type[BaseModel]]] = {
     "methods": ("profile", ProfileDocument),
     "speculative": ("bench", BenchDocument),
     "points": ("load", LoadDocument),
+    "median_tokens_per_s": ("baseline", BaselineDocument),
     "published": ("training", TrainDocument),
     "predicted": ("plan", PlanDocument),
     "steps": ("build", BuildDocument),
@@ -58,6 +60,7 @@ class Facts:
     verification: Verification | None
     build: BuildDocument | None = None
     profile: ProfileDocument | None = None
+    baseline: BaselineDocument | None = None
     bench: BenchDocument | None = None
     plan: PlanDocument | None = None
     load: LoadDocument | None = None

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from trtspec.reporting.artifact import build, files, memory, recipe, summary
+from trtspec.reporting.before import baseline
 from trtspec.reporting.benched import bench
 from trtspec.reporting.compared import compared, gates
 from trtspec.reporting.documents import Facts
@@ -16,7 +17,7 @@ from trtspec.reporting.trained import training
 
 MAKERS = (
     *(glance, gates),
-    *(bench, throughput, latencies, by_batch, by_kind, by_position, by_position_and_kind, by_length),
+    *(baseline, bench, throughput, latencies, by_batch, by_kind, by_position, by_position_and_kind, by_length),
     *(training, predicted, memory, build),
     *(compared, summary, recipe, files),
 )

@@ -17,6 +17,7 @@ from trtspec.files import stamp_of
 from trtspec.graph.files import Files
 from trtspec.graph.step import Inputs, Progress, Step, notes_of
 from trtspec.methods.base import DraftHead
+from trtspec.methods.fit import mask_key
 from trtspec.models.source_head import SourceHead, load_head
 from trtspec.models.source_model import SourceModel, load_model, padded
 from trtspec.quant.activations import ACTIVATIONS, Activations, load_activations
@@ -56,7 +57,7 @@ class ConvertCheckpoint(Step):
     is padded to `vocab_size` entries; 0 leaves it as it is.
     """
 
-    VERSION: ClassVar[int] = 5
+    VERSION: ClassVar[int] = 6
     RESUMABLE: ClassVar[bool] = True
 
     role: str
@@ -157,7 +158,7 @@ def convert_checkpoint(
     flaws = Flaws(allow_nonfinite)
     stamp = stamp_of(files) if journal else ""
     run_tasks(out, layouts, tasks, flaws=flaws, on_bytes=on_bytes, journal=journal, stamp=stamp, threads=threads)
-    rendered = _render_config(plan, head.head if head else None)
+    rendered = _render_config(plan, head.head if head else None) | mask_key(model.source)
     (out / "config.json").write_text(json.dumps(rendered, indent=2) + "\n")
 
 

@@ -27,6 +27,7 @@ from trtspec.generation.checks import check_request
 from trtspec.generation.request import Request, Result, Update
 from trtspec.generation.running import RequestHandle, Running
 from trtspec.generation.scores import Scores
+from trtspec.torch_engine.prefill import alike
 from trtspec.torch_engine.settings import EngineSettings
 from trtspec.torch_engine.speculator import Speculator
 
@@ -42,6 +43,7 @@ class Engine:
         self.settings = settings
         self.tokenizer = tokenizer
         self._waiting: deque[Running] = deque()
+        self._entering: list[Running] = []
         self._running: list[Running] = []
         self._changed = threading.Condition()
         self._closed: str | None = None
@@ -142,7 +144,7 @@ class Engine:
             reason, error = "error", f"the engine failed: {failure}"
         with self._changed:
             self._closed = self._closed or error
-            left = [*self._running, *self._waiting]
+            left = [*self._running, *self._entering, *self._waiting]
         for running in left:
             self._tell(running, reason, error)
 
@@ -165,16 +167,21 @@ class Engine:
         """Prefill waiting requests, as many as the free rows and the token limit of a step allow."""
         new: list[Running] = []
         with self._changed:
-            longest = 0
+            tokens = 0
             while self._waiting and len(self._running) + len(new) < self.settings.max_batch_size:
-                longest = max(longest, len(self._waiting[0].text) + len(self._waiting[0].external_draft))
-                if new and longest * (len(new) + 1) > self.settings.max_num_tokens:
+                tokens += _tokens(self._waiting[0])
+                if new and tokens > self.settings.max_num_tokens:
                     break
                 new.append(self._waiting.popleft())
-        if not new:
-            return
         for running in new:
             running.admit()
+        new.sort(key=_tokens)
+        for first, last in alike([_tokens(running) for running in new]):
+            self._entering = new[last:]
+            self._begin(new[first:last])
+
+    def _begin(self, new: list[Running]) -> None:
+        """Prefill requests in one pass of the target; they become the last rows."""
         first_row = len(self._running)
         self._running += new
         made = self.speculator.prefill(new, first_row, self.settings.max_num_tokens)
@@ -204,6 +211,11 @@ class Engine:
             # the caller's function failed; other requests must go on
             log.exception("an update was not taken; its request is cancelled")
             running.handle.cancel()
+
+
+def _tokens(running: Running) -> int:
+    """Return how many tokens are to be prefilled."""
+    return len(running.text) + len(running.external_draft)
 
 
 class _Collector:

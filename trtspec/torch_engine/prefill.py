@@ -11,6 +11,22 @@ from torch import Tensor
 
 from trtspec.torch_engine.model.decoder import Decoder
 
+PASS_TOKENS = 64  # a pass of its own costs about what so many tokens of padding cost
+
+
+def alike(lens: Sequence[int]) -> list[tuple[int, int]]:
+    """Divide texts, whose `lens` ascend, into passes (first, last + 1): little padding in few of them."""
+    best = [(0, 0)]  # by how many of the texts are taken: the cost in tokens, and where the last pass begins
+    for end in range(1, len(lens) + 1):
+        costs = [best[start][0] + PASS_TOKENS + lens[end - 1] * (end - start) for start in range(end)]
+        cost = min(costs)
+        best.append((cost, costs.index(cost)))
+    passes, end = list[tuple[int, int]](), len(lens)
+    while end:
+        passes.append((best[end][1], end))
+        end = best[end][1]
+    return passes[::-1]
+
 
 @dataclass
 class Prefilled:

@@ -21,11 +21,12 @@ class EngineSettings:
     """The settings of an engine.
 
     `method`, `draft_len` and the method's own `options` configure speculation; `schedule` are pairs (requests,
-    draft_len): while at most so many requests run, so much is drafted, beyond the last pair nothing. `max_seq_len`
-    bounds prompt plus new tokens of a request, `max_input_len` its prompt alone, `max_num_tokens` the tokens of one
-    prefill step, `max_queue_size` the requests that wait. `device` is "auto", "cpu" or "cuda", `dtype` "auto",
-    "float32", "bfloat16" or "float16". `kernels` are compiled verification libraries; the first that works on this
-    machine is used, or torch if none does.
+    draft_len): while at most so many requests run, so much is drafted, beyond the last pair nothing. A chain ends
+    where the product of how sure the draft is of its tokens falls below `confidence`. `max_seq_len` bounds prompt plus
+    new tokens of a request, `max_input_len` its prompt alone, `max_num_tokens` the tokens of one prefill step,
+    `max_queue_size` the requests that wait. `device` is "auto", "cpu" or "cuda", `dtype` "auto", "float32", "bfloat16"
+    or "float16". `kernels` are compiled verification libraries; the first that works on this machine is used, or torch
+    if none does.
     """
 
     method: str = "none"
@@ -40,6 +41,7 @@ class EngineSettings:
     dtype: str = "auto"
     kernels: tuple[Path, ...] = ()
     schedule: Sequence[tuple[int, int]] = ()
+    confidence: float = 0.0
 
     @classmethod
     def from_recipe(cls, recipe: ResolvedRecipe) -> EngineSettings:
@@ -55,6 +57,7 @@ class EngineSettings:
             max_num_tokens=engine.max_num_tokens,
             max_queue_size=recipe.serving.max_queue_size,
             schedule=tuple((each.max_batch, each.draft_len) for each in speculation.schedule),
+            confidence=speculation.confidence,
         )
 
     @classmethod
@@ -69,8 +72,9 @@ class EngineSettings:
         """Return everything but the libraries, whose paths differ from machine to machine."""
         document = asdict(replace(self, kernels=()))
         del document["kernels"]
-        if not self.schedule:
-            del document["schedule"]  # keys of steps are made of this text
+        for key in ("schedule", "confidence"):
+            if not document[key]:
+                del document[key]  # keys of steps are made of this text
         return json.dumps(document, sort_keys=True)
 
     def scheduled(self, rows: int, most: int) -> int:

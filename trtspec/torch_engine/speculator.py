@@ -68,7 +68,7 @@ class Speculator:
         if wrong := method.check_options(options, model.config):
             raise TrtspecError(wrong[0].message, where=f"speculation.options.{wrong[0].path}")
         room = Room(settings.max_batch_size, max_len, device, dtype, settings.max_seq_len)
-        drafter = drafter_class(Setup(model, draft, room, options, draft_shape))
+        drafter = drafter_class(Setup(model, draft, room, options, draft_shape, settings.confidence))
         _check_pair(model, drafter, settings)
         verifier = choose_verifier(settings.kernels, device, dtype)
         return cls(model, drafter, verifier, draft_shape, method, options, settings)

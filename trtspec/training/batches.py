@@ -64,6 +64,23 @@ class Batch:
         """Return the token that stands behind each place."""
         return self.tokens[self.rows, self.places + 1]
 
+    @cached_property
+    def grid(self) -> Tensor:
+        """Return the places as [rows, most of a row], clamped to the width where a row has fewer: see `is_place`."""
+        first = self._tensor([span.start for span in self._spans])
+        numbers = torch.arange(max(self.counts), device=self.tokens.device)
+        return (first.unsqueeze(1) + numbers).clamp(max=self.tokens.shape[1] - 1)
+
+    @cached_property
+    def is_place(self) -> Tensor:
+        """Return which of `grid` are places; those that are have the order of `places`."""
+        numbers = torch.arange(max(self.counts), device=self.tokens.device)
+        return numbers < self._tensor(self.counts).unsqueeze(1)
+
+    def tokens_after(self, step: int) -> Tensor:
+        """Return the tokens [n] that stand `step` behind the places; meaningless beyond the text."""
+        return self.tokens[self.rows, (self.places + step).clamp(max=self.tokens.shape[1] - 1)]
+
     def flat(self, back: int = 0) -> Tensor:
         """Return indices into rows * width of the places, or of those `back` before them."""
         return self.rows * self.tokens.shape[1] + self.places - back

@@ -42,5 +42,6 @@ def _write_shard(path: Path, tensors: list[TensorInfo], trained: Mapping[str, Te
 def _bytes(tensor: TensorInfo, trained: Mapping[str, Tensor]) -> memoryview:
     if tensor.name not in trained:
         return np.memmap(tensor.file, np.uint8, "r", tensor.offset, (tensor.nbytes,)).data
-    rounded = trained[tensor.name].to("cpu", TORCH_DTYPES[tensor.dtype]).contiguous()
+    values = trained[tensor.name].cpu()
+    rounded = values.to(TORCH_DTYPES.get(tensor.dtype, values.dtype)).contiguous()
     return rounded.flatten().view(torch.uint8).numpy().data

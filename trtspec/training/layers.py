@@ -47,8 +47,11 @@ class Layer:
         inner = self._mlp(self.norm(hidden, "pre_feedforward_layernorm"))
         return hidden + self.norm(inner, "post_feedforward_layernorm")
 
-    def heads(self, read: Tensor, first: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values [rows, heads, positions, head_size], rotated from position `first` on."""
+    def heads(self, read: Tensor, at: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values [rows, heads, positions, head_size], rotated by their positions.
+
+        These are `at` [rows, positions], or 0 and on.
+        """
         config = self.config
         counts = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
         sizes = [count * config.head_size for count in counts]
@@ -56,8 +59,10 @@ class Layer:
         query, key, value = (part.view(*part.shape[:-1], -1, config.head_size) for part in parts)
         if config.qk_norm:
             query, key = (self.norm(part, f"attention.{n}_layernorm") for n, part in (("q", query), ("k", key)))
-        tables = rotation(self._rotated, first + read.shape[1], read.device, read.dtype)
-        cosines, sines = (table[first:] for table in tables)
+        reach = read.shape[1] if at is None else int(at.max()) + 1
+        cosines, sines = rotation(self._rotated, reach, read.device, read.dtype)
+        if at is not None:
+            cosines, sines = cosines[at].unsqueeze(1), sines[at].unsqueeze(1)
         query, key = (rotate(part.transpose(1, 2), cosines, sines) for part in (query, key))
         return query, key, value.transpose(1, 2)
 

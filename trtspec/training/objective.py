@@ -50,10 +50,10 @@ def _logits(
     student: Student, view: View, batch: Batch, features: Tensor | None, able: Tensor | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield for each pass the numbers of the places [n] that it drafts for, and its logits [n, draft vocab]."""
-    for number, hidden in enumerate(student.hidden(view, batch.tokens, features)):
+    for number, hidden in enumerate(student.hidden(view, batch, features)):
         reached = batch.depths >= number
         at = (reached if able is None else reached & able).nonzero().flatten()
-        yield at, student.logits(view, hidden.flatten(0, 1)[batch.flat(student.ahead - 1 + number)[at]])
+        yield at, student.logits(view, hidden[at - number], number)
 
 
 @torch.no_grad()
@@ -81,7 +81,7 @@ def _places(
         found = torch.zeros(len(batch.depths), dtype=torch.bool, device=logits.device)
         found[at] = drafted == batch.following[at]
         hits.append(found.tolist())
-    depth = draft_len if student.passes == 1 else min(draft_len, student.passes)
+    depth = draft_len if student.reads_on else min(draft_len, student.passes)
     starts, rows = 0, []
     for count in batch.counts:
         own = [each[starts : starts + count] for each in hits]

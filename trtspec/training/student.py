@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,9 +12,11 @@ from torch import Tensor
 
 from trtspec.registry import find
 from trtspec.torch_engine.model.decoder import Decoder
+from trtspec.training.batches import Batch
 from trtspec.training.layers import View
 from trtspec.training.settings import TrainSettings
 from trtspec.training.tensors import SourceTensors
+from trtspec.training.texts import Text
 
 PACKAGE, ATTRIBUTE = "trtspec.training.drafts", "TRAINABLE"
 STEP_WEIGHT = 0.8  # of a pass's loss, relative to the one before: a draft counts only where those before it are right
@@ -22,41 +24,45 @@ STEP_WEIGHT = 0.8  # of a pass's loss, relative to the one before: a draft count
 
 @dataclass(frozen=True)
 class DraftSource:
-    """What a draft is read from: its directory, the target that it drafts for, and how much it drafts in a row."""
+    """What a draft is read from: its directory, the target that it drafts for, and how much it drafts in a row.
+
+    `texts` are those that it will be trained on.
+    """
 
     root: Path
     target: Decoder
     draft_len: int
     settings: TrainSettings
+    texts: Sequence[Text] = ()
 
 
 class Student(ABC):
     """A draft with gradients.
 
-    Its `passes` logits are those of the tokens it drafts in a row: at position t of a text those of pass s are for the
-    token at t + `ahead` + s. One that has a single pass drafts a chain by reading what it drafted. `aux_layers` are the
+    A chain begins at each place of a batch; its `passes` logits are for the tokens behind that place and those after
+    it. One that `reads_on` has a single pass, and drafts a chain by reading what it drafted. `aux_layers` are the
     target's hidden states that it reads (see `Decoder.forward_with_features`), `vocab` the target's ids [draft vocab]
     of the tokens that it drafts, None where these are the target's first ones.
     """
 
     tensors: SourceTensors
     width: int
-    ahead: int = 1
     passes: int = 1
+    reads_on: bool = False
     aux_layers: tuple[int, ...] = ()
     vocab: Tensor | None = None
 
     @abstractmethod
-    def hidden(self, view: View, tokens: Tensor, features: Tensor | None) -> list[Tensor]:
-        """Return for each pass hidden states [rows, positions, hidden] of tokens [rows, positions].
+    def hidden(self, view: View, batch: Batch, features: Tensor | None) -> list[Tensor]:
+        """Return for each pass hidden states [places, hidden] of the chains that begin at a batch's places.
 
-        `features` are the target's, [rows, positions, aux_layers * hidden]. What stands at places whose draft would
-        reach beyond the text is meaningless.
+        `features` are the target's, [rows, width, aux_layers * hidden]; the last that a chain sees is that of the token
+        before its place. What drafts beyond the text is meaningless.
         """
 
     @abstractmethod
-    def logits(self, view: View, hidden: Tensor) -> Tensor:
-        """Return logits [n, draft vocab] of some of those hidden states [n, hidden]."""
+    def logits(self, view: View, hidden: Tensor, step: int) -> Tensor:
+        """Return logits [n, draft vocab] of some of the hidden states [n, hidden] of pass `step`."""
 
 
 @dataclass(frozen=True)

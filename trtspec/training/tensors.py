@@ -39,6 +39,7 @@ class SourceTensors:
     ) -> None:
         self.source, self.rules = source, {rule.name: rule for rule in rules}
         self._lora = lora
+        self._replaced: set[str] = set()
         named = {tensor.name: rule for rule in rules for tensor in rule.sources}
         for name, rule in named.items():
             if source.tensors[name].dtype not in (*TRAINABLE, "I64") or rule.experts:
@@ -66,9 +67,18 @@ class SourceTensors:
         return self.fixed[name] if down is None or up is None else self.fixed[name] + up @ down
 
     @torch.no_grad()
+    def replace(self, name: str, values: Tensor) -> None:
+        """Let a source tensor have other values of its shape, which are written with those that are trained."""
+        if name in self.parameters:
+            self.parameters[name].copy_(values)
+        else:
+            self.fixed[name] = values
+            self._replaced.add(name)
+
+    @torch.no_grad()
     def trained(self) -> dict[str, Tensor]:
-        """Return copies of the source tensors that training has changed, merged."""
-        names = {name.removesuffix(f".{DOWN}").removesuffix(f".{UP}") for name in self.parameters}
+        """Return copies of the source tensors that have changed, merged."""
+        names = {name.removesuffix(f".{DOWN}").removesuffix(f".{UP}") for name in self.parameters} | self._replaced
         return {name: self.tensor(name).detach().clone() for name in sorted(names)}
 
     @torch.no_grad()

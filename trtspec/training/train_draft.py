@@ -54,7 +54,7 @@ class TrainDraft(Step):
         texts, validation = self._sides(read_texts(inputs[self.texts] / TEXTS))
         with self.source.unchanged():
             teacher = Teacher(inputs[self.target], [*texts, *validation])
-            origin = DraftSource(self.source.root, teacher.model, self.draft_len, self.settings)
+            origin = DraftSource(self.source.root, teacher.model, self.draft_len, self.settings, texts)
             student = find_trainable(self.method).load(origin)
             lessons = Lessons(teacher, student.aux_layers, [*texts, *validation])
             training = Training(student, lessons, texts, validation, self.draft_len, self.settings, notes_of(out))

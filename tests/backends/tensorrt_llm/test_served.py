@@ -29,7 +29,6 @@ from trtspec.system import free_ports, start_time, stop_session
 from trtspec.triton.client import Client
 from trtspec.triton.config import load_config, render_config
 from trtspec.triton.server import (
-    EXIT_TIMEOUT_S,
     Ports,
     Server,
     find_server,
@@ -127,7 +126,7 @@ def served(tmp_path_factory) -> Iterator[Served]:
             time.sleep(0.1)
         yield Served(client, artifact, root / "log")
     finally:
-        stop_session(process.pid, start_time(process.pid), EXIT_TIMEOUT_S + 5)
+        stop_session(process.pid, start_time(process.pid), 0)
         process.wait(30)
         remove_shared_memory(prefix)
 

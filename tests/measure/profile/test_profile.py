@@ -60,6 +60,19 @@ def test_the_document_and_the_table(recipe: Path, trtspec: Run) -> None:
     assert yaml.safe_load(said[said.index("speculation:") :])["speculation"]["method"] in ("ngram", "none")
 
 
+def test_prompts_that_are_too_long_are_left_out_and_counted(recipe: Path, trtspec: Run, tmp_path: Path) -> None:
+    mixed, long = tmp_path / "mixed.jsonl", tmp_path / "long.jsonl"
+    lines = [json.dumps({"prompt": text}) for text in ("2026-11-20 12:00:01 INFO ", "one two " * 600)]
+    mixed.write_text("\n".join(lines) + "\n")
+    long.write_text(lines[1] + "\n")
+    asked = (*SMALL, "--methods", "ngram", "--set", "engine.max_batch_size=1", "--prompts")
+    document = trtspec("profile", recipe, *asked, mixed, "--json").document
+    assert (document["prompts"], document["prompts_left_out"]) == (1, 1)
+    refused = trtspec("profile", recipe, *asked, long)
+    assert refused.code != 0
+    assert "the prompt has" in refused.err or "max_tokens are" in refused.err
+
+
 def test_where_nothing_can_be_written_nothing_is_measured(workplace: Path, trtspec: Run) -> None:
     outcome = trtspec("profile", "quickstart", "--write")
     assert outcome.code == 1

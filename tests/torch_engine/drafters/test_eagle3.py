@@ -22,6 +22,7 @@ from tests.methods.eagle3_heads import (
     save_head,
 )
 from tests.tiny import SHAPE, convert, greedy, make_model, reference_model
+from tests.torch_engine.drafters.observed import Observed
 from tests.torch_engine.lossless import (
     DISTRIBUTION_SHAPE,
     SHAPES,
@@ -33,7 +34,6 @@ from tests.torch_engine.lossless import (
 from trtspec.checkpoint.sharding import ParallelMapping
 from trtspec.errors import CheckpointError
 from trtspec.generation.request import Request, SamplingOptions
-from trtspec.torch_engine.drafting.base import Draft
 from trtspec.torch_engine.engine import Engine
 from trtspec.torch_engine.settings import EngineSettings
 
@@ -113,21 +113,6 @@ def test_a_divided_head_drafts_the_same(knowing: Knowing, tmp_path: Path) -> Non
         found.append([(result.ids, result.stats) for result in engine.generate(requests)])
         engine.close()
     assert found[0] == found[1]
-
-
-class Observed:
-    """Notes what an engine drafts."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.drafts: list[tuple[list[list[int]], Draft]] = []
-        propose = engine.speculator.drafter.propose
-
-        def noted(texts: Sequence[Sequence[int]], *how: Any) -> Draft:
-            draft = propose(texts, *how)
-            self.drafts.append(([list(text) for text in texts], draft))
-            return draft
-
-        engine.speculator.drafter.propose = noted  # type: ignore[method-assign]
 
 
 def paths_of(parents: Sequence[int], tokens: Sequence[int]) -> list[list[int]]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from trtspec.backends.context import PlanContext
 from trtspec.diagnostics import Diagnostic
+from trtspec.methods.block_net import kind_of, special_keys
 
 
 def check(context: PlanContext) -> Iterator[Diagnostic]:
@@ -19,9 +20,17 @@ def check(context: PlanContext) -> Iterator[Diagnostic]:
         message = f"{key} is for trtllm-build; the torch engine has no use for it"
         yield Diagnostic(f"engine.build.{key}", "unused", message, severity="warning")
     yield from _about_longrope(context)
+    yield from _about_block_nets(context)
     if serving.fast_logits:
         message = "the torch engine hands no logits from GPU to GPU"
         yield Diagnostic("serving.fast_logits", "unused", message, severity="warning")
+
+
+def _about_block_nets(context: PlanContext) -> Iterator[Diagnostic]:
+    """Yield an error for what changes a block net's computation and only other engines know."""
+    if context.head and kind_of(context.head.source) and (keys := special_keys(context.head.source)):
+        message = f"the torch engine does not compute what its config.json says: {', '.join(keys)}"
+        yield Diagnostic("speculation.draft.model", "not-supported", message, "choose another engine.backend")
 
 
 def _about_longrope(context: PlanContext) -> Iterator[Diagnostic]:

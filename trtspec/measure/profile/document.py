@@ -17,7 +17,10 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True)
 class Profile:
-    """What was measured of a target's candidates, why others were not, and what follows."""
+    """What was measured of a target's candidates, why others were not, and what follows.
+
+    `too_long` counts the prompts that the engine does not take with so many new tokens.
+    """
 
     name: str
     texts: Texts
@@ -25,6 +28,7 @@ class Profile:
     left_out: dict[str, str]
     recommendation: Recommendation
     parity: Check | None = None
+    too_long: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """Return the document."""
@@ -33,6 +37,7 @@ class Profile:
             "format_version": FORMAT_VERSION,
             "name": self.name,
             "prompts": len(self.texts.prompts),
+            "prompts_left_out": self.too_long,
             "kinds": sorted(set(self.texts.kinds)),
             "tokens": self.texts.tokens,
             "quantized_parity": self.parity and {"share": self.parity.value, "detail": self.parity.detail},

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trtspec.errors import CheckpointError
 from trtspec.torch_engine.drafting.base import Draft, Drafter, DraftSampling, Setup
-from trtspec.torch_engine.drafting.chain import draft_chain
+from trtspec.torch_engine.drafting.chain import Floors, draft_chain
 from trtspec.torch_engine.model.decoder import Decoder
 from trtspec.torch_engine.model.windows import Window
 from trtspec.torch_engine.prefill import prefill
@@ -28,7 +28,7 @@ class ModelDrafter(Drafter):
             raise CheckpointError("draft_target needs a draft checkpoint", hint="name one under speculation.draft")
         room = setup.room
         self._model = Decoder.load(setup.root, room.rows, room.max_len, room.device, room.dtype, room.length)
-        self._stop_below: float = setup.options.stop_below
+        self._floors = Floors(setup.options.stop_below, setup.confidence)
         self._draws: bool = setup.options.use_draft_logits
         self.vocab_size = self._model.config.vocab_size
 
@@ -37,7 +37,7 @@ class ModelDrafter(Drafter):
         prefill(self._model, prompts, first_row, max_tokens)
 
     def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
-        """Draft one token a step, until no row has a next token that is probable enough."""
+        """Draft one token a step, until no row goes on."""
         model = self._model
         starts = [len(text) - 2 for text in texts]
         windows = [model.windows.chain(starts, 2), *model.windows.singles([start + 2 for start in starts], depth - 1)]
@@ -47,7 +47,7 @@ class ModelDrafter(Drafter):
         def forward(tokens: Tensor, window: Window) -> Tensor:
             return model.forward(tokens, window, seconds if window.width == 2 else None)
 
-        return draft_chain(forward, tokens, windows, sampling if self._draws else None, self._stop_below)
+        return draft_chain(forward, tokens, windows, sampling if self._draws else None, self._floors)
 
     def move_row(self, source: int, target: int, length: int) -> None:
         """Move the row in the draft's cache."""

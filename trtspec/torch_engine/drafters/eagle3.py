@@ -13,13 +13,16 @@ from torch import Tensor
 from trtspec.errors import CheckpointError
 from trtspec.methods.eagle3_head import LAYER, NAME, head_rules, stored_head
 from trtspec.torch_engine.drafting.base import Room, Setup
+from trtspec.torch_engine.drafting.chain import Floors
 from trtspec.torch_engine.drafting.dynamic_tree import DynamicTree
 from trtspec.torch_engine.drafting.features import FeatureDrafter
 from trtspec.torch_engine.drafting.head import FeatureHead
 from trtspec.torch_engine.drafting.tree_builder import Chain, TreeBuilder
+from trtspec.torch_engine.drafting.vocabulary import SmallerVocabulary
 from trtspec.torch_engine.model.attention import attend
 from trtspec.torch_engine.model.decoder import Decoder
 from trtspec.torch_engine.model.head_weights import HeadWeights
+from trtspec.torch_engine.model.layers import Block
 from trtspec.torch_engine.model.norm import Norm
 from trtspec.torch_engine.model.windows import Window
 
@@ -45,14 +48,12 @@ class Eagle3Head(FeatureHead):
         self._input_norm = weights.norm(f"{LAYER}.input_layernorm")
         self._hidden_norm = weights.norm(f"{LAYER}.hidden_norm")
         self._block = weights.block(LAYER, head.layer)
+        self._further: list[tuple[Tensor, Block]] = []  # layers behind it, each with the norm of its input
         self._norm = Norm(head.layer.hidden_size, epsilon, room.device)
         self._last_norm = weights.norm(f"{NAME}.norm")
         self._lm_head = weights.linear(f"{NAME}.lm_head") if head.own_head else target.lm_head
-        self._target_vocab_size = head.target_vocab_size
-        self._target_ids: Tensor | None = None
         if head.maps_ids:
-            drafted = torch.arange(head.layer.vocab_size, device=room.device)
-            self._target_ids = drafted + weights.tensor(f"{NAME}.d2t", torch.int64)
+            self.vocabulary = SmallerVocabulary(weights.target_ids(f"{NAME}.d2t"), head.target_vocab_size)
 
     def fuse(self, hidden_states: Tensor) -> Tensor:
         """Return one feature from the hidden states of several layers."""
@@ -62,29 +63,22 @@ class Eagle3Head(FeatureHead):
         return self._fc(hidden_states)
 
     def forward(self, tokens: Tensor, features: Tensor, window: Window) -> Tensor:
-        """Return the next features: the layer's output, before or after the last norm."""
+        """Return the next features: the last layer's output, before or after the last norm."""
         block, embedded = self._block, F.embedding(tokens.flatten(), self._embedding)
         normed = self._norm(features, self._hidden_norm)
         qkv = block.qkv(torch.cat([self._norm(embedded, self._input_norm), normed], -1))
         residual = normed if self._norm_before_residual else features
         hidden = block.dense.add_to(residual, attend(qkv, block, 0, window, self.cache, self.config))
         hidden = block.mlp.add_to(hidden, self._norm(hidden, block.post_norm))
+        for number, (norm, block) in enumerate(self._further, 1):
+            mixed = attend(block.qkv(self._norm(hidden, norm)), block, number, window, self.cache, self.config)
+            hidden = block.dense.add_to(hidden, mixed)
+            hidden = block.mlp.add_to(hidden, self._norm(hidden, block.post_norm))
         return self._norm(hidden, self._last_norm) if self._norm_output else hidden
 
     def logits(self, features: Tensor) -> Tensor:
         """Return logits of the draft vocabulary."""
         return self._lm_head(features if self._norm_output else self._norm(features, self._last_norm))
-
-    def to_target(self, tokens: Tensor) -> Tensor:
-        """Return the target's ids of drafted ones."""
-        return tokens if self._target_ids is None else self._target_ids[tokens]
-
-    def spread(self, probs: Tensor) -> Tensor:
-        """Return probabilities over the target's vocabulary; ids that are never drafted get 0."""
-        if self._target_ids is None:
-            return probs
-        whole = probs.new_zeros((*probs.shape[:-1], self._target_vocab_size))
-        return whole.index_copy_(-1, self._target_ids, probs)
 
 
 class Eagle3Drafter(FeatureDrafter):
@@ -92,7 +86,7 @@ class Eagle3Drafter(FeatureDrafter):
 
     def __init__(self, setup: Setup) -> None:
         top_k, draft_shape = setup.options.top_k, setup.draft_shape
-        builder: TreeBuilder = Chain(draft_shape.max_depth)
+        builder: TreeBuilder = Chain(draft_shape.max_depth, Floors(chain=setup.confidence))
         if top_k is not None:
             builder = DynamicTree(top_k, draft_shape.max_depth, draft_shape.max_tokens)
         room = replace(setup.room, max_len=setup.room.max_len + builder.scratch)

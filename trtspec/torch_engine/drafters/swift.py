@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trtspec.methods.swift import Skip
 from trtspec.torch_engine.drafting.base import Draft, Drafter, DraftSampling, Setup
-from trtspec.torch_engine.drafting.chain import draft_chain
+from trtspec.torch_engine.drafting.chain import Floors, draft_chain
 from trtspec.torch_engine.model.decoder import Sublayers
 from trtspec.torch_engine.model.windows import Window
 
@@ -27,13 +27,13 @@ class SwiftDrafter(Drafter):
     def __init__(self, setup: Setup) -> None:
         self._target = setup.target
         self._skipped = sublayers(setup.options.skip)
-        self._stop_below: float = setup.options.stop_below
+        self._floors = Floors(setup.options.stop_below, setup.confidence)
 
     def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
         """Draft from the last token of each text on, which is the first that the cache lacks."""
         windows = self._target.windows.singles([len(text) - 1 for text in texts], depth)
         last = torch.tensor([text[-1:] for text in texts], device=self._target.device)
-        return draft_chain(self._forward, last, windows, sampling, self._stop_below)
+        return draft_chain(self._forward, last, windows, sampling, self._floors)
 
     def _forward(self, tokens: Tensor, window: Window) -> Tensor:
         return self._target.forward_with_features(tokens, window, (), skipped=self._skipped)[0]

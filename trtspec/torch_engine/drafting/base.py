@@ -37,7 +37,8 @@ class Setup:
     """The arguments of a drafter's constructor.
 
     `root` is the draft model's checkpoint, None for methods without one; draft heads are in
-    the checkpoint of `target`. `options` are the method's, validated.
+    the checkpoint of `target`. `options` are the method's, validated. A chain ends where the product of how sure the
+    draft is of its tokens falls below `confidence`.
     """
 
     target: Decoder
@@ -45,6 +46,7 @@ class Setup:
     room: Room
     options: Any
     draft_shape: DraftShape
+    confidence: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ class DynamicTree(TreeBuilder):
         logits = head.logits(frontier.features.flatten(0, 1)).view(*frontier.scores.shape, -1)
         best = torch.log_softmax(logits.float(), -1).topk(self._top_k, -1)
         return Ranked(
-            tokens=head.to_target(best.indices).flatten(1),
+            tokens=head.vocabulary.to_target(best.indices).flatten(1),
             scores=(frontier.scores.unsqueeze(2) + best.values).flatten(1),
             parents=frontier.ranked.unsqueeze(2).expand_as(best.indices).flatten(1),
         )

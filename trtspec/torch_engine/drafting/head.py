@@ -14,6 +14,7 @@ from torch import Tensor
 
 from trtspec.checkpoint.model_config import ModelConfig
 from trtspec.torch_engine.drafting.base import Room
+from trtspec.torch_engine.drafting.vocabulary import SAME, Vocabulary
 from trtspec.torch_engine.model.cache import KVCache
 from trtspec.torch_engine.model.windows import Window, Windows
 
@@ -22,10 +23,11 @@ class FeatureHead(ABC):
     """A draft head; `config` describes its layers, features are `config.hidden_size` wide.
 
     `aux_layers` are the target's auxiliary hidden-state layers that it reads (see `Decoder.forward_with_features`).
-    Tokens are the target's ids unless stated otherwise: a head may have a smaller vocabulary of its own.
+    Tokens are the target's ids unless stated otherwise: a head may have a smaller `vocabulary` of its own.
     """
 
     aux_layers: tuple[int, ...]
+    vocabulary: Vocabulary = SAME
 
     def __init__(self, config: ModelConfig, room: Room) -> None:
         self.config = config
@@ -47,11 +49,3 @@ class FeatureHead(ABC):
     @abstractmethod
     def logits(self, features: Tensor) -> Tensor:
         """Return logits [n, the head's vocabulary] of the tokens after features [n, hidden]."""
-
-    def to_target(self, tokens: Tensor) -> Tensor:
-        """Return the target's ids of tokens selected from `logits`."""
-        return tokens
-
-    def spread(self, probs: Tensor) -> Tensor:
-        """Return probabilities [..., the head's vocabulary] over the target's vocabulary."""
-        return probs

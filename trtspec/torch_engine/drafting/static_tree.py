@@ -83,9 +83,9 @@ class StaticTree(TreeBuilder):
                 found = _ranked(logits, level)
             else:
                 found, distribution = _sampled(logits, level, sampling, column)
-                probs.append(head.spread(distribution))
+                probs.append(head.vocabulary.spread(distribution))
             column += found.shape[1]
-            tokens.append(head.to_target(found))
+            tokens.append(head.vocabulary.to_target(found))
             if window is not None and len(level.inner):
                 pairs = tokens[-1][:, level.inner], above[:, level.inner_parents].flatten(0, 1)
                 above = head.forward(*pairs, window.part(*level.span)).view(rows, len(level.inner), -1)

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-import torch
 from torch import Tensor
 
 from trtspec.torch_engine.drafting.base import Draft, DraftSampling
+from trtspec.torch_engine.drafting.chain import Floors, GrowingChain
 from trtspec.torch_engine.drafting.head import FeatureHead
 
 
@@ -30,24 +30,18 @@ class TreeBuilder(ABC):
 class Chain(TreeBuilder):
     """A chain of the most probable tokens, or of tokens sampled from the head's distribution as the request samples."""
 
-    def __init__(self, depth: int) -> None:
-        self.scratch = depth
+    def __init__(self, depth: int, floors: Floors) -> None:
+        self.scratch, self._floors = depth, floors
 
     def grow(
         self, head: FeatureHead, features: Tensor, ends: list[int], depth: int, sampling: DraftSampling | None
     ) -> Draft:
-        """Return a chain of `depth` tokens."""
-        chain, all_probs = [], []
-        windows = head.windows.singles([end + 1 for end in ends], depth - 1)
-        for step in range(depth):
-            logits = head.logits(features)
-            if sampling is None:
-                tokens = logits.argmax(-1)
-            else:
-                probs = sampling.params.probs(logits)
-                tokens = sampling.draw(probs, step)
-                all_probs.append(head.spread(probs))
-            chain.append(head.to_target(tokens))
-            if step < len(windows):
-                features = head.forward(chain[-1].unsqueeze(1), features, windows[step])
-        return Draft(torch.stack(chain, 1), torch.stack(all_probs, 1) if all_probs else None)
+        """Return a chain of `depth` tokens, or of fewer where the head is not sure enough."""
+        chain = GrowingChain(len(features), features.device, sampling, self._floors, head.vocabulary)
+        tokens = chain.add(head.logits(features))
+        for window in head.windows.singles([end + 1 for end in ends], depth - 1):
+            if tokens is None:
+                break
+            features = head.forward(tokens.unsqueeze(1), features, window)
+            tokens = chain.add(head.logits(features))
+        return chain.draft()

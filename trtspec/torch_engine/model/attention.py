@@ -23,9 +23,7 @@ def attend(qkv: Tensor, layer: Block, number: int, window: Window, cache: KVCach
     heads, kv_heads, size = config.num_heads, config.num_kv_heads, config.head_size
     qkv = qkv.view(rows * width, heads + 2 * kv_heads, size)
     turning, new_values = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
-    if layer.qk_norm is not None:
-        turning = F.rms_norm(turning, (size,), None, config.norm_epsilon) * layer.qk_norm
-    rotated = _rotate(turning, window.rotation)
+    rotated = _turn(turning, layer.qk_norm, window, config)
     new_keys = rotated[:, heads:]
     if layer.kv_scale is not None:
         new_keys, new_values = (through_e4m3(new, layer.kv_scale) for new in (new_keys, new_values))
@@ -42,6 +40,20 @@ def attend(qkv: Tensor, layer: Block, number: int, window: Window, cache: KVCach
     if width > 1:
         mixed = mixed.view(rows, kv_heads, group, width, size).permute(0, 3, 1, 2, 4)
     return mixed.reshape(rows * width, heads * size)
+
+
+def remember(kv: Tensor, layer: Block, number: int, window: Window, cache: KVCache, config: ModelConfig) -> None:
+    """Write keys and values for kv [rows * width, all their heads * head_size] to layer `number` of the cache."""
+    heads, kv_heads = config.num_heads, config.num_kv_heads
+    new_keys, new_values = kv.view(len(kv), 2, kv_heads, config.head_size).unbind(1)
+    norm = None if layer.qk_norm is None else layer.qk_norm[heads:]
+    cache.write(number, window.slots, _turn(new_keys, norm, window, config), new_values)
+
+
+def _turn(heads: Tensor, norm: Tensor | None, window: Window, config: ModelConfig) -> Tensor:
+    if norm is not None:
+        heads = F.rms_norm(heads, (config.head_size,), None, config.norm_epsilon) * norm
+    return _rotate(heads, window.rotation)
 
 
 def _mix(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, config: ModelConfig) -> Tensor:

@@ -34,6 +34,11 @@ class HeadWeights:
         """Return a tensor in the compute dtype, or in `dtype`."""
         return join(self._checkpoint, self._rules[name]).to(self._device, dtype or self._dtype)
 
+    def target_ids(self, name: str) -> Tensor:
+        """Return the target's ids of a draft's tokens, which are stored less the draft's own."""
+        offsets = self.tensor(name, torch.int64)
+        return offsets + torch.arange(len(offsets), device=self._device)
+
     def norm(self, module: str) -> Tensor:
         """Return a norm's weight as `Norm` wants it."""
         return norm_weight(self.tensor(f"{module}.weight"))

@@ -74,6 +74,15 @@ class Windows:
         window = Window(first_row, len(starts), width, self._slots(positions, first_row), rotation, mask, key_len)
         return self._with_near(window, positions, self._positions[:key_len])
 
+    def block(self, starts: list[int], width: int) -> Window:
+        """Return the window of `width` tokens from `starts[i]` on in cache row i, which see the text and each other."""
+        window = self.chain(starts, width)
+        mask = None
+        if min(starts) != max(starts):
+            hidden = self._positions[: window.key_len] >= self._column(starts) + width
+            mask = self._grouped(self._hiding(hidden).unsqueeze(1).expand(-1, width, -1))
+        return replace(window, mask=mask)
+
     def tree(self, starts: list[int], tree: Tree, offset: int = 0) -> Window:
         """Return the window of the nodes of a tree from number `offset` on, whose root stands at `starts[i]` in row i.
 

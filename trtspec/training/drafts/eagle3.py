@@ -1,69 +1,89 @@
 # SPDX-License-Identifier: Apache-2.0
 """An EAGLE-3 head, trained over the steps that it will draft: test-time training, arXiv:2503.01840, section 3.2.
 
-The first pass reads the target's hidden states, each later one what the one before it has made. The chain that begins
-at a place sees the first pass up to that place, and of each later pass its own entry alone, as when it drafts.
+The first pass reads the target's hidden states, each later one what the one before it has made.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from trtspec.checkpoint.model_config import ModelConfig
 from trtspec.checkpoint.rules import Rule
-from trtspec.checkpoint.source import load_source
-from trtspec.errors import CheckpointError
-from trtspec.methods.eagle3 import find_names
-from trtspec.methods.eagle3_head import LAYER, NAME, head_rules, stored_head
+from trtspec.checkpoint.source import Source, load_source
+from trtspec.methods.eagle3 import find_names, read_head_config
+from trtspec.methods.eagle3_head import LAYER, NAME, Names, head_rules
+from trtspec.training.batches import Batch
+from trtspec.training.chains import MOST_PASSES, Chains
 from trtspec.training.layers import Layer, View
 from trtspec.training.student import DraftSource, Student, Trainable
 from trtspec.training.tensors import SourceTensors
+from trtspec.training.texts import Text
+from trtspec.training.vocabulary import chosen_ids, moved_rows
 
-MOST_PASSES = 7  # as the paper's authors train: SafeAILab/EAGLE, traineagle3
 FROZEN = (f"{NAME}.vocab_embedding.weight",)
 
 
 class Eagle3Student(Student):
     """A head of one layer in any of the layouts that `methods/eagle3` reads."""
 
-    ahead = 2
-
     def __init__(self, source: DraftSource) -> None:
-        target, settings = source.target, source.settings
-        checkpoint = target.checkpoint
-        head = stored_head(checkpoint.document, checkpoint.ranks[-1].keys(), target.config)
-        if head is None:
-            raise CheckpointError("holds no EAGLE-3 head", where=str(checkpoint.root))
-        self.head, self.width = head, head.layer.hidden_size
-        self.aux_layers, self.passes = head.aux_layers, min(source.draft_len, MOST_PASSES)
-        origin = load_source(source.root)
-        rules = head_rules(head, find_names(origin))
+        target, settings, origin = source.target, source.settings, load_source(source.root)
+        names = find_names(origin)
+        self.head = head = read_head_config(origin, names, target.config)
+        self.width, self.aux_layers = head.layer.hidden_size, head.aux_layers
+        self.passes = min(source.draft_len, MOST_PASSES)
+        rules = self._rules(origin, names, target.config)
         self.tensors = SourceTensors(origin, rules, _is_trained, settings.lora, settings.seed, target.device)
-        self._embedding, self._target_head = target.embedding, target.lm_head
+        self._embedding = target.embedding.float()
+        self._target_head = replace(target.lm_head, matrix=target.lm_head.matrix.float())
         if head.maps_ids:
-            drafted = torch.arange(head.layer.vocab_size, device=target.device)
-            self.vocab = drafted + self.tensors.view()[f"{NAME}.d2t"]
+            self._drafted = torch.arange(head.layer.vocab_size, device=target.device)
+            self.vocab = self._drafted + self.tensors.tensor(f"{names.prefix}d2t")
+            if head.own_head and self.width == head.target_hidden_size:
+                self._follow(source.texts, names)
 
-    def hidden(self, view: View, tokens: Tensor, features: Tensor | None) -> list[Tensor]:
+    def hidden(self, view: View, batch: Batch, features: Tensor | None) -> list[Tensor]:
         """Return what each pass makes of the pairs (feature of t, token at t + 1)."""
         if features is None:
             raise ValueError("a head reads features of the target")
-        embedding = view[FROZEN[0]] if self.head.own_embedding else self._embedding
-        embedded = F.embedding(tokens, embedding)
-        hidden, keys, values, made = self._fuse(view, features), list[Tensor](), list[Tensor](), []
-        for step in range(self.passes):
-            following = torch.roll(embedded, -1 - step, 1)  # what comes round stands at places without a draft
-            hidden = self._pass(view, following, hidden, keys, values)
-            made.append(hidden)
+        chains, hidden, made = Chains(batch), self._fuse(view, features), []
+        for _ in range(self.passes):
+            hidden = self._pass(view, self._embed(view, chains.tokens), hidden, chains)
+            made.append(hidden[batch.is_place])
         return made
 
-    def logits(self, view: View, hidden: Tensor) -> Tensor:
+    def logits(self, view: View, hidden: Tensor, step: int) -> Tensor:
         """Return those of the draft vocabulary."""
         normed = hidden if self.head.norm_output else self._norm(view, hidden, "norm")
         if self.head.own_head:
             return F.linear(normed, view[f"{NAME}.lm_head.weight"])
         return self._target_head(normed)
+
+    def _rules(self, origin: Source, names: Names, target: ModelConfig) -> Sequence[Rule]:
+        return head_rules(self.head, names)
+
+    def _follow(self, texts: Sequence[Text], names: Names) -> None:
+        """Let the draft vocabulary be that of the texts' answers."""
+        ids, tensors = self.vocab, self.tensors
+        chosen = chosen_ids(ids, texts)
+        if torch.isin(chosen, ids).all():
+            return
+        self.vocab = chosen
+        lm_head, d2t, t2d = (f"{names.prefix}{name}" for name in (names.head, "d2t", "t2d"))
+        tensors.replace(lm_head, moved_rows(tensors.tensor(lm_head), ids, chosen, self._target_head.matrix.T))
+        tensors.replace(d2t, chosen - self._drafted)
+        if t2d in tensors.source.tensors:
+            drafted = torch.zeros(self.head.target_vocab_size, dtype=torch.bool, device=chosen.device)
+            tensors.replace(t2d, drafted.index_fill(0, chosen, True))
+
+    def _embed(self, view: View, tokens: Tensor) -> Tensor:
+        return F.embedding(tokens, view[FROZEN[0]] if self.head.own_embedding else self._embedding)
 
     def _fuse(self, view: View, features: Tensor) -> Tensor:
         if norms := self.head.fuse_norms:
@@ -71,13 +91,17 @@ class Eagle3Student(Student):
             features = torch.cat([self._norm(view, *each) for each in zip(chunks, norms, strict=True)], -1)
         return F.linear(features, view[f"{NAME}.fc.weight"], view.get(f"{NAME}.fc.bias"))
 
-    def _pass(self, view: View, embedded: Tensor, hidden: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
+    def _pass(self, view: View, embedded: Tensor, hidden: Tensor, chains: Chains) -> Tensor:
         layer = Layer(view, LAYER, self.head.layer)
+        read, residual = self._read(layer, embedded, hidden)
+        made = layer.finish(chains.own(residual), chains.attend(layer, read))
+        return self._norm(view, made, "norm") if self.head.norm_output else made
+
+    def _read(self, layer: Layer, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what the first layer's attention reads, and the residual."""
         normed = layer.norm(hidden, "hidden_norm")
         read = torch.cat([layer.norm(embedded, "input_layernorm"), normed], -1)
-        mixed = _attend(layer, read, keys, values)
-        made = layer.finish(normed if self.head.norm_before_residual else hidden, mixed)
-        return self._norm(view, made, "norm") if self.head.norm_output else made
+        return read, normed if self.head.norm_before_residual else hidden
 
     def _norm(self, view: View, rows: Tensor, module: str) -> Tensor:
         weight = view[f"{NAME}.{module}.weight"]
@@ -86,23 +110,6 @@ class Eagle3Student(Student):
 
 def _is_trained(rule: Rule) -> bool:
     return rule.target not in FROZEN
-
-
-def _attend(layer: Layer, read: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
-    """Return what the heads say to `read` [rows, positions, width], whose keys and values are added to the lists."""
-    config, width, step = layer.config, read.shape[1], len(keys)
-    group = config.num_heads // config.num_kv_heads
-    query, key, value = layer.heads(read, first=step)
-    keys.append(key.repeat_interleave(group, 1))
-    values.append(value.repeat_interleave(group, 1))
-    future = torch.ones(width, width, dtype=torch.bool, device=read.device).triu(1)
-    scores = [(query @ keys[0].mT).masked_fill(future, -torch.inf)]
-    scores += [(query * own).sum(-1, keepdim=True) for own in keys[1:]]
-    weights = torch.softmax(torch.cat(scores, -1) * config.score_scale, -1)
-    mixed = weights[..., :width] @ values[0]
-    for number, own in enumerate(values[1:]):
-        mixed = mixed + weights[..., width + number, None] * own
-    return mixed.transpose(1, 2).flatten(2)
 
 
 TRAINABLE = Trainable(Eagle3Student)

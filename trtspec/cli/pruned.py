@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What commands that take a target apart share: the target built alone, and what is left of it written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trtspec.methods.swift import Skip
+    from trtspec.pipeline import Build
+
+
+@contextmanager
+def built_alone(recipe: Path, overrides: list[str]) -> Iterator[tuple[Build, Path]]:
+    """Build a recipe's target without its draft, for as long as the block runs."""
+    from dataclasses import replace
+    from tempfile import TemporaryDirectory
+
+    from trtspec.cli.progress import build_bars
+    from trtspec.cli.render import show_diagnostics
+    from trtspec.paths import cache_dir
+    from trtspec.pipeline import open_store, plan_build, run_build
+    from trtspec.preflight import prepare_sources
+    from trtspec.recipe.load import load_recipe
+    from trtspec.recipe.schema import Speculation
+
+    loaded = load_recipe(recipe, overrides)
+    loaded = replace(loaded, recipe=loaded.recipe.model_copy(update={"speculation": Speculation()}))
+    cache_dir().mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix="alone-", dir=cache_dir()) as folder:  # beside the store, which it links to
+        with build_bars() as bars:
+            prepare_sources(loaded, bars.preparing)
+            build = plan_build(loaded, read_all=True, on_read=bars.reading)
+            show_diagnostics(build.diagnostics)
+            root = run_build(build, Path(folder) / "artifact", open_store(), bars).artifact
+        yield build, root
+
+
+def write_pruned(build: Build, skip: Skip, out: Path) -> None:
+    """Write the build's target without some sublayers as a checkpoint, and say what that is."""
+    from trtspec.cli.progress import counter
+    from trtspec.cli.render import note
+    from trtspec.measure.skips import draft_cost
+    from trtspec.methods.swift import Skip
+    from trtspec.models.prune import prune_checkpoint
+
+    model = build.context.target
+    if model is None:
+        raise ValueError("a build has a target")
+    done = 0
+    with counter() as on_progress:
+
+        def on_bytes(count: int) -> None:
+            nonlocal done
+            done += count
+            on_progress("export", done, model.source.nbytes)
+
+        prune_checkpoint(model, skip, out, on_bytes)
+    cost = draft_cost(Skip(attention=skip.layers, mlp=skip.layers), model.config)
+    kept, of = model.config.num_layers - len(skip.layers), model.config.num_layers
+    note(f"{out}: {kept} of {of} layers, {cost:.0%} of the weights, for speculation.draft.model of draft_target")

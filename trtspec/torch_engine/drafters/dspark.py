@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DSpark drafts along a block net's places: each token's logits get a bias by the token before (a Markov head).
+
+Where the net has a confidence head, that says how sure it is of a place, instead of the best token's probability.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trtspec.methods.block_store import CONFIDENCE, MARKOV
+from trtspec.torch_engine.drafting.base import Draft, DraftSampling, Setup
+from trtspec.torch_engine.drafting.block import BlockDrafter
+from trtspec.torch_engine.drafting.chain import Floors, GrowingChain
+from trtspec.torch_engine.model.head_weights import HeadWeights
+
+NAME = "dspark"
+
+
+class MarkovHead:
+    """What a token says of the next one, through `rank` numbers."""
+
+    def __init__(self, weights: HeadWeights) -> None:
+        self._from = weights.tensor(f"{NAME}.{MARKOV}markov_w1.weight")
+        self._to = weights.linear(f"{NAME}.{MARKOV}markov_w2")
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Return the numbers [rows, rank] of the target's tokens [rows]."""
+        return F.embedding(tokens, self._from)
+
+    def bias(self, embedded: Tensor) -> Tensor:
+        """Return what is added to the logits of the draft's vocabulary."""
+        return self._to(embedded)
+
+
+class ConfidenceHead:
+    """Estimates whether the target accepts what is drafted at a place, before it is drafted.
+
+    It reads the place's hidden state, and the numbers of the token before where it was trained with them.
+    """
+
+    def __init__(self, weights: HeadWeights, reads_markov: bool) -> None:
+        name, self._reads_markov = f"{NAME}.{CONFIDENCE}", reads_markov
+        self._weight = weights.tensor(f"{name}weight", torch.float32)
+        self._bias = weights.tensor(f"{name}bias", torch.float32) if f"{name}bias" in weights else None
+
+    def __call__(self, hidden: Tensor, embedded: Tensor) -> Tensor:
+        """Return the probabilities [rows]."""
+        seen = torch.cat([hidden, embedded], -1) if self._reads_markov else hidden
+        return torch.sigmoid(F.linear(seen.float(), self._weight, self._bias)).squeeze(-1)
+
+
+class DSparkDrafter(BlockDrafter):
+    """Drafts a chain, each token by the one before it."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup, NAME)
+        weights, width, hidden = (
+            self.network.weights,
+            self.network.net.confidence_width,
+            self.network.config.hidden_size,
+        )
+        self._markov = MarkovHead(weights)
+        self._confidence = ConfidenceHead(weights, width > hidden) if width else None
+        self._floors = Floors(chain=setup.confidence)
+
+    def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
+        """Draft `depth` tokens, or fewer where the net is not sure enough."""
+        hidden = self._fill(texts, depth)
+        logits = self.network.lm_head(hidden.flatten(0, 1)).view(len(texts), depth, -1)
+        chain = GrowingChain(len(texts), hidden.device, sampling, self._floors, self.network.vocabulary)
+        tokens: Tensor | None = torch.tensor([text[-1] for text in texts], device=hidden.device)
+        for place in range(depth):
+            if tokens is None:
+                break
+            embedded = self._markov.embed(tokens)
+            sureness = self._confidence(hidden[:, place], embedded) if self._confidence else None
+            tokens = chain.add(logits[:, place] + self._markov.bias(embedded), sureness)
+        return chain.draft()
+
+
+DRAFTER = DSparkDrafter

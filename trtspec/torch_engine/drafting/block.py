@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drafting with a block net: it fills a block of mask tokens behind the text in one pass, from the target's states.
+
+The net's cache holds what its layers make of the target's hidden states, at the positions of the text; these see no
+layer before, so that they are written as they come. A block stands behind them and is written over by what follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from trtspec.errors import CheckpointError
+from trtspec.methods.block_store import net_rules, stored_net
+from trtspec.torch_engine.drafting.base import Drafter, Outcome, Room, Setup
+from trtspec.torch_engine.drafting.vocabulary import SAME, SmallerVocabulary, Vocabulary
+from trtspec.torch_engine.model.attention import attend, remember
+from trtspec.torch_engine.model.cache import KVCache
+from trtspec.torch_engine.model.decoder import Decoder
+from trtspec.torch_engine.model.head_weights import HeadWeights
+from trtspec.torch_engine.model.layers import Block, Linear
+from trtspec.torch_engine.model.norm import Norm
+from trtspec.torch_engine.model.windows import Window, Windows
+
+
+class BlockNetwork:
+    """The net of a `kind` in a target's checkpoint; it shares the target's embedding and LM head where it has none.
+
+    `aux_layers` are the target's auxiliary hidden-state layers that it reads; `weights` has its further tensors.
+    """
+
+    def __init__(self, target: Decoder, room: Room, kind: str) -> None:
+        checkpoint = target.checkpoint
+        names = checkpoint.ranks[-1].keys()
+        net = stored_net(checkpoint.document, names, target.config, kind)
+        if net is None:
+            hint = f"convert it with a net: method: {kind}, and the net under speculation.draft"
+            raise CheckpointError(f"holds no net of {kind}", where=str(checkpoint.root), hint=hint)
+        self.net, self.config = net, net.layer
+        self.aux_layers = tuple(layer + 1 for layer in net.target_layers)
+        own = [name.removeprefix(f"{kind}.") for name in names if name.startswith(f"{kind}.")]
+        self.weights = weights = HeadWeights(checkpoint, net_rules(net, kind, own), room.device, room.dtype)
+        self._embedding = (
+            weights.tensor(f"{kind}.embed_tokens.weight") if "embed_tokens.weight" in own else target.embedding
+        )
+        self.lm_head = weights.linear(f"{kind}.lm_head") if "lm_head.weight" in own else target.lm_head
+        self._fc = weights.linear(f"{kind}.fc")
+        self._context_norm, self._last_norm = (weights.norm(f"{kind}.{name}") for name in ("hidden_norm", "norm"))
+        self._norm = Norm(self.config.hidden_size, self.config.norm_epsilon, room.device)
+        layers = [f"{kind}.layers.{number}" for number in range(self.config.num_layers)]
+        self._input_norms = [weights.norm(f"{layer}.input_layernorm") for layer in layers]
+        self._blocks = [weights.block(layer, self.config) for layer in layers]
+        self._kvs = [_keys_and_values(block, self.config.num_heads * self.config.head_size) for block in self._blocks]
+        self.vocabulary: Vocabulary = SAME
+        if "d2t" in own:
+            self.vocabulary = SmallerVocabulary(weights.target_ids(f"{kind}.d2t"), target.config.vocab_size)
+        self.windows = Windows(self.config, room.max_len, room.device, room.dtype)
+        self.cache = KVCache(self.config, room.rows, room.max_len, room.device, room.dtype)
+
+    def take_in(self, states: Tensor, window: Window) -> None:
+        """Write what the layers see of the target's hidden states [rows * width, aux_layers * hidden] at a window."""
+        context = self._norm(self._fc(states), self._context_norm)
+        for number, (block, kv) in enumerate(zip(self._blocks, self._kvs, strict=True)):
+            remember(kv(context), block, number, window, self.cache, self.config)
+
+    def forward(self, tokens: Tensor, window: Window) -> Tensor:
+        """Return the hidden states [rows * width, hidden] of blocks of tokens [rows, width], for the LM head."""
+        hidden = F.embedding(tokens.flatten(), self._embedding)
+        for number, (norm, block) in enumerate(zip(self._input_norms, self._blocks, strict=True)):
+            mixed = attend(block.qkv(self._norm(hidden, norm)), block, number, window, self.cache, self.config)
+            hidden = block.dense.add_to(hidden, mixed)
+            hidden = block.mlp.add_to(hidden, self._norm(hidden, block.post_norm))
+        return self._norm(hidden, self._last_norm)
+
+
+def _keys_and_values(block: Block, queries: int) -> Linear:
+    """Return the part of a layer's product that gives keys and values."""
+    qkv = block.qkv
+    return Linear(qkv.matrix[:, queries:].contiguous(), None if qkv.bias is None else qkv.bias[queries:])
+
+
+class BlockDrafter(Drafter):
+    """Keeps the cache of a net up to the text, and runs the block behind it."""
+
+    def __init__(self, setup: Setup, kind: str) -> None:
+        self.network = BlockNetwork(setup.target, setup.room, kind)
+        self.aux_layers = self.network.aux_layers
+        self._most, self._device = setup.draft_shape.max_depth, setup.room.device
+        self._known = [0] * setup.room.rows  # tokens of each row's text whose states the net has
+        self._first_row = 0
+
+    def begin(self, prompts: Sequence[Sequence[int]], first_row: int, max_tokens: int) -> None:
+        """Remember where the prompts end."""
+        self._first_row = first_row
+        self._known[first_row : first_row + len(prompts)] = map(len, prompts)
+
+    def read(self, features: Tensor, start: int) -> None:
+        """Take in a chunk of the prompts; what stands beyond one is written over."""
+        rows, width, _ = features.shape
+        window = self.network.windows.chain([start] * rows, width, self._first_row)
+        self.network.take_in(features.flatten(0, 1), window)
+
+    def observe(self, outcome: Outcome) -> None:
+        """Take in the hidden states of each accepted path."""
+        if outcome.features is None:
+            raise ValueError("a net reads features of the target")
+        paths = [[0, *result.path] for result in outcome.results]
+        states = pad_sequence([outcome.features[row, path] for row, path in enumerate(paths)], batch_first=True)
+        window = self.network.windows.chain(self._known[: len(paths)], states.shape[1])
+        self.network.take_in(states.flatten(0, 1), window)
+        for row, path in enumerate(paths):
+            self._known[row] += len(path)
+
+    def move_row(self, source: int, target: int, length: int) -> None:
+        """Move the row in the net's cache."""
+        self.network.cache.move_row(source, target, length)
+        self._known[target] = self._known[source]
+
+    def _fill(self, texts: Sequence[Sequence[int]], depth: int) -> Tensor:
+        """Return the hidden states [rows, depth, hidden] that the first drafted tokens are predicted from.
+
+        The block has its full width whatever `depth` is: its places see each other, and a row's draft must not depend
+        on how much other rows have left to say.
+        """
+        network, skipped = self.network, int(not self.network.net.drafts_at_anchor)
+        width = self._most + skipped
+        starts = [len(text) - 1 for text in texts]
+        masks = [network.net.mask_token] * (width - 1)
+        tokens = torch.tensor([[text[-1], *masks] for text in texts], device=self._device)
+        windows = network.windows
+        window = windows.chain(starts, width) if network.net.is_causal else windows.block(starts, width)
+        found = network.forward(tokens, window).view(len(texts), width, -1)
+        return found[:, skipped : skipped + depth]

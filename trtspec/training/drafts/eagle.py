@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The net of EAGLE and EAGLE-2, trained over the steps that it will draft, as EAGLE-3's heads are.
+
+The papers (arXiv:2401.15077, section 4.2) train its first step alone, by the distance of its hidden states from the
+target's beside that of the distributions. Here each step has the loss of the distributions, which is what is accepted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trtspec.checkpoint.source import load_source
+from trtspec.checkpoint.trtllm import read_config
+from trtspec.errors import CheckpointError
+from trtspec.methods.eagle import NET_CONFIG, NETS, head_rules
+from trtspec.torch_engine.model.decoder import FINAL
+from trtspec.training.batches import Batch
+from trtspec.training.chains import MOST_PASSES, Chains
+from trtspec.training.layers import Layer, View
+from trtspec.training.student import DraftSource, Student, Trainable
+from trtspec.training.tensors import SourceTensors
+
+NET = f"{NETS}.0.drafter"
+EMBEDDING = f"{NET}.vocab_embedding.weight"
+
+
+class EagleStudent(Student):
+    """A net of one layer; the embedding stays as it is, and the LM head is the target's."""
+
+    aux_layers = (FINAL,)
+
+    def __init__(self, source: DraftSource) -> None:
+        target, settings = source.target, source.settings
+        checkpoint = target.checkpoint
+        section = checkpoint.document.section(NET_CONFIG)
+        if section is None:
+            raise CheckpointError("holds no EAGLE head", where=str(checkpoint.root))
+        self.config = read_config(section, checkpoint.ranks[-1].keys(), f"{NET}.layers.0.")
+        self.width, self.passes = self.config.hidden_size, min(source.draft_len, MOST_PASSES)
+        origin = load_source(source.root)
+        rules = [rule for rule in head_rules(self.config, NET) if rule.sources[0].name in origin.tensors]
+        self.tensors = SourceTensors(
+            origin, rules, lambda rule: rule.name != EMBEDDING, settings.lora, settings.seed, target.device
+        )
+        self._embedding = target.embedding.float()
+        self._target_head = replace(target.lm_head, matrix=target.lm_head.matrix.float())
+
+    def hidden(self, view: View, batch: Batch, features: Tensor | None) -> list[Tensor]:
+        """Return what each pass makes of the pairs (hidden state of t, token at t + 1)."""
+        if features is None:
+            raise ValueError("a head reads features of the target")
+        embedding = view.get(EMBEDDING, self._embedding)
+        chains, hidden, made = Chains(batch), features, []
+        layer = Layer(view, f"{NET}.layers.0", self.config)
+        for _ in range(self.passes):
+            pairs = torch.cat([F.embedding(chains.tokens, embedding), hidden], -1)
+            joined = F.linear(pairs, view[f"{NET}.fc.weight"], view.get(f"{NET}.fc.bias"))
+            hidden = layer.finish(chains.own(joined), chains.attend(layer, joined))
+            made.append(hidden[batch.is_place])
+        return made
+
+    def logits(self, view: View, hidden: Tensor, step: int) -> Tensor:
+        """Return the target's LM head's."""
+        return self._target_head(hidden)
+
+
+TRAINABLE = Trainable(EagleStudent)
