@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from trtspec.files import FileRecord, copy_tree, file_sha256, replace_file, sync_directories
+from trtspec.files import FileRecord, copy_tree, replace_file, sync_directories
+from trtspec.hashing import file_sha256
 
 
 def test_file_sha256_reads_the_whole_file_in_pieces(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ PACKAGE = Path(trtspec.__file__).parent
 
 LEVELS = [
     {"errors", "__init__", "_data"},
-    {"paths", "system", "registry", "files", "failpoint", "diagnostics", "exposition", "interpreter"},
+    {"paths", "system", "registry", "files", "hashing", "failpoint", "diagnostics", "exposition", "interpreter"},
     {"recipe", "graph", "probe", "gpus"},
     {"artifacts", "disk"},
     {"checkpoint", "kernels"},

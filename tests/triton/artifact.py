@@ -11,7 +11,8 @@ from tests.tiny import convert, make_llama
 from trtspec.artifacts.manifest import BackendRecord, Manifest, load_manifest
 from trtspec.backends.code import ALLOW
 from trtspec.backends.embedded.repository import EmitTorchRepository
-from trtspec.files import FileRecord, file_sha256
+from trtspec.files import FileRecord
+from trtspec.hashing import file_sha256
 from trtspec.torch_engine.settings import EngineSettings
 from trtspec.triton.emission import ServingSettings
 

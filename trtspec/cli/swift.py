@@ -70,7 +70,7 @@ def _search(
     with TemporaryDirectory(prefix="swift-", dir=cache_dir()) as folder:  # beside the store, which it links to
         with build_bars() as bars:
             prepare_sources(loaded, bars.preparing)
-            build = plan_build(loaded, read_all=True, on_read=bars.reading)
+            build = plan_build(loaded, on_read=bars.reading)
             show_diagnostics(build.diagnostics)
             root = run_build(build, Path(folder) / "artifact", open_store(), bars).artifact
         with counter() as on_progress:
