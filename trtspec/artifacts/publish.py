@@ -80,7 +80,7 @@ def _publish(out: Path, files: Mapping[str, Path], manifest: Manifest, *, keep_r
         temporary.mkdir()
         digests = {record.path: record.sha256 for record in manifest.files}
         for path, source in files.items():
-            _place(source, temporary / path, digests[path])
+            _place(source, temporary / path, sha256=digests[path])
         if keep_reports:
             _carry_reports(out, temporary)
         failpoint("publish.before-manifest")
@@ -159,7 +159,7 @@ def _carry_reports(out: Path, temporary: Path) -> None:
             _place(report, target)
 
 
-def _place(source: Path, target: Path, sha256: str = "") -> None:
+def _place(source: Path, target: Path, *, sha256: str = "") -> None:
     """Link to a file, or copy it where that cannot be; with `sha256` a copy is one of those bytes, or StepError."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import os
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import fields, is_dataclass
 from threading import Condition
@@ -60,7 +60,7 @@ class GrowingDigests:
     gets no digest.
     """
 
-    def __init__(self, files: Sequence[int], layouts: Sequence[FileLayout], writes: dict[str, Iterable[Place]]) -> None:
+    def __init__(self, files: Sequence[int], layouts: Sequence[FileLayout], writes: Mapping[str, Iterable[Place]]) -> None:
         self._files = [_File(*each) for each in zip(files, layouts, strict=True)]
         self._parts = {
             task: {(number, self._files[number].part(offset)) for number, offset in places}

@@ -12,7 +12,7 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from threading import Condition
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, cast
 
 from trtspec.errors import StepError
 from trtspec.files import UNREAD
@@ -20,8 +20,6 @@ from trtspec.graph.digest import DigestCache, identity_of
 from trtspec.graph.files import Files
 from trtspec.graph.step import Progress, Step, Stopped
 from trtspec.hashing import file_sha256
-
-T = TypeVar("T")
 
 TICK_S = 0.02  # times of files move in ticks of at most 10 ms
 LEAD_BYTES = 512 << 20  # what one reads the other finds in the page cache
@@ -42,13 +40,13 @@ def unproven(step: Step) -> dict[Path, str]:
     }
 
 
-def proven(value: T, found: Mapping[Path, str]) -> T:
+def proven(value: Any, found: Mapping[Path, str]) -> Any:
     """Return a step, or anything in one, with the digests that were found of its files; itself where none is its."""
     if isinstance(value, Files):
-        return _proven_files(value, found)  # type: ignore[return-value]
+        return _proven_files(value, found)
     if type(value) is tuple:
         new = tuple(proven(each, found) for each in value)
-        return value if all(map(operator.is_, new, value)) else new  # type: ignore[return-value]
+        return value if all(map(operator.is_, new, value)) else new
     if not is_dataclass(value) or isinstance(value, type):
         return value
     old = {field.name: getattr(value, field.name) for field in fields(value)}
@@ -139,7 +137,7 @@ class Sources:
 
     def of(self, step: Step) -> Step:
         """Return a step as far as its sources are known by now."""
-        return proven(step, self.found)
+        return cast(Step, proven(step, self.found))
 
 
 def _files_in(value: object) -> Iterator[Files]:
