@@ -11,6 +11,7 @@ In one run, on files it makes itself (layers of Llama 3 8B's shape, random bfloa
 * the limit: the smaller of two measured rates, table lookups on all cores (every weight needs one) and the disk (every
   input byte that is cold is read, every output byte is written)
 * the peak memory of the converting process at 2 GB and at 32 GB of input (sparse files)
+* the whole `trtspec build` beside its own limit (convert_builds.py)
 * `check` and `plan`, each in a process of its own, on the headers of a 405B model in 190 shards
 
     python benchmarks/convert.py [--gigabytes 8] [--runs 3] [--out benchmarks/results/convert.json]
@@ -183,6 +184,7 @@ def measure(gigabytes: float, runs: int, root: Path) -> dict[str, Any]:
         "modelopt": measure_modelopt(root),
         "memory": [measure_memory(root, size) for size in (2, 32)],
         "planning": measure_planning(root),
+        "whole": measure_builds(root / "whole", min(gigabytes, 4.0), runs, ENCODINGS, TENSOR),
     }
 
 
@@ -259,7 +261,8 @@ def summarize(found: dict[str, Any]) -> dict[str, Any]:
     )
     exporter = kinds["cached_rewritten"]["rate"] / found["modelopt"]["rate"]
     planning = {f"{name}_s": statistics.median(samples) for name, samples in found["planning"].items()}
-    return {**kinds, "times_rank_loop": ratio, "times_modelopt": exporter, **planning}
+    builds = summarize_builds(found["whole"])
+    return {**kinds, "times_rank_loop": ratio, "times_modelopt": exporter, **planning, "builds": builds}
 
 
 def main() -> None:

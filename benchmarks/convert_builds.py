@@ -20,7 +20,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,7 +30,10 @@ from convert_source import LLAMA_8B, Shape, forget, make_source, remember
 from machine import cpu_name
 
 ENCODINGS, RANKS = ("none", "fp8", "fp8_rowwise"), (1, 4, 8)
-TINY = Shape(256, 512, 64, 512, 8)
+TINY = Shape(256, 512, 128, 512, 8)
+
+BOUND_S = 1800
+MEDIANS = ("seconds", "cpu_s", "rate", "of_limit", "peak_bytes", "disk_read_bytes", "open_s")
 
 RECIPE = """\
 schema: trtspec.recipe/1
@@ -86,6 +88,7 @@ def measure_builds(
     root: Path, gigabytes: float, runs: int, encodings: Sequence[str], ranks: Sequence[int], shape: Shape = LLAMA_8B
 ) -> dict[str, Any]:
     """Return every sample: builds, the rank loop, and what limits them."""
+    root.mkdir(exist_ok=True)
     nbytes = make_source(root / "source", gigabytes, shape)
     samples, loops = [], []
     for _ in range(runs):
@@ -107,19 +110,15 @@ def _sample(root: Path, nbytes: int, weights: str, ranks: int, limits: Limits, *
     os.sync()
     (forget if cold else remember)(source)
     command = [sys.executable, "-m", "trtspec", "build", str(root / "built.yaml"), "--json", "--out", str(root / "out")]
-    seconds, peak, said = _timed(command, root)
-    opening, _, _ = _timed([sys.executable, "-m", "trtspec", "inspect", str(root / "out"), "--json"], root)
+    took, said = _timed(command, root)
+    opening, _ = _timed([sys.executable, "-c", OPEN, str(root / "out")], root)
     written = [path.stat().st_size for path in (root / "out").rglob("*.safetensors")]
     least = limits.seconds(nbytes, written, weights, cold=cold)
     return {
-        **{"weights": weights, "ranks": ranks, "cold": cold, "seconds": seconds, "peak_bytes": peak},
-        **{"steps": {step["name"]: step["seconds"] for step in json.loads(said)["steps"]}, "open_s": opening},
-        **{
-            "rate": nbytes / seconds,
-            "least": least,
-            "of_limit": max(least.values()) / seconds,
-            "rates": asdict(limits),
-        },
+        **{"weights": weights, "ranks": ranks, "cold": cold, **took, "rate": nbytes / took["seconds"]},
+        "steps": {step["name"]: step["seconds"] for step in json.loads(said)["steps"]},
+        "open_s": opening["seconds"],
+        **{"least": least, "of_limit": max(least.values()) / took["seconds"], "rates": asdict(limits)},
     }
 
 
@@ -129,23 +128,35 @@ def _loop(root: Path, nbytes: int, weights: str, ranks: int) -> dict[str, Any]:
     shutil.rmtree(root / "loop", ignore_errors=True)
     script = str(Path(__file__).with_name("rank_loop.py"))
     command = [sys.executable, script, str(root / "source"), str(root / "loop"), weights, str(ranks)]
-    seconds, peak, _ = _timed(command, root)
+    took, _ = _timed(command, root)
     shutil.rmtree(root / "loop")
-    return {"weights": weights, "ranks": ranks, "seconds": seconds, "rate": nbytes / seconds, "peak_bytes": peak}
+    return {"weights": weights, "ranks": ranks, **took, "rate": nbytes / took["seconds"]}
 
 
-def _timed(command: list[str], root: Path) -> tuple[float, int, str]:
-    """Run a command; return its seconds, the peak of its memory in bytes, and what it printed."""
+OPEN = """\
+import pathlib, sys
+from trtspec.measure.artifact import read_artifact
+read_artifact(pathlib.Path(sys.argv[1]))
+"""
+# A process begins with the peak of the one that started it: this one is small.
+STARTER = """\
+import json, resource, subprocess, sys, time
+started = time.perf_counter()
+done = subprocess.run(sys.argv[2:])
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+document = {"seconds": time.perf_counter() - started, "peak_bytes": used.ru_maxrss * 1024}
+document |= {"cpu_s": used.ru_utime + used.ru_stime, "disk_read_bytes": used.ru_inblock * 512}
+open(sys.argv[1], "w").write(json.dumps(document))
+sys.exit(done.returncode)
+"""
+
+
+def _timed(command: list[str], root: Path) -> tuple[dict[str, Any], str]:
+    """Run a command; return what it took, as STARTER has it, and what it printed."""
     environment = {**os.environ, "TRTSPEC_CACHE": str(root / "cache"), "TRTSPEC_STATE": str(root / "state")}
-    started = time.perf_counter()
-    with tempfile.TemporaryFile() as said, subprocess.Popen(command, env=environment, stdout=said) as process:
-        _, status, usage = os.wait4(process.pid, 0)  # unbounded: as long as a build takes
-        seconds = time.perf_counter() - started
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode:
-            raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
-        said.seek(0)
-        return seconds, usage.ru_maxrss * 1024, said.read().decode()
+    starter = [sys.executable, "-c", STARTER, str(root / "timed.json")]
+    done = subprocess.run([*starter, *command], env=environment, stdout=subprocess.PIPE, timeout=BOUND_S, check=True)
+    return json.loads((root / "timed.json").read_text()), done.stdout.decode()
 
 
 def _say(sample: dict[str, Any]) -> None:
@@ -153,7 +164,8 @@ def _say(sample: dict[str, Any]) -> None:
     slowest = max(sample["least"], key=sample["least"].get)
     print(
         f"{where}: {sample['seconds']:.2f} s, {sample['rate'] / 1e9:.2f} GB/s, {sample['of_limit']:.0%} of the limit"
-        f" ({slowest}), peak {sample['peak_bytes'] / 1e6:.0f} MB",
+        f" ({slowest}), {sample['cpu_s']:.1f} s of processors, {sample['disk_read_bytes'] / 1e9:.2f} GB from the disk,"
+        f" peak {sample['peak_bytes'] / 1e6:.0f} MB, opened in {sample['open_s']:.1f} s",
         file=sys.stderr,
     )
 
@@ -165,11 +177,9 @@ def summarize_builds(found: dict[str, Any]) -> list[dict[str, Any]]:
         kinds[each["weights"], each["ranks"], each["cold"]].append(each)
     rows = []
     for (weights, ranks, cold), samples in kinds.items():
-        loops = [
-            each["seconds"] for each in found["rank_loops"] if (each["weights"], each["ranks"]) == (weights, ranks)
-        ]
-        medians = {name: statistics.median(each[name] for each in samples) for name in ("seconds", "rate", "of_limit")}
-        times = statistics.median(loops) / medians["seconds"]
+        peers = [each for each in found["rank_loops"] if (each["weights"], each["ranks"]) == (weights, ranks)]
+        medians = {name: statistics.median(each[name] for each in samples) for name in MEDIANS}
+        times = statistics.median(each["seconds"] for each in peers) / medians["seconds"]
         rows.append({"weights": weights, "ranks": ranks, "cold": cold, **medians, "times_rank_loop": times})
     return rows
 

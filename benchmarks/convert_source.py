@@ -50,7 +50,7 @@ class Shape:
             "hidden_size": self.hidden,
             "intermediate_size": self.intermediate,
             "num_attention_heads": self.heads,
-            "num_key_value_heads": 8,
+            "num_key_value_heads": self.keys * self.heads // self.hidden,
             "num_hidden_layers": layers,
             "vocab_size": self.vocabulary,
             "rms_norm_eps": 1e-5,

@@ -60,7 +60,9 @@ class GrowingDigests:
     gets no digest.
     """
 
-    def __init__(self, files: Sequence[int], layouts: Sequence[FileLayout], writes: Mapping[str, Iterable[Place]]) -> None:
+    def __init__(
+        self, files: Sequence[int], layouts: Sequence[FileLayout], writes: Mapping[str, Iterable[Place]]
+    ) -> None:
         self._files = [_File(*each) for each in zip(files, layouts, strict=True)]
         self._parts = {
             task: {(number, self._files[number].part(offset)) for number, offset in places}

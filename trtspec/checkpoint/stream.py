@@ -114,10 +114,16 @@ class Worker:
     """What one thread works with: a read buffer, the open rank files, the count of bytes."""
 
     def __init__(
-        self, files: Sequence[int], flaws: Flaws, on_bytes: Callable[[int], None], growing: GrowingDigests
+        self,
+        files: Sequence[int],
+        flaws: Flaws,
+        on_bytes: Callable[[int], None],
+        growing: GrowingDigests,
+        *,
+        keep: bool,
     ) -> None:
         self.flaws = flaws
-        self._files, self._on_bytes, self._growing = files, on_bytes, growing
+        self._files, self._on_bytes, self._growing, self._keep = files, on_bytes, growing, keep
         self._buffer = bytearray(CHUNK_BYTES)
 
     def chunks(self, source: TensorInfo, *, last: bool = True) -> Iterator[tuple[int, Rows]]:
@@ -143,7 +149,7 @@ class Worker:
                 yield first, np.frombuffer(view, BITS[item]).reshape(count, columns)
                 if last:
                     self._on_bytes(len(view))
-            if last:  # its pages serve the next tensor: finding fresh ones took half of the time
+            if last and not self._keep:  # its pages serve the next tensor: finding fresh ones took half of the time
                 os.posix_fadvise(file.fileno(), source.offset, source.nbytes, os.POSIX_FADV_DONTNEED)
 
     def write(self, destinations: Sequence[Destination], first: int, rows: Rows) -> None:
@@ -187,13 +193,15 @@ def run_tasks(
     journal: Path | None = None,
     stamp: str = "",
     threads: int | None = None,
+    keep_cached: bool = False,
 ) -> dict[str, str]:
     """Fill `out`/rank{r}.safetensors, going on where an earlier run with the same tasks and `journal` stopped.
 
     Returns the SHA-256 of what was written, by file name.
 
     Without a journal nothing can be resumed, nor with one of another `stamp` of the sources. `on_bytes` is told the
-    source bytes done since the last call, from one thread at a time. Raises CheckpointError where source values cannot
+    source bytes done since the last call, from one thread at a time; with `keep_cached` sources stay in the page cache,
+    because somebody else reads them meanwhile. Raises CheckpointError where source values cannot
     be converted; the files are whole only if it returns.
     """
     lock = threading.Lock()
@@ -214,7 +222,7 @@ def run_tasks(
         growing = stack.enter_context(GrowingDigests(files, layouts, writes))
         # more threads than cores, because most of them wait for the disk
         threads = threads or min(2 * (os.cpu_count() or 1) + 1, MOST_THREADS)
-        _run_all(todo, threads, lambda: Worker(files, flaws, advance, growing), notes, growing)
+        _run_all(todo, threads, lambda: Worker(files, flaws, advance, growing, keep=keep_cached), notes, growing)
         flaws.raise_if_any()
         found = zip(paths, growing.digests(), strict=True)
         return {path.name: digest for path, digest in found if digest}

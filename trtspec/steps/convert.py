@@ -120,6 +120,7 @@ class ConvertCheckpoint(Step):
                 vocab_size=self.vocab_size,
                 on_bytes=progress.advance,
                 journal=notes_of(out) / "journal",
+                keep_cached=any(files.unproven for files in self.sources),
             )
 
 
@@ -137,13 +138,15 @@ def convert_checkpoint(
     on_bytes: Callable[[int], None] = lambda count: None,
     journal: Path | None = None,
     threads: int | None = None,
+    keep_cached: bool = False,
 ) -> dict[str, str]:
     """Convert the checkpoint at `root` into `out`; with the `journal` of an interrupted conversion, go on there.
 
     Returns the SHA-256 of the ranks' files.
 
     `load_head` reads what drafts from inside it and is stored with it; `on_bytes` is told the source bytes done since
-    the last call. Raises CheckpointError where the source does not add up.
+    the last call, and with `keep_cached` somebody else reads the source meanwhile. Raises CheckpointError where the
+    source does not add up.
     """
     from trtspec.checkpoint.stream import Flaws, run_tasks  # numpy, which planning does without
     from trtspec.quant.tasks import plan_tasks
@@ -164,7 +167,15 @@ def convert_checkpoint(
     flaws = Flaws(allow_nonfinite)
     stamp = stamp_of(files) if journal else ""
     digests = run_tasks(
-        out, layouts, tasks, flaws=flaws, on_bytes=on_bytes, journal=journal, stamp=stamp, threads=threads
+        out,
+        layouts,
+        tasks,
+        flaws=flaws,
+        on_bytes=on_bytes,
+        journal=journal,
+        stamp=stamp,
+        threads=threads,
+        keep_cached=keep_cached,
     )
     rendered = _render_config(plan, head.head if head else None)
     (out / "config.json").write_text(json.dumps(rendered, indent=2) + "\n")
