@@ -36,6 +36,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from convert_builds import ENCODINGS, measure_builds, summarize_builds
+from convert_builds import RANKS as TENSOR
 from convert_limits import measure_lookups, measure_read, measure_write
 from convert_source import LLAMA_405B, copy_tokenizer, forget, make_source, remember
 from machine import cpu_name
