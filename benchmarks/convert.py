@@ -11,6 +11,7 @@ In one run, on files it makes itself (layers of Llama 3 8B's shape, random bfloa
 * the limit: the smaller of two measured rates, table lookups on all cores (every weight needs one) and the disk (every
   input byte that is cold is read, every output byte is written)
 * the peak memory of the converting process at 2 GB and at 32 GB of input (sparse files)
+* the whole `trtspec build` beside its own limit (convert_builds.py)
 * `check` and `plan`, each in a process of its own, on the headers of a 405B model in 190 shards
 
     python benchmarks/convert.py [--gigabytes 8] [--runs 3] [--out benchmarks/results/convert.json]
@@ -29,63 +30,31 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from convert_builds import ENCODINGS, measure_builds, summarize_builds
+from convert_builds import RANKS as TENSOR
+from convert_limits import measure_lookups, measure_read, measure_write
+from convert_source import LLAMA_405B, copy_tokenizer, forget, make_source, remember
 from machine import cpu_name
+from rank_loop import convert_by_rank
 
 from trtspec.checkpoint.safetensors import lay_out
 
-ROOT = Path(__file__).resolve().parents[1]
 RANKS = 4
-HIDDEN, INTERMEDIATE, KEYS, VOCABULARY = 4096, 14336, 1024, 128256
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": HIDDEN,
-    "intermediate_size": INTERMEDIATE,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": VOCABULARY,
-    "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 8192,
-    "rope_theta": 500000.0,
-    "dtype": "bfloat16",
-    "hidden_act": "silu",
-    "model_type": "llama",
-}
-LINEARS = {
-    "self_attn.q_proj": (HIDDEN, HIDDEN),
-    "self_attn.k_proj": (KEYS, HIDDEN),
-    "self_attn.v_proj": (KEYS, HIDDEN),
-    "self_attn.o_proj": (HIDDEN, HIDDEN),
-    "mlp.gate_proj": (INTERMEDIATE, HIDDEN),
-    "mlp.up_proj": (INTERMEDIATE, HIDDEN),
-    "mlp.down_proj": (HIDDEN, INTERMEDIATE),
-}
-NORMS = ("input_layernorm", "post_attention_layernorm")
-BLOCK_BYTES = 64 << 20
-
-
 # ---- the source ----
 
 
 def make_headers(root: Path) -> None:
     """Write the headers of Llama 3.1 405B in 190 sparse shards, with a tokenizer."""
-    hidden, inter, keys, layers, shards = 16384, 53248, 1024, 126, 190
-    shapes = dict(zip(LINEARS, ((hidden, hidden), (keys, hidden), (keys, hidden), (hidden, hidden), (inter, hidden),
-                                (inter, hidden), (hidden, inter)), strict=True))  # fmt: skip
-    tensors = [("model.embed_tokens.weight", (VOCABULARY, hidden)), ("lm_head.weight", (VOCABULARY, hidden))]
-    for layer in range(layers):
-        tensors += [(f"model.layers.{layer}.{name}.weight", shape) for name, shape in shapes.items()]
-        tensors += [(f"model.layers.{layer}.{name}.weight", (hidden,)) for name in NORMS]
-    tensors.append(("model.norm.weight", (hidden,)))
+    layers, shards = 126, 190
+    tensors = [tensor for tensors in LLAMA_405B.shards(layers) for tensor in tensors]
     root.mkdir(parents=True)
-    sizes = {"hidden_size": hidden, "intermediate_size": inter, "num_attention_heads": 128, "num_hidden_layers": layers}
-    (root / "config.json").write_text(json.dumps(CONFIG | sizes))
+    (root / "config.json").write_text(json.dumps(LLAMA_405B.config(layers)))
     weight_map = {}
     for number in range(shards):
         name = f"model-{number:05}.safetensors"
@@ -96,54 +65,7 @@ def make_headers(root: Path) -> None:
             file.truncate(layout.nbytes)
         weight_map |= {tensor: name for tensor, _ in mine}
     (root / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-    for path in (ROOT / "recipes" / "models" / "quickstart-target").glob("tokenizer*"):
-        shutil.copy(path, root)
-
-
-def make_source(root: Path, gigabytes: float, *, sparse: bool = False) -> int:
-    """Write a checkpoint of about that size, one shard a layer; return its bytes."""
-    layer_bytes = 2 * sum(rows * columns for rows, columns in LINEARS.values())
-    layers = max(1, round((gigabytes * 1e9 - 4 * VOCABULARY * HIDDEN) / layer_bytes))
-    shards = [[("model.embed_tokens.weight", (VOCABULARY, HIDDEN)), ("lm_head.weight", (VOCABULARY, HIDDEN)),
-               ("model.norm.weight", (HIDDEN,))]]  # fmt: skip
-    for layer in range(layers):
-        weights = [(f"model.layers.{layer}.{name}.weight", shape) for name, shape in LINEARS.items()]
-        shards.append([*weights, *((f"model.layers.{layer}.{name}.weight", (HIDDEN,)) for name in NORMS)])
-    root.mkdir(parents=True)
-    (root / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": layers}))
-    noise = np.random.default_rng(0).standard_normal(BLOCK_BYTES // 2, dtype=np.float32) * np.float32(0.02)
-    block = memoryview((noise.view(np.uint32) >> 16).astype(np.uint16).data).cast("B")
-    total, weight_map = 0, {}
-    for number, tensors in enumerate(shards):
-        name = f"model-{number:05}.safetensors"
-        layout = lay_out((tensor, "BF16", shape) for tensor, shape in tensors)
-        with (root / name).open("wb") as file:
-            file.write(layout.header)
-            if sparse:
-                file.truncate(layout.nbytes)
-            while not sparse and file.tell() < layout.nbytes:
-                file.write(block[: min(len(block), layout.nbytes - file.tell())])
-        total += layout.nbytes - len(layout.header)
-        weight_map |= {tensor: name for tensor, _ in tensors}
-    (root / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-    os.sync()
-    return total
-
-
-def forget(root: Path) -> None:
-    """Drop a directory's files from the page cache."""
-    for path in root.glob("*.safetensors"):
-        with path.open("rb") as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def remember(root: Path) -> None:
-    """Read a directory's files, so that they are in the page cache as far as it holds them."""
-    buffer = bytearray(BLOCK_BYTES)
-    for path in root.glob("*.safetensors"):
-        with path.open("rb", buffering=0) as file:
-            while file.readinto(buffer):
-                pass
+    copy_tokenizer(root)
 
 
 # ---- what is timed; each side runs in a process of its own ----
@@ -168,59 +90,6 @@ def convert_ours(source: Path, out: Path) -> None:
     )
 
 
-def convert_by_rank(source: Path, out: Path) -> None:
-    """Convert as a plain loop over ranks does: torch and safetensors, a rank in memory, all sources read for each."""
-    import torch
-    from safetensors import safe_open
-    from safetensors.torch import save_file
-
-    index = json.loads((source / "model.safetensors.index.json").read_text())["weight_map"]
-    config = json.loads((source / "config.json").read_text())
-    out.mkdir(exist_ok=True)
-
-    def columns(tensor: torch.Tensor, rank: int) -> torch.Tensor:
-        return tensor.chunk(RANKS, 0)[rank]
-
-    def rows(tensor: torch.Tensor, rank: int) -> torch.Tensor:
-        return tensor.chunk(RANKS, 1)[rank]
-
-    for rank in range(RANKS):
-        files = {name: safe_open(source / name, "pt") for name in set(index.values())}
-        done: dict[str, torch.Tensor] = {}
-
-        def load(name: str, files: dict[str, Any] = files) -> torch.Tensor:
-            return files[index[name]].get_tensor(name)
-
-        def quantize(target: str, parts: list[torch.Tensor], cut: Callable[[torch.Tensor, int], torch.Tensor],
-                     scale: torch.Tensor, rank: int = rank, done: dict[str, torch.Tensor] = done) -> None:  # fmt: skip
-            whole = torch.cat([cut(part, rank) for part in parts])
-            done[f"{target}.weight"] = (whole.float() / scale).to(torch.float8_e4m3fn).contiguous()
-            done[f"{target}.weights_scaling_factor"] = scale.reshape(1)
-
-        def scale_of(parts: list[torch.Tensor]) -> torch.Tensor:
-            return torch.stack([part.abs().amax() for part in parts]).amax().float() / 448.0
-
-        done["transformer.vocab_embedding.weight"] = columns(load("model.embed_tokens.weight"), rank).contiguous()
-        done["lm_head.weight"] = columns(load("lm_head.weight"), rank).contiguous()
-        done["transformer.ln_f.weight"] = load("model.norm.weight")
-        for layer in range(config["num_hidden_layers"]):
-            here, there = f"model.layers.{layer}", f"transformer.layers.{layer}"
-            qkv = [load(f"{here}.self_attn.{name}_proj.weight") for name in "qkv"]
-            quantize(f"{there}.attention.qkv", qkv, columns, scale_of(qkv))
-            gate, up = load(f"{here}.mlp.gate_proj.weight"), load(f"{here}.mlp.up_proj.weight")
-            for target, tensor in (("fc", gate), ("gate", up)):
-                quantize(f"{there}.mlp.{target}", [tensor], columns, scale_of([gate, up]))
-            for target, name in (("attention.dense", "self_attn.o_proj"), ("mlp.proj", "mlp.down_proj")):
-                tensor = load(f"{here}.{name}.weight")
-                quantize(f"{there}.{target}", [tensor], rows, scale_of([tensor]))
-            done[f"{there}.input_layernorm.weight"] = load(f"{here}.input_layernorm.weight")
-            done[f"{there}.post_layernorm.weight"] = load(f"{here}.post_attention_layernorm.weight")
-        path = out / f"rank{rank}.safetensors"
-        save_file(done, path)
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-
-
 def convert_by_modelopt(source: Path, out: Path) -> float:
     """Export with NVIDIA's exporter; the clock runs for the export alone, not for loading and calibrating."""
     import torch
@@ -229,7 +98,7 @@ def convert_by_modelopt(source: Path, out: Path) -> float:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
-    model.config.architectures = CONFIG["architectures"]
+    model.config.architectures = ["LlamaForCausalLM"]
     quantize(model, FP8_DEFAULT_CFG, lambda model: model(torch.arange(32)[None]))
     out.mkdir(exist_ok=True)
     started = time.perf_counter()
@@ -265,61 +134,6 @@ def side_main(side: str, source: Path, out: Path) -> None:
 
 
 # ---- the limit ----
-
-
-def measure_lookups(nbytes: int = 1 << 30) -> float:
-    """Return the input bytes/s of table lookups (bfloat16 to one byte) on all cores, in memory the caches hold."""
-    cores = os.cpu_count() or 1
-    table = np.arange(1 << 16, dtype=np.uint16).astype(np.uint8)
-    chunk = (np.random.default_rng(0).standard_normal(1 << 19, dtype=np.float32).view(np.uint32) >> 16).astype(
-        np.uint16
-    )
-
-    def work(_: int) -> None:
-        out = np.empty(len(chunk), np.uint8)
-        for _ in range(nbytes // cores // chunk.nbytes):
-            np.take(table, chunk, out=out, mode="clip")
-
-    started = time.perf_counter()
-    with ThreadPoolExecutor(cores) as pool:
-        list(pool.map(work, range(cores)))
-    return nbytes / (time.perf_counter() - started)
-
-
-def measure_read(root: Path, limit: int = 2 << 30) -> float:
-    """Return the bytes/s of reading cold files with as many threads as a conversion has."""
-    forget(root)
-    paths = sorted(root.glob("model-*.safetensors"), key=lambda path: -path.stat().st_size)
-    ranges = [(path, offset) for path in paths for offset in range(0, path.stat().st_size, BLOCK_BYTES)]
-    ranges = ranges[: limit // BLOCK_BYTES]
-
-    def work(each: tuple[Path, int]) -> int:
-        with each[0].open("rb", buffering=0) as file:
-            done = 0
-            for offset in range(each[1], each[1] + BLOCK_BYTES, 1 << 20):
-                done += len(os.pread(file.fileno(), 1 << 20, offset))
-        return done
-
-    started = time.perf_counter()
-    with ThreadPoolExecutor((os.cpu_count() or 1) + 1) as pool:
-        done = sum(pool.map(work, ranges))
-    return done / (time.perf_counter() - started)
-
-
-def measure_write(path: Path, nbytes: int = 2 << 30) -> tuple[float, float]:
-    """Return the bytes/s of writing and syncing a new file, and of writing it once more."""
-    block = os.urandom(1 << 20)
-    rates = []
-    for _ in range(2):
-        started = time.perf_counter()
-        with open(path, "r+b" if path.exists() else "wb", buffering=0) as file:
-            os.posix_fallocate(file.fileno(), 0, nbytes)
-            for offset in range(0, nbytes, len(block)):
-                os.pwrite(file.fileno(), block, offset)
-            os.fsync(file.fileno())
-        rates.append(nbytes / (time.perf_counter() - started))
-    path.unlink()
-    return rates[0], rates[1]
 
 
 def limit_of(lookups: float, read: float, write: float, out_ratio: float, *, cold: bool) -> float:
@@ -372,6 +186,7 @@ def measure(gigabytes: float, runs: int, root: Path) -> dict[str, Any]:
         "modelopt": measure_modelopt(root),
         "memory": [measure_memory(root, size) for size in (2, 32)],
         "planning": measure_planning(root),
+        "whole": measure_builds(root / "whole", min(gigabytes, 4.0), runs, ENCODINGS, TENSOR),
     }
 
 
@@ -448,7 +263,8 @@ def summarize(found: dict[str, Any]) -> dict[str, Any]:
     )
     exporter = kinds["cached_rewritten"]["rate"] / found["modelopt"]["rate"]
     planning = {f"{name}_s": statistics.median(samples) for name, samples in found["planning"].items()}
-    return {**kinds, "times_rank_loop": ratio, "times_modelopt": exporter, **planning}
+    builds = summarize_builds(found["whole"])
+    return {**kinds, "times_rank_loop": ratio, "times_modelopt": exporter, **planning, "builds": builds}
 
 
 def main() -> None:

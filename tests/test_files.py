@@ -11,7 +11,8 @@ import pytest
 from pydantic import ValidationError
 
 from trtspec.file_records import FileRecord
-from trtspec.files import copy_tree, file_sha256, replace_file, sync_directories
+from trtspec.files import copy_tree, replace_file, sync_directories
+from trtspec.hashing import file_sha256
 
 
 def test_file_sha256_reads_the_whole_file_in_pieces(tmp_path: Path) -> None:

@@ -18,7 +18,18 @@ PACKAGE = Path(trtspec.__file__).parent
 
 LEVELS = [
     {"errors", "__init__", "_data"},
-    {"paths", "system", "registry", "files", "file_records", "failpoint", "diagnostics", "exposition", "interpreter"},
+    {
+        "paths",
+        "system",
+        "registry",
+        "files",
+        "file_records",
+        "hashing",
+        "failpoint",
+        "diagnostics",
+        "exposition",
+        "interpreter",
+    },
     {"recipe", "graph", "probe", "gpus"},
     {"artifacts", "disk"},
     {"checkpoint", "kernels"},

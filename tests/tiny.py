@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from trtspec.hashing import file_sha256
 from trtspec.steps.convert import convert_checkpoint
 
 SHAPE: dict[str, Any] = {
@@ -67,9 +68,10 @@ def make_llama(root: Path, seed: int = 0, dtype: str = "bfloat16", scale: float 
 
 
 def convert(root: Path, out: Path, dtype: str = "auto", **options: Any) -> Path:
-    """Convert the checkpoint at `root` into `out`."""
+    """Convert the checkpoint at `root` into `out`, whose files are what was hashed while they were written."""
     out.mkdir(parents=True, exist_ok=True)
-    convert_checkpoint(root, out, dtype, **options)
+    digests = convert_checkpoint(root, out, dtype, **options)
+    assert digests == {path.name: file_sha256(path) for path in out.glob("rank*.safetensors")}
     return out
 
 

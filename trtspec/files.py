@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that can be trusted: how one is read and hashed, and how it reaches the disk for good.
+"""Files that can be trusted: how one is recorded, and how it reaches the disk for good.
 
 Knows neither the store nor artifacts, which both stand on it, and no pydantic: what serves imports this.
 """
@@ -14,8 +14,6 @@ import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO, TypeVar
-
-_CHUNK_BYTES = 1 << 20
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -55,17 +53,6 @@ def read_bounded(path: Path, max_bytes: int) -> bytes:
     if len(data) > max_bytes:
         raise UnfitFile(None, f"larger than {max_bytes:,} bytes", str(path))
     return data
-
-
-def file_sha256(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
-    """Return the SHA-256 of a file; `on_bytes` is told the size of each piece read."""
-    digest, buffer = hashlib.sha256(), memoryview(bytearray(_CHUNK_BYTES))
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            digest.update(buffer[:count])
-            if on_bytes:
-                on_bytes(count)
-    return digest.hexdigest()
 
 
 def stamp_of(paths: Sequence[Path]) -> str:

@@ -11,7 +11,7 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -23,6 +23,7 @@ from trtspec.artifacts.manifest import BackendRecord, DeviceMemory, Manifest, St
 from trtspec.artifacts.origins import remember_origins
 from trtspec.artifacts.paths import checkpoint
 from trtspec.artifacts.publish import publish_artifact
+from trtspec.artifacts.read_before import remember_published
 from trtspec.backends.artifact_plan import ArtifactPlan
 from trtspec.backends.base import Backend, engine_arguments, find_backend
 from trtspec.backends.common.memory import MemoryPlan
@@ -33,6 +34,7 @@ from trtspec.diagnostics import Diagnostic, RecipeError
 from trtspec.disk import DiskNeed, disk_need, plan_disk
 from trtspec.errors import StepError, TrtspecError
 from trtspec.file_records import FileRecord
+from trtspec.graph.alongside import Sources
 from trtspec.graph.digest import DigestCache
 from trtspec.graph.executor import Observer, StepResult, execute
 from trtspec.graph.files import FileReader, Files
@@ -50,7 +52,7 @@ from trtspec.steps.remember import remember_source
 
 log = logging.getLogger(__name__)
 
-# A plan may read this much of sources it has never seen; a build reads all of it.
+# This much of sources that were never seen is read for a plan; a build hashes more while its steps read it.
 READ_WHILE_PLANNING = 1 << 27
 DISK_HINT = "make room there, or point TRTSPEC_CACHE and --out at other disks"
 SUPPOSED_ACCEPTANCE = (0.5, 0.6, 0.7, 0.8, 0.9)
@@ -89,6 +91,11 @@ class Build:
         """Return what steps read outside the store."""
         steps = (step for step in self.plan.steps if isinstance(step, ConvertCheckpoint | CopyFiles))
         return [files for step in steps for files in step.sources]
+
+    def known(self, sources: Sources) -> Build:
+        """Return the build with what became known of its sources."""
+        steps = {directory: sources.of(step) for directory, step in self.artifact.steps.items()}
+        return replace(self, artifact=replace(self.artifact, steps=steps))
 
     @property
     def is_remembered(self) -> bool:
@@ -172,6 +179,11 @@ def open_store() -> Store:
     return Store(store_dir())
 
 
+def known_digests() -> DigestCache:
+    """Return what this user's builds remember of files outside the store."""
+    return DigestCache(cache_dir() / "digests.json")
+
+
 def artifact_place(recipe: Recipe | ResolvedRecipe) -> Path:
     """Return where a recipe's artifact goes unless somebody says otherwise."""
     return Path("build") / recipe.name
@@ -202,7 +214,7 @@ def plan_build(
             on_read(done, total)
 
     log.info("%s: backend %s, because %s", loaded.recipe.name, context.choice.name, context.choice.why)
-    digests = DigestCache(cache_dir() / "digests.json")
+    digests = known_digests()
     absent = {source.root / name: each for source in context.sources.values() for name, each in source.absent.items()}
     reader = FileReader(digests, None if read_all else READ_WHILE_PLANNING, on_bytes, absent)
     return Build(context, checked.diagnostics, find_backend(context.choice.name).plan(context, reader))
@@ -215,12 +227,15 @@ def run_build(build: Build, out: Path, store: Store, observer: Observer) -> Buil
         raise TrtspecError("; ".join(each.message for each in refused), hint=DISK_HINT)
     if problems := build.artifact.problems():
         raise StepError("; ".join(problems), hint="what is installed here is not what engine.version says")
+    sources = Sources(known_digests())
     with store.holding([step.key for step in build.plan.steps], build.recipe.name):
-        results = execute(build.plan, store, observer, build.artifact.devices)
-        status = _publish(build, out, results)
-        if status == "published":
-            for result in results:
-                store.restamp(result.key)
+        results = execute(build.plan, store, observer, build.artifact.devices, sources)
+        build = build.known(sources)
+        with store.holding([result.key for result in results], build.recipe.name):
+            status = _publish(build, out, results)
+            if status == "published":
+                for result in results:
+                    store.restamp(result.key)
     _remember_sources(build, store)
     log.info("%s: %s", out, status)
     return Built(out, status, results, time.perf_counter() - started)
@@ -248,6 +263,7 @@ def _publish(build: Build, out: Path, results: Sequence[StepResult]) -> Literal[
         target_key=target.bare_key if isinstance(target, ConvertCheckpoint) else "",
     )
     status = publish_artifact(out, files, manifest)
+    remember_published(out, manifest)
     remember_origins(manifest, {role: each.model for role, each in build.recipe.models.items() if not each.revision})
     return status
 

@@ -63,15 +63,15 @@ def plan_to_run(
 ) -> Build:
     """Return a build that can run, of a recipe that was `checked` just before.
 
-    Its sources are brought here and read, unless they are remembered and every step is in the store. Raises RecipeError
-    as `prepare_sources` and `plan_build` do.
+    Its sources are brought here, unless they are remembered and every step is in the store; large ones are read while
+    they are converted. Raises RecipeError as `prepare_sources` and `plan_build` do.
     """
     if checked.context:
-        build = plan_build(loaded, checked=checked, read_all=True, on_read=on_read)
+        build = plan_build(loaded, checked=checked, on_read=on_read)
         if not build.is_remembered or all(each.status == "hit" for each in build.status(store)):
             return build
     prepare_sources(loaded, on_progress)
-    return plan_build(loaded, read_all=True, on_read=on_read)
+    return plan_build(loaded, on_read=on_read)
 
 
 def _place_problems(out: Path) -> Iterable[Diagnostic]:

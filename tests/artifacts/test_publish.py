@@ -199,7 +199,7 @@ def test_a_manifest_of_other_files_is_a_bug(out: Path, make: Make) -> None:
 def test_a_full_disk_leaves_what_was_there(
     out: Path, make: Make, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
-    def refuse(*paths: Path) -> None:
+    def refuse(*paths: Path, **_: str) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(paths[-1]))
 
     publish_artifact(out, *make(OLD))

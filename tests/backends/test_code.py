@@ -17,7 +17,7 @@ from trtspec.backends.base import backends, find_backend
 from trtspec.backends.code import ALLOW, check_code, unknown_code
 from trtspec.deploy.stage import stage_repository
 from trtspec.errors import DigestMismatch, UnknownCode
-from trtspec.files import file_sha256
+from trtspec.hashing import file_sha256
 
 MODEL = f"{REPOSITORY}/postprocessing/1/model.py"
 CONFIG = f"{REPOSITORY}/tensorrt_llm/config.pbtxt"

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.graph.writing import Unshown, Write, build, count, leftovers, overwrite
-from trtspec.files import file_sha256
 from trtspec.graph import entry as entry_module
 from trtspec.graph.sealed import seal
 from trtspec.graph.step import Inputs
 from trtspec.graph.store import Store
+from trtspec.hashing import file_sha256
 
 
 def test_the_first_reading_without_stamps_hashes_and_the_next_does_not(

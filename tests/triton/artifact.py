@@ -12,7 +12,7 @@ from trtspec.artifacts.manifest import BackendRecord, Manifest, load_manifest
 from trtspec.backends.code import ALLOW
 from trtspec.backends.embedded.repository import EmitTorchRepository
 from trtspec.file_records import FileRecord
-from trtspec.files import file_sha256
+from trtspec.hashing import file_sha256
 from trtspec.torch_engine.settings import EngineSettings
 from trtspec.triton.emission import ServingSettings
 

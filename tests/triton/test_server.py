@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from trtspec.errors import DeployError
-from trtspec.files import file_sha256
+from trtspec.hashing import file_sha256
 from trtspec.probe import Probe
 from trtspec.triton import python_stub
 from trtspec.triton import server as server_module

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,7 +19,8 @@ from trtspec.artifacts.contents import unlisted
 from trtspec.artifacts.paths import MANIFEST
 from trtspec.errors import TrtspecError
 from trtspec.file_records import FileRecord, Sha256
-from trtspec.files import file_sha256, in_threads, read_bounded, unreadable
+from trtspec.files import in_threads, read_bounded, unreadable
+from trtspec.hashing import file_sha256
 from trtspec.recipe.resolve import ResolvedRecipe
 
 SCHEMA = "trtspec.manifest/1"
@@ -111,16 +113,19 @@ def is_ours(artifact_dir: Path) -> bool:
         return False
 
 
-def verify_files(artifact_dir: Path, manifest: Manifest) -> list[str]:
-    """Hash every file that the manifest names, look for others; return what is wrong, one line a file."""
+def verify_files(artifact_dir: Path, manifest: Manifest, sha256: Callable[[Path], str] = file_sha256) -> list[str]:
+    """Hash every file that the manifest names, look for others; return what is wrong, one line a file.
+
+    `sha256` returns a file's digest; one that knows some already need not read them (read_before.py).
+    """
     root = artifact_dir.resolve()
-    problems = in_threads(lambda record: problem_of(root, record), manifest.files)
+    problems = in_threads(lambda record: problem_of(root, record, sha256), manifest.files)
     differing = [f"{record.path}: {found}" for record, found in zip(manifest.files, problems, strict=True) if found]
     others = unlisted(root, [record.path for record in manifest.files])
     return [*differing, *(f"{path}: the manifest does not name it" for path in others)]
 
 
-def problem_of(root: Path, record: FileRecord) -> str | None:
+def problem_of(root: Path, record: FileRecord, sha256: Callable[[Path], str] = file_sha256) -> str | None:
     """Return how a file below the resolved directory `root` differs from its record, or None."""
     path = root / record.path
     try:
@@ -131,7 +136,7 @@ def problem_of(root: Path, record: FileRecord) -> str | None:
         return "not a regular file of the artifact"
     if status.st_size != record.size:
         return f"has {status.st_size} bytes, {record.size} were recorded"
-    return None if file_sha256(path) == record.sha256 else "sha256 differs"
+    return None if sha256(path) == record.sha256 else "sha256 differs"
 
 
 def _load_document(path: Path) -> Any:

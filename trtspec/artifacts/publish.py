@@ -26,6 +26,7 @@ from trtspec.artifacts.paths import MANIFEST, REPORTS
 from trtspec.errors import StepError, TrtspecError
 from trtspec.failpoint import failpoint
 from trtspec.files import exchange, sync, sync_directories
+from trtspec.hashing import copy_hashed
 
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
 
@@ -77,8 +78,9 @@ def _publish(out: Path, files: Mapping[str, Path], manifest: Manifest, *, keep_r
     temporary = _sibling(out, "tmp")
     try:
         temporary.mkdir()
+        digests = {record.path: record.sha256 for record in manifest.files}
         for path, source in files.items():
-            _place(source, temporary / path)
+            _place(source, temporary / path, sha256=digests[path])
         if keep_reports:
             _carry_reports(out, temporary)
         failpoint("publish.before-manifest")
@@ -157,14 +159,18 @@ def _carry_reports(out: Path, temporary: Path) -> None:
             _place(report, target)
 
 
-def _place(source: Path, target: Path) -> None:
+def _place(source: Path, target: Path, *, sha256: str = "") -> None:
+    """Link to a file, or copy it where that cannot be; with `sha256` a copy is one of those bytes, or StepError."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source, target)
     except OSError as error:
         if error.errno not in _CANNOT_LINK:
             raise
-        shutil.copy(source, target)
+        found = copy_hashed(source, target)
+        if sha256 not in ("", found):
+            raise StepError("the file was damaged in the store", where=str(source), hint="build again") from None
+        target.chmod(source.stat().st_mode & 0o777)
         sync(target)
 
 

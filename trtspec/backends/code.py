@@ -26,7 +26,8 @@ from trtspec.artifacts.manifest import Manifest
 from trtspec.artifacts.paths import PLUGINS, REPOSITORY
 from trtspec.backends.base import find_backend
 from trtspec.errors import TrtspecError, UnknownCode
-from trtspec.files import file_sha256, read_bounded
+from trtspec.files import read_bounded
+from trtspec.hashing import file_sha256
 from trtspec.paths import model_repository_dir
 
 ALLOW = "TRTSPEC_ALLOW_CODE"  # SHA-256 digests, divided by commas

@@ -37,7 +37,8 @@ from trtspec.checkpoint.source import (
 )
 from trtspec.checkpoint.untrusted import inside
 from trtspec.errors import CheckpointError
-from trtspec.files import file_sha256, sync, sync_directories
+from trtspec.files import sync, sync_directories
+from trtspec.hashing import file_sha256
 from trtspec.paths import cache_dir
 from trtspec.system import die_with_parent
 

@@ -7,7 +7,8 @@ tensors make a task, and what becomes of their bits, is the caller's: an `Encodi
 rows.
 
 A journal names the tasks whose bytes have reached the disk; whoever runs the same tasks again on the same directory
-goes on with the others. Bytes do not depend on threads or interruptions: each has one place and one writer.
+goes on with the others. Bytes do not depend on threads or interruptions: each has one place and one writer. Tasks run
+in the order of what they write, so that files are hashed while they grow (growing.py).
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from trtspec.checkpoint.growing import GrowingDigests, written_by
 from trtspec.checkpoint.journal import ConversionJournal
 from trtspec.checkpoint.safetensors import ITEM_BYTES, FileLayout, TensorInfo
 from trtspec.errors import CheckpointError
+from trtspec.hashing import write_all
 
 CHUNK_BYTES = 1 << 20
 MOST_THREADS = 12  # each has some 7 MB of buffers
@@ -111,9 +114,17 @@ class Flaws:
 class Worker:
     """What one thread works with: a read buffer, the open rank files, the count of bytes."""
 
-    def __init__(self, files: Sequence[int], flaws: Flaws, on_bytes: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        files: Sequence[int],
+        flaws: Flaws,
+        on_bytes: Callable[[int], None],
+        growing: GrowingDigests,
+        *,
+        keep: bool,
+    ) -> None:
         self.flaws = flaws
-        self._files, self._on_bytes = files, on_bytes
+        self._files, self._on_bytes, self._growing, self._keep = files, on_bytes, growing, keep
         self._buffer = bytearray(CHUNK_BYTES)
 
     def chunks(self, source: TensorInfo, *, last: bool = True) -> Iterator[tuple[int, Rows]]:
@@ -139,7 +150,7 @@ class Worker:
                 yield first, np.frombuffer(view, BITS[item]).reshape(count, columns)
                 if last:
                     self._on_bytes(len(view))
-            if last:  # its pages serve the next tensor: finding fresh ones took half of the time
+            if last and not self._keep:  # its pages serve the next tensor: finding fresh ones took half of the time
                 os.posix_fadvise(file.fileno(), source.offset, source.nbytes, os.POSIX_FADV_DONTNEED)
 
     def write(self, destinations: Sequence[Destination], first: int, rows: Rows) -> None:
@@ -153,10 +164,8 @@ class Worker:
 
     def put(self, rank: int, offset: int, values: Rows) -> None:
         """Write an array's bytes at `offset` of a rank's file."""
-        data = memoryview(values.data).cast("B")
-        while data.nbytes:
-            done = os.pwrite(self._files[rank], data, offset)
-            data, offset = data[done:], offset + done
+        self._growing.written(rank, offset)
+        write_all(self._files[rank], memoryview(values.data).cast("B"), offset)
 
 
 def _matrix(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -183,11 +192,15 @@ def run_tasks(
     journal: Path | None = None,
     stamp: str = "",
     threads: int | None = None,
-) -> None:
+    keep_cached: bool = False,
+) -> dict[str, str]:
     """Fill `out`/rank{r}.safetensors, going on where an earlier run with the same tasks and `journal` stopped.
 
+    Returns the SHA-256 of what was written, by file name.
+
     Without a journal nothing can be resumed, nor with one of another `stamp` of the sources. `on_bytes` is told the
-    source bytes done since the last call, from one thread at a time. Raises CheckpointError where source values cannot
+    source bytes done since the last call, from one thread at a time; with `keep_cached` sources stay in the page cache,
+    because somebody else reads them meanwhile. Raises CheckpointError where source values cannot
     be converted; the files are whole only if it returns.
     """
     lock = threading.Lock()
@@ -202,12 +215,16 @@ def run_tasks(
             journal.unlink(missing_ok=True)
         files = [_open_file(stack, path, layout) for path, layout in zip(paths, layouts, strict=True)]
         notes = stack.enter_context(ConversionJournal(journal, files, stamp))
-        todo = sorted((task for task in tasks if task.name not in notes.done), key=lambda task: -task.nbytes)
+        writes = {task.name: sorted(set(written_by(task.encoding))) for task in tasks if task.name not in notes.done}
+        todo = sorted((task for task in tasks if task.name in writes), key=lambda task: writes[task.name][:1])
         advance(sum(task.nbytes for task in tasks) - sum(task.nbytes for task in todo))
+        growing = stack.enter_context(GrowingDigests(files, layouts, writes))
         # more threads than cores, because most of them wait for the disk
         threads = threads or min(2 * (os.cpu_count() or 1) + 1, MOST_THREADS)
-        _run_all(todo, threads, lambda: Worker(files, flaws, advance), notes, flaws)
-    flaws.raise_if_any()
+        _run_all(todo, threads, lambda: Worker(files, flaws, advance, growing, keep=keep_cached), notes, growing)
+        flaws.raise_if_any()
+        found = zip(paths, growing.digests(), strict=True)
+        return {path.name: digest for path, digest in found if digest}
 
 
 def _is_laid_out(path: Path, layout: FileLayout) -> bool:
@@ -231,22 +248,28 @@ def _open_file(stack: ExitStack, path: Path, layout: FileLayout) -> int:
 
 
 def _run_all(
-    tasks: Sequence[Task], threads: int, make_worker: Callable[[], Worker], journal: ConversionJournal, flaws: Flaws
+    tasks: Sequence[Task],
+    threads: int,
+    make_worker: Callable[[], Worker],
+    journal: ConversionJournal,
+    growing: GrowingDigests,
 ) -> None:
     local, stop = threading.local(), threading.Event()
 
     def work(task: Task) -> None:
+        growing.wait_for_room()
         if stop.is_set():
             return
         if not hasattr(local, "worker"):
             local.worker = make_worker()
-        before = flaws.count
+        before = local.worker.flaws.count
         try:
             task.encoding.run(local.worker)
         except BaseException:
             stop.set()
             raise
-        if flaws.count == before:  # else it runs again, to be found wrong again
+        growing.finish(task.name)
+        if local.worker.flaws.count == before:  # else it runs again, to be found wrong again
             journal.finish(task.name)
 
     with ThreadPoolExecutor(threads) as pool:

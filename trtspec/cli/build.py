@@ -39,7 +39,7 @@ def build(
     documents, store = [], open_store()
     builds = [(loaded, out or artifact_place(loaded.recipe)) for loaded in recipes]
     for (loaded, place), checked in zip(builds, check_builds(builds, store), strict=True):
-        with build_bars() as bars:
+        with build_bars(store.rates.seconds_of) as bars:
             planned = plan_to_run(loaded, checked, store, bars.preparing, bars.reading)
             show_diagnostics(planned.diagnostics)
             built = run_build(planned, place, store, bars)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -68,6 +69,7 @@ def describe(build: Build, store: Store, gpu_price: float | None = None) -> dict
             "key_parts": status.step.key_parts,
             "read_bytes": status.step.total_bytes,
             "write_bytes": status.step.output_bytes,
+            "expected_seconds": store.rates.seconds_of(status.step) if status.status == "miss" else None,
         }
         for status in statuses
     ]
@@ -135,7 +137,18 @@ def show(document: dict[str, Any], build: Build) -> None:
     if document["predicted"]:
         show_predicted(document["predicted"], build.recipe.engine.max_seq_len)
     missing = sum(step["status"] == "miss" for step in steps)
-    say(f"{missing} of {len(steps)} steps are to be done" if missing else "nothing to do")
+    say(f"{missing} of {len(steps)} steps are to be done{_expected(steps)}" if missing else "nothing to do")
+
+
+def _expected(steps: Sequence[dict[str, Any]]) -> str:
+    """Return how long the steps will take that something is known of."""
+    from trtspec.cli.progress import duration
+
+    known = [step for step in steps if step["expected_seconds"] is not None]
+    if not known:
+        return ""
+    names = ", ".join(step["name"] for step in known)
+    return f"; {names}: about {duration(sum(step['expected_seconds'] for step in known))} as earlier builds here"
 
 
 command = plan

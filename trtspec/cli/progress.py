@@ -22,12 +22,15 @@ if TYPE_CHECKING:
 
 PERIOD_S = 30.0
 
+Expected = Callable[["Step"], float | None]
+
 
 class BuildBars:
     """The observer of a build: a bar with the time left while bytes move, a line when it is done."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Progress, expected: Expected) -> None:
         self._progress = progress
+        self._expected = expected
         self._bars: dict[str, TaskID] = {}
 
     def preparing(self, what: str, done: int, total: int) -> None:
@@ -45,7 +48,8 @@ class BuildBars:
 
     def step_started(self, step: Step, total_bytes: int) -> None:
         """Begin a bar."""
-        self._bars[step.key] = self._progress.add_task(step.name, total=total_bytes or None)
+        expected = self._expected(step)
+        self._bars[step.key] = self._progress.add_task(step.name, total=total_bytes or None, expected=expected)
 
     def step_advanced(self, step: Step, n: int) -> None:
         """Move the bar."""
@@ -78,12 +82,12 @@ class Counter:
 
 
 @contextmanager
-def build_bars() -> Iterator[BuildBars]:
-    """Show steps while the block runs."""
+def build_bars(expected: Expected = lambda step: None) -> Iterator[BuildBars]:
+    """Show steps while the block runs; `expected` is how many seconds a step will take, where that is known."""
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 
     with _shown(TextColumn("  {task.description:<20}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()) as shown:
-        yield BuildBars(shown)
+        yield BuildBars(shown, expected)
 
 
 @contextmanager
@@ -123,19 +127,25 @@ def tell(progress: Progress, wait: Callable[[float], bool]) -> None:
         for task in running:
             note(f"  {task.description}: {_how_far(task)}")
         if not running:
-            note(f"  still at work after {_duration(progress.get_time() - started)}")
+            note(f"  still at work after {duration(progress.get_time() - started)}")
 
 
 def _how_far(task: Task) -> str:
     """Return the share that is done, and the time left at the pace so far."""
     spent = task.elapsed or 0.0
     if not task.total:
-        return f"{_duration(spent)} so far"
-    left = _duration(spent * task.remaining / task.completed) if task.completed and task.remaining else "unknown time"
-    return f"{task.percentage:.0f} %, {left} left"
+        return f"{duration(spent)} so far"
+    seconds = spent * task.remaining / task.completed if task.completed and task.remaining else _left(task, spent)
+    return f"{task.percentage:.0f} %, {'unknown time' if seconds is None else duration(seconds)} left"
 
 
-def _duration(seconds: float) -> str:
+def _left(task: Task, spent: float) -> float | None:
+    """Return the seconds left of what nothing is done of yet, as earlier builds took."""
+    expected = task.fields.get("expected")
+    return None if expected is None else max(0.0, expected - spent)
+
+
+def duration(seconds: float) -> str:
     """Return a time as people read it, as 1 h 05 min or 2 min 30 s."""
     minutes, rest = divmod(round(seconds), 60)
     if minutes >= 60:

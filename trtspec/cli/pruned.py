@@ -33,7 +33,7 @@ def built_alone(recipe: Path, overrides: list[str]) -> Iterator[tuple[Build, Pat
     with TemporaryDirectory(prefix="alone-", dir=cache_dir()) as folder:  # beside the store, which it links to
         with build_bars() as bars:
             prepare_sources(loaded, bars.preparing)
-            build = plan_build(loaded, read_all=True, on_read=bars.reading)
+            build = plan_build(loaded, on_read=bars.reading)
             show_diagnostics(build.diagnostics)
             root = run_build(build, Path(folder) / "artifact", open_store(), bars).artifact
         yield build, root

@@ -26,6 +26,9 @@ def verify(
     ] = MAX_RUNS,
     allow_code: AllowCode = None,
     skip_gate: SkipGate = None,
+    reread: Annotated[
+        bool, typer.Option("--reread", help="Read every file, those too that have not changed since they were read.")
+    ] = False,
     report: Annotated[Path | None, typer.Option(help="Where the report goes, instead of into the artifact.")] = None,
     json: Json = False,
 ) -> None:
@@ -47,6 +50,7 @@ def verify(
             max_runs=runs,
             skip=check_gate_names(skip_gate or ()),
             report=report,
+            reread=reread,
             on_progress=on_progress,
             on_unwritten=lambda error: note(f"warning: {error}", "yellow"),
         )

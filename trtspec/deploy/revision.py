@@ -26,7 +26,8 @@ from trtspec.deploy.journal import DeploymentJournal, Record
 from trtspec.deploy.stage import check_repository, put_in_place, stage_repository, stand_in_for
 from trtspec.deploy.token import PLACEHOLDER
 from trtspec.errors import DigestMismatch
-from trtspec.files import file_sha256, private_directory
+from trtspec.files import private_directory
+from trtspec.hashing import file_sha256
 from trtspec.triton.client import Client
 from trtspec.triton.closing import closing_options
 from trtspec.triton.server import Ports, find_server

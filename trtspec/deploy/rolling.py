@@ -33,7 +33,7 @@ from trtspec.deploy.rollout import (
     write_rollout,
 )
 from trtspec.errors import DeployError, RolledBack
-from trtspec.files import file_sha256
+from trtspec.hashing import file_sha256
 from trtspec.measure.gates import GATES
 from trtspec.recipe.resolve import ResolvedRecipe
 from trtspec.system import tail

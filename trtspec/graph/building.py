@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -23,36 +25,54 @@ from trtspec.graph.lookup import remember_stamps
 from trtspec.graph.step import Inputs, Progress, Step, notes_of
 
 
-def build_entry(layout: Layout, step: Step, inputs: Inputs, progress: Progress, clock: Callable[[], float]) -> Entry:
-    """Run a step and publish what it wrote; what a resumable one wrote stays where it fails.
+@dataclass(frozen=True)
+class Output:
+    """What a step wrote into its workspace, sealed, and how long that took; it has no place in the store yet."""
 
-    `clock` says when the entry was made, in seconds of the epoch.
-    """
+    workspace: Path
+    records: tuple[FileRecord, ...]
+    stamps: dict[str, Stamp]
+    seconds: float
+
+
+@contextmanager
+def workspace_of(layout: Layout, step: Step) -> Iterator[Path]:
+    """Lend a step the directory for its files and notes; what a resumable one wrote stays where it fails."""
     workspace = layout.partial(step.key) if step.RESUMABLE else layout.temporary(step.key)
-    started = time.perf_counter()
     try:
         _make_workspace(workspace, step)
-        step.run(workspace / "files", inputs, progress)
-        records, stamps = _seal_output(step, workspace / "files")
-        failpoint("store.before-entry")
-        entry = Entry(
-            directory=workspace,
-            key=step.key,
-            name=step.name,
-            step_class=type(step).__qualname__,
-            files=records,
-            seconds=time.perf_counter() - started,
-            created=datetime.fromtimestamp(clock(), timezone.utc).isoformat(timespec="seconds"),
-        )
-        write_entry(entry)
-        shutil.rmtree(notes_of(workspace / "files"), ignore_errors=True)
-        failpoint("store.before-rename")
-        entry = _put_in_place(entry, layout.entry(step.key))
+        yield workspace
     except BaseException:  # an interrupt too leaves nothing behind but what can be resumed
         if not step.RESUMABLE:
             shutil.rmtree(workspace, ignore_errors=True)
         raise
-    remember_stamps(layout, step.key, stamps)
+
+
+def write_output(workspace: Path, step: Step, inputs: Inputs, progress: Progress) -> Output:
+    """Run a step and seal what it wrote."""
+    started, files = time.perf_counter(), workspace / "files"
+    known = step.run(files, inputs, progress) or {}
+    records, stamps = _seal_output(step, files, known)
+    return Output(workspace, records, stamps, time.perf_counter() - started)
+
+
+def publish_output(layout: Layout, step: Step, output: Output, clock: Callable[[], float]) -> Entry:
+    """Make an output the entry of a step's key; `clock` says when that was, in seconds of the epoch."""
+    failpoint("store.before-entry")
+    entry = Entry(
+        directory=output.workspace,
+        key=step.key,
+        name=step.name,
+        step_class=type(step).__qualname__,
+        files=output.records,
+        seconds=output.seconds,
+        created=datetime.fromtimestamp(clock(), timezone.utc).isoformat(timespec="seconds"),
+    )
+    write_entry(entry)
+    shutil.rmtree(notes_of(output.workspace / "files"), ignore_errors=True)
+    failpoint("store.before-rename")
+    entry = _put_in_place(entry, layout.entry(step.key))
+    remember_stamps(layout, step.key, output.stamps)
     return entry
 
 
@@ -67,9 +87,11 @@ def _make_workspace(workspace: Path, step: Step) -> None:
         notes_of(files).mkdir(exist_ok=True)
 
 
-def _seal_output(step: Step, files_dir: Path) -> tuple[tuple[FileRecord, ...], dict[str, Stamp]]:
+def _seal_output(
+    step: Step, files_dir: Path, known: Mapping[str, str]
+) -> tuple[tuple[FileRecord, ...], dict[str, Stamp]]:
     try:
-        return seal_files(files_dir)
+        return seal_files(files_dir, known)
     except UnsoundError as problem:
         raise StepError(f"{step.name} wrote what cannot be kept: {problem}; nothing was published") from problem
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from trtspec.errors import TrtspecError
-from trtspec.files import file_sha256, replace_file
+from trtspec.files import replace_file
 from trtspec.graph.sealed import load_sealed, seal
+from trtspec.hashing import file_sha256
 
 CACHE_SCHEMA = "trtspec.digests/1"
 RACY_NS = 2_000_000_000
@@ -66,32 +67,43 @@ class DigestCache:
 
     def lookup(self, path: Path) -> str | None:
         """Return the digest where it is known, without reading the file."""
-        return self._known.get(_identity(path))
+        return self._known.get(identity_of(path))
 
     def digest(self, path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
         """Return the digest, reading the file only where it is not known; TrtspecError where it changes meanwhile."""
-        before = _identity(path)
+        before = identity_of(path)
         if before in self._known:
             return self._known[before]
         digest = file_sha256(path, on_bytes)
-        if _identity(path) != before:
-            raise TrtspecError(
-                "the file changed while it was being read",
-                where=str(path),
-                hint="wait until whatever writes it has ended",
-            )
-        if self._clock_ns() - path.stat().st_mtime_ns > RACY_NS:
-            self._remember(before, digest)
+        self.learn({path: (before, digest)})
         return digest
 
-    def _remember(self, identity: str, digest: str) -> None:
+    def learn(self, read: Mapping[Path, tuple[str, str]]) -> None:
+        """Remember files by their identity before they were read and their digest; TrtspecError where one changed."""
+        for path, (before, _) in read.items():
+            if identity_of(path) != before:
+                raise TrtspecError(
+                    "the file changed while it was being read",
+                    where=str(path),
+                    hint="wait until whatever writes it has ended",
+                )
+        settled = [path for path in read if self._clock_ns() - path.stat().st_mtime_ns > RACY_NS]
+        self._remember(dict(read[path] for path in settled))
+
+    def learn_own(self, digests: Mapping[Path, str]) -> None:
+        """Remember files that nobody but this process wrote, however young they are."""
+        self._remember({identity_of(path): digest for path, digest in digests.items()})
+
+    def _remember(self, digests: Mapping[str, str]) -> None:
         from filelock import FileLock
 
-        self._known[identity] = digest
+        if digests.items() <= self._known.items():
+            return
+        self._known |= digests
         with suppress(OSError):  # a full disk costs the next run a second reading, nothing else
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(self._path.with_suffix(".lock")):
-                newest = list({**self._load(), identity: digest}.items())[-self.MAX_FILES :]
+                newest = list({**self._load(), **digests}.items())[-self.MAX_FILES :]
                 data = seal(CACHE_SCHEMA, {"digests": dict(newest)})
                 replace_file(self._path, data, self._path.with_suffix(".tmp"))
 
@@ -100,7 +112,8 @@ class DigestCache:
         return cast(dict[str, str], document["digests"])
 
 
-def _identity(path: Path) -> str:
+def identity_of(path: Path) -> str:
+    """Return what changes with each writing to a file, as far as the system can tell."""
     stat = path.stat()
     return f"{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}:{stat.st_ctime_ns}"
 

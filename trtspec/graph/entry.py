@@ -12,14 +12,16 @@ from __future__ import annotations
 import os
 import stat
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trtspec.file_records import FileRecord, Sha256
-from trtspec.files import file_sha256, in_threads, replace_file, sync, sync_directories
+from trtspec.files import in_threads, replace_file, sync, sync_directories
 from trtspec.graph.sealed import load_sealed, seal
+from trtspec.hashing import file_sha256
 
 SCHEMA = "trtspec.entry/1"
 # Times of files move in ticks of at most 10 ms: a file hashed in the tick it was written in could change unseen.
@@ -99,20 +101,21 @@ def check_files(entry: Entry, known: dict[str, Stamp]) -> dict[str, Stamp]:
     return found
 
 
-def seal_files(files_dir: Path) -> tuple[tuple[FileRecord, ...], dict[str, Stamp]]:
-    """Make what a step wrote read-only and durable; return the records and the stamps of its files."""
+def seal_files(files_dir: Path, known: Mapping[str, str]) -> tuple[tuple[FileRecord, ...], dict[str, Stamp]]:
+    """Make what a step wrote read-only and durable; return the records and the stamps of its files.
+
+    What is `known` of them, SHA-256 by path, was found while they were written.
+    """
     for path in scan(files_dir):
         (files_dir / path).chmod(0o444)
         sync(files_dir / path)
     sync_directories(files_dir)
     stamps = scan(files_dir)  # again: chmod has moved the times
     paths = sorted(stamps)
-    digests = in_threads(lambda path: _settled_sha256(files_dir / path, stamps[path]), paths)
-    sizes = (stamps[path][1] for path in paths)
-    records = (
-        FileRecord(path=p, size=size, sha256=digest) for p, size, digest in zip(paths, sizes, digests, strict=True)
-    )
-    return tuple(records), stamps
+    unknown = [path for path in paths if path not in known]
+    digests = in_threads(lambda path: _settled_sha256(files_dir / path, stamps[path]), unknown)
+    found = {**known, **dict(zip(unknown, digests, strict=True))}
+    return tuple(FileRecord(path=path, size=stamps[path][1], sha256=found[path]) for path in paths), stamps
 
 
 def scan(root: Path) -> dict[str, Stamp]:

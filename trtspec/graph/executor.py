@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from threading import Condition, Lock
 from typing import Literal, Protocol
 
+from trtspec.graph.alongside import Sources, unproven
 from trtspec.graph.entry import Entry
 from trtspec.graph.plan import Plan
 from trtspec.graph.step import Inputs, Step, Stopped
@@ -59,26 +60,30 @@ class StepResult:
     entry: Entry
 
 
-def execute(plan: Plan, store: Store, observer: Observer, devices: Sequence[str] = ()) -> list[StepResult]:
+def execute(
+    plan: Plan, store: Store, observer: Observer, devices: Sequence[str] = (), sources: Sources | None = None
+) -> list[StepResult]:
     """Bring every step of a plan into the store; whatever a step raises ends the run and is passed on.
 
     What finished before stays in the store, so the next run resumes there. `devices` are lent to the steps that ask
-    for some; without any, such steps run like the others.
+    for some; without any, such steps run like the others. A plan with files that nobody has read needs `sources`, which
+    has their digests afterwards: the steps' keys are then those of `sources.of`.
     """
-    run = _Run(store, observer)
+    run = _Run(store, observer, sources)
     with sigterm_as_interrupt():
         if devices and any(step.num_devices for step in plan.steps):
             _run_beside(plan.steps, run, list(devices))
         else:
             for step in plan.steps:
                 run.bring(step)
-    return [run.results[step.key] for step in plan.steps]
+    return [run.results[run.known(step).key] for step in plan.steps]
 
 
 class _Run:
     """One run: what is done already, and what ended it, if anything did; several threads may bring steps."""
 
-    def __init__(self, store: Store, observer: Observer) -> None:
+    def __init__(self, store: Store, observer: Observer, sources: Sources | None) -> None:
+        self._sources = sources
         self.results: dict[str, StepResult] = {}
         self.failure: BaseException | None = None
         self._store = store
@@ -87,13 +92,17 @@ class _Run:
         self._idle = Condition(self._lock)
         self._working = 0
 
+    def known(self, step: Step) -> Step:
+        """Return a step with what is known of its sources by now."""
+        return self._sources.of(step) if self._sources else step
+
     def is_ready(self, step: Step) -> bool:
         """Return whether all that the step needs is there."""
-        return all(each.key in self.results for each in step.dependencies)
+        return all(each.key in self.results for each in self.known(step).dependencies)
 
     def bring(self, step: Step, devices: tuple[str, ...] = ()) -> None:
         """Take a step's output from the store, or build it."""
-        started = time.perf_counter()
+        started, step = time.perf_counter(), self.known(step)
         lookup = self._store.get(step.key)
         entry, built = lookup.entry, False
         if entry is None:
@@ -101,13 +110,24 @@ class _Run:
             with self.observing() as observer:
                 observer.step_started(step, step.total_bytes)
             inputs = {each.key: self.results[each.key].entry.files_dir for each in step.dependencies}
-            entry, built = self._store.build(step, Inputs(inputs, devices), _Meter(step, self))
+            entry, built = self._build(step, Inputs(inputs, devices))
         status: Status = "built" if built else "hit"
         log.info("%s: %s in %.2f s, %s", step.name, status, time.perf_counter() - started, entry.directory)
-        result = StepResult(step.name, step.key, status, time.perf_counter() - started, entry)
+        result = StepResult(step.name, entry.key, status, time.perf_counter() - started, entry)
         with self.observing() as observer:
             observer.step_finished(step, status, result.seconds)
-        self.results[step.key] = result
+        self.results[entry.key] = result
+
+    def _build(self, step: Step, inputs: Inputs) -> tuple[Entry, bool]:
+        meter, started = _Meter(step, self), time.perf_counter()
+        is_resumed = bool(self._store.resumable_bytes(step.key))
+        if self._sources and unproven(step):
+            entry, built = self._store.build_unread(step, inputs, meter, self._sources)
+        else:
+            entry, built = self._store.build(step, inputs, meter)
+        if built and not is_resumed:
+            self._store.rates.note(step, time.perf_counter() - started)
+        return entry, built
 
     def fail(self, error: BaseException) -> BaseException:
         """Return what ended the run: this error, or the one that came before it."""

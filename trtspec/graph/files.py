@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,25 +12,28 @@ from pathlib import Path
 
 from trtspec.errors import StepError
 from trtspec.files import UNREAD, Absent, in_threads
-from trtspec.graph.digest import DigestCache
+from trtspec.graph.digest import DigestCache, identity_of
+from trtspec.paths import hub_cache_dir
 
 
 @dataclass(frozen=True)
 class Files:
     """Files directly below `root`: (name, SHA-256) each, sorted by name.
 
-    A plan may leave the digest of a large file that nobody has read yet at `unread`; `is_read` tells. Such a plan
-    shows what would be done; its keys are not those the build will use.
+    A plan may leave a large file that nobody has read yet `unread`, with what identifies it meanwhile; `is_read` tells.
+    Such a plan shows what would be done; its keys are not those the build will use. `unproven` are the names of those
+    files, and of those whose digest is what the hub calls them: whoever reads them hashes them.
     """
 
     root: Path = field(metadata={"key": False})
     digests: tuple[tuple[str, str], ...]
     stats: tuple[tuple[int, int], ...] = field(metadata={"key": False})
+    unproven: tuple[str, ...] = field(default=(), metadata={"key": False})
 
     @property
     def is_read(self) -> bool:
         """Return whether the content of every file is known."""
-        return all(digest != UNREAD for _, digest in self.digests)
+        return not any(digest.startswith(UNREAD) for _, digest in self.digests)
 
     @property
     def paths(self) -> list[Path]:
@@ -73,13 +78,15 @@ class FileReader:
             stats = tuple(self._stat(path) for path in paths)
             known = [self._lookup(path) for path in paths]
             new = sum(size for (size, _), digest in zip(stats, known, strict=True) if digest is None)
+            unproven: tuple[str, ...] = ()
             if self._unread_above is not None and new > self._unread_above:
-                found = [digest or UNREAD for digest in known]
+                found = [digest or hub_digest(path) or _unread(path) for path, digest in zip(paths, known, strict=True)]
+                unproven = tuple(path.name for path, digest in zip(paths, known, strict=True) if digest is None)
             else:
                 found = in_threads(self._digest, paths)
         except OSError as error:
             raise StepError(f"cannot be read: {error.strerror}", where=str(error.filename)) from None
-        return Files(root, tuple(zip((path.name for path in paths), found, strict=True)), stats)
+        return Files(root, tuple(zip((path.name for path in paths), found, strict=True)), stats, unproven)
 
     def _stat(self, path: Path) -> tuple[int, int]:
         return self._absent[path][1:] if path in self._absent else _stat(path)
@@ -89,6 +96,21 @@ class FileReader:
 
     def _digest(self, path: Path) -> str:
         return self._absent[path][0] if path in self._absent else self._digests.digest(path, self._on_bytes)
+
+
+def hub_digest(path: Path) -> str | None:
+    """Return the SHA-256 that the hub says a file of its cache has: the name of the blob that a snapshot links to.
+
+    Only files that the hub keeps in LFS or Xet are named so (huggingface_hub, file_download.py: the blob's name is the
+    ETag); others are named by git's own digest, which is shorter.
+    """
+    blob = Path(os.path.realpath(path))
+    is_kept = blob.parent.name == "blobs" and blob.is_relative_to(os.path.realpath(hub_cache_dir()))
+    return blob.name if is_kept and re.fullmatch("[0-9a-f]{64}", blob.name) else None
+
+
+def _unread(path: Path) -> str:
+    return f"{UNREAD} {identity_of(path)}"
 
 
 def _stat(path: Path) -> tuple[int, int]:

@@ -7,6 +7,7 @@
     root/locks/<key>.lock             held while an entry is built, moved aside or removed
     root/uses/, root/holds/           who uses which entries (uses.py)
     root/stamps/<key>.json            which files were hashed, by inode, size and times; a memory, may be lost
+    root/rates.json                   how fast steps were (rates.py); may be lost
 
 Knows nothing of what is in them.
 """

@@ -58,6 +58,8 @@ class Step(ABC):
     * `run` writes regular files and directories below `out`, which exists and is empty, and nothing anywhere else.
       Its files become read-only, so it hard-links nothing there that is not its own; empty directories and
       executable bits are lost. It never changes what it finds in its inputs.
+    * `run` may return the SHA-256 of files that it hashed while it wrote them, by path below `out`: the store does not
+      read those again. Nothing is written to such a file afterwards.
     * `run` raises a TrtspecError for what a user can act on; the store deletes `out` after any exception.
     * A `RESUMABLE` step finds in `out` what an earlier run of the same key left, however that run ended, and goes on
       from there; what it has to remember for that it writes to `notes_of(out)`. The store keeps both until the step's
@@ -73,13 +75,18 @@ class Step(ABC):
         """What people call this step: `convert-target`."""
 
     @abstractmethod
-    def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
-        """Write the step's files below `out`."""
+    def run(self, out: Path, inputs: Inputs, progress: Progress) -> Mapping[str, str] | None:
+        """Write the step's files below `out`; return the digests of those that were hashed meanwhile."""
 
     @property
     def total_bytes(self) -> int:
         """How many bytes `run` will report to its progress; 0 where that is unknown or nothing is moved."""
         return 0
+
+    @property
+    def kind(self) -> str:
+        """What steps have in common that move bytes about as fast as each other."""
+        return type(self).__qualname__
 
     @property
     def output_bytes(self) -> int:

@@ -7,16 +7,19 @@ files were found as recorded (lookup.py). Where things lie is in layout.py.
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
-from trtspec.graph.building import build_entry
+from trtspec.graph.alongside import Alongside, Sources
+from trtspec.graph.building import Output, publish_output, workspace_of, write_output
 from trtspec.graph.entry import Entry, UnsoundError, check_files, load_entry
 from trtspec.graph.garbage import collect, evict
 from trtspec.graph.layout import Layout, listdir
 from trtspec.graph.lookup import Lookup, look_up, restamp
+from trtspec.graph.rates import Rates
 from trtspec.graph.step import Inputs, Progress, Step
 from trtspec.graph.uses import Uses
 
@@ -27,6 +30,7 @@ class Store:
     def __init__(self, root: Path, clock: Callable[[], float] = time.time) -> None:
         self.root = root
         self.uses = Uses(root, clock)
+        self.rates = Rates(root / "rates.json")
         self._layout = Layout(root)
         self._clock = clock
 
@@ -52,7 +56,27 @@ class Store:
             with self._layout.lock(step.key):
                 if entry := self._get_locked(step.key).entry:
                     return entry, False
-                return build_entry(self._layout, step, inputs, progress, self._clock), True
+                with workspace_of(self._layout, step) as workspace:
+                    output = write_output(workspace, step, inputs, progress)
+                    return publish_output(self._layout, step, output, self._clock), True
+
+    def build_unread(self, step: Step, inputs: Inputs, progress: Progress, sources: Sources) -> tuple[Entry, bool]:
+        """As `build`, of a step with files that nobody has read: they are hashed meanwhile, and then it has its key.
+
+        What is written lies under the key of the unread step, which names files by identity and times, until it is
+        published under the one that follows from their bytes. `sources` learns the digests.
+        """
+        self._layout.make()
+        with self._layout.in_words(f"building {step.name}; nothing was published"):
+            collect(self._layout, "tmp")
+            with self._layout.lock(step.key):
+                if entry := self._get_locked(step.key).entry:  # it was the hub that said what its files are
+                    return entry, False
+                with workspace_of(self._layout, step) as workspace:
+                    with Alongside(step, sources.digests, progress) as alongside:
+                        output = write_output(workspace, step, inputs, alongside)
+                        sources.found |= alongside.digests()
+                    return self._publish_as(sources.of(step), step, output)
 
     def restamp(self, key: str) -> bool:
         """Accept the change times of an entry's files after hard-linking them; False where more than that changed.
@@ -117,6 +141,14 @@ class Store:
         with self._layout.in_words("cleaning the store"):
             collect(self._layout, "tmp", "partial")
             return [key for key in self._layout.entry_keys() if key not in keep and self.remove(key)]
+
+    def _publish_as(self, step: Step, unread: Step, output: Output) -> tuple[Entry, bool]:
+        """Publish what an unread step wrote, now that its key is known: unless it was there all along."""
+        with nullcontext() if step.key == unread.key else self._layout.lock(step.key):
+            if not (entry := self._get_locked(step.key).entry):
+                return publish_output(self._layout, step, output, self._clock), True
+        shutil.rmtree(output.workspace)
+        return entry, False
 
     def _get_locked(self, key: str) -> Lookup:
         lookup = look_up(self._layout, key, remember=True)

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtspec.artifacts.manifest import Manifest, load_manifest, verify_files
+from trtspec.artifacts.manifest import Manifest, load_manifest
 from trtspec.artifacts.paths import PROMPTS, TOKENIZER, checkpoint
+from trtspec.artifacts.read_before import verify_changed
 from trtspec.backends.base import find_backend
 from trtspec.backends.code import check_code
 from trtspec.checkpoint.tokenizer import Tokenizer
@@ -59,9 +60,10 @@ class OpenArtifact:
 
 
 def read_artifact(root: Path) -> Manifest:
-    """Return an artifact's manifest, all its files hashed; raises TrtspecError for none, a damaged or a strange one."""
+    """Return the manifest of an artifact as it was built; raises TrtspecError for none, a damaged or a strange one."""
     manifest = load_manifest(root)
-    if problems := verify_files(root, manifest):
+    problems, _ = verify_changed(root, manifest)
+    if problems:
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise DigestMismatch("; ".join(problems[:3]) + more, where=str(root), hint="build it again")
     check_code(root, manifest)

@@ -14,7 +14,8 @@ from trtspec.checkpoint.source import load_source
 from trtspec.checkpoint.trtllm import load_checkpoint
 from trtspec.errors import CheckpointError, TrtspecError
 from trtspec.file_records import FileRecord
-from trtspec.files import file_sha256, in_threads
+from trtspec.files import in_threads
+from trtspec.hashing import file_sha256
 from trtspec.measure.artifact import TARGET
 from trtspec.measure.report import NO_SOURCE, Check, LeftOut
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtspec.artifacts.manifest import Manifest, load_manifest, verify_files
+from trtspec.artifacts.read_before import verify_changed
 from trtspec.backends.base import find_backend
 from trtspec.backends.code import unknown_code
 from trtspec.checkpoint.trtllm import load_checkpoint
@@ -70,6 +71,7 @@ def verify_artifact(
     max_runs: int = MAX_RUNS,
     skip: Collection[str] = (),
     report: Path | None = None,
+    reread: bool = False,
     on_progress: OnProgress = lambda what, done, total: None,
     on_unwritten: Callable[[TrtspecError], None] = lambda error: None,
 ) -> Verification:
@@ -77,11 +79,12 @@ def verify_artifact(
 
     Of an artifact with damaged files nothing more is checked. `source` is where the target's Hugging Face checkpoint
     lies now, if not where it was built from; `max_runs` bounds the runs that a speed-up near its limit takes; `skip`
-    names gates to leave out; `report` is another place for the report. `on_unwritten` gets the error where the artifact
+    names gates to leave out; `report` is another place for the report; with `reread` files are read that were read
+    before and have not changed since. `on_unwritten` gets the error where the artifact
     does not take it. Raises TrtspecError where no source is found.
     """
     manifest = load_manifest(root)
-    files, found = _check_files(root, manifest), Judgement((), ())
+    files, found = _check_files(root, manifest, reread=reread), Judgement((), ())
     if files.ok:
         examine = _examine if find_backend(manifest.backend.name).converts else _examine_copies
         found = examine(root, manifest, _Asked(source, prompts_file, max_tokens, max_runs, skip, on_progress))
@@ -127,9 +130,11 @@ def _settled(manifest: Manifest, report: Verification | None, in_process: bool, 
     return wanted <= told | {each.name for each in report.left_out if each.reason == NOT_TOLD}
 
 
-def _check_files(root: Path, manifest: Manifest) -> Check:
-    problems, count = [*verify_files(root, manifest), *unknown_code(root, manifest)], len(manifest.files)
-    detail = "; ".join(problems[:3]) or f"{count} files have the digests that were recorded"
+def _check_files(root: Path, manifest: Manifest, *, reread: bool) -> Check:
+    differing, known = (verify_files(root, manifest), 0) if reread else verify_changed(root, manifest)
+    problems, count = [*differing, *unknown_code(root, manifest)], len(manifest.files)
+    unchanged = f", {known} of them unchanged since they were read" if known else ""
+    detail = "; ".join(problems[:3]) or f"{count} files have the digests that were recorded{unchanged}"
     return Check("files", not problems, max(0, count - len(problems)), count, detail)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from trtspec.artifacts.manifest import Manifest, load_manifest
 from trtspec.artifacts.paths import MANIFEST, REPOSITORY, TOKENIZER, checkpoint, engine
-from trtspec.files import file_sha256
+from trtspec.hashing import file_sha256
 from trtspec.openai.config import EntryConfig, Limits
 from trtspec.system import LOOPBACK
 from trtspec.triton.emission import CONFIG

@@ -35,7 +35,7 @@ def build(asked: Asked, wanted: Wanted, engine: str, out: Path, screen: Screen) 
     loaded = load_recipe(asked.recipe, overrides)
     with screen.building() as bars:
         prepare_sources(loaded, bars.preparing)
-        build = plan_build(loaded, read_all=True, on_read=bars.reading)
+        build = plan_build(loaded, on_read=bars.reading)
         run_build(build, out, open_store(), bars)
     shown = wanted.source and _shown(wanted.source, asked.recipe.absolute().parent)
     return Candidate(wanted.method, shown, wanted.options, "draft_len" in section, out)

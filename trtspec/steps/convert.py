@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -79,6 +79,11 @@ class ConvertCheckpoint(Step):
         return f"convert-{self.role}"
 
     @property
+    def kind(self) -> str:
+        """Return the class and what becomes of the weights."""
+        return f"{super().kind} {self.scheme.weights}"
+
+    @property
     def bare_key(self) -> str:
         """Return the key without what drafts from inside: where it is equal, the model alone says the same."""
         return replace(self, heads=()).key
@@ -98,13 +103,13 @@ class ConvertCheckpoint(Step):
         """Return the bytes of all ranks' files, as planned from the source's headers."""
         return self.stored_bytes
 
-    def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
+    def run(self, out: Path, inputs: Inputs, progress: Progress) -> Mapping[str, str]:
         """Convert; raises CheckpointError where the source does not add up."""
         measured = [load_activations(inputs[step] / ACTIVATIONS) for step in self.calibration]
         with ExitStack() as unchanged:
             for files in self.sources:
                 unchanged.enter_context(files.unchanged())
-            convert_checkpoint(
+            return convert_checkpoint(
                 self.source.root,
                 out,
                 self.dtype,
@@ -116,6 +121,7 @@ class ConvertCheckpoint(Step):
                 vocab_size=self.vocab_size,
                 on_bytes=progress.advance,
                 journal=notes_of(out) / "journal",
+                keep_cached=any(files.unproven for files in self.sources),
             )
 
 
@@ -133,11 +139,15 @@ def convert_checkpoint(
     on_bytes: Callable[[int], None] = lambda count: None,
     journal: Path | None = None,
     threads: int | None = None,
-) -> None:
+    keep_cached: bool = False,
+) -> dict[str, str]:
     """Convert the checkpoint at `root` into `out`; with the `journal` of an interrupted conversion, go on there.
 
+    Returns the SHA-256 of the ranks' files.
+
     `load_head` reads what drafts from inside it and is stored with it; `on_bytes` is told the source bytes done since
-    the last call. Raises CheckpointError where the source does not add up.
+    the last call, and with `keep_cached` somebody else reads the source meanwhile. Raises CheckpointError where the
+    source does not add up.
     """
     from trtspec.checkpoint.stream import Flaws, run_tasks  # numpy, which planning does without
     from trtspec.quant.tasks import plan_tasks
@@ -157,9 +167,20 @@ def convert_checkpoint(
     tasks = plan_tasks(plan, layouts, matched, activations or Activations(), model.prequantized)
     flaws = Flaws(allow_nonfinite)
     stamp = stamp_of(files) if journal else ""
-    run_tasks(out, layouts, tasks, flaws=flaws, on_bytes=on_bytes, journal=journal, stamp=stamp, threads=threads)
+    digests = run_tasks(
+        out,
+        layouts,
+        tasks,
+        flaws=flaws,
+        on_bytes=on_bytes,
+        journal=journal,
+        stamp=stamp,
+        threads=threads,
+        keep_cached=keep_cached,
+    )
     rendered = _render_config(plan, head.head if head else None) | mask_key(model.source)
     (out / "config.json").write_text(json.dumps(rendered, indent=2) + "\n")
+    return digests
 
 
 def plan_model(model: SourceModel, head: SourceHead | None, mapping: ParallelMapping, scheme: Scheme) -> Conversion:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from trtspec.files import file_sha256
 from trtspec.graph.step import Inputs, Progress, Step
+from trtspec.hashing import file_sha256
 from trtspec.paths import model_repository_dir
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trtspec.files import file_sha256
+from trtspec.hashing import file_sha256
 
 ELSIZE_1, ELSIZE_2 = 32, 40  # where numpy 1 and numpy 2 keep it
 # SHA-256 of a stub: where the bytes stand. `objdump -dC` shows them as `0x20(%rax)` in both constructors of PbTensor

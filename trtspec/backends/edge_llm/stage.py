@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -36,15 +37,16 @@ class StageCheckpoint(CopyFiles):
         """Return `stage-target` or `stage-draft`."""
         return f"stage-{self.what}"
 
-    def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
+    def run(self, out: Path, inputs: Inputs, progress: Progress) -> Mapping[str, str]:
         """Copy, and add."""
-        super().run(out, inputs, progress)
+        copied = super().run(out, inputs, progress)
         if self.plain_template:
             (out / CHAT_TEMPLATE).write_text(PLAIN_TEMPLATE)
         if self.target_layers:
             config = read_json(out / "config.json", MAX_CONFIG_BYTES)
             config["target_layer_ids"] = list(self.target_layers)
             (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        return {name: digest for name, digest in copied.items() if name != "config.json"}
 
 
 def has_chat_template(names: set[str], tokenizer_config: dict[str, object]) -> bool:

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole `trtspec build`, from a checkpoint nobody has read to an artifact on the disk, against the machine's limit.
+
+Of each encoding and number of ranks, source cold and in the page cache: the seconds of the command, of its steps and
+of opening the artifact again; and beside them, measured in the same run, what the slowest of the things takes that have
+to be done: reading, hashing every byte read and written, hashing the largest file (a chain, on one core), table
+lookups where weights are quantized, writing. The peer is a loop over ranks (rank_loop.py), which hashes nothing.
+
+    python benchmarks/convert_builds.py [--gigabytes 4] [--runs 3] [--encodings none] [--ranks 1 4] [--out FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from convert_limits import CORES, measure_cached_read, measure_hashing, measure_lookups, measure_read, measure_write
+from convert_source import LLAMA_8B, Shape, forget, make_source, remember
+from machine import cpu_name
+
+ENCODINGS, RANKS = ("none", "fp8", "fp8_rowwise"), (1, 4, 8)
+TINY = Shape(256, 512, 128, 512, 8)
+
+BOUND_S = 1800
+MEDIANS = ("seconds", "cpu_s", "rate", "of_limit", "peak_bytes", "disk_read_bytes", "open_s")
+
+RECIPE = """\
+schema: trtspec.recipe/1
+name: built
+target:
+  model: ./source
+  quantization: {{weights: {weights}, calibration: {{samples: 1, max_len: 8}}}}
+  parallel: {{tensor: {ranks}}}
+speculation: {{method: none}}
+engine: {{backend: embedded, max_seq_len: 512}}
+"""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bytes per second of this machine, just now."""
+
+    cold_read: float
+    cached_read: float
+    write: float
+    hashing: float
+    hashing_one: float
+    lookups: float
+
+    @classmethod
+    def measure(cls, root: Path, nbytes: int) -> Limits:
+        """Measure them all, on the source's files and a file beside them that is written twice."""
+        source, few = root / "source", min(nbytes, 1 << 30)
+        cold = measure_read(source)
+        remember(source)
+        return cls(
+            cold_read=cold,
+            cached_read=measure_cached_read(source),
+            write=measure_write(root / "probe", few)[1],
+            hashing=measure_hashing(CORES, few),
+            hashing_one=measure_hashing(1, few),
+            lookups=measure_lookups(few),
+        )
+
+    def seconds(self, read: int, written: Sequence[int], weights: str, *, cold: bool) -> dict[str, float]:
+        """Return what each thing takes at least, with so many bytes read and written, the latter by file."""
+        return {
+            "read": read / (self.cold_read if cold else self.cached_read),
+            "hash": (read + sum(written)) / self.hashing,
+            "hash the largest file": max(written) / self.hashing_one,
+            "quantize": 0.0 if weights == "none" else read / self.lookups,
+            "write": sum(written) / self.write,
+        }
+
+
+def measure_builds(
+    root: Path, gigabytes: float, runs: int, encodings: Sequence[str], ranks: Sequence[int], shape: Shape = LLAMA_8B
+) -> dict[str, Any]:
+    """Return every sample: builds, the rank loop, and what limits them."""
+    root.mkdir(exist_ok=True)
+    nbytes = make_source(root / "source", gigabytes, shape)
+    samples, loops = [], []
+    for _ in range(runs):
+        limits = Limits.measure(root, nbytes)
+        for weights, number in ((weights, number) for weights in encodings for number in ranks):
+            for cold in (True, False):
+                samples.append(_sample(root, nbytes, weights, number, limits, cold=cold))
+                _say(samples[-1])
+            loops.append(_loop(root, nbytes, weights, number))
+            print(f"  rank loop {loops[-1]['rate'] / 1e9:.2f} GB/s", file=sys.stderr)
+    return {"source_bytes": nbytes, "builds": samples, "rank_loops": loops}
+
+
+def _sample(root: Path, nbytes: int, weights: str, ranks: int, limits: Limits, *, cold: bool) -> dict[str, Any]:
+    source = root / "source"
+    for name in ("cache", "out"):
+        shutil.rmtree(root / name, ignore_errors=True)
+    (root / "built.yaml").write_text(RECIPE.format(weights=weights, ranks=ranks))
+    os.sync()
+    (forget if cold else remember)(source)
+    command = [sys.executable, "-m", "trtspec", "build", str(root / "built.yaml"), "--json", "--out", str(root / "out")]
+    took, said = _timed(command, root)
+    opening, _ = _timed([sys.executable, "-c", OPEN, str(root / "out")], root)
+    written = [path.stat().st_size for path in (root / "out").rglob("*.safetensors")]
+    least = limits.seconds(nbytes, written, weights, cold=cold)
+    return {
+        **{"weights": weights, "ranks": ranks, "cold": cold, **took, "rate": nbytes / took["seconds"]},
+        "steps": {step["name"]: step["seconds"] for step in json.loads(said)["steps"]},
+        "open_s": opening["seconds"],
+        **{"least": least, "of_limit": max(least.values()) / took["seconds"], "rates": asdict(limits)},
+    }
+
+
+def _loop(root: Path, nbytes: int, weights: str, ranks: int) -> dict[str, Any]:
+    """Return what the rank loop takes, its source in the page cache."""
+    remember(root / "source")
+    shutil.rmtree(root / "loop", ignore_errors=True)
+    script = str(Path(__file__).with_name("rank_loop.py"))
+    command = [sys.executable, script, str(root / "source"), str(root / "loop"), weights, str(ranks)]
+    took, _ = _timed(command, root)
+    shutil.rmtree(root / "loop")
+    return {"weights": weights, "ranks": ranks, **took, "rate": nbytes / took["seconds"]}
+
+
+OPEN = """\
+import pathlib, sys
+from trtspec.measure.artifact import read_artifact
+read_artifact(pathlib.Path(sys.argv[1]))
+"""
+# A process begins with the peak of the one that started it: this one is small.
+STARTER = """\
+import json, resource, subprocess, sys, time
+started = time.perf_counter()
+done = subprocess.run(sys.argv[2:])
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+document = {"seconds": time.perf_counter() - started, "peak_bytes": used.ru_maxrss * 1024}
+document |= {"cpu_s": used.ru_utime + used.ru_stime, "disk_read_bytes": used.ru_inblock * 512}
+open(sys.argv[1], "w").write(json.dumps(document))
+sys.exit(done.returncode)
+"""
+
+
+def _timed(command: list[str], root: Path) -> tuple[dict[str, Any], str]:
+    """Run a command; return what it took, as STARTER has it, and what it printed."""
+    environment = {**os.environ, "TRTSPEC_CACHE": str(root / "cache"), "TRTSPEC_STATE": str(root / "state")}
+    starter = [sys.executable, "-c", STARTER, str(root / "timed.json")]
+    done = subprocess.run([*starter, *command], env=environment, stdout=subprocess.PIPE, timeout=BOUND_S, check=True)
+    return json.loads((root / "timed.json").read_text()), done.stdout.decode()
+
+
+def _say(sample: dict[str, Any]) -> None:
+    where = f"{sample['weights']} for {sample['ranks']}, {'cold' if sample['cold'] else 'cached'}"
+    slowest = max(sample["least"], key=sample["least"].get)
+    print(
+        f"{where}: {sample['seconds']:.2f} s, {sample['rate'] / 1e9:.2f} GB/s, {sample['of_limit']:.0%} of the limit"
+        f" ({slowest}), {sample['cpu_s']:.1f} s of processors, {sample['disk_read_bytes'] / 1e9:.2f} GB from the disk,"
+        f" peak {sample['peak_bytes'] / 1e6:.0f} MB, opened in {sample['open_s']:.1f} s",
+        file=sys.stderr,
+    )
+
+
+def summarize_builds(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the medians of each encoding, number of ranks and state of the page cache."""
+    kinds = {(each["weights"], each["ranks"], each["cold"]): [] for each in found["builds"]}
+    for each in found["builds"]:
+        kinds[each["weights"], each["ranks"], each["cold"]].append(each)
+    rows = []
+    for (weights, ranks, cold), samples in kinds.items():
+        peers = [each for each in found["rank_loops"] if (each["weights"], each["ranks"]) == (weights, ranks)]
+        medians = {name: statistics.median(each[name] for each in samples) for name in MEDIANS}
+        times = statistics.median(each["seconds"] for each in peers) / medians["seconds"]
+        rows.append({"weights": weights, "ranks": ranks, "cold": cold, **medians, "times_rank_loop": times})
+    return rows
+
+
+def main() -> None:
+    """Measure, print and record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gigabytes", type=float, default=4.0)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--encodings", nargs="+", choices=ENCODINGS, default=ENCODINGS)
+    parser.add_argument("--ranks", nargs="+", type=int, default=RANKS)
+    parser.add_argument("--tiny", action="store_true", help="layers of 256, to try the benchmark itself")
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="builds-", dir=os.environ.get("BENCH_DIR")) as folder:
+        shape = TINY if asked.tiny else LLAMA_8B
+        found = measure_builds(Path(folder), asked.gigabytes, asked.runs, asked.encodings, asked.ranks, shape)
+    machine = {"cpu": cpu_name(), "cores": CORES, "python": platform.python_version()}
+    document = {"machine": machine, "summary": summarize_builds(found), **found}
+    print(json.dumps(document["summary"], indent=2))
+    if asked.out:
+        asked.out.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

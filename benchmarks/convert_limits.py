@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a machine allows a conversion: bytes per second of reading, writing, hashing and table lookups."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from convert_source import BLOCK_BYTES, forget
+
+CORES = os.cpu_count() or 1
+
+
+def measure_lookups(nbytes: int = 1 << 30) -> float:
+    """Return the input bytes/s of table lookups (bfloat16 to one byte) on all cores, in memory the caches hold."""
+    cores = os.cpu_count() or 1
+    table = np.arange(1 << 16, dtype=np.uint16).astype(np.uint8)
+    chunk = (np.random.default_rng(0).standard_normal(1 << 19, dtype=np.float32).view(np.uint32) >> 16).astype(
+        np.uint16
+    )
+
+    def work(_: int) -> None:
+        out = np.empty(len(chunk), np.uint8)
+        for _ in range(nbytes // cores // chunk.nbytes):
+            np.take(table, chunk, out=out, mode="clip")
+
+    started = time.perf_counter()
+    with ThreadPoolExecutor(cores) as pool:
+        list(pool.map(work, range(cores)))
+    return nbytes / (time.perf_counter() - started)
+
+
+def measure_read(root: Path, limit: int = 2 << 30) -> float:
+    """Return the bytes/s of reading cold files with as many threads as a conversion has."""
+    forget(root)
+    paths = sorted(root.glob("model-*.safetensors"), key=lambda path: -path.stat().st_size)
+    ranges = [(path, offset) for path in paths for offset in range(0, path.stat().st_size, BLOCK_BYTES)]
+    ranges = ranges[: limit // BLOCK_BYTES]
+
+    def work(each: tuple[Path, int]) -> int:
+        with each[0].open("rb", buffering=0) as file:
+            done = 0
+            for offset in range(each[1], each[1] + BLOCK_BYTES, 1 << 20):
+                done += len(os.pread(file.fileno(), 1 << 20, offset))
+        return done
+
+    started = time.perf_counter()
+    with ThreadPoolExecutor((os.cpu_count() or 1) + 1) as pool:
+        done = sum(pool.map(work, ranges))
+    return done / (time.perf_counter() - started)
+
+
+def measure_write(path: Path, nbytes: int = 2 << 30) -> tuple[float, float]:
+    """Return the bytes/s of writing and syncing a new file, and of writing it once more."""
+    block = os.urandom(1 << 20)
+    rates = []
+    for _ in range(2):
+        started = time.perf_counter()
+        with open(path, "r+b" if path.exists() else "wb", buffering=0) as file:
+            os.posix_fallocate(file.fileno(), 0, nbytes)
+            for offset in range(0, nbytes, len(block)):
+                os.pwrite(file.fileno(), block, offset)
+            os.fsync(file.fileno())
+        rates.append(nbytes / (time.perf_counter() - started))
+    path.unlink()
+    return rates[0], rates[1]
+
+
+def measure_cached_read(root: Path) -> float:
+    """Return the bytes/s of reading files that are in the page cache with a thread for each core."""
+    paths = sorted(root.glob("model-*.safetensors"))
+
+    def work(path: Path) -> int:
+        buffer, done = bytearray(1 << 20), 0
+        with path.open("rb", buffering=0) as file:
+            while count := file.readinto(buffer):
+                done += count
+        return done
+
+    return _rate(CORES, work, paths)
+
+
+def measure_hashing(threads: int, nbytes: int = 1 << 30) -> float:
+    """Return the bytes/s of SHA-256 with so many threads, of bytes that the processor's caches hold."""
+    block = os.urandom(1 << 20)
+
+    def work(count: int) -> int:
+        digest = hashlib.sha256()
+        for _ in range(count):
+            digest.update(block)
+        return count * len(block)
+
+    return _rate(threads, work, [nbytes // len(block)] * threads)
+
+
+def _rate(threads: int, work: Callable[[Any], int], items: Sequence[Any]) -> float:
+    started = time.perf_counter()
+    with ThreadPoolExecutor(threads) as pool:
+        done = sum(pool.map(work, items))
+    return done / (time.perf_counter() - started)

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark of whole builds runs, at a small size, and its limit is the slowest of what has to be done."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "convert_builds.py"
+
+
+def test_a_small_run_has_all_its_numbers(tmp_path: Path) -> None:
+    command = [sys.executable, SCRIPT, "--tiny", "--gigabytes", "0.01", "--runs", "1", "--ranks", "2"]
+    command += ["--encodings", "fp8_rowwise", "--out", tmp_path / "found.json"]
+    subprocess.run(command, check=True, capture_output=True, timeout=240)
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert [(row["cold"], row["ranks"], row["weights"]) for row in found["summary"]] == [
+        (True, 2, "fp8_rowwise"),
+        (False, 2, "fp8_rowwise"),
+    ]
+    for sample in found["builds"]:
+        assert set(sample["least"]) == {"read", "hash", "hash the largest file", "quantize", "write"}
+        assert sample["of_limit"] == max(sample["least"].values()) / sample["seconds"]
+        assert set(sample["steps"]) == {"convert-target", "copy-tokenizer", "emit-repository"}
+        assert sample["peak_bytes"] < 200e6
+    assert all(row["times_rank_loop"] > 0 for row in found["summary"])

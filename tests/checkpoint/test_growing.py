@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files are hashed while they grow, and only where nobody writes any more."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trtspec.checkpoint import growing
+from trtspec.checkpoint.growing import GrowingDigests
+from trtspec.checkpoint.safetensors import lay_out
+from trtspec.errors import CheckpointError
+
+LAYOUT = lay_out([("one", "U8", (1000,)), ("two", "U8", (3000,)), ("three", "U8", (500,))])
+PLACES = {name: [(0, LAYOUT.offsets[name])] for name in LAYOUT.offsets}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[int]:
+    descriptor = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    os.pwrite(descriptor, LAYOUT.header + os.urandom(4500), 0)
+    yield descriptor
+    os.close(descriptor)
+
+
+def whole(file: int) -> str:
+    return hashlib.sha256(os.pread(file, LAYOUT.nbytes, 0)).hexdigest()
+
+
+@pytest.mark.parametrize("order", ["one two three", "three two one", "two one three"])
+def test_tasks_may_end_in_any_order(file: int, order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growing, "STRETCH_BYTES", 7)
+    with GrowingDigests([file], [LAYOUT], PLACES) as digests:
+        for name in order.split():
+            digests.written(0, LAYOUT.offsets[name])
+            os.pwrite(file, b"x" * 10, LAYOUT.offsets[name])
+            digests.finish(name)
+        assert digests.digests() == [whole(file)]
+
+
+def test_what_is_written_by_two_waits_for_both(file: int) -> None:
+    with GrowingDigests(
+        [file], [LAYOUT], {"a": [(0, LAYOUT.offsets["two"])], "b": [(0, LAYOUT.offsets["two"] + 5)]}
+    ) as digests:
+        digests.finish("a")
+        os.pwrite(file, b"late", LAYOUT.offsets["two"])
+        digests.written(0, LAYOUT.offsets["two"])
+        digests.finish("b")
+        assert digests.digests() == [whole(file)]
+
+
+def test_what_is_done_already_needs_nobody(file: int) -> None:
+    with GrowingDigests([file], [LAYOUT], {}) as digests:
+        assert digests.digests() == [whole(file)]
+
+
+def test_a_file_that_is_written_to_too_late_has_no_digest(file: int) -> None:
+    with GrowingDigests([file], [LAYOUT], {"task": [(0, LAYOUT.offsets["two"])]}) as digests:
+        digests.written(0, LAYOUT.offsets["one"])  # which no task said it writes
+        digests.finish("task")
+        assert digests.digests() == [None]
+
+
+def test_a_file_that_shrinks_is_an_error(file: int) -> None:
+    os.ftruncate(file, 1200)
+    with GrowingDigests([file], [LAYOUT], {}) as digests, pytest.raises(CheckpointError, match="ends at byte 1,200"):
+        digests.digests()
+
+
+def test_who_writes_waits_for_who_hashes(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growing, "MOST_UNHASHED", 1)
+    with GrowingDigests([file], [LAYOUT], PLACES) as digests:
+        for name in PLACES:
+            digests.wait_for_room()
+            assert digests._unhashed() < 1
+            digests.finish(name)
+        assert digests.digests() == [whole(file)]
+
+
+def test_an_error_ends_the_hashing(file: int) -> None:
+    with pytest.raises(ZeroDivisionError), GrowingDigests([file], [LAYOUT], PLACES):
+        raise ZeroDivisionError

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sources that nobody has read yet: they are hashed while a step reads them, and its key is final after that."""
+
+from __future__ import annotations
+
+import operator
+import os
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from threading import Condition
+from types import TracebackType
+from typing import Any, cast
+
+from trtspec.errors import StepError
+from trtspec.files import UNREAD
+from trtspec.graph.digest import DigestCache, identity_of
+from trtspec.graph.files import Files
+from trtspec.graph.step import Progress, Step, Stopped
+from trtspec.hashing import file_sha256
+
+TICK_S = 0.02  # times of files move in ticks of at most 10 ms
+LEAD_BYTES = 512 << 20  # what one reads the other finds in the page cache
+
+
+def files_of(step: Step) -> Iterator[Files]:
+    """Yield the files that a step reads itself, not those of the steps that it depends on."""
+    yield from _files_in(tuple(getattr(step, field.name) for field in fields(step)))  # type: ignore[arg-type]
+
+
+def unproven(step: Step) -> dict[Path, str]:
+    """Return the files of a step that have to be hashed, with their supposed digests."""
+    return {
+        files.root / name: digest
+        for files in files_of(step)
+        for name, digest in files.digests
+        if name in files.unproven
+    }
+
+
+def proven(value: Any, found: Mapping[Path, str]) -> Any:
+    """Return a step, or anything in one, with the digests that were found of its files; itself where none is its."""
+    if isinstance(value, Files):
+        return _proven_files(value, found)
+    if type(value) is tuple:
+        new = tuple(proven(each, found) for each in value)
+        return value if all(map(operator.is_, new, value)) else new
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    old = {field.name: getattr(value, field.name) for field in fields(value)}
+    changed = {name: now for name, before in old.items() if (now := proven(before, found)) is not before}
+    return replace(value, **changed) if changed else value
+
+
+def _proven_files(files: Files, found: Mapping[Path, str]) -> Files:
+    here = {name: found[files.root / name] for name in files.unproven if files.root / name in found}
+    digests = tuple((name, here.get(name, digest)) for name, digest in files.digests)
+    left = tuple(name for name in files.unproven if name not in here)
+    return replace(files, digests=digests, unproven=left) if here else files
+
+
+class Alongside:
+    """Hashes a step's unproven files in threads of its own while the step runs, and is the step's progress meanwhile.
+
+    The two stay within `LEAD_BYTES` of each other, so that a disk is read once. Each is told to wait by what the other
+    has read, never both: neither can wait for ever.
+    """
+
+    def __init__(self, step: Step, digests: DigestCache, progress: Progress) -> None:
+        self._step, self._digests, self._progress = step, digests, progress
+        self._supposed = unproven(step)
+        self._identities: dict[Path, str] = {}
+        self._hashed = self._read = 0
+        self._moved, self._is_over, self._is_stopped = Condition(), False, False
+        self._pool = ThreadPoolExecutor(os.cpu_count(), "source")
+        self._work: dict[Path, Future[str]] = {}
+
+    def __enter__(self) -> Alongside:
+        self._identities = {path: _settled(path) for path in self._supposed}
+        self._work = {path: self._pool.submit(file_sha256, path, self._on_hashed) for path in sorted(self._supposed)}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        with self._moved:
+            self._is_over = self._is_stopped = True
+            self._moved.notify_all()
+        self._pool.shutdown(cancel_futures=True)
+
+    def advance(self, n_bytes: int) -> None:
+        """Count what the step has read; waits where it is far ahead."""
+        with self._moved:
+            self._read += n_bytes
+            self._moved.notify_all()
+            # unbounded: files are being hashed
+            self._moved.wait_for(lambda: self._read - self._hashed <= LEAD_BYTES or self._is_hashed())
+        self._progress.advance(n_bytes)
+
+    def say(self, text: str) -> None:
+        """Tell people in words what is being done."""
+        self._progress.say(text)
+
+    def digests(self) -> dict[Path, str]:
+        """Return the files' digests once the step is over; StepError where one changed or is not what it is called."""
+        with self._moved:
+            self._is_over = True
+            self._moved.notify_all()
+        found = {path: work.result() for path, work in self._work.items()}
+        self._digests.learn({path: (self._identities[path], digest) for path, digest in found.items()})
+        for path, digest in found.items():
+            supposed = self._supposed[path]
+            if not supposed.startswith(UNREAD) and supposed != digest:
+                message = f"its SHA-256 is {digest}, and the hub calls it {supposed}: it is damaged"
+                raise StepError(message, where=str(path), hint="remove it and build again, which downloads it")
+        return found
+
+    def _on_hashed(self, count: int) -> None:
+        with self._moved:
+            self._hashed += count
+            self._moved.notify_all()
+            # unbounded: the step reads on, or ends
+            self._moved.wait_for(lambda: self._hashed - self._read <= LEAD_BYTES or self._is_over)
+            if self._is_stopped:
+                raise Stopped
+
+    def _is_hashed(self) -> bool:
+        return all(work.done() for work in self._work.values())
+
+
+class Sources:
+    """What becomes known of a plan's sources while its steps run."""
+
+    def __init__(self, digests: DigestCache) -> None:
+        self.digests = digests
+        self.found: dict[Path, str] = {}
+
+    def of(self, step: Step) -> Step:
+        """Return a step as far as its sources are known by now."""
+        return cast(Step, proven(step, self.found))
+
+
+def _files_in(value: object) -> Iterator[Files]:
+    if isinstance(value, Files):
+        yield value
+    elif type(value) is tuple:
+        for each in value:
+            yield from _files_in(each)
+    elif is_dataclass(value) and not isinstance(value, Step | type):
+        yield from _files_in(tuple(getattr(value, field.name) for field in fields(value)))
+
+
+def _settled(path: Path) -> str:
+    """Return a file's identity at a time when every later writing changes it."""
+    if abs(time.time() - path.stat().st_ctime) < TICK_S:
+        time.sleep(TICK_S)
+    return identity_of(path)
