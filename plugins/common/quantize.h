@@ -142,9 +142,10 @@ inline int check_call(const trtspec_quantize_args& args) {
         return TRTSPEC_BAD_SIZE;
     }
     const bool has_entries = args.rows > 0 && args.columns > 0;
-    const bool lacks_result = is_cast ? false : args.census == nullptr || (!is_count && args.rows > 0 && !args.scales);
-    const bool lacks_entries = has_entries && (!args.source || (!is_count && !args.target));
-    return lacks_result || lacks_entries ? TRTSPEC_BAD_POINTER : TRTSPEC_OK;
+    const bool lacks_entries = args.source == nullptr || (!is_count && args.target == nullptr);
+    const bool lacks_census = !is_cast && args.census == nullptr;
+    const bool lacks_scales = !is_cast && !is_count && args.rows > 0 && args.scales == nullptr;
+    return (has_entries && lacks_entries) || lacks_census || lacks_scales ? TRTSPEC_BAD_POINTER : TRTSPEC_OK;
 }
 
 /// Runs a call that `check_call` has nothing against.
