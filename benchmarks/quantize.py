@@ -6,8 +6,8 @@ magnitude of bfloat16 weights at 2 GB/s or more and makes them FP8, by tensor an
 
 Each kernel by each instruction set of this machine, beside numpy, torch on one thread, and what the memory does: a copy
 of as many bytes. "cached" works on the same chunk again, of 1 MiB as a conversion reads it; "memory" on chunks of what
-no cache holds. GB/s are of input, the median of all chunks. Before anything is measured, every side has to
-say what numpy says, bit for bit.
+no cache holds. GB/s are of input, the median of all chunks, by the processor's time of one thread, which other work
+changes less than a clock. Before anything is measured, ours have to say what numpy says, bit for bit.
 """
 
 from __future__ import annotations
@@ -103,16 +103,15 @@ def chunks_of(dtype: str, nbytes: int) -> list[np.ndarray]:
 
 
 def rate_of(call: Call, chunks: list[np.ndarray], seconds: float) -> float:
-    """Return the median of input bytes/s over chunks that are taken in turn."""
+    """Return the median of input bytes/s over chunks that are taken in turn, of the processor's time of this thread."""
     call(chunks[0])
     times: list[float] = []
-    ends = time.perf_counter() + seconds
-    for chunk in itertools.cycle(chunks):
-        started = time.perf_counter()
-        if started > ends and times:
-            break
+    turns = itertools.cycle(chunks)
+    while sum(times) < seconds:
+        chunk = next(turns)
+        started = time.thread_time()
         call(chunk)
-        times.append(time.perf_counter() - started)
+        times.append(time.thread_time() - started)
     return chunks[0].nbytes / statistics.median(times)
 
 

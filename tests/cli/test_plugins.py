@@ -10,6 +10,7 @@ from tests.compiled import run_build
 from tests.conftest import Run
 from trtspec.kernels import build
 from trtspec.kernels.bindings import KernelLibrary
+from trtspec.kernels.quantize import CompiledArithmetic
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ on the PATH")
 
@@ -22,7 +23,7 @@ def test_build_test_and_list(workplace: Path, trtspec: Run, monkeypatch: pytest.
     path = Path(built.document["path"])
     assert path.is_relative_to(workplace / "cache" / "plugins")
     assert (built.document["status"], built.document["architectures"]) == ("built", [])
-    assert built.document["plugins"] == ["compact_kv", "verify_chain", "verify_tree"]
+    assert built.document["plugins"] == ["compact_kv", "quantize", "verify_chain", "verify_tree"]
     again = trtspec("plugins", "build")
     assert again.code == 0
     assert ": hit in 0." in again.out
@@ -31,12 +32,12 @@ def test_build_test_and_list(workplace: Path, trtspec: Run, monkeypatch: pytest.
     assert tested.code == 0
     assert tested.document["ok"]
     names = [check["name"] for check in tested.document["checks"]]
-    assert {name.partition(",")[0] for name in names} == {"verify_chain", "verify_tree", "compact_kv"}
+    assert {name.partition(",")[0] for name in names} == {"verify_chain", "verify_tree", "compact_kv", "quantize"}
     assert tested.err == ""
     assert f"{len(names)} of {len(names)} checks hold" in trtspec("plugins", "test").out
 
     listed = trtspec("plugins", "list", "--json").document
-    assert [plugin["name"] for plugin in listed["plugins"]] == ["compact_kv", "verify_chain", "verify_tree"]
+    assert [plugin["name"] for plugin in listed["plugins"]] == ["compact_kv", "quantize", "verify_chain", "verify_tree"]
     assert [library["path"] for library in listed["libraries"]] == [str(path)]
 
 
@@ -55,6 +56,18 @@ def test_a_wrong_library_fails_the_test(
     failed = [check["name"] for check in tested.document["checks"] if not check["ok"]]
     assert {name.partition(",")[0] for name in failed} == {"verify_chain"}
     assert "verify_chain, deterministic, float32, vocabulary of 7: next: [" in trtspec("plugins", "test").out
+
+
+def test_wrong_arithmetic_fails_the_test(
+    workplace: Path, kernel_library: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRTSPEC_CACHE", str(kernel_library.parents[2]))
+    monkeypatch.setattr(CompiledArithmetic, "count", lambda self, bits, dtype: (0, 0, 0))
+    tested = trtspec("plugins", "test", "--json")
+    assert tested.code == 110
+    failed = [check for check in tested.document["checks"] if not check["ok"]]
+    assert {check["detail"] for check in failed} == {"count differs"}
+    assert "quantize, portable, every pattern of BF16" in {check["name"] for check in failed}
 
 
 def test_wrong_usage(workplace: Path, trtspec: Run) -> None:

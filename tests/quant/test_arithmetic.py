@@ -6,11 +6,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from tests.compiled import run_build
 from tests.tiny import FAMILY_SHAPES, convert, make_model
 from trtspec.checkpoint.arithmetic import NumpyArithmetic
 from trtspec.checkpoint.sharding import ParallelMapping
@@ -113,6 +114,29 @@ def test_a_library_that_is_there_is_used_without_a_compiler(
     found = choose_arithmetic(WORTH_BYTES)
     assert isinstance(found, CompiledArithmetic)
     assert (found.library.path, found.instructions) == (path, fastest_of(found.library))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ on the PATH")
+def test_a_large_conversion_compiles_its_library_once(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[Sequence[str]] = []
+
+    def run(command: Sequence[str], timeout_s: float) -> None:
+        commands.append(command)
+        run_build(command, timeout_s)
+
+    monkeypatch.setattr(build, "_run", run)
+    first, second = choose_arithmetic(WORTH_BYTES), choose_arithmetic(WORTH_BYTES)
+    assert isinstance(first, CompiledArithmetic)
+    assert isinstance(second, CompiledArithmetic)
+    assert first.library.path == second.library.path
+    assert first.library.path.is_relative_to(workplace / "cache" / "plugins")
+    sources = sorted(
+        "/".join(Path(word).parts[-2:]) for command in commands for word in command if word.endswith(".cpp")
+    )
+    assert [source for source in sources if "avx512" not in source] == [
+        "common/abi.cpp", "common/no_cuda.cpp", "quantize/cpu.cpp",
+    ]  # fmt: skip
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ def plugins(
     arch: Arch = None,
     json: Json = False,
 ) -> None:
-    """Compile the verification kernels into a library, test it on this machine, or list what there is.
+    """Compile the kernels into a library, test it on this machine, or list what there is.
 
     Without --arch they are compiled for CPUs alone. A library that was built is not built again.
 
@@ -76,9 +76,11 @@ def _test(architectures: tuple[str, ...]) -> dict[str, Any]:
     from trtspec.kernels.bindings import load_library
     from trtspec.kernels.build import build_library, plan_library
     from trtspec.kernels.selftest import run_self_test
+    from trtspec.quant import selftest
 
     library = load_library(build_library(plan_library(architectures=architectures)))
-    checks = [asdict(check) for check in run_self_test(library, "cuda" if architectures else "cpu")]
+    verification = run_self_test(library, "cuda" if architectures else "cpu")
+    checks = [asdict(check) for check in (*verification, *selftest.run_self_test(library))]
     return {"ok": all(check["ok"] for check in checks), "path": str(library.path), "checks": checks}
 
 

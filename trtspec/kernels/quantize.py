@@ -84,7 +84,7 @@ class CompiledArithmetic:
 
     def quantizer(self, dtype: str, scale: np.float32) -> Callable[[Bits], Bits]:
         """Return what makes patterns of `dtype`, divided by a scale, F8_E4M3."""
-        divisor = c_float(scale)
+        divisor = c_float(float(scale))
         return lambda bits: self._cast(bits, dtype, "F8_E4M3", divisor)
 
     def quantize_rows(self, bits: Bits, dtype: str) -> tuple[Bits, npt.NDArray[np.float32], tuple[int, int, int]]:

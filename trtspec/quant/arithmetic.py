@@ -14,7 +14,7 @@ from trtspec.kernels.quantize import load_arithmetic
 
 log = logging.getLogger(__name__)
 
-# What numpy has done before a library is found, or compiled, which takes it some two seconds once.
+# What numpy has done before a library is found, or compiled, which takes some three seconds, once.
 WORTH_BYTES = 512 << 20
 COMPILE_S = 60
 
