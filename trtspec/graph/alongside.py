@@ -139,6 +139,13 @@ class Sources:
         """Return a step as far as its sources are known by now."""
         return cast(Step, proven(step, self.found))
 
+    def looked_up(self, step: Step) -> Step:
+        """Return a step with what is known of its sources since another process has read them."""
+        self.digests.reload()
+        known = {path: self.digests.lookup(path) for path in unproven(step)}
+        self.found |= {path: digest for path, digest in known.items() if digest}
+        return self.of(step)
+
 
 def _files_in(value: object) -> Iterator[Files]:
     if isinstance(value, Files):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
-from trtspec.graph.alongside import Alongside, Sources
+from trtspec.graph.alongside import Alongside, Sources, unproven
 from trtspec.graph.building import Output, publish_output, workspace_of, write_output
 from trtspec.graph.entry import Entry, UnsoundError, check_files, load_entry
 from trtspec.graph.garbage import collect, evict
@@ -72,6 +72,8 @@ class Store:
             with self._layout.lock(step.key):
                 if entry := self._get_locked(step.key).entry:  # it was the hub that said what its files are
                     return entry, False
+                if not unproven(known := sources.looked_up(step)):  # whoever had the lock has read them
+                    return self.build(known, inputs, progress)
                 with workspace_of(self._layout, step) as workspace:
                     with Alongside(step, sources.digests, progress) as alongside:
                         output = write_output(workspace, step, inputs, alongside)
