@@ -45,22 +45,6 @@ def test_a_recipe_is_built_and_says_the_targets_text(method: str, recipe: Path, 
     assert checks["lossless"] is checks["parity"] is True, verified.stdout
 
 
-@pytest.mark.parametrize(
-    ("knob", "method", "message"),
-    [
-        ("confidence=0.5", "ngram", "ngram has no probabilities that say how sure a draft is"),
-        ("confidence=0.5", "redrafter", "a length by confidence is for chains, and this drafts a tree"),
-        ("verify=block", "lookahead", "block verification is for chains, and this drafts a tree"),
-    ],
-)
-def test_a_method_that_does_not_go_with_it(knob: str, method: str, message: str, recipe: Path, trtspec: Run) -> None:
-    found = trtspec("check", "--json", recipe, *wanted(method, "./draft", f"speculation.{knob}"))
-    name = knob.partition("=")[0]
-    assert [each["message"] for each in found.document["problems"] if each["path"] == f"speculation.{name}"] == [
-        message
-    ]
-
-
 def test_a_net_that_computes_something_else_is_refused(recipe: Path, trtspec: Run) -> None:
     draft = save_draft("dflash", recipe.parent)
     path = recipe.parent / "net" / "config.json"
