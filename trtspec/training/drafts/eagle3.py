@@ -68,11 +68,12 @@ class Eagle3Student(Student):
     def _rules(self, origin: Source, names: Names, target: ModelConfig) -> Sequence[Rule]:
         return head_rules(self.head, names)
 
+    @torch.no_grad()
     def _follow(self, texts: Sequence[Text], names: Names) -> None:
         """Let the draft vocabulary be that of the texts' answers."""
         ids, tensors = self.vocab, self.tensors
         chosen = chosen_ids(ids, texts)
-        if torch.isin(chosen, ids).all():
+        if torch.equal(chosen, ids):
             return
         self.vocab = chosen
         lm_head, d2t, t2d = (f"{names.prefix}{name}" for name in (names.head, "d2t", "t2d"))
