@@ -29,8 +29,8 @@ HEAVY = ("torch", "transformers", "tritonclient", "tritonserver", "google.protob
 def test_the_commands() -> None:
     assert " ".join(COMMANDS) == (
         "advise baseline bench build cache check checklist compare convert-draft deploy doctor generate history init "
-        "inspect logs metrics migrate plan plugins profile promote prompts prune ps recipes report rollback schema status "
-        "stop swift train tune verify"
+        "inspect logs metrics migrate plan plugins profile promote prompts prune ps recipes report rollback schema "
+        "status stop swift train tune verify"
     )
 
 
