@@ -19,7 +19,7 @@ import torch
 
 from trtspec.files import sync
 from trtspec.measure.profile.acceptance import Acceptance
-from trtspec.training.batches import Batch, training_batches
+from trtspec.training.batches import STEP_ROWS, Batch, training_batches
 from trtspec.training.lessons import Lessons
 from trtspec.training.losses import LOSSES
 from trtspec.training.objective import acceptance, batch_loss
@@ -89,7 +89,8 @@ class Training:
         """Train, and return the source's tensors that have changed at their best."""
         if not self.course.scores:
             self._validate(say)
-        batches = training_batches(self._texts, self._lessons.teacher.rows, self.settings.seed, self.course.step)
+        rows = min(STEP_ROWS, self._lessons.teacher.rows)
+        batches = training_batches(self._texts, rows, self.settings.seed, self.course.step)
         while max(self._progress, self._time_share) < 1.0 and not self.course.is_stale:
             self._train(next(batches))
             if self.course.step % VALIDATE_EVERY == 0:

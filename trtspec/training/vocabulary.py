@@ -38,6 +38,6 @@ def moved_rows(rows: Tensor, ids: Tensor, chosen: Tensor, target_rows: Tensor) -
     """
     known = torch.isin(chosen, ids)
     scale = rows.norm(dim=1).mean() / target_rows[ids].norm(dim=1).mean()
-    moved = target_rows[chosen] * scale
+    moved: Tensor = target_rows[chosen] * scale
     moved[known] = rows[torch.searchsorted(ids, chosen[known])]
     return moved
