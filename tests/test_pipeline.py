@@ -8,8 +8,9 @@ import pytest
 
 from tests.conftest import Run
 from trtspec import pipeline
-from trtspec.artifacts.manifest import load_manifest
+from trtspec.artifacts.manifest import load_manifest, verify_files
 from trtspec.diagnostics import RecipeError
+from trtspec.graph import rates
 from trtspec.graph.executor import Unobserved
 from trtspec.methods.speedup import expected_speedup
 from trtspec.paths import calibration_prompts, recipes_dir
@@ -68,6 +69,36 @@ def test_a_second_build_reads_no_tensor(recipe: Path, monkeypatch: pytest.Monkey
         assert run_build(build, recipe.parent / "out", open_store(), Unobserved()).status == status
         # the links of the artifact have changed the times of the store's files, which it was told of
         monkeypatch.setattr("trtspec.graph.entry.file_sha256", lambda path: pytest.fail(f"hashed {path} again"))
+
+
+def test_a_build_reads_large_sources_while_it_converts_them(
+    recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    before = run_build(plan_build(load_recipe(recipe), read_all=True), tmp_path / "one", open_store(), Unobserved())
+    monkeypatch.setenv("TRTSPEC_CACHE", str(tmp_path / "other"))
+    monkeypatch.setattr(pipeline, "READ_WHILE_PLANNING", 0)
+    unread = plan(recipe)
+    assert not unread.is_read
+    meanwhile = run_build(unread, tmp_path / "two", open_store(), Unobserved())
+    assert [(step.key, step.status) for step in meanwhile.steps] == [(step.key, "built") for step in before.steps]
+    assert (tmp_path / "two" / "manifest.json").read_bytes() == (tmp_path / "one" / "manifest.json").read_bytes()
+    assert verify_files(tmp_path / "two", load_manifest(tmp_path / "two")) == []
+    assert {each.status for each in plan(recipe).status(open_store())} == {"hit"}
+
+
+def test_a_plan_says_how_long_earlier_builds_took(recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rates, "LEAST_BYTES", 1)
+    assert trtspec("plan", recipe, "--json").document["steps"][0]["expected_seconds"] is None
+    step = plan(recipe).artifact.steps["checkpoints/target"]
+    open_store().rates.note(step, 90.0)
+    planned = trtspec("plan", recipe, "--json").document["steps"]
+    seconds = {each["name"]: each["expected_seconds"] for each in planned}
+    assert seconds["convert-target"] == pytest.approx(90.0)
+    assert 0 < seconds["convert-draft"] < 90  # of the same kind, and smaller
+    assert seconds["emit-repository"] is None
+    assert "convert-target, convert-draft: about 1 min" in trtspec("plan", recipe).out
+    assert trtspec("build", recipe).code == 0
+    assert {each["expected_seconds"] for each in trtspec("plan", recipe, "--json").document["steps"]} == {None}
 
 
 def test_default_lengths_bow_to_the_target(recipe: Path) -> None:

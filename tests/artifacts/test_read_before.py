@@ -13,7 +13,7 @@ import pytest
 from trtspec.artifacts import read_before
 from trtspec.artifacts.manifest import Manifest
 from trtspec.artifacts.read_before import remember_published, verify_changed
-from trtspec.files import FileRecord
+from trtspec.file_records import FileRecord
 from trtspec.hashing import file_sha256
 
 

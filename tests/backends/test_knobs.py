@@ -19,6 +19,7 @@ from trtspec.recipe.schema import KNOBS, ScheduledLen, Speculation
 
 VALUES = {
     "schedule": [{"max_batch": 4, "draft_len": 5}],
+    "confidence": 0.5,
     "verify": "block",
     "acceptance_rate_threshold": 0.4,
     "acceptance_window": 50,
@@ -75,11 +76,21 @@ def test_block_verification_is_for_chains() -> None:
     assert findings("eagle3", verify="block", options=tree)[0][1].startswith("block verification is for chains")
 
 
+def test_a_length_by_confidence_is_for_chains_of_tokens_with_probabilities() -> None:
+    assert not findings("dflash", confidence=0.5)
+    tree = {"top_k": 4, "nodes": 8}
+    assert findings("eagle3", confidence=0.5, options=tree)[0][1].startswith("a length by confidence is for chains")
+    assert findings("ngram", confidence=0.5) == [
+        ("speculation.confidence", "ngram has no probabilities that say how sure a draft is")
+    ]
+
+
 def test_the_resolved_recipe_has_them_and_old_ones_do_not() -> None:
     recipe = resolved(speculation={"method": "ngram", **VALUES})
     said = recipe.speculation
     assert said.schedule == (ScheduledLen(max_batch=4, draft_len=5),)
     assert (said.verify, said.acceptance_rate_threshold, said.acceptance_window) == ("block", 0.4, 50)
+    assert said.confidence == 0.5
     assert ResolvedRecipe.from_dict(recipe.as_dict()) == recipe
     old = recipe.as_dict()
     for key in KNOBS:

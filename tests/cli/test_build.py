@@ -19,6 +19,7 @@ import pytest
 
 from tests import forked
 from tests.conftest import Run
+from trtspec import pipeline
 from trtspec.artifacts.manifest import load_manifest, verify_files
 from trtspec.failpoint import failpoint
 
@@ -34,6 +35,13 @@ FAILPOINTS = (
     "publish.before-swap",
     "publish.after-swap",
 )
+
+
+@pytest.fixture(params=["read before", "read meanwhile"])
+def reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have sources read for their digests before anything is built, as small ones are, or while they are converted."""
+    if request.param == "read meanwhile":
+        monkeypatch.setattr(pipeline, "READ_WHILE_PLANNING", 0)
 
 
 def files_below(root: Path) -> list[str]:
@@ -67,6 +75,7 @@ def statuses(trtspec: Run, recipe: Path, *arguments: object) -> dict[str, str]:
     return {step["name"]: step["status"] for step in done.document["steps"]}
 
 
+@pytest.mark.usefixtures("reading")
 def test_the_second_build_does_nothing_and_says_so(recipe: Path, trtspec: Run) -> None:
     assert set(statuses(trtspec, recipe).values()) == {"built"}
     artifact = recipe.parent / "build" / "tiny"
@@ -170,14 +179,16 @@ def swap_while_converting(monkeypatch: pytest.MonkeyPatch, swap: Callable[[], ob
 
     write = convert.convert_checkpoint
 
-    def write_and_swap(*arguments: Any, **options: Any) -> None:
-        write(*arguments, **options)
+    def write_and_swap(*arguments: Any, **options: Any) -> dict[str, str]:
+        digests = write(*arguments, **options)
         swap()
+        return digests
 
     monkeypatch.setattr(convert, "convert_checkpoint", write_and_swap)
 
 
 @pytest.mark.parametrize("how", ["another", "gone"])
+@pytest.mark.usefixtures("reading")
 def test_a_source_that_is_swapped_during_the_build(
     how: str, recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,6 +221,7 @@ def nothing_partial(workplace: Path) -> None:
 
 
 @pytest.mark.parametrize("point", FAILPOINTS)
+@pytest.mark.usefixtures("reading")
 def test_a_build_killed_at(point: str, recipe: Path, trtspec: Run) -> None:
     with start(recipe, TRTSPEC_FAILPOINT=point) as process:
         assert process.wait(30) == -signal.SIGKILL
@@ -220,6 +232,7 @@ def test_a_build_killed_at(point: str, recipe: Path, trtspec: Run) -> None:
 
 
 @pytest.mark.parametrize("point", ["store.before-delete", "publish.before-swap", "publish.after-swap"])
+@pytest.mark.usefixtures("reading")
 def test_a_build_killed_while_it_replaces(point: str, recipe: Path, trtspec: Run) -> None:
     trtspec("build", recipe)
     if point == "store.before-delete":  # only a damaged entry is thrown away
@@ -240,6 +253,7 @@ def test_the_failpoints_are_all_there_are() -> None:
     assert named - {"publish.between-renames", "store.before-delete"} == set(FAILPOINTS)
 
 
+@pytest.mark.usefixtures("reading")
 def test_builds_killed_at_any_moment(recipe: Path, trtspec: Run) -> None:
     chance = random.Random(20261120)
     for _ in range(6):
@@ -251,6 +265,7 @@ def test_builds_killed_at_any_moment(recipe: Path, trtspec: Run) -> None:
     check_sound(recipe.parent, trtspec)
 
 
+@pytest.mark.usefixtures("reading")
 def test_two_builds_at_once(recipe: Path, trtspec: Run) -> None:
     processes = [start(recipe), start(recipe)]
     while any(process.poll() is None for process in processes):

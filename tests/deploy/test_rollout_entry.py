@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +36,7 @@ pytestmark = [pytest.mark.triton, pytest.mark.slow]
 CLIENTS = 4
 BURST = 24  # more than the engine's batch
 TOKENS = 48
+PAUSE_S = 0.2  # behind an answer; who asks without one keeps the processor from the server that starts
 BACK_S = 30.0
 PROMPTS = ("abc", "The quick", "0123", "x")
 
@@ -61,6 +63,7 @@ class Load:
                 continue
             self.texts[prompt].add(text)
             self.answers[" and ".join(sorted(revisions))] += 1
+            time.sleep(PAUSE_S)
 
     def ask(self, prompt: str, stream: bool) -> tuple[str, set[str]]:
         body = {"model": "tiny", "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "stream": stream}

@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 from time import sleep
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from rich.progress import Progress
 
 from tests.conftest import Run
 from trtspec.cli import progress as module
-from trtspec.cli.progress import PERIOD_S, Counter, build_bars, counter, tell
+from trtspec.cli.progress import PERIOD_S, BuildBars, Counter, build_bars, counter, tell
+from trtspec.graph.step import Step
 
 
 class Clock:
@@ -55,6 +58,22 @@ def test_work_that_has_not_begun_or_is_done(capfd: pytest.CaptureFixture[str]) -
     assert told(capfd, [("a", 0, 100)]) == ["  a: 0 %, unknown time left"]
     assert told(capfd, [("a", 100, 100)]) == ["  still at work after 30 s"]
     assert told(capfd, [("a", 1, 100)], waits=0) == []
+
+
+@pytest.mark.parametrize(
+    ("expected", "done", "said"), [(90.0, 0, "0 %, 1 min 00 s"), (20.0, 0, "0 %, 0 s"), (90.0, 50, "50 %, 30 s")]
+)
+def test_before_the_first_bytes_earlier_builds_tell_the_time(
+    capfd: pytest.CaptureFixture[str], expected: float, done: int, said: str
+) -> None:
+    clock = Clock(1)
+    progress = Progress(disable=True, get_time=clock)
+    bars = BuildBars(progress, lambda step: expected)
+    step = cast(Step, SimpleNamespace(name="convert-target", key="key"))
+    bars.step_started(step, 100)
+    bars.step_advanced(step, done)
+    tell(progress, clock.wait)
+    assert capfd.readouterr().err == f"  convert-target: {said} left\n"
 
 
 def test_what_is_counted_is_what_is_told(capfd: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,12 @@ import pytest
 
 from tests.conftest import Run
 from trtspec.artifacts.manifest import load_manifest
+from trtspec.artifacts.read_before import verify_changed
 from trtspec.generation.request import Result, Stats
+from trtspec.graph.digest import DigestCache
+from trtspec.hashing import file_sha256
 from trtspec.measure import parity
+from trtspec.paths import cache_dir
 
 TOKENS = ("--max-tokens", 8)
 
@@ -142,3 +147,17 @@ def test_a_gate_that_is_none(copied: Path, trtspec: Run) -> None:
     assert refused.code == 1
     assert "unknown gate 'min_speedpu'" in refused.err
     assert "did you mean 'min_speedup'?" in refused.err
+
+
+def test_a_bit_that_was_forgotten_is_found_by_reading_all(artifact: Path, trtspec: Run) -> None:
+    damaged = artifact / "checkpoints" / "target" / "rank0.safetensors"
+    recorded = file_sha256(damaged)
+    damaged.chmod(0o644)
+    with damaged.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"?")
+    DigestCache(cache_dir() / "artifacts.json").learn_own({damaged: recorded})  # as if nobody had written to it
+    assert verify_changed(artifact, load_manifest(artifact))[0] == []
+    found = trtspec("verify", artifact, "--reread")
+    assert found.code == 110
+    assert "FAILS  checkpoints/target/rank0.safetensors: sha256 differs" in found.out

@@ -120,9 +120,23 @@ def test_what_another_source_with_these_bytes_gave_stays(source: Path, store: St
     copy = source.parent.parent / "copy" / "weights"
     copy.parent.mkdir()
     copy.write_bytes(source.read_bytes())
+    store.gc({first.key})  # which forgets that something alike was built
     second = run(Upper(files(copy, digests)), store, digests)
     assert (second.key, second.status, second.entry.created) == (first.key, "hit", first.entry.created)
     assert store.all_resumable_bytes() == 0
+
+
+def test_a_copy_of_a_source_is_read_before_anything_is_built(
+    source: Path, store: Store, digests: DigestCache, tmp_path: Path
+) -> None:
+    first = run(Upper(files(source, digests)), store, digests)
+    again = tmp_path / "again" / "weights"
+    again.parent.mkdir()
+    again.write_bytes(source.read_bytes())
+    second = run(Upper(files(again, digests), lambda done: pytest.fail("it was built again")), store, digests)
+    assert (second.key, second.status) == (first.key, "hit")
+    again.write_bytes(again.read_bytes()[::-1])  # as large, and something else
+    assert run(Upper(files(again, digests)), store, digests).status == "built"
 
 
 def overwrite(path: Path) -> None:

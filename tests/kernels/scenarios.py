@@ -24,7 +24,7 @@ from tests.kernels.distribution import (
     random_table,
     sampled,
 )
-from trtspec.kernels import reference
+from trtspec.kernels import reference, reference_block
 from trtspec.kernels.verify_result import VerifyResult
 
 MARGIN = 1e-10
@@ -38,6 +38,12 @@ def verify_chain(case: Case, uniforms: Array) -> VerifyResult:
     """The rule of chains, told of one."""
     draft_probs = None if case.draft_probs is None else case.draft_probs[:-1]
     return reference.verify_chain(case.target_probs, draft_probs, case.tokens[1:], uniforms)
+
+
+def verify_block(case: Case, uniforms: Array) -> VerifyResult:
+    """The rule of blocks, told of one chain."""
+    draft_probs = None if case.draft_probs is None else case.draft_probs[:-1]
+    return reference_block.verify_block(case.target_probs, draft_probs, case.tokens[1:], uniforms)
 
 
 def verify_tree(case: Case, uniforms: Array) -> VerifyResult:
@@ -61,21 +67,24 @@ class Scenario:
     zero_rows: bool = False
     vocab: int = 3
     limit: int = 2
+    depth: int = 2
 
     @property
     def columns(self) -> tuple[int, ...]:
         """The uniforms in the order in which the rule asks for them."""
         nodes = tuple(range(len(self.parents)))
+        if self.rule is verify_block:  # the last token's uniform decides first
+            return (*nodes[-2::-1], nodes[-1])
         recursive = self.rule is verify_tree and (self.options is sampled or self.zero_rows)
         return (*nodes[1:], 0) if recursive else nodes
 
     def target(self, seed: int, zeros: bool) -> Table:
         """Return what the target makes of every prefix."""
-        return random_table(seed, self.vocab, 2, zeros)
+        return random_table(seed, self.vocab, self.depth, zeros)
 
     def cases(self, seed: int, zeros: bool) -> list[Case]:
         """Return every draft."""
-        target, draft = self.target(seed, zeros), random_table(100 + seed, self.vocab, 2, zeros)
+        target, draft = self.target(seed, zeros), random_table(100 + seed, self.vocab, self.depth, zeros)
         parents = np.array(self.parents)
         found = []
         for tokens, weight in drafts(self.parents, draft, self.options):
@@ -96,6 +105,11 @@ def boxes_of(scenario: Scenario, seed: int, zeros: bool) -> list[Box]:
 CHAINS = {
     "sampled": Scenario(verify_chain, CHAIN, sampled, vocab=4),
     "deterministic": Scenario(verify_chain, CHAIN, deterministic, vocab=4),
+}
+BLOCKS = {
+    "sampled": Scenario(verify_block, CHAIN, sampled, vocab=4),
+    "sampled, three tokens": Scenario(verify_block, (-1, 0, 1, 2), sampled, depth=3, limit=3),
+    "deterministic": Scenario(verify_block, CHAIN, deterministic, vocab=4),
 }
 TREES = {
     "sampled": Scenario(verify_tree, TWO_LEVELS, sampled),

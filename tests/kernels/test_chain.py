@@ -59,7 +59,9 @@ class Batch:
         draft = None if self.draft_probs is None else self.draft_probs[row, :length].double().numpy()
         uniforms = self.uniforms[row].numpy()
         tokens = self.tokens[row, :length].numpy()
-        return reference.verify_chain(target[: length + 1], draft, tokens, np.append(uniforms[:length], uniforms[-1]))
+        return self.rule(target[: length + 1], draft, tokens, np.append(uniforms[:length], uniforms[-1]))
+
+    rule = staticmethod(reference.verify_chain)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

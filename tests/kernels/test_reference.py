@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from tests.kernels.distribution import Array, Case, Rule, Table, boxes, is_lossless, text_distribution
-from tests.kernels.scenarios import CHAINS, TREES, Scenario, boxes_of, verify_chain, verify_tree
+from tests.kernels.scenarios import BLOCKS, CHAINS, TREES, Scenario, boxes_of, verify_chain, verify_tree
 from trtspec.kernels import reference
 from trtspec.kernels.verify_result import VerifyResult
 
-SCENARIOS = {f"{kind}, {name}": s for kind, of in (("chain", CHAINS), ("tree", TREES)) for name, s in of.items()}
+KINDS = {"chain": CHAINS, "block": BLOCKS, "tree": TREES}
+SCENARIOS = {f"{kind}, {name}": s for kind, of in KINDS.items() for name, s in of.items()}
 
 
 def distribution_by(rule: Rule, scenario: Scenario, zeros: bool = False) -> tuple[Array, Table]:

@@ -78,6 +78,7 @@ def test_the_smallest_recipe_resolved(write: Write, tmp_path: Path) -> None:
             "acceptance": "exact",
             "options": {},
             "schedule": [],
+            "confidence": 0.0,
             "verify": "standard",
             "acceptance_rate_threshold": 0.0,
             "acceptance_window": 0,

@@ -9,6 +9,7 @@ found by calling the verifier itself, with one uniform from every interval on wh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from tests.tiny import SHAPE
 from trtspec.generation.request import Request, SamplingOptions, Stats
-from trtspec.kernels import reference
+from trtspec.kernels import reference, reference_block
 from trtspec.kernels.sampling import SamplingParams
 from trtspec.kernels.tree import Tree
 from trtspec.kernels.verify_result import VerifyResult
@@ -157,6 +158,8 @@ def engine_texts(engine: Engine, monkeypatch: pytest.MonkeyPatch, request: Reque
         return [fork.choose(results[asked])]
 
     def of_chain(
+        verify: Callable[..., list[VerifyResult]],
+        is_block: bool,
         logits: Tensor,
         tokens: Tensor,
         lens: list[int],
@@ -168,13 +171,14 @@ def engine_texts(engine: Engine, monkeypatch: pytest.MonkeyPatch, request: Reque
             logits: Tensor, tokens: Tensor, tree: Tree, params: SamplingParams, draft_probs: Any, uniforms: Tensor
         ) -> Any:
             # a tree's uniforms begin with the one of the next token, with which a chain's end
-            return verifier.chain(logits, tokens[:, 1:], lens * len(logits), params, draft_probs,
+            return verify(logits, tokens[:, 1:], lens * len(logits), params, draft_probs,
                                torch.cat([uniforms[:, 1:], uniforms[:, :1]], 1))  # fmt: skip
 
         length, root = tokens.shape[1] + 1, tokens.new_zeros((1, 1))
         tree = Tree(np.array([[-1, *(node if node < lens[0] else -1 for node in range(length - 1))]]))
+        uniforms = torch.cat([uniforms[:, -1:], uniforms[:, :-1]], 1)
         return draw_result(rule, logits, torch.cat([root, tokens], 1), tree, params, draft_probs=draft_probs,
-                       uniforms=torch.cat([uniforms[:, -1:], uniforms[:, :-1]], 1), chain=True)  # fmt: skip
+                       uniforms=uniforms, chain=True, block=is_block)  # fmt: skip
 
     def of_tree(
         logits: Tensor, tokens: Tensor, tree: Tree, limits: list[int], params: SamplingParams, draft_probs: Any,
@@ -191,7 +195,15 @@ def engine_texts(engine: Engine, monkeypatch: pytest.MonkeyPatch, request: Reque
     distribution: dict[tuple[int, ...], float] = {}
     with monkeypatch.context() as patch:
         patch.setattr(DraftSampling, "draw", draw)
-        patch.setattr(engine.speculator, "verifier", SimpleNamespace(chain=of_chain, tree=of_tree))
+        patch.setattr(
+            engine.speculator,
+            "verifier",
+            SimpleNamespace(
+                chain=partial(of_chain, verifier.chain, False),
+                block=partial(of_chain, verifier.block, True),
+                tree=of_tree,
+            ),
+        )
         for _ in fork.runs():
             (result,) = engine.generate([request])
             distribution[result.ids] = distribution.get(result.ids, 0.0) + fork.weight
@@ -200,12 +212,14 @@ def engine_texts(engine: Engine, monkeypatch: pytest.MonkeyPatch, request: Reque
 
 def result_distribution(
     rule: Callable[..., list[VerifyResult]], logits: Tensor, tokens: Tensor, tree: Tree, params: SamplingParams, *,
-    draft_probs: Tensor | None, uniforms: Tensor, chain: bool = False,
+    draft_probs: Tensor | None, uniforms: Tensor, chain: bool = False, block: bool = False,
 ) -> list[tuple[VerifyResult, float]]:  # fmt: skip
     """Return every result of a rule on one row with its probability, asking it for all cells of uniforms at once."""
     target = params.probs(logits)[0].double().numpy()
     drawn_from = None if draft_probs is None else draft_probs[0].double().numpy()
-    if chain:
+    if block:
+        cuts = _cuts_of_block(target, tokens[0].tolist(), tree, drawn_from)
+    elif chain:
         cuts = _cuts_of_draws(target, tokens[0].tolist(), tree, drawn_from, one_hot=True)
     elif drawn_from is not None:
         cuts = _cuts_of_draws(target, tokens[0].tolist(), tree, drawn_from)
@@ -268,6 +282,22 @@ def _cuts_of_draws(
     return cuts
 
 
+def _cuts_of_block(
+    target: np.ndarray, tokens: list[int], tree: Tree, drawn_from: np.ndarray | None
+) -> list[set[float]]:
+    """Return the same for a chain that is accepted as a block."""
+    cuts: list[set[float]] = [set() for _ in tokens]
+    length, kept = int(tree.depths.max()), 1.0
+    proposals = np.eye(target.shape[1])[tokens[1:]] if drawn_from is None else drawn_from
+    for node in range(length + 1):
+        if node:
+            kept = reference_block.cover(kept * target[node - 1, tokens[node]], proposals[node - 1, tokens[node]])
+        left = reference_block.surplus(kept, target[node], proposals[node]) if node < length else target[node]
+        cuts[node] |= {reference_block.chance_of(left.sum(), kept) if node < length else kept}
+        cuts[0] |= _edges(left) | _edges(target[node])
+    return cuts
+
+
 def target_distribution(model: Any, prompt: tuple[int, ...], sampling: SamplingOptions, new_tokens: int) -> np.ndarray:
     """Return the distribution [vocab] * new_tokens of transformers' model."""
     vocab = model.config.vocab_size
@@ -307,8 +337,8 @@ def assert_wrong_rule_is_seen(engine: Engine, model: Any, monkeypatch: pytest.Mo
 def let_rules_go_wrong(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let an engine draw from the target's whole row after a rejection."""
     verifier = engine.speculator.verifier
-    wrong = SimpleNamespace(chain=without_residual(verifier.chain), tree=without_residual(verifier.tree))
-    monkeypatch.setattr(engine.speculator, "verifier", wrong)
+    rules = {name: without_residual(getattr(verifier, name)) for name in ("chain", "block", "tree")}
+    monkeypatch.setattr(engine.speculator, "verifier", SimpleNamespace(**rules))
 
 
 def without_residual(verify: Callable[..., list[VerifyResult]]) -> Callable[..., list[VerifyResult]]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.training.made import SETTINGS, head_pair, model_pair, random_texts, student_of
+from trtspec.measure.profile.acceptance import Acceptance, Counts
 from trtspec.training import loop
 from trtspec.training.batches import training_batches
 from trtspec.training.loop import Course, Training, learning_rate
@@ -95,6 +96,19 @@ def test_it_stops_where_nothing_is_gained(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_the_first_of_equal_scores_is_the_best() -> None:
     assert Course(scores=[1.0, 2.0, 1.5, 2.0]).best == 1
+
+
+def test_what_costs_the_kept_prompts_too_much_is_not_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = training_of(tmp_path, tmp_path / "notes", SETTINGS)
+    training._validation = [replace(text, kept=number > 2) for number, text in enumerate(training._validation)]
+    said: list[str] = []
+    for new, kept in ((20, 40), (60, 40), (50, 40), (90, 38)):
+        found = Acceptance(tuple(Counts(10, 60, each) for each in [new] * 3 + [kept] * 3), ("",) * 6)
+        monkeypatch.setattr(loop, "acceptance", lambda *_, found=found: found)
+        training._validate(said.append)
+    assert training.course.scores == [3.0, 7.0, 6.0, 0.0]
+    assert training.course.best == 1
+    assert "the prompts to keep are at 4.80 tokens a step, from 5.00" in said[-1]
 
 
 def test_the_rate_rises_and_falls() -> None:

@@ -20,6 +20,10 @@ def softmax(logits: Any) -> Any:
 
 FORMULAS: dict[str, Callable[[Any, Any], float]] = {
     "kl": lambda draft, target: (target * np.log(target / draft)).sum(-1).mean(),
+    "greedy": lambda draft, target: (
+        FORMULAS["kl"](draft, target)
+        + np.mean([np.log(theirs.max() / ours[theirs.argmax()]) for ours, theirs in zip(draft, target, strict=True)])
+    ),
     "reverse_kl": lambda draft, target: (draft * np.log(draft / target)).sum(-1).mean(),
     "tv": lambda draft, target: 1 - np.minimum(draft, target).sum(-1).mean(),
 }

@@ -47,10 +47,9 @@ def double(student: Any) -> None:
         for name, tensor in kept.items():
             if tensor.is_floating_point():
                 kept[name] = tensor.detach().double().requires_grad_(tensor.requires_grad)
-    if hasattr(student, "_embedding"):
-        student._embedding = student._embedding.double()
-    if hasattr(student, "_target_head"):
-        student._target_head = replace(student._target_head, matrix=student._target_head.matrix.double())
+    if hasattr(student, "_borrowed"):
+        borrowed = student._borrowed
+        student._borrowed = replace(borrowed, embedding=borrowed.embedding.double(), head=borrowed.head.double())
 
 
 def whole(tokens: Sequence[int]) -> Text:

@@ -36,7 +36,7 @@ def train(
     steps: Annotated[int, typer.Option(help="Steps of the optimizer at most; 0 for as many as fit.", min=0)] = 0,
     max_tokens: Annotated[int, typer.Option(help="Tokens of an answer at most.", min=2)] = 128,
     sampled: Annotated[int, typer.Option(help="Further answers to each training prompt, of temperature 1.", min=0)] = 0,
-    loss: Annotated[Loss, typer.Option(help="Distance from the target's distribution.")] = "kl",
+    loss: Annotated[Loss, typer.Option(help="Distance from the target's distribution.")] = "greedy",
     lora: Annotated[int, typer.Option(help="Train matrices of this rank beside the weights.", min=0)] = 0,
     learning_rate: Annotated[
         float, typer.Option(help="The highest; 0 for one that fits the draft's width.", min=0)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import operator
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, cast
 
 from trtspec.errors import StepError
-from trtspec.files import UNREAD
+from trtspec.files import UNREAD, in_threads
 from trtspec.graph.digest import DigestCache, identity_of
 from trtspec.graph.files import Files
 from trtspec.graph.step import Progress, Step, Stopped
@@ -40,25 +40,40 @@ def unproven(step: Step) -> dict[Path, str]:
     }
 
 
-def proven(value: Any, found: Mapping[Path, str]) -> Any:
-    """Return a step, or anything in one, with the digests that were found of its files; itself where none is its."""
+def proven(step: Step, found: Mapping[Path, str]) -> Step:
+    """Return a step with the digests that were found of its files; itself where none is its."""
+
+    def change(files: Files) -> Files:
+        here = {name: found[files.root / name] for name in files.unproven if files.root / name in found}
+        digests = tuple((name, here.get(name, digest)) for name, digest in files.digests)
+        left = tuple(name for name in files.unproven if name not in here)
+        return replace(files, digests=digests, unproven=left) if here else files
+
+    return cast(Step, _with_files(step, change))
+
+
+def alike_key(step: Step) -> str:
+    """Return what steps have in common that are equal but for the bytes of files of one name and size."""
+
+    def change(files: Files) -> Files:
+        sizes = zip(files.digests, files.stats, strict=True)
+        return replace(files, digests=tuple((name, f"{size} bytes") for (name, _), (size, _) in sizes))
+
+    return cast(Step, _with_files(step, change)).key
+
+
+def _with_files(value: Any, change: Callable[[Files], Files]) -> Any:
+    """Return a step, or anything in one, with its files changed; itself where none is."""
     if isinstance(value, Files):
-        return _proven_files(value, found)
+        return change(value)
     if type(value) is tuple:
-        new = tuple(proven(each, found) for each in value)
+        new = tuple(_with_files(each, change) for each in value)
         return value if all(map(operator.is_, new, value)) else new
     if not is_dataclass(value) or isinstance(value, type):
         return value
     old = {field.name: getattr(value, field.name) for field in fields(value)}
-    changed = {name: now for name, before in old.items() if (now := proven(before, found)) is not before}
+    changed = {name: now for name, before in old.items() if (now := _with_files(before, change)) is not before}
     return replace(value, **changed) if changed else value
-
-
-def _proven_files(files: Files, found: Mapping[Path, str]) -> Files:
-    here = {name: found[files.root / name] for name in files.unproven if files.root / name in found}
-    digests = tuple((name, here.get(name, digest)) for name, digest in files.digests)
-    left = tuple(name for name in files.unproven if name not in here)
-    return replace(files, digests=digests, unproven=left) if here else files
 
 
 class Alongside:
@@ -137,7 +152,20 @@ class Sources:
 
     def of(self, step: Step) -> Step:
         """Return a step as far as its sources are known by now."""
-        return cast(Step, proven(step, self.found))
+        return proven(step, self.found)
+
+    def read(self, step: Step) -> Step:
+        """Return a step with all its sources read now."""
+        paths = list(unproven(step))
+        self.found |= dict(zip(paths, in_threads(self.digests.digest, paths), strict=True))
+        return self.of(step)
+
+    def looked_up(self, step: Step) -> Step:
+        """Return a step with what is known of its sources since another process has read them."""
+        self.digests.reload()
+        known = {path: self.digests.lookup(path) for path in unproven(step)}
+        self.found |= {path: digest for path, digest in known.items() if digest}
+        return self.of(step)
 
 
 def _files_in(value: object) -> Iterator[Files]:

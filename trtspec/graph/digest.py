@@ -65,6 +65,10 @@ class DigestCache:
         self._clock_ns = clock_ns
         self._known = self._load()
 
+    def reload(self) -> None:
+        """Take over what other processes remember by now."""
+        self._known |= self._load()
+
     def lookup(self, path: Path) -> str | None:
         """Return the digest where it is known, without reading the file."""
         return self._known.get(identity_of(path))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from threading import Condition, Lock
 from typing import Literal, Protocol
 
-from trtspec.graph.alongside import Sources, unproven
+from trtspec.graph.alongside import Sources, files_of, unproven
 from trtspec.graph.entry import Entry
 from trtspec.graph.plan import Plan
 from trtspec.graph.step import Inputs, Step, Stopped
@@ -102,7 +102,7 @@ class _Run:
 
     def bring(self, step: Step, devices: tuple[str, ...] = ()) -> None:
         """Take a step's output from the store, or build it."""
-        started, step = time.perf_counter(), self.known(step)
+        started, step = time.perf_counter(), self._looked_at(self.known(step))
         lookup = self._store.get(step.key)
         entry, built = lookup.entry, False
         if entry is None:
@@ -117,6 +117,14 @@ class _Run:
         with self.observing() as observer:
             observer.step_finished(step, status, result.seconds)
         self.results[entry.key] = result
+        if next(files_of(step), None):
+            self._store.note_alike(step)
+
+    def _looked_at(self, step: Step) -> Step:
+        """Return a step with its sources read, where the store may have its output under a key that follows."""
+        if self._sources and not all(files.is_read for files in files_of(step)) and self._store.has_alike(step):
+            return self._sources.read(step)
+        return step
 
     def _build(self, step: Step, inputs: Inputs) -> tuple[Entry, bool]:
         meter, started = _Meter(step, self), time.perf_counter()

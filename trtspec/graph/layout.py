@@ -7,6 +7,7 @@
     root/locks/<key>.lock             held while an entry is built, moved aside or removed
     root/uses/, root/holds/           who uses which entries (uses.py)
     root/stamps/<key>.json            which files were hashed, by inode, size and times; a memory, may be lost
+    root/alike/<key>                  an empty file for what was built, whatever bytes its sources had; may be lost
     root/rates.json                   how fast steps were (rates.py); may be lost
 
 Knows nothing of what is in them.
@@ -60,6 +61,10 @@ class Layout:
     def stamps(self, key: str) -> Path:
         """Return the file with the stamps of a key's files."""
         return self.root / "stamps" / f"{key}.json"
+
+    def alike(self, key: str) -> Path:
+        """Return the note that a step was built that is alike but for the bytes of its sources."""
+        return self.root / "alike" / key
 
     def temporary(self, key: str) -> Path:
         """Return a path that nobody else has; its parent is there."""

@@ -28,6 +28,7 @@ class Rates:
             known = self._load()
             known[step.kind] = [*known.get(step.kind, []), step.total_bytes / seconds][-KEPT:]
             with suppress(OSError):  # a full disk costs a plan its guess, nothing else
+                self._path.parent.mkdir(parents=True, exist_ok=True)
                 replace_file(self._path, seal(SCHEMA, {"rates": known}), self._path.with_suffix(".tmp"))
 
     def seconds_of(self, step: Step) -> float | None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
-from trtspec.graph.alongside import Alongside, Sources
+from trtspec.graph.alongside import Alongside, Sources, alike_key, unproven
 from trtspec.graph.building import Output, publish_output, workspace_of, write_output
 from trtspec.graph.entry import Entry, UnsoundError, check_files, load_entry
 from trtspec.graph.garbage import collect, evict
@@ -72,11 +72,24 @@ class Store:
             with self._layout.lock(step.key):
                 if entry := self._get_locked(step.key).entry:  # it was the hub that said what its files are
                     return entry, False
+                if not unproven(known := sources.looked_up(step)):  # whoever had the lock has read them
+                    return self.build(known, inputs, progress)
                 with workspace_of(self._layout, step) as workspace:
                     with Alongside(step, sources.digests, progress) as alongside:
                         output = write_output(workspace, step, inputs, alongside)
                         sources.found |= alongside.digests()
                     return self._publish_as(sources.of(step), step, output)
+
+    def has_alike(self, step: Step) -> bool:
+        """Return whether a step was built that differs in its sources' bytes at most: then those are read first."""
+        return self._layout.alike(alike_key(step)).exists()
+
+    def note_alike(self, step: Step) -> None:
+        """Note that a step's output is here."""
+        with suppress(OSError):  # a full disk may cost a conversion that was not needed, nothing else
+            note = self._layout.alike(alike_key(step))
+            note.parent.mkdir(parents=True, exist_ok=True)
+            note.touch()
 
     def restamp(self, key: str) -> bool:
         """Accept the change times of an entry's files after hard-linking them; False where more than that changed.
@@ -139,7 +152,7 @@ class Store:
     def gc(self, keep: set[str]) -> list[str]:
         """Throw away what is not in `keep` nor held, and what killed builds left; return the removed keys."""
         with self._layout.in_words("cleaning the store"):
-            collect(self._layout, "tmp", "partial")
+            collect(self._layout, "tmp", "partial", "alike")
             return [key for key in self._layout.entry_keys() if key not in keep and self.remove(key)]
 
     def _publish_as(self, step: Step, unread: Step, output: Output) -> tuple[Entry, bool]:

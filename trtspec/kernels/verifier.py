@@ -20,6 +20,7 @@ from torch import Tensor
 from trtspec.artifacts.paths import PLUGINS
 from trtspec.errors import TrtspecError
 from trtspec.kernels.bindings import KernelLibrary, load_library
+from trtspec.kernels.block import verify_block
 from trtspec.kernels.build import find_libraries
 from trtspec.kernels.chain import verify_chain
 from trtspec.kernels.exact import EMPTY, NONFINITE, DraftKind, Mode
@@ -46,6 +47,17 @@ class Verifier(Protocol):
     ) -> list[VerifyResult]:
         """Return the accepted part of each row's chain, and its next token."""
 
+    def block(
+        self,
+        logits: Tensor,
+        tokens: Tensor,
+        lens: Sequence[int],
+        params: SamplingParams | None = None,
+        draft_probs: Tensor | None = None,
+        uniforms: Tensor | None = None,
+    ) -> list[VerifyResult]:
+        """Return the same where chains are accepted as a whole."""
+
     def tree(
         self,
         logits: Tensor,
@@ -64,6 +76,7 @@ class TorchVerifier:
     """Verification with torch's own operations."""
 
     chain = staticmethod(verify_chain)
+    block = staticmethod(verify_block)
     tree = staticmethod(verify_tree)
 
 
@@ -75,6 +88,7 @@ class CompiledVerifier:
     """
 
     library: KernelLibrary
+    block = staticmethod(verify_block)  # no library has it
 
     def chain(
         self,

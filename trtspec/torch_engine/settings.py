@@ -22,9 +22,10 @@ class EngineSettings:
 
     `method`, `draft_len` and the method's own `options` configure speculation; `schedule` are pairs (requests,
     draft_len): while at most so many requests run, so much is drafted, beyond the last pair nothing. A chain ends
-    where the product of how sure the draft is of its tokens falls below `confidence`. `max_seq_len` bounds prompt plus
-    new tokens of a request, `max_input_len` its prompt alone, `max_num_tokens` the tokens of one prefill step,
-    `max_queue_size` the requests that wait. `device` is "auto", "cpu" or "cuda", `dtype` "auto", "float32", "bfloat16"
+    where the product of how sure the draft is of its tokens falls below `confidence`; `verify` is how one is
+    accepted, token by token ("standard") or as a "block". `max_seq_len` bounds prompt plus new tokens of a request,
+    `max_input_len` its prompt alone, `max_num_tokens` the tokens of one prefill step, `max_queue_size` the requests
+    that wait. `device` is "auto", "cpu" or "cuda", `dtype` "auto", "float32", "bfloat16"
     or "float16". `kernels` are compiled verification libraries; the first that works on this machine is used, or torch
     if none does.
     """
@@ -42,6 +43,7 @@ class EngineSettings:
     kernels: tuple[Path, ...] = ()
     schedule: Sequence[tuple[int, int]] = ()
     confidence: float = 0.0
+    verify: str = "standard"
 
     @classmethod
     def from_recipe(cls, recipe: ResolvedRecipe) -> EngineSettings:
@@ -58,6 +60,7 @@ class EngineSettings:
             max_queue_size=recipe.serving.max_queue_size,
             schedule=tuple((each.max_batch, each.draft_len) for each in speculation.schedule),
             confidence=speculation.confidence,
+            verify=speculation.verify,
         )
 
     @classmethod
@@ -72,9 +75,9 @@ class EngineSettings:
         """Return everything but the libraries, whose paths differ from machine to machine."""
         document = asdict(replace(self, kernels=()))
         del document["kernels"]
-        for key in ("schedule", "confidence"):
-            if not document[key]:
-                del document[key]  # keys of steps are made of this text
+        usual = {"schedule": not self.schedule, "confidence": not self.confidence, "verify": self.verify == "standard"}
+        for key in (key for key, is_usual in usual.items() if is_usual):
+            del document[key]  # keys of steps are made of this text
         return json.dumps(document, sort_keys=True)
 
     def scheduled(self, rows: int, most: int) -> int:

@@ -170,7 +170,8 @@ class Speculator:
         ours = None
         if uniforms is not None:
             ours = torch.cat([uniforms[:, nodes + 1 : nodes + width], uniforms[:, nodes : nodes + 1]], 1)
-        return self.verifier.chain(logits, tokens[:, 1:], lens, params, draft.probs, ours), lens
+        verify = self.verifier.block if self.settings.verify == "block" else self.verifier.chain
+        return verify(logits, tokens[:, 1:], lens, params, draft.probs, ours), lens
 
     def _sampling_params(self, batch: Sequence[Running]) -> SamplingParams | None:
         """Return how the rows sample, or None where all are greedy."""

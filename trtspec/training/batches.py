@@ -14,6 +14,7 @@ from torch import Tensor
 from trtspec.training.texts import Text
 
 BATCH_TOKENS, MOST_ROWS = 2048, 32
+STEP_ROWS = 8  # of a step of the optimizer: more steps bring more than larger ones
 KEPT_SHARE = 1 / 3  # of the rows, where there are prompts to keep
 
 

@@ -39,13 +39,16 @@ class Blocks:
         inner = self._apart(query) @ self._apart(own_keys).mT
         scores.append((inner if self._hidden is None else inner.masked_fill(self._hidden, -torch.inf)).flatten(2, 3))
         weights = torch.softmax(torch.cat(scores, -1) * config.score_scale, -1)
-        text, block = weights.split([keys.shape[2], self._width], -1)
+        text, block = torch.split_with_sizes(weights, [keys.shape[2], self._width], -1)
         mixed = text @ values + (self._apart(block) @ self._apart(own_values)).flatten(2, 3)
-        return mixed.transpose(1, 2).flatten(2)
+        joined: Tensor = mixed.transpose(1, 2).flatten(2)
+        return joined
 
     def step(self, hidden: Tensor, number: int) -> Tensor:
         """Return what stands at one place of each block [places, hidden], out of [rows, count * width, hidden]."""
-        return hidden.unflatten(1, (-1, self._width))[self._batch.is_place, number]
+        rows, entries, _ = hidden.shape
+        return hidden.view(rows, entries // self._width, self._width, -1)[self._batch.is_place, number]
 
     def _apart(self, heads: Tensor) -> Tensor:
-        return heads.unflatten(2, (-1, self._width))
+        rows, count, entries, _ = heads.shape
+        return heads.reshape(rows, count, entries // self._width, self._width, -1)

@@ -18,13 +18,15 @@ from typing import Any
 import torch
 
 from trtspec.files import sync
-from trtspec.training.batches import Batch, training_batches
+from trtspec.measure.profile.acceptance import Acceptance
+from trtspec.training.batches import STEP_ROWS, Batch, training_batches
 from trtspec.training.lessons import Lessons
 from trtspec.training.losses import LOSSES
 from trtspec.training.objective import acceptance, batch_loss
 from trtspec.training.settings import TrainSettings
 from trtspec.training.student import Student
 from trtspec.training.texts import Text
+from trtspec.training.verdict import MOST_LOSS
 
 VALIDATE_EVERY, PATIENCE = 50, 10
 WARM_UP, LAST_SHARE = 0.05, 0.05  # of the budget; of the highest learning rate
@@ -37,11 +39,16 @@ Say = Callable[[str], None]
 
 @dataclass
 class Course:
-    """How far a training is: steps done, seconds spent, and mean accepted lengths on the validation prompts."""
+    """How far a training is: steps done, seconds spent, and mean accepted lengths on the validation prompts.
+
+    `scores` are those of the new traffic, 0 where the prompts that are to be kept had lost more than the gate allows;
+    `kept` are those of these.
+    """
 
     step: int = 0
     seconds: float = 0.0
     scores: list[float] = field(default_factory=list)
+    kept: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
 
     @property
@@ -82,7 +89,8 @@ class Training:
         """Train, and return the source's tensors that have changed at their best."""
         if not self.course.scores:
             self._validate(say)
-        batches = training_batches(self._texts, self._lessons.teacher.rows, self.settings.seed, self.course.step)
+        rows = min(STEP_ROWS, self._lessons.teacher.rows)
+        batches = training_batches(self._texts, rows, self.settings.seed, self.course.step)
         while max(self._progress, self._time_share) < 1.0 and not self.course.is_stale:
             self._train(next(batches))
             if self.course.step % VALIDATE_EVERY == 0:
@@ -128,7 +136,9 @@ class Training:
         began = time.perf_counter()
         course = self.course
         found = acceptance(self.student, self._lessons, self._validation, self._draft_len)
-        course.scores.append(found.token_weighted.value)
+        new, kept = (mean_length(found, self._validation, kept=kept) for kept in (False, True))
+        course.kept.append(kept)
+        course.scores.append(new if kept >= (1 - MOST_LOSS) * course.kept[0] else 0.0)
         if course.best == len(course.scores) - 1:
             self._best = self.student.tensors.state()
         self._keep()
@@ -141,6 +151,8 @@ class Training:
         if settings.steps and course.step:
             left = min(left, self.seconds / course.step * (settings.steps - course.step))
         length = f"{course.scores[-1]:.2f} tokens a step on validation prompts, best {max(course.scores):.2f}"
+        if not course.scores[-1]:
+            length = f"the prompts to keep are at {course.kept[-1]:.2f} tokens a step, from {course.kept[0]:.2f}"
         return f"step {course.step}, {length}, at most {left:.0f} s left"
 
     def _keep(self) -> None:
@@ -165,6 +177,13 @@ class Training:
         self.student.tensors.load_state(state["parameters"])
         self._best = state["best"]
         self._optimizer.load_state_dict(state["optimizer"])
+
+
+def mean_length(found: Acceptance, texts: Sequence[Text], *, kept: bool) -> float:
+    """Return the mean accepted length of those of the texts that are kept, or are not; 1 without any."""
+    own = [counts for counts, text in zip(found.texts, texts, strict=True) if text.kept is kept]
+    steps = sum(counts.steps for counts in own)
+    return 1.0 + sum(counts.accepted for counts in own) / steps if steps else 1.0
 
 
 def learning_rate(settings: TrainSettings, width: int, progress: float) -> float:

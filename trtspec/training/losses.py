@@ -21,6 +21,17 @@ def kl(draft_logits: Tensor, target_logits: Tensor) -> Tensor:
     return F.kl_div(draft, target, log_target=True, reduction="batchmean")
 
 
+def greedy(draft_logits: Tensor, target_logits: Tensor) -> Tensor:
+    """Return `kl` plus how much less probable the target's choice is to the draft, log(target / draft).
+
+    Where the target is not sure, a draft with the wrong choice is hardly any distance away, and all that greedy
+    requests accept is the choice.
+    """
+    choice = target_logits.argmax(-1, keepdim=True)
+    draft, target = (F.log_softmax(logits, -1).gather(-1, choice) for logits in (draft_logits, target_logits))
+    return kl(draft_logits, target_logits) + (target - draft).mean()
+
+
 def reverse_kl(draft_logits: Tensor, target_logits: Tensor) -> Tensor:
     """Return KL(draft || target): no mass where the target has none."""
     return kl(target_logits, draft_logits)
@@ -32,5 +43,5 @@ def total_variation(draft_logits: Tensor, target_logits: Tensor) -> Tensor:
 
 
 LOSSES: dict[Loss, Callable[[Tensor, Tensor], Tensor]] = {
-    "kl": kl, "reverse_kl": reverse_kl, "tv": total_variation
+    "kl": kl, "greedy": greedy, "reverse_kl": reverse_kl, "tv": total_variation
 }  # fmt: skip

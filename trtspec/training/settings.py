@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Loss = Literal["kl", "reverse_kl", "tv"]
+Loss = Literal["kl", "greedy", "reverse_kl", "tv"]
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,13 @@ class TrainDraft(Step):
             trained = training.run(progress.say)
             write_checkpoint(student.tensors.source, trained, out)
         course = training.course
-        record = {"steps": course.step, "scores": course.scores, "best": course.best, "losses": course.losses}
+        record = {
+            "steps": course.step,
+            "scores": course.scores,
+            "kept": course.kept,
+            "best": course.best,
+            "losses": course.losses,
+        }
         (out / RECORD).write_text(json.dumps(record) + "\n")
 
     def _sides(self, texts: list[Text]) -> tuple[list[Text], list[Text]]:

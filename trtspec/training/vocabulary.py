@@ -15,13 +15,19 @@ from torch import Tensor
 
 from trtspec.training.texts import Text
 
+MOST_MISSED = 0.005  # of the answers' tokens: fewer are not worth that others can be drafted no more
+
 
 def chosen_ids(ids: Tensor, texts: Sequence[Text]) -> Tensor:
-    """Return as many ids as `ids` [n], ascending: the most frequent of the answers, equals as they are in `ids`."""
+    """Return as many ids as `ids` [n], ascending: the most frequent of the answers, equals as they are in `ids`.
+
+    They stay as they are where the answers have hardly any other token.
+    """
     counts = Counter(token for text in texts for token in text.answer)
-    candidates = sorted(set(ids.tolist()) | counts.keys())
     known = set(ids.tolist())
-    ranked = sorted(candidates, key=lambda token: (-counts[token], token not in known))
+    if sum(counts[token] for token in counts.keys() - known) <= MOST_MISSED * counts.total():
+        return ids
+    ranked = sorted(known | counts.keys(), key=lambda token: (-counts[token], token not in known, token))
     return torch.tensor(sorted(ranked[: len(ids)]), device=ids.device)
 
 
@@ -32,6 +38,6 @@ def moved_rows(rows: Tensor, ids: Tensor, chosen: Tensor, target_rows: Tensor) -
     """
     known = torch.isin(chosen, ids)
     scale = rows.norm(dim=1).mean() / target_rows[ids].norm(dim=1).mean()
-    moved = target_rows[chosen] * scale
+    moved: Tensor = target_rows[chosen] * scale
     moved[known] = rows[torch.searchsorted(ids, chosen[known])]
     return moved

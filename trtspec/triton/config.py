@@ -9,6 +9,7 @@ with a client library that registers the whole file.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -172,12 +173,19 @@ def parse_config(text: str, *, where: str = "config.pbtxt") -> ModelConfig:
                 where=f"{where}:{line}:{found.start() + 1}",
                 hint="write the value, or remove the field",
             )
+    config = _CLASS()
     try:
-        return text_format.Parse(text, _CLASS())
+        config.CopyFrom(_parse(text))  # whoever asked may change it
     except text_format.ParseError as error:
         message = re.sub(r"^\d+:\d+ : ", "", str(error))
         place = f"{where}:{error.GetLine()}:{error.GetColumn()}"
         raise TrtspecError(message, where=place, hint=HINT) from None
+    return config
+
+
+@lru_cache(32)  # the hand-written ones are read again and again
+def _parse(text: str) -> ModelConfig:
+    return text_format.Parse(text, _CLASS())
 
 
 def render_config(config: ModelConfig) -> str:

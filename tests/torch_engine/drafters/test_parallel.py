@@ -272,12 +272,12 @@ class TestDistribution:
             how = {"drafted": 3, "layers": 2, **how}
         return Pair(root, method, {}, make_net(method, target=shape, seed=8, **how))
 
-    @pytest.mark.parametrize("confidence", [0.0, 0.25])
+    @pytest.mark.parametrize("how", [{}, {"confidence": 0.25}, {"confidence": 0.25, "verify": "block"}], ids=str)
     def test_sampled_text_has_the_targets_distribution(
-        self, method: str, confidence: float, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, method: str, how: dict[str, Any], source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         pair = self.pair(method, source, tmp_path)
-        engine = pair.engine(2, max_batch_size=1, confidence=confidence)
+        engine = pair.engine(2, max_batch_size=1, **how)
         assert_targets_distribution(engine, pair.model, monkeypatch, SamplingOptions(1.0))
         engine.close()
 

@@ -7,8 +7,6 @@ there, or of the one behind it where the anchor drafts too. Its layers see the t
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,6 +17,7 @@ from trtspec.methods.block_head import describe
 from trtspec.methods.block_net import read_block_net
 from trtspec.training.batches import Batch
 from trtspec.training.blocks import Blocks
+from trtspec.training.borrowed import Borrowed
 from trtspec.training.layers import Layer, View
 from trtspec.training.student import DraftSource, Student, Trainable
 from trtspec.training.tensors import SourceTensors
@@ -40,8 +39,7 @@ class DFlashStudent(Student):
         self.tensors = SourceTensors(
             origin, rules, lambda rule: rule.name != EMBEDDING, settings.lora, settings.seed, target.device
         )
-        self._embedding = target.embedding.float()
-        self._target_head = replace(target.lm_head, matrix=target.lm_head.matrix.float())
+        self._borrowed = Borrowed.of(target)
         if "d2t" in origin.tensors:
             self.vocab = torch.arange(net.draft_vocab_size, device=target.device) + self.tensors.tensor("d2t")
 
@@ -52,7 +50,7 @@ class DFlashStudent(Student):
         silent = self.net.block_size - self.net.drafts
         blocks = Blocks(batch, self.passes + silent, is_causal=False)
         context = self._norm(view, F.linear(features, view[f"{NAME}.fc.weight"]), "hidden_norm")
-        hidden = F.embedding(self._tokens(batch, blocks), view.get(EMBEDDING, self._embedding))
+        hidden = F.embedding(self._tokens(batch, blocks), view.get(EMBEDDING, self._borrowed.embedding))
         for number in range(self.config.num_layers):
             layer = Layer(view, f"{NAME}.layers.{number}", self.config, number)
             mixed = blocks.attend(layer, layer.heads(context), layer.norm(hidden, "input_layernorm"))
@@ -62,7 +60,7 @@ class DFlashStudent(Student):
 
     def logits(self, view: View, hidden: Tensor, step: int) -> Tensor:
         """Return those of the LM head, the target's where it has none."""
-        return F.linear(hidden, view[HEAD]) if HEAD in view else self._target_head(hidden)
+        return F.linear(hidden, view[HEAD]) if HEAD in view else self._borrowed.logits(hidden)
 
     def _tokens(self, batch: Batch, blocks: Blocks) -> Tensor:
         """Return each block's tokens [rows, count * width]: the anchor, then masks."""

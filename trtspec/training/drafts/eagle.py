@@ -7,8 +7,6 @@ target's beside that of the distributions. Here each step has the loss of the di
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,6 +17,7 @@ from trtspec.errors import CheckpointError
 from trtspec.methods.eagle import NET_CONFIG, NETS, head_rules
 from trtspec.torch_engine.model.decoder import FINAL
 from trtspec.training.batches import Batch
+from trtspec.training.borrowed import Borrowed
 from trtspec.training.chains import MOST_PASSES, Chains
 from trtspec.training.layers import Layer, View
 from trtspec.training.student import DraftSource, Student, Trainable
@@ -46,14 +45,13 @@ class EagleStudent(Student):
         self.tensors = SourceTensors(
             origin, rules, lambda rule: rule.name != EMBEDDING, settings.lora, settings.seed, target.device
         )
-        self._embedding = target.embedding.float()
-        self._target_head = replace(target.lm_head, matrix=target.lm_head.matrix.float())
+        self._borrowed = Borrowed.of(target)
 
     def hidden(self, view: View, batch: Batch, features: Tensor | None) -> list[Tensor]:
         """Return what each pass makes of the pairs (hidden state of t, token at t + 1)."""
         if features is None:
             raise ValueError("a head reads features of the target")
-        embedding = view.get(EMBEDDING, self._embedding)
+        embedding = view.get(EMBEDDING, self._borrowed.embedding)
         chains, hidden, made = Chains(batch), features, []
         layer = Layer(view, f"{NET}.layers.0", self.config)
         for _ in range(self.passes):
@@ -65,7 +63,7 @@ class EagleStudent(Student):
 
     def logits(self, view: View, hidden: Tensor, step: int) -> Tensor:
         """Return the target's LM head's."""
-        return self._target_head(hidden)
+        return self._borrowed.logits(hidden)
 
 
 TRAINABLE = Trainable(EagleStudent)

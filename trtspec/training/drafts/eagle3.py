@@ -7,7 +7,6 @@ The first pass reads the target's hidden states, each later one what the one bef
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +18,7 @@ from trtspec.checkpoint.source import Source, load_source
 from trtspec.methods.eagle3 import find_names, read_head_config
 from trtspec.methods.eagle3_head import LAYER, NAME, Names, head_rules
 from trtspec.training.batches import Batch
+from trtspec.training.borrowed import Borrowed
 from trtspec.training.chains import MOST_PASSES, Chains
 from trtspec.training.layers import Layer, View
 from trtspec.training.student import DraftSource, Student, Trainable
@@ -40,13 +40,12 @@ class Eagle3Student(Student):
         self.passes = min(source.draft_len, MOST_PASSES)
         rules = self._rules(origin, names, target.config)
         self.tensors = SourceTensors(origin, rules, _is_trained, settings.lora, settings.seed, target.device)
-        self._embedding = target.embedding.float()
-        self._target_head = replace(target.lm_head, matrix=target.lm_head.matrix.float())
+        self._borrowed = Borrowed.of(target)
         if head.maps_ids:
             self._drafted = torch.arange(head.layer.vocab_size, device=target.device)
-            self.vocab = self._drafted + self.tensors.tensor(f"{names.prefix}d2t")
+            self.vocab = ids = self._drafted + self.tensors.tensor(f"{names.prefix}d2t")
             if head.own_head and self.width == head.target_hidden_size:
-                self._follow(source.texts, names)
+                self._follow(source.texts, ids, names)
 
     def hidden(self, view: View, batch: Batch, features: Tensor | None) -> list[Tensor]:
         """Return what each pass makes of the pairs (feature of t, token at t + 1)."""
@@ -63,27 +62,27 @@ class Eagle3Student(Student):
         normed = hidden if self.head.norm_output else self._norm(view, hidden, "norm")
         if self.head.own_head:
             return F.linear(normed, view[f"{NAME}.lm_head.weight"])
-        return self._target_head(normed)
+        return self._borrowed.logits(normed)
 
     def _rules(self, origin: Source, names: Names, target: ModelConfig) -> Sequence[Rule]:
         return head_rules(self.head, names)
 
-    def _follow(self, texts: Sequence[Text], names: Names) -> None:
+    @torch.no_grad()
+    def _follow(self, texts: Sequence[Text], ids: Tensor, names: Names) -> None:
         """Let the draft vocabulary be that of the texts' answers."""
-        ids, tensors = self.vocab, self.tensors
-        chosen = chosen_ids(ids, texts)
-        if torch.isin(chosen, ids).all():
+        tensors, chosen = self.tensors, chosen_ids(ids, texts)
+        if torch.equal(chosen, ids):
             return
         self.vocab = chosen
         lm_head, d2t, t2d = (f"{names.prefix}{name}" for name in (names.head, "d2t", "t2d"))
-        tensors.replace(lm_head, moved_rows(tensors.tensor(lm_head), ids, chosen, self._target_head.matrix.T))
+        tensors.replace(lm_head, moved_rows(tensors.tensor(lm_head), ids, chosen, self._borrowed.head))
         tensors.replace(d2t, chosen - self._drafted)
         if t2d in tensors.source.tensors:
             drafted = torch.zeros(self.head.target_vocab_size, dtype=torch.bool, device=chosen.device)
             tensors.replace(t2d, drafted.index_fill(0, chosen, True))
 
     def _embed(self, view: View, tokens: Tensor) -> Tensor:
-        return F.embedding(tokens, view[FROZEN[0]] if self.head.own_embedding else self._embedding)
+        return F.embedding(tokens, view[FROZEN[0]] if self.head.own_embedding else self._borrowed.embedding)
 
     def _fuse(self, view: View, features: Tensor) -> Tensor:
         if norms := self.head.fuse_norms:

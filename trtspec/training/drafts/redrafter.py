@@ -11,6 +11,7 @@ from trtspec.checkpoint.source import load_source
 from trtspec.methods.redrafter import find_head
 from trtspec.torch_engine.model.decoder import FINAL
 from trtspec.training.batches import Batch
+from trtspec.training.borrowed import Borrowed
 from trtspec.training.layers import View
 from trtspec.training.student import DraftSource, Student, Trainable
 from trtspec.training.tensors import SourceTensors
@@ -29,7 +30,7 @@ class RecurrentStudent(Student):
         self.width, self.passes = self.head.hidden_size, source.draft_len
         rules = list(self.head.rules())
         self.tensors = SourceTensors(origin, rules, lambda rule: True, settings.lora, settings.seed, target.device)
-        self._embedding = target.embedding.float()
+        self._borrowed = Borrowed.of(target)
 
     def hidden(self, view: View, batch: Batch, features: Tensor | None) -> list[Tensor]:
         """Return for each step the target's hidden state beside the state after the tokens drafted so far."""
@@ -38,7 +39,7 @@ class RecurrentStudent(Student):
         seen = features.flatten(0, 1)[batch.flat(1)]
         state, made = torch.zeros_like(seen), []
         for step in range(self.passes):
-            state = self._advance(view, state, F.embedding(batch.tokens_after(step), self._embedding))
+            state = self._advance(view, state, self._borrowed.embed(batch.tokens_after(step)))
             made.append(torch.cat([seen, state], -1))
         return made
 

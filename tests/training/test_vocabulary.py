@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A head drafts the tokens that the answers have, as many as before, and says the same of those that it knew."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.methods.eagle3_heads import convert_with
+from tests.training.made import SETTINGS, head_pair, random_texts, student_of
+from trtspec.checkpoint.source import load_source
+from trtspec.methods.fit import check_ids
+from trtspec.training.batches import Batch
+from trtspec.training.drafts.eagle3 import Eagle3Student
+from trtspec.training.export import write_checkpoint
+from trtspec.training.losses import LOSSES
+from trtspec.training.objective import batch_loss
+from trtspec.training.student import DraftSource
+from trtspec.training.texts import TRAIN, Text
+from trtspec.training.vocabulary import chosen_ids, moved_rows
+
+
+def answered(*tokens: int) -> Text:
+    return Text(TRAIN, "a", False, "x", (1,), tokens)
+
+
+def test_tokens_of_the_answers_come_in_for_the_least_frequent() -> None:
+    ids = torch.tensor([2, 3, 5, 7])
+    assert chosen_ids(ids, [answered(9, 9, 5), answered(4, 4, 4, 2)]).tolist() == [2, 4, 5, 9]
+    assert chosen_ids(ids, [answered(9, 2, 2, 3, 3, 5, 7)]).tolist() == [2, 3, 5, 7]  # none is rarer
+    assert chosen_ids(ids, []).tolist() == ids.tolist()
+    hardly = [answered(*[2] * 400, 9)]
+    assert chosen_ids(ids, hardly).tolist() == ids.tolist()
+
+
+def test_rows_move_with_their_ids_and_new_ones_are_the_targets() -> None:
+    rows, target = (
+        torch.tensor([[3.0, 4.0], [0.0, 5.0]]),
+        torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8], [2.0, 0.0]]),
+    )
+    moved = moved_rows(rows, torch.tensor([0, 2]), torch.tensor([1, 2]), target)
+    torch.testing.assert_close(moved, torch.tensor([[0.0, 5.0], [0.0, 5.0]]))
+
+
+@pytest.mark.parametrize("lora", [0, 2])
+def test_a_head_with_another_vocabulary(lora: int, tmp_path: Path) -> None:
+    """Tokens that it knew keep their logits, d2t and t2d say what is drafted, and engines take what is written."""
+    target, source = head_pair(tmp_path)
+    texts = random_texts(9)
+    before, lessons = student_of("eagle3", target, source, texts)
+    after = Eagle3Student(DraftSource(source, lessons.teacher.model, 4, replace(SETTINGS, lora=lora), texts))
+    both = before.vocab[torch.isin(before.vocab, after.vocab)]
+    assert 0 < len(both) < len(before.vocab) == len(after.vocab)
+    batch = Batch.of(texts, before.vocab.device)
+    features = lessons.of(batch)[1]
+    with torch.no_grad():
+        old, new = (
+            draft.logits(view := draft.tensors.view(), draft.hidden(view, batch, features)[1], 1)
+            for draft in (before, after)
+        )
+    torch.testing.assert_close(
+        old[:, torch.searchsorted(before.vocab, both)], new[:, torch.searchsorted(after.vocab, both)]
+    )
+    for _ in range(2):
+        torch.autograd.backward(batch_loss(after, after.tensors.view(), batch, lessons, LOSSES["kl"]))
+    out = tmp_path / "out"
+    out.mkdir()
+    write_checkpoint(after.tensors.source, after.tensors.trained(), out)
+    written, read = load_file(out / "model.safetensors"), load_source(out)
+    assert torch.equal(written["d2t"] + torch.arange(len(after.vocab)), after.vocab)
+    assert written["t2d"].nonzero().flatten().tolist() == after.vocab.tolist()
+    assert not [*check_ids(read, "", len(after.vocab), 64)]
+    convert_with(tmp_path / "hf", out, tmp_path / "again")
