@@ -81,11 +81,15 @@ def test_an_object_is_compiled_once_and_linked_each_time(tmp_path: Path, monkeyp
     compiler.chmod(0o755)
     (tmp_path / "main.cpp").write_text("text")
     for name in ("one.o", "two.o", "one.o"):
-        run_build([str(compiler), "-c", str(tmp_path / "main.cpp"), "-o", str(tmp_path / name)], linked.append)
+        run_build(
+            [str(compiler), "-c", str(tmp_path / "main.cpp"), "-o", str(tmp_path / name)],
+            60,
+            lambda *run: linked.append(run),
+        )
         assert (tmp_path / name).read_text() == "text"
     assert (tmp_path / "main.cpp.count").read_text() == "x\n" * 2
-    run_build([str(compiler), "one.o", "-o", "all.so"], linked.append)
-    assert linked == [(str(compiler), "one.o", "-o", "all.so")]
+    run_build([str(compiler), "one.o", "-o", "all.so"], 60, lambda *run: linked.append(run))
+    assert linked == [((str(compiler), "one.o", "-o", "all.so"), 60)]
 
 
 def test_an_error_is_told_and_kept_by_nobody(compile_text: Compile, count: Path) -> None:
