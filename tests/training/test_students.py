@@ -73,6 +73,7 @@ def texts_of(model: Any, count: int = 5, new: int = 14) -> list[Text]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", HEADS)
 @pytest.mark.parametrize("layout", ["specforge", "speculators"])
 def test_a_heads_passes_are_the_formulas(kind: str, layout: str, tmp_path: Path) -> None:
@@ -94,6 +95,7 @@ def test_a_heads_passes_are_the_formulas(kind: str, layout: str, tmp_path: Path)
                 torch.testing.assert_close(passes[step][place], wanted, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["draft_target", "eagle3"])
 @pytest.mark.parametrize("draft_len", [1, 3, 5])
 def test_acceptance_is_the_engines(method: str, draft_len: int, tmp_path: Path) -> None:
@@ -180,6 +182,7 @@ class NaiveHead:
         return {name: each.grad for name, each in named.items() if each.grad is not None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("method", ["draft_target", "eagle3"])
 def test_loss_and_gradients_are_a_plain_formulas(method: str, name: Any, tmp_path: Path) -> None:
