@@ -23,6 +23,7 @@ finally:
 CONVERTING = {"torch", "transformers", "numpy", "google.protobuf", "tritonclient"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "unwanted"),
     [
@@ -41,3 +42,12 @@ def test_a_command_imports_no_more_than_it_uses(command: str, unwanted: set[str]
     imported = set(done.stdout.split())
     assert "trtspec.cli.app" in imported
     assert not imported & unwanted
+
+
+@pytest.mark.slow
+def test_what_serves_imports_no_pydantic() -> None:
+    """It is a third of the start of an entry, and two of a small model's."""
+    code = "import sys, trtspec.openai.server, trtspec.generation.text; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
+    assert "trtspec.openai.server" in done.stdout.split()
+    assert "pydantic" not in done.stdout.split()

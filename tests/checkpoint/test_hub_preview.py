@@ -72,6 +72,7 @@ def data(source: Source, name: str) -> bytes:
     return tensor.file.read_bytes()[tensor.offset : tensor.offset + tensor.nbytes]
 
 
+@pytest.mark.slow
 def test_a_model_of_190_shards_takes_no_2_mb_and_no_2_seconds_and_the_second_time_nothing(hub: Hub) -> None:
     shape = next(shape for shape in shapes() if shape.name == "llama-3.1-405b-instruct")
     root = hub.root / "meta-llama" / "large"

@@ -267,6 +267,7 @@ def test_a_document_leaves_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert json.loads(raw.getvalue()) == {"a": 1}
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_is_no_bug(workplace: Path) -> None:
     command = [sys.executable, "-m", "trtspec", "cache", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -163,6 +163,7 @@ def holder(keys: dict[int, str]) -> Any:
         process.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [("--prune", "--max-size", "0"), ("--clear",)])
 def test_what_a_running_build_holds_stays(
     how: tuple[str, ...], holder: Any, keys: dict[int, str], trtspec: Run
@@ -178,6 +179,7 @@ def test_what_a_running_build_holds_stays(
     assert list((open_store().root / "holds").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_killed_build_holds_nothing(holder: Any, keys: dict[int, str], trtspec: Run) -> None:
     holder.send_signal(signal.SIGKILL)
     holder.wait(WAIT_S)

@@ -133,6 +133,7 @@ def test_offline_it_is_said(pair: Path, hub: Hub, trtspec: Run) -> None:
     assert hub.asked == []
 
 
+@pytest.mark.slow
 def test_a_build_downloads_after_its_check(pair: Path, hub: Hub, trtspec: Run) -> None:
     refused = trtspec("build", pair, "--set", "engine.max_seq_len=100000")
     assert refused.code == 1

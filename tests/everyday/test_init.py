@@ -122,6 +122,7 @@ class TestTheQuickstart:
         for path, option in (("speculation.method", "method"), ("engine.backend", "backend"), ("name", "name")):
             assert whys(made)[path] == f"as --{option} says"
 
+    @pytest.mark.slow
     def test_imports_nothing_heavy(self, workplace: Path) -> None:
         argv = [sys.executable, "-c", IMPORTS, "init", str(TARGET), str(MODELS / "quickstart-eagle3"), "--json"]
         done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=120)

@@ -19,6 +19,7 @@ from trtspec.deploy.journal import Record
 from trtspec.errors import TrtspecError, refusal
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["target", "target/config.json", "target/tokenizer.json", "target/model.safetensors"])
 def test_a_source_that_may_not_be_read_is_a_problem_of_its_line(name: str, recipe: Path) -> None:
     path = recipe.parent / name

@@ -117,6 +117,7 @@ def test_colour_of_a_result_can_be_refused(recipe: Path) -> None:
         assert ("\x1b[32m" in wrong) == coloured
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_is_no_bug(workplace: Path) -> None:
     command = [sys.executable, "-m", "trtspec", "recipes"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -119,6 +119,7 @@ WRONG_PARTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("where", "part", "wrong", "checks", "name"), WRONG_PARTS)
 def test_a_wrong_part_is_caught(
     where: object, part: str, wrong: Callable, checks: dict, name: str, monkeypatch: pytest.MonkeyPatch

@@ -82,6 +82,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("wrong", "name"), WRONG)
 def test_a_wrong_rule_is_caught(wrong: Rule, name: str) -> None:
     assert not is_lossless(*distribution_by(wrong, SCENARIOS[name]))
@@ -109,6 +110,7 @@ WRONG_PARTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("part", "wrong", "name"), WRONG_PARTS)
 def test_a_wrong_part_is_caught(part: str, wrong: Callable, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference, part, wrong)

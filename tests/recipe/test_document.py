@@ -131,6 +131,7 @@ def test_the_deepest_allowed_nesting_and_one_more() -> None:
     assert (problem.message, problem.column) == ("nested deeper than 32 levels", 33)
 
 
+@pytest.mark.slow
 def test_the_most_allowed_values_and_one_more() -> None:
     def counted(nodes: int) -> str:
         return f"[{'1,' * (nodes - 1)}]"

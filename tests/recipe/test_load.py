@@ -233,6 +233,7 @@ def test_what_ends_the_reading_comes_with_what_was_found_before(fail: Fail) -> N
     assert [problem.code for problem in error.diagnostics] == ["duplicate-key", "syntax"]
 
 
+@pytest.mark.slow
 def test_ten_thousand_unknown_keys_are_cut_short(fail: Fail) -> None:
     start = time.process_time()
     error = fail("".join(f"key{number}: 1\n" for number in range(9_000)))
@@ -241,6 +242,7 @@ def test_ten_thousand_unknown_keys_are_cut_short(fail: Fail) -> None:
     assert error.diagnostics[0].message == "unknown key 'key0'"
 
 
+@pytest.mark.slow
 def test_ten_thousand_list_items_take_no_square_of_the_time(fail: Fail) -> None:
     start = time.process_time()
     fail("plugins: [" + "1," * 19_000 + "]")

@@ -27,6 +27,7 @@ def training_of(root: Path, notes: Path, settings: TrainSettings, method: str = 
     return Training(student, lessons, texts, validation, 4, settings, notes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["draft_target", "eagle3"])
 def test_it_comes_nearer_to_the_target(method: str, tmp_path: Path) -> None:
     training = training_of(tmp_path, tmp_path / "notes", replace(SETTINGS, steps=60), method)
@@ -35,6 +36,7 @@ def test_it_comes_nearer_to_the_target(method: str, tmp_path: Path) -> None:
     assert sum(losses[-10:]) < 0.8 * sum(losses[:10])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [0, 2])
 def test_an_interrupted_training_ends_with_the_same_bits(
     lora: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

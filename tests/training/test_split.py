@@ -50,6 +50,7 @@ def groups_of(documents: list[int]) -> set[frozenset[int]]:
 PIECES = st.sampled_from(["a", "b", " ", "c" * (BEGINNING - 1), "d" * BEGINNING, "e" * (ALIKE - 1), LONG])
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.lists(PIECES, max_size=4).map("".join), max_size=9))
 def test_documents_are_those_of_the_definition(texts: list[str]) -> None:

@@ -73,6 +73,7 @@ def test_logits_are_the_engines(family: str, tmp_path: Path) -> None:
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", HEADS)
 @pytest.mark.parametrize("layout", ["specforge", "speculators"])
 def test_a_heads_passes_are_the_formulas(kind: str, layout: str, tmp_path: Path) -> None:
@@ -104,6 +105,7 @@ def chain_of(method: str, draft_len: int) -> EngineSettings:
     return EngineSettings(method, draft_len, options=options, max_batch_size=8, max_seq_len=64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", PAIRS)
 @pytest.mark.parametrize("draft_len", [1, 3, 5])
 def test_acceptance_is_the_engines(method: str, draft_len: int, tmp_path: Path) -> None:
@@ -119,6 +121,7 @@ def test_acceptance_is_the_engines(method: str, draft_len: int, tmp_path: Path) 
         assert sum(counts.accepted for counts in found.texts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("method", [*PAIRS, *BLOCKS])
 def test_loss_and_gradients_are_a_plain_formulas(method: str, name: Any, tmp_path: Path) -> None:
