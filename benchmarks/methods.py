@@ -118,6 +118,7 @@ def timed_forwards() -> Iterator[Callable[[], float]]:
     """Yield what tells the seconds spent in forward passes so far; a pass within a pass counts once."""
     from trtspec.torch_engine.drafters.medusa import HeadStack
     from trtspec.torch_engine.drafters.redrafter import RecurrentNet
+    from trtspec.torch_engine.drafting.block import BlockNetwork
     from trtspec.torch_engine.drafting.head import FeatureHead
     from trtspec.torch_engine.model.decoder import Decoder
 
@@ -136,7 +137,12 @@ def timed_forwards() -> Iterator[Callable[[], float]]:
 
         return timed
 
-    places = [(Decoder, ("tapped",)), (HeadStack, ("logits",)), (RecurrentNet, ("advance", "logits"))]
+    places: list[tuple[type, tuple[str, ...]]] = [
+        (Decoder, ("forward_with_features",)),
+        (HeadStack, ("logits",)),
+        (RecurrentNet, ("advance", "logits")),
+    ]
+    places.append((BlockNetwork, ("take_in", "forward")))
     places += [(kind, ("fuse", "forward", "logits")) for kind in FeatureHead.__subclasses__()]
     kept = [(owner, name, getattr(owner, name)) for owner, names in places for name in names]
     for owner, name, function in kept:
