@@ -3,8 +3,8 @@
 
 Of each encoding and number of ranks, source cold and in the page cache: the seconds of the command, of its steps and
 of opening the artifact again; and beside them, measured in the same run, what the slowest of the things takes that have
-to be done: reading, hashing every byte read and written, hashing the largest file (a chain, on one core), table
-lookups where weights are quantized, writing. The peer is a loop over ranks (rank_loop.py), which hashes nothing.
+to be done: reading, hashing every byte read and written, hashing the largest file (a chain, on one core),
+quantizing where weights are quantized, writing. The peer is a loop over ranks (rank_loop.py), which hashes nothing.
 
     python benchmarks/convert_builds.py [--gigabytes 4] [--runs 3] [--encodings none] [--ranks 1 4] [--out FILE]
 """
@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from convert_limits import CORES, measure_cached_read, measure_hashing, measure_lookups, measure_read, measure_write
+from convert_limits import CORES, measure_cached_read, measure_hashing, measure_quantizing, measure_read, measure_write
 from convert_source import LLAMA_8B, Shape, forget, make_source, remember
 from machine import cpu_name
 
@@ -56,7 +56,7 @@ class Limits:
     write: float
     hashing: float
     hashing_one: float
-    lookups: float
+    quantizing: float
 
     @classmethod
     def measure(cls, root: Path, nbytes: int) -> Limits:
@@ -70,7 +70,7 @@ class Limits:
             write=measure_write(root / "probe", few)[1],
             hashing=measure_hashing(CORES, few),
             hashing_one=measure_hashing(1, few),
-            lookups=measure_lookups(few),
+            quantizing=measure_quantizing(few),
         )
 
     def seconds(self, read: int, written: Sequence[int], weights: str, *, cold: bool) -> dict[str, float]:
@@ -79,7 +79,7 @@ class Limits:
             "read": read / (self.cold_read if cold else self.cached_read),
             "hash": (read + sum(written)) / self.hashing,
             "hash the largest file": max(written) / self.hashing_one,
-            "quantize": 0.0 if weights == "none" else read / self.lookups,
+            "quantize": 0.0 if weights == "none" else read / self.quantizing,
             "write": sum(written) / self.write,
         }
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a machine allows a conversion: bytes per second of reading, writing, hashing and table lookups."""
+"""What a machine allows a conversion: bytes per second of reading, writing, hashing and quantizing."""
 
 from __future__ import annotations
 
@@ -14,25 +14,24 @@ from typing import Any
 import numpy as np
 from convert_source import BLOCK_BYTES, forget
 
+from trtspec.quant.arithmetic import WORTH_BYTES, choose_arithmetic
+
 CORES = os.cpu_count() or 1
 
 
-def measure_lookups(nbytes: int = 1 << 30) -> float:
-    """Return the input bytes/s of table lookups (bfloat16 to one byte) on all cores, in memory the caches hold."""
-    cores = os.cpu_count() or 1
-    table = np.arange(1 << 16, dtype=np.uint16).astype(np.uint8)
-    chunk = (np.random.default_rng(0).standard_normal(1 << 19, dtype=np.float32).view(np.uint32) >> 16).astype(
-        np.uint16
-    )
+def measure_quantizing(nbytes: int = 1 << 30) -> float:
+    """Return the input bytes/s of bfloat16 to FP8 with a known scale on all cores, in memory the caches hold."""
+    quantize = choose_arithmetic(WORTH_BYTES).quantizer("BF16", np.float32(0.01))
+    floats = np.random.default_rng(0).standard_normal((512, 1 << 10), dtype=np.float32)
+    chunk = (floats.view(np.uint32) >> 16).astype(np.uint16)
 
     def work(_: int) -> None:
-        out = np.empty(len(chunk), np.uint8)
-        for _ in range(nbytes // cores // chunk.nbytes):
-            np.take(table, chunk, out=out, mode="clip")
+        for _ in range(nbytes // CORES // chunk.nbytes):
+            quantize(chunk)
 
     started = time.perf_counter()
-    with ThreadPoolExecutor(cores) as pool:
-        list(pool.map(work, range(cores)))
+    with ThreadPoolExecutor(CORES) as pool:
+        list(pool.map(work, range(CORES)))
     return nbytes / (time.perf_counter() - started)
 
 
