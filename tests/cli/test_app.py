@@ -173,6 +173,7 @@ def test_the_steps_of_plan_and_build(recipe: Path, trtspec: Run) -> None:
         "key_parts",
         "read_bytes",
         "write_bytes",
+        "expected_seconds",
     }
     assert set(built["steps"][0]) == {"name", "key", "status", "seconds"}
     (gpu,) = planned["memory"]["gpus"]

@@ -108,6 +108,17 @@ def test_the_key_is_that_of_the_bytes(source: Path, store: Store, digests: Diges
     assert run(Upper(files(source, digests)), store, digests).status == "hit"  # it is remembered
 
 
+def test_everything_is_on_the_disk_before_it_has_its_place(
+    source: Path, store: Store, digests: DigestCache, synced: list[str]
+) -> None:
+    step = Upper(files(source, digests))
+    key = run(step, store, digests).key
+    workspace, moved = store.root / "partial" / step.key, synced.index("rename")
+    names = [os.path.relpath(path, workspace) for path in synced[:moved] if path.startswith(str(workspace))]
+    assert names == ["files/upper", "files", "entry.tmp", "."]
+    assert synced[moved + 1] == str(store.root / "entries" / key[:2])
+
+
 def test_what_depends_on_it_has_its_final_key_too(source: Path, store: Store, digests: DigestCache) -> None:
     results = execute(Plan([After(Upper(files(source, digests)))]), store, Unobserved(), sources=Sources(digests))
     final = After(Upper(files(source, digests, read=True)))
