@@ -128,7 +128,7 @@ def echo(workplace: Path) -> Iterator[Path]:
         pytest.skip(str(error))
     yield make_echo_artifact(workplace / "echo")
     for each in deployments():
-        stop(each["name"], timeout_s=0)
+        stop(each["name"])
 
 
 @pytest.mark.triton

@@ -124,7 +124,7 @@ def test_kept_kinds_are_judged_too(recipe: Path, prompts: Path, trtspec: Run) ->
 def test_a_killed_training_goes_on(recipe: Path, prompts: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed after its first checkpoint; what it ends with is what an uninterrupted one ends with."""
     command = ["train", str(recipe), "--prompts", str(prompts), "--steps", "120", *FAST[2:], "--out"]
-    process = forked.Computing([sys.executable, "-m", "trtspec", *command, "killed"], env=dict(os.environ))
+    process = forked.Popen([sys.executable, "-m", "trtspec", *command, "killed"], env=dict(os.environ))
     notes = recipe.parent / "cache" / "store" / "partial"
     for _ in range(3000):
         if any(notes.glob("*/notes/training.pt")):

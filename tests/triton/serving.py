@@ -76,6 +76,7 @@ def serving(
     command = server_command(server, models, ports, model="*", shm_prefix=prefix)
     log = root / f"server-{ports.http}.log"  # a module may have several servers
     process = start_server(server, command, log)
+    started = start_time(process.pid)  # of one that dies, what it started is still found
     client = Client(ports.http, timeout_s=60)
     try:
         deadline = time.monotonic() + LOADING_S
@@ -87,6 +88,6 @@ def serving(
         assert process.poll() is None, "\n".join(["the server died:", log.read_text(errors="replace")[-4000:]])
     finally:
         # killed: its own end takes seconds, and how a server ends is what tests of deployments look at
-        stop_session(process.pid, start_time(process.pid), 0)
+        stop_session(process.pid, started, 0)
         process.wait(10)
         remove_shared_memory(prefix)

@@ -119,6 +119,7 @@ def served(tmp_path_factory) -> Iterator[Served]:
     ports, prefix = Ports(*free_ports(3)), f"trtspec-test-{secrets.token_hex(8)}"
     command = server_command(server, models, ports, model="*", shm_prefix=prefix)
     process = start_server(server, [*command, "--exit-on-error=false"], root / "log")
+    started = start_time(process.pid)  # of one that dies, what it started is still found
     client = Client(ports.http, timeout_s=60)
     try:
         deadline = time.monotonic() + LOADING_S
@@ -126,7 +127,7 @@ def served(tmp_path_factory) -> Iterator[Served]:
             time.sleep(0.1)
         yield Served(client, artifact, root / "log")
     finally:
-        stop_session(process.pid, start_time(process.pid), 0)
+        stop_session(process.pid, started, 0)
         process.wait(30)
         remove_shared_memory(prefix)
 
