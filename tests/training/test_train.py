@@ -25,7 +25,7 @@ from trtspec.recipe.load import load_recipe
 pytestmark = pytest.mark.integration
 
 WORDS = ("the rest", "in here", "there", "rethink", "other", "inner", "he", "then")
-FAST = ("--steps", "60", "--minutes", "2", "--max-tokens", "24", "--learning-rate", "0.003")
+FAST = ("--steps", "200", "--minutes", "2", "--max-tokens", "24", "--learning-rate", "0.003")
 NOISE = 0.1
 
 
@@ -123,7 +123,7 @@ def test_kept_kinds_are_judged_too(recipe: Path, prompts: Path, trtspec: Run) ->
 @pytest.mark.slow
 def test_a_killed_training_goes_on(recipe: Path, prompts: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed after its first checkpoint; what it ends with is what an uninterrupted one ends with."""
-    command = ["train", str(recipe), "--prompts", str(prompts), "--steps", "120", *FAST[2:], "--out"]
+    command = ["train", str(recipe), "--prompts", str(prompts), "--steps", "240", *FAST[2:], "--out"]
     process = forked.Popen([sys.executable, "-m", "trtspec", *command, "killed"], env=dict(os.environ))
     notes = recipe.parent / "cache" / "store" / "partial"
     for _ in range(3000):
