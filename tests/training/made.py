@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tests.methods import block_nets, eagle_heads, heads, recurrent
+from tests.methods import block_nets, eagle_heads, heads, parallel_nets, recurrent
 from tests.methods.eagle3_heads import convert_with, random_head, save_head
 from tests.tiny import SHAPE, convert, greedy, make_model, reference_model
 from trtspec.training.lessons import Lessons
@@ -83,6 +83,22 @@ PAIRS: dict[str, Callable[[Path], tuple[Path, Path, Path | None]]] = {
     "eagle3": lambda root: (*head_pair(root), None),
     "medusa": _medusa_pair,
     "redrafter": _redrafter_pair,
+}
+
+
+def _net_pair(root: Path, net: parallel_nets.Net) -> tuple[Path, Path, None]:
+    """Return a target with a net that knows something of its texts."""
+    source = make_model(root / "hf", "llama", scale=0.3)
+    known = [text.tokens for text in texts_of(source)]
+    target = parallel_nets.knowing_net(net, reference_model(source), known).convert(source, root)
+    return target, root / "net", None
+
+
+# by method, of nets that draft a block, as the engine runs them
+RUN: dict[str, Callable[[Path], tuple[Path, Path, None]]] = {
+    "dflash": lambda root: _net_pair(root, parallel_nets.random_block_net(own=True)),
+    "dflash causal": lambda root: _net_pair(root, parallel_nets.random_block_net(own=True, causal=True)),
+    "p_eagle": lambda root: _net_pair(root, parallel_nets.random_p_eagle(drafted=VOCAB)),
 }
 
 

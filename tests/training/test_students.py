@@ -14,7 +14,7 @@ import torch
 
 from tests.methods.eagle3_heads import aux_states, formula_of, random_head
 from tests.tiny import FAMILY_SHAPES, reference_model
-from tests.training.made import BLOCKS, PAIRS, SETTINGS, head_pair, model_pair, random_texts, student_of, texts_of
+from tests.training.made import BLOCKS, PAIRS, RUN, SETTINGS, head_pair, model_pair, random_texts, student_of, texts_of
 from tests.training.naive import NAIVE, naive_loss
 from trtspec.errors import CheckpointError
 from trtspec.measure.profile.acceptance import count_steps
@@ -106,18 +106,19 @@ def chain_of(method: str, draft_len: int) -> EngineSettings:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", PAIRS)
+@pytest.mark.parametrize("made", [*PAIRS, *RUN])
 @pytest.mark.parametrize("draft_len", [1, 3, 5])
-def test_acceptance_is_the_engines(method: str, draft_len: int, tmp_path: Path) -> None:
+def test_acceptance_is_the_engines(made: str, draft_len: int, tmp_path: Path) -> None:
     """By replaying the same texts in the engine."""
-    target, source, draft = PAIRS[method](tmp_path)
+    method = made.split(maxsplit=1)[0]
+    target, source, draft = {**PAIRS, **RUN}[made](tmp_path)
     texts = texts_of(tmp_path / "hf")
     student, lessons = student_of(method, target, source, texts, draft_len=draft_len)
     speculator = Speculator.load(target, draft, chain_of(method, draft_len))
     places = replay(speculator, [(text.prompt, text.answer) for text in texts], 64)
     found = acceptance(student, lessons, texts, draft_len)
     assert found.texts == tuple(count_steps(each, draft_len) for each in places)
-    if method in ("eagle", "medusa", "redrafter"):  # which know something; a random draft is hardly ever right
+    if made in ("eagle", "medusa", "redrafter", *RUN):  # which know something; a random draft is hardly ever right
         assert sum(counts.accepted for counts in found.texts)
 
 

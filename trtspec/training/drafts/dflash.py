@@ -48,7 +48,7 @@ class DFlashStudent(Student):
         if features is None:
             raise ValueError("a net reads features of the target")
         silent = self.net.block_size - self.net.drafts
-        blocks = Blocks(batch, self.passes + silent, is_causal=False)
+        blocks = Blocks(batch, self.passes + silent, is_causal=self.net.is_causal)
         context = self._norm(view, F.linear(features, view[f"{NAME}.fc.weight"]), "hidden_norm")
         hidden = F.embedding(self._tokens(batch, blocks), view.get(EMBEDDING, self._borrowed.embedding))
         for number in range(self.config.num_layers):
