@@ -25,6 +25,7 @@ from trtspec.backends.tensorrt_llm.serve import check_machine as check_built_for
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.deploy.stage import stage_repository, stand_in_for
 from trtspec.errors import DeployError
+from trtspec.graph.alongside import Sources
 from trtspec.graph.executor import Observer, StepResult
 from trtspec.graph.plan import Plan
 from trtspec.graph.store import Store
@@ -325,9 +326,11 @@ def test_engines_are_lent_the_gpus_of_this_machine(
     lent = []
     execute = pipeline.execute
 
-    def noted(plan: Plan, store: Store, observer: Observer, devices: Sequence[str] = ()) -> list[StepResult]:
+    def noted(
+        plan: Plan, store: Store, observer: Observer, devices: Sequence[str], sources: Sources
+    ) -> list[StepResult]:
         lent.extend(devices)
-        return execute(plan, store, observer, devices)
+        return execute(plan, store, observer, devices, sources)
 
     monkeypatch.setattr(pipeline, "execute", noted)
     assert trtspec("build", engine_recipe).code == 0

@@ -19,6 +19,7 @@ from trtspec.errors import DeployError
 from trtspec.system import die_with_parent, free_ports, start_time, stop_session
 from trtspec.triton.client import Client
 from trtspec.triton.server import (
+    EXIT_TIMEOUT_S,
     Ports,
     Server,
     find_server,
@@ -56,9 +57,12 @@ def start_server(server: Server, command: list[str], log: Path) -> subprocess.Po
 
 @contextmanager
 def serving(
-    root: Path, models: Path, *, backend: str = "", environment: dict[str, str] | None = None
+    root: Path, models: Path, *, backend: str = "", environment: dict[str, str] | None = None, ends_itself: bool = False
 ) -> Iterator[Served]:
-    """Serve every model below `models`, with the double of a `backend`; a server that is not there skips the test."""
+    """Serve every model below `models`, with the double of a `backend`; a server that is not there skips the test.
+
+    One that `ends_itself` is told to end and waited for; the others are killed, which takes seconds less.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRTSPEC_CACHE", str(root / "cache"))
         try:
@@ -87,7 +91,6 @@ def serving(
         yield Served(client, ports.grpc, log, ports.metrics)
         assert process.poll() is None, "\n".join(["the server died:", log.read_text(errors="replace")[-4000:]])
     finally:
-        # killed: its own end takes seconds, and how a server ends is what tests of deployments look at
-        stop_session(process.pid, started, 0)
+        stop_session(process.pid, started, EXIT_TIMEOUT_S + 5 if ends_itself else 0)
         process.wait(10)
         remove_shared_memory(prefix)

@@ -73,11 +73,12 @@ class GrowingDigests:
         for file in self._files:
             file.settle()
         self._changed, self._stopped = Condition(), False
-        self._pool = ThreadPoolExecutor(min(len(files), os.cpu_count() or 1), "digest")
+        self._hashing = min(len(files), os.cpu_count() or 1)
+        self._pool = ThreadPoolExecutor(self._hashing, "digest")
         self._work: list[Future[None]] = []
 
     def __enter__(self) -> GrowingDigests:
-        self._work = [self._pool.submit(self._hash) for _ in range(self._pool._max_workers)]
+        self._work = [self._pool.submit(self._hash) for _ in range(self._hashing)]
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:

@@ -127,7 +127,8 @@ def test_an_older_version_without_streams_refuses_sampling_and_shuts_down(tmp_pa
     settings = EmitLlmApiRepository((), serving_settings, "", max_input_len=32, max_seq_len=64, greedy_only=True)
     speculation = {"decoding_type": "Eagle", "max_draft_len": 3, "speculative_model_dir": "../../checkpoints/draft"}
     make_artifact(root, settings, speculative_config=speculation)
-    with serving(tmp_path, root / "model_repository", environment={"TRTLLM_DOUBLE": "1.0.0"}) as server:
+    models, version = root / "model_repository", {"TRTLLM_DOUBLE": "1.0.0"}
+    with serving(tmp_path, models, environment=version, ends_itself=True) as server:
         ask = [{"text_input": f"prompt {number}", "max_tokens": 64 - 8} for number in range(8)]
         with ThreadPoolExecutor(8) as pool:
             answers = list(pool.map(server.client.generate, ask))

@@ -116,7 +116,7 @@ def test_without_streams_one_response_is_sent_and_the_engine_is_shut_down(tmp_pa
     root = tmp_path / "artifact"
     alone = {key: value for key, value in ARGUMENTS.items() if not key.startswith("speculative")}
     make_artifact(root, alone, streaming=False)
-    with serving(tmp_path, root / "model_repository") as server:
+    with serving(tmp_path, root / "model_repository", ends_itself=True) as server:
         answer = server.client.generate({"text_input": "prompt 1", "max_tokens": 64})
         assert (answer["text_output"], answer["total_draft_tokens"]) == (ANSWERS["prompt 1"], 0)
         with pytest.raises(DeployError, match="stream is not served by this repository"):
