@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pages import PAGES, ROOT, SHELLS, blocks_of, run_block
+from tests.pages import PAGES, ROOT, SHELLS, Block, blocks_of, run_block
 
 pytestmark = [pytest.mark.integration]
 
@@ -26,6 +26,11 @@ CORE = (
     "pygments",
 )  # fmt: skip
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
+
+
+def without_clone(page: str) -> list[Block]:
+    """Return the blocks of a page that need no clone."""
+    return [block for block in blocks_of(page, *SHELLS) if block.marker in ("", "wheel")]
 
 
 @pytest.fixture(scope="module")
@@ -132,15 +137,17 @@ for place in {*places}:
     assert [line for line in lines if not (line.startswith(str(installed)) and line.endswith(" True"))] == []
 
 
-def test_the_pages_blocks_run_from_the_wheel(installed: Path, tmp_path: Path) -> None:
-    """All that need no clone, in a directory of their page's own, over one store."""
-    environment = variables(installed, tmp_path)
-    for number, page in enumerate(PAGES):
-        blocks = [block for block in blocks_of(page, *SHELLS) if block.marker in ("", "wheel")]
-        directory = tmp_path / str(number)
-        directory.mkdir()
-        for block in blocks:
-            run_block(block, directory, environment)
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where all pages have their store, so that nothing is built twice."""
+    return tmp_path_factory.mktemp("work")
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if without_clone(page)])
+def test_a_pages_blocks_run_from_the_wheel(page: str, installed: Path, work: Path, tmp_path: Path) -> None:
+    """All that need no clone."""
+    for block in without_clone(page):
+        run_block(block, tmp_path, variables(installed, work))
 
 
 @pytest.mark.parametrize(
