@@ -9,7 +9,7 @@ What is expected and what is measured are of the same run: closed loops of so ma
 their prefill, while all of the places are taken. All arms are asked of one engine in a process to itself (a second one
 in it would take up to 3 ms of each step of the first), in rounds of one run each. The fastest run of an arm counts:
 what else a machine does only adds to a run, and where its speed drifts by a factor of two no other number can be
-compared to a few percent. `noise` says how far apart two equal arms are. It takes half an hour.
+compared to a few percent. `noise` says how far apart two equal arms are. It takes ten minutes a recipe.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ RECIPES = ("quickstart", "quickstart-ngram", "quickstart-eagle3")
 MAX_DRAFT_LEN, MAX_BATCH = 10, 64
 BATCHES, LENS = (1, 4, 16), (1, 2, 4, 6, 8, 10)
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64)
-PROMPTS, TOKENS, ROUNDS = 32, 96, 9
-LEAST, A_PLACE = 5, 3  # requests of a measurement, in all and for each that runs at once
+PROMPTS, TOKENS, ROUNDS = 32, 96, 5
+LEAST, A_PLACE = 5, 2  # requests of a measurement, in all and for each that runs at once
 WITHIN_S = 600.0
 
 Schedule = tuple[tuple[int, int], ...]
