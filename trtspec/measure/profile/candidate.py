@@ -127,29 +127,36 @@ class Measured:
 
     def best(self, batch: int) -> Speedup:
         """Return the fastest draft length for so many requests at once, the shortest of those as good as it."""
-        found = [each for each in self.speedups if each.batch == batch]
+        found = [self._speedup(batch, draft_len) for draft_len in self.acceptance]
         fastest = max(each.expected.value for each in found)
         return next(each for each in found if each.expected.value >= AS_GOOD * fastest)
 
     def step_seconds(self, batch: int, draft_len: int) -> float:
-        """Return what a step takes; between measured lengths on the line between their neighbours."""
-        lens = sorted(each for rows, each in self.seconds if rows == batch)
-        if draft_len in lens:
+        """Return what a step takes; between measured lengths and batches on the line between their neighbours."""
+        if batch not in self.batches:
+            fewer, more, share = _between(self.batches, batch)
+            return self.step_seconds(fewer, draft_len) * (1 - share) + self.step_seconds(more, draft_len) * share
+        if (batch, draft_len) in self.seconds:
             return self.seconds[batch, draft_len]
-        low, high = next(pair for pair in pairwise(lens) if pair[0] < draft_len < pair[1])
-        share = (draft_len - low) / (high - low)
+        low, high, share = _between(sorted(each for rows, each in self.seconds if rows == batch), draft_len)
         return self.seconds[batch, low] * (1 - share) + self.seconds[batch, high] * share
 
     def _speedup(self, batch: int, draft_len: int) -> Speedup:
         """Compare the seconds of a token: of its step, and of its part of the prefills, for which all others wait."""
         tokens, steps = self.acceptance[draft_len].token_weighted, self.answer_len - 1
         prefills = [batch * seconds / steps for seconds in self.prefill]
-        alone, step = self.seconds[batch, 0] + prefills[0], self.step_seconds(batch, draft_len)
+        alone, step = self.step_seconds(batch, 0) + prefills[0], self.step_seconds(batch, draft_len)
 
         def times(step_tokens: float) -> float:
             return alone / (step / step_tokens + prefills[1])
 
         return Speedup(batch, draft_len, Estimate(times(tokens.value), times(tokens.low), times(tokens.high)))
+
+
+def _between(measured: Sequence[int], value: int) -> tuple[int, int, float]:
+    """Return a value's neighbours among ascending ones, and how far it is from the first to the second."""
+    low, high = next(pair for pair in pairwise(measured) if pair[0] < value < pair[1])
+    return low, high, (value - low) / (high - low)
 
 
 def say(

@@ -84,9 +84,14 @@ def recommend(found: Sequence[Measured], batch: int) -> Recommendation:
 
 
 def _schedule(measured: Measured) -> tuple[tuple[int, int], ...]:
-    """Return the best draft length up to each batch that was measured; it ends where drafting no longer pays."""
+    """Return the best draft length up to each batch that was measured, and up to the powers of two between them.
+
+    It ends where drafting no longer pays.
+    """
     pairs: list[tuple[int, int]] = []
-    for batch in measured.batches:
+    fewest, most = measured.batches[0], measured.batches[-1]
+    between = (1 << power for power in range(fewest.bit_length(), most.bit_length()))
+    for batch in sorted({*measured.batches, *(each for each in between if each < most)}):
         best = measured.best(batch)
         if best.expected.value < 1.0:
             break
