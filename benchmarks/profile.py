@@ -26,7 +26,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
-from itertools import cycle, islice
+from itertools import cycle
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -165,43 +165,46 @@ def rounds(engine: Asked, arms: Sequence[Schedule], many: int) -> list[float]:
 
 
 def throughput(root: Path, said: Sequence[Sequence[int]], schedule: Schedule, many: int) -> float:
-    """Return tokens a second while `many` requests run: from the first until no more can begin."""
+    """Return tokens a second while `many` requests run.
+
+    The first ones are of all lengths up to the others', so that requests end one by one as they do on a server. Timed
+    is from where all of these have ended until no more can begin.
+    """
     from trtspec.generation.request import Request, Update
 
     engine = engine_of(root)
     engine.speculator.settings = replace(engine.settings, schedule=schedule)  # nothing runs in between
-    prompts = list(islice(cycle(said), max(LEAST, A_PLACE * many)))
-    lock, left, done = threading.Lock(), iter(prompts), threading.Event()
-    running = tokens = 0
-    seconds, counted = 0.0, 0
+    lens = [*(TOKENS * place // many for place in range(1, many + 1)), *[TOKENS] * max(LEAST, A_PLACE * many)]
+    left, lock, done = iter(zip(cycle(said), lens, strict=False)), threading.Lock(), threading.Event()
+    running = ended = tokens = 0
+    marks: list[tuple[float, int]] = []
 
     def begin() -> None:
-        nonlocal running, seconds, counted
+        nonlocal running
         with lock:
-            prompt = next(left, None)
-            if prompt is None:
-                if not seconds:
-                    seconds, counted = time.perf_counter() - started, tokens
-                if running == 0:
-                    done.set()
-                return
-            running += 1
-        engine.submit(Request(prompt, TOKENS), take)
+            prompt, length = next(left, (None, 0))
+            if ended == many or (prompt is None and len(marks) == 1):
+                marks.append((time.perf_counter(), tokens))
+            running += prompt is not None
+            if running == 0:
+                done.set()
+        if prompt is not None:
+            engine.submit(Request(prompt, length), take)
 
     def take(update: Update) -> None:
-        nonlocal running, tokens
+        nonlocal running, ended, tokens
         tokens += len(update.new_ids)
         if update.finish_reason:
             with lock:
-                running -= 1
+                running, ended = running - 1, ended + 1
             begin()
 
-    started = time.perf_counter()
     for _ in range(many):
         begin()
     if not done.wait(WITHIN_S):
         raise SystemExit("the engine did not end in time")
-    return counted / seconds
+    (started, before), (stopped, after) = marks
+    return (after - before) / (stopped - started)
 
 
 if __name__ == "__main__":
