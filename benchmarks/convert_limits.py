@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from convert_source import BLOCK_BYTES, forget
 
-from trtspec.quant.arithmetic import WORTH_BYTES, choose_arithmetic
+from trtspec.kernels.host import WORTH_BYTES
+from trtspec.quant.arithmetic import choose_arithmetic
 
 CORES = os.cpu_count() or 1
 

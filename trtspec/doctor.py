@@ -47,11 +47,11 @@ def _python() -> Probe:
 
 def _conversions() -> Probe:
     """Tell what computes large conversions; without a compiler they lack only speed."""
-    from trtspec.kernels.build import find_libraries  # compilers' flags, which only this command needs
+    from trtspec.kernels.build import HOST_PLUGINS, find_libraries  # compilers' flags, which only this command needs
     from trtspec.kernels.toolchain import probe_toolchain
 
     try:
-        found = next(iter(find_libraries(("quantize",))), None)
+        found = next(iter(find_libraries(HOST_PLUGINS)), None)
         detail = str(found) if found else f"numpy, until {probe_toolchain().cxx} compiles them, for the first large one"
     except TrtspecError as error:
         detail = f"numpy, which is slower: {error.message}"

@@ -40,6 +40,7 @@ from trtspec.graph.executor import Observer, StepResult, execute
 from trtspec.graph.files import FileReader, Files
 from trtspec.graph.plan import Plan, StepStatus, plan_status
 from trtspec.graph.store import Store
+from trtspec.hashing import hash_with
 from trtspec.methods.speedup import expected_speedup
 from trtspec.paths import cache_dir, hub_cache_dir, store_dir
 from trtspec.planner.document import describe_prediction
@@ -227,6 +228,9 @@ def run_build(build: Build, out: Path, store: Store, observer: Observer) -> Buil
         raise TrtspecError("; ".join(each.message for each in refused), hint=DISK_HINT)
     if problems := build.artifact.problems():
         raise StepError("; ".join(problems), hint="what is installed here is not what engine.version says")
+    from trtspec.kernels.sha256 import choose_hashing  # numpy, which a plan does without
+
+    hash_with(choose_hashing(sum(source.nbytes for source in build.context.sources.values())))
     sources = Sources(known_digests())
     with store.holding([step.key for step in build.plan.steps], build.recipe.name):
         results = execute(build.plan, store, observer, build.artifact.devices, sources)

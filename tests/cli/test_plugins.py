@@ -23,7 +23,7 @@ def test_build_test_and_list(workplace: Path, trtspec: Run, monkeypatch: pytest.
     path = Path(built.document["path"])
     assert path.is_relative_to(workplace / "cache" / "plugins")
     assert (built.document["status"], built.document["architectures"]) == ("built", [])
-    assert built.document["plugins"] == ["compact_kv", "quantize", "verify_chain", "verify_tree"]
+    assert built.document["plugins"] == ["compact_kv", "quantize", "sha256", "verify_chain", "verify_tree"]
     again = trtspec("plugins", "build")
     assert again.code == 0
     assert ": hit in 0." in again.out
@@ -32,12 +32,24 @@ def test_build_test_and_list(workplace: Path, trtspec: Run, monkeypatch: pytest.
     assert tested.code == 0
     assert tested.document["ok"]
     names = [check["name"] for check in tested.document["checks"]]
-    assert {name.partition(",")[0] for name in names} == {"verify_chain", "verify_tree", "compact_kv", "quantize"}
+    assert {name.partition(",")[0] for name in names} == {
+        "verify_chain",
+        "verify_tree",
+        "compact_kv",
+        "quantize",
+        "sha256",
+    }
     assert tested.err == ""
     assert f"{len(names)} of {len(names)} checks hold" in trtspec("plugins", "test").out
 
     listed = trtspec("plugins", "list", "--json").document
-    assert [plugin["name"] for plugin in listed["plugins"]] == ["compact_kv", "quantize", "verify_chain", "verify_tree"]
+    assert [plugin["name"] for plugin in listed["plugins"]] == [
+        "compact_kv",
+        "quantize",
+        "sha256",
+        "verify_chain",
+        "verify_tree",
+    ]
     assert [library["path"] for library in listed["libraries"]] == [str(path)]
 
 

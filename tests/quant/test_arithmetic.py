@@ -16,12 +16,14 @@ from tests.tiny import FAMILY_SHAPES, convert, make_model
 from trtspec.checkpoint.arithmetic import NumpyArithmetic
 from trtspec.checkpoint.sharding import ParallelMapping
 from trtspec.errors import StepTimeout
-from trtspec.kernels import build
+from trtspec.kernels import build, host
 from trtspec.kernels.bindings import load_library
+from trtspec.kernels.build import HOST_PLUGINS
+from trtspec.kernels.host import WORTH_BYTES
 from trtspec.kernels.quantize import CompiledArithmetic, Instructions, fastest_of
-from trtspec.quant import arithmetic, tasks
+from trtspec.quant import tasks
 from trtspec.quant.activations import Activations
-from trtspec.quant.arithmetic import WORTH_BYTES, choose_arithmetic
+from trtspec.quant.arithmetic import choose_arithmetic
 from trtspec.quant.scheme import Scheme
 
 
@@ -44,7 +46,7 @@ def digests(out: Path) -> dict[str, str]:
 def test_what_computes_changes_no_byte(
     family: str, tmp_path: Path, build_kernels: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    library = load_library(build_kernels("quantize"))
+    library = load_library(build_kernels(*HOST_PLUGINS))
     chosen = [CompiledArithmetic(library, Instructions(each)) for each in range(1, fastest_of(library) + 1)]
     ones = Activations(Ones(), Ones(), Ones())
     for dtype, target in (("bfloat16", "auto"), ("float32", "bfloat16"), ("bfloat16", "float16")):
@@ -81,18 +83,19 @@ def test_little_is_converted_in_numpy_at_once(compilations: list[float]) -> None
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ on the PATH")
 def test_a_compiler_is_not_waited_for_long(compilations: list[float], caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, arithmetic.log.name)
+    caplog.set_level(logging.INFO, host.log.name)
     assert isinstance(choose_arithmetic(WORTH_BYTES), NumpyArithmetic)
     assert set(compilations) == {60}
     assert caplog.messages == [
-        "weights are converted in numpy, which is slower and says the same: g++ did not end within 60 s"
+        "weights are converted in numpy and hashed by hashlib, which is slower and says the same: "
+        "g++ did not end within 60 s"
     ]
 
 
 def test_without_a_compiler_numpy_converts(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, arithmetic.log.name)
+    caplog.set_level(logging.INFO, host.log.name)
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert isinstance(choose_arithmetic(WORTH_BYTES), NumpyArithmetic)
     assert "no C++ compiler is on the PATH" in caplog.messages[0]
@@ -108,7 +111,7 @@ def test_where_nothing_can_be_kept_numpy_converts(workplace: Path, monkeypatch: 
 def test_a_library_that_is_there_is_used_without_a_compiler(
     workplace: Path, build_kernels: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = build_kernels("quantize")
+    path = build_kernels(*HOST_PLUGINS)
     monkeypatch.setenv("TRTSPEC_CACHE", str(path.parents[2]))
     monkeypatch.setattr(shutil, "which", lambda name: None)
     found = choose_arithmetic(WORTH_BYTES)
@@ -135,7 +138,7 @@ def test_a_large_conversion_compiles_its_library_once(workplace: Path, monkeypat
         "/".join(Path(word).parts[-2:]) for command in commands for word in command if word.endswith(".cpp")
     )
     assert [source for source in sources if "avx512" not in source] == [
-        "common/abi.cpp", "common/no_cuda.cpp", "quantize/cpu.cpp",
+        "common/abi.cpp", "common/no_cuda.cpp", "quantize/cpu.cpp", "sha256/cpu.cpp",
     ]  # fmt: skip
 
 
@@ -143,7 +146,7 @@ def test_a_large_conversion_compiles_its_library_once(workplace: Path, monkeypat
 def test_a_library_that_cannot_be_loaded_is_none(
     workplace: Path, build_kernels: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there = build_kernels("quantize").parents[1]
+    there = build_kernels(*HOST_PLUGINS).parents[1]
     shutil.copytree(there, workplace / "cache" / "plugins")
     monkeypatch.setenv("TRTSPEC_CACHE", str(workplace / "cache"))
     for path in (workplace / "cache").rglob("*.so"):

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,7 +12,7 @@ from types import TracebackType
 
 from trtspec.checkpoint.safetensors import FileLayout
 from trtspec.errors import CheckpointError
-from trtspec.hashing import pieces
+from trtspec.hashing import hashing, pieces, threads_beside
 
 Place = tuple[int, int]  # the number of a file, an offset in it
 
@@ -29,7 +27,7 @@ class _File:
         self.descriptor, self.nbytes = descriptor, layout.nbytes
         self.begins = sorted(layout.offsets.values())
         self.writers = [0] * len(self.begins)
-        self.digest = hashlib.sha256()
+        self.digest = hashing().begin()
         self.ready = self.hashed = self._part = 0
         self.is_taken = self.is_spoilt = False
 
@@ -43,11 +41,11 @@ class _File:
             self._part += 1
         self.ready = self.begins[self._part] if self._part < len(self.writers) else self.nbytes
 
-    def hash_stretch(self) -> None:
-        """Hash the next bytes, which are final."""
+    def read_stretch(self) -> Iterator[memoryview]:
+        """Yield the next bytes, which are final; each piece counts as hashed once the next one is asked for."""
         end = min(self.ready, self.hashed + STRETCH_BYTES)
         for piece in pieces(self.descriptor, self.hashed, end):
-            self.digest.update(piece)
+            yield piece
             self.hashed += len(piece)
         if self.hashed < end:
             raise CheckpointError(f"a rank's file ends at byte {self.hashed:,}; it was changed while being written")
@@ -73,7 +71,7 @@ class GrowingDigests:
         for file in self._files:
             file.settle()
         self._changed, self._stopped = Condition(), False
-        self._hashing = min(len(files), os.cpu_count() or 1)
+        self._code, self._hashing = hashing(), threads_beside(len(files))
         self._pool = ThreadPoolExecutor(self._hashing, "digest")
         self._work: list[Future[None]] = []
 
@@ -113,25 +111,32 @@ class GrowingDigests:
         return [None if file.is_spoilt else file.digest.hexdigest() for file in self._files]
 
     def _hash(self) -> None:
-        while file := self._take():
+        while files := self._take():
             try:
-                file.hash_stretch()
+                self._hash_stretches(files)
             finally:
                 with self._changed:
-                    file.is_taken = False
+                    for file in files:
+                        file.is_taken = False
                     self._changed.notify_all()
 
-    def _take(self) -> _File | None:
-        """Return the file that is furthest behind, once there is one; None where there is nothing left to do."""
+    def _hash_stretches(self, files: Sequence[_File]) -> None:
+        stretches = [(file.digest, file.read_stretch()) for file in files]
+        while grown := [(digest, piece) for digest, stretch in stretches if (piece := next(stretch, None))]:
+            self._code.grow(grown)
+
+    def _take(self) -> list[_File]:
+        """Return the files that are furthest behind, once there are any; none where there is nothing left to do."""
         with self._changed:
             while not self._stopped and any(file.hashed < file.nbytes for file in self._files):
                 waiting = [file for file in self._files if file.hashed < file.ready and not file.is_taken]
                 if waiting:
-                    file = max(waiting, key=lambda each: each.ready - each.hashed)
-                    file.is_taken = True
-                    return file
+                    files = sorted(waiting, key=lambda each: each.hashed - each.ready)[: self._code.most]
+                    for file in files:
+                        file.is_taken = True
+                    return files
                 self._changed.wait()  # unbounded: tasks end, or the conversion does
-        return None
+        return []
 
     def _unhashed(self) -> int:
         return sum(file.ready - file.hashed for file in self._files)

@@ -73,6 +73,7 @@ def _show_built(document: dict[str, Any]) -> None:
 def _test(architectures: tuple[str, ...]) -> dict[str, Any]:
     from dataclasses import asdict
 
+    from trtspec.kernels import sha256
     from trtspec.kernels.bindings import load_library
     from trtspec.kernels.build import build_library, plan_library
     from trtspec.kernels.selftest import run_self_test
@@ -80,7 +81,8 @@ def _test(architectures: tuple[str, ...]) -> dict[str, Any]:
 
     library = load_library(build_library(plan_library(architectures=architectures)))
     verification = run_self_test(library, "cuda" if architectures else "cpu")
-    checks = [asdict(check) for check in (*verification, *selftest.run_self_test(library))]
+    others = (*selftest.run_self_test(library), *sha256.run_self_test(library))
+    checks = [asdict(check) for check in (*verification, *others)]
     return {"ok": all(check["ok"] for check in checks), "path": str(library.path), "checks": checks}
 
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import operator
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,7 +18,7 @@ from trtspec.files import UNREAD, in_threads
 from trtspec.graph.digest import DigestCache, identity_of
 from trtspec.graph.files import Files
 from trtspec.graph.step import Progress, Step, Stopped
-from trtspec.hashing import file_sha256
+from trtspec.hashing import files_sha256, threads_beside
 
 TICK_S = 0.02  # times of files move in ticks of at most 10 ms
 LEAD_BYTES = 512 << 20  # what one reads the other finds in the page cache
@@ -89,12 +88,13 @@ class Alongside:
         self._identities: dict[Path, str] = {}
         self._hashed = self._read = 0
         self._moved, self._is_over, self._is_stopped = Condition(), False, False
-        self._pool = ThreadPoolExecutor(os.cpu_count(), "source")
-        self._work: dict[Path, Future[str]] = {}
+        self._pool = ThreadPoolExecutor(1, "source")
+        self._paths = sorted(self._supposed)
 
     def __enter__(self) -> Alongside:
         self._identities = {path: _settled(path) for path in self._supposed}
-        self._work = {path: self._pool.submit(file_sha256, path, self._on_hashed) for path in sorted(self._supposed)}
+        threads = threads_beside(len(self._paths))
+        self._work: Future[list[str]] = self._pool.submit(files_sha256, self._paths, self._on_hashed, threads)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
@@ -109,7 +109,7 @@ class Alongside:
             self._read += n_bytes
             self._moved.notify_all()
             # unbounded: files are being hashed
-            self._moved.wait_for(lambda: self._read - self._hashed <= LEAD_BYTES or self._is_hashed())
+            self._moved.wait_for(lambda: self._read - self._hashed <= LEAD_BYTES or self._work.done())
         self._progress.advance(n_bytes)
 
     def say(self, text: str) -> None:
@@ -121,7 +121,7 @@ class Alongside:
         with self._moved:
             self._is_over = True
             self._moved.notify_all()
-        found = {path: work.result() for path, work in self._work.items()}
+        found = dict(zip(self._paths, self._work.result(), strict=True))
         self._digests.learn({path: (self._identities[path], digest) for path, digest in found.items()})
         for path, digest in found.items():
             supposed = self._supposed[path]
@@ -138,9 +138,6 @@ class Alongside:
             self._moved.wait_for(lambda: self._hashed - self._read <= LEAD_BYTES or self._is_over)
             if self._is_stopped:
                 raise Stopped
-
-    def _is_hashed(self) -> bool:
-        return all(work.done() for work in self._work.values())
 
 
 class Sources:

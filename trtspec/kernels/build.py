@@ -36,6 +36,7 @@ LIBRARY = "libtrtspec.so"
 DESCRIPTION = "library.json"
 SCHEMA = "trtspec.kernels/1"
 MANIFEST = "plugin.yaml"
+HOST_PLUGINS = ("quantize", "sha256")  # what builds call, in one library
 COMMON_SOURCES = ("common/abi.cpp",)
 WITHOUT_CUDA = ("common/no_cuda.cpp",)
 HEADERS = ("common/*.h", "common/*.cuh", "include/**/*.h")

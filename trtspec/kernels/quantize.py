@@ -16,10 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from trtspec.errors import TrtspecError
-from trtspec.kernels.bindings import KernelLibrary, load_library
-from trtspec.kernels.build import build_library, find_libraries, plan_library
+from trtspec.kernels.bindings import KernelLibrary
 
-PLUGIN = "quantize"
 FORMATS = {"F32": 1, "F16": 2, "BF16": 3, "F8_E4M3": 4}
 ITEMS = {"F32": np.uint32, "F16": np.uint16, "BF16": np.uint16, "F8_E4M3": np.uint8}
 COUNT, CAST, QUANTIZE_ROWS = range(3)
@@ -110,16 +108,6 @@ class CompiledArithmetic:
             raise TrtspecError(f"quantize: {bits.dtype} {bits.shape} {bits.strides} is not rows of {dtype}")
         if code := self.library.handle.trtspec_quantize_cpu(byref(args)):
             raise TrtspecError(f"quantize: {self.library.message(code)}", where=str(self.library.path))
-
-
-def load_arithmetic(timeout_s: float) -> CompiledArithmetic:
-    """Return the arithmetic of the library that is in the cache, compiling it within `timeout_s` where none is.
-
-    Raises TrtspecError where there is neither a library nor a compiler, it takes longer, or this machine cannot run it.
-    """
-    found = next(iter(find_libraries((PLUGIN,))), None)
-    library = load_library(found or build_library(plan_library((PLUGIN,)), timeout_s))
-    return CompiledArithmetic(library, fastest_of(library))
 
 
 def fastest_of(library: KernelLibrary) -> Instructions:

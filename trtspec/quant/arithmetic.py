@@ -10,23 +10,21 @@ import logging
 
 from trtspec.checkpoint.arithmetic import Arithmetic, NumpyArithmetic
 from trtspec.errors import TrtspecError
-from trtspec.kernels.quantize import load_arithmetic
+from trtspec.kernels.host import host_library
+from trtspec.kernels.quantize import CompiledArithmetic, fastest_of
 
 log = logging.getLogger(__name__)
 
-# Numpy converts so much in about a second; to compile a library takes three, once.
-WORTH_BYTES = 512 << 20
-COMPILE_S = 60
-
 
 def choose_arithmetic(nbytes: int) -> Arithmetic:
-    """Return what computes a conversion of so many bytes; compiles at most `COMPILE_S`, once for a machine's user."""
-    if nbytes < WORTH_BYTES:
-        return NumpyArithmetic()
+    """Return what computes a conversion of so many bytes; may compile a library, once for a machine's user."""
+    library = host_library(nbytes)
     try:
-        found = load_arithmetic(COMPILE_S)
-    except (TrtspecError, OSError) as error:
-        log.info("weights are converted in numpy, which is slower and says the same: %s", error)
+        found = CompiledArithmetic(library, fastest_of(library)) if library else None
+    except TrtspecError as error:
+        log.info("weights are converted in numpy: %s", error)
+        found = None
+    if found is None:
         return NumpyArithmetic()
     log.info("weights are converted by %s (%s)", found.library.path, found.instructions.name)
     return found

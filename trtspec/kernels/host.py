@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compiled library of what builds call on this machine's processors: where it pays and can be had."""
+
+from __future__ import annotations
+
+import logging
+
+from trtspec.errors import TrtspecError
+from trtspec.kernels.bindings import KernelLibrary, load_library
+from trtspec.kernels.build import HOST_PLUGINS, build_library, find_libraries, plan_library
+
+log = logging.getLogger(__name__)
+
+# Numpy converts so much in about a second; to compile the library takes three, once for a machine's user.
+WORTH_BYTES = 512 << 20
+COMPILE_S = 60
+
+
+def host_library(nbytes: int) -> KernelLibrary | None:
+    """Return the library for work on so many bytes, compiled within `COMPILE_S` where there is none.
+
+    None where it would not pay, or there is neither a library nor a compiler: numpy and hashlib say the same.
+    """
+    if nbytes < WORTH_BYTES:
+        return None
+    try:
+        found = next(iter(find_libraries(HOST_PLUGINS)), None)
+        return load_library(found or build_library(plan_library(HOST_PLUGINS), COMPILE_S))
+    except (TrtspecError, OSError) as error:
+        log.info("weights are converted in numpy and hashed by hashlib, which is slower and says the same: %s", error)
+        return None
