@@ -54,11 +54,11 @@ def test_it_goes_with_its_target(method: str, layers: int, tmp_path: Path) -> No
     draft, target = make(method, tmp_path / "draft", source), load_model(source, "auto")
     if method == "draft_target":
         model = load_model(draft, "auto")
-        assert (model.config.vocab_size, model.matched.skipped) == (target.config.vocab_size, [])
+        assert (model.config.vocab_size, model.matched.skipped) == (target.config.vocab_size, {})
         return
     head = read_head(load_source(draft), method, OPTIONS.get(method, {}), target, DRAFT_LEN)
     assert head.head.diagnostics == ()
-    assert set(head.matched.skipped) <= {"t2d"}
+    assert head.matched.skipped.keys() <= {"t2d"}
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "mixtral", "qwen3"])
@@ -113,14 +113,14 @@ def test_a_head_drafts_the_answers_tokens(tmp_path: Path) -> None:
 
 
 def test_a_small_model_keeps_what_the_targets_rows_say_of_each_other(tmp_path: Path) -> None:
-    """With all directions rows have the products that they had; with fewer, no other ones come closer."""
+    """With all directions rows have the products that they had; with fewer, those that come closest."""
     source = make_llama(tmp_path / "hf", hidden_size=64)
-    whole = load_file(source / "model.safetensors")["lm_head.weight"].float()
+    vectors, values, _ = torch.linalg.svd(load_file(source / "model.safetensors")["lm_head.weight"].float())
     for width in (64, 32):
         draft = make("draft_target", tmp_path / f"{width}", source, Sizes(hidden_size=width))
         made = load_file(draft / "model.safetensors")["lm_head.weight"].float()
-        lost = torch.linalg.svdvals(whole)[width:].pow(4).sum().sqrt()
-        assert (whole @ whole.T - made @ made.T).norm() == pytest.approx(lost, abs=0.02 * whole.pow(2).sum())
+        best = vectors[:, :width] * values[:width].pow(2) @ vectors[:, :width].T
+        assert (made @ made.T - best).norm() < 0.01 * best.norm()
 
 
 @pytest.mark.parametrize(

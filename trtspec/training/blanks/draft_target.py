@@ -54,8 +54,8 @@ def _config(origin: Origin) -> ModelConfig:
 
 def _narrowed(rows: Tensor, width: int) -> Tensor:
     """Return rows [n, width] of [n, hidden]: their parts along the principal directions."""
-    directions = torch.linalg.eigh(rows.T @ rows).eigenvectors[:, -width:]
-    return rows @ directions
+    directions: Tensor = torch.linalg.eigh(rows.T @ rows).eigenvectors
+    return rows @ directions[:, -width:]
 
 
 MAKER = Maker(make, ("layers", "hidden_size"))
