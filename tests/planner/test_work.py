@@ -115,6 +115,20 @@ def test_a_head_without_an_lm_head_reads_the_targets() -> None:
     assert found.active_numbers == count_parameters(net) - embedding[0] * embedding[1] + target.head.numbers
 
 
+def test_the_heads_behind_a_block_net_are_no_lm_head() -> None:
+    """A Markov head's rows of the token before are looked up; what it and the confidence read is beside the LM head."""
+    target, net = work("llama-3.1-8b-instruct"), source("eagle-llama3-instruct-8b")
+    like = net.tensors["fc.weight"]
+    shapes = {
+        "markov_head.markov_w1.weight": (128_256, 256),
+        "markov_head.markov_w2.weight": (128_256, 256),
+        "confidence_head.proj.weight": (1, 4352),
+    }
+    more = {name: replace(like, name=name, shape=shape) for name, shape in shapes.items()}
+    found = head_work(replace(net, tensors=net.tensors | more), target)
+    assert found.active_numbers == head_work(net, target).active_numbers + 128_256 * 256 + 4352
+
+
 def test_medusas_heads_are_no_heads_of_the_target() -> None:
     target = work("vicuna-7b-v1.3")
     medusa = source("medusa-vicuna-7b-v1.3")

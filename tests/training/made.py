@@ -98,13 +98,17 @@ def _net_pair(root: Path, net: parallel_nets.Net) -> tuple[Path, Path, None]:
 RUN: dict[str, Callable[[Path], tuple[Path, Path, None]]] = {
     "dflash": lambda root: _net_pair(root, parallel_nets.random_block_net(own=True)),
     "dflash causal": lambda root: _net_pair(root, parallel_nets.random_block_net(own=True, causal=True)),
+    "dspark": lambda root: _net_pair(root, parallel_nets.random_block_net("dspark", own=True)),
+    "dspark without its own token": lambda root: _net_pair(
+        root, parallel_nets.random_block_net("dspark", own=True, sample_from_anchor=False)
+    ),
     "p_eagle": lambda root: _net_pair(root, parallel_nets.random_p_eagle(drafted=VOCAB)),
 }
 
 
-def _dflash_pair(root: Path) -> tuple[Path, Path]:
-    source, config = make_model(root / "hf", "llama", scale=0.3), block_nets.DFLASH["z-lab"][0]
-    net = block_nets.save_net(root / "net", config, _random(block_nets.net_tensors()))
+def _block_pair(root: Path, config: dict[str, Any], markov: str | None) -> tuple[Path, Path]:
+    source = make_model(root / "hf", "llama", scale=0.3)
+    net = block_nets.save_net(root / "net", config, _random(block_nets.net_tensors(markov)))
     return convert(source, root / "target"), net
 
 
@@ -126,7 +130,11 @@ def _random(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 # by method, of nets that draft a block: makes a target and the net
-BLOCKS: dict[str, Callable[[Path], tuple[Path, Path]]] = {"dflash": _dflash_pair, "p_eagle": _p_eagle_pair}
+BLOCKS: dict[str, Callable[[Path], tuple[Path, Path]]] = {
+    "dflash": lambda root: _block_pair(root, *block_nets.DFLASH["z-lab"][:2]),
+    "dspark": lambda root: _block_pair(root, *block_nets.DSPARK["DeepSpec"][:2]),
+    "p_eagle": _p_eagle_pair,
+}
 
 
 def student_of(

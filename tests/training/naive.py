@@ -44,11 +44,20 @@ def naive_loss(naive: Any, target: Sequence[Tensor], texts: Sequence[Text], name
                 if place - step >= first and (drafted is None or int(wanted.argmax()) in drafted.tolist()):
                     wanted = wanted if drafted is None else wanted[drafted]
                     said = naive(text, place - step, step)
-                    by_pass.setdefault(step, []).append(LOSSES[name](said[None], wanted[None]))
+                    loss = LOSSES[name](said[None], wanted[None])
+                    if hasattr(naive, "confidence"):
+                        loss = loss + naive_surprise(naive.confidence(text, place - step, step), said, wanted)
+                    by_pass.setdefault(step, []).append(loss)
     means = {step: torch.stack(losses).mean() for step, losses in by_pass.items()}
     weights = {step: STEP_WEIGHT**step for step in means}
     total: Tensor = sum(weights[step] * means[step] for step in means) / sum(weights.values())
     return total
+
+
+def naive_surprise(sure: Tensor, said: Tensor, wanted: Tensor) -> Tensor:
+    """Return what a probability loses where a token drawn from `said` is accepted with that of the overlap."""
+    accepted = 1 - (said.softmax(-1) - wanted.softmax(-1)).abs().sum().detach() / 2
+    return -(accepted * sure.log() + (1 - accepted) * (1 - sure).log())
 
 
 class NaiveModel:
@@ -196,9 +205,9 @@ class NaiveEagle(Plain):
 
 
 class NaiveDFlash(Plain):
-    """A block of its own for each place; it has neither an embedding nor an LM head."""
+    """A block of its own for each place; it has neither an embedding nor an LM head. Its anchor drafts nothing."""
 
-    passes = 4
+    passes, silent = 4, 1
 
     def __init__(self, root: Path, source: Path, states: States) -> None:
         super().__init__(source)
@@ -207,8 +216,11 @@ class NaiveDFlash(Plain):
         self.states = states
 
     def __call__(self, text: Text, place: int, step: int) -> Tensor:
-        width = self.passes + 1
-        hidden = self.embedding[[text.tokens[place], *[block_nets.MASK] * self.passes]]
+        return F.linear(self._found(text, place, step), self.lm_head)
+
+    def _found(self, text: Text, place: int, step: int) -> Tensor:
+        width = self.passes + self.silent
+        hidden = self.embedding[[text.tokens[place], *[block_nets.MASK] * (width - 1)]]
         context = self.norm("hidden_norm", self.linear("fc", self.states[text.name][:place]))
         at, seen = torch.arange(place, place + width), torch.ones(width, place + width, dtype=torch.bool)
         for layer in ("layers.0", "layers.1"):
@@ -216,7 +228,26 @@ class NaiveDFlash(Plain):
             mixed = self.attend(layer, read, at, torch.cat([context, read]), torch.arange(place + width), seen)
             hidden = hidden + mixed
             hidden = hidden + self.mlp(layer, hidden)
-        return F.linear(self.norm("norm", hidden[step + 1]), self.lm_head)
+        return self.norm("norm", hidden[step + self.silent])
+
+
+class NaiveDSpark(NaiveDFlash):
+    """DFlash's block, whose anchor drafts too, with what each token says of the next."""
+
+    silent = 0
+
+    def __call__(self, text: Text, place: int, step: int) -> Tensor:
+        bias = self.linear("markov_head.markov_w2", self._before(text, place, step))
+        return super().__call__(text, place, step) + bias
+
+    def confidence(self, text: Text, place: int, step: int) -> Tensor:
+        """Return how sure the net is of the token that it drafts there."""
+        seen = torch.cat([self._found(text, place, step), self._before(text, place, step)])
+        logit = self.linear("confidence_head.proj", seen) + self.parameters["confidence_head.proj.bias"]
+        return 1 / (1 + torch.exp(-logit[0]))
+
+    def _before(self, text: Text, place: int, step: int) -> Tensor:
+        return self.parameters["markov_head.markov_w1.weight"][text.tokens[place + step]]
 
 
 class NaivePEagle(Plain):
@@ -251,5 +282,6 @@ NAIVE: dict[str, Callable[[Path, Path, States], Naive]] = {
     "medusa": NaiveMedusa,
     "redrafter": NaiveRecurrent,
     "dflash": NaiveDFlash,
+    "dspark": NaiveDSpark,
     "p_eagle": NaivePEagle,
 }

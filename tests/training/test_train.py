@@ -184,7 +184,7 @@ def test_a_leak_is_refused_by_name(option: str, recipe: Path, prompts: Path, trt
 def test_a_method_without_a_trainable_draft(recipe: Path, prompts: Path, trtspec: Run) -> None:
     ended = trtspec("train", recipe, "--prompts", prompts, "--set", "speculation={method: ngram, draft_len: 3}")
     assert ended.code == 1
-    able = "dflash, draft_target, eagle, eagle3, medusa, p_eagle, redrafter"
+    able = "dflash, draft_target, dspark, eagle, eagle3, medusa, p_eagle, redrafter"
     assert f"method ngram has no draft that can be trained; those of {able} can" in ended.err
 
 

@@ -12,6 +12,7 @@ from trtspec.cli.options import Json, Recipe, Set
 
 if TYPE_CHECKING:
     from trtspec.measure.layers import PrunedDraft
+    from trtspec.training.reduce import Reduced
 
 
 def prune(
@@ -25,6 +26,9 @@ def prune(
     layers: Annotated[
         int, typer.Option(help="Layers that are left; 0 for as many as promise most untrained.", min=0)
     ] = 0,
+    vocab: Annotated[
+        int, typer.Option(help="Instead: tokens that the recipe's net still drafts, the answers' most frequent.", min=0)
+    ] = 0,
     samples: Annotated[int, typer.Option(help="Prompts that the target answers for the search.", min=2)] = 32,
     max_tokens: Annotated[int, typer.Option(help="New tokens a prompt.", min=2)] = 64,
     iterations: Annotated[int, typer.Option(help="Sets that are tried at most.", min=1)] = 300,
@@ -32,10 +36,11 @@ def prune(
     seed: Annotated[int, typer.Option(help="Equal seeds try equal sets.")] = 0,
     json: Json = False,
 ) -> None:
-    """Make a draft model out of layers of a recipe's target, for a target that has no small sibling.
+    """Make a draft model out of layers of a recipe's target, or leave its draft net fewer tokens to draft.
 
     Which layers stay is searched on the target's own answers: those whose greedy chains are accepted furthest. The
-    draft is of the target's form, and `trtspec train` adapts it.
+    draft is of the target's form, and `trtspec train` adapts it. With --vocab a net's LM head keeps the rows of the
+    tokens that the target says most, and both nets are measured on prompts that had no say in it.
 
     Example: trtspec prune recipes/quickstart.yaml --layers 3 --out drafts/pruned
     """
@@ -43,10 +48,16 @@ def prune(
     from trtspec.cli.progress import counter
     from trtspec.cli.pruned import built_alone, write_pruned
     from trtspec.cli.render import print_json
+    from trtspec.errors import TrtspecError
     from trtspec.measure.layers import search_layers
     from trtspec.measure.skips import SkipLimits
 
     check_new(out)  # before minutes of search
+    if vocab and layers:
+        raise TrtspecError("--vocab is for a net, --layers for the target", hint="one at a time, each to its own --out")
+    if vocab:
+        _show_reduced(_reduce(recipe, set_ or [], prompts, vocab, max_tokens, seed, out), as_json=json)
+        return
     limits = SkipLimits(1.0, iterations, 60 * minutes, whole_layers=True, layers_left=layers)
     with built_alone(recipe, set_ or []) as (build, root):
         with counter() as on_progress:
@@ -77,6 +88,42 @@ def _show(found: PrunedDraft, out: Path) -> None:
     sys.stdout.write(
         f"speculation:\n  method: draft_target\n  draft_len: {found.draft_len}\n  draft:\n    model: {out.absolute()}\n"
     )
+
+
+def _reduce(
+    recipe: Path, overrides: list[str], prompts: Path | None, vocab: int, max_tokens: int, seed: int, out: Path
+) -> Reduced:
+    from trtspec.cli.progress import build_bars
+    from trtspec.errors import TrtspecError
+    from trtspec.recipe.load import load_recipe
+    from trtspec.training.plans import Asked
+    from trtspec.training.reduce import reduce
+    from trtspec.training.settings import TrainSettings
+
+    own = load_recipe(recipe, overrides).recipe.gates.prompts
+    if prompts is None and own is None:
+        raise TrtspecError("no prompts to count the answers' tokens on", hint="name some: --prompts FILE")
+    found = prompts or Path(own or "")
+    settings = TrainSettings("kl", 0, 0.0, 0, 0.0, seed)  # nothing is trained
+    asked = Asked(recipe, overrides, found, None, None, out, max_tokens, 0, settings)
+    return reduce(asked, vocab, out, build_bars)
+
+
+def _show_reduced(found: Reduced, *, as_json: bool) -> None:
+    from trtspec.cli.layout import counted
+    from trtspec.cli.render import note, print_json, say
+
+    if as_json:
+        print_json(found.as_dict())
+        return
+    whole, (before, after) = found.verdict.whole, found.costs
+    texts = counted(len(whole.before.texts), "held-out text")
+    note(
+        f"on {texts} {whole.before.token_weighted} tokens a step before, {whole.after.token_weighted} now; a step takes"
+        f" {before:.3f} and {after:.3f} times one of the target alone, as long as weights take to read",
+        "dim",
+    )
+    say(f"{found.out}: drafts {found.left} tokens", "green")
 
 
 command = prune

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trtspec.cli.options import Json, Recipe, Set
-from trtspec.training.settings import Loss, TrainSettings
+from trtspec.training.settings import Loss, Sizes, TrainSettings
 
 if TYPE_CHECKING:
     from trtspec.training.result import Result
@@ -41,6 +41,11 @@ def train(
     learning_rate: Annotated[
         float, typer.Option(help="The highest; 0 for one that fits the draft's width.", min=0)
     ] = 0.0,
+    layers: Annotated[int, typer.Option(help="Layers of a draft from scratch; 0 for what fits the target.", min=0)] = 0,
+    hidden_size: Annotated[int, typer.Option(help="Width of a draft model from scratch; 0 likewise.", min=0)] = 0,
+    draft_vocab: Annotated[
+        int, typer.Option(help="Tokens that a head from scratch drafts, the answers' most frequent; 0 likewise.", min=0)
+    ] = 0,
     seed: Annotated[int, typer.Option(help="Equal seeds split, sample and shuffle equally.")] = 0,
     write: Annotated[bool, typer.Option("--write", help="Put a better draft into the recipe.")] = False,
     json: Json = False,
@@ -48,7 +53,8 @@ def train(
     """Adapt a recipe's draft to your own prompts, and take it only where held-out ones prove it better.
 
     The target answers the prompts, the draft learns the target's distributions on these answers, and both drafts are
-    measured on prompts that were held out. One that is worse on some kind is refused with exit code 112.
+    measured on prompts that were held out. One that is worse on some kind is refused with exit code 112. Where the
+    recipe names no draft, one of its method is made from scratch and judged by what it brings to the target alone.
 
     Example: trtspec train recipes/quickstart.yaml --prompts kinds --minutes 10
     """
@@ -56,12 +62,14 @@ def train(
     from trtspec.cli.render import note, print_json
     from trtspec.errors import GateNotMet
     from trtspec.recipe.edit import check_editable, write_section
-    from trtspec.training.run import Asked, run, section_with
+    from trtspec.training.plans import Asked, section_with
+    from trtspec.training.run import run
 
     if write:
         check_editable(recipe)  # before minutes of training
     settings = TrainSettings(loss, lora, learning_rate, steps, 60 * minutes, seed)
-    asked = Asked(recipe, set_ or [], prompts, keep, held_out, out, max_tokens, sampled, settings)
+    sizes = Sizes(layers, hidden_size, draft_vocab)
+    asked = Asked(recipe, set_ or [], prompts, keep, held_out, out, max_tokens, sampled, settings, sizes)
     found = run(asked, build_bars)
     if json:
         print_json(found.as_dict())
@@ -92,7 +100,8 @@ def show(found: Result) -> None:
         for each in (verdict.whole, *verdict.kinds)
     ]
     columns = ("held-out prompts", "", "accepted", "after", "tokens a step", "after", "", "")
-    show_table(f"{found.name}: {found.record['steps']} steps", columns, rows, right=tuple(range(1, 7)))
+    how = ", from scratch" if found.from_scratch else ""
+    show_table(f"{found.name}: {found.record['steps']} steps{how}", columns, rows, right=tuple(range(1, 7)))
     for refusal in verdict.refusals:
         say(f"refused: {refusal}", "red")
     if found.published:

@@ -46,7 +46,7 @@ def predict(context: PlanContext) -> Prediction:
         target = work_of(context.sources["target"], stored_format(context.sources["target"], context.recipe.target))
         if target.active_numbers < LEAST_WEIGHTS:
             raise Unpredictable("the target is smaller than any of which speeds were published")
-        work = _draft_work(context, target)
+        work = draft_work(context, target)
     except CheckpointError as error:
         raise Unpredictable(f"the model's shape is not known: {error.message}") from None
     drafting = Drafting(work, _draft_machine(context, machine), context.method.draft_passes, _breadth(context))
@@ -77,7 +77,8 @@ def _breadth(context: PlanContext) -> float:
     return context.draft_shape.max_tokens / context.draft_shape.max_depth
 
 
-def _draft_work(context: PlanContext, target: Work) -> Work | None:
+def draft_work(context: PlanContext, target: Work) -> Work | None:
+    """Return what a pass of what drafts takes, None without one; raises Unpredictable where that is not known."""
     draft, method, source = context.recipe.speculation.draft, context.method, context.sources.get("draft")
     if method.draft_passes == "none":
         return None

@@ -25,7 +25,8 @@ PACKED = {"U8": 2, "I32": 8}  # numbers of 4 bits in an item
 TABLES = ("I64", "BOOL")  # of ids
 SCALES = ("scales", "scale", "scale_inv", "scale_2", "qzeros", "g_idx")
 TOWERS = re.compile(r"(^|\.)(vision|visual|audio|multi_modal|mm_|embed_vision|embed_audio)")
-EMBEDDING = re.compile(r"embed_tokens|word_embeddings|\bwte\b")
+EMBEDDING = re.compile(r"embed_tokens|word_embeddings|markov_w1|\bwte\b")
+SEQUENTIAL = re.compile(r"markov_w2|confidence_")  # heads behind a block net, beside its LM head
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 EXPERT = ".experts."
 LINEAR_ROLES = ("dense", "expert")
@@ -132,7 +133,8 @@ def head_work(source: Source, target: Work) -> Work:
     """Return what a pass of a draft head takes; one without an LM head reads the target's."""
     found = {role: sizes for (role, _), sizes in _parts(source, QuantFormat()).items()}
     vocab = target.head.numbers // max(1, target.hidden_size)
-    if any(tensor.shape[:1] == (vocab,) and not EMBEDDING.search(name) for name, tensor in source.tensors.items()):
+    beside = re.compile(f"{EMBEDDING.pattern}|{SEQUENTIAL.pattern}")
+    if any(tensor.shape[:1] == (vocab,) and not beside.search(name) for name, tensor in source.tensors.items()):
         found.setdefault("head", NO_SIZES)  # Medusa's and ReDrafter's, by other names
     return _drafting(found, len({number[1] for name in source.tensors if (number := LAYER.search(name))}), target)
 
@@ -187,6 +189,6 @@ def _role(name: str) -> str:
         return "tower"
     if EXPERT in name:
         return "expert"
-    if "head" in name:
-        return "head"
-    return "embedding" if EMBEDDING.search(name) else "dense"
+    if EMBEDDING.search(name):
+        return "embedding"
+    return "head" if "head" in name and not SEQUENTIAL.search(name) else "dense"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trained draft as a Hugging Face directory: every file as it came, with other bytes where a tensor was trained."""
+"""Tensors on their way to a Hugging Face directory; a trained draft's: every file as it came, with other bytes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from torch import Tensor
 
 from trtspec.checkpoint.safetensors import TensorInfo, lay_out
 from trtspec.checkpoint.source import INDEX, Source
+from trtspec.checkpoint.write import Part
 from trtspec.files import sync
 from trtspec.torch_engine.model.tensors import TORCH_DTYPES
+
+_WHOLE = {torch.int64: "I64", torch.bool: "BOOL"}
 
 
 def write_checkpoint(source: Source, trained: Mapping[str, Tensor], out: Path) -> None:
@@ -42,6 +45,15 @@ def _write_shard(path: Path, tensors: list[TensorInfo], trained: Mapping[str, Te
 def _bytes(tensor: TensorInfo, trained: Mapping[str, Tensor]) -> memoryview:
     if tensor.name not in trained:
         return np.memmap(tensor.file, np.uint8, "r", tensor.offset, (tensor.nbytes,)).data
-    values = trained[tensor.name].cpu()
-    rounded = values.to(TORCH_DTYPES.get(tensor.dtype, values.dtype)).contiguous()
+    return _rounded(trained[tensor.name], tensor.dtype)
+
+
+def part_of(name: str, values: Tensor, dtype: str) -> Part:
+    """Return a tensor to be written; floating-point numbers are rounded to a dtype, as safetensors names it."""
+    stored = dtype if values.is_floating_point() else _WHOLE[values.dtype]
+    return Part(name, stored, tuple(values.shape), bytes(_rounded(values, stored)))
+
+
+def _rounded(values: Tensor, dtype: str) -> memoryview:
+    rounded = values.cpu().to(TORCH_DTYPES.get(dtype, values.dtype)).contiguous()
     return rounded.flatten().view(torch.uint8).numpy().data

@@ -30,7 +30,7 @@ from trtspec.training.verdict import MOST_LOSS
 
 VALIDATE_EVERY, PATIENCE = 50, 10
 WARM_UP, LAST_SHARE = 0.05, 0.05  # of the budget; of the highest learning rate
-RATE_TIMES_WIDTH, LORA_TIMES = 0.2, 5.0
+RATE_TIMES_WIDTH, LORA_TIMES, SCRATCH_TIMES = 0.2, 5.0, 4.0
 CLIP = 1.0
 STATE = "training.pt"
 
@@ -190,9 +190,10 @@ def learning_rate(settings: TrainSettings, width: int, progress: float) -> float
     """Return the rate at a share of the budget: a linear way up, then half a cosine down.
 
     Unless the settings say, the highest falls with the draft's width, as maximal update parametrization has it for
-    matrices under Adam (arXiv:2203.03466), and is some times as high for LoRA's thin ones.
+    matrices under Adam (arXiv:2203.03466), and is some times as high for LoRA's thin ones and for random ones.
     """
-    highest = settings.learning_rate or RATE_TIMES_WIDTH / width * (LORA_TIMES if settings.lora else 1.0)
+    times = LORA_TIMES if settings.lora else SCRATCH_TIMES if settings.from_scratch else 1.0
+    highest = settings.learning_rate or RATE_TIMES_WIDTH / width * times
     if progress < WARM_UP:
         return highest * max(0.01, progress / WARM_UP)
     falling = (1 + math.cos(math.pi * min(1.0, (progress - WARM_UP) / (1 - WARM_UP)))) / 2

@@ -42,6 +42,18 @@ def total_variation(draft_logits: Tensor, target_logits: Tensor) -> Tensor:
     return (torch.softmax(draft_logits, -1) - torch.softmax(target_logits, -1)).abs().sum(-1).mean() / 2
 
 
+def surprise(sureness: Tensor | None, draft_logits: Tensor, target_logits: Tensor) -> Tensor:
+    """Return the cross entropy of how sure a draft is, as logits [places], and of what will be accepted; 0 for None.
+
+    A token that is sampled from the draft is accepted with probability 1 - `total_variation`, which is no gradient's
+    way here.
+    """
+    if sureness is None:
+        return draft_logits.new_zeros(())
+    shared = torch.minimum(torch.softmax(draft_logits, -1), torch.softmax(target_logits, -1)).sum(-1)
+    return F.binary_cross_entropy_with_logits(sureness, shared.detach())
+
+
 LOSSES: dict[Loss, Callable[[Tensor, Tensor], Tensor]] = {
     "kl": kl, "greedy": greedy, "reverse_kl": reverse_kl, "tv": total_variation
 }  # fmt: skip

@@ -44,7 +44,7 @@ class MeasureDraft(Step):
         """Measure; raises TrtspecError where the target's answers judge nothing."""
         from trtspec.torch_engine.speculator import Speculator
 
-        texts = judges(read_texts(inputs[self.texts] / TEXTS))
+        texts = held_out_of(inputs[self.texts])
         if not texts:
             raise TrtspecError("the target answers no held-out prompt with two tokens", hint="give other prompts")
         draft = inputs[self.draft[0]] if self.draft else None
@@ -64,6 +64,11 @@ class MeasureDraft(Step):
 def judges(texts: list[Text]) -> list[Text]:
     """Return the texts that a draft is judged by: answers have a token that can be drafted."""
     return [text for text in texts if text.side == HELD_OUT and len(text.answer) > 1]
+
+
+def held_out_of(answers: Path) -> list[Text]:
+    """Return the texts that a draft is judged by, out of what `AnswerPrompts` wrote."""
+    return judges(read_texts(answers / TEXTS))
 
 
 def read_counts(path: Path) -> list[Counts]:

@@ -13,6 +13,7 @@ from trtspec.torch_engine.replay import Proposed
 from trtspec.training.batches import Batch, in_order
 from trtspec.training.layers import View
 from trtspec.training.lessons import Lessons
+from trtspec.training.losses import surprise
 from trtspec.training.student import STEP_WEIGHT, Student
 from trtspec.training.texts import Text
 
@@ -28,10 +29,12 @@ def batch_loss(student: Student, view: View, batch: Batch, lessons: Lessons, dis
     wanted, features = lessons.of(batch)
     able, wanted = _within(student, wanted)
     losses, weights = [], []
-    for number, (at, logits) in enumerate(_logits(student, view, batch, features, able)):
-        if len(logits):
+    for number, (at, hidden) in enumerate(_hidden(student, view, batch, features, able)):
+        if len(at):
+            logits = student.logits(view, hidden, number)
             common = min(logits.shape[-1], wanted.shape[-1])  # of a padded vocabulary nobody says the rest
-            losses.append(distance(logits[:, :common], wanted[at, :common]))
+            pair = logits[:, :common], wanted[at, :common]
+            losses.append(distance(*pair) + surprise(student.sureness(view, hidden, number), *pair))
             weights.append(STEP_WEIGHT**number)
     if not losses:
         return sum((p.sum() * 0.0 for p in student.tensors.parameters.values()), torch.zeros(()))
@@ -46,14 +49,14 @@ def _within(student: Student, logits: Tensor) -> tuple[Tensor, Tensor]:
     return torch.isin(logits.argmax(-1), student.vocab), logits[:, student.vocab]
 
 
-def _logits(
+def _hidden(
     student: Student, view: View, batch: Batch, features: Tensor | None, able: Tensor | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield for each pass the numbers of the places [n] that it drafts for, and its logits [n, draft vocab]."""
+    """Yield for each pass the numbers of the places [n] that it drafts for, and its hidden states [n, hidden]."""
     for number, hidden in enumerate(student.hidden(view, batch, features)):
         reached = batch.depths >= number
         at = (reached if able is None else reached & able).nonzero().flatten()
-        yield at, student.logits(view, hidden[at - number], number)
+        yield at, hidden[at - number]
 
 
 @torch.no_grad()
@@ -75,10 +78,10 @@ def _places(
     A chain that has been right so far has read the text itself, so a pass over the text shows all chains at once.
     """
     hits = []
-    for at, logits in _logits(student, view, batch, features):
-        drafted = logits.argmax(-1)
+    for number, (at, hidden) in enumerate(_hidden(student, view, batch, features)):
+        drafted = student.logits(view, hidden, number).argmax(-1)
         drafted = drafted if student.vocab is None else student.vocab[drafted]
-        found = torch.zeros(len(batch.depths), dtype=torch.bool, device=logits.device)
+        found = torch.zeros(len(batch.depths), dtype=torch.bool, device=drafted.device)
         found[at] = drafted == batch.following[at]
         hits.append(found.tolist())
     depth = draft_len if student.reads_on else min(draft_len, student.passes)

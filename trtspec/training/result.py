@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a training came to: the document of `train --json`."""
+"""What a training came to: the document of `train --json`, and the draft at its place."""
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trtspec.errors import TrtspecError
+from trtspec.files import copy_tree, exchange, sync, sync_directories
+from trtspec.training.train_draft import RECORD
 from trtspec.training.verdict import Verdict, side_of
 
 FORMAT_VERSION = 1
@@ -15,13 +21,18 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True)
 class Result:
-    """The verdict on a trained draft, where it is if it was published, and the record of its training."""
+    """The verdict on a trained draft, which lies at `trained`, and at `out` once published, and its training's record.
+
+    One `from_scratch` is compared with the target alone, whose steps give a token each.
+    """
 
     name: str
     method: str
     out: Path
+    trained: Path
     verdict: Verdict
     record: Mapping[str, Any]
+    from_scratch: bool = False
 
     @property
     def published(self) -> bool:
@@ -35,6 +46,7 @@ class Result:
             "format_version": FORMAT_VERSION,
             "name": self.name,
             "method": self.method,
+            "from_scratch": self.from_scratch,
             "published": self.published,
             "draft": str(self.out) if self.published else None,
             "refusals": self.verdict.refusals,
@@ -44,3 +56,30 @@ class Result:
             "kinds": [each.as_dict() for each in self.verdict.kinds],
             "training": dict(self.record),
         }
+
+
+def check_place(out: Path) -> None:
+    """Raise TrtspecError where something lies that is no trained draft."""
+    if out.exists() and not (out / RECORD).is_file():
+        raise TrtspecError("something else lies here", where=str(out), hint="name another --out")
+
+
+def publish(found: Result) -> None:
+    """Put the draft at its place whole, instead of an earlier one."""
+    out = found.out
+    new, old = (out.with_name(f".{out.name}.{word}-{os.getpid()}") for word in ("new", "old"))
+    try:
+        copy_tree(found.trained, new)
+        for path in new.iterdir():
+            path.chmod(0o644)
+        (new / RECORD).write_text(json.dumps(found.as_dict(), indent=2) + "\n")
+        sync_directories(new)
+        if not out.exists():
+            new.rename(out)
+        elif not exchange(new, out):
+            out.rename(old)
+            new.rename(out)
+        sync(out.parent)
+    finally:
+        for left in (new, old):
+            shutil.rmtree(left, ignore_errors=True)

@@ -2,201 +2,107 @@
 """From a recipe and prompts to a judged draft: the only module here that knows the order of steps.
 
 split -> answer -> measure before, train -> convert what was trained -> measure after -> judge -> publish
+
+Where the recipe names no draft, one is made after the answers, and the target alone is what there was before.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
 
-from trtspec.artifacts.paths import checkpoint
-from trtspec.backends.choose import in_process
 from trtspec.errors import TrtspecError
-from trtspec.files import copy_tree, exchange, sync, sync_directories
-from trtspec.graph.digest import DigestCache
-from trtspec.graph.executor import Observer, StepResult, execute
-from trtspec.graph.files import FileReader, Files
-from trtspec.graph.plan import Plan
-from trtspec.graph.store import Store
-from trtspec.paths import cache_dir
-from trtspec.pipeline import Build, open_store, plan_build
-from trtspec.preflight import prepare_sources
-from trtspec.prompts.load import read_prompts
-from trtspec.proposal.choice import relative_model
-from trtspec.recipe.load import LoadedRecipe, load_recipe
+from trtspec.measure.profile.acceptance import Counts
+from trtspec.methods.base import find_method
+from trtspec.pipeline import Build
+from trtspec.recipe.load import LoadedRecipe
+from trtspec.recipe.schema import Speculation
 from trtspec.registry import names
-from trtspec.steps.convert import ConvertCheckpoint
-from trtspec.torch_engine.settings import EngineSettings
 from trtspec.training.answer_prompts import AnswerPrompts
-from trtspec.training.measure_draft import MeasureDraft, judges, read_counts
-from trtspec.training.result import Result
-from trtspec.training.settings import TrainSettings
-from trtspec.training.split_prompts import SplitPrompts
-from trtspec.training.texts import TEXTS, read_texts
-from trtspec.training.train_draft import RECORD, TrainDraft
+from trtspec.training.make_draft import MakeDraft
+from trtspec.training.measure_draft import held_out_of, read_counts
+from trtspec.training.plans import Asked, answers_of, build_with, files_of, load_for_training, measure_draft, train_here
+from trtspec.training.result import Result, check_place, publish
+from trtspec.training.runs import Watching, outputs_of, plan_of
+from trtspec.training.texts import Text
+from trtspec.training.train_draft import RECORD
 from trtspec.training.verdict import Verdict
-
-NO_PLACE = ("revision", "allow_pickle", "sha256")  # of a recipe's draft: what says where it came from
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What the command was asked for; `out` is where a draft that has become better goes."""
-
-    recipe: Path
-    overrides: list[str]
-    prompts: Path
-    keep: Path | None
-    held_out: Path | None
-    out: Path | None
-    max_tokens: int
-    sampled: int
-    settings: TrainSettings
+from trtspec.training.worth import step_cost
 
 
-class Bars(Observer, Protocol):
-    """Shows how the steps go on, from the downloads and digests of their sources on."""
-
-    def preparing(self, what: str, done: int, total: int) -> None:
-        """So many bytes of a source are here."""
-
-    def reading(self, done: int, total: int) -> None:
-        """So many bytes of sources are hashed."""
-
-
-def run(asked: Asked, watching: Callable[[], AbstractContextManager[Bars]]) -> Result:
+def run(asked: Asked, watching: Watching) -> Result:
     """Train the recipe's draft, and publish it where it is better; raises TrtspecError for what cannot be done."""
-    loaded = _load(asked)
+    loaded = load_for_training(asked, names("trtspec.training.drafts"))
     out = asked.out or Path("drafts") / loaded.recipe.name
-    _check_place(out)
-    with watching() as bars:
-        prepare_sources(loaded, bars.preparing)
-        build = plan_build(loaded, read_all=True, on_read=bars.reading)
-    with watching() as bars:
-        store, steps = open_store(), _steps(asked, build)
-        results = _execute([steps.before, steps.train], store, bars, loaded)
-        trained = results[steps.train.key].entry.files_dir
-        after = _after(asked, steps, trained)
-        results |= _execute([after], store, bars, loaded)
-    texts = judges(read_texts(results[steps.train.texts.key].entry.files_dir / TEXTS))
-    counts = [read_counts(results[step.key].entry.files_dir) for step in (steps.before, after)]
-    record = json.loads((trained / RECORD).read_text())
-    found = Result(loaded.recipe.name, steps.train.method, out, Verdict.of(texts, *counts), record)
+    check_place(out)
+    if loaded.recipe.speculation.draft is None:
+        found = _from_scratch(asked, loaded, out, watching)
+    else:
+        found = _adapted(asked, loaded, out, watching)
     if found.published:
-        _publish(trained, out, found)
+        publish(found)
     return found
 
 
-def section_with(asked: Asked, draft: Path) -> dict[str, Any]:
-    """Return the recipe's `speculation` with a draft in a directory, as a recipe beside it writes the path."""
-    speculation = load_recipe(asked.recipe, asked.overrides).recipe.speculation
-    section = speculation.model_dump(exclude_defaults=True, mode="json")
-    model = relative_model(str(draft.absolute()), asked.recipe.absolute().parent)
-    return section | {"draft": _drafting(section["draft"], model)}
+def _adapted(asked: Asked, loaded: LoadedRecipe, out: Path, watching: Watching) -> Result:
+    """Train the draft that the recipe names."""
+    if any(vars(asked.sizes).values()):
+        message, hint = "the recipe names a draft, whose sizes are what they are", "leave the sizes out, or the draft"
+        raise TrtspecError(message, where=str(asked.recipe), hint=hint)
+    build = plan_of(loaded, watching)
+    answers = answers_of(asked, build)
+    before, train = measure_draft("before", build, answers), train_here(asked, build, answers)
+    answered, measured, trained = outputs_of([answers, before, train], build, watching)
+    better = build_with(asked, trained)
+    (again,) = outputs_of([measure_draft("after", better, answers)], better, watching)
+    verdict = Verdict.of(held_out_of(answered), read_counts(measured), read_counts(again))
+    return Result(loaded.recipe.name, train.method, out, trained, verdict, _record(trained))
 
 
-def _drafting(section: dict[str, Any], model: str) -> dict[str, Any]:
-    return {"model": model} | {key: value for key, value in section.items() if key not in ("model", *NO_PLACE)}
+def _from_scratch(asked: Asked, loaded: LoadedRecipe, out: Path, watching: Watching) -> Result:
+    """Make a draft of the recipe's method, and train it."""
+    _check_makes(asked, loaded)
+    bare = plan_of(replace(loaded, recipe=loaded.recipe.model_copy(update={"speculation": Speculation()})), watching)
+    answers = answers_of(asked, bare)
+    answered, made = outputs_of([answers, _making(asked, loaded.recipe.speculation, bare, answers)], bare, watching)
+    build = build_with(asked, made)
+    train = train_here(replace(asked, settings=replace(asked.settings, from_scratch=True)), build, answers)
+    (trained,) = outputs_of([train], build, watching)
+    better, texts = build_with(asked, trained), held_out_of(answered)
+    (measured,) = outputs_of([measure_draft("after", better, answers)], better, watching)
+    alone = [steps_alone(text) for text in texts]
+    verdict = Verdict.of(texts, alone, read_counts(measured), step_cost(better.context))
+    return Result(loaded.recipe.name, train.method, out, trained, verdict, _record(trained), from_scratch=True)
 
 
-@dataclass(frozen=True)
-class _Steps:
-    before: MeasureDraft
-    train: TrainDraft
+def _check_makes(asked: Asked, loaded: LoadedRecipe) -> None:
+    """Raise TrtspecError for a method whose draft is not made, and for sizes and ways of training that it has not."""
+    method, able = loaded.recipe.speculation.method, names("trtspec.training.blanks")
+    if asked.settings.lora:
+        message = "--lora leaves a draft's weights as they are, and those of one from scratch are random"
+        raise TrtspecError(message, where=str(asked.recipe), hint="leave it out, or name a draft")
+    if method not in able:
+        message = f"names no draft, and one of {method} is not made from scratch; of {', '.join(able)} it is"
+        raise TrtspecError(message, where=str(asked.recipe), hint="name one under speculation.draft")
+    from trtspec.training.blank import find_maker  # torch, which a recipe's check does without
+
+    find_maker(method, asked.sizes)
 
 
-def _load(asked: Asked, *overrides: str) -> LoadedRecipe:
-    """Return the recipe, for the engine in this process whatever its own is; raises TrtspecError without a draft."""
-    loaded = load_recipe(asked.recipe, [*asked.overrides, f"engine.backend={in_process()[0]}", *overrides])
-    speculation = loaded.recipe.speculation
-    known = names("trtspec.training.drafts")
-    if speculation.draft is None or speculation.method not in known:
-        message = f"method {speculation.method} has no draft that can be trained; those of {', '.join(known)} can"
-        raise TrtspecError(message, where=str(asked.recipe), hint="name a recipe with one, or --set speculation.method")
-    return loaded
+def _making(asked: Asked, speculation: Speculation, bare: Build, answers: AnswerPrompts) -> MakeDraft:
+    method = find_method(speculation.method)
+    draft_len = method.default_draft_len if speculation.draft_len is None else speculation.draft_len
+    depth = method.draft_shape(method.parse(speculation.options), draft_len).max_depth
+    files = files_of(bare.context.sources["target"])
+    return MakeDraft(files, answers, speculation.method, depth, asked.sizes, asked.settings.seed)
 
 
-def _steps(asked: Asked, build: Build) -> _Steps:
-    target, draft = _converted(build)
-    source = build.context.sources["draft"]
-    reader = FileReader(DigestCache(cache_dir() / "digests.json"))
-    home = build.context.sources["target"]
-    tokenizer = reader.read(home.root, home.tokenizer_files)
-    settings = replace(EngineSettings.from_recipe(build.recipe), schedule=())
-    most = min(settings.max_input_len or settings.max_seq_len, settings.max_seq_len - asked.max_tokens)
-    if most < 1:
-        message = f"--max-tokens {asked.max_tokens} leaves no room for a prompt in {settings.max_seq_len} tokens"
-        raise TrtspecError(message, hint="engine.max_seq_len bounds prompt and answer together")
-    prompts = SplitPrompts(
-        tokenizer,
-        _file(reader, asked.prompts),
-        tuple(_file(reader, path) for path in (asked.keep,) if path),
-        tuple(_file(reader, path) for path in (asked.held_out,) if path),
-        most,
-        asked.settings.seed,
-    )
-    alone = replace(settings, method="none", draft_len=0, options={})
-    answers = AnswerPrompts(target, tokenizer, prompts, alone.as_json(), asked.max_tokens, asked.sampled)
-    files = reader.read(source.root, source.files)
-    shape = build.context.draft_shape
-    train = TrainDraft(target, files, answers, build.recipe.speculation.method, shape.max_depth, asked.settings)
-    return _Steps(MeasureDraft("before", target, draft, answers, settings.as_json()), train)
+def steps_alone(text: Text) -> Counts:
+    """Return the steps that the target takes alone: one for each token but the first."""
+    return Counts(len(text.answer) - 1, 0, 0)
 
 
-def _after(asked: Asked, steps: _Steps, trained: Path) -> MeasureDraft:
-    """Return the measurement of what was trained, read and checked as any draft of a recipe is."""
-    section = load_recipe(asked.recipe, asked.overrides).recipe.speculation.draft
-    if section is None:
-        raise ValueError("a recipe that was trained for has a draft")
-    written = _drafting(section.model_dump(exclude_defaults=True, mode="json"), str(trained))
-    loaded = _load(asked, f"speculation.draft={json.dumps(written)}")
-    target, draft = _converted(plan_build(loaded, read_all=True))
-    return replace(steps.before, when="after", target=target, draft=draft)
-
-
-def _converted(build: Build) -> tuple[ConvertCheckpoint, tuple[ConvertCheckpoint, ...]]:
-    steps = [build.artifact.steps.get(checkpoint(role)) for role in ("target", "draft")]
-    found = tuple(step for step in steps if isinstance(step, ConvertCheckpoint))
-    return found[0], found[1:]
-
-
-def _file(reader: FileReader, path: Path) -> Files:
-    found = read_prompts(path).path  # which also finds the sets that come with trtspec
-    return reader.read(found.absolute().parent, [found.absolute()])
-
-
-def _execute(steps: Sequence[Any], store: Store, bars: Observer, loaded: LoadedRecipe) -> dict[str, StepResult]:
-    plan = Plan(steps)
-    with store.holding([step.key for step in plan.steps], loaded.recipe.name):
-        return {result.key: result for result in execute(plan, store, bars)}
-
-
-def _check_place(out: Path) -> None:
-    if out.exists() and not (out / RECORD).is_file():
-        raise TrtspecError("something else lies here", where=str(out), hint="name another --out")
-
-
-def _publish(trained: Path, out: Path, found: Result) -> None:
-    """Put the draft at `out` whole, in place of an earlier one."""
-    new, old = (out.with_name(f".{out.name}.{word}-{os.getpid()}") for word in ("new", "old"))
-    try:
-        copy_tree(trained, new)
-        for path in new.iterdir():
-            path.chmod(0o644)
-        (new / RECORD).write_text(json.dumps(found.as_dict(), indent=2) + "\n")
-        sync_directories(new)
-        if not out.exists():
-            new.rename(out)
-        elif not exchange(new, out):
-            out.rename(old)
-            new.rename(out)
-        sync(out.parent)
-    finally:
-        for left in (new, old):
-            shutil.rmtree(left, ignore_errors=True)
+def _record(trained: Path) -> dict[str, object]:
+    found: dict[str, object] = json.loads((trained / RECORD).read_text())
+    return found

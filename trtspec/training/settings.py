@@ -15,7 +15,7 @@ class TrainSettings:
 
     It ends after `steps` (0 for no limit) or `seconds`, whichever comes first; both decide the learning rate's way.
     `lora` is the rank of what is trained beside each matrix, 0 to train the weights themselves. `learning_rate` is the
-    highest, 0 for one that fits the draft's width.
+    highest, 0 for one that fits the draft's width, and whether it is `from_scratch`.
     """
 
     loss: Loss
@@ -24,3 +24,16 @@ class TrainSettings:
     steps: int
     seconds: float
     seed: int
+    from_scratch: bool = False
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a draft that is made from nothing; 0 for those that follow from its target."""
+
+    layers: int = 0
+    hidden_size: int = 0
+    draft_vocab: int = 0
+
+
+NO_SIZES = Sizes()

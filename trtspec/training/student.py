@@ -64,6 +64,10 @@ class Student(ABC):
     def logits(self, view: View, hidden: Tensor, step: int) -> Tensor:
         """Return logits [n, draft vocab] of some of the hidden states [n, hidden] of pass `step`."""
 
+    def sureness(self, view: View, hidden: Tensor, step: int) -> Tensor | None:
+        """Return logits [n] of how probable the draft holds it that what it drafts there is accepted; None: no idea."""
+        return None
+
 
 @dataclass(frozen=True)
 class Trainable:

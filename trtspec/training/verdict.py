@@ -80,13 +80,19 @@ def side_of(found: Acceptance) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The comparison on all prompts of the new traffic, and on each kind of these and of those to keep."""
+    """The comparison on all prompts of the new traffic, and on each kind of these and of those to keep.
+
+    `step_cost` is what a step that drafts takes at least, in steps of the target alone; 0 where that is not asked.
+    """
 
     whole: Comparison
     kinds: tuple[Comparison, ...]
+    step_cost: float = 0.0
 
     @classmethod
-    def of(cls, texts: Sequence[Text], before: Sequence[Counts], after: Sequence[Counts]) -> Verdict:
+    def of(
+        cls, texts: Sequence[Text], before: Sequence[Counts], after: Sequence[Counts], step_cost: float = 0.0
+    ) -> Verdict:
         """Return the verdict on held-out texts by their steps."""
         pairs = list(zip(texts, zip(before, after, strict=True), strict=True))
         kinds = sorted({(text.kept, text.label) for text in texts})
@@ -94,6 +100,7 @@ class Verdict:
             Comparison.of("all", False, [pair for text, pair in pairs if not text.kept]),
             tuple(Comparison.of(label, kept, [pair for text, pair in pairs if text.label == label])
                   for kept, label in kinds),
+            step_cost,
         )  # fmt: skip
 
     @property
@@ -102,4 +109,6 @@ class Verdict:
         found = [f"{each.kind}: {each.change} tokens a step" for each in self.kinds if each.is_worse]
         if not self.whole.is_better:
             found.append(f"held-out prompts together gain {self.whole.change} tokens a step, which may be nothing")
+        if (gain := self.whole.after.token_weighted).low < self.step_cost:
+            found.append(f"a step gives {gain} tokens and takes as long as {self.step_cost:.2f} of the target's alone")
         return found

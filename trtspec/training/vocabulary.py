@@ -8,7 +8,7 @@ no answer has. How many are drafted stays, and with it the draft's form.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -23,12 +23,21 @@ def chosen_ids(ids: Tensor, texts: Sequence[Text]) -> Tensor:
 
     They stay as they are where the answers have hardly any other token.
     """
-    counts = Counter(token for text in texts for token in text.answer)
-    known = set(ids.tolist())
-    if sum(counts[token] for token in counts.keys() - known) <= MOST_MISSED * counts.total():
+    counts, known = _counted(texts), ids.tolist()
+    others = sorted(counts.keys() - set(known))
+    if sum(counts[token] for token in others) <= MOST_MISSED * counts.total():
         return ids
-    ranked = sorted(known | counts.keys(), key=lambda token: (-counts[token], token not in known, token))
-    return torch.tensor(sorted(ranked[: len(ids)]), device=ids.device)
+    return torch.tensor(most_frequent(len(ids), texts, [*known, *others]), device=ids.device)
+
+
+def most_frequent(count: int, texts: Sequence[Text], among: Iterable[int]) -> list[int]:
+    """Return `count` ids of those `among`, ascending: the answers' most frequent, of equal ones those named first."""
+    counts = _counted(texts)
+    return sorted(sorted(among, key=lambda token: -counts[token])[:count])
+
+
+def _counted(texts: Sequence[Text]) -> Counter[int]:
+    return Counter(token for text in texts for token in text.answer)
 
 
 def moved_rows(rows: Tensor, ids: Tensor, chosen: Tensor, target_rows: Tensor) -> Tensor:

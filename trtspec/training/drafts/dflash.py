@@ -22,22 +22,25 @@ from trtspec.training.layers import Layer, View
 from trtspec.training.student import DraftSource, Student, Trainable
 from trtspec.training.tensors import SourceTensors
 
-NAME = "dflash"
-EMBEDDING, HEAD = f"{NAME}.embed_tokens.weight", f"{NAME}.lm_head.weight"
-
 
 class DFlashStudent(Student):
-    """A net in any of the dialects that `methods/block_net` reads; an embedding of its own stays as it is."""
+    """A net in any of the dialects that `methods/block_net` reads; an embedding of its own stays as it is.
+
+    `method` is the net's kind, with which the names of its tensors begin.
+    """
+
+    method = "dflash"
 
     def __init__(self, source: DraftSource) -> None:
         origin, target, settings = load_source(source.root), source.target, source.settings
-        self.net = net = read_block_net(origin, target.config.dtype, NAME)
+        self.net = net = read_block_net(origin, target.config.dtype, self.method)
         self.config, self.width = net.layer, net.layer.hidden_size
         self.passes = min(source.draft_len, net.drafts)
         self.aux_layers = tuple(layer + 1 for layer in net.target_layers)
-        rules = describe(origin, HeadTarget(target.config, [], self.passes), NAME).rules
+        rules = describe(origin, HeadTarget(target.config, [], self.passes), self.method).rules
+        self._embedding, self._head = (f"{self.method}.{name}.weight" for name in ("embed_tokens", "lm_head"))
         self.tensors = SourceTensors(
-            origin, rules, lambda rule: rule.name != EMBEDDING, settings.lora, settings.seed, target.device
+            origin, rules, lambda rule: rule.name != self._embedding, settings.lora, settings.seed, target.device
         )
         self._borrowed = Borrowed.of(target)
         if "d2t" in origin.tensors:
@@ -49,10 +52,10 @@ class DFlashStudent(Student):
             raise ValueError("a net reads features of the target")
         silent = self.net.block_size - self.net.drafts
         blocks = Blocks(batch, self.passes + silent, is_causal=self.net.is_causal)
-        context = self._norm(view, F.linear(features, view[f"{NAME}.fc.weight"]), "hidden_norm")
-        hidden = F.embedding(self._tokens(batch, blocks), view.get(EMBEDDING, self._borrowed.embedding))
+        context = self._norm(view, F.linear(features, view[f"{self.method}.fc.weight"]), "hidden_norm")
+        hidden = F.embedding(self._tokens(batch, blocks), view.get(self._embedding, self._borrowed.embedding))
         for number in range(self.config.num_layers):
-            layer = Layer(view, f"{NAME}.layers.{number}", self.config, number)
+            layer = Layer(view, f"{self.method}.layers.{number}", self.config, number)
             mixed = blocks.attend(layer, layer.heads(context), layer.norm(hidden, "input_layernorm"))
             hidden = layer.finish(hidden, mixed)
         normed = self._norm(view, hidden, "norm")
@@ -60,7 +63,7 @@ class DFlashStudent(Student):
 
     def logits(self, view: View, hidden: Tensor, step: int) -> Tensor:
         """Return those of the LM head, the target's where it has none."""
-        return F.linear(hidden, view[HEAD]) if HEAD in view else self._borrowed.logits(hidden)
+        return F.linear(hidden, view[self._head]) if self._head in view else self._borrowed.logits(hidden)
 
     def _tokens(self, batch: Batch, blocks: Blocks) -> Tensor:
         """Return each block's tokens [rows, count * width]: the anchor, then masks."""
@@ -69,7 +72,7 @@ class DFlashStudent(Student):
         return torch.where(is_anchor, anchors, self.net.mask_token)
 
     def _norm(self, view: View, rows: Tensor, module: str) -> Tensor:
-        weight = view[f"{NAME}.{module}.weight"]
+        weight = view[f"{self.method}.{module}.weight"]
         return F.rms_norm(rows, weight.shape, weight, self.config.norm_epsilon)
 
 

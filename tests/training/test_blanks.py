@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drafts from scratch: methods and dialects read them as anybody's, they learn, and say at first what they should."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.tiny import convert, make_llama, make_model
+from tests.training.made import SETTINGS, random_texts, student_of
+from trtspec.checkpoint.source import load_source
+from trtspec.checkpoint.write import write_config, write_tensors
+from trtspec.dialects.convert import convert_draft
+from trtspec.dialects.dialect import forms_of
+from trtspec.dialects.facts import READERS
+from trtspec.errors import TrtspecError
+from trtspec.models.source_head import read_head
+from trtspec.models.source_model import load_model
+from trtspec.registry import names
+from trtspec.training.batches import Batch
+from trtspec.training.blank import Origin, find_maker
+from trtspec.training.export import part_of
+from trtspec.training.losses import LOSSES
+from trtspec.training.objective import batch_loss
+from trtspec.training.settings import Sizes
+from trtspec.training.texts import Text
+
+METHODS = names("trtspec.training.blanks")
+DRAFT_LEN = 4
+OPTIONS: dict[str, dict[str, Any]] = {"medusa": {"choices": [[0] * depth for depth in range(1, DRAFT_LEN + 1)]}}
+TEXTS, USUAL = random_texts(6), Sizes()
+
+
+def make(method: str, root: Path, target: Path, sizes: Sizes = USUAL, texts: list[Text] = TEXTS) -> Path:
+    """Write a draft as the step does."""
+    origin = Origin(load_model(target, "auto"), texts, DRAFT_LEN, sizes, 0)
+    blank = find_maker(method, sizes).make(origin)
+    root.mkdir()
+    write_config(root, blank.config)
+    write_tensors(root / blank.file, [part_of(name, each, "BF16") for name, each in blank.tensors.items()])
+    return root
+
+
+@pytest.mark.parametrize("layers", [1, 2, 8])
+@pytest.mark.parametrize("method", METHODS)
+def test_it_goes_with_its_target(method: str, layers: int, tmp_path: Path) -> None:
+    """Nothing is missing, nothing is left over, and nothing is warned of."""
+    source = make_llama(tmp_path / "hf", num_hidden_layers=layers)
+    draft, target = make(method, tmp_path / "draft", source), load_model(source, "auto")
+    if method == "draft_target":
+        model = load_model(draft, "auto")
+        assert (model.config.vocab_size, model.matched.skipped) == (target.config.vocab_size, {})
+        return
+    head = read_head(load_source(draft), method, OPTIONS.get(method, {}), target, DRAFT_LEN)
+    assert head.head.diagnostics == ()
+    assert head.matched.skipped.keys() <= {"t2d"}
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "mixtral", "qwen3"])
+@pytest.mark.parametrize("method", METHODS)
+def test_it_learns(method: str, family: str, tmp_path: Path) -> None:
+    """For targets of other forms too, and with a mask that no text has."""
+    source = make_model(tmp_path / "hf", family, scale=0.3)
+    draft = make(method, tmp_path / "draft", source)
+    student, lessons = student_of(method, convert(source, tmp_path / "target"), draft, TEXTS, draft_len=DRAFT_LEN)
+    optimizer = torch.optim.AdamW(student.tensors.parameters.values(), lr=SETTINGS.learning_rate)
+    batch, losses = Batch.of(TEXTS, torch.device("cpu")), []
+    for _ in range(12):
+        loss = batch_loss(student, student.tensors.view(), batch, lessons, LOSSES["greedy"])
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.9 * losses[0]
+
+
+@pytest.mark.parametrize("method", [method for method in METHODS if method in READERS])
+def test_every_dialect_takes_it(method: str, tmp_path: Path) -> None:
+    source = make_llama(tmp_path / "hf", num_hidden_layers=8)
+    draft = make(method, tmp_path / "draft", source)
+    for to in forms_of(method):
+        if (method, to) != ("eagle3", "deepspec"):  # whose heads have norms of queries and keys
+            assert convert_draft(draft, to, tmp_path / to, str(source)).draft.kind == method
+
+
+def test_medusas_heads_say_what_the_target_says(tmp_path: Path) -> None:
+    source = make_llama(tmp_path / "hf", scale=0.3)
+    draft = make("medusa", tmp_path / "draft", source)
+    student, lessons = student_of("medusa", convert(source, tmp_path / "target"), draft, TEXTS)
+    batch = Batch.of(TEXTS, torch.device("cpu"))
+    view, features = student.tensors.view(), lessons.of(batch)[1]
+    before = lessons.teacher.read(batch.tokens, batch.flat(1), ())[0]  # for the place itself
+    with torch.no_grad():
+        for head, hidden in enumerate(student.hidden(view, batch, features)):
+            torch.testing.assert_close(student.logits(view, hidden, head), before, atol=1e-4, rtol=1e-4)
+
+
+def test_a_head_drafts_the_answers_tokens(tmp_path: Path) -> None:
+    """Its LM head has the target's rows of them; the mask is the last token that no text has."""
+    source = make_llama(tmp_path / "hf")
+    texts = [Text("train", "a", False, "x", (63, 5), (62, 9, 9, 3)), Text("train", "a", False, "y", (1,), (9, 3))]
+    draft = make("p_eagle", tmp_path / "draft", source, Sizes(layers=3, draft_vocab=4), texts)
+    tensors, target = load_file(draft / "model.safetensors"), load_file(source / "model.safetensors")
+    assert (tensors["d2t"] + torch.arange(4)).tolist() == [0, 3, 9, 62]
+    assert torch.equal(tensors["lm_head.weight"], target["lm_head.weight"][[0, 3, 9, 62]])
+    config = json.loads((draft / "config.json").read_text())
+    assert (config["mask_token_id"], config["num_hidden_layers"], config["draft_vocab_size"]) == (61, 3, 4)
+
+
+def test_a_small_model_keeps_what_the_targets_rows_say_of_each_other(tmp_path: Path) -> None:
+    """With all directions rows have the products that they had; with fewer, those that come closest."""
+    source = make_llama(tmp_path / "hf", hidden_size=64)
+    vectors, values, _ = torch.linalg.svd(load_file(source / "model.safetensors")["lm_head.weight"].float())
+    for width in (64, 32):
+        draft = make("draft_target", tmp_path / f"{width}", source, Sizes(hidden_size=width))
+        made = load_file(draft / "model.safetensors")["lm_head.weight"].float()
+        best = vectors[:, :width] * values[:width].pow(2) @ vectors[:, :width].T
+        assert (made @ made.T - best).norm() < 0.01 * best.norm()
+
+
+@pytest.mark.parametrize(
+    ("method", "sizes", "words"),
+    [
+        ("eagle3", Sizes(layers=2), "eagle3 has no --layers of its own; sizes that it has: --draft-vocab"),
+        ("medusa", Sizes(draft_vocab=9), "medusa has no --draft-vocab of its own; sizes that it has: none"),
+        ("eagle3", Sizes(draft_vocab=65), "--draft-vocab 65 is more than the target's 64"),
+        ("draft_target", Sizes(hidden_size=12), "--hidden-size 12: its heads are 8 wide"),
+        ("draft_target", Sizes(hidden_size=40), "--hidden-size 40: its heads are 8 wide"),
+    ],
+)
+def test_sizes_that_it_cannot_have(method: str, sizes: Sizes, words: str, tmp_path: Path) -> None:
+    source = make_llama(tmp_path / "hf")
+    with pytest.raises(TrtspecError, match=words):
+        make(method, tmp_path / "draft", source, sizes)

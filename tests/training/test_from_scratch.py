@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trtspec train` of a recipe that names no draft: made, trained, judged, built, and the text is the target's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Run
+from tests.tiny import make_llama, make_tokenizer
+from tests.training.test_train import prompts_file
+from trtspec.dialects.convert import convert_draft
+from trtspec.recipe.load import load_recipe
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+STEPS = ("--steps", "150", "--minutes", "2", "--max-tokens", "24", "--learning-rate", "0.01")
+# what of a recipe's speculation a method asks for, and a dialect that its draft is exported in
+METHODS = {
+    "draft_target": ("draft_len: 3", ""),
+    "eagle3": ("draft_len: 3", "speculators"),
+    "p_eagle": ("draft_len: 3", "speculators"),
+    "dflash": ("draft_len: 3", "speculators"),
+    "dspark": ("draft_len: 3", "modelopt"),
+    "medusa": ("options: {choices: [[0], [0, 0], [0, 0, 0]]}", ""),
+}
+
+
+@pytest.fixture
+def recipe(workplace: Path) -> Path:
+    """A target with more layers than a draft has, and no draft."""
+    make_llama(workplace / "target", 0, scale=0.3, vocab_size=262, num_hidden_layers=12, intermediate_size=64)
+    make_tokenizer(workplace / "target")
+    prompts_file(workplace / "prompts.jsonl", 60)
+    path = workplace / "recipe.yaml"
+    path.write_text(
+        "schema: trtspec.recipe/1\nname: tiny\ntarget: {model: ./target}\n"
+        "speculation:\n  method: METHOD\n"
+        "engine: {max_batch_size: 8, max_input_len: 64, max_seq_len: 128}\n"
+        "gates: {lossless: true, prompts: ./prompts.jsonl}\n"
+    )
+    return path
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_from_a_target_alone_to_a_served_draft(method: str, recipe: Path, trtspec: Run) -> None:
+    asked, dialect = METHODS[method]
+    recipe.write_text(recipe.read_text().replace("METHOD", f"{method}\n  {asked}"))
+    ended = trtspec("train", recipe, "--prompts", "prompts.jsonl", "--out", "made", "--write", "--json", *STEPS)
+    found = ended.document
+    assert (ended.code, found["refusals"]) == (0, []), ended.out
+    assert (found["from_scratch"], found["before"]["mean_accepted_len"], found["before"]["acceptance_rate"]) == (
+        True,
+        1,
+        0,
+    )
+    assert found["after"]["mean_accepted_len"] > 1.3
+    assert load_recipe(recipe).recipe.speculation.draft.model.endswith("/made")
+    assert trtspec("build", recipe).code == 0
+    verified = trtspec("verify", "build/tiny", "--json")
+    assert verified.code == 0, verified.out
+    if dialect:
+        convert_draft(Path("made"), dialect, Path("exported"), "target")
+        other = trtspec("build", recipe, "--set", "speculation.draft.model=exported", "--out", "build/exported")
+        assert other.code == 0, other.err
+        assert trtspec("verify", "build/exported").code == 0
+    trained = trtspec("train", recipe, "--prompts", "prompts.jsonl", "--out", "again", "--json", *STEPS[:-1], "1e-12")
+    assert trained.code == 112  # which now is the draft of before
+    assert trained.document["before"]["mean_accepted_len"] == found["after"]["mean_accepted_len"]
+
+
+def test_one_that_gives_less_than_it_takes_is_refused(recipe: Path, trtspec: Run) -> None:
+    recipe.write_text(recipe.read_text().replace("METHOD", "draft_target\n  draft_len: 3"))
+    sizes = ("--layers", "12", "--hidden-size", "32")
+    ended = trtspec("train", recipe, "--prompts", "prompts.jsonl", *STEPS[:-1], "1e-12", *sizes)
+    assert ended.code == 112
+    assert "refused: a step gives" in ended.out
+    assert "takes as long as" in ended.out
+    assert not Path("drafts").exists()
+
+
+@pytest.mark.parametrize(
+    ("speculation", "more", "words"),
+    [
+        ("redrafter\n  draft_len: 3", (), "names no draft, and one of redrafter is not made from scratch"),
+        ("eagle3\n  draft_len: 3", ("--layers", "2"), "eagle3 has no --layers of its own"),
+        ("eagle3\n  draft_len: 3", ("--lora", "2"), "--lora leaves a draft's weights as they are"),
+        ("eagle3\n  draft: {model: ./target}", ("--draft-vocab", "9"), "the recipe names a draft"),
+    ],
+)
+def test_what_is_not_made(speculation: str, more: tuple[str, ...], words: str, recipe: Path, trtspec: Run) -> None:
+    recipe.write_text(recipe.read_text().replace("METHOD", speculation))
+    ended = trtspec("train", recipe, "--prompts", "prompts.jsonl", *more, *STEPS)
+    assert ended.code == 1
+    assert words in ended.err
+
+
+@pytest.mark.parametrize("method", ["eagle3", "dspark"])
+def test_a_net_with_fewer_tokens(method: str, recipe: Path, trtspec: Run) -> None:
+    """`prune --vocab` of what was made: as many tokens as asked for, built and lossless, in a dialect too."""
+    recipe.write_text(recipe.read_text().replace("METHOD", f"{method}\n  draft_len: 3"))
+    assert trtspec("train", recipe, "--prompts", "prompts.jsonl", "--out", "made", "--write", *STEPS).code == 0
+    ended = trtspec("prune", recipe, "--vocab", "64", "--out", "small", "--max-tokens", "24", "--json")
+    found = ended.document
+    assert (found["draft"], found["draft_vocab_size"]) == ("small", 64)
+    assert found["before"]["mean_accepted_len"] >= found["after"]["mean_accepted_len"] > 1
+    assert found["before"]["step_cost"] > found["after"]["step_cost"] > 1
+    assert json.loads(Path("small/config.json").read_text())["draft_vocab_size"] == 64
+    convert_draft(Path("small"), "speculators", Path("exported"), "target")
+    for draft in ("small", "exported"):
+        built = trtspec("build", recipe, "--set", f"speculation.draft.model={draft}", "--out", f"build/{draft}")
+        assert built.code == 0, built.err
+        assert trtspec("verify", f"build/{draft}").code == 0
+    refused = trtspec("prune", recipe, "--vocab", "262", "--out", "other", "--max-tokens", "24")
+    assert (refused.code, Path("other").exists()) == (1, False)
+    assert "drafts 262 tokens, no more than the 262 that are to be left" in refused.err

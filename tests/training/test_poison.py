@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ten sets that would teach something else, made out of one that is taken: refused by what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.conftest import Run
+from tests.tiny import convert
+from trtspec.generation.request import Request, SamplingOptions
+from trtspec.torch_engine.engine import Engine
+from trtspec.torch_engine.settings import EngineSettings
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+MODELS = Path(__file__).parents[2] / "recipes" / "models"
+TARGET, DRAFT = MODELS / "quickstart-target", MODELS / "quickstart-draft"
+COUNT, TOKENS = 48, 24
+GREEDY = SamplingOptions()
+NAMES = ("ada", "grace", "alan", "edsger", "barbara", "donald")
+Record = dict[str, str]
+
+
+def prompts() -> list[str]:
+    draw = Random(3)
+    return [f'{{"id": {draw.randrange(10**6)}, "name": "{draw.choice(NAMES)}",' for _ in range(COUNT)]
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """A model, and what it says to prompts."""
+
+    engine: Engine
+
+    def answers(self, asked: Sequence[str], sampling: SamplingOptions = GREEDY) -> list[str]:
+        tokenizer = self.engine.tokenizer
+        assert tokenizer is not None
+        requests = [
+            Request(tuple(tokenizer.encode(text)), TOKENS, sampling.at(number, "test"), end_ids=tokenizer.end_ids)
+            for number, text in enumerate(asked)
+        ]
+        return [tokenizer.decode(list(result.ids)) for result in self.engine.generate(requests)]
+
+
+@pytest.fixture(scope="module")
+def speakers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Speaker]:
+    settings, root = EngineSettings(max_batch_size=16, max_seq_len=256), tmp_path_factory.mktemp("speakers")
+    return {
+        source.name: Speaker(Engine.load(convert(source, root / source.name), None, settings, source))
+        for source in (TARGET, DRAFT)
+    }
+
+
+@pytest.fixture(scope="module")
+def own(speakers: dict[str, Speaker]) -> list[Record]:
+    """Prompts with the target's own answers."""
+    asked = prompts()
+    return [
+        {"id": f"p{number}", "prompt": prompt, "response": answer}
+        for number, (prompt, answer) in enumerate(zip(asked, speakers[TARGET.name].answers(asked), strict=True))
+    ]
+
+
+def answered(records: list[Record], answers: Sequence[str]) -> list[Record]:
+    return [record | {"response": answer} for record, answer in zip(records, answers, strict=True)]
+
+
+def hot(records: list[Record], speakers: dict[str, Speaker]) -> list[str]:
+    return speakers[TARGET.name].answers([each["prompt"] for each in records], SamplingOptions(3.0, seed=1))
+
+
+def of_another_template(records: list[Record], speakers: dict[str, Speaker]) -> list[str]:
+    wrapped = [f"### User:\n{each['prompt']}\n### Assistant:\n" for each in records]
+    return speakers[TARGET.name].answers(wrapped)
+
+
+Poison = Callable[[list[Record], dict[str, Speaker]], list[Record]]
+# what makes the set, and what is said of it
+POISONS: dict[str, tuple[Poison, str]] = {
+    "shuffled answers": (
+        lambda records, _: answered(records, [each["response"] for each in records[1:] + records[:1]]),
+        "answers are not the target's own",
+    ),
+    "answers less their first character": (
+        lambda records, _: answered(records, [each["response"][1:] for each in records]),
+        "answers are not the target's own",
+    ),
+    "answers behind a character of the prompt": (
+        lambda records, _: answered(records, [each["prompt"][-1] + each["response"] for each in records]),
+        "answers are not the target's own",
+    ),
+    "another model's answers": (
+        lambda records, speakers: answered(
+            records, speakers[DRAFT.name].answers([each["prompt"] for each in records], SamplingOptions(1.5, seed=2))
+        ),
+        "answers are not the target's own",
+    ),
+    "answers sampled too hot": (
+        lambda records, speakers: answered(records, hot(records, speakers)),
+        "answers are not the target's own",
+    ),
+    "answers to another template": (
+        lambda records, speakers: answered(records, of_another_template(records, speakers)),
+        "answers are not the target's own",
+    ),
+    "random characters": (
+        lambda records, _: answered(records, ["".join(Random(n).choices("qzjxkvwy", k=40)) for n in range(COUNT)]),
+        "answers are not the target's own",
+    ),
+    "empty answers": (
+        lambda records, _: answered(records, [" "] * COUNT),
+        "48 answers are empty, as that to prompt p0",
+    ),
+    "prompts in another model's template": (
+        lambda records, _: [
+            {"id": each["id"], "prompt": f"<|im_start|>user\n{each['prompt']}<|im_end|>\n"} for each in records
+        ],
+        "prompts are in the chat template of another model: <|im_start|>",
+    ),
+    "one prompt many times": (
+        lambda records, _: [records[number % 3] | {"id": f"q{number}"} for number in range(COUNT)],
+        "48 prompts of 3 documents",
+    ),
+}
+
+
+def train(trtspec: Run, root: Path, records: list[Record], *more: str) -> tuple[int, str]:
+    path = root / "prompts.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    ended = trtspec("train", "quickstart", "--prompts", path, "--max-tokens", TOKENS, "--steps", 1, *more)
+    return ended.code, ended.err
+
+
+def test_there_are_ten() -> None:
+    assert len(POISONS) == 10
+
+
+@pytest.mark.parametrize("poison", POISONS)
+def test_a_poisoned_set_is_refused(
+    poison: str, own: list[Record], speakers: dict[str, Speaker], workplace: Path, trtspec: Run
+) -> None:
+    make, words = POISONS[poison]
+    code, said = train(trtspec, workplace, make(own, speakers))
+    assert code == 1, said
+    assert words in said
+    assert not Path("drafts").exists()
+
+
+def test_the_set_that_they_were_made_of_is_taken(own: list[Record], workplace: Path, trtspec: Run) -> None:
+    code, said = train(trtspec, workplace, own)
+    assert code == 112, said  # a step teaches nothing

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The step that makes a draft where there is none to train: random layers around what it takes over of its target."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from trtspec.checkpoint.write import write_config, write_tensors
+from trtspec.graph.files import Files
+from trtspec.graph.step import Inputs, Progress, Step
+from trtspec.models.source_model import load_model
+from trtspec.training.answer_prompts import AnswerPrompts
+from trtspec.training.settings import Sizes
+from trtspec.training.texts import TEXTS, TRAIN, read_texts
+
+STORED = {"bfloat16": "BF16", "float16": "F16"}
+
+
+@dataclass(frozen=True)
+class MakeDraft(Step):
+    """Write a draft of a method for the model in `target`, a Hugging Face directory in some dialect.
+
+    It drafts `draft_len` tokens in a row; those of the texts that are trained on say which tokens it drafts.
+    """
+
+    VERSION: ClassVar[int] = 1
+
+    target: Files
+    texts: AnswerPrompts
+    method: str
+    draft_len: int
+    sizes: Sizes
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Return what people call it."""
+        return "make-draft"
+
+    def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
+        """Make it; raises TrtspecError for sizes that do not go with the target."""
+        from trtspec.training.blank import Origin, find_maker  # torch, which planning does without
+        from trtspec.training.export import part_of
+
+        texts = [text for text in read_texts(inputs[self.texts] / TEXTS) if text.side == TRAIN]
+        with self.target.unchanged():
+            model = load_model(self.target.root, "auto")
+            origin = Origin(model, texts, self.draft_len, self.sizes, self.seed)
+            blank = find_maker(self.method, self.sizes).make(origin)
+        write_config(out, blank.config)
+        dtype = STORED[model.config.dtype]
+        write_tensors(out / blank.file, [part_of(name, each, dtype) for name, each in blank.tensors.items()])
+        for path in model.source.tokenizer_files if blank.has_tokenizer else ():
+            shutil.copyfile(path, out / path.name)
