@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Sequence
 
 from trtspec.load.sample import Sample
 from trtspec.measure.profile.acceptance import Counts
@@ -21,16 +21,19 @@ def counts_of(sample: Sample, draft_len: int) -> Counts:
     if not sample.histogram:
         return Counts(steps, drafted, accepted)
     reached = tuple(sum(sample.histogram[place:]) for place in range(1, draft_len + 1))
-    missing = _missing(max(0, drafting * draft_len - drafted), draft_len)
-    drafted_at = tuple(max(seen, drafting - few) for seen, few in zip(reached, missing, strict=True))
-    return Counts(steps, drafted, accepted, reached, drafted_at)
+    missing = _missing(max(0, drafting * draft_len - drafted), [drafting - seen for seen in reached])
+    return Counts(steps, drafted, accepted, reached, tuple(drafting - few for few in missing))
 
 
-def _missing(tokens: int, draft_len: int) -> list[int]:
+def _missing(tokens: int, rejected: Sequence[int]) -> list[int]:
     """Return at how many steps each place of a draft was not drafted, which is told of all places together.
 
     Drafts are shorter at the end of a text, each as long as what is left of it: the later a place, the more lack it.
+    No place lacks more than the steps that did not accept it.
     """
-    pairs = max(1, draft_len * (draft_len - 1))
-    so_far = [round(tokens * place * (place + 1) / pairs) for place in range(draft_len)]
-    return [now - before for before, now in pairwise([0, *so_far])]
+    found, places = list[int](), range(len(rejected))
+    for place in places:
+        share = round(tokens * place / max(1, sum(places[place:])))
+        found.append(min(rejected[place], max(share, tokens - sum(rejected[place + 1 :]))))
+        tokens -= found[-1]
+    return found

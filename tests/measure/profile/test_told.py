@@ -45,11 +45,12 @@ def test_counts_are_those_of_the_steps(draft_len: int) -> None:
     for ours, theirs in zip(found, true, strict=True):
         assert (ours.steps, ours.drafted, ours.accepted) == (theirs.steps, theirs.drafted, theirs.accepted)
         assert ours.reached == theirs.reached
+        assert (sum(ours.drafted_at), ours.drafted_at[0]) == (ours.drafted, theirs.drafted_at[0])
     ours, theirs = (Acceptance(tuple(each), ("",) * len(made)) for each in (found, true))
     assert ours.token_weighted == theirs.token_weighted
     assert ours.request_weighted == theirs.request_weighted
     assert ours.by_position == pytest.approx(theirs.by_position, abs=0.02)
-    assert ours.depth_rate == pytest.approx(theirs.depth_rate, abs=0.01)
+    assert ours.depth_rate == theirs.depth_rate
 
 
 def test_shorter_drafts_are_the_beginnings_of_longer_ones() -> None:
