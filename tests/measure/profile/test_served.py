@@ -12,26 +12,48 @@ import yaml
 
 from tests.conftest import Run
 from tests.load.scripted import Script, scripted
+from trtspec.load.rounds import Round, ask_all
+from trtspec.load.sample import Sample
 
-TOKENS, OWN_LEN, ACCEPTED = 25, 4, 2
+TOKENS, OWN_LEN, ACCEPTED, FIRST_S = 25, 4, 2, 0.01
+SPEED_ALONE = TOKENS / (FIRST_S + (TOKENS - 1) * 0.01)
 ASKED = ("--prompts", "default", "--samples", 4, "--max-tokens", TOKENS, "--set", "engine.max_batch_size=1", "--json")
 
 
 @pytest.fixture(autouse=True)
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time few requests: these answers come by the clock."""
+def by_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give what a server answered at once the times that it would have taken, and time few requests."""
+
+    async def ask(*asked: Any) -> Round:
+        done = await ask_all(*asked)
+        return replace(done, samples=[timed(sample) for sample in done.samples])
+
+    monkeypatch.setattr("trtspec.profiling.asking.ask_all", ask)
     monkeypatch.setattr("trtspec.profiling.asking.LEAST", 4)
     monkeypatch.setattr("trtspec.profiling.asking.ROUNDS", 2)
 
 
+def timed(sample: Sample) -> Sample:
+    """Let a step take 10 ms, 2 ms more for each token that is drafted, and the first token 10 ms."""
+    steps = len(sample.chunks_s) - 1
+    if steps < 1:
+        return sample
+    step_s = step_seconds((sample.drafted or 0) // steps)
+    return replace(sample, chunks_s=tuple(FIRST_S + step * step_s for step in range(steps + 1)))
+
+
+def step_seconds(draft_len: int) -> float:
+    return 0.01 + 0.002 * draft_len
+
+
 def drafting(draft_len: int) -> Script:
-    """Accept the first two tokens of every draft; a step takes 10 ms and 2 ms for each token that is drafted."""
+    """Accept the first two tokens of every draft."""
     accepted = min(ACCEPTED, draft_len)
     steps = (TOKENS - 1) // (accepted + 1)
-    chunks = [(0.01, 1), *[(0.01 + 0.002 * draft_len, accepted + 1)] * steps]
     histogram = [0] * (OWN_LEN + 1)
     histogram[accepted] = steps
-    return Script(chunks, (steps * draft_len, steps * accepted, steps) if draft_len else None, histogram)
+    drafts = (steps * draft_len, steps * accepted, steps) if draft_len else None
+    return Script([(0.0, 1), *[(0.0, accepted + 1)] * steps], drafts, histogram)
 
 
 def answer(body: dict[str, Any]) -> Script:
@@ -45,8 +67,8 @@ def unasked(body: dict[str, Any]) -> Script:
 
 def expected(draft_len: int) -> float:
     """Return the speed-up of whole answers."""
-    alone, steps = 0.01 + (TOKENS - 1) * 0.01, (TOKENS - 1) / (min(ACCEPTED, draft_len) + 1)
-    return alone / (0.01 + steps * (0.01 + 0.002 * draft_len))
+    steps = (TOKENS - 1) / (min(ACCEPTED, draft_len) + 1)
+    return (FIRST_S + (TOKENS - 1) * step_seconds(0)) / (FIRST_S + steps * step_seconds(draft_len))
 
 
 def method(document: dict[str, Any]) -> dict[str, Any]:
@@ -55,8 +77,6 @@ def method(document: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.alone
-@pytest.mark.slow  # a server answers by the clock
 def test_a_server_that_is_told_how_much_to_draft(trtspec: Run, recipe: Path) -> None:
     with scripted(answer) as server:
         document = trtspec("profile", recipe, "--server", server.url, *ASKED, "--write").document
@@ -68,15 +88,15 @@ def test_a_server_that_is_told_how_much_to_draft(trtspec: Run, recipe: Path) -> 
     assert found["by_position"] == [1.0, 1.0]
     assert document["by_position"] == [1.0, 1.0]
     for row in found["speedups"]:
-        assert row["speedup"] == pytest.approx(expected(row["draft_len"]), rel=0.1)
+        assert row["speedup"] == pytest.approx(expected(row["draft_len"]), abs=1e-3)
+    for row in document["server"]["speeds"]:
+        assert row["output_tokens_per_s"] == pytest.approx(SPEED_ALONE * expected(row["draft_len"]), abs=0.1)
     assert (document["recommendation"]["draft_len"], found["verdict"]) == (2, "pays")
     assert yaml.safe_load(recipe.read_text())["speculation"]["draft_len"] == 2
     assert f"{server.url}, model scripted" in shown
     assert "draft_len 4" in shown
 
 
-@pytest.mark.alone
-@pytest.mark.slow  # a server answers by the clock
 def test_of_another_its_own_length_tells_of_shorter_ones(trtspec: Run, recipe: Path) -> None:
     """Steps lie on a line here, and every draft is accepted alike, so that nothing is lost."""
     with scripted(unasked, ours=False) as server, scripted(lambda body: drafting(0), ours=False) as alone:
@@ -86,7 +106,7 @@ def test_of_another_its_own_length_tells_of_shorter_ones(trtspec: Run, recipe: P
     assert {row["draft_len"] for row in found["step_seconds"]} == {0, 4}
     assert found["mean_accepted_lens"] == {"1": 2.0, "2": 3.0, "3": 3.0, "4": 3.0}
     for row in found["speedups"]:
-        assert row["speedup"] == pytest.approx(expected(row["draft_len"]), rel=0.1)
+        assert row["speedup"] == pytest.approx(expected(row["draft_len"]), abs=1e-3)
     assert document["recommendation"]["draft_len"] == 2
     assert not any("num_draft_tokens" in server.asked[number] for number in server.of_load())
 
