@@ -36,7 +36,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.machine import environment
 from trtspec.artifacts.manifest import load_manifest
 from trtspec.measure.artifact import DRAFT, TARGET, engine_settings, open_artifact
-from trtspec.measure.profile.candidate import Candidate, Measured, Texts, measure, say
+from trtspec.measure.profile.candidate import Candidate, Texts
+from trtspec.measure.profile.measured import Measured
+from trtspec.measure.profile.on_engine import measure, say
 from trtspec.measure.profile.recommend import recommend
 from trtspec.paths import recipes_dir
 from trtspec.prompts.load import load_prompts

@@ -2,7 +2,7 @@
 """A process that runs commands in forks of itself: `python -m tests.forks` reads a job a line, and answers exit codes.
 
 What takes long to import is imported before the first fork. What a machine has, commands take from here: its memory,
-the room on its disks, what `doctor` finds, and where the recipes lie.
+the room on its disks, what `doctor` finds, where the recipes lie, and what a server under load answers.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ WARM = (
     "trtspec.torch_engine.engine",
     "trtspec.kernels.build",
     "trtspec.cli.app",
+    "tests.load.by_rule",
 )
 SIZES = {"SC_PAGE_SIZE": 1 << 12, "SC_PHYS_PAGES": 24 << 18}  # 24 GiB
 FOUND = (
@@ -107,7 +108,10 @@ def _run(job: dict[str, Any]) -> int:
 
 
 def _replace_machine(package: Path) -> None:
+    from tests.load import by_rule
     from trtspec import doctor, paths
+    from trtspec.load import run, sweep
+    from trtspec.load.drivers import trtspec as driver
     from trtspec.probe import Probe
 
     paths.PACKAGE = package.absolute()
@@ -115,6 +119,8 @@ def _replace_machine(package: Path) -> None:
     os.sysconf = lambda name: SIZES.get(str(name)) or sysconf(name)
     shutil.disk_usage = lambda path: Usage()  # type: ignore[assignment, return-value]
     doctor.probe_machine = lambda: [Probe(*found) for found in FOUND]
+    run.find_arms, driver.DRIVER = by_rule.arms, lambda tokenizer, timeout_s: by_rule.answered
+    sweep.work_ms = lambda: 12.5
 
 
 if __name__ == "__main__":

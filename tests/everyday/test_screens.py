@@ -10,7 +10,8 @@ writes them anew; what they then look like is for people to judge. What varies i
     the first 12 digits of a key   digest-00001, numbered in the order in which they are shown
     versions of programs           N.N.N
 
-The machine's memory, its disks and what `doctor` finds are made up (`tests/forks.py`).
+The machine's memory, its disks, what `doctor` finds and what a server under load answers are made up
+(`tests/forks.py`).
 """
 
 from __future__ import annotations
@@ -124,6 +125,7 @@ SCREENS = {
     "recipes": Screen("recipes"),
     "verify": Screen("verify build/tiny --max-tokens 2 --runs 1", is_long=True),
     "bench": Screen("bench build/tiny --runs 1 --max-tokens 2", is_long=True),
+    "bench-a-load": Screen("bench http://127.0.0.1:8000 --concurrency 1,4,16 --slo ttft=60ms,e2e=900ms"),
     "advise": Screen("advise --concurrency 100 --output-tokens 300"),
     "advise-on-a-recipe": Screen("advise recipe.yaml --concurrency 2 --draft model"),
     "checklist": Screen("checklist build/tiny", unmeasure),

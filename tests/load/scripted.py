@@ -21,11 +21,14 @@ MODEL = "scripted"
 class Script:
     """An answer: (seconds before it, tokens in it) of each chunk; drafts as (drafted, accepted, steps).
 
+    `histogram` has these steps by how many tokens they accepted.
+
     `raw` are the bytes of the body in place of events, `status` with `refusal` a refusal.
     """
 
     chunks: Sequence[tuple[float, int]] = ((0.0, 1),)
     drafts: tuple[int, int, int] | None = None
+    histogram: Sequence[int] = ()
     raw: Sequence[bytes] | None = None
     status: int = 200
     refusal: str = ""
@@ -172,6 +175,7 @@ def _end(path: str, script: Script, made: int) -> bytes:
     }
     if script.drafts:
         drafted, accepted, steps = script.drafts
+        histogram = script.histogram or [1, steps - 1]
         told = {"num_draft_tokens": drafted, "num_accepted_draft_tokens": accepted, "num_spec_steps": steps}
-        document["metrics"] = {"speculative_decoding": {**told, "acceptance_histogram": [1, steps - 1]}}
+        document["metrics"] = {"speculative_decoding": {**told, "acceptance_histogram": histogram}}
     return f"data: {json.dumps(document)}\n\ndata: [DONE]\n\n".encode()

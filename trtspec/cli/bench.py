@@ -3,11 +3,7 @@
 
 from __future__ import annotations
 
-import json as json_module
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -15,13 +11,10 @@ from trtspec.cli import completing
 from trtspec.cli import load_options as load
 from trtspec.cli.load_compare import compare_saved
 from trtspec.cli.loading import bench_load
+from trtspec.cli.one_at_a_time import bench_one_at_a_time
 from trtspec.cli.options import AllowCode, Baseline, Json, Prompts, SkipGate
 from trtspec.errors import TrtspecError
 from trtspec.measure.speedup import MAX_RUNS
-
-if TYPE_CHECKING:
-    from trtspec.measure.bench import Comparison, OnProgress
-    from trtspec.measure.report import Verification
 
 
 def bench(
@@ -92,153 +85,7 @@ def bench(
     if asked.said:
         said = ", ".join(asked.said)
         raise TrtspecError(f"{said} is of a load", hint="add --concurrency 1,2,4,8 or --rate 1,2,4")
-    _one_at_a_time(what, prompts, max_tokens, runs, baseline, skip_gate or (), gates=gates, json=json)
-
-
-def _one_at_a_time(
-    what: str, prompts: Path | None, max_tokens: int, runs: int, baseline: str | None, skip_gate: Sequence[str], *,
-    gates: bool, json: bool,
-) -> None:  # fmt: skip
-    from trtspec.cli.progress import counter
-    from trtspec.cli.render import print_json
-    from trtspec.measure.documents import keep_document
-
-    url, document = _find(what)
-    other = _find(baseline)[0] if baseline else None
-    if baseline and not (url and other):
-        raise TrtspecError("--baseline compares two servers", hint="deploy both, and give their names or addresses")
-    if skip_gate and not gates:
-        raise TrtspecError("--skip-gate leaves out a gate that --gates judges", hint="add --gates")
-    root, found = Path(document["artifact"]) if document else None, None
-    with counter() as on_progress:
-        measuring = _Measuring(prompts, max_tokens, runs, other, on_progress)
-        if gates:
-            comparison, found = _judge(what, url, document, measuring, skip_gate)
-        elif url:
-            comparison = _measure_server(url, root, measuring)
-        else:
-            comparison = _measure_artifact(Path(what), measuring)
-    if root := root or (None if url else Path(what)):
-        keep_document(root, "bench", comparison.as_dict())
-    if json:
-        print_json(comparison.as_dict() | (_judged(found) if found else {}))
-    else:
-        show(comparison, url or what)
-    if found:
-        _end(found, what, quietly=json)
-
-
-@dataclass(frozen=True)
-class _Measuring:
-    """What the command was asked for, wherever it is measured."""
-
-    prompts: Path | None
-    max_tokens: int
-    runs: int
-    baseline: str | None
-    on_progress: OnProgress
-
-
-def _find(what: str) -> tuple[str, dict[str, Any]]:
-    """Return the address of a server and its status, which only a name leads to; of an artifact neither."""
-    if "://" not in what and (Path(what).exists() or "/" in what):
-        return "", {}
-    from trtspec.deploy.base import address_of
-
-    return address_of(what)
-
-
-def _judge(
-    what: str, url: str, document: dict[str, Any], measuring: _Measuring, skip: Sequence[str]
-) -> tuple[Comparison, Verification]:
-    from trtspec.cli.render import note
-    from trtspec.measure.artifact import artifact_prompts
-    from trtspec.measure.gates import check_gate_names
-    from trtspec.measure.gating import Load, bench_gates
-    from trtspec.triton.client import Client
-
-    if url and not document:
-        raise TrtspecError("an address does not lead to the gates", where=what, hint="give the deployment's name")
-    root = Path(document["artifact"]) if document else Path(what)
-    texts = [prompt.text for prompt in artifact_prompts(root, measuring.prompts)]
-    load = Load(texts, measuring.max_tokens, measuring.runs, check_gate_names(skip), measuring.on_progress)
-    return bench_gates(
-        root,
-        load,
-        Client.at(url) if url else None,
-        document.get("manifest", ""),
-        Client.at(measuring.baseline) if measuring.baseline else None,
-        lambda error: note(f"warning: {error}", "yellow"),
-    )
-
-
-def _judged(found: Verification) -> dict[str, Any]:
-    return {key: value for key, value in found.as_dict().items() if key in ("ok", "checks", "left_out")}
-
-
-def _end(found: Verification, what: str, *, quietly: bool) -> None:
-    from trtspec.cli.render import say
-    from trtspec.cli.verify import show_checks
-
-    if not quietly:
-        show_checks(found)
-        say(f"{what}: its gates {'hold' if found.ok else 'do NOT hold'}", "green" if found.ok else "red")
-    raise typer.Exit(found.failure.exit_code if found.failure else 0)
-
-
-def _measure_server(url: str, root: Path | None, measuring: _Measuring) -> Comparison:
-    from trtspec.artifacts.manifest import load_manifest
-    from trtspec.measure.artifact import artifact_prompts
-    from trtspec.measure.bench import measure_server
-    from trtspec.triton.client import Client
-
-    texts = [prompt.text for prompt in artifact_prompts(root, measuring.prompts)]
-    acceptance = load_manifest(root).recipe.speculation.acceptance if root else "unknown"
-    other = Client.at(measuring.baseline) if measuring.baseline else None
-    return measure_server(
-        Client.at(url), texts, measuring.max_tokens, measuring.runs, measuring.on_progress, acceptance, other
-    )
-
-
-def _measure_artifact(root: Path, measuring: _Measuring) -> Comparison:
-    from trtspec.measure.artifact import artifact_prompts, open_artifact
-    from trtspec.measure.bench import measure_engine
-
-    texts = [prompt.text for prompt in artifact_prompts(root, measuring.prompts)]
-    with open_artifact(root) as artifact:
-        return measure_engine(artifact, texts, measuring.max_tokens, measuring.runs, measuring.on_progress)[0]
-
-
-def show(comparison: Comparison, what: str) -> None:
-    """Show the table, and for a server how to ask it oneself."""
-    from trtspec.cli.render import say, say_command, show_table
-
-    sides = (
-        ("target alone", 1.0, comparison.baseline),
-        ("speculative", comparison.speedup.median, comparison.speculative),
-    )
-    rows = [
-        (
-            name,
-            f"{side.median:.0f}",
-            f"{speedup:.2f}x",
-            f"{side.stats.acceptance_rate:.3f}" if side.stats.drafted else "-",
-            f"{side.stats.mean_accepted_len:.2f}" if side.stats.drafted or name == "target alone" else "-",
-        )
-        for name, speedup, side in sides
-    ]
-    columns = ("", "tokens/s", "speed-up", "acceptance rate", "mean accepted length")
-    show_table(
-        f"{what}: {comparison.prompts} prompts, {comparison.max_tokens} tokens each", columns, rows, (1, 2, 3, 4)
-    )
-    if comparison.acceptance == "typical":
-        say("typical acceptance is lossy: sampled text is not the target's", "yellow")
-    if what.startswith("http://"):
-        body = json_module.dumps({"text_input": '{"id": 7, "name":', "max_tokens": 32})
-        say_command("ask it", f"curl -s {what.rstrip('/')}/v2/models/ensemble/generate -d '{body}'")
-    say(f"with speculation {comparison.speedup}")
-    same, total = comparison.identical_texts, comparison.prompts
-    say(f"identical text: {'yes' if same == total else 'NO'} ({same} of {total})", "green" if same == total else "red")
+    bench_one_at_a_time(what, prompts, max_tokens, runs, baseline, skip_gate or (), gates=gates, json=json)
 
 
 command = bench

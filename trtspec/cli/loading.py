@@ -51,9 +51,9 @@ def load_document(
     from trtspec.cli.render import note
     from trtspec.load.slo import parse_slo
 
-    served, deployed = _server(what, asked, asked.model or "")
+    served, deployed = server_of(what, asked.api, asked.model or "", asked.key_env)
     root = Path(deployed["artifact"]) if deployed else None
-    other = _server(baseline, asked, "")[0] if baseline else None
+    other = server_of(baseline, asked.api, "", asked.key_env)[0] if baseline else None
     slo = parse_slo(asked.slo) if asked.slo else None
     plan = _plan(served, other, asked, _workload(root, asked, prompts, max_tokens), runs, root)
     if plan.workload.source == "random":
@@ -96,7 +96,7 @@ def _deployment(status: dict[str, Any]) -> dict[str, Any] | None:
     return {key: status.get(key, "") for key in ("name", "backend", "method", "manifest")} if status else None
 
 
-def _server(what: str, asked: LoadAsked, model: str) -> tuple[Server, dict[str, Any]]:
+def server_of(what: str, api: str | None, model: str, key_env: str | None) -> tuple[Server, dict[str, Any]]:
     """Return the server that an address or a deployment's name leads to, and the deployment's status."""
     from trtspec.deploy.base import address_of
     from trtspec.load.run import Server
@@ -105,12 +105,12 @@ def _server(what: str, asked: LoadAsked, model: str) -> tuple[Server, dict[str, 
     if "://" not in what and (Path(what).exists() or "/" in what):
         raise TrtspecError("a load is for a server, and this is an artifact", where=what, hint=f"trtspec deploy {what}")
     url, document = address_of(what)
-    api = asked.api or (TRITON if document else AUTO)
+    api = api or (TRITON if document else AUTO)
     if document and api in OPENAI_APIS:
         url = document["endpoints"].get("openai") or ""
         if not url:
             raise DeployError("the deployment has no entry for OpenAI's clients", where=what, hint="serving.openai")
-    return Server(url, api, model, asked.key_env or KEY_VARIABLE), document
+    return Server(url, api, model, key_env or KEY_VARIABLE), document
 
 
 def _workload(root: Path | None, asked: LoadAsked, prompts: Path | None, max_tokens: int) -> Workload:

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from trtspec.load.api import Wanted
 from trtspec.load.client import Endpoint, LoadClient, clock
 from trtspec.load.load import Load
 from trtspec.load.sample import MS, Sample
 from trtspec.load.slo import Slo
 from trtspec.load.workload import Workload
+from trtspec.prompts.prompt import Prompt
 
 
 @dataclass(frozen=True)
@@ -98,17 +100,24 @@ AskRound = Callable[[LoadClient, Endpoint, Load, Workload, int, int], Awaitable[
 async def run_round(
     client: LoadClient, endpoint: Endpoint, load: Load, workload: Workload, number: int, requests: int
 ) -> Round:
-    """Ask the requests of a round; all bodies are made before the first is sent."""
+    """Ask the requests of a round."""
     prompts = workload.of_round(number, requests)
-    bodies = [endpoint.request(prompt, workload.wanted) for prompt in prompts]
+    return await ask_all(client, endpoint, load, prompts, workload.wanted, workload.arrivals_seed(number))
+
+
+async def ask_all(
+    client: LoadClient, endpoint: Endpoint, load: Load, prompts: Sequence[Prompt], wanted: Wanted, seed: int = 0
+) -> Round:
+    """Ask prompts in their order, as a load has it; all bodies are made before the first is sent."""
+    bodies = [endpoint.request(prompt, wanted) for prompt in prompts]
     samples: dict[int, Sample] = {}
     cpu, began = time.process_time(), clock()
 
     async def ask(place: int, due: float) -> None:
         samples[place] = await client.ask(endpoint, prompts[place], bodies[place], began, due)
 
-    await load.run(ask, requests, workload.arrivals_seed(number))
-    return Round([samples[place] for place in range(requests)], time.process_time() - cpu)
+    await load.run(ask, len(prompts), seed)
+    return Round([samples[place] for place in range(len(prompts))], time.process_time() - cpu)
 
 
 def sent_late_ms(rounds: Sequence[Round]) -> list[float]:

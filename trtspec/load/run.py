@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
-from trtspec.load.client import Endpoint, load_client
+from trtspec.load.client import Endpoint, LoadClient, load_client
 from trtspec.load.load import Load
 from trtspec.load.servers import AUTO, KEY_VARIABLE, ensure_answers, find_endpoint, target_alone
 from trtspec.load.sweep import BASELINE, SERVED, Effort, OnProgress, Point, Sweep
@@ -56,15 +56,19 @@ async def _measure(
 ) -> tuple[dict[str, Endpoint], list[Point]]:
     ask_round = find("trtspec.load.drivers", "DRIVER", plan.driver, "driver")(plan.tokenizer, plan.timeout_s)
     async with load_client(plan.timeout_s) as client:
-        arms = {SERVED: await _find(client, plan.served)}
-        alone = await _find(client, plan.baseline) if plan.baseline else await target_alone(client, arms[SERVED])
-        if alone:
-            arms[BASELINE] = alone
+        arms = await find_arms(client, plan.served, plan.baseline)
         sweep = Sweep(arms, plan.workload, plan.loads, plan.effort, samples, on_progress, ask_round)
         return arms, await sweep.run(client)
 
 
-async def _find(client: Any, server: Server) -> Endpoint:
+async def find_arms(client: LoadClient, served: Server, baseline: Server | None) -> dict[str, Endpoint]:
+    """Return the endpoint of a server, and that of the target alone: the baseline's, or its own where it can be."""
+    arms = {SERVED: await _find(client, served)}
+    alone = await _find(client, baseline) if baseline else await target_alone(client, arms[SERVED])
+    return arms | ({BASELINE: alone} if alone else {})
+
+
+async def _find(client: LoadClient, server: Server) -> Endpoint:
     endpoint = await find_endpoint(client, server.url, server.api, server.model, server.key_variable)
     await ensure_answers(client, endpoint)
     return endpoint

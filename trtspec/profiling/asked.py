@@ -7,10 +7,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from trtspec.graph.executor import Observer
 from trtspec.measure.profile.candidate import OnProgress
+
+if TYPE_CHECKING:
+    from trtspec.load.run import Server
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,18 @@ class Asked:
     drafts: list[str] | None
     methods: list[str] | None
     limits: Limits
+
+
+@dataclass(frozen=True)
+class Servers:
+    """A running server, one without speculation (None for the same, asked to draft nothing), and what it serves.
+
+    `root` is its artifact, None where only an address is known.
+    """
+
+    served: Server
+    baseline: Server | None
+    root: Path | None
 
 
 class Bars(Observer, Protocol):

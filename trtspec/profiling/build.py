@@ -37,14 +37,20 @@ def build(asked: Asked, wanted: Wanted, engine: str, out: Path, screen: Screen) 
         prepare_sources(loaded, bars.preparing)
         build = plan_build(loaded, on_read=bars.reading)
         run_build(build, out, open_store(), bars)
-    shown = wanted.source and _shown(wanted.source, asked.recipe.absolute().parent)
-    return Candidate(wanted.method, shown, wanted.options, "draft_len" in section, out)
+    return candidate_of(asked, wanted, out)
 
 
-def _shown(section: dict[str, Any], base: Path) -> dict[str, Any]:
+def candidate_of(asked: Asked, wanted: Wanted, root: Path) -> Candidate:
+    """Return a candidate whose artifact lies at `root`, its paths as the recipe writes them."""
+    source = wanted.source and _written(wanted.source, asked.recipe.absolute().parent)
+    takes_draft_len = "draft_len" in wanted.section(asked.limits.max_draft_len)
+    return Candidate(wanted.method, source, wanted.options, takes_draft_len, root)
+
+
+def _written(section: dict[str, Any], base: Path) -> dict[str, Any]:
     """Return a recipe's section with its paths as a recipe in `base` writes them."""
     return {
-        key: _shown(value, base)
+        key: _written(value, base)
         if isinstance(value, dict)
         else relative_model(value, base)
         if isinstance(value, str) and os.path.isabs(value)

@@ -12,8 +12,9 @@ from trtspec.errors import TrtspecError
 from trtspec.generation.request import Result
 from trtspec.measure.artifact import TARGET, OpenArtifact, open_artifact
 from trtspec.measure.parity import check_parity
-from trtspec.measure.profile.candidate import Candidate, OnProgress, measure, say
+from trtspec.measure.profile.candidate import Candidate, OnProgress
 from trtspec.measure.profile.document import Profile
+from trtspec.measure.profile.on_engine import measure, say
 from trtspec.measure.profile.recommend import recommend
 from trtspec.measure.report import Check
 from trtspec.measure.sources import find_source as find_origin
@@ -57,7 +58,7 @@ def _measure(
         check_said(texts)
         measured = [measure(candidate, texts, batches, on_progress) for candidate in candidates]
     best, too_long = recommend(measured, limits.concurrency), len(asked_for) - len(prompts)
-    return Profile(loaded.recipe.name, texts, measured, left_out, best, parity, too_long)
+    return Profile(loaded.recipe.name, texts.kinds, texts.tokens, measured, left_out, best, parity, too_long)
 
 
 def _parity(

@@ -18,7 +18,7 @@ from trtspec.recipe.schema import Recipe
 BATCHES = (1, 4, 16, 64)
 
 
-def drawn(asked: Asked, root: Path) -> list[Prompt]:
+def drawn(asked: Asked, root: Path | None) -> list[Prompt]:
     """Return the prompts that were asked for, or the artifact's own, as many as are wanted."""
     prompts = artifact_prompts(root, asked.prompts)
     return Random(asked.limits.seed).sample(prompts, min(asked.limits.samples, len(prompts)))

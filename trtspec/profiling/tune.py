@@ -13,8 +13,10 @@ from trtspec.artifacts.manifest import load_manifest
 from trtspec.backends.choose import in_process
 from trtspec.errors import TrtspecError
 from trtspec.measure.artifact import open_artifact
-from trtspec.measure.profile.candidate import Candidate, Measured, OnProgress, Texts, measure, say
+from trtspec.measure.profile.candidate import Candidate, OnProgress, Texts
 from trtspec.measure.profile.halving import halve, rung_sizes
+from trtspec.measure.profile.measured import Measured
+from trtspec.measure.profile.on_engine import measure, say
 from trtspec.measure.profile.recommend import recommend
 from trtspec.measure.profile.saved import dump_measured, dump_texts, read_measured, read_texts
 from trtspec.measure.profile.tuning import Tuning

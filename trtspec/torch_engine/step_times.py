@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import cycle, islice
 
 import torch
@@ -23,33 +24,33 @@ Case = tuple[int, int]  # requests, draft_len
 def step_times(
     speculator: Speculator,
     prompts: Sequence[Tokens],
-    cases: Sequence[Case],
+    batches: Sequence[int],
+    lens: Sequence[int],
     *,
     steps: int,
     rounds: int,
     max_tokens: int,
     on_round: Callable[[int], None] = lambda done: None,
-) -> dict[Case, float]:
-    """Return the seconds of a step for each (requests, draft_len), draft, verification and bookkeeping included.
+) -> dict[Case, list[float]]:
+    """Return the mean seconds of `steps` steps, draft, verification and bookkeeping included, of each round and case.
 
-    The least of `rounds` means over the `steps` steps behind a prefill of that many of the prompts, which are taken
-    again where there are fewer: every round takes the same steps, so that only what else the machine does adds to one.
-    To draft more takes no less: a case that took longer than one with more drafts met such a time in every round.
+    That many of the prompts, which are taken again where there are fewer, are prefilled, and go on with one draft
+    length after another as far as there is room for it. Each round begins with another length, so that none has the
+    longest texts always. The first step of a length is not timed: its draft takes in what the one before left out.
     """
-    found: dict[Case, list[float]] = {case: [] for case in cases}
+    found: dict[Case, list[float]] = {(rows, draft_len): [] for rows in batches for draft_len in lens}
     for number in range(rounds + 1):
-        for case in cases:
-            batch = _begun(speculator, prompts, case, steps, max_tokens)
-            seconds = _run(speculator, batch, steps)
-            if number:  # what is done only once is not measured
-                found[case].append(seconds)
+        first = number * len(lens) // (rounds + 1)
+        for rows in batches:
+            batch: list[Running] = []
+            for draft_len in (*lens[first:], *lens[:first]):
+                if not _has_room(speculator, batch, (steps + 1) * (draft_len + 1)):
+                    batch = _begun(speculator, prompts, rows, (steps + 1) * (max(lens) + 1), max_tokens)
+                seconds = _run(speculator, batch, draft_len, steps)
+                if number:  # what is done only once is not measured
+                    found[rows, draft_len].append(seconds)
         on_round(number)
-    return {
-        (rows, draft_len): min(
-            min(samples) for (others, longer), samples in found.items() if others == rows and longer >= draft_len
-        )
-        for rows, draft_len in cases
-    }
+    return found
 
 
 @torch.inference_mode()
@@ -70,23 +71,34 @@ def prefill_seconds(
     return min(alone[1:]), min(whole[1:])  # what is done only once is not measured
 
 
-def _begun(speculator: Speculator, prompts: Sequence[Tokens], case: Case, steps: int, max_tokens: int) -> list[Running]:
-    (rows, draft_len), most = case, speculator.draft_shape.max_depth
-    new = 2 + (steps + 1) * (most + 1)
-    room = speculator.settings.max_seq_len - new
+def _has_room(speculator: Speculator, batch: Sequence[Running], new: int) -> bool:
+    return bool(batch) and max(len(running.text) for running in batch) + new < speculator.settings.max_seq_len
+
+
+def _begun(speculator: Speculator, prompts: Sequence[Tokens], rows: int, new: int, max_tokens: int) -> list[Running]:
+    """Prefill so many prompts, cut off at their beginnings where they leave no room for `new` tokens."""
+    longest = speculator.settings.max_seq_len
+    room = longest - new - 2
     if room < 1:
         raise TrtspecError(f"engine.max_seq_len leaves no room for {new} new tokens", hint="raise it")
-    requests = [Request(tuple(prompt[-room:]), new, draft_len=draft_len) for prompt in islice(cycle(prompts), rows)]
-    batch = [Running(request, lambda update: None, None) for request in requests]
+    texts = [tuple(prompt[-room:]) for prompt in islice(cycle(prompts), rows)]
+    batch = [Running(Request(text, longest - len(text)), lambda update: None, None) for text in texts]
     for running, made in zip(batch, speculator.prefill(batch, 0, max_tokens), strict=True):
         running.begin(made)
     return batch
 
 
-def _run(speculator: Speculator, batch: Sequence[Running], steps: int) -> float:
-    """Return the mean seconds of a step."""
+def _run(speculator: Speculator, batch: Sequence[Running], draft_len: int, steps: int) -> float:
+    """Return the mean seconds of a step that drafts so much, behind one that is not timed."""
+    for running in batch:
+        running.request = replace(running.request, draft_len=draft_len)
+    _step(speculator, batch)
     started = time.perf_counter()
     for _ in range(steps):
-        for running, made in zip(batch, speculator.step(batch), strict=True):
-            running.advance(made)
+        _step(speculator, batch)
     return (time.perf_counter() - started) / steps
+
+
+def _step(speculator: Speculator, batch: Sequence[Running]) -> None:
+    for running, made in zip(batch, speculator.step(batch), strict=True):
+        running.advance(made)

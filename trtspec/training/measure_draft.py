@@ -11,7 +11,8 @@ from typing import ClassVar
 from trtspec.errors import TrtspecError
 from trtspec.graph.step import Inputs, Progress, Step
 from trtspec.measure.profile.acceptance import Counts
-from trtspec.measure.profile.candidate import Texts, replayed
+from trtspec.measure.profile.candidate import Texts
+from trtspec.measure.profile.on_engine import replayed
 from trtspec.steps.convert import ConvertCheckpoint
 from trtspec.torch_engine.settings import EngineSettings
 from trtspec.training.answer_prompts import AnswerPrompts

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from trtspec.measure.profile.acceptance import Acceptance, Counts, count_steps
-from trtspec.measure.profile.candidate import Candidate, Measured
+from trtspec.measure.profile.candidate import Candidate
+from trtspec.measure.profile.measured import Measured, least_seconds
 from trtspec.measure.profile.recommend import recommend, verdict
 from trtspec.torch_engine.replay import Proposed
 
@@ -95,3 +97,19 @@ def test_words_for_acceptance(accepted: int, word: str) -> None:
 def test_times_between_measured_lengths() -> None:
     found = measured("ngram", {1: 10, 2: 20, 3: 30}, {1: {0: 1.0, 1: 2.0, 3: 4.0}})
     assert found.step_seconds(1, 2) == 3.0
+
+
+def test_the_least_counts_and_no_more_than_longer_drafts_took() -> None:
+    took = {
+        (1, 0): [1.0, 1.5], (1, 2): [4.0, 5.0], (1, 4): [3.0, 6.0],
+        (4, 0): [2.0, 2.0], (4, 2): [7.0, 5.0], (4, 4): [6.0, 8.0],
+    }  # fmt: skip
+    assert least_seconds(took) == {(1, 0): 1.0, (1, 2): 3.0, (1, 4): 3.0, (4, 0): 2.0, (4, 2): 5.0, (4, 4): 6.0}
+
+
+def test_prefills_of_several_requests_lie_on_a_line() -> None:
+    """At 3 requests steps take 2 s and prefills 6 s of the 11 tokens that follow the first."""
+    even = {0: 1.0, 1: 1.0}
+    found = measured("ngram", {1: 100}, {1: even, 5: {0: 3.0, 1: 3.0}})
+    found = replace(found, prefills={1: (2.0, 2.0), 5: (10.0, 10.0)}, answer_len=12.0)
+    assert found.best(3).expected.value == pytest.approx((2 + 6 / 11) / (2 / 2 + 6 / 11))

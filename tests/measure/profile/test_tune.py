@@ -12,8 +12,9 @@ import yaml
 
 from tests.conftest import Run
 from trtspec.measure.profile.acceptance import Acceptance, Counts
-from trtspec.measure.profile.candidate import Candidate, Measured, Texts
+from trtspec.measure.profile.candidate import Candidate, Texts
 from trtspec.measure.profile.halving import halve, rung_sizes
+from trtspec.measure.profile.measured import Measured
 from trtspec.measure.profile.saved import dump_measured, dump_texts, read_measured, read_texts
 from trtspec.methods.base import find_method, methods
 from trtspec.profiling import tune
@@ -50,7 +51,7 @@ def test_of_equal_arms_the_earlier_wins() -> None:
 def test_what_is_saved_is_read_back() -> None:
     candidate = Candidate("ngram", None, {}, True, Path())
     acceptance = {2: Acceptance((Counts(5, 9, 4, (3, 1), (5, 4)), Counts(1, 0, 0, (0, 0), (0, 0))), ("a", ""))}
-    measured = Measured(candidate, acceptance, {(1, 0): 0.25, (1, 2): 0.5}, (0.125, 0.25), 7.5)
+    measured = Measured(candidate, acceptance, {(1, 0): 0.25, (1, 2): 0.5}, {1: (0.125, 0.25)}, 7.5)
     assert read_measured(candidate, json.loads(json.dumps(dump_measured(measured)))) == measured
     texts = Texts(((1, 2), (3,)), ((4,), (5, 6)), ("a", ""))
     assert read_texts(json.loads(json.dumps(dump_texts(texts)))) == texts

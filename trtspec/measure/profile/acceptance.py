@@ -42,7 +42,7 @@ class Place(Protocol):
 @dataclass(frozen=True)
 class Counts:
     """The steps of one text: how many, tokens drafted and accepted; `reached[j]` and `drafted_at[j]` count the steps
-    that accepted, and that drafted, a token at place j of the draft.
+    that accepted, and that drafted, a token at place j of the draft. Both are empty where nobody tells.
     """
 
     steps: int
@@ -55,6 +55,11 @@ class Counts:
     def mean_accepted_len(self) -> float:
         """Return tokens a step."""
         return 1.0 + self.accepted / self.steps if self.steps else 1.0
+
+    def cut(self, draft_len: int) -> Counts:
+        """Return what the same steps would have come to, had the drafts of a chain ended there."""
+        reached, drafted_at = self.reached[:draft_len], self.drafted_at[:draft_len]
+        return Counts(self.steps, sum(drafted_at), sum(reached), reached, drafted_at)
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,7 @@ class Acceptance:
     @cached_property
     def depth_rate(self) -> float:
         """Return accepted tokens of those drafted in a row: of a tree only one branch can be accepted."""
-        drafted = sum(sum(text.drafted_at) for text in self.texts)
+        drafted = sum(sum(text.drafted_at) or text.drafted for text in self.texts)
         return sum(text.accepted for text in self.texts) / drafted if drafted else 0.0
 
     @cached_property
@@ -115,6 +120,10 @@ class Acceptance:
         """Return that of the texts of one kind."""
         own = tuple(text for text, each in zip(self.texts, self.kinds, strict=True) if each == kind)
         return Acceptance(own, (kind,) * len(own))
+
+    def cut(self, draft_len: int) -> Acceptance:
+        """Return that of shorter drafts, as far as steps that begin elsewhere are accepted alike."""
+        return Acceptance(tuple(text.cut(draft_len) for text in self.texts), self.kinds)
 
     def as_dict(self) -> dict[str, Any]:
         """Return its keys of the document."""

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trtspec.measure.profile.acceptance import Acceptance
-from trtspec.measure.profile.candidate import Measured, Texts
+from trtspec.measure.profile.measured import Case, Measured
 from trtspec.measure.profile.recommend import Recommendation, verdict
 from trtspec.measure.report import Check
 
@@ -16,19 +16,41 @@ FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True)
+class Server:
+    """A running server that was asked, at which draft lengths (0 is the target alone), and its tokens a second."""
+
+    url: str
+    api: str
+    model: str
+    draft_len: int
+    tokens_per_s: Mapping[Case, float]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return its part of the document."""
+        speeds = [
+            {"batch": batch, "draft_len": length, "output_tokens_per_s": round(speed, 1)}
+            for (batch, length), speed in sorted(self.tokens_per_s.items())
+        ]
+        return {"url": self.url, "api": self.api, "model": self.model, "draft_len": self.draft_len, "speeds": speeds}
+
+
+@dataclass(frozen=True)
 class Profile:
     """What was measured of a target's candidates, why others were not, and what follows.
 
-    `too_long` counts the prompts that the engine does not take with so many new tokens.
+    `kinds` are those of the prompts that were answered, with so many `tokens`. `too_long` counts the prompts that the
+    engine does not take with so many new tokens. `server` is None where the torch engine ran.
     """
 
     name: str
-    texts: Texts
+    kinds: Sequence[str]
+    tokens: int
     measured: Sequence[Measured]
     left_out: dict[str, str]
     recommendation: Recommendation
     parity: Check | None = None
     too_long: int = 0
+    server: Server | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the document."""
@@ -36,10 +58,11 @@ class Profile:
         return {
             "format_version": FORMAT_VERSION,
             "name": self.name,
-            "prompts": len(self.texts.prompts),
+            "prompts": len(self.kinds),
             "prompts_left_out": self.too_long,
-            "kinds": sorted(set(self.texts.kinds)),
-            "tokens": self.texts.tokens,
+            "kinds": sorted(set(self.kinds)),
+            "tokens": self.tokens,
+            "server": self.server.as_dict() if self.server else None,
             "quantized_parity": self.parity and {"share": self.parity.value, "detail": self.parity.detail},
             "methods": [_method(each, self.recommendation.batch) for each in self.measured],
             "left_out": [{"method": name, "why": why} for name, why in self.left_out.items()],
@@ -56,6 +79,7 @@ class Profile:
 
 def _method(measured: Measured, batch: int) -> dict[str, Any]:
     candidate, best = measured.candidate, measured.best(batch)
+    fewest = measured.batches[0]
     acceptance = measured.acceptance[best.draft_len]
     return {
         "method": candidate.method,
@@ -72,7 +96,10 @@ def _method(measured: Measured, batch: int) -> dict[str, Any]:
             {"batch": rows, "draft_len": length, "seconds": round(seconds, 6)}
             for (rows, length), seconds in sorted(measured.seconds.items())
         ],
-        "prefill_seconds": dict(zip(("alone", "drafting"), (round(each, 6) for each in measured.prefill), strict=True)),
+        "prefill_seconds": {
+            name: round(seconds / fewest, 6)
+            for name, seconds in zip(("alone", "drafting"), measured.prefills[fewest], strict=True)
+        },
         "mean_accepted_lens": {
             str(length): round(each.token_weighted.value, 3) for length, each in measured.acceptance.items()
         },

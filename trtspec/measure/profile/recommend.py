@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trtspec.measure.profile.candidate import Candidate, Measured, Speedup
+from trtspec.measure.profile.candidate import Candidate
+from trtspec.measure.profile.measured import Measured, Speedup
 
 HARMFUL, TRAINABLE = 0.5, 0.6  # acceptance rates below which a draft costs more than it brings, or is worth training
 PAYS = 1.02  # times as fast: less is within what a machine's noise makes of two equal runs

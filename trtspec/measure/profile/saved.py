@@ -7,7 +7,8 @@ from dataclasses import astuple
 from typing import Any
 
 from trtspec.measure.profile.acceptance import Acceptance, Counts
-from trtspec.measure.profile.candidate import Candidate, Measured, Texts
+from trtspec.measure.profile.candidate import Candidate, Texts
+from trtspec.measure.profile.measured import Measured
 
 
 def dump_texts(texts: Texts) -> dict[str, Any]:
@@ -30,7 +31,7 @@ def dump_measured(measured: Measured) -> dict[str, Any]:
     return {
         "acceptance": acceptance,
         "seconds": [[*case, each] for case, each in measured.seconds.items()],
-        "prefill": measured.prefill,
+        "prefills": [[batch, *pair] for batch, pair in measured.prefills.items()],
         "answer_len": measured.answer_len,
     }
 
@@ -42,8 +43,8 @@ def read_measured(candidate: Candidate, saved: dict[str, Any]) -> Measured:
         for length, each in saved["acceptance"].items()
     }
     seconds = {(batch, length): each for batch, length, each in saved["seconds"]}
-    alone, drafting = saved["prefill"]
-    return Measured(candidate, acceptance, seconds, (alone, drafting), saved["answer_len"])
+    prefills = {batch: (alone, drafting) for batch, alone, drafting in saved["prefills"]}
+    return Measured(candidate, acceptance, seconds, prefills, saved["answer_len"])
 
 
 def _counts(steps: int, drafted: int, accepted: int, reached: list[int], drafted_at: list[int]) -> Counts:

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trtspec.measure.profile.candidate import Candidate, Measured, Speedup, Texts
+from trtspec.measure.profile.candidate import Candidate, Texts
 from trtspec.measure.profile.halving import Rung
+from trtspec.measure.profile.measured import Measured, Speedup
 from trtspec.measure.profile.recommend import Recommendation
 
 FORMAT_VERSION = 1

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The claim that `trtspec profile --server` predicts what the real vLLM then does: speed-ups of draft_len 1 to 10 with
+1, 4 and 16 requests at once within 15 %, from one server that drafts 10 tokens and one that drafts none.
+
+    TRTSPEC_VLLM=.venv-vllm python benchmarks/predicted.py --out FILE.json [--methods draft_target ngram eagle3]
+        [--lens 1 2 4 6 8 10] [--batches 1 4 16] [--rounds 4]
+
+The quickstart pair on a CPU in float32. What is predicted for a length is held against `trtspec bench` on a server that
+drafts so much, beside the one that drafts none, in rounds of both: it knows nothing of how the prediction was made. The
+lengths that the profile chooses are measured too. FILE has each length as soon as it is measured, and what it has is
+not measured again. By estimate a length takes two minutes, a prediction four: an hour for three methods.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.machine import environment
+from benchmarks.vllm_front import serving
+from trtspec.backends.vllm.repository import MODEL_JSON, relocate
+from trtspec.paths import recipes_dir
+
+RECIPES = {"draft_target": "quickstart", "ngram": "quickstart-ngram", "eagle3": "quickstart-eagle3"}
+MOST, TOKENS, WITHIN, WITHIN_S = 10, 64, 0.15, 1800.0
+VLLM = ("engine.backend=vllm", "engine.device=cpu", "target.dtype=float32", f"speculation.draft_len={MOST}")
+LEAST, A_PLACE = 8, 4  # requests of an arm in a round, in all and for each that runs at once
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--methods", nargs="+", choices=RECIPES, default=[*RECIPES])
+    parser.add_argument("--lens", nargs="+", type=int, default=[1, 2, 4, 6, 8, 10])
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 4, 16])
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--samples", type=int, default=32, help="prompts")
+    asked = parser.parse_args()
+    document = json.loads(asked.out.read_text()) if asked.out.exists() else {"methods": {}, "machine": environment()}
+    with TemporaryDirectory() as place:
+        for method in asked.methods:
+            found = document["methods"].setdefault(method, {"measured": {}})
+            for _ in measured(method, found, asked, Path(place) / method):
+                found["rows"] = rows(found)
+                found["largest_error"] = max(row["error"] for row in found["rows"])
+                save(document, asked.out)
+    print(json.dumps(document, indent=1))
+
+
+def save(document: dict[str, Any], path: Path) -> None:
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(document, indent=1) + "\n")
+    part.replace(path)
+
+
+def measured(method: str, found: dict[str, Any], asked: argparse.Namespace, root: Path) -> Iterator[None]:
+    """Measure what a method lacks, and yield behind each part that can be judged."""
+    if "predicted" in found and not lacking(found, asked):
+        return
+    arguments = vllm_arguments(method, root)
+    with serving(written(arguments, root, 0)) as alone:
+        if "predicted" not in found:
+            with serving(written(arguments, root, MOST)) as drafting:
+                found["predicted"] = predicted(method, drafting, alone, asked)
+        for length in lacking(found, asked):
+            with serving(written(arguments, root, length)) as drafting:
+                found["measured"][str(length)] = {
+                    str(batch): benched(drafting, alone, batch, asked) for batch in asked.batches
+                }
+            yield
+
+
+def lacking(found: dict[str, Any], asked: argparse.Namespace) -> list[int]:
+    """Return the lengths that are still to be measured: those asked for, and those that were chosen."""
+    wanted = {*asked.lens, *found["predicted"]["best"].values()}
+    return sorted(length for length in wanted if str(length) not in found["measured"])
+
+
+def vllm_arguments(method: str, root: Path) -> dict[str, Any]:
+    """Return what a deployment starts vLLM with, for drafts of the most tokens."""
+    sets = [part for key in VLLM for part in ("--set", key)]
+    trtspec("build", recipes_dir() / f"{RECIPES[method]}.yaml", "--out", root / "artifact", *sets)
+    relocate(root / "artifact" / "model_repository", root / "repository", str(root / "artifact"))
+    return dict(json.loads((root / "repository" / MODEL_JSON).read_text()))
+
+
+def written(arguments: dict[str, Any], root: Path, draft_len: int) -> Path:
+    """Write the arguments of a server that drafts so much."""
+    drafts = {**arguments["speculative_config"], "num_speculative_tokens": draft_len}
+    changed = {**arguments, "speculative_config": drafts}
+    if not draft_len:
+        del changed["speculative_config"]
+    path = root / f"{draft_len}.json"
+    path.write_text(json.dumps(changed))
+    return path
+
+
+def predicted(method: str, drafting: str, alone: str, asked: argparse.Namespace) -> dict[str, Any]:
+    """Return what a profile of the server expects, by requests at once and draft length."""
+    sets = ("--set", f"engine.max_batch_size={max(asked.batches)}", "--set", f"speculation.draft_len={MOST}")
+    limits = ("--samples", asked.samples, "--max-tokens", TOKENS, "--max-draft-len", MOST)
+    document = trtspec("profile", recipes_dir() / f"{RECIPES[method]}.yaml", "--server", drafting, "--baseline", alone,
+                       "--prompts", "quickstart", *limits, *sets)  # fmt: skip
+    [profile] = document["methods"]
+    speedups: dict[str, dict[str, float]] = {}
+    for each in profile["speedups"]:
+        speedups.setdefault(str(each["batch"]), {})[str(each["draft_len"])] = each["speedup"]
+    best = {str(each["batch"]): each["draft_len"] for each in profile["best"]}
+    return {"speedups": speedups, "best": best, "mean_accepted_lens": profile["mean_accepted_lens"],
+            "speeds": document["server"]["speeds"]}  # fmt: skip
+
+
+def benched(drafting: str, alone: str, batch: int, asked: argparse.Namespace) -> dict[str, Any]:
+    """Return the measured speed-up with its interval, and the mean accepted length."""
+    rounds = ("--runs", asked.rounds, "--max-rounds", asked.rounds, "--interval", 0)
+    document = trtspec("bench", drafting, "--baseline", alone, "--concurrency", batch, "--prompts", "quickstart",
+                       "--requests", max(LEAST, A_PLACE * batch), "--max-tokens", TOKENS, *rounds)  # fmt: skip
+    [point] = document["points"]
+    same = point["identical_texts"]
+    return {**point["speedup"], "mean_accepted_len": point["arms"]["served"]["mean_accepted_len"],
+            "same_texts": f"{same['same']} of {same['compared']}", "noise": document["noise"]["spread"]}  # fmt: skip
+
+
+def rows(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return predicted beside measured, by requests at once, and how good the length is that the profile chooses."""
+    lens = sorted(found["measured"], key=int)
+    told = []
+    for batch, expected in found["predicted"]["speedups"].items():
+        seen = {length: found["measured"][length][batch]["ratio"] for length in lens
+                if batch in found["measured"][length]}  # fmt: skip
+        if not seen:
+            continue
+        errors = {length: abs(expected[length] / ratio - 1) for length, ratio in seen.items()}
+        best, chosen = max(seen.values()), str(found["predicted"]["best"][batch])
+        told.append({
+            "batch": int(batch), "predicted": {length: expected[length] for length in seen}, "measured": seen,
+            "error": round(max(errors.values()), 3), "within": max(errors.values()) <= WITHIN, "chosen": int(chosen),
+            "chosen_of_best": round(seen[chosen] / best, 3) if chosen in seen else None,
+        })  # fmt: skip
+    return told
+
+
+def trtspec(*arguments: object) -> dict[str, Any]:
+    command = [sys.executable, "-m", "trtspec", *map(str, arguments), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}\n{done.stderr}")
+    print(f"{' '.join(map(str, arguments[:2]))} {arguments[2]}", file=sys.stderr, flush=True)
+    return dict(json.loads(done.stdout))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trtspec profile --server`, against a server whose acceptance and times are known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.conftest import Run
+from tests.load.scripted import Script, scripted
+from trtspec.load.rounds import Round, ask_all
+from trtspec.load.sample import Sample
+
+TOKENS, OWN_LEN, ACCEPTED, FIRST_S = 25, 4, 2, 0.01
+SPEED_ALONE = TOKENS / (FIRST_S + (TOKENS - 1) * 0.01)
+ASKED = ("--prompts", "default", "--samples", 4, "--max-tokens", TOKENS, "--set", "engine.max_batch_size=1", "--json")
+
+
+@pytest.fixture(autouse=True)
+def by_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give what a server answered at once the times that it would have taken, and time few requests."""
+
+    async def ask(*asked: Any) -> Round:
+        done = await ask_all(*asked)
+        return replace(done, samples=[timed(sample) for sample in done.samples])
+
+    monkeypatch.setattr("trtspec.profiling.asking.ask_all", ask)
+    monkeypatch.setattr("trtspec.profiling.asking.LEAST", 4)
+    monkeypatch.setattr("trtspec.profiling.asking.ROUNDS", 2)
+
+
+def timed(sample: Sample) -> Sample:
+    """Let a step take 10 ms, 2 ms more for each token that is drafted, and the first token 10 ms."""
+    steps = len(sample.chunks_s) - 1
+    if steps < 1:
+        return sample
+    step_s = step_seconds((sample.drafted or 0) // steps)
+    return replace(sample, chunks_s=tuple(FIRST_S + step * step_s for step in range(steps + 1)))
+
+
+def step_seconds(draft_len: int) -> float:
+    return 0.01 + 0.002 * draft_len
+
+
+def drafting(draft_len: int) -> Script:
+    """Accept the first two tokens of every draft."""
+    accepted = min(ACCEPTED, draft_len)
+    steps = (TOKENS - 1) // (accepted + 1)
+    histogram = [0] * (OWN_LEN + 1)
+    histogram[accepted] = steps
+    drafts = (steps * draft_len, steps * accepted, steps) if draft_len else None
+    return Script([(0.0, 1), *[(0.0, accepted + 1)] * steps], drafts, histogram)
+
+
+def answer(body: dict[str, Any]) -> Script:
+    return drafting(body.get("num_draft_tokens", OWN_LEN))
+
+
+def unasked(body: dict[str, Any]) -> Script:
+    """Draft as much as ever, as servers do that read no `num_draft_tokens`."""
+    return drafting(OWN_LEN)
+
+
+def expected(draft_len: int) -> float:
+    """Return the speed-up of whole answers."""
+    steps = (TOKENS - 1) / (min(ACCEPTED, draft_len) + 1)
+    return (FIRST_S + (TOKENS - 1) * step_seconds(0)) / (FIRST_S + steps * step_seconds(draft_len))
+
+
+def method(document: dict[str, Any]) -> dict[str, Any]:
+    (found,) = document["methods"]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_server_that_is_told_how_much_to_draft(trtspec: Run, recipe: Path) -> None:
+    with scripted(answer) as server:
+        document = trtspec("profile", recipe, "--server", server.url, *ASKED, "--write").document
+        shown = trtspec("profile", recipe, "--server", server.url, *ASKED[:-1]).out
+    found = method(document)
+    assert {row["draft_len"] for row in document["server"]["speeds"]} == {0, 1, 2, 3, 4}
+    assert (document["server"]["draft_len"], document["server"]["api"]) == (OWN_LEN, "completions")
+    assert found["mean_accepted_lens"] == {"1": 2.0, "2": 3.0, "3": 3.0, "4": 3.0}
+    assert found["by_position"] == [1.0, 1.0]
+    assert document["by_position"] == [1.0, 1.0]
+    for row in found["speedups"]:
+        assert row["speedup"] == pytest.approx(expected(row["draft_len"]), abs=1e-3)
+    for row in document["server"]["speeds"]:
+        assert row["output_tokens_per_s"] == pytest.approx(SPEED_ALONE * expected(row["draft_len"]), abs=0.1)
+    assert (document["recommendation"]["draft_len"], found["verdict"]) == (2, "pays")
+    assert yaml.safe_load(recipe.read_text())["speculation"]["draft_len"] == 2
+    assert f"{server.url}, model scripted" in shown
+    assert "draft_len 4" in shown
+
+
+def test_of_another_its_own_length_tells_of_shorter_ones(trtspec: Run, recipe: Path) -> None:
+    """Steps lie on a line here, and every draft is accepted alike, so that nothing is lost."""
+    with scripted(unasked, ours=False) as server, scripted(lambda body: drafting(0), ours=False) as alone:
+        document = trtspec("profile", recipe, "--server", server.url, "--baseline", alone.url, *ASKED).document
+    found = method(document)
+    assert {row["draft_len"] for row in document["server"]["speeds"]} == {0, 4}
+    assert {row["draft_len"] for row in found["step_seconds"]} == {0, 4}
+    assert found["mean_accepted_lens"] == {"1": 2.0, "2": 3.0, "3": 3.0, "4": 3.0}
+    for row in found["speedups"]:
+        assert row["speedup"] == pytest.approx(expected(row["draft_len"]), abs=1e-3)
+    assert document["recommendation"]["draft_len"] == 2
+    assert not any("num_draft_tokens" in server.asked[number] for number in server.of_load())
+
+
+def test_where_places_are_not_told_no_other_length_is(trtspec: Run, recipe: Path) -> None:
+    lens = ("--max-draft-len", 1, "--set", f"speculation.draft_len={OWN_LEN}")
+    with scripted(answer, models=()) as server:
+        document = trtspec("profile", recipe, "--server", server.url, *ASKED, *lens).document
+    found = method(document)
+    assert document["server"]["api"] == "triton"
+    assert found["by_position"] == []
+    assert document["server"]["draft_len"] == OWN_LEN  # which is the recipe's
+    assert {row["draft_len"] for row in found["speedups"]} == {1, OWN_LEN}
+
+
+def test_prompts_that_a_server_refuses_are_counted(trtspec: Run, recipe: Path) -> None:
+    seen: list[str] = []
+    with scripted(lambda body: refused(body, seen)) as server:
+        document = trtspec("profile", recipe, "--server", server.url, *ASKED).document
+    assert (document["prompts"], document["prompts_left_out"]) == (3, 1)
+
+
+def refused(body: dict[str, Any], seen: list[str]) -> Script:
+    """Refuse the first prompt that is no probe."""
+    if body["prompt"] != "Hello" and not seen:
+        seen.append(body["prompt"])
+    return Script(status=400, refusal="too long") if body["prompt"] in seen else answer(body)
+
+
+def silent(body: dict[str, Any]) -> Script:
+    return replace(answer(body), drafts=None)
+
+
+def at_once(body: dict[str, Any]) -> Script:
+    return replace(answer(body), chunks=((0.0, TOKENS),))
+
+
+@pytest.mark.parametrize(
+    ("script", "ours", "said"),
+    [
+        (silent, True, "its answers tell of no drafts"),
+        (at_once, True, "its answers come in one piece"),
+        (unasked, False, "there is nothing to compare with"),
+        (lambda body: Script(status=500, refusal="broken"), True, "broken"),
+        (lambda body: answer(body) if body["prompt"] == "Hello" else Script(), True, "none has two tokens"),
+    ],
+)
+def test_a_server_that_does_not_do_is_told(trtspec: Run, recipe: Path, script: Any, ours: bool, said: str) -> None:
+    with scripted(script, ours=ours) as server:
+        outcome = trtspec("profile", recipe, "--server", server.url, *ASKED)
+    assert outcome.code != 0
+    assert said in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--server", "http://127.0.0.1:1"), "the server cannot be reached"),
+        (("--server", "http://127.0.0.1:1", "--methods", "ngram"), "a server drafts by its own method"),
+        (("--baseline", "http://127.0.0.1:1"), "are of a server"),
+        (("--server", "./here"), "this is an artifact"),
+        (("--server", "http://127.0.0.1:1", "--set", "speculation={method: none}"), "drafts nothing"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    trtspec: Run, recipe: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    outcome = trtspec("profile", recipe, *arguments)
+    assert outcome.code != 0
+    assert said in outcome.err
+    assert "Traceback" not in outcome.err

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a server tells of its drafts, against the steps that it tells of."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import pytest
+
+from trtspec.load.sample import Sample
+from trtspec.measure.profile.acceptance import Acceptance, Counts, count_steps
+from trtspec.profiling.stream_times import stream_times
+from trtspec.profiling.told import counts_of
+from trtspec.torch_engine.replay import Proposed
+
+
+def told(places: list[Proposed], draft_len: int) -> Sample:
+    """Return the sample of a server that takes the steps of a text, and tells of those that drafted."""
+    by_length, drafted, at = Counter[int](), 0, 0
+    while at < len(places):
+        depth = min(draft_len, len(places) - at - 1)
+        accepted = min(depth, places[at].matched)
+        by_length[accepted] += depth > 0
+        drafted, at = drafted + depth, at + accepted + 1
+    histogram = tuple(by_length[length] for length in range(draft_len + 1))
+    accepted = sum(length * steps for length, steps in by_length.items())
+    return Sample("", "", 0.0, 0.0, (0.1, 0.2), None, len(places) + 1, True, drafted, accepted, None, histogram)
+
+
+def texts(many: int, draft_len: int) -> list[list[Proposed]]:
+    draws = Random(many)
+    return [
+        [Proposed(draft_len, draft_len, draws.choice((0, 1, 2, 5))) for _ in range(draws.randint(1, 60))]
+        for _ in range(many)
+    ]
+
+
+@pytest.mark.parametrize("draft_len", [1, 2, 5])
+def test_counts_are_those_of_the_steps(draft_len: int) -> None:
+    """But for where the last drafts of a text were shorter: that is known of all places together."""
+    made = texts(40, draft_len)
+    true = [count_steps(each, draft_len) for each in made]
+    found = [counts_of(told(each, draft_len), draft_len) for each in made]
+    for ours, theirs in zip(found, true, strict=True):
+        assert (ours.steps, ours.drafted, ours.accepted) == (theirs.steps, theirs.drafted, theirs.accepted)
+        assert ours.reached == theirs.reached
+        assert (sum(ours.drafted_at), ours.drafted_at[0]) == (ours.drafted, theirs.drafted_at[0])
+    ours, theirs = (Acceptance(tuple(each), ("",) * len(made)) for each in (found, true))
+    assert ours.token_weighted == theirs.token_weighted
+    assert ours.request_weighted == theirs.request_weighted
+    assert ours.by_position == pytest.approx(theirs.by_position, abs=0.02)
+    assert ours.depth_rate == theirs.depth_rate
+
+
+def test_shorter_drafts_are_the_beginnings_of_longer_ones() -> None:
+    """Where all places are accepted alike, that is what shorter drafts come to."""
+    draws = Random(0)
+    made = [[Proposed(5, 5, draws.choice((0, 1, 2, 5))) for _ in range(600)] for _ in range(20)]
+    whole = Acceptance(tuple(count_steps(each, 5) for each in made), ("",) * 20)
+    for draft_len in (1, 2, 3, 4):
+        shorter = Acceptance(tuple(count_steps(each, draft_len) for each in made), ("",) * 20)
+        cut = whole.cut(draft_len)
+        assert cut.token_weighted.value == pytest.approx(shorter.token_weighted.value, rel=0.03)
+        assert cut.by_position == pytest.approx(shorter.by_position, abs=0.03)
+
+
+def test_totals_alone_say_nothing_of_places() -> None:
+    sample = Sample("", "", 0.0, 0.0, (0.1, 0.2), None, 21, True, 30, 12, 8)
+    found = counts_of(sample, 4)
+    assert found == Counts(8, 30, 12)
+    assert Acceptance((found,), ("",)).depth_rate == 0.4
+
+
+def test_what_a_server_makes_up_does_no_harm() -> None:
+    sample = Sample("", "", 0.0, 0.0, (0.1, 0.2), None, 2, True, 10**12, 10**12, None, (0, 3, 10**12))
+    found = counts_of(sample, 4)
+    assert found.steps > 0
+    assert len(found.reached) == len(found.drafted_at) == 4
+    assert all(0 <= rate <= 1 for rate in Acceptance((found,), ("",)).by_position)
+
+
+def test_a_step_takes_what_its_tokens_do() -> None:
+    """Nine tokens in 0.9 s behind the first, three of them a step, two at once."""
+    sample = Sample("", "", 0.0, 0.0, (0.1, 0.5, 1.0), None, 10, True, 6, 6, 3, (0, 0, 3))
+    found = stream_times([sample, sample], 2, 2)
+    assert (found.step_s, found.first_s, found.tokens_per_s) == pytest.approx((0.3, 0.1, 20.0))

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What people see of a profile: a table, a plot by load, kinds of prompts, a server's own speed, and what follows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trtspec.cli.layout import counted
+from trtspec.cli.recommended import show_recommendation
+from trtspec.cli.render import note, show_chart, show_table
+
+if TYPE_CHECKING:
+    from trtspec.measure.profile.document import Profile, Server
+
+
+def show(found: Profile) -> None:
+    """Print what was measured, by method and by kind of prompt, and what follows from it."""
+    from trtspec.measure.profile.recommend import verdict
+
+    batch = found.recommendation.batch
+    batches = found.measured[0].batches if found.measured else []
+    rows = []
+    for each in sorted(found.measured, key=lambda each: -each.best(batch).expected.value):
+        best = each.best(batch)
+        acceptance = each.acceptance[best.draft_len]
+        faster = [f"{at.expected.value:.2f}x ({at.draft_len})" for at in map(each.best, batches)]
+        rows.append(
+            (
+                each.candidate.name,
+                f"{acceptance.depth_rate:.0%}",
+                str(acceptance.token_weighted),
+                *faster,
+                verdict(each, batch),
+            )
+        )
+    columns = ("draft", "accepted", "tokens a step", *(f"at {counted(each, 'request')}" for each in batches), "")
+    title = f"{found.name}: {len(found.kinds)} prompts, {found.tokens} tokens of the target"
+    show_table(title, columns, rows, right=tuple(range(1, len(columns) - 1)))
+    _show_chart(found)
+    if found.too_long:
+        note(f"{counted(found.too_long, 'prompt')} too long for the engine with the answer: left out", "yellow")
+    for name, why in found.left_out.items():
+        note(f"{name} was left out: {why}", "yellow")
+    if found.parity:
+        note(found.parity.detail, "dim")
+    _show_kinds(found)
+    if found.server:
+        _show_server(found.server)
+    show_recommendation(found.recommendation)
+
+
+def _show_chart(found: Profile) -> None:
+    """Show how much faster each candidate makes it by load, where there is more than one load."""
+    from string import ascii_lowercase
+
+    candidates = dict(zip(ascii_lowercase, found.measured, strict=False))
+    batches = found.measured[0].batches if found.measured else ()
+    if len(batches) > 1:
+        rows = [
+            (str(batch), [(letter, each.best(batch).expected.value) for letter, each in candidates.items()])
+            for batch in batches
+        ]
+        letters = {letter: each.candidate.name for letter, each in candidates.items()}
+        show_chart("speed-up by requests at once; 1x is the target alone", "requests", rows, letters)
+
+
+def _show_kinds(found: Profile) -> None:
+    chosen = found.chosen
+    kinds = sorted(set(found.kinds))
+    if chosen is None or len(kinds) < 2:
+        return
+    own = {kind: chosen.of_kind(kind) for kind in kinds}
+    rows = [
+        (kind or "(none)", str(len(each.texts)), f"{each.depth_rate:.0%}", str(each.token_weighted))
+        for kind, each in own.items()
+    ]
+    show_table("", ("kind", "prompts", "accepted", "tokens a step"), rows, right=(1, 2, 3))
+
+
+def _show_server(server: Server) -> None:
+    """Show how fast the server was with its own draft length and with the target alone."""
+    speeds = server.tokens_per_s
+    rows = [
+        (str(batch), f"{speeds[batch, 0]:,.0f}", f"{speed:,.0f}", f"{speed / speeds[batch, 0]:.2f}x")
+        for (batch, length), speed in sorted(speeds.items())
+        if length == server.draft_len
+    ]
+    columns = ("requests at once", "target alone, tokens/s", f"draft_len {server.draft_len}", "measured")
+    show_table(f"{server.url}, model {server.model or '-'}", columns, rows, right=(0, 1, 2, 3))

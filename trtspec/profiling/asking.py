@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asks a running server what a profile is made of: answers to all prompts, and streams that are timed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
+
+from trtspec.errors import DeployError
+from trtspec.load.api import Wanted
+from trtspec.load.client import Endpoint, LoadClient, load_client
+from trtspec.load.loads.closed import Closed
+from trtspec.load.rounds import ask_all
+from trtspec.load.run import TIMEOUT_S, find_arms
+from trtspec.load.sample import Sample
+from trtspec.load.sweep import BASELINE, SERVED
+from trtspec.measure.profile.candidate import OnProgress
+from trtspec.measure.profile.measured import TIMED_LENS, Case
+from trtspec.profiling.asked import Limits, Servers
+from trtspec.profiling.stream_times import StreamTimes, stream_times
+from trtspec.prompts.prompt import Prompt
+
+ROUNDS = 3
+LEAST, A_PLACE = 16, 3  # requests of a round, in all and for each that runs at once
+DRAFTS_ALWAYS = "it drafts whatever is asked: name a server without speculation with --baseline"
+TELLS = "vLLM tells it with --per-request-spec-decode-metrics summary; our own servers do by themselves"
+STREAMS = "serving.streaming: true"
+
+Answer = tuple[Prompt, Sample]
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What a server, which drafts `own_len` tokens by itself, said: its answers by draft length, and their times.
+
+    `is_chain` tells whether it drafts at most one token at each place.
+    """
+
+    endpoint: Endpoint
+    own_len: int
+    is_chain: bool
+    answers: Mapping[int, Sequence[Answer]]
+    times: Mapping[Case, Sequence[StreamTimes]]
+
+
+@dataclass(frozen=True)
+class Asking:
+    """What is asked: prompts, within limits, with so many requests at once.
+
+    `depth` is how much the recipe drafts, for servers whose answers do not tell.
+    """
+
+    prompts: Sequence[Prompt]
+    limits: Limits
+    batches: Sequence[int]
+    depth: int
+    on_progress: OnProgress
+
+    async def ask(self, servers: Servers) -> Heard:
+        """Ask all of it; raises DeployError for a server that cannot be profiled."""
+        async with load_client(TIMEOUT_S) as client:
+            arms = await find_arms(client, servers.served, servers.baseline)
+            served = arms[SERVED]
+            if BASELINE not in arms:
+                raise DeployError("there is nothing to compare with", where=served.url, hint=DRAFTS_ALWAYS)
+            own = await self._answers(client, served, self.prompts)
+            own_len, is_chain = _drafted(own, self.depth, served.url)
+            endpoints = {0: arms[BASELINE], own_len: served}
+            if is_chain and not servers.baseline:  # the server reads how much to draft
+                endpoints |= {length: _told(served, length) for length in self._lens(own_len)}
+            answers = {own_len: own}
+            for length in sorted(endpoints.keys() - {0, own_len}):
+                answers[length] = await self._answers(client, endpoints[length], [prompt for prompt, _ in own])
+            times = await self._times(client, endpoints, [prompt for prompt, _ in own])
+        return Heard(served, own_len, is_chain, answers, times)
+
+    def _lens(self, own_len: int) -> list[int]:
+        return [length for length in TIMED_LENS if 0 < length < own_len and length <= self.limits.max_draft_len]
+
+    async def _answers(self, client: LoadClient, endpoint: Endpoint, prompts: Sequence[Prompt]) -> list[Answer]:
+        """Return the answers of two tokens or more, without the prompts that are refused."""
+        many = max(self.batches)
+        self.on_progress("answers", 0, len(prompts))
+        done = await ask_all(client, endpoint, Closed(many), prompts, Wanted(self.limits.max_tokens))
+        found = [pair for pair in zip(prompts, done.samples, strict=True) if _is_whole(pair[1])]
+        if not found:
+            reason = done.samples[0].error or "none has two tokens"
+            raise DeployError(f"no answer says what is drafted: {reason}", where=endpoint.url)
+        self.on_progress("answers", len(prompts), len(prompts))
+        return found
+
+    async def _times(
+        self, client: LoadClient, endpoints: Mapping[int, Endpoint], prompts: Sequence[Prompt]
+    ) -> dict[Case, list[StreamTimes]]:
+        """Time the streams of each length in turns; every second round goes through them backwards."""
+        found: dict[Case, list[StreamTimes]] = {
+            (batch, length): [] for batch in self.batches for length in sorted(endpoints)
+        }
+        for batch in self.batches:
+            for number in range(ROUNDS):
+                for length in sorted(endpoints, reverse=bool(number % 2)):
+                    found[batch, length].append(await self._round(client, endpoints[length], prompts, batch, length))
+                self.on_progress(f"streams, {batch} at once", number + 1, ROUNDS)
+        return found
+
+    async def _round(
+        self, client: LoadClient, endpoint: Endpoint, prompts: Sequence[Prompt], batch: int, length: int
+    ) -> StreamTimes:
+        """Time a closed loop; its last requests end while places are empty, and do not count."""
+        asked = list(islice(cycle(prompts), max(LEAST, A_PLACE * batch)))
+        done = await ask_all(client, endpoint, Closed(batch), asked, Wanted(self.limits.max_tokens))
+        whole = [sample for sample in done.samples[: len(asked) - batch] if _is_whole(sample)]
+        if not whole:
+            raise DeployError(f"no request was answered: {done.samples[0].error}", where=endpoint.url)
+        if not any(sample.itl_ms for sample in whole):
+            raise DeployError("its answers come in one piece, and streams are timed", where=endpoint.url, hint=STREAMS)
+        return stream_times(whole, batch, length)
+
+
+def _is_whole(sample: Sample) -> bool:
+    return sample.ok and sample.output_tokens > 1
+
+
+def _told(endpoint: Endpoint, draft_len: int) -> Endpoint:
+    """Return the same server asked to draft so much."""
+    return replace(endpoint, extra=dict.fromkeys(endpoint.api.without_drafts, draft_len))
+
+
+def _drafted(answers: Sequence[Answer], depth: int, url: str) -> tuple[int, bool]:
+    """Return how many tokens in a row a server drafts, and whether that is all it drafts in a step."""
+    samples = [sample for _, sample in answers]
+    if not any(sample.drafted for sample in samples):
+        raise DeployError("its answers tell of no drafts", where=url, hint=TELLS)
+    own_len = max(len(sample.histogram) - 1 for sample in samples)
+    own_len = own_len if own_len > 0 else depth
+    steps = sum(sum(sample.histogram) or sample.steps or 0 for sample in samples)
+    return own_len, sum(sample.drafted or 0 for sample in samples) <= steps * own_len
