@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -112,6 +113,23 @@ def test_a_fault_is_seen_ends_the_open_requests_and_heals(live, what: str, fault
     entries = DeploymentJournal("echo").entries()[-2:]
     assert [entry["state"] for entry in entries] == ["restarting", "live"]
     assert entries[0]["detail"] == live().reason
+
+
+@pytest.mark.triton
+@pytest.mark.slow
+def test_a_server_that_ends_by_a_lock_of_a_dead_process_is_started_again(live) -> None:
+    """Triton's own: who asks for such a lock next gets boost's lock_exception, which nobody catches."""
+    record = live()
+    begun = len(log_of("echo"))
+    command = [sys.executable, "-m", "tests.triton.orphaned", record.shm_prefix]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=BACK_S, check=True)
+    assert int(done.stdout) > 0
+    assert wait_until(lambda: live().restarts == record.restarts + 1, SEEN_S + SLACK_S)
+    assert live().reason == f"the server ended by itself with status {-signal.SIGABRT}"
+    assert "boost::interprocess::lock_exception" in log_of("echo")[begun:]
+    assert wait_until(lambda: live().state == "live", BACK_S)
+    client = Client.at(record.endpoints["http"], timeout_s=BACK_S)
+    assert client.generate({"text_input": "x", "max_tokens": 1})["text_output"] == "x"
 
 
 def is_refused(client: Client) -> bool:
