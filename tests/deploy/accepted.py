@@ -139,8 +139,9 @@ def _keep_schemas() -> None:
 def _unlike(document: dict[str, Any], facts: dict[str, Any], name: str) -> list[str]:
     top = {"apiVersion": "str", "kind": "str", "metadata": {"name": "str", "namespace": "str", "labels": {"*": "str"}}}
     fields = {key: value for key, value in facts.items() if key != "rules"}
-    found = list(_differences(document, top | fields, name))
-    return found + [f"{name}: {rule}" for rule in facts.get("rules", []) if not evaluate(rule, document["spec"])]
+    if found := list(_differences(document, top | fields, name)):
+        return found  # rules are asked of what its schema takes, as a cluster does it
+    return [f"{name}: {rule}" for rule in facts.get("rules", []) if not evaluate(rule, document["spec"])]
 
 
 def _differences(value: Any, wanted: Any, path: str) -> Iterator[str]:
@@ -214,12 +215,25 @@ def real_problems(document: dict[str, Any]) -> list[str]:
 
 
 def _refused(value: Any, schema: dict[str, Any], path: str, is_object: bool = False) -> Iterator[str]:
+    """Yield what a schema refuses of a value; its rules are asked where that is nothing, as a cluster does it."""
+    found = [*_of_itself(value, schema, path), *_of_parts(value, schema, path, is_object)]
+    yield from found
+    for rule in () if found else schema.get("x-kubernetes-validations", ()):
+        text = _of_new(rule["rule"]) if rule.get("optionalOldSelf") else rule["rule"]
+        if "oldSelf" not in text and not evaluate(_as_cel(text), value):
+            yield f"{path}: {rule.get('message', rule['rule'])}"
+
+
+def _of_itself(value: Any, schema: dict[str, Any], path: str) -> Iterator[str]:
     import jsonschema
 
     own = {key: each for key, each in schema.items() if key in PLAIN}
     if schema.get("x-kubernetes-int-or-string"):
         own["type"] = ["integer", "string"]
     yield from (f"{path}: {error.message}" for error in jsonschema.Draft4Validator(own).iter_errors(value))
+
+
+def _of_parts(value: Any, schema: dict[str, Any], path: str, is_object: bool) -> Iterator[str]:
     if isinstance(value, dict):
         yield from _refused_fields(value, schema, path, is_object)
     elif isinstance(value, list):
@@ -227,10 +241,6 @@ def _refused(value: Any, schema: dict[str, Any], path: str, is_object: bool = Fa
             yield from _refused(each, schema.get("items", {}), path)
         if keys := schema.get("x-kubernetes-list-map-keys"):
             yield from _repeated(value, keys, path)
-    for rule in schema.get("x-kubernetes-validations", ()):
-        text = _of_new(rule["rule"]) if rule.get("optionalOldSelf") else rule["rule"]
-        if "oldSelf" not in text and not evaluate(_as_cel(text), value):
-            yield f"{path}: {rule.get('message', rule['rule'])}"
 
 
 PLAIN = (

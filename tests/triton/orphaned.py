@@ -22,14 +22,13 @@ MUTEX_BYTES, ALIGNED = 40, 8
 LIBC = ctypes.CDLL(None)
 
 
-def take_all(prefix: str) -> int:
-    """Take the free locks of all regions and return how many those are; the regions stay mapped."""
-    return sum(take(region) for region in sorted(Path("/dev/shm").glob(f"{prefix}*")))
-
-
-def take(region: Path) -> int:
+def mapped(region: Path) -> mmap.mmap:
     with region.open("r+b") as file:
-        shared = mmap.mmap(file.fileno(), 0)
+        return mmap.mmap(file.fileno(), 0)
+
+
+def take(shared: mmap.mmap) -> int:
+    """Take the free locks of a region and return how many those are."""
     begin = ctypes.addressof(ctypes.c_char.from_buffer(shared))
     return sum(LIBC.pthread_mutex_trylock(ctypes.c_void_p(begin + at)) == 0 for at in locks(shared))
 
@@ -37,11 +36,17 @@ def take(region: Path) -> int:
 def locks(shared: mmap.mmap) -> Iterator[int]:
     """Yield where free locks lie."""
     for at in range(0, len(shared) - MUTEX_BYTES, ALIGNED):
-        if shared[at + 16] == ROBUST_SHARED and MUTEX.unpack_from(shared, at) == (0, 0, 0, 0, ROBUST_SHARED):
+        lock, _, owner, _, kind = MUTEX.unpack_from(shared, at)
+        if (lock, owner, kind) == (0, 0, ROBUST_SHARED):
             yield at
 
 
-if __name__ == "__main__":
-    sys.stdout.write(f"{take_all(sys.argv[1])}\n")
+def main() -> None:
+    regions = [mapped(region) for region in sorted(Path("/dev/shm").glob(f"{sys.argv[1]}*"))]
+    sys.stdout.write(f"{sum(map(take, regions))}\n")
     sys.stdout.flush()
-    os._exit(0)
+    os._exit(0)  # with all regions mapped, or the kernel does not find the locks
+
+
+if __name__ == "__main__":
+    main()
