@@ -85,6 +85,7 @@ def kept(root: Path, models: Path) -> Iterator[Kept]:
         if not wait_until(lambda: served.client.is_ready() or not watching.is_alive(), LOADING_S):
             raise SystemExit(f"the server did not start: {journal.log}")
         journal.move(record, "live")
+        time.sleep(2 * LOOK_EVERY_S)  # the supervisor has seen that; before, an end of the server is its own
         yield Kept(served, journal)
     finally:
         supervisor.asked.set()

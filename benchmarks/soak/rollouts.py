@@ -39,6 +39,7 @@ KINDS = ("good", "server killed", "model killed", "model stopped", "slow", "comm
 ROLLED_BACK, MISMATCH = 113, 102
 EXITS = {"good": 0, "command killed": 0, "corrupt": MISMATCH}  # all others are rolled back
 CLIENTS, WITHIN_S = 4, 120.0
+LENGTHS = (8, 24, 48)  # tokens; the longer a text, the more of the machine it takes from what is rolled out
 OVER_S = 300.0  # a rollout that takes longer is stuck
 BACK_S = 5.0  # from a fault to the end of its rollout
 RECIPES = {"draft_target": "quickstart.yaml", "eagle3": "quickstart-eagle3.yaml"}
@@ -50,7 +51,7 @@ SETTINGS = (
     "serving.rollout.min_requests=6",  # the fewest that latencies are compared of
     "serving.rollout.shadow=30",
 )
-STRIKES_S = 2.0  # from the first request of a client to a fault, at most; the shares take as long where none comes
+STRIKES_S = 0.9  # from the first request of a client to a fault, at most; both shares together are held longer
 COMMAND_S = 6.0  # from its start to its end, at most
 LENIENT = "serving.rollout.max_latency_ratio=8"  # the two draft differently, and the machine has other work
 SKIP = ("min_speedup", "min_acceptance", "lossless")
@@ -81,7 +82,7 @@ def run(options: Options, report: Report) -> None:
     rolled: list[Rolled] = []
     records: Sequence[Record] = ()
     try:
-        known = alone([entry], greedy(4 if options.short else 24, options.seed, 0), WITHIN_S)
+        known = alone([entry], greedy(4 if options.short else 24, options.seed, 0, LENGTHS), WITHIN_S)
         with load(CLIENTS, chooser(known), seed=options.seed, within_s=WITHIN_S) as records:
             roll_all(options, artifacts, rolled)
     finally:

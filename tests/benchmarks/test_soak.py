@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -20,12 +21,15 @@ from benchmarks.soak import __main__ as command
 from benchmarks.soak import asks
 from benchmarks.soak.asking import Ask, Entry, Heard, OpenaiEntry, TritonEntry, hear
 from benchmarks.soak.draft import Fault, tell
-from benchmarks.soak.kept import Restart
+from benchmarks.soak.kept import Restart, kept
 from benchmarks.soak.load import Known, Record, Turn, alone, load, summary
 from benchmarks.soak.parts import Options, Part, Report
-from benchmarks.soak.processes import Memory, Processor
+from benchmarks.soak.processes import Memory, Processor, name_of
 from benchmarks.soak.runs import added, spread
+from tests.triton.artifact import make_echo_artifact
+from trtspec.deploy.look import SERVER
 from trtspec.errors import DeployError
+from trtspec.system import session_of, start_time, wait_until
 from trtspec.triton.server import find_server
 
 ROOT = Path(__file__).parents[2]
@@ -291,13 +295,41 @@ def test_a_share_of_the_time_that_is_left_is_told_once_a_minute(capsys, monkeypa
 
 @pytest.mark.triton
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["streams", "draft"])
-def test_a_minutes_version_holds(part: str, tmp_path: Path) -> None:
-    """How fast many streams are, and how flat memory is within seconds, is not asked of a machine with other work."""
+def test_a_server_that_ends_by_itself_is_started_again_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("TRTSPEC_STATE", "TRTSPEC_CACHE"):
+        monkeypatch.setenv(name, str(tmp_path))  # which the server's keeper sets, and this puts back
+    skip_without_a_server()
+    asked = {"text_input": "hé", "max_tokens": 1}
+    with kept(tmp_path / "kept", make_echo_artifact(tmp_path / "echo") / "model_repository") as server:
+        assert server.served.client.generate(asked)["text_output"] == "hé"
+        assert server.restarts() == []
+        [process] = [pid for pid in session_of(os.getsid(0), start_time(os.getsid(0))) if name_of(pid) == SERVER]
+        begun = time.monotonic()
+        os.kill(process, signal.SIGKILL)
+        assert wait_until(server.restarts, BOUND_S)
+        assert server.is_back()
+        [restart] = server.restarts()
+        assert server.served.client.generate(asked)["text_output"] == "hé"
+    assert restart.reason == "the server ended by itself with status -9"
+    assert begun < restart.at < restart.back < time.monotonic()
+    assert wait_until(lambda: not server.served.client.is_ready(), 10)
+
+
+def skip_without_a_server() -> None:
     try:
         find_server()
     except DeployError as error:
         pytest.skip(str(error))
+
+
+@pytest.mark.triton
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["streams", "draft"])
+def test_a_minutes_version_holds(part: str, tmp_path: Path) -> None:
+    """How fast many streams are, and how flat memory is within seconds, is not asked of a machine with other work."""
+    skip_without_a_server()
     words = [sys.executable, "-m", "benchmarks.soak", "--short", "--parts", part, "--out", str(tmp_path)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=BOUND_S)
     assert (tmp_path / f"soak-{part}.json").is_file(), done.stderr
