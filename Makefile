@@ -92,8 +92,8 @@ test-python: ## Run the tests that each supported Python must pass, on one: make
 openai-fuzz: setup ## Send 5,000 malformed requests to the OpenAI-compatible entry before a real server.
 	TRTSPEC_FUZZ_EXAMPLES=840 $(BIN)/pytest tests/openai/test_fuzz.py --timeout 3600 --basetemp build/openai-fuzz
 
-soak: setup ## Serve for long: 64 streams for 10 minutes, and a draft that is killed, stopped and slowed 200 times.
-	$(BIN)/python -m benchmarks.soak --out benchmarks/results
+soak: setup ## Serve for long: 64 streams for 10 minutes, and what is left of 200 faults of a draft and 1,000 rollouts.
+	$(BIN)/python -m benchmarks.soak --resume --out benchmarks/results
 
 test-gpu: setup ## Run the tests that need a CUDA device.
 	$(BIN)/pytest -m gpu

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from trtspec.system import ask_program
+
 
 def environment() -> dict[str, Any]:
     """Return processor, threads and versions."""
@@ -21,6 +23,14 @@ def environment() -> dict[str, Any]:
         "torch": torch.__version__,
         "numpy": np.__version__,
     }
+
+
+def commit() -> str:
+    """Return the commit that is checked out, with a plus sign where the code was changed since."""
+    root, code = Path(__file__).parents[1], ("trtspec", "benchmarks/*.py", "tests")
+    said = [("rev-parse", "--short", "HEAD"), ("status", "--porcelain", "--", *code)]
+    head, changed = (ask_program(("git", *words), str(root), "run it in a checkout", str(root)) for words in said)
+    return head.strip() + "+" * bool(changed)
 
 
 def cpu_name() -> str:

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run parts of the soak, write what each found to FOLDER/soak-PART.json, and exit with 1 where something does not hold.
 
-    python -m benchmarks.soak [--parts streams draft] [--streams 64] [--seconds 600] [--faults 200] [--out FOLDER]
+    python -m benchmarks.soak [--parts streams draft] [--streams 64] [--seconds 600] [--faults 200] [--rollouts 1000]
+                             [--out FOLDER] [--resume]
 
-A line a minute says how long it will take; what an interrupted run has is written too.
+A line a minute says how long it will take; what an interrupted run has is written too. With --resume a run is added to
+those that the file has, and does what is left of the faults and rollouts that are wanted.
 """
 
 from __future__ import annotations
@@ -13,19 +15,26 @@ import json
 import os
 import sys
 import time
-from contextlib import ExitStack
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.machine import environment
+from benchmarks.machine import commit, environment
 from benchmarks.soak import draft, rollouts, streams
-from benchmarks.soak.parts import Options, Parts, Report
+from benchmarks.soak.parts import Options, Part, Parts, Report
 from benchmarks.soak.processes import busy_s
 from benchmarks.soak.progress import say
+from benchmarks.soak.runs import Document, document_of, done_in, load_runs
 from trtspec.system import sigterm_as_interrupt
 
-PARTS: Parts = {"streams": streams.run, "draft": draft.run, "rollouts": rollouts.run}
+PARTS: Parts = {
+    "streams": Part(streams.run),
+    "draft": Part(draft.run, "faults"),
+    "rollouts": Part(rollouts.run, "rollouts"),
+}
+WANTED = {"faults": 200, "rollouts": 1000}
 INTERRUPTED = 130
 
 
@@ -43,59 +52,75 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--streams", type=int, help="requests that are open at once (64)")
     parser.add_argument("--seconds", type=float, help="for how long they are (600)")
-    parser.add_argument(
-        "--faults", type=int, help="how often the draft's process gets one, and how many rollouts (200)"
-    )
+    parser.add_argument("--faults", type=int, help="how often the draft's process gets one (200)")
+    parser.add_argument("--rollouts", type=int, help="how many there are (1000)")
+    parser.add_argument("--resume", action="store_true", help="add to what the files in --out have")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--short", action="store_true", help="a minute's version")
     parser.add_argument("--out", type=Path, help="a folder for soak-PART.json")
     parser.add_argument("--place", type=Path, help="a folder for what is served and its logs, which stay there")
     parser.add_argument("--note", default="", help="what is to be said of the machine")
-    return parser.parse_args()
+    if (found := parser.parse_args()).resume and not found.out:
+        parser.error("--resume needs --out, the folder that has the runs before")
+    return found
 
 
-def options(asked: argparse.Namespace, place: Path) -> Options:
-    """Return what a part is run with; a short run does less of all that is not asked for."""
-    sizes = (8, 10.0, 3) if asked.short else (64, 600.0, 200)
-    given = (asked.streams, asked.seconds, asked.faults)
-    streams, seconds, faults = (size if one is None else one for size, one in zip(sizes, given, strict=True))
-    return Options(place, asked.seed, int(streams), float(seconds), int(faults), asked.short)
+def options(asked: argparse.Namespace, before: Sequence[Document], counts: str) -> Options:
+    """Return what a part is run with; a short run does less of all that is not asked for, another one other faults."""
+    streams, seconds = (8, 10.0) if asked.short else (64, 600.0)
+    wanted = 0
+    if counts:
+        wanted = getattr(asked, counts) or (3 if asked.short else WANTED[counts])
+    seed, left = asked.seed + len(before), wanted - done_in(before, counts)
+    return Options(Path(), seed, asked.streams or streams, asked.seconds or seconds, left, asked.short)
 
 
-def run(part: str, asked: argparse.Namespace) -> bool:
-    """Run one part, write down what it found, and return whether all of it holds."""
+def run(name: str, asked: argparse.Namespace) -> bool:
+    """Run one part, write down what it found, and return whether all of it holds, earlier runs included."""
+    part, path = PARTS[name], asked.out and asked.out / f"soak-{name}.json"
+    before = load_runs(path) if asked.resume else []
+    wanted = options(asked, before, part.counts)
+    if asked.resume and part.counts and wanted.count <= 0:
+        say(f"{name}: all {done_in(before, part.counts)} are done")
+        return all(all(each["checks"].values()) for each in before)
     report, machine = Report(), Machine(asked.note)
-    with ExitStack() as stack:
-        stack.callback(lambda: write(part, report, machine, asked.out))
-        place = Path(asked.place or stack.enter_context(TemporaryDirectory(ignore_cleanup_errors=True))) / part
+
+    def document() -> Document:
+        runs = [*before, report.document() | {"machine": machine.document()}]
+        return document_of(name, runs, part.counts, wanted.count + done_in(before, part.counts))
+
+    with TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
+        place = Path(asked.place or temporary).absolute() / name
         place.mkdir(parents=True)
         try:
-            PARTS[part](options(asked, place.absolute()), report)
+            part.run(replace(wanted, place=place), report)
         except KeyboardInterrupt:
-            say(f"{part}: interrupted")
-            stack.close()
+            say(f"{name}: interrupted")
             sys.exit(INTERRUPTED)
-    return report.holds
+        finally:
+            written = document()
+            write(written, report, path)
+    return bool(written["holds"])
 
 
-def write(part: str, report: Report, machine: Machine, out: Path | None) -> None:
+def write(document: Document, report: Report, path: Path | None) -> None:
     """Print what a part found, and keep it where a folder is named."""
-    document = {"part": part, **report.document(), "machine": machine.document()}
-    text = json.dumps(document, indent=1)
+    text, part = json.dumps(document, indent=1), document["part"]
     print(text, flush=True)
-    if out:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / f"soak-{part}.json").write_text(text + "\n")
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
     for name in [name for name, holds in report.checks.items() if not holds]:
         say(f"{part}: {name} does NOT hold")
-    say(f"{part}: {'all holds' if report.holds else 'not shown'}")
+    say(f"{part}: {'all holds' if document['holds'] else 'not shown'}")
 
 
 class Machine:
     """The machine, from when this is made to when it is asked for the document."""
 
     def __init__(self, note: str) -> None:
-        self._note, self._begun, self._load, self._busy = note, time.time(), os.getloadavg(), busy_s()
+        self._note, self._commit = note, commit()
+        self._begun, self._load, self._busy = time.time(), os.getloadavg(), busy_s()
 
     def document(self) -> dict[str, Any]:
         seconds = time.time() - self._begun
@@ -106,6 +131,7 @@ class Machine:
             "busy_cores": round((busy_s() - self._busy) / seconds, 2),
             "seconds": round(seconds),
             "begun": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._begun)),
+            "commit": self._commit,
             "note": self._note,
         }
 

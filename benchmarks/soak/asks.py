@@ -26,14 +26,14 @@ def mixed(count: int, seed: int) -> list[Ask]:
     return [_ask(number, text, chance) for number, text in zip(range(count), _again(prompts()), strict=False)]
 
 
-def greedy(count: int, seed: int, draft_len: int) -> list[Ask]:
+def greedy(count: int, seed: int, draft_len: int, lengths: Sequence[int] = LENGTHS[1:]) -> list[Ask]:
     """Return requests whose text does not depend on who drafts; one in four lets the server decide how much that is."""
     chance = random.Random(f"greedy {seed}")
     return [
         Ask(
             f"greedy-{number}",
             text,
-            chance.choice(LENGTHS[1:]),
+            chance.choice(lengths),
             stop=chance.choice(STOPS),
             draft_len=None if number % 4 == 3 else draft_len,
         )

@@ -2,8 +2,8 @@
 """Two models, always an answer: the draft's process is killed, stopped and slowed in the midst of streams.
 
 The repository is that of TensorRT-LLM's engines, `tensorrt_llm_bls` with two models, and the torch engine answers
-behind the same tensors. This process does what whoever watches a server does: a draft whose process is gone is loaded
-again.
+behind the same tensors. This process does what whoever watches models does: a draft whose process is gone is loaded
+again. The server itself is kept as a deployment keeps it: one that ends by itself is started again, and counted.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
+
+import grpc
 
 from benchmarks.soak.asking import TritonEntry
 from benchmarks.soak.asks import greedy
-from benchmarks.soak.load import Known, Record, Turn, alone, load, summary
+from benchmarks.soak.kept import Kept, Restart, kept
+from benchmarks.soak.load import DIFFERS, Known, Record, Turn, alone, by, load, summary
 from benchmarks.soak.parts import Options, Report
 from benchmarks.soak.progress import Progress, say
-from tests.triton.serving import Served, serving
+from tests.triton.serving import Served
 from tests.triton.two_models import DRAFT_LEN, DRAFT_TIMEOUT_S, draft_process, make_pair, metric, reload
 from trtspec.system import is_alive, start_time, tail, wait_until
 
@@ -32,6 +34,8 @@ STREAMS, ASKS = 6, 48
 DEADLINE_S = 60.0  # of a whole text
 OPENS_S = ENDS_S = 60.0
 HEALS_S = 90.0
+GONE = (OSError, grpc.RpcError, AssertionError)  # what asking a server comes to that ends meanwhile
+NOTICED_S = 1.0  # from the end of a server to when it is seen
 DRAFTED, OPEN, FALLBACKS = "trtspec_drafted_tokens_total", "trtspec_breaker_open", "trtspec_fallbacks_total"
 
 
@@ -46,14 +50,15 @@ class Fault:
     healed_at: float | None = None  # it drafts again
     fallbacks: float = 0.0
     reloaded: bool = False
+    ended_server: bool = False
 
 
 def run(options: Options, report: Report) -> None:
     """Fill the report."""
     pair = make_pair(options.place / "pair")
-    with serving(pair, pair / "models") as served:
+    with kept(pair, pair / "models") as server:
         known = alone(
-            [TritonEntry(served.client.where)],
+            [TritonEntry(server.served.client.where)],
             greedy(6 if options.short else ASKS, options.seed, DRAFT_LEN),
             DEADLINE_S,
         )
@@ -61,31 +66,34 @@ def run(options: Options, report: Report) -> None:
         faults: list[Fault] = []
         try:
             with load(STREAMS, chooser(known), seed=options.seed, within_s=DEADLINE_S) as records:
-                hurt_all(options, served, draft_of(pair), faults)
+                hurt_all(options, server, draft_of(pair), faults)
         finally:
-            tell(report, faults, records, options.faults)
-            if not all(fault.healed_at for fault in faults):
-                say(f"draft: the end of the server's log:\n{tail(served.log)}")
-    report.complete = len(faults) == options.faults
+            tell(report, faults, records, server.restarts())
+            if server.restarts() or not all(fault.healed_at for fault in faults):
+                say(f"draft: the end of the server's log:\n{tail(server.served.log)}")
+    report.complete = len(faults) == options.count
 
 
 def draft_of(pair: Any) -> Callable[[], int]:
     return lambda: draft_process(pair)
 
 
-def hurt_all(options: Options, served: Served, draft: Callable[[], int], faults: list[Fault]) -> None:
+def hurt_all(options: Options, server: Kept, draft: Callable[[], int], faults: list[Fault]) -> None:
     """Do the faults in random order at random moments; ends with the first that does not heal."""
     chance, progress = random.Random(f"faults {options.seed}"), Progress("draft")
-    kinds = [KINDS[number % len(KINDS)] for number in range(options.faults)]
+    kinds = [KINDS[number % len(KINDS)] for number in range(options.count)]
     chance.shuffle(kinds)
     for number, kind in enumerate(kinds):
         time.sleep(chance.uniform(0.2, 1.5))
         fault = Fault(kind, time.monotonic())
-        faults.append(fault)
         try:
-            hurt(served, draft, fault, chance)
-        except OSError as error:
+            hurt(server.served, draft, fault, chance)
+        except GONE as error:
             say(f"draft: the server does not answer: {error}")
+            if server.is_back():
+                heal(server.served, fault, 0)
+            fault.ended_server = any(each.at > fault.at for each in server.restarts())
+        faults.append(fault)
         if fault.healed_at is None:
             say(f"draft: fault {number + 1}, {kind}, has not healed")
             return
@@ -106,11 +114,15 @@ def hurt(served: Served, draft: Callable[[], int], fault: Fault, chance: random.
     if not is_alive(process, started):
         reload(served)
         fault.reloaded = True
+    heal(served, fault, metric(served, DRAFTED))
+    fault.fallbacks = metric(served, FALLBACKS) - before
+
+
+def heal(served: Served, fault: Fault, drafted: float) -> None:
+    """Wait until more tokens are drafted, now that the draft is back."""
     fault.back_at = time.monotonic()
-    drafted = metric(served, DRAFTED)
     if wait_until(lambda: metric(served, OPEN) == 0 and metric(served, DRAFTED) > drafted, HEALS_S):
         fault.healed_at = time.monotonic()
-    fault.fallbacks = metric(served, FALLBACKS) - before
 
 
 def slow(process: int, chance: random.Random) -> None:
@@ -128,28 +140,46 @@ def chooser(known: Sequence[Known]) -> Callable[[random.Random], Turn]:
     return lambda chance: Turn(chance.choice(known), chance.random() < 0.7)
 
 
-def tell(report: Report, faults: Sequence[Fault], records: Sequence[Record], wanted: int) -> None:
-    """Note what the requests and the faults came to, by kind of fault."""
-    kinds = {kind: told(kind, faults, records) for kind in KINDS}
-    whole = summary(records)
-    undisturbed = [record for record in records if not any(meets(record, fault) for fault in faults)]
+def tell(report: Report, faults: Sequence[Fault], records: Sequence[Record], restarts: Sequence[Restart]) -> None:
+    """Note what the requests and the faults came to, by kind of fault; apart what met an end of the server itself."""
+    met = [record for record in records if any(falls(record, each) for each in restarts)]
+    others = [record for record in records if record not in met]
+    undisturbed = [record for record in others if not any(meets(record, fault) for fault in faults)]
+    report.settings |= {"streams": STREAMS, "deadline_s": DEADLINE_S, "draft_timeout_s": DRAFT_TIMEOUT_S}
     report.found |= {
         "faults": len(faults),
-        "streams": STREAMS,
-        "deadline_s": DEADLINE_S,
-        "draft_timeout_s": DRAFT_TIMEOUT_S,
-        "all": whole,
-        "kinds": kinds,
+        "requests": summary(others),
+        "kinds": {kind: told(kind, faults, others) for kind in KINDS},
         "undisturbed": summary(undisturbed),
+        "server_ended": ended(restarts, met),
     }
-    broken = [fault for fault in faults if fault.kind != "slowed"]
+    broken = [fault for fault in faults if fault.kind != "slowed" and not fault.ended_server]
     report.checks |= {
-        "all_faults_done": len(faults) == wanted,
-        "every_request_answered_in_time": bool(records) and whole["failures"] == 0,
-        "every_text_the_same": whole["different_texts"] == 0,
+        "every_request_answered_in_time": bool(records) and report.found["requests"]["failures"] == 0,
+        "every_text_the_same": not any(record.problem == DIFFERS for record in records),
         "in_midst_of_requests": all(any(meets(record, fault) for record in records) for fault in faults),
         "breaker_opens_and_is_counted": all(fault.opened_s and fault.fallbacks for fault in broken),
         "heals": all(fault.healed_at for fault in faults),
+    }
+
+
+def falls(record: Record, restart: Restart) -> bool:
+    """Return whether a request was open when the server ended, or sent before it answered again."""
+    return record.begun < restart.back and record.ended > restart.at - NOTICED_S
+
+
+def ended(restarts: Sequence[Restart], met: Sequence[Record]) -> dict[str, Any]:
+    """Return how often the server ended by itself, and what that meant for requests: open ones, and later ones."""
+    begun = [max((each.at for each in restarts if falls(record, each)), default=0) - NOTICED_S for record in met]
+    opened = [record for record, at in zip(met, begun, strict=True) if record.begun < at]
+    return {
+        "times": len(restarts),
+        "reasons": by(restarts, lambda restart: restart.reason),
+        "seconds_away": [round(each.back - each.at, 2) for each in restarts],
+        "open_requests": len(opened),
+        "open_requests_answered": sum(not record.problem for record in opened),
+        "requests_meanwhile": len(met) - len(opened),
+        "requests_meanwhile_answered": sum(not record.problem for record in met if record not in opened),
     }
 
 
@@ -160,19 +190,16 @@ def meets(record: Record, fault: Fault) -> bool:
 
 def told(kind: str, faults: Sequence[Fault], records: Sequence[Record]) -> dict[str, Any]:
     mine = [fault for fault in faults if fault.kind == kind]
-    found = summary([record for record in records if any(meets(record, fault) for fault in mine)])
-    opened = [fault.opened_s for fault in mine if fault.opened_s is not None]
     healed = [fault for fault in mine if fault.healed_at is not None]
-    return found | {
+    return summary([record for record in records if any(meets(record, fault) for fault in mine)]) | {
         "faults": len(mine),
         "loaded_again": sum(fault.reloaded for fault in mine),
         "fallbacks": round(sum(fault.fallbacks for fault in mine)),
-        "seconds_until_breaker_opens": spread(opened),
-        "seconds_until_healed": spread([(fault.healed_at or 0) - fault.at for fault in healed]),
-        "of_that_after_the_draft_was_back": spread([(fault.healed_at or 0) - (fault.back_at or 0) for fault in healed]),
+        "seconds_until_breaker_opens": rounded(fault.opened_s for fault in mine),
+        "seconds_until_healed": rounded((fault.healed_at or 0) - fault.at for fault in healed),
+        "of_that_after_the_draft_was_back": rounded((fault.healed_at or 0) - (fault.back_at or 0) for fault in healed),
     }
 
 
-def spread(seconds: Sequence[float]) -> dict[str, float] | None:
-    """Return median and longest."""
-    return {"median": round(median(seconds), 2), "longest": round(max(seconds), 2)} if seconds else None
+def rounded(seconds: Iterable[float | None]) -> list[float]:
+    return [round(each, 2) for each in seconds if each is not None]

@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks.soak.asking import Ask, Entry, Heard, hear
 
 DIFFERS = "another text"
+T = TypeVar("T")
 SHOWN = 5  # of what went wrong, in the report
 
 
@@ -115,6 +116,6 @@ def summary(records: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-def by(records: Sequence[Record], what: Callable[[Record], str]) -> Mapping[str, int]:
-    """Count records."""
+def by(records: Sequence[T], what: Callable[[T], str]) -> Mapping[str, int]:
+    """Count records, or other things."""
     return dict(sorted(Counter(map(what, records)).items()))

@@ -11,20 +11,27 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Options:
-    """What a run is asked for; `place` is an empty directory for what a part serves and logs."""
+    """What a run is asked for; `place` is an empty directory for what a part serves and logs.
+
+    `count` is how many faults or rollouts are left to do.
+    """
 
     place: Path
     seed: int
     streams: int
     seconds: float
-    faults: int
+    count: int
     short: bool
 
 
 @dataclass
 class Report:
-    """What a part has found so far, and what holds of it; what is not checked yet does not hold."""
+    """What a part has found so far, and what holds of it; what is not checked yet does not hold.
 
+    `found` can be added to what other runs found: counts, lists of numbers, and both by name; `settings` cannot.
+    """
+
+    settings: dict[str, Any] = field(default_factory=dict)
     found: dict[str, Any] = field(default_factory=dict)
     checks: dict[str, bool] = field(default_factory=dict)
     complete: bool = False
@@ -35,9 +42,19 @@ class Report:
 
     def document(self) -> dict[str, Any]:
         """Return what is written down."""
-        return {"holds": self.holds, "complete": self.complete, "checks": self.checks, **self.found}
+        settings = {"settings": self.settings} if self.settings else {}
+        return {"holds": self.holds, "complete": self.complete, "checks": self.checks, **settings, "found": self.found}
 
 
-# Fills the report as it goes, so that an interrupted run leaves what it has.
-Part = Callable[[Options, Report], None]
+@dataclass(frozen=True)
+class Part:
+    """A part of the soak. `run` fills the report as it goes, so that an interrupted run leaves what it has.
+
+    `counts` is what of the findings says how much is done, where several runs may add up to what is wanted.
+    """
+
+    run: Callable[[Options, Report], None]
+    counts: str = ""
+
+
 Parts = Mapping[str, Part]

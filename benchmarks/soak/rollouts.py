@@ -23,8 +23,8 @@ from typing import Any
 
 from benchmarks.soak.asking import OpenaiEntry
 from benchmarks.soak.asks import greedy
-from benchmarks.soak.draft import chooser, spread
-from benchmarks.soak.load import Record, alone, load, summary
+from benchmarks.soak.draft import chooser, rounded
+from benchmarks.soak.load import Record, alone, by, load, summary
 from benchmarks.soak.parts import Options, Report
 from benchmarks.soak.progress import Progress, say
 from benchmarks.soak.streams import NAME, trtspec
@@ -39,15 +39,20 @@ KINDS = ("good", "server killed", "model killed", "model stopped", "slow", "comm
 ROLLED_BACK, MISMATCH = 113, 102
 EXITS = {"good": 0, "command killed": 0, "corrupt": MISMATCH}  # all others are rolled back
 CLIENTS, WITHIN_S = 4, 120.0
+LENGTHS = (8, 24, 48)  # tokens; the longer a text, the more of the machine it takes from what is rolled out
 OVER_S = 300.0  # a rollout that takes longer is stuck
 BACK_S = 5.0  # from a fault to the end of its rollout
 RECIPES = {"draft_target": "quickstart.yaml", "eagle3": "quickstart-eagle3.yaml"}
+SHARES = "50%,100%"
 SETTINGS = (
     f"name={NAME}",
-    "serving.rollout.hold_s=2",
-    "serving.rollout.min_requests=8",
+    "engine.max_batch_size=8",
+    "serving.rollout.hold_s=0.5",
+    "serving.rollout.min_requests=6",  # the fewest that latencies are compared of
     "serving.rollout.shadow=30",
 )
+STRIKES_S = 0.9  # from the first request of a client to a fault, at most; both shares together are held longer
+COMMAND_S = 6.0  # from its start to its end, at most
 LENIENT = "serving.rollout.max_latency_ratio=8"  # the two draft differently, and the machine has other work
 SKIP = ("min_speedup", "min_acceptance", "lossless")
 
@@ -77,13 +82,13 @@ def run(options: Options, report: Report) -> None:
     rolled: list[Rolled] = []
     records: Sequence[Record] = ()
     try:
-        known = alone([entry], greedy(4 if options.short else 24, options.seed, 0), WITHIN_S)
+        known = alone([entry], greedy(4 if options.short else 24, options.seed, 0, LENGTHS), WITHIN_S)
         with load(CLIENTS, chooser(known), seed=options.seed, within_s=WITHIN_S) as records:
             roll_all(options, artifacts, rolled)
     finally:
-        tell(report, rolled, records, options.faults)
+        tell(report, rolled, records)
         trtspec("stop", NAME)
-    report.complete = len(rolled) == options.faults
+    report.complete = len(rolled) == options.count
 
 
 def build(place: Path, method: str) -> Path:
@@ -99,7 +104,7 @@ def skipped() -> list[str]:
 def roll_all(options: Options, artifacts: Sequence[Path], rolled: list[Rolled]) -> None:
     """Do the rollouts with their faults in random order; ends with the first that is stuck."""
     chance, progress = random.Random(f"rollouts {options.seed}"), Progress("rollouts")
-    kinds = [KINDS[number % len(KINDS)] for number in range(options.faults)]
+    kinds = [KINDS[number % len(KINDS)] for number in range(options.count)]
     chance.shuffle(kinds)
     for number, kind in enumerate(kinds):
         rolled.append(roll(kind, artifacts, chance))
@@ -128,7 +133,7 @@ def roll(kind: str, artifacts: Sequence[Path], chance: random.Random) -> Rolled:
     if kind in faults:
         threading.Thread(target=faults[kind], daemon=True).start()
     if kind == "command killed":
-        time.sleep(chance.uniform(0.2, 20.0))
+        time.sleep(chance.uniform(0.2, COMMAND_S))
         command.kill()
         command.communicate(timeout=30)
         wait_until(lambda: staged(journal, serving.revision), 1.0)
@@ -152,7 +157,7 @@ def ended(
 
 
 def start(artifact: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "trtspec", "deploy", str(artifact), "--canary", "25%,50%,100%", *skipped()]
+    command = [sys.executable, "-m", "trtspec", "deploy", str(artifact), "--canary", SHARES, *skipped()]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
@@ -185,7 +190,7 @@ def strike(
 ) -> None:
     """Send a signal to a process of the new revision once it gets requests, at a random moment."""
     if victim := victim_of(journal, of_server=of_server):
-        time.sleep(chance.uniform(0.0, 6.0))
+        time.sleep(chance.uniform(0.0, STRIKES_S))
         with suppress(ProcessLookupError):
             os.kill(victim, number)
             hurt.append(time.monotonic())
@@ -223,21 +228,19 @@ def victim_of(journal: DeploymentJournal, *, of_server: bool) -> int:
     return 0
 
 
-def tell(report: Report, rolled: Sequence[Rolled], records: Sequence[Record], wanted: int) -> None:
+def tell(report: Report, rolled: Sequence[Rolled], records: Sequence[Record]) -> None:
     """Note what the requests and the rollouts came to."""
-    found = summary(records)
-    back = [each.back_s for each in rolled if each.back_s is not None and each.kind != "slow"]
+    found, back = summary(records), rounded(each.back_s for each in rolled if each.kind != "slow")
+    report.settings |= {"clients": CLIENTS, "shares": SHARES, "recipe": SETTINGS}
     report.found |= {
         "rollouts": len(rolled),
-        "clients": CLIENTS,
         "requests": found,
         "of_two_revisions": sum(record.heard.revisions > 1 for record in records),
         "kinds": {kind: told([each for each in rolled if each.kind == kind]) for kind in KINDS},
-        "seconds_from_fault_to_rollback": spread(back),
+        "seconds_from_fault_to_rollback": back,
         "unexpected": [asdict(each) for each in rolled if not each.as_expected][:10],
     }
     report.checks |= {
-        "all_rollouts_done": len(rolled) == wanted,
         "no_request_failed": found["requests"] > 0 and found["failures"] == 0,
         "every_text_the_same": found["different_texts"] == 0,
         "no_answer_of_two_revisions": report.found["of_two_revisions"] == 0,
@@ -248,10 +251,9 @@ def tell(report: Report, rolled: Sequence[Rolled], records: Sequence[Record], wa
 
 
 def told(rolled: Sequence[Rolled]) -> dict[str, Any]:
-    reasons = sorted({each.reason for each in rolled if each.code == ROLLED_BACK})
     return {
         "rollouts": len(rolled),
         "as_expected": sum(each.as_expected for each in rolled),
-        "seconds": spread([each.seconds for each in rolled]),
-        "reasons": reasons[:6],
+        "seconds": rounded(each.seconds for each in rolled),
+        "reasons": by([each for each in rolled if each.code == ROLLED_BACK], lambda each: each.reason),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 
@@ -19,15 +21,19 @@ from benchmarks.soak import __main__ as command
 from benchmarks.soak import asks
 from benchmarks.soak.asking import Ask, Entry, Heard, OpenaiEntry, TritonEntry, hear
 from benchmarks.soak.draft import Fault, tell
+from benchmarks.soak.kept import Restart, kept
 from benchmarks.soak.load import Known, Record, Turn, alone, load, summary
-from benchmarks.soak.parts import Options, Report
-from benchmarks.soak.processes import Memory, Processor
+from benchmarks.soak.parts import Options, Part, Report
+from benchmarks.soak.processes import Memory, Processor, name_of
+from benchmarks.soak.runs import added, spread
+from tests.triton.artifact import make_echo_artifact
+from trtspec.deploy.look import SERVER
 from trtspec.errors import DeployError
+from trtspec.system import session_of, start_time, wait_until
 from trtspec.triton.server import find_server
 
 ROOT = Path(__file__).parents[2]
 BOUND_S = 400
-ABORTED, TRIES = "__cxa_throw", 3  # tritonserver 2.51 ends itself now and then while a stub is stopped, see docs/log.md
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -157,9 +163,9 @@ def test_what_processes_take_is_seen_of_this_one() -> None:
         assert sum(memory.samples[0][1].values()) > 1_000_000
 
 
-def record(begun: float, ended: float, text: str = "x") -> Record:
+def record(begun: float, ended: float, text: str = "x", problem: str = "") -> Record:
     known = Known(TritonEntry(""), Ask("a", "p", 1), "x")
-    return Record(Turn(known, True), Heard(text), begun, ended)
+    return Record(Turn(known, True), Heard(text, problem=problem), begun, ended)
 
 
 @pytest.mark.parametrize(
@@ -175,19 +181,38 @@ def record(begun: float, ended: float, text: str = "x") -> Record:
 )
 def test_what_does_not_hold_of_faults_is_named(records: list[Record], faults: list[Fault], broken: set[str]) -> None:
     report = Report()
-    tell(report, faults, records, 1)
+    tell(report, faults, records, [])
     assert {name for name, holds in report.checks.items() if not holds} == broken
     assert report.found["kinds"][faults[0].kind]["faults"] == 1
 
 
-def ending(how: Callable[[Report], None]) -> Callable[[Options, Report], None]:
+def test_an_end_of_the_server_is_counted_with_the_requests_that_met_it() -> None:
+    """One was open and was lost, one was open and had its text, one was sent meanwhile; a later one has to be right."""
+    fault = Fault("killed", 9.0, None, 19.0, 20.0, ended_server=True)
+    met = [record(5, 9.9, problem="reset"), record(6, 9.5), record(12, 12.1, problem="refused")]
+    report = Report()
+    tell(report, [fault], [*met, record(21, 25)], [Restart("status -6", 10.0, 18.0)])
+    assert all(report.checks.values())
+    assert report.found["server_ended"] == {
+        "times": 1, "reasons": {"status -6": 1}, "seconds_away": [8.0], "open_requests": 2,
+        "open_requests_answered": 1, "requests_meanwhile": 1, "requests_meanwhile_answered": 0,
+    }  # fmt: skip
+    tell(report, [fault], [*met, record(21, 25, problem="late")], [Restart("status -6", 10.0, 18.0)])
+    assert not report.checks["every_request_answered_in_time"]
+
+
+def ending(how: Callable[[Report], None]) -> Part:
     def part(options: Options, report: Report) -> None:
-        report.found["seen"] = options.seconds
+        report.found |= {
+            "seen": options.seconds,
+            "faults": min(2, options.count),
+            "took": {"s": [float(options.seed)]},
+        }
         report.checks["one"] = True
         how(report)
         report.complete = True
 
-    return part
+    return Part(part, "faults")
 
 
 def fails(report: Report) -> None:
@@ -205,14 +230,53 @@ def test_what_was_found_is_written_and_the_exit_code_says_whether_it_holds(
     tmp_path: Path, monkeypatch, capsys, how: Callable[[Report], None], code: int, complete: bool
 ) -> None:
     monkeypatch.setattr(command, "PARTS", {"streams": ending(how)})
-    monkeypatch.setattr(sys, "argv", ["soak", "--parts", "streams", "--short", "--out", str(tmp_path), "--note", "n"])
+    ended, written = soak(tmp_path, monkeypatch, "--faults", "2", "--note", "n")
+    [run] = written["runs"]
+    assert (ended, run["complete"], written["holds"]) == (code, complete, code != 1)
+    assert run["found"]["seen"] == 10.0
+    assert run["machine"]["note"] == "n"
+    assert json.loads(capsys.readouterr().out) == written
+
+
+def soak(out: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, dict[str, Any]]:
+    """Run the command on its one part; returns its exit code and what it wrote."""
+    monkeypatch.setattr(sys, "argv", ["soak", "--parts", "streams", "--short", "--out", str(out), *words])
     with pytest.raises(SystemExit) as ended:
         command.main()
-    written = json.loads((tmp_path / "soak-streams.json").read_text())
-    assert (int(ended.value.code), written["complete"], written["holds"]) == (code, complete, code == 0)
-    assert written["seen"] == 10.0
-    assert written["machine"]["note"] == "n"
-    assert json.loads(capsys.readouterr().out) == written
+    return int(ended.value.code or 0), json.loads((out / "soak-streams.json").read_text())
+
+
+def test_runs_add_up_until_all_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "PARTS", {"streams": ending(lambda report: None)})
+    done = [soak(tmp_path, monkeypatch, "--faults", "5", "--resume")[1] for _ in range(4)]
+    assert [len(each["runs"]) for each in done] == [1, 2, 3, 3]
+    assert [each["holds"] for each in done] == [False, False, True, True]
+    assert done[-1]["wanted"] == done[-1]["total"]["faults"] == 5
+    assert done[-1]["total"]["took"]["s"] == {"median": 2.0, "longest": 3.0}, "each run has a seed of its own"
+    assert all(run["machine"]["commit"] and len(run["machine"]["load_before"]) == 3 for run in done[-1]["runs"])
+    assert len(soak(tmp_path, monkeypatch, "--faults", "5")[1]["runs"]) == 1
+
+
+def test_what_did_not_hold_once_does_not_hold_in_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for how in (fails, lambda report: None):
+        monkeypatch.setattr(command, "PARTS", {"streams": ending(how)})
+        ended, written = soak(tmp_path, monkeypatch, "--faults", "4", "--resume")
+    assert (ended, written["holds"], written["total"]["faults"]) == (1, False, 4)
+
+
+def test_to_resume_needs_a_place(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["soak", "--resume"])
+    with pytest.raises(SystemExit, match="2"):
+        command.main()
+    assert "--resume needs --out" in capsys.readouterr().err
+
+
+def test_findings_are_added_by_name() -> None:
+    two = [{"n": 1, "s": [1.0], "in": {"slowest_s": 3}, "only": {"x": 1}}, {"n": 2, "s": [4.0], "in": {"slowest_s": 9}}]
+    assert added(two) == {"n": 3, "s": [1.0, 4.0], "in": {"slowest_s": 9}, "only": {"x": 1}}
+    assert spread({"s": [1.0, 2.0, 9.0], "none": [], "said": ["x"] * 99, "n": 3}) == {
+        "s": {"median": 2.0, "longest": 9.0}, "none": [], "said": ["x"] * 10, "n": 3,
+    }  # fmt: skip
 
 
 def test_a_share_of_the_time_that_is_left_is_told_once_a_minute(capsys, monkeypatch) -> None:
@@ -231,21 +295,47 @@ def test_a_share_of_the_time_that_is_left_is_told_once_a_minute(capsys, monkeypa
 
 @pytest.mark.triton
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["streams", "draft"])
-def test_a_minutes_version_holds(part: str, tmp_path: Path) -> None:
-    """How fast many streams are, and how flat memory is within seconds, is not asked of a machine with other work."""
+def test_a_server_that_ends_by_itself_is_started_again_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("TRTSPEC_STATE", "TRTSPEC_CACHE"):
+        monkeypatch.setenv(name, str(tmp_path))  # which the server's keeper sets, and this puts back
+    skip_without_a_server()
+    asked = {"text_input": "hé", "max_tokens": 1}
+    with kept(tmp_path / "kept", make_echo_artifact(tmp_path / "echo") / "model_repository") as server:
+        assert server.served.client.generate(asked)["text_output"] == "hé"
+        assert server.restarts() == []
+        [process] = [pid for pid in session_of(os.getsid(0), start_time(os.getsid(0))) if name_of(pid) == SERVER]
+        begun = time.monotonic()
+        os.kill(process, signal.SIGKILL)
+        assert wait_until(server.restarts, BOUND_S)
+        assert server.is_back()
+        [restart] = server.restarts()
+        assert server.served.client.generate(asked)["text_output"] == "hé"
+    assert restart.reason == "the server ended by itself with status -9"
+    assert begun < restart.at < restart.back < time.monotonic()
+    assert wait_until(lambda: not server.served.client.is_ready(), 10)
+
+
+def skip_without_a_server() -> None:
     try:
         find_server()
     except DeployError as error:
         pytest.skip(str(error))
+
+
+@pytest.mark.triton
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["streams", "draft"])
+def test_a_minutes_version_holds(part: str, tmp_path: Path) -> None:
+    """How fast many streams are, and how flat memory is within seconds, is not asked of a machine with other work."""
+    skip_without_a_server()
     words = [sys.executable, "-m", "benchmarks.soak", "--short", "--parts", part, "--out", str(tmp_path)]
-    for _ in range(TRIES):
-        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=BOUND_S)
-        assert (tmp_path / f"soak-{part}.json").is_file(), done.stderr
-        found = json.loads((tmp_path / f"soak-{part}.json").read_text())
-        if found["complete"] or ABORTED not in done.stderr:
-            break
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=BOUND_S)
+    assert (tmp_path / f"soak-{part}.json").is_file(), done.stderr
+    document = json.loads((tmp_path / f"soak-{part}.json").read_text())
+    [found] = document["runs"]
     assert found["complete"], done.stderr
     of_quiet_machines = {"memory_flat", "sixteen_streams_four_times_one"}
     assert {name for name, holds in found["checks"].items() if not holds} <= of_quiet_machines, done.stdout
-    assert done.returncode == (0 if found["holds"] else 1)
+    assert done.returncode == (0 if document["holds"] else 1)

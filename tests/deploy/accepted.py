@@ -11,6 +11,7 @@ import copy
 import functools
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,8 @@ def problems_of(document: dict[str, Any]) -> list[str]:
     """Return what a cluster would refuse of a document."""
     name = f"{document['apiVersion']} {document['kind']}"
     found = _unlike(document, FACTS[name], name) if name in FACTS else _core(document)
-    found += [f"{name}: {pod_problem}" for pod in pods(document) for pod_problem in restricted(pod)]
+    for pod in pods(document):
+        found += [f"{name}: {problem}" for problem in (*restricted(pod), *repeated_in(pod))]
     if VARIABLE in os.environ and name in real_schemas():
         found += real_problems(document)
     label = document.get("metadata", {}).get("name", "kustomization")
@@ -94,6 +96,23 @@ def restricted(pod: Mapping[str, Any]) -> list[str]:
     return found
 
 
+def repeated_in(pod: Mapping[str, Any]) -> list[str]:
+    """Return what a pod has twice that Kubernetes' lists hold by these keys, which its schemas do not say."""
+    containers = [*pod["containers"], *pod.get("initContainers", [])]
+    lists = [("containers", containers, ["name"]), ("volumes", pod.get("volumes", []), ["name"])]
+    for each in containers:
+        lists += [(field, each.get(field, []), keys) for field, keys in LISTS.items()]
+    return [problem for field, items, keys in lists for problem in _repeated(items, keys, field)]
+
+
+LISTS = {"env": ["name"], "ports": ["containerPort", "protocol"], "volumeMounts": ["mountPath"]}
+
+
+def _repeated(items: list[dict[str, Any]], keys: list[str], path: str) -> Iterator[str]:
+    found = Counter(tuple(item.get(key) for key in keys) for item in items)
+    yield from (f"{path}: {key} is there {count} times" for key, count in found.items() if count > 1)
+
+
 def _machine_words(text: str) -> list[str]:
     """Return what must not be in a file that others get: a directory of this machine."""
     return [word for word in (str(Path.home()), os.getcwd(), "/tmp/pytest") if len(word) > 1 and word in text]
@@ -120,8 +139,9 @@ def _keep_schemas() -> None:
 def _unlike(document: dict[str, Any], facts: dict[str, Any], name: str) -> list[str]:
     top = {"apiVersion": "str", "kind": "str", "metadata": {"name": "str", "namespace": "str", "labels": {"*": "str"}}}
     fields = {key: value for key, value in facts.items() if key != "rules"}
-    found = list(_differences(document, top | fields, name))
-    return found + [f"{name}: {rule}" for rule in facts.get("rules", []) if not evaluate(rule, document["spec"])]
+    if found := list(_differences(document, top | fields, name)):
+        return found  # rules are asked of what its schema takes, as a cluster does it
+    return [f"{name}: {rule}" for rule in facts.get("rules", []) if not evaluate(rule, document["spec"])]
 
 
 def _differences(value: Any, wanted: Any, path: str) -> Iterator[str]:
@@ -195,22 +215,44 @@ def real_problems(document: dict[str, Any]) -> list[str]:
 
 
 def _refused(value: Any, schema: dict[str, Any], path: str, is_object: bool = False) -> Iterator[str]:
+    """Yield what a schema refuses of a value; its rules are asked where that is nothing, as a cluster does it."""
+    found = [*_of_itself(value, schema, path), *_of_parts(value, schema, path, is_object)]
+    yield from found
+    for rule in () if found else schema.get("x-kubernetes-validations", ()):
+        text = _of_new(rule["rule"]) if rule.get("optionalOldSelf") else rule["rule"]
+        if "oldSelf" not in text and not evaluate(_as_cel(text), value):
+            yield f"{path}: {rule.get('message', rule['rule'])}"
+
+
+def _of_itself(value: Any, schema: dict[str, Any], path: str) -> Iterator[str]:
     import jsonschema
 
-    if not schema.get("x-kubernetes-int-or-string"):
-        own = {key: each for key, each in schema.items() if key in PLAIN}
-        yield from (f"{path}: {error.message}" for error in jsonschema.Draft7Validator(own).iter_errors(value))
+    own = {key: each for key, each in schema.items() if key in PLAIN}
+    if schema.get("x-kubernetes-int-or-string"):
+        own["type"] = ["integer", "string"]
+    yield from (f"{path}: {error.message}" for error in jsonschema.Draft4Validator(own).iter_errors(value))
+
+
+def _of_parts(value: Any, schema: dict[str, Any], path: str, is_object: bool) -> Iterator[str]:
     if isinstance(value, dict):
         yield from _refused_fields(value, schema, path, is_object)
     elif isinstance(value, list):
         for each in value:
             yield from _refused(each, schema.get("items", {}), path)
-    for rule in schema.get("x-kubernetes-validations", ()):
-        if "oldSelf" not in rule["rule"] and not evaluate(_as_cel(rule["rule"]), value):
-            yield f"{path}: {rule.get('message', rule['rule'])}"
+        if keys := schema.get("x-kubernetes-list-map-keys"):
+            yield from _repeated(value, keys, path)
 
 
-PLAIN = ("type", "enum", "pattern", "required", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems")
+PLAIN = (
+    *("type", "enum", "pattern", "required", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+    *("multipleOf", "minLength", "maxLength", "minItems", "maxItems", "uniqueItems", "minProperties", "maxProperties"),
+    *("anyOf", "oneOf", "allOf", "not"),  # which hold no fields of their own, or the CRD is not taken
+)
+
+
+def _of_new(rule: str) -> str:
+    """Return a rule as it is for a document that is new, which has no `oldSelf`."""
+    return rule.replace("oldSelf.hasValue()", "false")
 
 
 def _as_cel(rule: str) -> str:

@@ -289,6 +289,10 @@ def test_engines_are_started_alone(backend: str, tmp_path: Path) -> None:
         ({"replicas": -1}, "replicas >= 0"),
         ({"runtimeVersionOverride": "1.6"}, "runtimeVersionOverride.matches"),
         ({"colour": "red"}, "colour: unknown field"),
+        ({"name": None}, "None is no str"),
+        ({"type": "epp2"}, "is none of frontend|worker"),
+        ({"sharedMemorySize": 8.5}, "8.5 is no str"),
+        ({"podTemplate": {"spec": {"containers": [{"name": "other"}]}}}, "k.name == 'main'"),
     ],
 )
 def test_what_dynamos_crd_refuses_is_seen(change: dict[str, Any], rule: str, tmp_path: Path) -> None:
@@ -316,6 +320,7 @@ def test_the_checks_see_what_they_look_for() -> None:
         (lambda each: each["metadata"].update(name="a.b"), "no DNS label"),
         (lambda each: next(accepted.pods(each))["containers"][0].pop("securityContext"), "escalates"),
         (lambda each: next(accepted.pods(each)).update(hostNetwork=True), "hostNetwork"),
+        (lambda each: next(accepted.pods(each))["containers"][0]["env"].append({"name": "HOME"}), "('HOME',) is there"),
         (
             lambda each: next(accepted.pods(each))["volumes"].append({"name": "h", "hostPath": {"path": "/"}}),
             "hostPath",
@@ -329,6 +334,58 @@ def test_the_checks_see_what_they_look_for() -> None:
     assert any("has(self.endpointPickerRef.port)" in each for each in accepted.problems_of(pool))
     pool["spec"]["targetPort"] = 1
     assert any("unknown field" in each for each in accepted.problems_of(pool))
+
+
+CRD = """
+spec:
+  group: example.com
+  names: {kind: Thing}
+  versions:
+    - name: v1
+      schema:
+        openAPIV3Schema:
+          type: object
+          properties:
+            spec:
+              type: object
+              properties:
+                size: {x-kubernetes-int-or-string: true, anyOf: [{type: integer}, {type: string}], pattern: "^[0-9]+$"}
+                share: {type: integer, minimum: 0, exclusiveMinimum: true}
+                restart: {type: string}
+                parts:
+                  type: array
+                  items: {type: object, properties: {name: {type: string}, of: {type: string, default: a}}}
+                  x-kubernetes-list-map-keys: [name, of]
+                labels: {type: object, maxProperties: 1, additionalProperties: {type: string}}
+              x-kubernetes-validations:
+                - {rule: "oldSelf.hasValue() || !has(self.restart)", optionalOldSelf: true, message: not at first}
+                - {rule: "self.size == oldSelf.size", message: never the same}
+"""
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"size": 8, "share": 1, "parts": [{"name": "a"}, {"name": "a", "of": "b"}], "labels": {"a": "b"}}, []),
+        ({"size": "8"}, []),
+        ({"size": 8.5}, ["8.5 is not of type 'integer', 'string'", "is not valid under any"]),
+        ({"size": "8Gi"}, ["does not match"]),
+        ({"share": 0}, ["less than or equal to the minimum"]),
+        ({"restart": "x"}, ["not at first"]),
+        ({"parts": [{"name": "a"}, {"name": "a", "of": "a"}]}, ["parts: ('a', 'a') is there 2 times"]),
+        ({"labels": {"a": "b", "c": "d"}}, ["too many properties"]),
+    ],
+)
+def test_all_that_a_schema_can_say_is_held_against(
+    spec: dict[str, Any], said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "crd.yaml").write_text(CRD)
+    monkeypatch.setenv(accepted.VARIABLE, str(tmp_path))
+    accepted.real_schemas.cache_clear()
+    found = accepted.real_problems({"apiVersion": "example.com/v1", "kind": "Thing", "metadata": {}, "spec": spec})
+    accepted.real_schemas.cache_clear()
+    assert len(found) == len(said)
+    assert all(any(word in problem for problem in found) for word in said), found
 
 
 @pytest.mark.skipif(accepted.VARIABLE not in os.environ, reason=f"{accepted.VARIABLE} names no directory with CRDs")

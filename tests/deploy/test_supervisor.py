@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -112,6 +113,28 @@ def test_a_fault_is_seen_ends_the_open_requests_and_heals(live, what: str, fault
     entries = DeploymentJournal("echo").entries()[-2:]
     assert [entry["state"] for entry in entries] == ["restarting", "live"]
     assert entries[0]["detail"] == live().reason
+
+
+@pytest.mark.triton
+@pytest.mark.slow
+def test_a_lock_of_a_dead_process_ends_what_asks_for_it_and_the_server_is_started_again(live, tmp_path: Path) -> None:
+    """Triton's own: who asks next, server or model, gets boost's lock_exception, which nobody catches.
+
+    `live` is asked for a tritonserver only; another one too often is given up.
+    """
+    deploy_local(make_echo_artifact(tmp_path / "locked", "locked"), DeployOptions(detach=True, timeout_s=BACK_S))
+    known = DeploymentJournal("locked").known
+    record = known()
+    command = [sys.executable, "-m", "tests.triton.orphaned", record.shm_prefix]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=BACK_S, check=True)
+    assert int(done.stdout) > 0
+    assert wait_until(lambda: known().restarts == 1, SEEN_S + SLACK_S)
+    assert known().reason in {"the process of ensemble died", "the server ended by itself with status -6"}
+    assert "boost::interprocess::lock_exception" in log_of("locked")
+    assert wait_until(lambda: known().state == "live", BACK_S)
+    client = Client.at(record.endpoints["http"], timeout_s=BACK_S)
+    assert client.generate({"text_input": "x", "max_tokens": 1})["text_output"] == "x"
+    stop("locked", timeout_s=0)
 
 
 def is_refused(client: Client) -> bool:

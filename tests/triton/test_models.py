@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +21,7 @@ from trtspec.generation.logit_edits import LogitEdits
 from trtspec.generation.request import SamplingOptions, Stats, Update
 from trtspec.generation.scores import Scores
 from trtspec.system import wait_until
+from trtspec.triton.python_models.departures import POLL_S
 from trtspec.triton.python_models.faults import fault_of
 from trtspec.triton.python_models.tensors import tensor_of_words, words_of_tensor
 
@@ -337,7 +340,28 @@ def test_a_client_that_left_is_cancelled(artifact, pb_utils, monkeypatch) -> Non
     model.engine.tell[0](Update((3,), None, STATS))
     assert model.engine.cancelled == []
     request.sender.cancelled = True
-    model.engine.tell[0](Update((3,), None, STATS))
+    assert wait_until(lambda: model.engine.cancelled == [0], 10)
+
+
+def test_the_engine_never_waits_for_an_answer_of_whether_a_client_left(artifact, pb_utils, monkeypatch) -> None:
+    model, request = start(artifact, pb_utils, monkeypatch), ask(1, streaming=True)
+    asked_by: list[str] = []
+    request.sender.is_cancelled = lambda: asked_by.append(threading.current_thread().name)
+    model.execute([request])
+    for _ in range(3):
+        model.engine.tell[0](Update((3,), None, STATS))
+    assert wait_until(lambda: len(asked_by) > 1, 10)
+    model.engine.tell[0](Update((3,), "length", STATS))
+    count = len(asked_by)
+    time.sleep(3 * POLL_S)
+    assert asked_by == ["departures"] * count, "and nobody asks when all is said"
+
+
+def test_a_client_that_leaves_before_submit_returns_is_cancelled(artifact, pb_utils, monkeypatch) -> None:
+    model, request = start(artifact, pb_utils, monkeypatch), ask(1)
+    request.sender.cancelled = True
+    model.engine.before_return = lambda _: time.sleep(3 * POLL_S)
+    model.execute([request])
     assert model.engine.cancelled == [0]
 
 
@@ -372,7 +396,8 @@ def test_without_decoupling_a_client_that_left_is_cancelled(artifact, pb_utils, 
     model, request = start(artifact, pb_utils, monkeypatch, decoupled=False), ask(1)
     request.cancelled = True
     generation = model.start(request)
-    monkeypatch.setattr(generation, "drop", lambda: model.engine.tell[0](Update((), "cancelled", STATS)), raising=True)
+    assert wait_until(lambda: model.engine.cancelled == [0], 10)
+    model.engine.tell[0](Update((), "cancelled", STATS))
     assert generation.result().error.code == "cancelled"
 
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from trtspec.artifacts.manifest import load_manifest
 from trtspec.artifacts.paths import REPOSITORY
 from trtspec.deploy.containers import Workload, workload_of
-from trtspec.deploy.journal import STARTING, DeploymentJournal, Record, deployment_names
+from trtspec.deploy.journal import STARTING, DeploymentJournal, Record, deployment_names, status_of
 from trtspec.deploy.options import DeployOptions, OnEvent
 from trtspec.deploy.rendered import Rendered, write_rendered
 from trtspec.errors import DeployError, TrtspecError, refusal
@@ -72,14 +72,15 @@ class Target:
     """What every place to deploy to can do; deployments are known by their name, of all targets.
 
     `state` is what can be said of a deployment without asking its server: by default, whether its process lives here.
+    `status` is for a target that asks the server as well.
     A target of containers has `render`, and `options` by name with what each is for; there `trtspec deploy` runs
     inside and judges the gates. `fetch_log` brings the log here; `promote` and `rollback` decide on a rollout where the
     target has such.
     """
 
     deploy: Deploy
-    status: Callable[[str], dict[str, Any]]
     stop: Callable[[str], dict[str, Any]]
+    status: Callable[[str], dict[str, Any]] | None = None
     state: Callable[[Record], str] = _state_of_process
     render: Render | None = None
     options: Mapping[str, str] = field(default_factory=dict)
@@ -181,7 +182,11 @@ def address_of(what: str) -> tuple[str, dict[str, Any]]:
 def status(name: str) -> dict[str, Any]:
     """Return how a deployment fares, wherever it runs."""
     with _in_words():
-        return target_of(name).status(name)
+        target, journal = target_of(name), DeploymentJournal(name)
+        if target.status:
+            return target.status(name)
+        record = journal.known()
+        return status_of(journal, record, target.state(record))
 
 
 def deployments() -> list[dict[str, Any]]:

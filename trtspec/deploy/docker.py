@@ -114,14 +114,6 @@ class _removed_on_failure:  # noqa: N801  a context manager, used as a function
             self.journal.move(self.record, "failed", str(error))
 
 
-def status(name: str) -> dict[str, Any]:
-    """Return how a container fares: its health check asks for a text."""
-    journal = DeploymentJournal(name)
-    record = journal.known()
-    document = document_of(record, _state(record))
-    return document | {"artifact": record.artifact, "manifest": record.manifest, "log_file": str(journal.log)}
-
-
 def stop(name: str) -> dict[str, Any]:
     """End a container; its streams may finish first, as long as the compose file lets them."""
     journal = DeploymentJournal(name)
@@ -141,7 +133,7 @@ def fetch_log(journal: DeploymentJournal) -> None:
 
 
 def _state(record: Record) -> str:
-    """Return the state as docker has it: live is healthy; what was stopped or failed stays so."""
+    """Return the state as docker has it, live where a text was answered; what was stopped or failed stays so."""
     if record.state in ("stopped", "failed"):
         return record.state
     lines = _ask(DeploymentJournal(record.name), "ps", "--all", "--format=json").splitlines()
@@ -224,7 +216,6 @@ def _down(journal: DeploymentJournal) -> None:
 
 TARGET = Target(
     deploy=deploy_docker,
-    status=status,
     stop=stop,
     state=_state,
     render=render_docker,

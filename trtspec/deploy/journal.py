@@ -116,6 +116,12 @@ def document_of(record: Record, state: str) -> dict[str, Any]:
     }
 
 
+def status_of(journal: DeploymentJournal, record: Record, state: str) -> dict[str, Any]:
+    """Return the document of `status`: that of `deploy --json`, what is served, and where its log is."""
+    served = {"artifact": record.artifact, "manifest": record.manifest, "log_file": str(journal.log)}
+    return document_of(record, state) | served
+
+
 def deployment_names() -> list[str]:
     """Return the names that were ever deployed, sorted."""
     found = (path.parent.name for path in (state_dir() / "deployments").glob("*/state.json"))

@@ -27,7 +27,7 @@ from trtspec.artifacts.manifest import load_manifest
 from trtspec.deploy.base import Deployment, Target
 from trtspec.deploy.children import read_children, write_children
 from trtspec.deploy.entry import answers, openai_entry
-from trtspec.deploy.journal import RUNNING, DeploymentJournal, Record, document_of
+from trtspec.deploy.journal import RUNNING, DeploymentJournal, Record, document_of, status_of
 from trtspec.deploy.log import rotate
 from trtspec.deploy.look import SMOKE_REQUEST
 from trtspec.deploy.options import DeployOptions
@@ -180,7 +180,7 @@ def status(name: str) -> dict[str, Any]:
     """
     journal = DeploymentJournal(name)
     record = journal.known()
-    document = document_of(record, record.state_now)
+    document = status_of(journal, record, record.state_now)
     if rollout := read_rollout(journal):
         document["rollout"] = rollout.as_dict()
     if document["state"] == "live":
@@ -188,8 +188,7 @@ def status(name: str) -> dict[str, Any]:
         document["state"] = "live" if document["probe"]["ok"] else "unhealthy"
     elif document["state"] == "dead":
         document["log"] = tail(journal.log)
-    told = {"restarts": record.restarts, "reason": record.reason}
-    return document | told | {"artifact": record.artifact, "manifest": record.manifest, "log_file": str(journal.log)}
+    return document | {"restarts": record.restarts, "reason": record.reason}
 
 
 def stop(name: str, timeout_s: float | None = None) -> dict[str, Any]:

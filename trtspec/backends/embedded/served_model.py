@@ -24,6 +24,7 @@ from trtspec.torch_engine.engine import Engine
 from trtspec.torch_engine.settings import EngineSettings
 from trtspec.torch_engine.warmup import warm_up
 from trtspec.triton.python_models import metric_families as known
+from trtspec.triton.python_models.departures import Departures
 from trtspec.triton.python_models.metric_text import Text
 from trtspec.triton.python_models.metrics import Metrics
 from trtspec.triton.python_models.nvidia import refuse_unserved
@@ -57,6 +58,7 @@ class TritonPythonModel:
         self.decoupled = settings.decoupled
         self.reader = TokenReader(settings.tokenizer(), is_nvidia=settings.is_nvidia)
         self.lock = threading.Lock()
+        self.departures = Departures()
         self.shutdown = Shutdown(args["model_repository"])
         self.places = Places(settings.max_batch_size)
         self.by_id: weakref.WeakValueDictionary[str, Generation] = weakref.WeakValueDictionary()
@@ -78,6 +80,7 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         self.engine.close()
+        self.departures.close()
         self.metrics.close()
         self.shutdown.close()
 
@@ -93,7 +96,7 @@ class TritonPythonModel:
             shutdown=self.shutdown,
             on_end=self.places.give_back,
         )
-        generation = Generation(responder, text)
+        generation = Generation(responder, text, self.departures)
         try:
             inputs = RequestTensors(pb_utils, request)
             if inputs.scalar("stop", False):
@@ -106,8 +109,9 @@ class TritonPythonModel:
             generation.streaming = wants_stream(inputs, "streaming", decoupled=self.decoupled)
             generation.unsent = Unsent(inputs, asked.prompt_ids, streaming=generation.streaming)
             self.by_id[request.request_id()] = generation
-            generation.handle = self.engine.submit(asked, generation.on_update)
+            generation.begin(self.engine.submit(asked, generation.on_update))
         except Exception as error:
+            generation.watch.close()
             generation.text.failed(error)
             responder.send_failure(error)
         return generation
@@ -120,6 +124,7 @@ class TritonPythonModel:
         if request_id and (running := self.by_id.get(request_id)) is not None:
             running.is_stopped = True
             running.drop()
+        answer.watch.close()
         answer.responder.send_tensors(list, final=True)
 
     def read(self, inputs: RequestTensors) -> Request:
@@ -141,15 +146,25 @@ class TritonPythonModel:
 class Generation:
     """One request on its way: collects what the engine says and answers the client."""
 
-    def __init__(self, responder: Responder, text: Text) -> None:
+    def __init__(self, responder: Responder, text: Text, departures: Departures) -> None:
         self.responder, self.text = responder, text
         self.streaming = self.is_stopped = False
         self.unsent: Any = None  # Unsent, once the request's tensors are read
         self.handle: RequestHandle | None = None
+        # asked in a thread of its own: each look is a message to the server, for which the engine would stand still
+        self.watch = departures.watch(responder.is_cancelled, self.drop)
+
+    def begin(self, handle: RequestHandle) -> None:
+        """Note what ends the request, and end it where its client has left already."""
+        self.handle = handle
+        if self.watch.has_left:
+            self.drop()
 
     def on_update(self, update: Update) -> None:
         """Take news from the engine's thread, which no mistake made here may end."""
         try:
+            if update.finish_reason:
+                self.watch.close()
             self.text.updated(update)
             self.unsent.add(update.new_ids, update.scores)
             if update.finish_reason == "cancelled" and not self.is_stopped:
@@ -158,8 +173,6 @@ class Generation:
                 self.responder.send_failure(EngineFailed(update.error or "no reason given"))
             elif update.finish_reason or self.streaming:
                 self.responder.send_tensors(lambda: self.unsent.take(update.stats), final=bool(update.finish_reason))
-            if not update.finish_reason and self.responder.is_cancelled():
-                self.drop()
         except Exception:
             pb_utils.Logger.log_error(f"a response was lost: {traceback.format_exc()}")
             self.drop()
@@ -167,7 +180,7 @@ class Generation:
 
     def result(self) -> Any:
         """Return the response once there is one."""
-        return self.responder.result(self.drop)
+        return self.responder.result()
 
     def drop(self) -> None:
         if self.handle is not None:

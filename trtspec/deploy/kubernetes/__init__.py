@@ -2,13 +2,12 @@
 """Serve an artifact in a cluster: manifests that are rendered for it, applied, watched and deleted by kubectl."""
 
 from trtspec.deploy.base import Target
-from trtspec.deploy.kubernetes.kubectl import deploy_kubernetes, fetch_log, state, status, stop
+from trtspec.deploy.kubernetes.kubectl import deploy_kubernetes, fetch_log, state, stop
 from trtspec.deploy.kubernetes.manifests import render_kubernetes
 from trtspec.deploy.kubernetes.settings import OPTIONS
 
 TARGET = Target(
     deploy=deploy_kubernetes,
-    status=status,
     stop=stop,
     state=state,
     render=render_kubernetes,

@@ -73,7 +73,10 @@ class ClusterDeployment:
 
 
 def state(record: Record) -> str:
-    """Return live where as many pods are ready as there should be, unhealthy where fewer are, dead where none is."""
+    """Return live where as many pods are ready as there should be, unhealthy where fewer are, dead where none is.
+
+    To be ready a pod answers a request every ten seconds.
+    """
     if record.state in ("stopped", "failed"):
         return record.state
     try:
@@ -82,14 +85,6 @@ def state(record: Record) -> str:
     except (DeployError, StepTimeout, ValueError):
         return "unknown"
     return _state_of(found)
-
-
-def status(name: str) -> dict[str, Any]:
-    """Return how it fares by its pods' readiness, for which each answers a request every ten seconds."""
-    journal = DeploymentJournal(name)
-    record = journal.known()
-    document = document_of(record, state(record))
-    return document | {"artifact": record.artifact, "manifest": record.manifest, "log_file": str(journal.log)}
 
 
 def stop(name: str) -> dict[str, Any]:

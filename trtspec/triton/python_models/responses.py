@@ -15,7 +15,6 @@ from typing import Any
 from trtspec.triton.python_models.shutdown import Shutdown
 from trtspec.triton.python_models.tensors import Array, cancelled, failure, respond, shutting_down
 
-POLL_S = 0.1  # how often a waiting `execute` looks for cancellations
 REQUESTS_PER_PLACE = 2  # so that an engine does not wait for the next one
 
 
@@ -121,9 +120,7 @@ class Responder:
             self._done.set()
             self._on_end()
 
-    def result(self, on_cancelled: Callable[[], None] = lambda: None) -> Any:
-        """Return the response once there is one; `on_cancelled` is called while the client is gone."""
-        while not self._done.wait(POLL_S):
-            if self.is_cancelled():
-                on_cancelled()
+    def result(self) -> Any:
+        """Return the response once there is one."""
+        self._done.wait()  # unbounded: who answers sends a last response or abandons it, also to a client that left
         return self.response

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A repository's server as a deployment has one: under the supervisor, which starts it again when it ends by itself."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.triton.serving import Served
+from trtspec.deploy.children import Child, write_children
+from trtspec.deploy.journal import DeploymentJournal, Record
+from trtspec.deploy.judge import STOPPED_S, Judge, Look
+from trtspec.deploy.keeper import LOOK_EVERY_S, Keeper, Over
+from trtspec.deploy.revision import place_of
+from trtspec.deploy.supervisor import Supervisor
+from trtspec.deploy.token import new_token
+from trtspec.system import free_ports, start_time, wait_until
+from trtspec.triton.client import Client
+from trtspec.triton.server import Ports, find_server, server_command
+
+NAME = "kept"
+LOADING_S = 240.0  # beside other work; alone some seconds
+APPEND = 'exec "$@" >> "$0" 2>&1'
+
+
+@dataclass(frozen=True)
+class Restart:
+    """The server was seen to have ended, at `at` of the monotonic clock, and answered again at `back`."""
+
+    reason: str
+    at: float
+    back: float
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A server that is kept."""
+
+    served: Served
+    journal: DeploymentJournal
+
+    def is_back(self) -> bool:
+        """Return whether it comes back, or never went."""
+        return wait_until(lambda: self.served.client.is_ready() and self.journal.known().state == "live", LOADING_S)
+
+    def restarts(self) -> list[Restart]:
+        """Return how often it ended by itself; the last may have no end."""
+        clock, entries = time.monotonic() - time.time(), self.journal.entries()
+        ends = [(each["detail"], each["time"] + clock) for each in entries if each["state"] == "restarting"]
+        lives = [each["time"] + clock for each in entries if each["state"] == "live"]
+        return [Restart(why, at, next((time for time in lives if time > at), time.monotonic())) for why, at in ends]
+
+
+class EndKeeper(Keeper):
+    """Takes nothing but the end of the server for a fault: what is hurt on purpose is loaded again by who hurt it."""
+
+    def fault(self, over: Over, stopped_s: float = STOPPED_S) -> str:
+        judge = Judge(stopped_s)
+        while not over():
+            if fault := judge.fault(Look(time.monotonic(), self.ended)):
+                return fault
+            time.sleep(LOOK_EVERY_S)
+        return ""
+
+
+@contextmanager
+def kept(root: Path, models: Path) -> Iterator[Kept]:
+    """Serve every model below `models`; what this writes lies below `root`."""
+    os.environ |= {"TRTSPEC_STATE": str(root / "state"), "TRTSPEC_CACHE": str(root / "cache")}
+    journal, ports, prefix = DeploymentJournal(NAME), Ports(*free_ports(3)), f"trtspec_{secrets.token_hex(8)}_"
+    served = Served(Client(ports.http, timeout_s=60), ports.grpc, journal.log, ports.metrics)
+    supervisor = Supervisor(journal, _keeper(journal, models, ports, prefix))
+    pid = os.getpid()
+    record = Record(NAME, "staged", str(models), pid, start_time(pid), *_numbers(ports), prefix, False, drain_s=0)
+    journal.write(record)
+    watching = threading.Thread(target=supervisor.run, name="supervisor")
+    watching.start()
+    try:
+        if not wait_until(lambda: served.client.is_ready() or not watching.is_alive(), LOADING_S):
+            raise SystemExit(f"the server did not start: {journal.log}")
+        journal.move(record, "live")
+        time.sleep(2 * LOOK_EVERY_S)  # the supervisor has seen that; before, an end of the server is its own
+        yield Kept(served, journal)
+    finally:
+        supervisor.asked.set()
+        watching.join(LOADING_S)
+
+
+def _keeper(journal: DeploymentJournal, models: Path, ports: Ports, prefix: str) -> Keeper:
+    place, server = place_of(journal, 1), find_server()
+    place.mkdir(parents=True)
+    journal.log.touch()
+    new_token(journal.root)
+    command = server_command(server, models, ports, model="*", shm_prefix=prefix)
+    argv = ("sh", "-c", APPEND, str(journal.log), *command)
+    child = Child("tritonserver", argv, Client(ports.http).where, server.environment, LOADING_S)
+    write_children(place / "server.json", [child])
+    return EndKeeper(journal.root, place, journal.log, prefix)
+
+
+def _numbers(ports: Ports) -> tuple[int, int, int]:
+    return ports.http, ports.grpc, ports.metrics
