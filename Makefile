@@ -7,7 +7,7 @@ export ENGINES := $(abspath $(ENGINES))
 unexport PYTHONDONTWRITEBYTECODE
 REAL := $(patsubst tests/engines/%.txt,%,$(wildcard tests/engines/*.txt))
 INSTALLED := $(VENV)/.installed
-WORKERS := --maxprocesses 8 --dist worksteal
+WORKERS := --maxprocesses 8
 QUIETLY := --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help

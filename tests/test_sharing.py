@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import subprocess
 import sys
@@ -120,3 +121,25 @@ def test_one_process_more_than_cores_runs_where_one_waits_for_servers(
     monkeypatch.setattr(sharing, "cores", lambda: 2)
     monkeypatch.setattr(pytestconfig.option, "numprocesses", asked, raising=False)
     assert sharing.pytest_xdist_auto_num_workers(pytestconfig) == processes
+
+
+def test_what_measures_time_goes_first_for_as_long_as_it_runs() -> None:
+    before = os.sched_getscheduler(0)
+    with sharing.going_first() as may:
+        if not may:
+            pytest.skip("needs to be allowed to go before others")
+        seen = [os.sched_getscheduler(0)]
+        thread = threading.Thread(target=lambda: seen.append(os.sched_getscheduler(0)))
+        thread.start()
+        thread.join(LONG_S)
+    assert seen == [os.SCHED_RR] * 2
+    assert os.sched_getscheduler(0) == before
+
+
+def test_who_may_not_go_first_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    with sharing.going_first() as may:
+        assert not may
