@@ -28,6 +28,7 @@ LEVELS = [
         "failpoint",
         "diagnostics",
         "exposition",
+        "own_data",
         "interpreter",
     },
     {"recipe", "graph", "probe", "gpus"},

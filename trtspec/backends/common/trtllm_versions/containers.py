@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import yaml
+from trtspec.own_data import read_own
 
 CONTAINERS = Path(__file__).with_name("containers.yaml")
 _CANDIDATE = re.compile(r"rc\d+(\.post\d+)?")
@@ -34,12 +34,12 @@ class Container:
 @cache
 def containers() -> tuple[Container, ...]:
     """Return the containers, oldest first."""
-    return tuple(Container(**each) for each in yaml.safe_load(CONTAINERS.read_text(encoding="utf-8"))["containers"])
+    return tuple(Container(**each) for each in read_own(CONTAINERS)["containers"])
 
 
 def images_of(version: str) -> tuple[str, ...]:
     """Return the container images by tag that ship a release, newest first."""
-    image: str = yaml.safe_load(CONTAINERS.read_text(encoding="utf-8"))["image"]
+    image: str = read_own(CONTAINERS)["image"]
     return tuple(image.replace("TAG", each.tag) for each in reversed(containers()) if each.release == version)
 
 
