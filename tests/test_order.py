@@ -18,6 +18,7 @@ class Node:
     """Stands for a worker that is sent tests by their numbers."""
 
     shutting_down = False
+    gateway = SimpleNamespace(id="gw")
 
     def __init__(self) -> None:
         self.sent: list[list[int]] = []
