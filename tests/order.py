@@ -7,7 +7,9 @@ They are handed out by units, so that what the tests of a unit share is made onc
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,11 @@ def file_of(nodeid: str) -> str:
     return nodeid.partition("::")[0]
 
 
+def by_unit(nodeids: Iterable[str]) -> dict[str, dict[str, bool]]:
+    """Return tests that are not done as xdist notes them."""
+    return {unit: dict.fromkeys(tests, False) for unit, tests in groupby(nodeids, lambda each: unit_of(file_of(each)))}
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Hand out whole units, in the order in which they were collected."""
@@ -54,6 +61,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByUnit(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             return unit_of(file_of(nodeid))
+
+        def remove_node(self, node: Any) -> str | None:
+            """Return the test that a worker died in; what it had not begun is handed out, without which xdist waits."""
+            left = [test for tests in self.assigned_work[node].values() for test, done in tests.items() if not done]
+            self.assigned_work[node] = by_unit(left[1:])
+            super().remove_node(node)
+            return left[0] if left else None
 
     config.option.loadscopereorder = False
     return ByUnit(config, log)
