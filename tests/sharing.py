@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How tests share a machine when several processes run them (`pytest -n 2`).
 
-    alone     the test measures time: it goes before all other processes where it may, as root on Linux. Elsewhere
-              nothing else runs meanwhile
+    alone     the test measures time: one at a time, and before all other processes where it may, as root on Linux.
+              Elsewhere nothing else runs meanwhile
     triton    one at a time where workers share their ports: one that is free when it is looked for has to be so when
               a server takes it. A worker that may have a network of its own shares none.
 
@@ -88,10 +88,10 @@ class Turns:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
         """Run the test, set-up and all, when it is its turn; those that run alone have one turn together."""
-        with going_first() if is_marked(item, "alone") else nullcontext(False) as is_first:
-            alone = is_marked(item, "alone") and not is_first
+        alone = is_marked(item, "alone")
+        with going_first() if alone else nullcontext(False) as first:
             if not self._keeps:
-                self._held.enter_context(self.turn(alone=alone, ports=is_marked(item, "triton")))
+                self._held.enter_context(self.turn(alone=alone, first=first, ports=is_marked(item, "triton")))
             self._keeps = alone and nextitem is not None and is_marked(nextitem, "alone")
             try:
                 return (yield)
@@ -100,13 +100,15 @@ class Turns:
                     self._held.close()
 
     @contextmanager
-    def turn(self, *, alone: bool = False, ports: bool = False) -> Iterator[None]:
-        """Wait, and hold what others wait for."""
+    def turn(self, *, alone: bool = False, first: bool = False, ports: bool = False) -> Iterator[None]:
+        """Wait, and hold what others wait for: where it goes `first`, those alone that do too."""
         with ExitStack() as held:
             if ports and not self.has_ports:
                 held.enter_context(self._lock("ports", fcntl.LOCK_EX))
+            if first:
+                held.enter_context(self._lock("first", fcntl.LOCK_EX))
             with self._lock("next", fcntl.LOCK_EX):  # or one that waits to be alone would wait for ever
-                held.enter_context(self._lock("machine", fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
+                held.enter_context(self._lock("machine", fcntl.LOCK_EX if alone and not first else fcntl.LOCK_SH))
             yield
 
     @contextmanager

@@ -76,6 +76,16 @@ def test_one_that_runs_alone_waits_and_lets_wait(tmp_path: Path, ports: bool) ->
     late.end()
 
 
+def test_of_those_that_go_first_one_runs_beside_others(tmp_path: Path) -> None:
+    with working(tmp_path) as other, working(tmp_path, alone=True, first=True) as first:
+        assert other.has_its_turn()
+        assert first.has_its_turn()
+        second = Worker(tmp_path, alone=True, first=True)
+        assert second.waits()
+    assert second.has_its_turn()
+    second.end()
+
+
 def test_servers_start_one_after_the_other(tmp_path: Path) -> None:
     first = Worker(tmp_path, ports=True)
     assert first.has_its_turn()
