@@ -7,7 +7,8 @@ export ENGINES := $(abspath $(ENGINES))
 unexport PYTHONDONTWRITEBYTECODE
 REAL := $(patsubst tests/engines/%.txt,%,$(wildcard tests/engines/*.txt))
 INSTALLED := $(VENV)/.installed
-WORKERS := --maxprocesses 8 --dist worksteal
+OTHER ?= .venv-python
+WORKERS := --maxprocesses 8
 QUIETLY := --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
@@ -82,12 +83,13 @@ test: editor ## Run all tests that need no GPU, on all cores and in one process 
 test-fast: setup ## Run those that take no time: without servers, whole builds and what is marked slow.
 	$(BIN)/pytest -n logical $(WORKERS) -m "not (slow or triton or integration or gpu)" --durations 10 --durations-min 2
 
+# One worker, so that it has a network of its own; the other files would only be imported.
 test-python: ## Run the tests that each supported Python must pass, on one: make test-python PYTHON=python3.12
 	@$(PYTHON) -I trtspec/interpreter.py
-	$(PYTHON) -m venv --clear .venv-python
-	.venv-python/bin/python -m pip install $(QUIETLY) --no-compile -c constraints.txt -e '.[test]'
-	.venv-python/bin/python -m pip install $(QUIETLY) --no-compile -c constraints.txt --no-deps nvidia-pytriton
-	.venv-python/bin/pytest -m every_python
+	$(PYTHON) -m venv --clear $(OTHER)
+	$(OTHER)/bin/python -m pip install $(QUIETLY) --no-compile -c constraints.txt -e '.[test]'
+	$(OTHER)/bin/python -m pip install $(QUIETLY) --no-compile -c constraints.txt --no-deps nvidia-pytriton
+	$(OTHER)/bin/pytest -n 1 -m every_python $$(grep -rl --include='*.py' mark.every_python tests)
 
 openai-fuzz: setup ## Send 5,000 malformed requests to the OpenAI-compatible entry before a real server.
 	TRTSPEC_FUZZ_EXAMPLES=840 $(BIN)/pytest tests/openai/test_fuzz.py --timeout 3600 --basetemp build/openai-fuzz
@@ -114,4 +116,4 @@ plugins-trt: ## Build TensorRT's plugin library (TENSORRT_ROOT=... has include/N
 	cmake --build build/plugins --target trtspec_tensorrt
 
 clean: ## Remove the environment, artifacts and caches in this directory.
-	rm -rf $(VENV) $(addprefix $(ENGINES)/.venv-,$(REAL)) $(ENGINES)/.prometheus $(ENGINES)/.browser .venv-python build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(addprefix $(ENGINES)/.venv-,$(REAL)) $(ENGINES)/.prometheus $(ENGINES)/.browser $(OTHER) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -25,7 +25,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # A build waits for the disk ninety times, which only a machine that loses its power would tell. Children do wait.
 os.fsync = os.fdatasync = lambda descriptor: None
 
-pytest_plugins = ("tests.costs", "tests.sharing", "tests.skips", "tests.golden")
+pytest_plugins = ("tests.costs", "tests.sharing", "tests.order", "tests.skips", "tests.golden")
 
 
 @dataclass(frozen=True)

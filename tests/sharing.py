@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How tests share a machine when several processes run them (`pytest -n 2`).
 
-    alone     nothing else runs meanwhile: the test measures time
+    alone     the test measures time: one at a time, and before all other processes where it may, as root on Linux.
+              Elsewhere nothing else runs meanwhile
     triton    one at a time where workers share their ports: one that is free when it is looked for has to be so when
               a server takes it. A worker that may have a network of its own shares none.
 
@@ -18,7 +19,7 @@ import socket
 import struct
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -53,15 +54,24 @@ def take_network() -> bool:
     return True
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put those first that others wait for: one worker begins with them all, and what is left at the end is small."""
-    items.sort(key=lambda item: [not is_marked(item, name) for name in ("alone", "triton")])
-
-
 def is_marked(item: pytest.Item, name: str) -> bool:
     """Return whether a test has a mark; its keywords would say that of its folder's name too."""
     return item.get_closest_marker(name) is not None
+
+
+@contextmanager
+def going_first() -> Iterator[bool]:
+    """Let this thread, and what it starts, run whenever it can, whoever else computes; yield whether it may (Linux)."""
+    before = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    except PermissionError:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        os.sched_setscheduler(0, *before)
 
 
 class Turns:
@@ -79,23 +89,26 @@ class Turns:
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
         """Run the test, set-up and all, when it is its turn; those that run alone have one turn together."""
         alone = is_marked(item, "alone")
-        if not self._keeps:
-            self._held.enter_context(self.turn(alone=alone, ports=is_marked(item, "triton")))
-        self._keeps = alone and nextitem is not None and is_marked(nextitem, "alone")
-        try:
-            return (yield)
-        finally:
+        with going_first() if alone else nullcontext(False) as first:
             if not self._keeps:
-                self._held.close()
+                self._held.enter_context(self.turn(alone=alone, first=first, ports=is_marked(item, "triton")))
+            self._keeps = alone and nextitem is not None and is_marked(nextitem, "alone")
+            try:
+                return (yield)
+            finally:
+                if not self._keeps:
+                    self._held.close()
 
     @contextmanager
-    def turn(self, *, alone: bool = False, ports: bool = False) -> Iterator[None]:
-        """Wait, and hold what others wait for."""
+    def turn(self, *, alone: bool = False, first: bool = False, ports: bool = False) -> Iterator[None]:
+        """Wait, and hold what others wait for: where it goes `first`, those alone that do too."""
         with ExitStack() as held:
             if ports and not self.has_ports:
                 held.enter_context(self._lock("ports", fcntl.LOCK_EX))
+            if first:
+                held.enter_context(self._lock("first", fcntl.LOCK_EX))
             with self._lock("next", fcntl.LOCK_EX):  # or one that waits to be alone would wait for ever
-                held.enter_context(self._lock("machine", fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
+                held.enter_context(self._lock("machine", fcntl.LOCK_EX if alone and not first else fcntl.LOCK_SH))
             yield
 
     @contextmanager

@@ -27,6 +27,7 @@ LEVELS = [
         "failpoint",
         "diagnostics",
         "exposition",
+        "own_data",
         "interpreter",
     },
     {"hashing"},

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import subprocess
 import sys
@@ -75,6 +76,16 @@ def test_one_that_runs_alone_waits_and_lets_wait(tmp_path: Path, ports: bool) ->
     late.end()
 
 
+def test_of_those_that_go_first_one_runs_beside_others(tmp_path: Path) -> None:
+    with working(tmp_path) as other, working(tmp_path, alone=True, first=True) as first:
+        assert other.has_its_turn()
+        assert first.has_its_turn()
+        second = Worker(tmp_path, alone=True, first=True)
+        assert second.waits()
+    assert second.has_its_turn()
+    second.end()
+
+
 def test_servers_start_one_after_the_other(tmp_path: Path) -> None:
     first = Worker(tmp_path, ports=True)
     assert first.has_its_turn()
@@ -120,3 +131,25 @@ def test_one_process_more_than_cores_runs_where_one_waits_for_servers(
     monkeypatch.setattr(sharing, "cores", lambda: 2)
     monkeypatch.setattr(pytestconfig.option, "numprocesses", asked, raising=False)
     assert sharing.pytest_xdist_auto_num_workers(pytestconfig) == processes
+
+
+def test_what_measures_time_goes_first_for_as_long_as_it_runs() -> None:
+    before = os.sched_getscheduler(0)
+    with sharing.going_first() as may:
+        if not may:
+            pytest.skip("needs to be allowed to go before others")
+        seen = [os.sched_getscheduler(0)]
+        thread = threading.Thread(target=lambda: seen.append(os.sched_getscheduler(0)))
+        thread.start()
+        thread.join(LONG_S)
+    assert seen == [os.SCHED_RR] * 2
+    assert os.sched_getscheduler(0) == before
+
+
+def test_who_may_not_go_first_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    with sharing.going_first() as may:
+        assert not may

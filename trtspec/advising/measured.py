@@ -10,13 +10,12 @@ from functools import cache
 from pathlib import Path
 from typing import Protocol
 
-import yaml
-
 from trtspec.advising.questions import Answer
 from trtspec.advising.scraped import Scraped
 from trtspec.errors import TrtspecError
 from trtspec.exposition import parse_metrics
 from trtspec.monitoring.fetch import fetch
+from trtspec.own_data import read_own
 
 NONE_KNOWN = "none of its metrics is known"
 
@@ -63,7 +62,7 @@ class Reading:
 @cache
 def readings() -> dict[str, tuple[Reading, ...]]:
     """Return what answers each question."""
-    found = yaml.safe_load(Path(__file__).with_name("metrics.yaml").read_text(encoding="utf-8"))
+    found = read_own(Path(__file__).with_name("metrics.yaml"))
     return {name: tuple(Reading(**each) for each in entries) for name, entries in found.items()}
 
 

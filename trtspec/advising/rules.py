@@ -9,9 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from trtspec.advising.questions import Answers
+from trtspec.own_data import read_own
 
 Given = Mapping[str, Mapping[str, Any]]
 VERDICTS = ("no", "measure", "yes")  # the first that a rule says decides
@@ -86,7 +85,7 @@ def method_rules() -> tuple[Rule, ...]:
 
 
 def _rules(kind: str) -> tuple[Rule, ...]:
-    found = yaml.safe_load(Path(__file__).with_name("rules.yaml").read_text(encoding="utf-8"))[kind]
+    found = read_own(Path(__file__).with_name("rules.yaml"))[kind]
     return tuple(_rule(**each) for each in found)
 
 

@@ -119,11 +119,11 @@ class BuiltLibrary:
 
 def discover_plugins() -> dict[str, Plugin]:
     """Return {name: plugin} over the folders that have a plugin.yaml."""
-    import yaml
+    from trtspec.own_data import read_own
 
     found = {}
     for path in sorted(plugins_dir().glob(f"*/{MANIFEST}")):
-        plugin = Plugin.model_validate(yaml.safe_load(path.read_text()))
+        plugin = Plugin.model_validate(read_own(path))
         if plugin.name != path.parent.name:
             raise TrtspecError(f"is named {plugin.name!r}, unlike its folder", where=str(path))
         found[plugin.name] = plugin

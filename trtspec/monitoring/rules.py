@@ -16,7 +16,7 @@ def rules_text() -> str:
 
 def rules() -> dict[str, Any]:
     """Return the rules as data: `groups`."""
-    import yaml
+    from trtspec.own_data import read_own
 
-    document: dict[str, Any] = yaml.safe_load(rules_text())
+    document: dict[str, Any] = read_own(RULES)
     return document

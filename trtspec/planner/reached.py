@@ -8,9 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from trtspec.gpus import Gpu
+from trtspec.own_data import read_own
 
 HOPPER_SM = 90
 
@@ -46,7 +45,7 @@ class Acceptance:
 
 @cache
 def _published() -> dict[str, Any]:
-    document: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text())
+    document: dict[str, Any] = read_own(Path(__file__).with_name("published.yaml"))
     return document
 
 

@@ -3,19 +3,25 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import MixtralConfig
-from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 
 from trtspec.torch_engine.model.moe import mix_experts
+
+if TYPE_CHECKING:
+    from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 
 HIDDEN, INTER, EXPERTS = 32, 48, 5
 
 
 def random_block(top_k: int, dtype: torch.dtype) -> MixtralSparseMoeBlock:
+    from transformers import MixtralConfig  # with the block it takes seconds, which every collection would
+    from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
+
     config = MixtralConfig(
         hidden_size=HIDDEN, intermediate_size=INTER, num_local_experts=EXPERTS, num_experts_per_tok=top_k
     )

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from trtspec.checkpoint.model_config import ConfigReader
 from trtspec.families.llama import read
@@ -50,6 +48,9 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("base", [1e4, 5e5])
 @pytest.mark.parametrize("size", [4, 96, 128])
 def test_frequencies_are_those_of_transformers(kind: dict[str, Any], base: float, size: int) -> None:
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
     theirs = LlamaConfig(
         architectures=["LlamaForCausalLM"], hidden_size=4 * size, num_attention_heads=4, dtype="bfloat16",
         max_position_embeddings=MAX_POSITIONS, rope_parameters=kind | {"rope_theta": base},

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import yaml
+from trtspec.own_data import read_own
 
 DATA = Path(__file__).with_name("versions.yaml")
 
@@ -50,7 +50,7 @@ class EdgeRelease:
 @cache
 def releases() -> dict[str, EdgeRelease]:
     """Return the known releases by version, oldest first."""
-    found = [_release(entry) for entry in yaml.safe_load(DATA.read_text(encoding="utf-8"))]
+    found = [_release(entry) for entry in read_own(DATA)]
     return {release.version: release for release in found}
 
 

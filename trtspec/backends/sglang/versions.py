@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import yaml
+from trtspec.own_data import read_own
 
 DATA = Path(__file__).with_name("versions.yaml")
 
@@ -49,5 +49,5 @@ class SglangRelease:
 @cache
 def releases() -> dict[str, SglangRelease]:
     """Return the known releases by version, oldest first."""
-    entries = yaml.safe_load(DATA.read_text(encoding="utf-8"))
+    entries = read_own(DATA)
     return {entry["version"]: SglangRelease(**entry) for entry in entries}

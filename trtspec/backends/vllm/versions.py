@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
+from trtspec.own_data import read_own
 
 DATA = Path(__file__).with_name("versions.yaml")
 METHODS = {
@@ -76,7 +76,7 @@ FACTS = tuple(VllmRelease.__dataclass_fields__)[2:]
 
 def load() -> dict[str, dict[str, Any]]:
     """Return versions.yaml: containers by release, and of each fact its names by the releases that have them."""
-    document: dict[str, dict[str, Any]] = yaml.safe_load(DATA.read_text(encoding="utf-8"))
+    document: dict[str, dict[str, Any]] = read_own(DATA)
     return document
 
 

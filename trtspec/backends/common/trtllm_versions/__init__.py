@@ -12,10 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from trtspec.backends.common.trtllm_versions.containers import containers, is_release
 from trtspec.errors import TrtspecError
+from trtspec.own_data import read_own
 
 VERSIONS = Path(__file__).parent
 
@@ -142,8 +141,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _load(minor: str) -> VersionSpec:
-    text = (VERSIONS / f"{minor}.yaml").read_text(encoding="utf-8")
-    data = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    data = read_own(VERSIONS / f"{minor}.yaml")
     return VersionSpec(
         minor=minor,
         sources=tuple(data["sources"]),

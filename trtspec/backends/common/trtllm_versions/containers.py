@@ -7,8 +7,9 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-import yaml
+from trtspec.own_data import read_own
 
 CONTAINERS = Path(__file__).with_name("containers.yaml")
 _CANDIDATE = re.compile(r"rc\d+(\.post\d+)?")
@@ -32,14 +33,20 @@ class Container:
 
 
 @cache
+def _document() -> dict[str, Any]:
+    document: dict[str, Any] = read_own(CONTAINERS)
+    return document
+
+
+@cache
 def containers() -> tuple[Container, ...]:
     """Return the containers, oldest first."""
-    return tuple(Container(**each) for each in yaml.safe_load(CONTAINERS.read_text(encoding="utf-8"))["containers"])
+    return tuple(Container(**each) for each in _document()["containers"])
 
 
 def images_of(version: str) -> tuple[str, ...]:
     """Return the container images by tag that ship a release, newest first."""
-    image: str = yaml.safe_load(CONTAINERS.read_text(encoding="utf-8"))["image"]
+    image = _document()["image"]
     return tuple(image.replace("TAG", each.tag) for each in reversed(containers()) if each.release == version)
 
 
