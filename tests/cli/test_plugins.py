@@ -23,7 +23,7 @@ def test_build_test_and_list(workplace: Path, trtspec: Run, monkeypatch: pytest.
     path = Path(built.document["path"])
     assert path.is_relative_to(workplace / "cache" / "plugins")
     assert (built.document["status"], built.document["architectures"]) == ("built", [])
-    assert built.document["plugins"] == ["compact_kv", "quantize", "verify_chain", "verify_tree"]
+    assert built.document["plugins"] == ["compact_kv", "quantize", "verify_block", "verify_chain", "verify_tree"]
     again = trtspec("plugins", "build")
     assert again.code == 0
     assert ": hit in 0." in again.out
@@ -32,12 +32,24 @@ def test_build_test_and_list(workplace: Path, trtspec: Run, monkeypatch: pytest.
     assert tested.code == 0
     assert tested.document["ok"]
     names = [check["name"] for check in tested.document["checks"]]
-    assert {name.partition(",")[0] for name in names} == {"verify_chain", "verify_tree", "compact_kv", "quantize"}
+    assert {name.partition(",")[0] for name in names} == {
+        "verify_block",
+        "verify_chain",
+        "verify_tree",
+        "compact_kv",
+        "quantize",
+    }
     assert tested.err == ""
     assert f"{len(names)} of {len(names)} checks hold" in trtspec("plugins", "test").out
 
     listed = trtspec("plugins", "list", "--json").document
-    assert [plugin["name"] for plugin in listed["plugins"]] == ["compact_kv", "quantize", "verify_chain", "verify_tree"]
+    assert [plugin["name"] for plugin in listed["plugins"]] == [
+        "compact_kv",
+        "quantize",
+        "verify_block",
+        "verify_chain",
+        "verify_tree",
+    ]
     assert [library["path"] for library in listed["libraries"]] == [str(path)]
 
 
@@ -54,7 +66,7 @@ def test_a_wrong_library_fails_the_test(
     tested = trtspec("plugins", "test", "--json")
     assert tested.code == 110
     failed = [check["name"] for check in tested.document["checks"] if not check["ok"]]
-    assert {name.partition(",")[0] for name in failed} == {"verify_chain"}
+    assert {name.partition(",")[0] for name in failed} == {"verify_block", "verify_chain"}
     assert "verify_chain, deterministic, float32, vocabulary of 7: next: [" in trtspec("plugins", "test").out
 
 
