@@ -114,9 +114,9 @@ class CompiledVerifier:
         _check_rows([status for status, *_ in rows])
         return [VerifyResult(list(range(1, count + 1)), token) for _, count, token in rows]
 
-    def block(self, *arguments: Any) -> list[VerifyResult]:
-        """Verify chains as a whole."""
-        return self.chain(*arguments, kernel="verify_block")
+    def block(self, *arguments: Any, **named: Any) -> list[VerifyResult]:
+        """Verify chains as a whole; the arguments are those of `chain`."""
+        return self.chain(*arguments, **named, kernel="verify_block")
 
     def tree(
         self,
