@@ -57,7 +57,9 @@ def texts(engine: Engine) -> list[Result]:
     return results
 
 
-@pytest.mark.parametrize("how", [CHAINS, BLOCKS, STATIC, DYNAMIC], ids=["chain", "block", "static tree", "dynamic tree"])
+@pytest.mark.parametrize(
+    "how", [CHAINS, BLOCKS, STATIC, DYNAMIC], ids=["chain", "block", "static tree", "dynamic tree"]
+)
 class TestCompiled:
     def test_sampled_texts_are_those_of_torch(
         self, how: dict[str, Any], checkpoints: Checkpoints, kernel_library: Path

@@ -123,6 +123,9 @@ def _load(asked: Asked, *overrides: str) -> LoadedRecipe:
 
 
 def _steps(asked: Asked, build: Build) -> _Steps:
+    if build.context.translates:
+        message = "the draft's vocabulary is not the target's, whose tokens it is trained with"
+        raise TrtspecError(message, where=str(asked.recipe), hint="train a draft with the target's tokenizer")
     target, draft = _converted(build)
     source = build.context.sources["draft"]
     reader = FileReader(DigestCache(cache_dir() / "digests.json"))
