@@ -47,8 +47,8 @@ Tensors = dict[str, Tensor]
 def config(**more: Any) -> dict[str, Any]:
     sizes = {
         "hidden_size": HIDDEN, "intermediate_size": INNER, "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS, "head_dim": SIZE, "vocab_size": VOCAB, "max_position_embeddings": 1024, "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0, "num_hidden_layers": 2, "num_target_layers": LAYERS,
+        "num_key_value_heads": KV_HEADS, "head_dim": SIZE, "vocab_size": VOCAB, "max_position_embeddings": 1024,
+        "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "num_hidden_layers": 2, "num_target_layers": LAYERS,
     }  # fmt: skip
     return sizes | {"model_type": "qwen3", "dtype": "bfloat16", "block_size": BLOCK} | more
 
