@@ -116,7 +116,7 @@ class CompiledVerifier:
 
     def block(self, *arguments: Any, **named: Any) -> list[VerifyResult]:
         """Verify chains as a whole; the arguments are those of `chain`."""
-        return self.chain(*arguments, **named, kernel="verify_block")
+        return self.chain(*arguments, **named | {"kernel": "verify_block"})
 
     def tree(
         self,

@@ -192,7 +192,7 @@ def test_a_text_that_is_too_long_for_the_draft_goes_on_alone(source: Path, targe
     draft = translated(convert(source, tmp_path / "draft"), Translation(own, own, spellings))
     engine = load(target, draft, max_seq_len=40)
     long, short = Request((2,) * 30, 10), Request((3, 5, 7), 30)
-    assert len(long.prompt) * LONGEST > LONGER * 40
+    assert len(long.prompt_ids) * LONGEST > LONGER * 40
     alone = [engine.generate([request])[0] for request in (long, short)]
     assert engine.generate([long, short]) == alone
     engine.close()

@@ -44,8 +44,8 @@ class ModelDrafter(Drafter):
 
     def begin(self, prompts: Sequence[Sequence[int]], first_row: int, max_tokens: int) -> None:
         """Fill the draft's cache with the prompts, as far as they fit."""
-        spelled = [self._reading.spell(prompt) for prompt in prompts]
-        prefill(self._model, [text[: self._room] for text in spelled], first_row, max_tokens)
+        spelled = [self._reading.spell(prompt)[: self._room] for prompt in prompts]
+        prefill(self._model, spelled, first_row, max_tokens)
         self._known[first_row : first_row + len(prompts)] = map(len, prompts)
         self._at[first_row : first_row + len(prompts)] = map(len, spelled)
 
@@ -72,12 +72,13 @@ class ModelDrafter(Drafter):
         return replace(draft, lens=lens)
 
     def _unread(self, texts: Sequence[Sequence[int]], depth: int) -> list[tuple[int, list[int]] | None]:
-        """Return where what is new of each row begins in the cache, and its tokens; None where no draft fits behind."""
+        """Return where what is new of each row begins in the cache, and its tokens; None once no draft fits behind."""
         found: list[tuple[int, list[int]] | None] = []
         for row, text in enumerate(texts):
             start, new = self._at[row], self._reading.spell(text[self._known[row] :])
-            self._known[row], self._at[row] = len(text), start + len(new)
-            found.append((start, new) if self._at[row] + depth <= self._room else None)
+            fits = start + len(new) + depth <= self._room
+            self._known[row], self._at[row] = len(text), start + len(new) if fits else self._room
+            found.append((start, new) if fits else None)
         return found
 
     def observe(self, outcome: Outcome) -> None:
@@ -90,7 +91,7 @@ class ModelDrafter(Drafter):
 
     def move_row(self, source: int, target: int, length: int) -> None:
         """Move the row in the draft's cache."""
-        self._model.cache.move_row(source, target, min(self._at[source], self._room))
+        self._model.cache.move_row(source, target, self._at[source])
         self._known[target], self._at[target] = self._known[source], self._at[source]
 
 
