@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tiny import make_tokenizer
@@ -57,12 +57,14 @@ def bytes_by_id(tokenizer: Tokenizer) -> dict[int, bytes]:
     return {token: meant for (_, meant), token in token_ids(tokenizer).items()}
 
 
+@settings(deadline=None)
 @given(text=st.text())
 def test_the_bytes_of_a_texts_tokens_are_the_texts(byte_level: Tokenizer, text: str) -> None:
     meant = bytes_by_id(byte_level)
     assert b"".join(meant[token] for token in byte_level.encode(text)) == text.encode()
 
 
+@settings(deadline=None)
 @given(text=st.text())
 def test_the_bytes_of_pieces(pieces: Tokenizer, text: str) -> None:
     meant = bytes_by_id(pieces)
