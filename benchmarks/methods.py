@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Claim: on the quickstart target, on a CPU at batch 1, draft_target, medusa, eagle3 and, on prompts that repeat
-themselves, ngram are each faster than the target alone on the same engine; every method says the target's text; and
-outside the models' forward passes a step spends at most 15 % of its time.
+themselves, ngram are each faster than the target alone on the same engine; every method says the target's text; outside
+the models' forward passes a step spends at most 15 % of its time; block drafting that ends by its confidence is at
+least 1.15 times as fast as the best other method; and no method is slower than the target alone on any kind of prompt
+when what `trtspec profile` finds decides how much it drafts.
 
-    python benchmarks/methods.py [--runs 3] [--max-tokens 64] [--methods ngram medusa] [--out FILE.json]
+    python benchmarks/method_nets.py --out NETS
+    python benchmarks/methods.py [--nets NETS] [--runs 3] [--max-tokens 64] [--methods ngram medusa] [--out FILE.json]
 
-Each method's recipe (recipes/quickstart-*.yaml) is built, and each prompt answered without and with speculation in
-turn, on that one engine; the speed-up is the median over these pairs.
+Each method's recipe (recipes/quickstart-*.yaml, or the quickstart's own with a net of NETS) is built, and each prompt
+answered without and with speculation in turn, on that one engine; the speed-up is the median over these pairs. So is
+that of the draft length that was chosen: for each kind of prompt the one that is expected to be fastest at batch 1, by
+drafts replayed on that kind's texts and the times of steps; 0, and nothing is drafted, where it is not sure to pay.
+Without NETS the methods that need one are left out.
 """
 
 from __future__ import annotations
@@ -28,7 +34,24 @@ from machine import environment
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = ROOT / "recipes"
 PROMPTS = {"": RECIPES / "prompts" / "quickstart.jsonl", "repetitive": RECIPES / "prompts" / "repetitive.jsonl"}
-METHODS = ("draft_target", "ngram", "lookahead", "medusa", "eagle", "eagle3", "redrafter", "swift")
+RECIPES_OF = {"draft_target": "quickstart", "pard": "quickstart", "p_eagle": "quickstart", "dflash": "quickstart",
+              "dspark": "quickstart"}  # fmt: skip
+NETS = ("pard", "p_eagle", "dflash", "dspark")
+SURE = {f"{method}, by confidence": method for method in NETS[1:]}  # the same, ending where the net is not sure
+CONFIDENCE = 0.3
+METHODS = (
+    "draft_target",
+    "ngram",
+    "suffix",
+    "lookahead",
+    "medusa",
+    "eagle",
+    "eagle3",
+    "redrafter",
+    "swift",
+    *NETS,
+    *SURE,
+)
 WHY = {
     "lookahead": "a step verifies {draft_tokens} tokens, which costs a CPU nearly as many times as much as one",
     "swift": "the skipped model still costs most of the target's step",
@@ -44,10 +67,15 @@ def prompts_by_kind() -> dict[str, list[str]]:
     return found
 
 
-def build(method: str, out: Path) -> None:
+def build(name: str, nets: Path | None, out: Path) -> None:
     """Build a method's recipe as a user does."""
-    recipe = RECIPES / ("quickstart.yaml" if method == "draft_target" else f"quickstart-{method}.yaml")
-    command = [sys.executable, "-m", "trtspec", "build", str(recipe), "--out", str(out)]
+    method = SURE.get(name, name)
+    recipe = RECIPES / f"{RECIPES_OF.get(method, f'quickstart-{method}')}.yaml"
+    sets: dict[str, Any] = {"confidence": CONFIDENCE} if name in SURE else {}
+    if method in NETS and nets:
+        sets |= {"method": method, "draft.model": (nets / method).absolute(), "draft_len": 7}
+    overrides = [part for key, value in sets.items() for part in ("--set", f"speculation.{key}={value}")]
+    command = [sys.executable, "-m", "trtspec", "build", str(recipe), "--out", str(out), *overrides]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=3600)
     if done.returncode:
         sys.exit(f"{' '.join(command)}\n{done.stderr}")
@@ -58,12 +86,14 @@ def measure(root: Path, prompts: dict[str, list[str]], runs: int, max_tokens: in
     from trtspec.measure.artifact import open_artifact
     from trtspec.measure.bench import measure_engine
 
+    lens = {kind: chosen_len(root, kind, texts, max_tokens) for kind, texts in prompts.items()}
     with open_artifact(root) as artifact:
         draft_shape = artifact.engine.speculator.draft_shape
         kinds = {}
         for kind, texts in prompts.items():
             compared, _ = measure_engine(artifact, texts, max_tokens, runs)
             kinds[kind] = compared.as_dict() | {"steps": compared.speculative.stats.steps}
+            kinds[kind]["chosen"] = lens[kind] | chosen_speedup(artifact, texts, max_tokens, lens[kind]["draft_len"])
         return {
             "draft_tokens": draft_shape.max_tokens,
             "draft_len": draft_shape.max_depth,
@@ -74,6 +104,43 @@ def measure(root: Path, prompts: dict[str, list[str]], runs: int, max_tokens: in
                 for name, how in (("greedy", SamplingOptions()), ("sampled", SamplingOptions(1.0, seed=1)))
             },
         }
+
+
+def chosen_len(root: Path, kind: str, texts: list[str], max_tokens: int) -> dict[str, Any]:
+    """Return the draft length that is expected to be fastest for one request, 0 where none is sure to pay.
+
+    In engines of its own: a second one in a process slows the first.
+    """
+    from trtspec.artifacts.manifest import load_manifest
+    from trtspec.measure.artifact import open_artifact
+    from trtspec.measure.profile.candidate import Candidate, measure, say
+    from trtspec.measure.profile.recommend import PAYS
+    from trtspec.prompts.prompt import Prompt
+
+    speculation = load_manifest(root).recipe.speculation
+    asked = [Prompt(text, str(number), kind) for number, text in enumerate(texts)]
+    with open_artifact(root) as artifact:
+        said, _ = say(artifact, asked, max_tokens, lambda what, done, total: None)
+    candidate = Candidate(speculation.method, None, dict(speculation.options), True, root)
+    best = measure(candidate, said, (1,), lambda what, done, total: None).best(1)
+    expected = best.expected
+    return {"draft_len": best.draft_len if expected.low >= PAYS else 0, "expected": expected.as_list()}
+
+
+def chosen_speedup(artifact: Any, texts: list[str], max_tokens: int, draft_len: int) -> dict[str, float]:
+    """Return how many times as fast as the target alone that draft length is; where it is 0 both are the same."""
+    if draft_len == 0:
+        return {"speedup": 1.0}
+    ratios = []
+    for text in texts:
+        seconds = []
+        for length in (0, draft_len):
+            request = artifact.request(text, max_tokens, draft_len=length)
+            started = time.perf_counter()
+            artifact.engine.generate([request])
+            seconds.append(time.perf_counter() - started)
+        ratios.append(seconds[0] / seconds[1])
+    return {"speedup": round(statistics.median(ratios), 3)}
 
 
 def overhead(artifact: Any, texts: list[str], max_tokens: int, sampling: Any) -> dict[str, float]:
@@ -156,20 +223,21 @@ def timed_forwards() -> Iterator[Callable[[], float]]:
 
 def table(results: dict[str, Any]) -> list[str]:
     lines = [
-        f"{'method':<13}{'prompts':<12}{'acceptance':>11}{'mean len':>10}{'tokens/s':>10}{'alone':>8}{'speed-up':>10}"
-        f"{'same text':>11}{'outside':>9}{'sampled':>9}"
+        f"{'method':<23}{'prompts':<12}{'acceptance':>11}{'mean len':>10}{'tokens/s':>10}{'alone':>8}{'speed-up':>10}"
+        f"{'same text':>11}{'chosen':>8}{'speed-up':>10}{'outside':>9}{'sampled':>9}"
     ]
     for method, result in results.items():
         for kind, found in result.get("kinds", {}).items():
             ours = found["speculative"]
             lines.append(
-                f"{method:<13}{kind:<12}{ours['acceptance_rate']:>11.3f}{ours['mean_accepted_len']:>10.2f}"
+                f"{method:<23}{kind:<12}{ours['acceptance_rate']:>11.3f}{ours['mean_accepted_len']:>10.2f}"
                 f"{ours['median_tokens_per_s']:>10.0f}{found['baseline']['median_tokens_per_s']:>8.0f}"
                 f"{found['speedup']:>9.2f}x{found['identical_texts']:>6}/{found['prompts']:<4}"
+                f"{found['chosen']['draft_len']:>8}{found['chosen']['speedup']:>9.2f}x"
                 + "".join(f"{share['outside_share']:>9.1%}" for share in result["overhead"].values())
             )
         if "why" in result:
-            lines.append(f"{method:<13}{result['why']}")
+            lines.append(f"{method:<23}{result['why']}")
     return lines
 
 
@@ -178,13 +246,16 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    parser.add_argument("--nets", type=Path, help="what benchmarks/method_nets.py made")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     prompts, results = prompts_by_kind(), {}
     with TemporaryDirectory() as work:
         for method in arguments.methods:
-            root = Path(work) / method
-            build(method, root)
+            if SURE.get(method, method) in NETS and not arguments.nets:
+                continue
+            root = Path(work) / method.replace(", ", "-").replace(" ", "-")
+            build(method, arguments.nets, root)
             results[method] = found = measure(root, prompts, arguments.runs, arguments.max_tokens)
             if any(kind["speedup"] < 1 for kind in found["kinds"].values()) and method in WHY:
                 found["why"] = WHY[method].format(**found)

@@ -16,9 +16,9 @@ __global__ void __launch_bounds__(kMaxThreads, 1)
     as_team(plan, [&](auto& team, int32_t request) { verify(team, args, request, Type<T>{}, Type<Draft>{}); });
 }
 
-/// What both verifications do of a call: check it, and launch its batch.
-template <class Args>
-int verify_on_device(const Args* given, void* stream) {
+/// What all verifications do of a call: check it, and launch its batch.
+template <class Args, class Given>
+int verify_on_device(const Given* given, void* stream) {
     Args args;
     int code = read_args(given, args);
     code = code == TRTSPEC_OK ? check_args(args) : code;

@@ -41,8 +41,8 @@ void for_each_request(int32_t batch, int threads, F f) {
 }
 
 /// A caller's struct, checked; what is returned other than TRTSPEC_OK ends the call.
-template <class Args>
-int read_on_host(const Args* given, Args& args) {
+template <class Given, class Args>
+int read_on_host(const Given* given, Args& args) {
     if (!is_cpu_supported()) {
         return TRTSPEC_UNSUPPORTED_CPU;
     }
@@ -50,9 +50,9 @@ int read_on_host(const Args* given, Args& args) {
     return code == TRTSPEC_OK ? check_args(args) : code;
 }
 
-/// What both verifications do of a call.
-template <class Args>
-int verify_on_host(const Args* given, int threads) {
+/// What all verifications do of a call.
+template <class Args, class Given>
+int verify_on_host(const Given* given, int threads) {
     Args args;
     const int code = read_on_host(given, args);
     if (code != TRTSPEC_OK) {

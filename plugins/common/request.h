@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "common/block.h"
 #include "common/chain.h"
 #include "common/proposal.h"
 #include "common/row.h"
@@ -15,16 +16,19 @@ namespace trtspec {
 
 constexpr int32_t kRowLimit = 1 << 16;
 
-/// A caller's struct as this library knows it: a newer one may have more fields.
-template <class Args>
-int read_args(const Args* given, Args& args) {
+/// The arguments of a chain that is accepted as a whole.
+struct BlockArgs : trtspec_chain_args {};
+
+/// A caller's struct as this library knows it: a newer one may have more fields. `Args` are `Given`, or made of them.
+template <class Given, class Args>
+int read_args(const Given* given, Args& args) {
     if (given == nullptr) {
         return TRTSPEC_BAD_POINTER;
     }
-    if (given->struct_size < sizeof(Args)) {
+    if (given->struct_size < sizeof(Given)) {
         return TRTSPEC_BAD_STRUCT_SIZE;
     }
-    args = *given;
+    static_cast<Given&>(args) = *given;
     return TRTSPEC_OK;
 }
 
@@ -196,6 +200,11 @@ TRTSPEC_HD TreeRequest<T> request_of(const trtspec_tree_args& args, int32_t inde
 template <class Team, class T, class Draft>
 TRTSPEC_HD void verify(Team& team, const trtspec_chain_args& args, int32_t index, Type<T>, Type<Draft> draft) {
     verify_chain(team, request_of<T>(args, index), draft_of(args, index, draft));
+}
+
+template <class Team, class T, class Draft>
+TRTSPEC_HD void verify(Team& team, const BlockArgs& args, int32_t index, Type<T>, Type<Draft> draft) {
+    verify_block(team, request_of<T>(args, index), draft_of(args, index, draft));
 }
 
 template <class Team, class T, class Draft>

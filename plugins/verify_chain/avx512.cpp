@@ -5,5 +5,5 @@
 #include "trtspec/verify.h"
 
 extern "C" int trtspec_verify_chain_avx512(const trtspec_chain_args* args, int threads) {
-    return trtspec::verify_on_host(args, threads);
+    return trtspec::verify_on_host<trtspec_chain_args>(args, threads);
 }

@@ -8,5 +8,5 @@ extern "C" int trtspec_verify_chain_cpu(const trtspec_chain_args* args, int thre
     if (trtspec_verify_chain_avx512 != nullptr && trtspec::has_avx512()) {
         return trtspec_verify_chain_avx512(args, threads);
     }
-    return trtspec::verify_on_host(args, threads);
+    return trtspec::verify_on_host<trtspec_chain_args>(args, threads);
 }

@@ -5,5 +5,5 @@
 #include "trtspec/verify.h"
 
 extern "C" int trtspec_verify_tree_avx512(const trtspec_tree_args* args, int threads) {
-    return trtspec::verify_on_host(args, threads);
+    return trtspec::verify_on_host<trtspec_tree_args>(args, threads);
 }

@@ -8,5 +8,5 @@ extern "C" int trtspec_verify_tree_cpu(const trtspec_tree_args* args, int thread
     if (trtspec_verify_tree_avx512 != nullptr && trtspec::has_avx512()) {
         return trtspec_verify_tree_avx512(args, threads);
     }
-    return trtspec::verify_on_host(args, threads);
+    return trtspec::verify_on_host<trtspec_tree_args>(args, threads);
 }

@@ -5,7 +5,7 @@
 #include "trtspec/verify.h"
 
 extern "C" int trtspec_verify_tree_cuda(const trtspec_tree_args* args, void* stream) {
-    return trtspec::verify_on_device(args, stream);
+    return trtspec::verify_on_device<trtspec_tree_args>(args, stream);
 }
 
 // what a team needs it has in shared memory

@@ -14,8 +14,16 @@ from tests.conftest import Run
 from tests.tiny import DRAFT_SHAPE, MERGES, PAIR_VOCAB, make_llama, make_tokenizer
 
 
+def draft_in_parallel(recipe: Path) -> None:
+    """Have the draft draft all tokens in one pass, which none of another vocabulary does."""
+    path = recipe.parent / "draft" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"pard_token": 3}))
+    recipe.write_text(recipe.read_text().replace("method: draft_target", "method: pard"))
+
+
 def test_vocabularies_of_different_sizes(trtspec: Run, recipe: Path) -> None:
     make_llama(recipe.parent / "draft", vocab_size=PAIR_VOCAB + 8, **DRAFT_SHAPE)
+    draft_in_parallel(recipe)
     assert the_problem(trtspec, recipe, DRAFT) == (
         f"the draft has {PAIR_VOCAB + 8} vocabulary entries, the target {PAIR_VOCAB}",
         "a draft has to share the target's vocabulary",
@@ -24,6 +32,7 @@ def test_vocabularies_of_different_sizes(trtspec: Run, recipe: Path) -> None:
 
 def test_tokenizers_that_split_differently(trtspec: Run, recipe: Path) -> None:
     make_tokenizer(recipe.parent / "draft", merges=MERGES[2:] + MERGES[:2])
+    draft_in_parallel(recipe)
     assert the_problem(trtspec, recipe, DRAFT) == (
         "draft and target have different tokenizers: equal vocabularies, but they split a text differently",
         "choose a draft of the target's family",
@@ -36,6 +45,7 @@ def test_tokenizers_with_other_words(trtspec: Run, recipe: Path) -> None:
     numbers = document["model"]["vocab"]
     numbers["A"], numbers["B"] = numbers["B"], numbers["A"]
     path.write_text(json.dumps(document))
+    draft_in_parallel(recipe)
     message, hint = the_problem(trtspec, recipe, DRAFT)
     assert message == (
         f"draft and target have different tokenizers: their vocabularies differ, as at 'A' (id {numbers['B']})"

@@ -23,7 +23,9 @@ def test_build_test_and_list(workplace: Path, trtspec: Run, monkeypatch: pytest.
     path = Path(built.document["path"])
     assert path.is_relative_to(workplace / "cache" / "plugins")
     assert (built.document["status"], built.document["architectures"]) == ("built", [])
-    assert built.document["plugins"] == ["compact_kv", "quantize", "sha256", "verify_chain", "verify_tree"]
+    assert built.document["plugins"] == [
+        *("compact_kv", "quantize", "sha256", "verify_block", "verify_chain", "verify_tree"),
+    ]
     again = trtspec("plugins", "build")
     assert again.code == 0
     assert ": hit in 0." in again.out
@@ -33,6 +35,7 @@ def test_build_test_and_list(workplace: Path, trtspec: Run, monkeypatch: pytest.
     assert tested.document["ok"]
     names = [check["name"] for check in tested.document["checks"]]
     assert {name.partition(",")[0] for name in names} == {
+        "verify_block",
         "verify_chain",
         "verify_tree",
         "compact_kv",
@@ -47,6 +50,7 @@ def test_build_test_and_list(workplace: Path, trtspec: Run, monkeypatch: pytest.
         "compact_kv",
         "quantize",
         "sha256",
+        "verify_block",
         "verify_chain",
         "verify_tree",
     ]
@@ -66,7 +70,7 @@ def test_a_wrong_library_fails_the_test(
     tested = trtspec("plugins", "test", "--json")
     assert tested.code == 110
     failed = [check["name"] for check in tested.document["checks"] if not check["ok"]]
-    assert {name.partition(",")[0] for name in failed} == {"verify_chain"}
+    assert {name.partition(",")[0] for name in failed} == {"verify_block", "verify_chain"}
     assert "verify_chain, deterministic, float32, vocabulary of 7: next: [" in trtspec("plugins", "test").out
 
 

@@ -324,14 +324,17 @@ class TestWhatIsRefused:
             assert "architecture 'Odd' is not supported; supported: " in said(refused)
             assert not list(workplace.glob("*.yaml"))
 
-    def test_a_draft_of_another_vocabulary_is_told_by_the_check(self, recipe: Path, trtspec: Run) -> None:
-        made = trtspec("init", recipe.parent / "target", MODELS / "quickstart-draft", "-o", "odd.yaml", "--json")
+    def test_a_draft_of_unknown_tokens_is_told_by_the_check(self, recipe: Path, workplace: Path, trtspec: Run) -> None:
+        draft = Path(shutil.copytree(MODELS / "quickstart-draft", workplace / "odd"))
+        tokenizer = draft / "tokenizer.json"
+        tokenizer.write_text(json.dumps(json.loads(tokenizer.read_text()) | {"decoder": None}))
+        made = trtspec("init", recipe.parent / "target", draft, "-o", "odd.yaml", "--json")
         assert (made.code, made.document["ok"]) == (1, False)
         (problem,) = (each for each in made.document["problems"] if each["severity"] == "error")
         assert (problem["path"], problem["code"]) == ("speculation.draft.model", "vocabulary")
         assert problem["line"]
         assert Path("odd.yaml").is_file(), "it stays, to be mended"
-        shown = trtspec("init", recipe.parent / "target", MODELS / "quickstart-draft", "-o", "odd.yaml", "--force")
+        shown = trtspec("init", recipe.parent / "target", draft, "-o", "odd.yaml", "--force")
         assert said(shown).endswith("odd.yaml: written, but does not fit together: see above")
 
     def test_a_hub_id_without_a_hub(self, trtspec: Run, workplace: Path) -> None:

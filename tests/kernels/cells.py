@@ -69,7 +69,7 @@ class Setting:
     """Drafts of the shape `parents`, their tokens by `options`, and how the request samples.
 
     `told` is what an implementation is told of the draft: nothing where it is None, zeros of tokens that were chosen.
-    `mode` None is a chain.
+    `mode` None is a chain, accepted as a whole where `as_block`.
     """
 
     parents: tuple[int, ...]
@@ -80,6 +80,7 @@ class Setting:
     top_k: int = 0
     top_p: float = 1.0
     vocab: int = 4
+    as_block: bool = False
 
     def distribution_of(self, logits: np.ndarray) -> np.ndarray:
         """Return what the request samples from, by the reference."""
@@ -114,6 +115,8 @@ class Setting:
     def columns(self) -> tuple[int, ...]:
         """The uniforms in the order in which the rule asks for them."""
         nodes = tuple(range(len(self.parents)))
+        if self.as_block:  # the last token's uniform decides first
+            return (*nodes[-2::-1], nodes[-1])
         return (*nodes[1:], 0) if self.mode == Mode.SAMPLED else nodes
 
 
@@ -132,6 +135,7 @@ CHAIN_SETTINGS = {
     "deterministic": Setting(CHAIN, deterministic, temperature=0.7),
     "deterministic, truncated": Setting(CHAIN, deterministic, top_k=3, top_p=0.7),
 }
+BLOCK_SETTINGS = {name: replace(setting, as_block=True) for name, setting in CHAIN_SETTINGS.items()}
 TREE_SETTINGS = {
     "deterministic": Setting(SIBLINGS, deterministic, mode=Mode.DETERMINISTIC, temperature=0.7),
     "deterministic, truncated": Setting(SIBLINGS, deterministic, mode=Mode.DETERMINISTIC, top_k=3, top_p=0.7),

@@ -10,9 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from tests.kernels import chain_checks, random_checks, tree_checks
+from tests.kernels import block_checks, chain_checks, random_checks, tree_checks
 from tests.kernels.batches import ChainRule, TreeRule
-from tests.kernels.cells import CHAIN_SETTINGS, TREE_SETTINGS, check_chain_distribution, check_tree_distribution
+from tests.kernels.cells import (
+    BLOCK_SETTINGS,
+    CHAIN_SETTINGS,
+    TREE_SETTINGS,
+    check_chain_distribution,
+    check_tree_distribution,
+)
+from trtspec.kernels import block
 from trtspec.kernels.exact import Mode
 
 CHAIN_CHECKS: dict[str, Callable[[ChainRule], None]] = {
@@ -45,6 +52,33 @@ CHAIN_CHECKS: dict[str, Callable[[ChainRule], None]] = {
         f"vocabulary of {vocab}": partial(random_checks.check_whole_vocabularies, vocab)
         for vocab in (32000, 128256, 151936)
     },
+}
+
+# of these a chain that is accepted as a whole is no other: at most one token is drafted, or none is left of a share
+ALIKE = (
+    "draws at every edge",
+    "sampled tokens at every edge",
+    "draft logits are scaled too",
+    "weight zero",
+    "what the draft cannot have given",
+    "no residual",
+    "ties",
+    "truncation at its limits",
+    "extreme numbers",
+    "lengths and greedy requests",
+    "reduced draft vocabulary",
+    "padding and half precision",
+    "every batch, sampled",
+    "every batch, deterministic",
+    "vocabulary of 32000",
+)
+BLOCK_CHECKS: dict[str, Callable[[ChainRule], None]] = {
+    **{f"distribution, {name}": partial(check_chain_distribution, setting) for name, setting in BLOCK_SETTINGS.items()},
+    **{name: CHAIN_CHECKS[name] for name in ALIKE},
+    "by hand": block_checks.check_a_block_by_hand,
+    "where a chain ends early": block_checks.check_where_a_chain_ends_early,
+    "torch, sampled": partial(random_checks.check_torch_says_the_same_of_chains, True, rule=block.verify_block),
+    "torch, deterministic": partial(random_checks.check_torch_says_the_same_of_chains, False, rule=block.verify_block),
 }
 
 TREE_CHECKS: dict[str, Callable[[TreeRule], None]] = {

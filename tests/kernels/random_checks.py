@@ -58,12 +58,15 @@ def params_of(batch: Batch) -> SamplingParams:
     )
 
 
-def chains_by_torch(batch: ChainBatch, uniforms: torch.Tensor) -> list[VerifyResult]:
-    """Return what the engine's own implementation says of chains."""
+TorchRule = Callable[..., list[VerifyResult]]
+
+
+def chains_by_torch(rule: TorchRule, batch: ChainBatch, uniforms: torch.Tensor) -> list[VerifyResult]:
+    """Return what a rule of the engine's own implementation says of chains."""
     params, lens = params_of(batch), batch.lengths.tolist()
     draft = None if batch.draft is None else params.probs(torch.from_numpy(batch.draft))
     tokens = torch.from_numpy(batch.tokens).long()
-    return chain.verify_chain(torch.from_numpy(batch.target), tokens, lens, params, draft, uniforms)
+    return rule(torch.from_numpy(batch.target), tokens, lens, params, draft, uniforms)
 
 
 def away_from_edges(results: Callable[[torch.Tensor], list[VerifyResult]], batch: Batch) -> list[VerifyResult | None]:
@@ -76,12 +79,12 @@ def away_from_edges(results: Callable[[torch.Tensor], list[VerifyResult]], batch
     return [low if low == high else None for low, high in zip(below, above, strict=True)]
 
 
-def check_torch_says_the_same_of_chains(sampled: bool, verify: ChainRule) -> None:
+def check_torch_says_the_same_of_chains(sampled: bool, verify: ChainRule, rule: TorchRule = chain.verify_chain) -> None:
     """Random chains, but for those that torch decides by rounding."""
     compared, lengths = 0, set()
     for seed in range(20):
         batch = random_chains(seed, sampled)
-        expected = away_from_edges(partial(chains_by_torch, batch), batch)
+        expected = away_from_edges(partial(chains_by_torch, rule, batch), batch)
         for (accepted, token, status), result in zip(said(verify, batch), expected, strict=True):
             assert result is None or (len(accepted), token, status) == (len(result.path), result.token, 0)
             compared += result is not None

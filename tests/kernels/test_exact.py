@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.kernels import random_checks
-from tests.kernels.exactness import CHAIN_CHECKS, TREE_CHECKS
+from tests.kernels.exactness import BLOCK_CHECKS, CHAIN_CHECKS, TREE_CHECKS
 from trtspec.kernels import exact
 from trtspec.kernels.exact import ChainBatch, ExactChainResult, chain, compact_kv, fixed_point, kv_moves, tree
 from trtspec.kernels.exact.batch import DraftRow
@@ -40,6 +40,11 @@ def remembered_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", CHAIN_CHECKS)
 def test_chains(name: str) -> None:
     CHAIN_CHECKS[name](exact.verify_chain)
+
+
+@pytest.mark.parametrize("name", BLOCK_CHECKS)
+def test_blocks(name: str) -> None:
+    BLOCK_CHECKS[name](exact.verify_block)
 
 
 @pytest.mark.parametrize("name", TREE_CHECKS)

@@ -36,6 +36,15 @@ class TestCompiled:
         assert verifier.chain(*sampled) == TorchVerifier.chain(*sampled)
         assert verifier.chain(*arguments) == TorchVerifier.chain(*arguments)
 
+    @pytest.mark.parametrize("drawn", [True, False])
+    @pytest.mark.parametrize("seed", range(10))
+    def test_blocks_are_verified_as_in_torch(self, verifier: CompiledVerifier, drawn: bool, seed: int) -> None:
+        batch = test_chain.Batch(seed, torch.float32, drawn)
+        arguments = (batch.logits, batch.tokens, batch.lens)
+        sampled = (*arguments, batch.params(), batch.draft_probs, batch.uniforms)
+        assert verifier.block(*sampled) == TorchVerifier.block(*sampled)
+        assert verifier.block(*arguments) == TorchVerifier.block(*arguments)
+
     @pytest.mark.parametrize("sampled", [True, False])
     @pytest.mark.parametrize("seed", range(10))
     def test_trees_are_verified_as_in_torch(self, verifier: CompiledVerifier, sampled: bool, seed: int) -> None:
@@ -97,6 +106,14 @@ class TestChoice:
     ) -> None:
         assert isinstance(choose_verifier([build_kernels("verify_chain")], CPU, torch.float32), TorchVerifier)
         assert "this library has no trtspec_verify_tree_cpu" in caplog.text
+
+    def test_who_accepts_blocks_needs_the_kernel_for_them(
+        self, build_kernels: Callable[..., Path], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        library = build_kernels("verify_chain", "verify_tree")
+        assert isinstance(choose_verifier([library], CPU, torch.float32), CompiledVerifier)
+        assert isinstance(choose_verifier([library], CPU, torch.float32, block=True), TorchVerifier)
+        assert "this library has no trtspec_verify_block_cpu" in caplog.text
 
     def test_torch_without_any(self, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.INFO):

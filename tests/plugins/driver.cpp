@@ -140,14 +140,16 @@ struct Batch {
     }
 };
 
-Ints verify_chain(const Batch& batch, trtspec_chain_args args, int threads) {
+using VerifyChains = int (*)(const trtspec_chain_args*, int);
+
+Ints verify_chains(VerifyChains verify, const Batch& batch, trtspec_chain_args args, int threads) {
     const size_t size = static_cast<size_t>(batch.size);
     Ints accepted(size), next(size), status(size), output(batch.count);
     args.accepted = accepted.data();
     args.next = next.data();
     args.status = status.data();
     args.output = output.data();
-    require(trtspec_verify_chain_cpu(&args, threads) == TRTSPEC_OK, "verify_chain refuses a batch");
+    require(verify(&args, threads) == TRTSPEC_OK, "a batch of chains is refused");
     output.insert(output.end(), next.begin(), next.end());
     output.insert(output.end(), status.begin(), status.end());
     return output;
@@ -172,9 +174,11 @@ void verify_random_batch() {
     batch.fill(chain);
     chain.draft_len = batch.rows - 1;
     chain.lengths = batch.lengths.get();
-    const Ints of_chain = verify_chain(batch, chain, 1);
-    require(of_chain == verify_chain(batch, chain, 3), "threads change a chain");
-    add_to_digest(of_chain);
+    for (const VerifyChains verify : {trtspec_verify_chain_cpu, trtspec_verify_block_cpu}) {
+        const Ints of_chain = verify_chains(verify, batch, chain, 1);
+        require(of_chain == verify_chains(verify, batch, chain, 3), "threads change a chain");
+        add_to_digest(of_chain);
+    }
 
     trtspec_tree_args tree = {};
     batch.fill(tree);

@@ -36,8 +36,8 @@ void verify_batch(const Args& args, const TeamLaunch& plan) {
     }
 }
 
-template <class Args>
-int verify_emulated(const Args* given) {
+template <class Args, class Given>
+int verify_emulated(const Given* given) {
     Args args;
     int code = read_args(given, args);
     code = code == TRTSPEC_OK ? check_args(args) : code;
@@ -105,9 +105,15 @@ extern "C" void last_launch(int* blocks, int* threads, int* slots) {
     *slots = last_plan.slots;
 }
 
-extern "C" int trtspec_verify_chain_cpu(const trtspec_chain_args* args, int) { return verify_emulated(args); }
+extern "C" int trtspec_verify_chain_cpu(const trtspec_chain_args* args, int) {
+    return verify_emulated<trtspec_chain_args>(args);
+}
 
-extern "C" int trtspec_verify_tree_cpu(const trtspec_tree_args* args, int) { return verify_emulated(args); }
+extern "C" int trtspec_verify_block_cpu(const trtspec_chain_args* args, int) { return verify_emulated<BlockArgs>(args); }
+
+extern "C" int trtspec_verify_tree_cpu(const trtspec_tree_args* args, int) {
+    return verify_emulated<trtspec_tree_args>(args);
+}
 
 extern "C" int trtspec_compact_kv_cpu(const trtspec_compact_args* given, int) {
     trtspec_compact_args args;

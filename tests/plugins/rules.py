@@ -34,6 +34,11 @@ class Rules:
         """Verify chains."""
         return ExactChainResult(*map(_to_numpy, self.library.verify_chain(**self.arguments_of(batch))))
 
+    def block(self, batch: ChainBatch) -> ExactChainResult:
+        """Verify chains as a whole."""
+        found = self.library.verify_chain(**self.arguments_of(batch), kernel="verify_block")
+        return ExactChainResult(*map(_to_numpy, found))
+
     def arguments_of(self, batch: ChainBatch) -> dict[str, Any]:
         """Return what the library's own function is called with for chains."""
         return {**self._arrays(batch, "lengths"), "draft_kind": int(batch.draft_kind)}

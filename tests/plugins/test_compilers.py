@@ -49,7 +49,7 @@ def test_avx2(tmp_path: Path, expected: str) -> None:
 def test_avx512(tmp_path: Path, expected: str) -> None:
     needs("avx512vl")
     objects = []
-    for kernel in ("quantize", "verify_chain", "verify_tree"):
+    for kernel in ("quantize", "verify_block", "verify_chain", "verify_tree"):
         objects.append(f"{kernel}.o")
         source = plugins_dir() / kernel / "avx512.cpp"
         run_compiler(tool("g++"), tmp_path, *AVX512_FLAGS, "-c", source, "-o", objects[-1])

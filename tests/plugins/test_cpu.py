@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.kernels.exactness import CHAIN_CHECKS, TREE_CHECKS
+from tests.kernels.exactness import BLOCK_CHECKS, CHAIN_CHECKS, TREE_CHECKS
 from tests.plugins.batches import DRAFTS, DTYPES, Shape, assert_equal, random_chains, random_trees
 from tests.plugins.rules import Rules
 from trtspec.kernels.bindings import KernelLibrary
-from trtspec.kernels.exact import Mode, compact_kv, kv_moves, verify_chain, verify_tree
+from trtspec.kernels.exact import Mode, compact_kv, kv_moves, verify_block, verify_chain, verify_tree
 
 SMALL = [Shape(vocab, dtype, draft) for vocab, dtype, draft in product((7, 1000), DTYPES, DRAFTS)]
 LARGE = [
@@ -33,6 +33,11 @@ def test_chains(cpu_library: KernelLibrary, check: str) -> None:
     CHAIN_CHECKS[check](Rules(cpu_library).chain)
 
 
+@pytest.mark.parametrize("check", BLOCK_CHECKS)
+def test_blocks(cpu_library: KernelLibrary, check: str) -> None:
+    BLOCK_CHECKS[check](Rules(cpu_library).block)
+
+
 @pytest.mark.parametrize("check", TREE_CHECKS)
 def test_trees(cpu_library: KernelLibrary, check: str) -> None:
     TREE_CHECKS[check](Rules(cpu_library).tree)
@@ -44,12 +49,15 @@ def test_chains_of_all_lengths(cpu_library: KernelLibrary, shape: Shape) -> None
     for draft_len, requests in product(range(1, 9), (1, 7, 13)):
         batch = random_chains(replace(shape, draft_len=draft_len, requests=requests, seed=draft_len + requests))
         assert_equal(rules.chain(batch), verify_chain(batch))
+        assert_equal(rules.block(batch), verify_block(batch))
 
 
 @pytest.mark.parametrize("shape", LARGE, ids=str)
 def test_chains_over_whole_vocabularies(cpu_library: KernelLibrary, shape: Shape) -> None:
     batch = random_chains(shape)
-    assert_equal(Rules(cpu_library, dtype=DTYPES[shape.dtype], padding=8).chain(batch), verify_chain(batch))
+    rules = Rules(cpu_library, dtype=DTYPES[shape.dtype], padding=8)
+    assert_equal(rules.chain(batch), verify_chain(batch))
+    assert_equal(rules.block(batch), verify_block(batch))
 
 
 @pytest.mark.parametrize("mode", Mode)
@@ -75,8 +83,12 @@ def test_trees_over_a_whole_vocabulary(cpu_library: KernelLibrary, mode: Mode) -
 def test_threads_change_nothing(cpu_library: KernelLibrary, draft: str, requests: int) -> None:
     chains = random_chains(Shape(5003, draft=draft, requests=requests))
     trees = random_trees(Shape(5003, draft=draft, requests=requests), Mode.TYPICAL)
-    of_chains, of_trees = verify_chain(chains), verify_tree(trees)
+    of_chains, of_blocks, of_trees = verify_chain(chains), verify_block(chains), verify_tree(trees)
     for threads in (1, 2, 3, 8):
+        for name, got in (
+            cpu_library.verify_chain(**vars(chains), threads=threads, kernel="verify_block")._asdict().items()
+        ):
+            assert got.tolist() == getattr(of_blocks, name).tolist(), (name, threads)
         for name, got in cpu_library.verify_chain(**vars(chains), threads=threads)._asdict().items():
             assert got.tolist() == getattr(of_chains, name).tolist(), (name, threads)
         for name, got in cpu_library.verify_tree(**vars(trees), threads=threads)._asdict().items():

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.kernels.exactness import CHAIN_CHECKS, TREE_CHECKS
+from tests.kernels.exactness import BLOCK_CHECKS, CHAIN_CHECKS, TREE_CHECKS
 from tests.plugins.batches import DRAFTS, DTYPES, Shape, assert_equal, random_chains, random_trees
 from tests.plugins.rules import Rules
 from trtspec.errors import TrtspecError
 from trtspec.kernels.bindings import KernelLibrary, load_library
 from trtspec.kernels.build import build_library, plan_library
-from trtspec.kernels.exact import Mode, compact_kv, kv_moves, verify_chain, verify_tree
+from trtspec.kernels.exact import Mode, compact_kv, kv_moves, verify_block, verify_chain, verify_tree
 from trtspec.kernels.toolchain import architecture_of
 
 pytestmark = [
@@ -56,6 +56,11 @@ def test_chains(library: KernelLibrary, check: str) -> None:
     CHAIN_CHECKS[check](Rules(library, "cuda").chain)
 
 
+@pytest.mark.parametrize("check", BLOCK_CHECKS)
+def test_blocks(library: KernelLibrary, check: str) -> None:
+    BLOCK_CHECKS[check](Rules(library, "cuda").block)
+
+
 @pytest.mark.parametrize("check", TREE_CHECKS)
 def test_trees(library: KernelLibrary, check: str) -> None:
     TREE_CHECKS[check](Rules(library, "cuda").tree)
@@ -65,7 +70,9 @@ def test_trees(library: KernelLibrary, check: str) -> None:
 def test_chains_say_what_numpy_says(library: KernelLibrary, shape: Shape) -> None:
     batch = random_chains(shape)
     for padding in (0, 3):
-        assert_equal(Rules(library, "cuda", DTYPES[shape.dtype], padding).chain(batch), verify_chain(batch))
+        rules = Rules(library, "cuda", DTYPES[shape.dtype], padding)
+        assert_equal(rules.chain(batch), verify_chain(batch))
+        assert_equal(rules.block(batch), verify_block(batch))
 
 
 @pytest.mark.parametrize("mode", Mode)
@@ -122,6 +129,7 @@ rules = Rules(load_library(Path(sys.argv[1])), "cuda", torch.float16, padding=3)
 for vocab in (97, 8209, 32001):
     for draft in ("deterministic", "logits", "probabilities", "reduced"):
         rules.chain(random_chains(Shape(vocab, "float16", draft)))
+        rules.block(random_chains(Shape(vocab, "float16", draft)))
     for mode in Mode:
         rules.tree(random_trees(Shape(vocab, "float16", "logits"), mode))
 """

@@ -41,7 +41,7 @@ def ptx(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def test_all_kernels_are_compiled(ptx: dict[str, str]) -> None:
     """One for each dtype of logits and each way of drafting, and one for each width of a move."""
     entries = {name: len(re.findall(r"\.entry", text)) for name, text in ptx.items()}
-    assert entries == {"verify_chain": 9, "verify_tree": 9, "compact_kv": 5}
+    assert entries == {"verify_chain": 9, "verify_block": 9, "verify_tree": 9, "compact_kv": 5}
 
 
 def test_nothing_is_rounded_otherwise(ptx: dict[str, str]) -> None:
@@ -51,6 +51,6 @@ def test_nothing_is_rounded_otherwise(ptx: dict[str, str]) -> None:
 
 
 def test_rows_come_in_vectors(ptx: dict[str, str]) -> None:
-    for name in ("verify_chain", "verify_tree"):
+    for name in ("verify_chain", "verify_block", "verify_tree"):
         for instruction in ("cp.async.cg.shared.global", "ld.global.nc.v4.u32", "ld.shared.v4.u32"):
             assert instruction in ptx[name], (name, instruction)

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from tests.kernels.exactness import CHAIN_CHECKS, TREE_CHECKS
+from tests.kernels.exactness import BLOCK_CHECKS, CHAIN_CHECKS, TREE_CHECKS
 from tests.plugins.batches import DRAFTS, DTYPES, Shape, assert_equal, random_chains, random_trees
 from tests.plugins.emulation import HERE, PLUGINS, compile_emulated
 from tests.plugins.rules import Rules
 from trtspec.kernels.bindings import KernelLibrary, load_library
-from trtspec.kernels.exact import Mode, compact_kv, kv_moves, verify_chain, verify_tree
+from trtspec.kernels.exact import Mode, compact_kv, kv_moves, verify_block, verify_chain, verify_tree
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,14 @@ def test_chains(emulated: KernelLibrary, check: str) -> None:
     CHAIN_CHECKS[check](Rules(emulated).chain)
 
 
+@pytest.mark.parametrize(
+    "check", [name for name in BLOCK_CHECKS if name in QUICK_CHAIN_CHECKS or name not in CHAIN_CHECKS]
+)
+def test_blocks(emulated: KernelLibrary, check: str) -> None:
+    emulate(emulated, H200)
+    BLOCK_CHECKS[check](Rules(emulated).block)
+
+
 @pytest.mark.parametrize("check", TREE_CHECKS)
 def test_trees(emulated: KernelLibrary, check: str) -> None:
     emulate(emulated, H200)
@@ -99,7 +107,9 @@ def test_chains_in_any_order_of_threads(emulated: KernelLibrary, dtype: str, dra
     vocab = 4099 if dtype == "float32" else 8209
     batch = random_chains(Shape(vocab, dtype, draft, seed=order))
     emulate(emulated, H200, order)
-    assert_equal(Rules(emulated, dtype=DTYPES[dtype], padding=order).chain(batch), verify_chain(batch))
+    rules = Rules(emulated, dtype=DTYPES[dtype], padding=order)
+    assert_equal(rules.chain(batch), verify_chain(batch))
+    assert_equal(rules.block(batch), verify_block(batch))
     assert last_launch(emulated)[:2] == (4, 512)
 
 

@@ -114,7 +114,7 @@ def test_a_wrong_tree(cpu_library: KernelLibrary, field: str, value: object, cod
 
 
 def test_no_struct_at_all(cpu_library: KernelLibrary) -> None:
-    for kernel in ("verify_chain", "verify_tree", "compact_kv"):
+    for kernel in ("verify_chain", "verify_block", "verify_tree", "compact_kv"):
         assert cpu_library.handle[f"trtspec_{kernel}_cpu"](None, 1) == BAD_POINTER
 
 
@@ -201,7 +201,7 @@ def test_a_cache_has_slots(cpu_library: KernelLibrary) -> None:
 
 
 def test_a_library_for_cpus_has_no_gpu_part(cpu_library: KernelLibrary) -> None:
-    assert cpu_library.kernels == ["verify_chain", "verify_tree", "compact_kv"]
+    assert cpu_library.kernels == ["verify_chain", "verify_block", "verify_tree", "compact_kv"]
     assert not cpu_library.has_cuda
 
 

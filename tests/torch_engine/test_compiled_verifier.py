@@ -24,6 +24,7 @@ from trtspec.torch_engine.settings import EngineSettings
 pytestmark = pytest.mark.integration
 
 CHAINS: dict[str, Any] = {"method": "draft_target", "draft_len": 3}
+BLOCKS: dict[str, Any] = CHAINS | {"verify": "block"}
 STATIC: dict[str, Any] = {"method": "eagle", "options": {"choices": [[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]]}}
 DYNAMIC: dict[str, Any] = {"method": "eagle", "options": {"dynamic": True, "top_k": 3, "depth": 3, "nodes": 6}}
 SAMPLINGS = (SamplingOptions(1.0), SamplingOptions(0.7, top_k=5), SamplingOptions(1.2, top_p=0.8), SamplingOptions())
@@ -39,7 +40,7 @@ class Checkpoints:
 
     def load(self, how: dict[str, Any], *kernels: Path) -> Engine:
         settings = EngineSettings(**how, max_batch_size=8, max_seq_len=128, device="cpu", kernels=kernels)
-        return Engine.load(self.target, self.draft if how is CHAINS else None, settings)
+        return Engine.load(self.target, self.draft if how["method"] == "draft_target" else None, settings)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,9 @@ def texts(engine: Engine) -> list[Result]:
     return results
 
 
-@pytest.mark.parametrize("how", [CHAINS, STATIC, DYNAMIC], ids=["chain", "static tree", "dynamic tree"])
+@pytest.mark.parametrize(
+    "how", [CHAINS, BLOCKS, STATIC, DYNAMIC], ids=["chain", "block", "static tree", "dynamic tree"]
+)
 class TestCompiled:
     def test_sampled_texts_are_those_of_torch(
         self, how: dict[str, Any], checkpoints: Checkpoints, kernel_library: Path
@@ -76,12 +79,14 @@ class TestCompiled:
         engine.close()
 
 
+@pytest.mark.parametrize("verify", ["standard", "block"])
 def test_sampled_text_has_the_targets_distribution(
-    tmp_path: Path, kernel_library: Path, monkeypatch: pytest.MonkeyPatch
+    verify: str, tmp_path: Path, kernel_library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sources = [make_model(tmp_path / f"hf{seed}", seed=seed, **DISTRIBUTION_SHAPE) for seed in (0, 1)]
     target, draft = (convert(source, tmp_path / f"c{seed}") for seed, source in enumerate(sources))
-    settings = EngineSettings("draft_target", 3, max_seq_len=32, device="cpu", kernels=(kernel_library,))
+    how: dict[str, Any] = {"max_seq_len": 32, "device": "cpu", "verify": verify}
+    settings = EngineSettings("draft_target", 3, kernels=(kernel_library,), **how)
     engine = Engine.load(target, draft, settings)
     assert_targets_distribution(engine, reference_model(sources[0]), monkeypatch, SamplingOptions(0.8))
     engine.close()

@@ -33,7 +33,7 @@ class PlanContext:
     `recipe` is what was asked for, with max_seq_len lowered to what the target has positions for; `resolved` leaves no
     default open. `sources` are the checkpoints by role ("target", "draft"). `target` is None for an architecture that
     no family describes, which only backends that convert nothing take; a `draft` model or a `head` that is stored with
-    the target drafts, or neither.
+    the target drafts, or neither. The backend `translates` the tokens of a draft model whose vocabulary is another.
     """
 
     recipe: Recipe
@@ -45,6 +45,7 @@ class PlanContext:
     target: SourceModel | None = None
     draft: SourceModel | None = None
     head: SourceHead | None = None
+    translates: bool = False
 
     @property
     def version(self) -> str:

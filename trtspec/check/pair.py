@@ -8,6 +8,8 @@ from trtspec.check.findings import Findings
 from trtspec.check.models import check_format
 from trtspec.check.sources import DRAFT, Checkpoint, find_source, read_checkpoint
 from trtspec.checkpoint.hub_preview import compare_tokenizers
+from trtspec.checkpoint.tokenizer import TokenizersDiffer
+from trtspec.errors import TrtspecError
 from trtspec.methods.base import Options
 from trtspec.models.source_head import read_head
 from trtspec.models.source_model import SourceModel, mapping_of, padded
@@ -34,11 +36,11 @@ def check_draft(
         findings.add(each.below("speculation.draft") for each in method.check_model(draft.model.source))
     if target.model is None:
         return draft
-    model = draft.model
-    if not chosen.maps_vocabularies:
+    model, is_other = draft.model, chosen.maps_vocabularies and _is_other(chosen, target.model, draft.model)
+    if not is_other:
         model = _with_vocabulary(findings, chosen, target.model, model, has_tokenizer)
     _check_pair(findings, chosen, target.model, draft.model)
-    return Checkpoint(draft.source, model)
+    return Checkpoint(draft.source, model, has_other_vocabulary=is_other)
 
 
 def _check_pair(findings: Findings, chosen: Chosen, target: SourceModel, draft: SourceModel) -> None:
@@ -52,6 +54,23 @@ def _check_pair(findings: Findings, chosen: Chosen, target: SourceModel, draft: 
         sizes = f"{ours.num_parameters / 1e6:,.1f} M and {theirs.num_parameters / 1e6:,.1f} M parameters"
         message = f"the target is {ratio:.1f} times the draft ({sizes}); pairs that pay are 10 to 50 times apart"
         findings.warn(DRAFT, "size-ratio", message)
+
+
+def _is_other(chosen: Chosen, target: SourceModel, draft: SourceModel) -> bool:
+    """Return whether a draft's ids mean other texts than the target's, or are too many to be padded."""
+    ours, theirs = target.config.vocab_size, draft.config.vocab_size
+    if theirs > ours or (theirs < ours and not chosen.converts):
+        return True
+    sources = target.source, draft.source
+    if not all((each.root / "tokenizer.json").is_file() for each in sources):
+        return False
+    try:
+        compare_tokenizers(*sources)
+    except TokenizersDiffer:
+        return True
+    except TrtspecError:
+        return False  # reported by those who compare them next
+    return False
 
 
 def _with_vocabulary(

@@ -95,6 +95,7 @@ def _context(chosen: Chosen, options: Options | None, target: Checkpoint, draft:
         target=target.model,
         draft=draft.model,
         head=draft.head,
+        translates=draft.has_other_vocabulary,
     )
 
 

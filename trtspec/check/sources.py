@@ -21,11 +21,15 @@ TARGET, DRAFT = "target.model", "speculation.draft.model"  # the keys that name 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint as far as it was read: as a model that a family describes, or as a draft head."""
+    """A checkpoint as far as it was read: as a model that a family describes, or as a draft head.
+
+    A draft model that `has_other_vocabulary` is one whose tokens have to be translated.
+    """
 
     source: Source | None = None
     model: SourceModel | None = None
     head: SourceHead | None = None
+    has_other_vocabulary: bool = False
 
 
 def find_source(findings: Findings, path: str, asked: ModelSource) -> Source | None:

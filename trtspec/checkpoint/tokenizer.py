@@ -85,6 +85,17 @@ class Tokenizer:
         """Return the rules that join tokens, as the library would write them today; empty for a model without."""
         return list(json.loads(self._backend.to_str())["model"].get("merges", ()))
 
+    @property
+    def decoders(self) -> frozenset[str]:
+        """Return the types of what turns tokens to text, as the library would write them today."""
+        decoder = json.loads(self._backend.to_str())["decoder"] or {}
+        return frozenset(each["type"] for each in (decoder, *decoder.get("decoders", ())) if each)
+
+    @cached_property
+    def added(self) -> frozenset[int]:
+        """Return the ids of tokens that were added as they stand, beside those of the tokenizer's own alphabet."""
+        return frozenset(self._backend.get_added_tokens_decoder())
+
     @cached_property
     def end_ids(self) -> tuple[int, ...]:
         """Return the ids that end a text: generation_config.json's if it names any, else the eos token's."""
@@ -149,8 +160,12 @@ class Tokenizer:
         return max(begun, default=0)
 
 
+class TokenizersDiffer(TrtspecError):
+    """A draft's tokenizer does not give the target's ids."""
+
+
 def check_tokenizers(target: Path, draft: Path) -> None:
-    """Raise TrtspecError where a draft's tokenizer does not give the target's ids.
+    """Raise TokenizersDiffer where a draft's tokenizer does not give the target's ids.
 
     Equal files are equal tokenizers; otherwise vocabularies, merges and the encodings of a text full of edges decide.
     """
@@ -159,12 +174,12 @@ def check_tokenizers(target: Path, draft: Path) -> None:
     ours, theirs = Tokenizer(target), Tokenizer(draft)
     if ours.vocabulary != theirs.vocabulary:
         odd = sorted(set(ours.vocabulary.items()) ^ set(theirs.vocabulary.items()))[0]
-        raise TrtspecError(
+        raise TokenizersDiffer(
             f"draft and target have different tokenizers: their vocabularies differ, as at {odd[0]!r} (id {odd[1]})",
             hint="draft tokens would mean other texts; choose a draft of the target's family",
         )
     if ours.merges != theirs.merges or ours.encode(PROBE) != theirs.encode(PROBE):
-        raise TrtspecError(
+        raise TokenizersDiffer(
             "draft and target have different tokenizers: equal vocabularies, but they split a text differently",
             hint="choose a draft of the target's family",
         )

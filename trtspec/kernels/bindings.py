@@ -39,7 +39,7 @@ class TreeResult(NamedTuple):
     status: Array
 
 
-_KERNELS = ("verify_chain", "verify_tree", "compact_kv")
+_KERNELS = ("verify_chain", "verify_block", "verify_tree", "compact_kv")
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,7 @@ class KernelLibrary:
         top_p: Array | None = None,
         uniforms: Array | None = None,
         threads: int = 0,
+        kernel: str = "verify_chain",
     ) -> ChainResult:
         """Verify a batch of chains; raises TrtspecError for arrays that do not match.
 
@@ -86,6 +87,7 @@ class KernelLibrary:
             temperature, top_k, top_p: [batch], float32, int32, float32.
             uniforms: [batch, draft_len + 1] uint32; None for greedy requests.
             threads: of a CPU; 0 for as many as there are.
+            kernel: verify_block accepts chains as a whole.
         """
         call = Call(target)
         batch, rows, vocab = call.shape
@@ -100,7 +102,7 @@ class KernelLibrary:
         args.sampling = call.sampling(temperature, top_k, top_p, uniforms)
         result = ChainResult(call.empty(batch), call.empty(batch, rows), call.empty(batch), call.empty(batch))
         args.accepted, args.output, args.next, args.status = map(address_of, result)
-        self._run("verify_chain", args, call, threads)
+        self._run(kernel, args, call, threads)
         return result
 
     def verify_tree(

@@ -23,6 +23,7 @@ REQUESTS, ROWS = 4, 6
 VOCABS = (7, 1000, 32000)
 DTYPES = (np.float32, np.float16)
 SEED = 20230601
+CHAIN_RULES = {"verify_chain": exact.verify_chain, "verify_block": exact.verify_block}
 
 Arrays = dict[str, Any]
 
@@ -41,10 +42,11 @@ def run_self_test(library: KernelLibrary, device: str = "cpu") -> Iterator[Check
     place = _placer(device)
     for dtype, vocab in product(DTYPES, VOCABS):
         batch = f"{np.dtype(dtype)}, vocabulary of {vocab}"
-        for kind in (None, *DraftKind) if "verify_chain" in library.kernels else ():
-            chains = _chains(vocab, dtype, kind)
-            got = library.verify_chain(**place(vars(chains)))
-            yield _compare(f"verify_chain, {_word(kind)}, {batch}", got, exact.verify_chain(chains))
+        for kernel, rule in CHAIN_RULES.items():
+            for kind in (None, *DraftKind) if kernel in library.kernels else ():
+                chains = _chains(vocab, dtype, kind)
+                got = library.verify_chain(**place(vars(chains)), kernel=kernel)
+                yield _compare(f"{kernel}, {_word(kind)}, {batch}", got, rule(chains))
         for mode in Mode if "verify_tree" in library.kernels else ():
             trees = _trees(vocab, dtype, mode)
             tree = library.verify_tree(**place(vars(trees)))

@@ -88,7 +88,6 @@ class CompiledVerifier:
     """
 
     library: KernelLibrary
-    block = staticmethod(verify_block)  # no library has it
 
     def chain(
         self,
@@ -98,6 +97,7 @@ class CompiledVerifier:
         params: SamplingParams | None = None,
         draft_probs: Tensor | None = None,
         uniforms: Tensor | None = None,
+        kernel: str = "verify_chain",
     ) -> list[VerifyResult]:
         """Verify chains with one call and one transfer to the host."""
         found = self.library.verify_chain(
@@ -107,11 +107,16 @@ class CompiledVerifier:
             draft=draft_probs,
             draft_kind=DraftKind.PROBABILITIES,
             threads=1,
+            kernel=kernel,
             **_sampling(params, uniforms),
         )
         rows = torch.stack([found.status, found.accepted, found.next], 1).tolist()
         _check_rows([status for status, *_ in rows])
         return [VerifyResult(list(range(1, count + 1)), token) for _, count, token in rows]
+
+    def block(self, *arguments: Any, **named: Any) -> list[VerifyResult]:
+        """Verify chains as a whole; the arguments are those of `chain`."""
+        return self.chain(*arguments, **named | {"kernel": "verify_block"})
 
     def tree(
         self,
@@ -150,15 +155,20 @@ def libraries_of(artifact: Path) -> tuple[Path, ...]:
     return (*sorted((artifact / PLUGINS).glob("*.so")), *find_libraries(KERNELS))
 
 
-def choose_verifier(candidates: Sequence[Path], device: torch.device, dtype: torch.dtype) -> Verifier:
-    """Return the first library that can verify logits of `dtype` on `device`, or torch where there is none."""
+def choose_verifier(
+    candidates: Sequence[Path], device: torch.device, dtype: torch.dtype, *, block: bool = False
+) -> Verifier:
+    """Return the first library that can verify logits of `dtype` on `device`, or torch where there is none.
+
+    With `block` it has to accept chains as a whole, too.
+    """
     if dtype == torch.float64:
         log.info("drafts are verified in torch: the model computes in float64, which compiled libraries do not take")
         return TorchVerifier()
     for path in candidates:
         try:
             verifier = CompiledVerifier(load_library(path))
-            _prove(verifier, device, dtype)
+            _prove(verifier, device, dtype, block)
         except TrtspecError as error:
             log.warning("drafts are not verified by a compiled library: %s", error)
         else:
@@ -168,11 +178,13 @@ def choose_verifier(candidates: Sequence[Path], device: torch.device, dtype: tor
     return TorchVerifier()
 
 
-def _prove(verifier: CompiledVerifier, device: torch.device, dtype: torch.dtype) -> None:
+def _prove(verifier: CompiledVerifier, device: torch.device, dtype: torch.dtype, block: bool) -> None:
     """Let a library verify an empty draft: it may lack the kernels, or code for this machine."""
     logits = torch.tensor([[[0.0, 1.0]]], device=device, dtype=dtype)
     tokens = torch.zeros((1, 1), dtype=torch.int32, device=device)
     verifier.chain(logits, tokens[:, :0], [0])
+    if block:
+        verifier.block(logits, tokens[:, :0], [0])
     verifier.tree(logits, tokens, Tree(np.array([[-1]])), [0])
 
 

@@ -70,7 +70,7 @@ class Speculator:
         room = Room(settings.max_batch_size, max_len, device, dtype, settings.max_seq_len)
         drafter = drafter_class(Setup(model, draft, room, options, draft_shape, settings.confidence))
         _check_pair(model, drafter, settings)
-        verifier = choose_verifier(settings.kernels, device, dtype)
+        verifier = choose_verifier(settings.kernels, device, dtype, block=settings.verify == "block")
         return cls(model, drafter, verifier, draft_shape, method, options, settings)
 
     def options_of(self, request: Request) -> Options:

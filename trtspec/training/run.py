@@ -101,6 +101,34 @@ def _making(asked: Asked, speculation: Speculation, bare: Build, answers: Answer
 def steps_alone(text: Text) -> Counts:
     """Return the steps that the target takes alone: one for each token but the first."""
     return Counts(len(text.answer) - 1, 0, 0)
+def _steps(asked: Asked, build: Build) -> _Steps:
+    if build.context.translates:
+        message = "the draft's vocabulary is not the target's, whose tokens it is trained with"
+        raise TrtspecError(message, where=str(asked.recipe), hint="train a draft with the target's tokenizer")
+    target, draft = _converted(build)
+    source = build.context.sources["draft"]
+    reader = FileReader(DigestCache(cache_dir() / "digests.json"))
+    home = build.context.sources["target"]
+    tokenizer = reader.read(home.root, home.tokenizer_files)
+    settings = replace(EngineSettings.from_recipe(build.recipe), schedule=())
+    most = min(settings.max_input_len or settings.max_seq_len, settings.max_seq_len - asked.max_tokens)
+    if most < 1:
+        message = f"--max-tokens {asked.max_tokens} leaves no room for a prompt in {settings.max_seq_len} tokens"
+        raise TrtspecError(message, hint="engine.max_seq_len bounds prompt and answer together")
+    prompts = SplitPrompts(
+        tokenizer,
+        _file(reader, asked.prompts),
+        tuple(_file(reader, path) for path in (asked.keep,) if path),
+        tuple(_file(reader, path) for path in (asked.held_out,) if path),
+        most,
+        asked.settings.seed,
+    )
+    alone = replace(settings, method="none", draft_len=0, options={})
+    answers = AnswerPrompts(target, tokenizer, prompts, alone.as_json(), asked.max_tokens, asked.sampled)
+    files = reader.read(source.root, source.files)
+    shape = build.context.draft_shape
+    train = TrainDraft(target, files, answers, build.recipe.speculation.method, shape.max_depth, asked.settings)
+    return _Steps(MeasureDraft("before", target, draft, answers, settings.as_json()), train)
 
 
 def _record(trained: Path) -> dict[str, object]:

@@ -154,19 +154,23 @@ TRTSPEC_API int trtspec_abi_version(void);
 /* What a return value means; never null. */
 TRTSPEC_API const char* trtspec_error(int code);
 
-/* `threads` 0: as many as the machine has. The result does not depend on them. */
+/* verify_block takes what verify_chain does, and accepts a chain as a whole.
+ * `threads` 0: as many as the machine has. The result does not depend on them. */
 TRTSPEC_API int trtspec_verify_chain_cpu(const trtspec_chain_args* args, int threads);
+TRTSPEC_API int trtspec_verify_block_cpu(const trtspec_chain_args* args, int threads);
 TRTSPEC_API int trtspec_verify_tree_cpu(const trtspec_tree_args* args, int threads);
 TRTSPEC_API int trtspec_compact_kv_cpu(const trtspec_compact_args* args, int threads);
 
 /* `stream` is a cudaStream_t of the current device; the call returns once the work is in it. A library that was built
  * without CUDA has these too, and they say TRTSPEC_NO_DEVICE_CODE. */
 TRTSPEC_API int trtspec_verify_chain_cuda(const trtspec_chain_args* args, void* stream);
+TRTSPEC_API int trtspec_verify_block_cuda(const trtspec_chain_args* args, void* stream);
 TRTSPEC_API int trtspec_verify_tree_cuda(const trtspec_tree_args* args, void* stream);
 TRTSPEC_API int trtspec_compact_kv_cuda(const trtspec_compact_args* args, void* stream);
 
 /* Bytes of `workspace` that the *_cuda functions need on the current device; the *_cpu functions need none. */
 TRTSPEC_API uint64_t trtspec_verify_chain_workspace(const trtspec_chain_args* args);
+TRTSPEC_API uint64_t trtspec_verify_block_workspace(const trtspec_chain_args* args);
 TRTSPEC_API uint64_t trtspec_verify_tree_workspace(const trtspec_tree_args* args);
 
 #ifdef __cplusplus

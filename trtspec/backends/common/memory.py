@@ -37,12 +37,14 @@ def plan_memory(
     head_parameters: int = 0,
     quantized: bool = False,
     kept_tokens: int = 0,
+    longer: int = 1,
 ) -> MemoryPlan:
     """Return what the torch engine takes on the CPU, where it computes in float32, and FP8 models in float64.
 
     The KV cache holds `rows` texts of `seq_len` tokens, and `kept_tokens` of texts that ended. The widest activations
     are a prefill step's of `num_tokens` (hidden state, queries, keys and values, both MLP branches) and the logits of a
-    verify step of `max_draft_tokens` drafted tokens. What drafts is a model, or a head of so many parameters.
+    verify step of `max_draft_tokens` drafted tokens. What drafts is a model, to which texts are `longer` times as
+    long, or a head of so many parameters.
     """
     item = 8 if quantized else 4
     heads = (target.num_heads + 2 * target.num_kv_heads) * target.head_size
@@ -50,7 +52,7 @@ def plan_memory(
     logits = rows * (max_draft_tokens + 1) * target.vocab_size
     draft_bytes = head_parameters * item
     if draft:
-        draft_bytes = draft.num_parameters * item + rows * seq_len * draft.kv_bytes_per_token(item)
+        draft_bytes = draft.num_parameters * item + longer * rows * seq_len * draft.kv_bytes_per_token(item)
     return MemoryPlan(
         id="cpu",
         weights_bytes=target.num_parameters * item,

@@ -19,6 +19,7 @@ from trtspec.steps.calibrate import Calibrate
 from trtspec.steps.convert import ConvertCheckpoint, HeadFiles, plan_model
 from trtspec.steps.copy import CopyFiles
 from trtspec.steps.plugin import CompilePlugins, library_of
+from trtspec.steps.translate import ConvertOtherVocabulary
 from trtspec.triton.emission import ServingSettings
 
 
@@ -30,6 +31,10 @@ def converted(context: PlanContext, reader: FileReader) -> dict[str, ConvertChec
     found = {"target": _convert(reader, "target", recipe.target, context.target, _heads(context, reader), context.head)}
     if context.draft:
         found["draft"] = _convert(reader, "draft", recipe.speculation.drafts[0], context.draft)
+    if context.translates:
+        sources = context.sources["target"], context.sources["draft"]
+        target, draft = (reader.read(source.root, source.tokenizer_files) for source in sources)
+        found["draft"] = ConvertOtherVocabulary.of(found["draft"], (target, draft), context.target.config.vocab_size)
     return found
 
 

@@ -45,6 +45,7 @@ BACKEND = Backend(
     keeps_windows=True,
     knobs=frozenset({"schedule", "confidence", "verify"}),
     warms=True,
+    maps_vocabularies=lambda version, method: method == "draft_target",
     defaults=("trtspec", "nvidia"),
     check=check,
     serving=_serving,

@@ -6,7 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtspec.backends.context import PlanContext
-from trtspec.diagnostics import Diagnostic
+from trtspec.checkpoint.token_bytes import token_ids
+from trtspec.checkpoint.tokenizer import Tokenizer
+from trtspec.diagnostics import Diagnostic, Severity
+from trtspec.errors import CheckpointError
 from trtspec.methods.block_net import kind_of, special_keys
 
 
@@ -21,9 +24,31 @@ def check(context: PlanContext) -> Iterator[Diagnostic]:
         yield Diagnostic(f"engine.build.{key}", "unused", message, severity="warning")
     yield from _about_longrope(context)
     yield from _about_block_nets(context)
+    if context.translates:
+        yield _about_vocabulary(context)
     if serving.fast_logits:
         message = "the torch engine hands no logits from GPU to GPU"
         yield Diagnostic("serving.fast_logits", "unused", message, severity="warning")
+
+
+def _about_vocabulary(context: PlanContext) -> Diagnostic:
+    """Return how much of the target's vocabulary a draft of another one can draft; an error where that is nothing."""
+    said, hint = "draft and target have other tokenizers", "a draft of the target's own family is accepted more often"
+    try:
+        ours, theirs = (token_ids(Tokenizer(context.sources[role].root)) for role in ("target", "draft"))
+    except CheckpointError as error:
+        return _of_draft(f"{said}, and in {error.where} {error.message}", error.hint)
+    shared = len(ours.keys() & theirs.keys())
+    if not shared:
+        return _of_draft(f"{said} without a common token: nothing can be drafted", "choose another draft")
+    said += (
+        f": {shared:,} of the target's {len(ours):,} tokens ({shared / len(ours):.1%}) are the draft's too, and drafted"
+    )
+    return _of_draft(said, hint, "warning")
+
+
+def _of_draft(message: str, hint: str | None, severity: Severity = "error") -> Diagnostic:
+    return Diagnostic("speculation.draft.model", "vocabulary", message, hint, severity)
 
 
 def _about_block_nets(context: PlanContext) -> Iterator[Diagnostic]:

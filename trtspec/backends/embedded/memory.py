@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from trtspec.backends.common.memory import MemoryPlan, plan_memory
 from trtspec.backends.context import PlanContext
+from trtspec.checkpoint.translation import LONGER
 from trtspec.quant.quant_config import QuantFormat
 from trtspec.recipe.resolve import num_tokens_of
 from trtspec.torch_engine.settings import EngineSettings
@@ -25,6 +26,7 @@ def memory(context: PlanContext) -> list[MemoryPlan]:
             max_draft_tokens=shape.max_tokens,
             head_parameters=context.draft_head.num_parameters if context.draft_head else 0,
             kept_tokens=EngineSettings.from_recipe(context.resolved).reuse_tokens,
+            longer=LONGER if context.translates else 1,
             quantized=context.target_format != QuantFormat(),
         )
     ]

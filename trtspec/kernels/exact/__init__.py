@@ -7,6 +7,7 @@ positions: written for readability, not speed.
 """
 
 from trtspec.kernels.exact.batch import ChainBatch, DraftKind, ExactChainResult, ExactTreeResult, Mode, TreeBatch
+from trtspec.kernels.exact.block import verify_block
 from trtspec.kernels.exact.cache import compact_kv, kv_moves
 from trtspec.kernels.exact.chain import verify_chain
 from trtspec.kernels.exact.fixed_point import BAD_DRAFT, DRAFT_NONFINITE, EMPTY, NONFINITE, uniform_bits
@@ -26,6 +27,7 @@ __all__ = [
     "compact_kv",
     "kv_moves",
     "uniform_bits",
+    "verify_block",
     "verify_chain",
     "verify_tree",
 ]

@@ -3,24 +3,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from trtspec.kernels.exact.batch import ChainBatch, DraftRow, ExactChainResult, Request, unfilled
 from trtspec.kernels.exact.fixed_point import BAD_DRAFT, DRAFT_NONFINITE, Row, Weights, draw, fix, to_unit
 
 
 def verify_chain(batch: ChainBatch) -> ExactChainResult:
     """Return the accepted part of each request's chain, and its next token."""
+    return verify_each(batch, walk)
+
+
+def verify_each(batch: ChainBatch, rule: Callable[[Request, int], tuple[int, int, int]]) -> ExactChainResult:
+    """Return what a rule says of each request and the length of its chain: accepted, the next token, the status."""
     size, draft_len = batch.tokens.shape
     results = ExactChainResult(unfilled(size), unfilled(size, draft_len + 1), unfilled(size), unfilled(size))
     for index in range(size):
         request = batch.request(index)
         length = draft_len if batch.lengths is None else min(max(int(batch.lengths[index]), 0), draft_len)
-        accepted, token, status = _walk(request, length)
+        accepted, token, status = rule(request, length)
         results.accepted[index], results.next[index], results.status[index] = accepted, token, status
         results.output[index, : accepted + 1] = [*request.tokens[:accepted], token]
     return results
 
 
-def _walk(request: Request, length: int) -> tuple[int, int, int]:
+def walk(request: Request, length: int) -> tuple[int, int, int]:
     """Return how many tokens are accepted, the next token, and the status."""
     for position in range(length):
         row = request.row(position)

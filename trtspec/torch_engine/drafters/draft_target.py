@@ -1,57 +1,98 @@
 # SPDX-License-Identifier: Apache-2.0
 """A smaller model drafts a chain, one token a step.
 
-Its cache always lacks the last two tokens of the text, which the first step of a proposal reads. One of them may have
-been in it before, but this way all rows have the same width whatever was accepted, and nothing is rolled back.
+Its cache holds each row's text as far as it was read, and of the last draft what was accepted and read; the first step
+of a proposal reads what came since, and the others write over what was drafted in vain.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from trtspec.checkpoint.trtllm import load_checkpoint
 from trtspec.errors import CheckpointError
-from trtspec.torch_engine.drafting.base import Draft, Drafter, DraftSampling, Setup
+from trtspec.torch_engine.drafting.base import Draft, Drafter, DraftSampling, Outcome, Setup
 from trtspec.torch_engine.drafting.chain import Floors, draft_chain
+from trtspec.torch_engine.drafting.reading import reading_of
 from trtspec.torch_engine.model.decoder import Decoder
 from trtspec.torch_engine.model.windows import Window
 from trtspec.torch_engine.prefill import prefill
 
 
 class ModelDrafter(Drafter):
-    """Drafts with a converted checkpoint that has the target's vocabulary."""
+    """Drafts with a converted checkpoint of the target's vocabulary, or of one that it was translated for."""
 
     def __init__(self, setup: Setup) -> None:
         if setup.root is None:
             raise CheckpointError("draft_target needs a draft checkpoint", hint="name one under speculation.draft")
-        room = setup.room
-        self._model = Decoder.load(setup.root, room.rows, room.max_len, room.device, room.dtype, room.length)
+        room, checkpoint = setup.room, load_checkpoint(setup.root)
+        sizes = setup.target.config.vocab_size, checkpoint.config.vocab_size
+        self._reading = reading_of(setup.root, *sizes, room.device)
+        self._room = room.max_len * self._reading.longer
+        length = room.length * self._reading.longer
+        self._model = Decoder(checkpoint, room.rows, self._room, room.device, room.dtype, length)
         self._floors = Floors(setup.options.stop_below, setup.confidence)
         self._draws: bool = setup.options.use_draft_logits
-        self.vocab_size = self._model.config.vocab_size
+        self._known = [0] * room.rows  # tokens of each row's text that were read
+        self._at = [0] * room.rows  # what they are of the draft's, which are in the cache
+        self._ahead = 0  # drafted tokens that were read in this step
+        self.vocab_size = None if self._reading.longer > 1 else sizes[1]
 
     def begin(self, prompts: Sequence[Sequence[int]], first_row: int, max_tokens: int) -> None:
-        """Fill the draft's cache with the prompts."""
-        prefill(self._model, prompts, first_row, max_tokens)
+        """Fill the draft's cache with the prompts, as far as they fit."""
+        spelled = [self._reading.spell(prompt)[: self._room] for prompt in prompts]
+        prefill(self._model, spelled, first_row, max_tokens)
+        self._known[first_row : first_row + len(prompts)] = map(len, prompts)
+        self._at[first_row : first_row + len(prompts)] = map(len, spelled)
 
     def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
-        """Draft one token a step, until no row goes on."""
-        model = self._model
-        starts = [len(text) - 2 for text in texts]
-        windows = [model.windows.chain(starts, 2), *model.windows.singles([start + 2 for start in starts], depth - 1)]
-        tokens = torch.tensor([text[-2:] for text in texts], device=model.device)
-        seconds = torch.arange(1, 2 * len(texts), 2, device=model.device)
+        """Draft one token a step, until no row goes on; nothing of a row whose text has become too long."""
+        model, reading, unread = self._model, self._reading, self._unread(texts, depth)
+        rows = [each or (0, [0]) for each in unread]
+        width = max(len(new) for _, new in rows)
+        first = model.windows.chain([start for start, _ in rows], width)
+        windows = [first, *model.windows.singles([start + len(new) for start, new in rows], depth - 1)]
+        tokens = torch.tensor([new + [0] * (width - len(new)) for _, new in rows], device=model.device)
+        lasts = torch.tensor([row * width + len(new) - 1 for row, (_, new) in enumerate(rows)], device=model.device)
+        self._ahead = -1
 
         def forward(tokens: Tensor, window: Window) -> Tensor:
-            return model.forward(tokens, window, seconds if window.width == 2 else None)
+            self._ahead += 1
+            if window is first:
+                return reading.shared(model.forward(tokens, window, lasts))
+            return reading.shared(model.forward(reading.read(tokens), window))
 
-        return draft_chain(forward, tokens, windows, sampling if self._draws else None, self._floors)
+        drawn = sampling if self._draws else None
+        draft = draft_chain(forward, tokens, windows, drawn, self._floors, reading.vocabulary)
+        lens = [length if each else 0 for length, each in zip(draft.lens or (), unread, strict=True)]
+        return replace(draft, lens=lens)
+
+    def _unread(self, texts: Sequence[Sequence[int]], depth: int) -> list[tuple[int, list[int]] | None]:
+        """Return where what is new of each row begins in the cache, and its tokens; None once no draft fits behind."""
+        found: list[tuple[int, list[int]] | None] = []
+        for row, text in enumerate(texts):
+            start, new = self._at[row], self._reading.spell(text[self._known[row] :])
+            fits = start + len(new) + depth <= self._room
+            self._known[row], self._at[row] = len(text), start + len(new) if fits else self._room
+            found.append((start, new) if fits else None)
+        return found
+
+    def observe(self, outcome: Outcome) -> None:
+        """Keep what was accepted of what the model has read."""
+        for row, result in enumerate(outcome.results):
+            kept = min(len(result.path), self._ahead)
+            self._known[row] += kept
+            self._at[row] += kept
+        self._ahead = 0
 
     def move_row(self, source: int, target: int, length: int) -> None:
         """Move the row in the draft's cache."""
-        self._model.cache.move_row(source, target, length)
+        self._model.cache.move_row(source, target, self._at[source])
+        self._known[target], self._at[target] = self._known[source], self._at[source]
 
 
 DRAFTER = ModelDrafter

@@ -86,17 +86,20 @@ def draft_chain(
     windows: Sequence[Window],
     sampling: DraftSampling | None,
     floors: Floors,
+    vocabulary: Vocabulary = SAME,
 ) -> Draft:
     """Draft one token for each window, until no row goes on.
 
     Args:
-        forward: returns each row's logits [rows, vocab] after tokens at a window.
+        forward: returns each row's logits [rows, the draft's vocabulary] after tokens at a window; after the first
+            window these are the target's ids of what was drafted.
         tokens: [rows, width of the first window], the end of each text; the other windows are one token wide.
         windows: the positions of the tokens.
         sampling: how rows sample; None where all are greedy.
         floors: where a row's chain ends.
+        vocabulary: what the logits are of.
     """
-    chain = GrowingChain(len(tokens), tokens.device, sampling, floors)
+    chain = GrowingChain(len(tokens), tokens.device, sampling, floors, vocabulary)
     for window in windows:
         drafted = chain.add(forward(tokens, window))
         if drafted is None:

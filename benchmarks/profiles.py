@@ -3,7 +3,7 @@
 the length it chooses is as fast as the best, within 5 %; and its schedule is never slower than the better of the
 target alone and a fixed draft length (at least 0.98 of it), however many requests run at once.
 
-    python benchmarks/profile.py [--recipes quickstart quickstart-ngram quickstart-eagle3] [--out FILE.json]
+    python benchmarks/profiles.py [--recipes quickstart quickstart-ngram quickstart-eagle3] [--out FILE.json]
 
 What is expected and what is measured are of the same run: closed loops of so many requests, greedy, whole texts with
 their prefill, while all of the places are taken. All arms are asked of one engine in a process to itself (a second one

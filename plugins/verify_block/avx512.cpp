@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+// cpu.cpp once more, for processors with AVX-512, in a namespace of its own: of equal templates a linker keeps only one.
+#define trtspec trtspec_avx512
+#include "common/host.h"
+#include "trtspec/verify.h"
+
+extern "C" int trtspec_verify_block_avx512(const trtspec_chain_args* args, int threads) {
+    return trtspec::verify_on_host<trtspec::BlockArgs>(args, threads);
+}

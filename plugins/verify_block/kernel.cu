@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstdint>
+
+#include "common/device.cuh"
+#include "trtspec/verify.h"
+
+extern "C" int trtspec_verify_block_cuda(const trtspec_chain_args* args, void* stream) {
+    return trtspec::verify_on_device<trtspec::BlockArgs>(args, stream);
+}
+
+// what a team needs it has in shared memory
+extern "C" uint64_t trtspec_verify_block_workspace(const trtspec_chain_args*) { return 0; }
