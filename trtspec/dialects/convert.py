@@ -51,8 +51,11 @@ def convert_draft(
     target: str = "",
     drop: frozenset[str] = frozenset(),
     on_progress: OnProgress = lambda what, done, total: None,
+    named: str = "",
 ) -> Converted:
     """Write the draft in `source` to `out` in the dialect `to`; `target` is the directory of its target, "" for none.
+
+    Dialects that name the target call it `named`, where that is not its directory.
 
     Raises TrtspecError for a draft that does not add up, or that the dialect cannot say, before anything is written.
     """
@@ -61,7 +64,7 @@ def convert_draft(
     draft = read_draft(load_source(source), model, drop)
     form = find_form(to, draft.kind)
     parts = render_tensors(draft, form, model)
-    config = render_config(draft, to, form, model, target, left_out(draft, parts))
+    config = render_config(draft, to, form, model, named or target, left_out(draft, parts))
     with new_directory(out) as temporary:
         write_config(temporary, config)
         write_tensors(temporary / WEIGHTS, parts, _counted(on_progress, parts))
