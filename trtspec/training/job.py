@@ -49,15 +49,13 @@ def write_job(asked: Asked, name: str, watching: Watching) -> tuple[Path, JobRec
         results = execute_steps([answers], open_store(), bars, loaded)
     texts = read_texts(results[answers.key].entry.files_dir / TEXTS)
     with new_directory(out) as root:
-        return out, _write(root, name, asked, build, texts)
+        return out, _write(root, name, trainer, asked, build, texts)
 
 
-def _write(root: Path, name: str, asked: Asked, build: Build, texts: list[Text]) -> JobRecord:
-    trainer, rows, recipe = find_trainer(name), taught(texts), build.recipe
-    sources, kind = build.context.sources, trainer.kinds[recipe.speculation.method]
-    converted = convert_draft(
-        sources["draft"].root, kind.dialect, root / DRAFT, str(sources["target"].root), named=recipe.target.model
-    )
+def _write(root: Path, name: str, trainer: Trainer, asked: Asked, build: Build, texts: list[Text]) -> JobRecord:
+    rows, recipe, sources = taught(texts), build.recipe, build.context.sources
+    dialect, target = trainer.kinds[recipe.speculation.method].dialect, str(sources["target"].root)
+    converted = convert_draft(sources["draft"].root, dialect, root / DRAFT, target, named=recipe.target.model)
     job = _job(asked, build, trainer, converted, load_source(root / DRAFT), max(len(text.tokens) for text in rows))
     (root / CONFIG).write_text(_rendered(trainer, job))
     write_lines(root / ROWS, map(row_of, rows))
@@ -98,7 +96,7 @@ def _rendered(trainer: Trainer, job: Job) -> str:
         config = trainer.config(job)
     except ValidationError as error:
         wrong = error.errors()[0]
-        message = f"{trainer.title}'s {'.'.join(map(str, wrong['loc']))}: {wrong['msg']}, got {wrong['input']!r}"
+        message = f"{trainer.title}, {'.'.join(map(str, wrong['loc']))}: {wrong['msg']}, got {wrong['input']!r}"
         raise TrtspecError(message, hint="change the option that says so") from None
     return yaml.safe_dump(config.model_dump(mode="json", exclude_none=True), sort_keys=False)
 
