@@ -124,8 +124,8 @@ There have to be: {trainer.needs} ({trainer.source}).
     TARGET={target} sh run.sh
 
 The {record.rows} rows of rows.jsonl ({record.tokens} tokens of answers) are the training split alone;
-{record.left_out} could not be written for this trainer. What is trained, and how long, is in run.yaml. The trained draft is then in
-{trainer.result}; with this directory back where the recipe is:
+{record.left_out} could not be written for this trainer. What is trained, and how long, is in run.yaml.
+The trained draft is then in {trainer.result}; with this directory back where the recipe is:
 
     trtspec train RECIPE --prompts FILE --result DIRECTORY
 

@@ -27,7 +27,7 @@ EPOCHS, LEARNING_RATE = 3, 1e-4  # a draft that is adapted needs less of both th
 Count = Annotated[int, Field(ge=1, le=1 << 24)]
 Rate = Annotated[float, Field(gt=0, le=1)]
 Name = Annotated[str, Field(min_length=1, max_length=4096)]
-LayerIds = Annotated[tuple[Annotated[int, Field(ge=0, le=1 << 12)], ...], Field(min_length=1, max_length=64)]
+OneOfOurs = Annotated[str, Field(pattern="^(eagle3|peagle|dflash|dspark)$")]  # what several call these kinds
 
 
 class Config(StrictModel):
@@ -75,7 +75,7 @@ class Job:
 Further = Callable[[Job, Path, Sequence[Text], Tokenizer], int]
 
 
-def nothing_further(job: Job, root: Path, texts: Sequence[Text], tokenizer: Tokenizer) -> int:
+def nothing(job: Job, root: Path, texts: Sequence[Text], tokenizer: Tokenizer) -> int:
     """Write nothing beyond configuration and rows, and leave no row out."""
     return 0
 
@@ -99,7 +99,7 @@ class Trainer:
     result: str
     config: Callable[[Job], Config]
     commands: Callable[[Job], str]
-    further: Further = nothing_further
+    further: Further = nothing
 
 
 def find_trainer(name: str) -> Trainer:

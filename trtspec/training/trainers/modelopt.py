@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trtspec.checkpoint.tokenizer import Tokenizer
+from trtspec.dialects.convert import WEIGHTS
 from trtspec.errors import TrtspecError
 from trtspec.training.messages import AS_THEY_ARE, write_messages
 from trtspec.training.texts import Text
@@ -187,9 +188,10 @@ def further(job: Job, root: Path, texts: Sequence[Text], tokenizer: Tokenizer) -
     (root / TEMPLATE).write_text(AS_THEY_ARE)
     if job.maps:
         import torch
-        from safetensors.torch import load_file
 
-        torch.save(load_file(root / DRAFT / "model.safetensors")["d2t"], root / MAPPING)
+        from trtspec.training.vocabulary import stored_maps
+
+        torch.save(stored_maps(root / DRAFT / WEIGHTS)["d2t"], root / MAPPING)
     return len(texts) - written
 
 

@@ -13,8 +13,21 @@ from pathlib import Path
 from typing import Literal
 
 from trtspec.checkpoint.tokenizer import Tokenizer
+from trtspec.dialects.convert import WEIGHTS
 from trtspec.training.texts import Text
-from trtspec.training.trainer import DRAFT, EPOCHS, EXPORTED, Config, Count, Job, Kind, Name, Rate, Trainer
+from trtspec.training.trainer import (
+    DRAFT,
+    EPOCHS,
+    EXPORTED,
+    Config,
+    Count,
+    Job,
+    Kind,
+    Name,
+    OneOfOurs,
+    Rate,
+    Trainer,
+)
 
 MAPPING, OUTPUT = "vocab_mapping.pt", "output"
 HEADS = ("eagle3", "peagle")  # which are loaded with a map between vocabularies, even where that is the identity
@@ -40,7 +53,7 @@ class Data(Config):
 class Training(Config):
     """`training`."""
 
-    strategy: Literal["eagle3", "peagle", "dflash", "dspark"]
+    strategy: OneOfOurs
     num_epochs: Count
     max_steps: Count | None
     batch_size: Literal[1]
@@ -149,10 +162,10 @@ def further(job: Job, root: Path, texts: Sequence[Text], tokenizer: Tokenizer) -
     """Write the map between vocabularies of a head: d2t and t2d as the draft has them."""
     if job.kind.name in HEADS:
         import torch
-        from safetensors.torch import load_file
 
-        tensors = load_file(root / DRAFT / "model.safetensors")
-        torch.save({name: tensors[name] for name in ("d2t", "t2d")}, root / MAPPING)
+        from trtspec.training.vocabulary import stored_maps
+
+        torch.save(stored_maps(root / DRAFT / WEIGHTS), root / MAPPING)
     return 0
 
 

@@ -9,9 +9,8 @@ that no option may shape one. Families are those of the README's table.
 from __future__ import annotations
 
 import json
-from typing import Literal
 
-from trtspec.training.trainer import DRAFT, EPOCHS, Config, Count, Job, Kind, Name, Rate, Trainer
+from trtspec.training.trainer import DRAFT, EPOCHS, Config, Count, Job, Kind, Name, OneOfOurs, Rate, Trainer
 
 PACKED = 2048  # tokens that rows are packed to, more where one row has more
 SAVED = "checkpoints"
@@ -67,7 +66,7 @@ class PEagle(Config):
 class Train(Config):
     """What `train` has."""
 
-    speculator_type: Literal["eagle3", "peagle", "dflash", "dspark"]
+    speculator_type: OneOfOurs
     seed: int
     verifier: Verifier
     draft: Draft
