@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,14 @@ import torch
 import yaml
 
 from tests.conftest import Run
-from tests.dialects.nets import changed, contents
+from tests.dialects.nets import NETS, changed, contents, make_target
 from tests.tiny import greedy, reference_model
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.dialects.convert import convert_draft
 from trtspec.paths import recipes_dir
 from trtspec.registry import discover
-from trtspec.training.trainer import ATTRIBUTE, PACKAGE
+from trtspec.training.settings import TrainSettings
+from trtspec.training.trainer import ATTRIBUTE, PACKAGE, Job
 
 pytestmark = pytest.mark.integration
 
@@ -257,3 +259,29 @@ def _leaves(value: Any) -> Any:
             yield from _leaves(each)
     else:
         yield value
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target that the small nets of every kind draft for."""
+    return make_target(tmp_path_factory.mktemp("target") / "hf")
+
+
+def job_of(trainer: str, kind: str, target: Path, root: Path) -> Job:
+    """Return a job for a random draft of a kind, which lies in `root` in the trainer's dialect."""
+    what = TRAINERS[trainer].kinds[kind]
+    save = next(save for (each, dialect), save in NETS.items() if each == kind and dialect != "deepspec")
+    draft = convert_draft(save(root / "net"), what.dialect, root / "draft", str(target)).draft
+    config = json.loads((root / "draft" / "config.json").read_text())
+    settings = TrainSettings("greedy", 0, 0.0, 0, 600.0, 0)
+    captured = draft.facts.get("hidden_layers") or draft.facts["aux_layers"]
+    return Job(what, str(target), 8, captured, config, 4, 100, False, settings)
+
+
+@pytest.mark.parametrize(("trainer", "kind"), [(name, kind) for name, each in TRAINERS.items() for kind in each.kinds])
+def test_every_kind_has_a_configuration(trainer: str, kind: str, target: Path, tmp_path: Path) -> None:
+    job = job_of(trainer, kind, target, tmp_path)
+    said = list(_leaves(TRAINERS[trainer].config(job).model_dump()))
+    assert job.kind.name in said or trainer == "modelopt"
+    assert str(target) in said
+    assert subprocess.run(["sh", "-n"], input=TRAINERS[trainer].commands(job), text=True, check=False).returncode == 0

@@ -17,7 +17,15 @@ import pytest
 import torch
 
 from tests.dialects.nets import contents
-from tests.training.test_trainers import asked, models, recipe, rows_of  # noqa: F401 - fixtures
+from tests.training.test_trainers import (  # noqa: F401 - fixtures
+    TRAINERS,
+    asked,
+    job_of,
+    models,
+    recipe,
+    rows_of,
+    target,
+)
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -51,6 +59,31 @@ def test_specforge_reads_its_job(asked: Callable[..., Any]) -> None:  # noqa: F8
     assert [task["payload"] for task in tasks] == rows_of(Path("job"))
     maps = torch.load("job/vocab_mapping.pt", weights_only=True)
     assert (maps["d2t"].shape, int(maps["t2d"].sum())) == ((256,), 256)
+
+
+@pytest.mark.parametrize("kind", ["p_eagle", "dflash", "dspark"])
+def test_specforge_reads_other_kinds(kind: str, target: Path, tmp_path: Path) -> None:  # noqa: F811
+    schema = of_specforge("specforge/config/schema.py")
+    job = job_of("specforge", kind, target, tmp_path)
+    read = schema.Config.model_validate(TRAINERS["specforge"].config(job).model_dump(mode="json", exclude_none=True))
+    assert read.training.strategy == job.kind.name
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+def test_modelopt_starts_from_nets(kind: str, target: Path, tmp_path: Path) -> None:  # noqa: F811
+    """Its own code loads every weight of the net into the architecture that the configuration says, and exports it."""
+    speculative: Any = pytest.importorskip("modelopt.torch.speculative")
+    from modelopt.recipe.config import ModelOptDFlashRecipe
+    from transformers import AutoModelForCausalLM
+
+    job = job_of("modelopt", kind, target, tmp_path)
+    said = TRAINERS["modelopt"].config(job).model_dump(mode="json", exclude_none=True)
+    said["dflash"]["dflash_init_checkpoint"] = str(tmp_path / "draft")
+    read = ModelOptDFlashRecipe.model_validate(said)
+    model = AutoModelForCausalLM.from_pretrained(target, dtype="bfloat16")
+    speculative.convert(model, [("dflash", read.dflash.model_dump())])
+    model.get_exporter().export(tmp_path / "exported")
+    assert contents(tmp_path / "exported") == contents(tmp_path / "draft")
 
 
 def test_modelopt_reads_its_job_and_what_it_exports_is_taken_back(asked: Callable[..., Any]) -> None:  # noqa: F811
