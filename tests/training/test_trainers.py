@@ -32,7 +32,7 @@ FAST = ("--max-tokens", str(TOKENS))
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}<assistant>"
 
 
-def worsened(source: Path, root: Path, share: float = 0.6) -> Path:
+def worsened(source: Path, root: Path, share: float = 1.5) -> Path:
     """Copy a head with noise in its matrices."""
 
     def change(config: Any, tensors: dict[str, torch.Tensor]) -> None:
@@ -133,7 +133,7 @@ def test_rows_are_the_training_split_with_the_targets_own_answers(asked: Callabl
     texts = [json.loads(line) for path in Path("cache").rglob("texts.jsonl") for line in path.read_text().splitlines()]
     sides = {side: {tuple(text["prompt"]) for text in texts if text["side"] == side} for side in ("train", "held-out")}
     assert set(prompts_of(job)) == sides["train"]
-    assert len(sides["held-out"]) == PROMPTS // 5
+    assert sides["held-out"]
     assert not any(prompt == row[: len(prompt)] for row in prompts_of(job) for prompt in sides["held-out"])
     model = reference_model(Path("target"))
     for row in rows_of(job)[:4]:

@@ -86,7 +86,19 @@ def test_modelopt_starts_from_nets(kind: str, target: Path, tmp_path: Path) -> N
     assert contents(tmp_path / "exported") == contents(tmp_path / "draft")
 
 
-def test_modelopt_reads_its_job_and_what_it_exports_is_taken_back(asked: Callable[..., Any]) -> None:  # noqa: F811
+@pytest.fixture
+def no_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name for what ModelOpt's module of collators imports, and they never ask."""
+    if importlib.util.find_spec("datasets") is None:
+        datasets = ModuleType("datasets")
+        datasets.__dict__["load_dataset"] = None
+        monkeypatch.setitem(sys.modules, "datasets", datasets)
+
+
+def test_modelopt_reads_its_job_and_what_it_exports_is_taken_back(
+    asked: Callable[..., Any],  # noqa: F811
+    no_datasets: None,
+) -> None:
     speculative: Any = pytest.importorskip("modelopt.torch.speculative")
     from modelopt.recipe import load_recipe
     from modelopt.torch.export.plugins.hf_spec_export import EagleExporter
