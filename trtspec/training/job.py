@@ -13,16 +13,16 @@ The directory has:
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
 from pydantic import ValidationError
 
 from trtspec.backends.context import PlanContext
-from trtspec.checkpoint.source import Source, load_source
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.checkpoint.write import check_new, new_directory
-from trtspec.dialects.convert import Converted, convert_draft
+from trtspec.dialects.convert import Rendered, render_draft
 from trtspec.errors import TrtspecError
 from trtspec.methods.eagle3 import default_aux_layers
 from trtspec.pipeline import Build, open_store
@@ -44,19 +44,29 @@ def write_job(asked: Asked, name: str, watching: Watching) -> tuple[Path, JobRec
     out = asked.out or Path("drafts") / f"{loaded.recipe.name}-{name}"
     check_new(out)
     build = plan_of(loaded, watching)
+    draft = _draft(trainer, build)
+    job = _job(asked, build, trainer, draft)
+    _rendered(trainer, job)  # its mistakes are told before the target answers
     with watching() as bars:
         answers = measure_before(asked, build).texts
         results = execute_steps([answers], open_store(), bars, loaded)
     texts = read_texts(results[answers.key].entry.files_dir / TEXTS)
     with new_directory(out) as root:
-        return out, _write(root, name, trainer, asked, build, texts)
+        draft.write(root / DRAFT)
+        return out, _write(root, name, trainer, job, build, texts)
 
 
-def _write(root: Path, name: str, trainer: Trainer, asked: Asked, build: Build, texts: list[Text]) -> JobRecord:
-    rows, recipe, sources = taught(texts), build.recipe, build.context.sources
-    dialect, target = trainer.kinds[recipe.speculation.method].dialect, str(sources["target"].root)
-    converted = convert_draft(sources["draft"].root, dialect, root / DRAFT, target, named=recipe.target.model)
-    job = _job(asked, build, trainer, converted, load_source(root / DRAFT), max(len(text.tokens) for text in rows))
+def _draft(trainer: Trainer, build: Build) -> Rendered:
+    """Return the recipe's draft in the trainer's dialect."""
+    recipe, sources = build.recipe, build.context.sources
+    dialect = trainer.kinds[recipe.speculation.method].dialect
+    target = str(sources["target"].root)
+    return render_draft(sources["draft"].root, dialect, target, named=recipe.target.model)
+
+
+def _write(root: Path, name: str, trainer: Trainer, job: Job, build: Build, texts: list[Text]) -> JobRecord:
+    rows, recipe = taught(texts), build.recipe
+    job = replace(job, longest=max(len(text.tokens) for text in rows))
     (root / CONFIG).write_text(_rendered(trainer, job))
     write_lines(root / ROWS, map(row_of, rows))
     record = JobRecord(
@@ -66,7 +76,7 @@ def _write(root: Path, name: str, trainer: Trainer, asked: Asked, build: Build, 
         version=trainer.version,
         rows=len(rows),
         tokens=sum(len(text.answer) for text in rows),
-        left_out=trainer.further(job, root, rows, Tokenizer(sources["target"].root)),
+        left_out=trainer.further(job, root, rows, Tokenizer(build.context.sources["target"].root)),
         held_out=held_out_digest(texts),
         warnings=_warnings(trainer, build.context),
     )
@@ -75,17 +85,18 @@ def _write(root: Path, name: str, trainer: Trainer, asked: Asked, build: Build, 
     return record
 
 
-def _job(asked: Asked, build: Build, trainer: Trainer, converted: Converted, draft: Source, longest: int) -> Job:
-    target, facts = target_of(build.context), converted.draft.facts
+def _job(asked: Asked, build: Build, trainer: Trainer, draft: Rendered) -> Job:
+    """Return the job, whose longest row is not known yet."""
+    target, facts = target_of(build.context), draft.draft.facts
     captured = facts.get("hidden_layers") or facts.get("aux_layers") or default_aux_layers(target.config.num_layers)
     return Job(
-        trainer.kinds[converted.draft.kind],
+        trainer.kinds[draft.draft.kind],
         build.recipe.target.model,
         target.config.num_layers,
         captured,
         draft.config,
         build.context.draft_shape.max_depth,
-        longest,
+        1,
         facts["draft_vocab_size"] < target.config.vocab_size,
         asked.settings,
     )
