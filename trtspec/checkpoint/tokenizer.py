@@ -130,6 +130,10 @@ class Tokenizer:
         """Return the text of `ids` without special tokens."""
         return str(self._backend.decode(list(ids), skip_special_tokens=True))
 
+    def decode_whole(self, ids: Sequence[int]) -> str:
+        """Return the text of `ids` with special tokens."""
+        return str(self._backend.decode(list(ids), skip_special_tokens=False))
+
     @cached_property
     def fragments(self) -> frozenset[int]:
         """Return the ids that are not whole characters by themselves."""

@@ -59,6 +59,14 @@ def dialects(incomplete: str) -> Offers:
 
 
 @_quietly
+def trainers(incomplete: str) -> Offers:
+    """Return the projects whose trainers can be given work."""
+    from trtspec.registry import names
+
+    return [(name, "") for name in names("trtspec.training.trainers")]
+
+
+@_quietly
 def overrides(incomplete: str) -> Offers:
     """Return keys of recipes up to their `=`, and behind it the values that are known; of a last key both."""
     from trtspec.completion import override_keys, values_of

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trtspec.cli import completing
 from trtspec.cli.options import Json, Recipe, Set
 from trtspec.training.settings import Loss, Sizes, TrainSettings
 
 if TYPE_CHECKING:
+    from trtspec.training.job_record import JobRecord
     from trtspec.training.result import Result
 
 FILE = "FILE"
@@ -47,6 +49,19 @@ def train(
         int, typer.Option(help="Tokens that a head from scratch drafts, the answers' most frequent; 0 likewise.", min=0)
     ] = 0,
     seed: Annotated[int, typer.Option(help="Equal seeds split, sample and shuffle equally.")] = 0,
+    trainer: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Write what another project's trainer needs to --out, by default drafts/NAME-TRAINER; train nothing.",
+            autocompletion=completing.trainers,
+            show_default=False,
+        ),
+    ] = "",
+    result: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="A directory that --trainer wrote, with the trained draft in it: judge that."),
+    ] = None,
     write: Annotated[bool, typer.Option("--write", help="Put a better draft into the recipe.")] = False,
     json: Json = False,
 ) -> None:
@@ -60,17 +75,25 @@ def train(
     """
     from trtspec.cli.progress import build_bars
     from trtspec.cli.render import note, print_json
-    from trtspec.errors import GateNotMet
+    from trtspec.errors import GateNotMet, TrtspecError
     from trtspec.recipe.edit import check_editable, write_section
+    from trtspec.training.job import write_job
     from trtspec.training.plans import Asked, section_with
     from trtspec.training.run import run
+    from trtspec.training.take import take_result
 
+    if trainer and (result or write or lora or loss != "greedy"):
+        message = "--trainer leaves training to another project: --lora, --loss, --result and --write do not go with it"
+        raise TrtspecError(message, hint="--result DIR takes what it trained")
     if write:
         check_editable(recipe)  # before minutes of training
     settings = TrainSettings(loss, lora, learning_rate, steps, 60 * minutes, seed)
     sizes = Sizes(layers, hidden_size, draft_vocab)
     asked = Asked(recipe, set_ or [], prompts, keep, held_out, out, max_tokens, sampled, settings, sizes)
-    found = run(asked, build_bars)
+    if trainer:
+        show_job(*write_job(asked, trainer, build_bars), json)
+        return
+    found = take_result(asked, result, build_bars) if result else run(asked, build_bars)
     if json:
         print_json(found.as_dict())
     else:
@@ -79,6 +102,21 @@ def train(
         written = write_section(recipe, "speculation", section_with(asked, found.out))
         note(f"{recipe}: {'speculation was changed' if written else 'says so already'}", "green")
     raise typer.Exit(0 if found.published else GateNotMet.exit_code)
+
+
+def show_job(out: Path, record: JobRecord, json: bool) -> None:
+    """Print what was written for a trainer."""
+    from trtspec.cli.render import note, print_json, say
+
+    if json:
+        print_json({**record.model_dump(mode="json"), "out": str(out)})
+        return
+    for warning in record.warnings:
+        note(f"warning: {warning}", "yellow")
+    left_out = f", {record.left_out} left out" if record.left_out else ""
+    say(
+        f"{out}: {record.rows} rows, {record.tokens:,} tokens of answers{left_out}; README.md says what to run", "green"
+    )
 
 
 def show(found: Result) -> None:
@@ -100,8 +138,9 @@ def show(found: Result) -> None:
         for each in (verdict.whole, *verdict.kinds)
     ]
     columns = ("held-out prompts", "", "accepted", "after", "tokens a step", "after", "", "")
+    by = f"{found.record['steps']} steps" if "steps" in found.record else f"trained by {found.record['trainer']}"
     how = ", from scratch" if found.from_scratch else ""
-    show_table(f"{found.name}: {found.record['steps']} steps{how}", columns, rows, right=tuple(range(1, 7)))
+    show_table(f"{found.name}: {by}{how}", columns, rows, right=tuple(range(1, 7)))
     for refusal in verdict.refusals:
         say(f"refused: {refusal}", "red")
     if found.published:

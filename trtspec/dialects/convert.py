@@ -44,6 +44,43 @@ class Converted:
         }
 
 
+@dataclass(frozen=True)
+class Rendered:
+    """A draft as the dialect `to` says it, not written yet: config.json and the tensors; `target` where it is known."""
+
+    draft: Draft
+    to: str
+    config: dict[str, Any]
+    parts: list[Part]
+    target: SourceModel | None
+
+    def write(self, out: Path, on_progress: OnProgress = lambda what, done, total: None) -> Converted:
+        """Write it to `out`, whole or not at all."""
+        with new_directory(out) as temporary:
+            write_config(temporary, self.config)
+            write_tensors(temporary / WEIGHTS, self.parts, _counted(on_progress, self.parts))
+            written = _read_back(temporary, self.draft, self.target)
+        return Converted(self.draft, self.to, out, len(written), sum(each.nbytes for each in written.values()))
+
+
+def render_draft(
+    source: Path, to: str, target: str = "", drop: frozenset[str] = frozenset(), named: str = ""
+) -> Rendered:
+    """Return the draft in `source` in the dialect `to`; `target` is the directory of its target, "" for none.
+
+    Dialects that name the target call it `named`, where that is not its directory.
+
+    Raises TrtspecError for a draft that does not add up, or that the dialect cannot say.
+    """
+    find_dialect(to)
+    model = load_model(Path(target), "auto") if target else None
+    draft = read_draft(load_source(source), model, drop)
+    form = find_form(to, draft.kind)
+    parts = render_tensors(draft, form, model)
+    config = render_config(draft, to, form, model, named or target, left_out(draft, parts))
+    return Rendered(draft, to, config, parts, model)
+
+
 def convert_draft(
     source: Path,
     to: str,
@@ -56,17 +93,7 @@ def convert_draft(
 
     Raises TrtspecError for a draft that does not add up, or that the dialect cannot say, before anything is written.
     """
-    find_dialect(to)
-    model = load_model(Path(target), "auto") if target else None
-    draft = read_draft(load_source(source), model, drop)
-    form = find_form(to, draft.kind)
-    parts = render_tensors(draft, form, model)
-    config = render_config(draft, to, form, model, target, left_out(draft, parts))
-    with new_directory(out) as temporary:
-        write_config(temporary, config)
-        write_tensors(temporary / WEIGHTS, parts, _counted(on_progress, parts))
-        written = _read_back(temporary, draft, model)
-    return Converted(draft, to, out, len(written), sum(each.nbytes for each in written.values()))
+    return render_draft(source, to, target, drop).write(out, on_progress)
 
 
 def _counted(on_progress: OnProgress, parts: list[Part]) -> OnBytes:

@@ -11,11 +11,10 @@ from random import Random
 import torch
 from torch import Tensor
 
-from trtspec.training.texts import Text
+from trtspec.training.texts import Text, pool
 
 BATCH_TOKENS, MOST_ROWS = 2048, 32
 STEP_ROWS = 8  # of a step of the optimizer: more steps bring more than larger ones
-KEPT_SHARE = 1 / 3  # of the rows, where there are prompts to keep
 
 
 @dataclass(frozen=True)
@@ -99,26 +98,18 @@ def rows_of(texts: Sequence[Text]) -> int:
 def training_batches(texts: Sequence[Text], rows: int, seed: int, first: int) -> Iterator[list[Text]]:
     """Yield `rows` texts of step `first`, the next, and so on for ever; an epoch takes each text once, in a new order.
 
-    Those that are kept come as often as makes them KEPT_SHARE of the rows.
+    Those that are kept come as often as `pool` has them.
     """
-    pool = _pool(texts)
-    rows = min(rows, len(pool))
-    steps = len(pool) // rows
+    taken = pool(texts)
+    rows = min(rows, len(taken))
+    steps = len(taken) // rows
     while True:
         epoch, start = divmod(first, steps)
-        order = list(range(len(pool)))
+        order = list(range(len(taken)))
         Random(f"{seed} {epoch}").shuffle(order)
         for step in range(start, steps):
-            yield [pool[place] for place in order[step * rows : (step + 1) * rows]]
+            yield [taken[place] for place in order[step * rows : (step + 1) * rows]]
         first = (epoch + 1) * steps
-
-
-def _pool(texts: Sequence[Text]) -> list[Text]:
-    kept, new = ([text for text in texts if text.kept is kept] for kept in (True, False))
-    if not kept or not new:
-        return list(texts)
-    times = max(1, round(KEPT_SHARE / (1 - KEPT_SHARE) * len(new) / len(kept)))
-    return [*new, *kept * times]
 
 
 def in_order(texts: Sequence[Text], rows: int) -> Iterator[list[Text]]:

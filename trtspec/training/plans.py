@@ -11,10 +11,12 @@ from typing import Any
 
 from trtspec.artifacts.paths import checkpoint
 from trtspec.backends.choose import in_process
+from trtspec.backends.context import PlanContext
 from trtspec.checkpoint.source import Source
 from trtspec.errors import TrtspecError
 from trtspec.graph.digest import DigestCache
 from trtspec.graph.files import FileReader, Files
+from trtspec.models.source_model import SourceModel
 from trtspec.paths import cache_dir
 from trtspec.pipeline import Build, plan_build
 from trtspec.prompts.load import read_prompts
@@ -63,6 +65,23 @@ def load_for_training(asked: Asked, able: Collection[str]) -> LoadedRecipe:
         message = f"method {speculation.method} has no draft that can be trained; those of {', '.join(able)} can"
         raise TrtspecError(message, where=str(asked.recipe), hint="name a recipe with one, or --set speculation.method")
     return loaded
+
+
+def load_with_draft(asked: Asked, able: Collection[str]) -> LoadedRecipe:
+    """Return the recipe as `load_for_training` does; raises TrtspecError also where it names no draft."""
+    loaded = load_for_training(asked, able)
+    if loaded.recipe.speculation.draft is None:
+        message = "names no draft, and another project's trainer begins with one"
+        raise TrtspecError(message, where=str(asked.recipe), hint="trtspec train makes one; --write puts it here")
+    check_no_sizes(asked)
+    return loaded
+
+
+def check_no_sizes(asked: Asked) -> None:
+    """Raise TrtspecError where sizes are said of a draft that is there."""
+    if any(vars(asked.sizes).values()):
+        message, hint = "the recipe names a draft, whose sizes are what they are", "leave the sizes out, or the draft"
+        raise TrtspecError(message, where=str(asked.recipe), hint=hint)
 
 
 def section_with(asked: Asked, draft: Path) -> dict[str, Any]:
@@ -140,3 +159,10 @@ def files_of(source: Source) -> Files:
 def _file(reader: FileReader, path: Path) -> Files:
     found = read_prompts(path).path  # which also finds the sets that come with trtspec
     return reader.read(found.absolute().parent, [found.absolute()])
+
+
+def target_of(context: PlanContext) -> SourceModel:
+    """Return the target that a draft is trained for."""
+    if context.target is None:
+        raise ValueError("the engine of this process runs targets of known families only")
+    return context.target

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 TRAIN, VALIDATION, HELD_OUT = "train", "validation", "held-out"
 TEXTS = "texts.jsonl"
+KEPT_SHARE = 1 / 3  # of what is trained on, where there are prompts to keep
 
 
 @dataclass(frozen=True)
@@ -52,3 +53,12 @@ def read_texts(path: Path) -> list[Text]:
 
 def _read(values: dict[str, Any]) -> Text:
     return Text(**values | {key: tuple(values[key]) for key in ("prompt", "answer")})
+
+
+def pool(texts: Sequence[Text]) -> list[Text]:
+    """Return the texts of an epoch: those that are kept come as often as makes them KEPT_SHARE of it."""
+    kept, new = ([text for text in texts if text.kept is kept] for kept in (True, False))
+    if not kept or not new:
+        return list(texts)
+    times = max(1, round(KEPT_SHARE / (1 - KEPT_SHARE) * len(new) / len(kept)))
+    return [*new, *kept * times]

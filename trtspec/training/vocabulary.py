@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from trtspec.training.texts import Text
@@ -50,3 +52,9 @@ def moved_rows(rows: Tensor, ids: Tensor, chosen: Tensor, target_rows: Tensor) -
     moved: Tensor = target_rows[chosen] * scale
     moved[known] = rows[torch.searchsorted(ids, chosen[known])]
     return moved
+
+
+def stored_maps(weights: Path) -> dict[str, Tensor]:
+    """Return those of d2t [draft vocab] and t2d [vocab] that a head's safetensors file has."""
+    with safe_open(weights, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in ("d2t", "t2d") if name in file.keys()}  # noqa: SIM118
