@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tests.conftest import Run
 from tests.tiny import make_llama, make_tokenizer
@@ -16,7 +17,9 @@ from trtspec.recipe.load import load_recipe
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
-STEPS = ("--steps", "150", "--minutes", "2", "--max-tokens", "24", "--learning-rate", "0.01")
+SHORT = ("--minutes", "5", "--max-tokens", "24")
+STEPS, ONE_STEP = ("--steps", "100", "--learning-rate", "0.01", *SHORT), ("--steps", "1", *SHORT)
+LITTLE = 0.001  # what is left of the layers
 # what of a recipe's speculation a method asks for, and a dialect that its draft is exported in
 METHODS = {
     "draft_target": ("draft_len: 3", ""),
@@ -30,8 +33,17 @@ METHODS = {
 
 @pytest.fixture
 def recipe(workplace: Path) -> Path:
-    """A target with more layers than a draft has, and no draft."""
+    """A target with more layers than a draft has, and no draft.
+
+    Its layers add little to what the last token says, so that something can be learned from a few dozen short answers.
+    """
     make_llama(workplace / "target", 0, scale=0.3, vocab_size=262, num_hidden_layers=12, intermediate_size=64)
+    file = workplace / "target" / "model.safetensors"
+    tensors = load_file(file)
+    for name in tensors:
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            tensors[name] *= LITTLE
+    save_file(tensors, file, {"format": "pt"})
     make_tokenizer(workplace / "target")
     prompts_file(workplace / "prompts.jsonl", 60)
     path = workplace / "recipe.yaml"
@@ -51,11 +63,8 @@ def test_from_a_target_alone_to_a_served_draft(method: str, recipe: Path, trtspe
     ended = trtspec("train", recipe, "--prompts", "prompts.jsonl", "--out", "made", "--write", "--json", *STEPS)
     found = ended.document
     assert (ended.code, found["refusals"]) == (0, []), ended.out
-    assert (found["from_scratch"], found["before"]["mean_accepted_len"], found["before"]["acceptance_rate"]) == (
-        True,
-        1,
-        0,
-    )
+    before = found["before"]
+    assert (found["from_scratch"], before["mean_accepted_len"], before["acceptance_rate"]) == (True, 1, 0)
     assert found["after"]["mean_accepted_len"] > 1.3
     assert load_recipe(recipe).recipe.speculation.draft.model.endswith("/made")
     assert trtspec("build", recipe).code == 0
@@ -66,15 +75,14 @@ def test_from_a_target_alone_to_a_served_draft(method: str, recipe: Path, trtspe
         other = trtspec("build", recipe, "--set", "speculation.draft.model=exported", "--out", "build/exported")
         assert other.code == 0, other.err
         assert trtspec("verify", "build/exported").code == 0
-    trained = trtspec("train", recipe, "--prompts", "prompts.jsonl", "--out", "again", "--json", *STEPS[:-1], "1e-12")
-    assert trained.code == 112  # which now is the draft of before
-    assert trained.document["before"]["mean_accepted_len"] == found["after"]["mean_accepted_len"]
+    again = trtspec("train", recipe, "--prompts", "prompts.jsonl", "--out", "again", "--json", *ONE_STEP)
+    assert again.document["before"] == found["after"]  # it is the draft of before
 
 
 def test_one_that_gives_less_than_it_takes_is_refused(recipe: Path, trtspec: Run) -> None:
     recipe.write_text(recipe.read_text().replace("METHOD", "draft_target\n  draft_len: 3"))
     sizes = ("--layers", "12", "--hidden-size", "32")
-    ended = trtspec("train", recipe, "--prompts", "prompts.jsonl", *STEPS[:-1], "1e-12", *sizes)
+    ended = trtspec("train", recipe, "--prompts", "prompts.jsonl", *ONE_STEP, *sizes)
     assert ended.code == 112
     assert "refused: a step gives" in ended.out
     assert "takes as long as" in ended.out
