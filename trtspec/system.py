@@ -120,12 +120,7 @@ def process_state(pid: int) -> str:
 
 def computes(pid: int) -> bool:
     """Return whether a thread of a process runs, waits for a processor, or for a disk."""
-    return bool(thread_states(pid) & {"R", "D"})
-
-
-def thread_states(pid: int) -> set[str]:
-    """Return the letters of the states that the threads of a process are in, "" among them for one that ends."""
-    return {_stat_text(task / "stat")[:1] for task in Path(f"/proc/{pid}/task").glob("*")}
+    return any(_stat_text(task / "stat")[:1] in {"R", "D"} for task in Path(f"/proc/{pid}/task").glob("*"))
 
 
 def _stat_text(path: Path) -> str:

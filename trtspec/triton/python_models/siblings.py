@@ -9,12 +9,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from trtspec.system import thread_states, wait_until
-
 STUB = b"triton_python_backend_stub"
 STOPPED = ("T", "t")
 STATE, PARENT = 0, 1  # of /proc/PID/stat, behind the process's name
-SETTLES_S = 0.5  # for a step of a small model; it is ended then all the same
 
 
 def end_stopped(model: str) -> list[int]:
@@ -28,21 +25,9 @@ def end_stopped(model: str) -> list[int]:
         with suppress(OSError, IndexError):
             fields = (process / "stat").read_text().rpartition(")")[2].split()
             if fields[STATE] in STOPPED and int(fields[PARENT]) == os.getppid():
-                end_at_rest(int(process.name))
+                os.kill(int(process.name), signal.SIGKILL)
                 ended.append(int(process.name))
     return ended
-
-
-def end_at_rest(pid: int) -> None:
-    """End a stub while its threads sleep, going on first where it is stopped.
-
-    One that ends with a lock of the memory that it shares takes its server along: the lock is robust, who asks for it
-    next gets boost's lock_exception, and the Python backend catches none (python_backend, r24.10 and later). Nobody
-    sleeps there with such a lock.
-    """
-    os.kill(pid, signal.SIGCONT)
-    wait_until(lambda: thread_states(pid) <= {"S"}, SETTLES_S, 0.002)
-    os.kill(pid, signal.SIGKILL)
 
 
 def _processes(model: str) -> Iterator[Path]:
