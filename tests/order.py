@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ranks = {unit: rank for rank, unit in enumerate(longest())}
 
     def place(item: pytest.Item) -> tuple[int, bool]:
-        return ranks.get(unit_of(file_of(item.nodeid)), len(ranks)), not is_marked(item, "alone")
+        return ranks.setdefault(unit_of(file_of(item.nodeid)), len(ranks)), not is_marked(item, "alone")
 
     items.sort(key=place)
 

@@ -39,13 +39,15 @@ def test_what_is_listed_comes_first_and_what_measures_time_first_in_its_unit() -
         return SimpleNamespace(nodeid=nodeid, get_closest_marker=lambda name: name == mark or None)
 
     items = [
-        item("tests/test_c.py::x", "alone"),
+        item("tests/test_c.py::x"),
+        item("tests/test_d.py::x", "alone"),
         item("tests/test_b.py::x"),
         item("tests/a/test_1.py::x"),
         item("tests/a/test_2.py::x", "alone"),
     ]
     order.pytest_collection_modifyitems(items)
-    assert [each.nodeid[6:] for each in items] == ["a/test_2.py::x", "a/test_1.py::x", "test_b.py::x", "test_c.py::x"]
+    files = [each.nodeid.removeprefix("tests/").removesuffix(".py::x") for each in items]
+    assert files == ["a/test_2", "a/test_1", "test_b", "test_c", "test_d"]
 
 
 @pytest.fixture
