@@ -19,17 +19,16 @@ from trtspec.torch_engine.settings import EngineSettings
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
-MODELS = Path(__file__).parents[2] / "recipes" / "models"
-TARGET, DRAFT = MODELS / "quickstart-target", MODELS / "quickstart-draft"
+RECIPES = Path(__file__).parents[2] / "recipes"
+TARGET, DRAFT = (RECIPES / "models" / f"quickstart-{role}" for role in ("target", "draft"))
+PROMPTS = RECIPES / "prompts" / "quickstart.jsonl"  # kind by kind in turn, so that the next one's answer is none
 COUNT, TOKENS = 48, 24
 GREEDY = SamplingOptions()
-NAMES = ("ada", "grace", "alan", "edsger", "barbara", "donald")
 Record = dict[str, str]
 
 
 def prompts() -> list[str]:
-    draw = Random(3)
-    return [f'{{"id": {draw.randrange(10**6)}, "name": "{draw.choice(NAMES)}",' for _ in range(COUNT)]
+    return [json.loads(line)["prompt"] for line in PROMPTS.read_text().splitlines()[:COUNT]]
 
 
 @dataclass(frozen=True)
@@ -72,11 +71,12 @@ def answered(records: list[Record], answers: Sequence[str]) -> list[Record]:
 
 
 def hot(records: list[Record], speakers: dict[str, Speaker]) -> list[str]:
-    return speakers[TARGET.name].answers([each["prompt"] for each in records], SamplingOptions(3.0, seed=1))
+    found = speakers[TARGET.name].answers([each["prompt"] for each in records], SamplingOptions(3.0, seed=1))
+    return [answer.strip() or each["response"] for answer, each in zip(found, records, strict=True)]  # no empty ones
 
 
 def of_another_template(records: list[Record], speakers: dict[str, Speaker]) -> list[str]:
-    wrapped = [f"### User:\n{each['prompt']}\n### Assistant:\n" for each in records]
+    wrapped = [f"Q: {each['prompt']} A:" for each in records]
     return speakers[TARGET.name].answers(wrapped)
 
 
