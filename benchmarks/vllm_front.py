@@ -24,7 +24,7 @@ from trtspec.backends.vllm import environment as vllm
 from trtspec.system import LOOPBACK
 
 MODEL = "vllm"
-LOADING_S, ENDING_S = 300.0, 30.0
+LOADING_S, ENDING_S = 900.0, 30.0
 LINE_BYTES = 16 << 20
 VARIABLES = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
 
