@@ -119,13 +119,13 @@ class Machine:
     """The machine, from when this is made to when it is asked for the document."""
 
     def __init__(self, note: str) -> None:
-        self._note, self._commit = note, commit()
+        self._environment, self._note, self._commit = environment(), note, commit()  # at the end all has to be quick
         self._begun, self._load, self._busy = time.time(), os.getloadavg(), busy_s()
 
     def document(self) -> dict[str, Any]:
         seconds = time.time() - self._begun
         return {
-            **environment(),
+            **self._environment,
             "load_before": self._load,
             "load_after": os.getloadavg(),
             "busy_cores": round((busy_s() - self._busy) / seconds, 2),
