@@ -97,7 +97,7 @@ def measure(root: Path, prompts: dict[str, list[str]], runs: int, max_tokens: in
         return {
             "draft_tokens": draft_shape.max_tokens,
             "draft_len": draft_shape.max_depth,
-            "options": artifact.recipe["speculation"]["options"],
+            "options": dict(artifact.recipe.speculation.options),
             "kinds": kinds,
             "overhead": {
                 name: overhead(artifact, [text for texts in prompts.values() for text in texts[:4]], max_tokens, how)

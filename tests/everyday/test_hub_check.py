@@ -17,6 +17,7 @@ from tests.conftest import Run
 from tests.hub import COMMIT, Hub, asked_in_process, serving
 from tests.shapes import make_checkpoint, shapes
 from tests.test_startup import CODE
+from tests.tiny import DRAFT_SHAPE, make_llama, make_tokenizer
 from trtspec.checkpoint import hub_preview
 from trtspec.paths import recipes_dir
 
@@ -58,6 +59,16 @@ def test_it_is_checked_by_its_headers_and_then_without_the_hub(pair: Path, hub: 
     hub.refusals["info"] = 500, ""
     assert trtspec("check", pair).code == 0
     assert hub.asked == []
+
+
+def test_a_draft_of_another_vocabulary_is_compared_by_its_whole_tokenizer(pair: Path, hub: Hub, trtspec: Run) -> None:
+    draft = hub.root / "org" / "draft"
+    shutil.rmtree(draft)
+    make_llama(draft, vocab_size=1200, **DRAFT_SHAPE)
+    make_tokenizer(draft)
+    (found,) = (each for each in trtspec("check", pair, "--json").document["problems"] if each["code"] == "vocabulary")
+    assert found["severity"] == "warning"
+    assert "258 of the target's 768 tokens" in found["message"]
 
 
 @pytest.mark.slow

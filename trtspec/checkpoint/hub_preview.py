@@ -47,11 +47,10 @@ def make_preview(model: str, revision: str) -> Source:
 
 def compare_tokenizers(target: Source, draft: Source) -> None:
     """Raise TrtspecError as `check_tokenizers` does; what the hub calls equal is not fetched."""
-    name = "tokenizer.json"
-    digests = {_digest(source, name) for source in (target, draft)}
+    digests = {_digest(source, "tokenizer.json") for source in (target, draft)}
     if len(digests) > 1 or "" in digests:
         for source in (target, draft):
-            _bring_whole(source, name)
+            bring_tokenizer(source)
         check_tokenizers(target.root, draft.root)
 
 
@@ -61,8 +60,9 @@ def _digest(source: Source, name: str) -> str:
     return found.files[name].digest if found and name in found.files else ""
 
 
-def _bring_whole(source: Source, name: str) -> None:
-    """Fetch a file of which a preview has only the length."""
+def bring_tokenizer(source: Source) -> None:
+    """Fetch a tokenizer of which a preview has only the length; raises HubError where that cannot be had."""
+    name = "tokenizer.json"
     found = find_preview(source.root) if name in source.absent else None
     if found is None or name not in found.parts:
         return

@@ -6,7 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtspec.backends.context import PlanContext
-from trtspec.checkpoint.token_bytes import token_ids
+from trtspec.checkpoint.hub_preview import bring_tokenizer
+from trtspec.checkpoint.source import Source
+from trtspec.checkpoint.token_bytes import Meaning, token_ids
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.diagnostics import Diagnostic, Severity
 from trtspec.errors import CheckpointError
@@ -35,7 +37,7 @@ def _about_vocabulary(context: PlanContext) -> Diagnostic:
     """Return how much of the target's vocabulary a draft of another one can draft; an error where that is nothing."""
     said, hint = "draft and target have other tokenizers", "a draft of the target's own family is accepted more often"
     try:
-        ours, theirs = (token_ids(Tokenizer(context.sources[role].root)) for role in ("target", "draft"))
+        ours, theirs = (_meanings(context.sources[role]) for role in ("target", "draft"))
     except CheckpointError as error:
         return _of_draft(f"{said}, and in {error.where} {error.message}", error.hint)
     shared = len(ours.keys() & theirs.keys())
@@ -45,6 +47,11 @@ def _about_vocabulary(context: PlanContext) -> Diagnostic:
         f": {shared:,} of the target's {len(ours):,} tokens ({shared / len(ours):.1%}) are the draft's too, and drafted"
     )
     return _of_draft(said, hint, "warning")
+
+
+def _meanings(source: Source) -> dict[Meaning, int]:
+    bring_tokenizer(source)
+    return token_ids(Tokenizer(source.root))
 
 
 def _of_draft(message: str, hint: str | None, severity: Severity = "error") -> Diagnostic:
