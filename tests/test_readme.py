@@ -102,6 +102,7 @@ def stopped(clone: Path, environment: dict[str, str]) -> Iterator[None]:
     )
 
 
+@pytest.mark.slow
 def test_init_writes_what_its_page_shows(clone: Path, environment: dict[str, str]) -> None:
     """Up to the room that models take of this machine's memory."""
     run_block(blocks_of("docs/init.md", *SHELLS)[0], clone, environment)

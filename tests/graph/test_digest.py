@@ -8,7 +8,7 @@ from enum import Enum, IntEnum
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trtspec.errors import TrtspecError
@@ -34,6 +34,8 @@ VALUES = st.recursive(
     max_leaves=5,
 )
 
+AT_ANY_LOAD = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # both are of the clock
+
 
 def typed(value: object) -> object:
     """The same for two values only where type and content are the same all the way down."""
@@ -44,6 +46,7 @@ def typed(value: object) -> object:
     return type(value), repr(value)
 
 
+@AT_ANY_LOAD
 @given(st.lists(VALUES, min_size=2, max_size=6))
 def test_two_values_have_one_form_only_where_they_are_the_same(values: list[object]) -> None:
     for one in values:
@@ -51,6 +54,7 @@ def test_two_values_have_one_form_only_where_they_are_the_same(values: list[obje
             assert (canonical(one) == canonical(other)) == (typed(one) == typed(other))
 
 
+@AT_ANY_LOAD
 @given(VALUES, VALUES)
 def test_no_form_is_the_beginning_of_another(one: object, other: object) -> None:
     assert canonical(one) == canonical(other) or not canonical(other).startswith(canonical(one))
