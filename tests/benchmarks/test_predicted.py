@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What benchmarks of measuring make of their numbers."""
+"""What a benchmark makes of predictions and of what was measured."""
 
 from __future__ import annotations
 
 import argparse
 
-from benchmarks.aiperf_agrees import compared
 from benchmarks.predicted import lacking, rows
 
 
@@ -21,15 +20,3 @@ def test_predictions_are_held_against_what_was_measured() -> None:
         }
     ]  # fmt: skip
     assert lacking(found, argparse.Namespace(lens=[1, 2])) == [1]
-
-
-def test_two_clients_are_compared_by_their_medians() -> None:
-    def document(ms: float) -> dict[str, object]:
-        arm = {"ttft_ms": {"p50": 100.0}, "tpot_ms": {"p50": ms}}
-        return {"points": [{"load": {"concurrency": 1}, "arms": {"served": arm, "baseline": arm}}]}
-
-    rounds = [{"trtspec": document(ours), "aiperf": document(10.0)} for ours in (10.4, 99.0, 9.0)]
-    found = compared(rounds)
-    assert (found["largest_difference"], found["holds"]) == (0.04, True)
-    assert [row["ratio"] for row in found["figures"]] == [1.0, 1.04, 1.0, 1.04]
-    assert compared(rounds[1:2])["holds"] is False
