@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Claim: a draft model with a tokenizer of its own lets a step say nearly as many tokens as one with the target's that
-was trained alike, and more than transformers' generation with the same two models; greedy texts are the target's.
+was trained alike; greedy texts are the target's.
 
     python benchmarks/other_vocabulary.py [--steps 300] [--prompts 32] [--max-tokens 64] [--out FILE.json]
 
@@ -100,35 +100,6 @@ def counted(results: list[Any]) -> Metrics:
     return {"tokens_per_pass": round(tokens / (steps + len(results)), 3), "accepted": round(accepted / drafted, 3)}
 
 
-def of_transformers(draft: Path, texts: list[str], max_tokens: int) -> Metrics:
-    """Count what transformers' generation does with a draft of another tokenizer: greedy by text, sampled by TLI."""
-    target, assistant = (LlamaForCausalLM.from_pretrained(each, dtype=torch.float32).eval()
-                         for each in (MODELS / "quickstart-target", draft))  # fmt: skip
-    tokenizers = [AutoTokenizer.from_pretrained(each) for each in (MODELS / "quickstart-target", draft)]
-    config = assistant.generation_config
-    config.num_assistant_tokens, config.num_assistant_tokens_schedule = DRAFT_LEN, "constant"
-    config.assistant_confidence_threshold = 0.0
-    forward, passes = target.forward, 0
-
-    def counting(*arguments: Any, **named: Any) -> Any:
-        nonlocal passes
-        passes += 1
-        return forward(*arguments, **named)
-
-    target.forward = counting  # type: ignore[method-assign]
-    found = {}
-    for name, samples in (("greedy", False), ("sampled", True)):
-        passes = tokens = 0
-        torch.manual_seed(1)
-        for text in texts:
-            given = tokenizers[0](text, return_tensors="pt")
-            said = target.generate(**given, max_new_tokens=max_tokens, do_sample=samples, assistant_model=assistant,
-                                   tokenizer=tokenizers[0], assistant_tokenizer=tokenizers[1])  # fmt: skip
-            tokens += said.shape[1] - given["input_ids"].shape[1]
-        found[name] = {"tokens_per_pass": round(tokens / passes, 3)}
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=300)
@@ -148,7 +119,6 @@ def main() -> None:
             tokenizer, draft = make(), Path(work) / f"draft{number}"
             save(train(tokenizer, asked.steps, name), tokenizer, draft)
             results[name] = ours(draft, Path(work) / f"built{number}", texts, asked.max_tokens)
-        results["its own, by transformers"] = of_transformers(draft, texts, asked.max_tokens)
     for name, found in results.items():
         print(f"{name:<26}{found}")
     if asked.out:
