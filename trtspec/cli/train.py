@@ -82,9 +82,14 @@ def train(
     from trtspec.training.run import run
     from trtspec.training.take import take_result
 
-    if trainer and (result or write or lora or loss != "greedy"):
-        message = "--trainer leaves training to another project: --lora, --loss, --result and --write do not go with it"
+    if trainer and (result or write):
+        message = "--trainer trains nothing: --result and --write do not go with it"
         raise TrtspecError(message, hint="--result DIR takes what it trained")
+    if (trainer or result) and (lora or loss != "greedy"):
+        raise TrtspecError(
+            "another project trains: --lora and --loss do not go with --trainer and --result",
+            hint="leave them out; its own settings are in the job's run.yaml",
+        )
     if write:
         check_editable(recipe)  # before minutes of training
     settings = TrainSettings(loss, lora, learning_rate, steps, 60 * minutes, seed)
