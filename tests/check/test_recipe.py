@@ -143,7 +143,8 @@ LINES: list[tuple[str, str, tuple[int, int, str], str, str | None]] = [
         "gates:",
         "plugins: [verify_chian]\ngates:",
         (14, 10, "plugins"),
-        "there is no plugin 'verify_chian'; known: compact_kv, quantize, verify_block, verify_chain, verify_tree",
+        "there is no plugin 'verify_chian'; "
+        "known: compact_kv, quantize, sha256, verify_block, verify_chain, verify_tree",
         "did you mean 'verify_chain'?",
     ),
     (

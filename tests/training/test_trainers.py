@@ -291,4 +291,5 @@ def test_every_kind_has_a_configuration(trainer: str, kind: str, target: Path, t
     said = list(_leaves(TRAINERS[trainer].config(job).model_dump()))
     assert job.kind.name in said or trainer == "modelopt"
     assert str(target) in said
-    assert subprocess.run(["sh", "-n"], input=TRAINERS[trainer].commands(job), text=True, check=False).returncode == 0
+    read = subprocess.run(["sh", "-n"], input=TRAINERS[trainer].commands(job), text=True, timeout=60, check=False)
+    assert read.returncode == 0

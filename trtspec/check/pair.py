@@ -68,7 +68,7 @@ def _is_other(chosen: Chosen, target: SourceModel, draft: SourceModel) -> bool:
         compare_tokenizers(*sources)
     except TokenizersDiffer:
         return True
-    except TrtspecError:
+    except (TrtspecError, OSError):
         return False  # reported by those who compare them next
     return False
 

@@ -58,6 +58,9 @@ def judge(asked: Asked, loaded: LoadedRecipe, watching: Watching, training: Trai
     """Judge what the step of `training` makes of the recipe's draft, and publish it where it is better."""
     out = _place(asked, loaded)
     build = plan_of(loaded, watching)
+    if build.context.translates:
+        message = "the draft's vocabulary is not the target's, whose tokens it is trained with"
+        raise TrtspecError(message, where=str(asked.recipe), hint="train a draft with the target's tokenizer")
     answers = answers_of(asked, build)
     before, made = measure_draft("before", build, answers), training(asked, build, answers)
     answered, measured, trained = outputs_of([answers, before, made], build, watching)
