@@ -2,7 +2,7 @@
 """A draft model whose process is killed, stopped or slowed on a real tritonserver: every text is whole all the same.
 
 A process that ends or is stopped while it holds a lock of the memory that it shares with its server takes the server
-along (tests/deploy/test_supervisor.py, on purpose): nobody can choose a moment when it holds none, so it is tried again.
+along (tests/deploy/test_supervisor.py, on purpose): no moment can be chosen when it holds none, so it is tried again.
 """
 
 from __future__ import annotations
