@@ -148,6 +148,13 @@ LINES: list[tuple[str, str, tuple[int, int, str], str, str | None]] = [
         "did you mean 'verify_chain'?",
     ),
     (
+        "gates:",
+        "plugins: [verify_chain, quantize]\ngates:",
+        (14, 10, "plugins"),
+        "quantize is what builds call, and no engine does",
+        "remove quantize",
+    ),
+    (
         "  draft_len: 3",
         "  options: {stop_belov: 0.5}",
         (7, 13, "speculation.options.stop_belov"),

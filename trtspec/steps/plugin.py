@@ -9,17 +9,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from trtspec.errors import TrtspecError
 from trtspec.gpus import find_gpu
 from trtspec.graph.step import Inputs, Progress, Step
-from trtspec.kernels.build import LIBRARY, LibrarySpec, build_library, plan_library
+from trtspec.kernels.build import HOST_PLUGINS, LIBRARY, LibrarySpec, build_library, plan_library
 from trtspec.kernels.toolchain import architecture_of
 
 
 def library_of(plugins: Sequence[str], gpu: str) -> LibrarySpec:
     """Return the library of a recipe's plugins: for CPUs, and for its `gpu` unless that is "".
 
-    Raises TrtspecError for a plugin or a GPU that is not known, and where a compiler is missing.
+    Raises TrtspecError for a plugin that an artifact has no use for, a plugin or a GPU that is not known, and where a
+    compiler is missing.
     """
+    for name in plugins:
+        if name in HOST_PLUGINS:
+            raise TrtspecError(f"{name} is what builds call, and no engine does", hint=f"remove {name}")
     return plan_library(tuple(plugins), (architecture_of(find_gpu(gpu).sm),) if gpu else ())
 
 
