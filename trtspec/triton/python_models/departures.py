@@ -7,6 +7,7 @@ A model's own thread waits for the next token meanwhile, which may be long in co
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable
 
 POLL_S = 0.2  # each look is a message to the server
@@ -64,4 +65,8 @@ class Departures:
             with self._lock:
                 watched = list(self._watched)
             for each in watched:
-                each.look()
+                try:
+                    each.look()
+                except Exception:  # of one request, and the others are watched on
+                    traceback.print_exc()
+                    each.close()
