@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import fields, is_dataclass
 from threading import Condition
 from types import TracebackType
+from typing import Any
 
 from trtspec.checkpoint.safetensors import FileLayout
 from trtspec.errors import CheckpointError
@@ -23,11 +24,11 @@ MOST_UNHASHED = 256 << 20  # what was written is hashed while the page cache sti
 class _File:
     """One file: `ready` is where the first byte may still change, `hashed` how far its digest is."""
 
-    def __init__(self, descriptor: int, layout: FileLayout) -> None:
+    def __init__(self, descriptor: int, layout: FileLayout, digest: Any) -> None:
         self.descriptor, self.nbytes = descriptor, layout.nbytes
         self.begins = sorted(layout.offsets.values())
         self.writers = [0] * len(self.begins)
-        self.digest = hashing().begin()
+        self.digest = digest
         self.ready = self.hashed = self._part = 0
         self.is_taken = self.is_spoilt = False
 
@@ -61,7 +62,8 @@ class GrowingDigests:
     def __init__(
         self, files: Sequence[int], layouts: Sequence[FileLayout], writes: Mapping[str, Iterable[Place]]
     ) -> None:
-        self._files = [_File(*each) for each in zip(files, layouts, strict=True)]
+        self._code = hashing()
+        self._files = [_File(*each, self._code.begin()) for each in zip(files, layouts, strict=True)]
         self._parts = {
             task: {(number, self._files[number].part(offset)) for number, offset in places}
             for task, places in writes.items()
@@ -71,7 +73,7 @@ class GrowingDigests:
         for file in self._files:
             file.settle()
         self._changed, self._stopped = Condition(), False
-        self._code, self._hashing = hashing(), threads_beside(len(files))
+        self._hashing = threads_beside(len(files))
         self._pool = ThreadPoolExecutor(self._hashing, "digest")
         self._work: list[Future[None]] = []
 
