@@ -42,6 +42,7 @@ def test_the_longest_beginning_is_restored_and_never_the_last_token() -> None:
     assert store.restore(3, [1, 2, 3]) == 2
     assert cache.rows[3][0, :3].tolist() == [0, 1, 102]
     assert store.restore(3, [5, 1, 2]) == 0
+    assert [store.known(text) for text in ([1, 2, 9, 8, 7], [1, 2, 3], [5, 1, 2], [1])] == [3, 2, 0, 0]
 
 
 def test_texts_that_do_not_fit_push_out_the_one_that_was_used_longest_ago() -> None:
@@ -119,3 +120,42 @@ def test_a_text_of_before_is_not_computed_again(pair: tuple[Engine, Path], monke
     again = engine.generate([Request((*prompt, *first.ids[:4]), max_new_tokens=4)])[0]
     assert again.ids == first.ids[4:]
     assert sum(passes) == 4
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("method", ["draft_target", "ngram", "suffix", "lookahead"])
+def test_an_engine_that_drafts_does_not_compute_it_again_either(method: str, tmp_path: Path, monkeypatch) -> None:
+    """Rows move when others end, and drafts were written behind what is kept: the text stays the target's own."""
+    source = make_model(tmp_path / "hf", family="llama")
+    target = convert(source, tmp_path / "target")
+    draft = (
+        convert(make_model(tmp_path / "small", family="llama", seed=1), tmp_path / "draft")
+        if method == "draft_target"
+        else None
+    )
+    draft_len = 0 if method == "lookahead" else 3
+    settings = EngineSettings(method, draft_len, max_seq_len=192, max_batch_size=4, device="cpu", max_num_tokens=64)
+    model, prompts = reference_model(source), random_prompts(6)
+    expected = [greedy(model, prompt, LEN) for prompt in prompts]
+    engine = Engine.load(target, draft, settings)
+    try:
+        passes = computed(engine, monkeypatch)
+        counted = []
+        for taken in (0, 0, 5, LEN // 2):
+            begun = len(passes)
+            asked = [
+                Request((*prompt, *whole[:taken]), max_new_tokens=LEN - taken)
+                for prompt, whole in zip(prompts, expected, strict=True)
+            ]
+            results = engine.generate(asked)
+            assert [list(result.ids) for result in results] == [whole[taken:] for whole in expected]
+            counted.append(passes[begun])
+        assert counted[0] > 4 * 4
+        assert counted[1:] == [4, 4, 4], "of each of four texts the last token alone"
+    finally:
+        engine.close()
+
+
+def test_a_head_reads_what_only_computing_gives() -> None:
+    assert EngineSettings("ngram", 3, max_batch_size=2, max_seq_len=64).reuse_tokens == 128
+    assert EngineSettings("medusa", 3, max_batch_size=2, max_seq_len=64).reuse_tokens == 0

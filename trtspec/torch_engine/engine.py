@@ -17,6 +17,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from operator import itemgetter
 from pathlib import Path
 
 import torch
@@ -165,20 +166,22 @@ class Engine:
 
     def _admit(self) -> None:
         """Prefill waiting requests, as many as the free rows and the token limit of a step allow."""
-        new: list[Running] = []
+        new: list[tuple[int, Running]] = []  # with how many tokens are to be computed
         with self._changed:
             tokens = 0
             while self._waiting and len(self._running) + len(new) < self.settings.max_batch_size:
-                tokens += _tokens(self._waiting[0])
+                unread = self.speculator.unread(self._waiting[0])
+                tokens += unread
                 if new and tokens > self.settings.max_num_tokens:
                     break
-                new.append(self._waiting.popleft())
-        for running in new:
+                new.append((unread, self._waiting.popleft()))
+        new.sort(key=itemgetter(0))
+        entering = [running for _, running in new]
+        for running in entering:
             running.admit()
-        new.sort(key=_tokens)
-        for first, last in alike([_tokens(running) for running in new]):
-            self._entering = new[last:]
-            self._begin(new[first:last])
+        for first, last in alike([unread for unread, _ in new]):
+            self._entering = entering[last:]
+            self._begin(entering[first:last])
 
     def _begin(self, new: list[Running]) -> None:
         """Prefill requests in one pass of the target; they become the last rows."""
@@ -211,11 +214,6 @@ class Engine:
             # the caller's function failed; other requests must go on
             log.exception("an update was not taken; its request is cancelled")
             running.handle.cancel()
-
-
-def _tokens(running: Running) -> int:
-    """Return how many tokens are to be prefilled."""
-    return len(running.text) + len(running.external_draft)
 
 
 class _Collector:

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys and values of texts that ended, for requests that begin with the same tokens.
+"""Keys and values of texts that ended, for requests that begin with the same tokens: a system prompt, a conversation.
 
-Who asks for a text piece by piece, as a loop over two models does, sends all of it each time; without this a model
-would compute all of it each time, too.
+Who asks for a text piece by piece, as a loop over two models does, sends all of it each time too.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -38,19 +38,23 @@ class PrefixStore:
         self._next += 1
         self._tokens += len(ids)
 
+    def known(self, text: Sequence[int]) -> int:
+        """Return how many tokens of the beginning of a text are kept, never the last one."""
+        return self._longest(text)[0]
+
     def restore(self, row: int, text: Sequence[int]) -> int:
-        """Write what is kept of the beginning of a text into a row; returns how many tokens, never the last one."""
-        ids = np.array(text[:-1], np.int64)
-        number, length = max(
-            ((number, _common(ids, other)) for number, (other, _) in self._kept.items()),
-            key=lambda found: found[1],
-            default=(None, 0),
-        )
-        if number is None or not length:
-            return 0
-        self._kept.move_to_end(number)
-        self._cache.write_row(row, self._kept[number][1][:, :length])
+        """Write what is kept of the beginning of a text into a row; returns how many tokens."""
+        length, number = self._longest(text)
+        if length:
+            self._kept.move_to_end(number)
+            self._cache.write_row(row, self._kept[number][1][:, :length])
         return length
+
+    def _longest(self, text: Sequence[int]) -> tuple[int, int]:
+        """Return how much of a text the one has that has the most of it, and its number."""
+        ids = np.array(text[:-1], np.int64)
+        found = [(_common(ids, other), number) for number, (other, _) in self._kept.items()]
+        return max(found, key=itemgetter(0), default=(0, 0))
 
     def _drop(self, number: int) -> None:
         ids, _ = self._kept.pop(number)

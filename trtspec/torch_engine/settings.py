@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtspec.errors import TrtspecError
 from trtspec.generation.request import Limits
+from trtspec.methods.base import find_method
 
 if TYPE_CHECKING:
     from trtspec.recipe.resolve import ResolvedRecipe
@@ -90,10 +91,10 @@ class EngineSettings:
     def reuse_tokens(self) -> int:
         """Return how many tokens of ended texts are kept for texts that begin alike.
 
-        What drafts would have to be kept too, so that only an engine that does not speculate keeps any: it may be one
-        of two models that make a text together, and is then asked for all of it in every step.
+        None where a head drafts: it reads the target's hidden states of the whole text, which only computing gives.
         """
-        return self.max_batch_size * self.max_seq_len if self.method == "none" else 0
+        reads_hidden = find_method(self.method).drafts_with == "head"
+        return 0 if reads_hidden else self.max_batch_size * self.max_seq_len
 
     @property
     def limits(self) -> Limits:

@@ -85,6 +85,11 @@ class Speculator:
                 raise TrtspecError(f"{name} is {value}, at most {options[name]} is taken (speculation.options.{name})")
         return self._method.parse({**options, **request.options})
 
+    def unread(self, running: Running) -> int:
+        """Return how many tokens a request's prefill has to compute, as far as is known before it."""
+        known = self._prefixes.known(running.text) if self._prefixes else 0
+        return len(running.text) + len(running.external_draft) - known
+
     def prefill(self, batch: Sequence[Running], first_row: int, max_tokens: int) -> list[Progress]:
         """Prefill the prompts of new requests, at most `max_tokens` at once, and verify their external drafts.
 
