@@ -159,3 +159,4 @@ def test_an_engine_that_drafts_does_not_compute_it_again_either(method: str, tmp
 def test_a_head_reads_what_only_computing_gives() -> None:
     assert EngineSettings("ngram", 3, max_batch_size=2, max_seq_len=64).reuse_tokens == 128
     assert EngineSettings("medusa", 3, max_batch_size=2, max_seq_len=64).reuse_tokens == 0
+    assert EngineSettings("ngram", 3, keeps_texts=False).reuse_tokens == 0, "which is measured"

@@ -96,10 +96,13 @@ def open_artifact(root: Path, manifest: Manifest | None = None) -> Iterator[Open
 
 
 def engine_settings(root: Path, recipe: ResolvedRecipe) -> EngineSettings:
-    """Return the settings of an artifact's engine in this process, with the kernels it brings."""
+    """Return the settings of an artifact's engine in this process, with the kernels it brings.
+
+    It keeps no texts: whoever measures asks for the same ones again, with other drafts.
+    """
     from trtspec.kernels.verifier import libraries_of
 
-    return replace(EngineSettings.from_recipe(recipe), kernels=libraries_of(root))
+    return replace(EngineSettings.from_recipe(recipe), kernels=libraries_of(root), keeps_texts=False)
 
 
 def artifact_prompts(root: Path | None, given: Path | None) -> list[Prompt]:

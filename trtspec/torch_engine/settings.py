@@ -28,7 +28,7 @@ class EngineSettings:
     `max_input_len` its prompt alone, `max_num_tokens` the tokens of one prefill step, `max_queue_size` the requests
     that wait. `device` is "auto", "cpu" or "cuda", `dtype` "auto", "float32", "bfloat16"
     or "float16". `kernels` are compiled verification libraries; the first that works on this machine is used, or torch
-    if none does.
+    if none does. With `keeps_texts` what texts that ended began with is not computed again.
     """
 
     method: str = "none"
@@ -45,6 +45,7 @@ class EngineSettings:
     schedule: Sequence[tuple[int, int]] = ()
     confidence: float = 0.0
     verify: str = "standard"
+    keeps_texts: bool = True
 
     @classmethod
     def from_recipe(cls, recipe: ResolvedRecipe) -> EngineSettings:
@@ -73,9 +74,9 @@ class EngineSettings:
             raise TrtspecError(f"no settings of an engine: {error}", hint="build the artifact again") from None
 
     def as_json(self) -> str:
-        """Return everything but the libraries, whose paths differ from machine to machine."""
+        """Return everything but the libraries, whose paths differ from machine to machine; a server keeps texts."""
         document = asdict(replace(self, kernels=()))
-        del document["kernels"]
+        del document["kernels"], document["keeps_texts"]
         usual = {"schedule": not self.schedule, "confidence": not self.confidence, "verify": self.verify == "standard"}
         for key in (key for key, is_usual in usual.items() if is_usual):
             del document[key]  # keys of steps are made of this text
@@ -94,7 +95,7 @@ class EngineSettings:
         None where a head drafts: it reads the target's hidden states of the whole text, which only computing gives.
         """
         reads_hidden = find_method(self.method).drafts_with == "head"
-        return 0 if reads_hidden else self.max_batch_size * self.max_seq_len
+        return self.max_batch_size * self.max_seq_len if self.keeps_texts and not reads_hidden else 0
 
     @property
     def limits(self) -> Limits:
