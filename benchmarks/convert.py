@@ -8,8 +8,8 @@ In one run, on files it makes itself (layers of Llama 3 8B's shape, random bfloa
 * a rank loop as in TensorRT-LLM's examples: for each rank open all shards, cut its slices, quantize with torch, save
 * NVIDIA's exporter (nvidia-modelopt) on a model of the same shape that it can hold in memory, quantized before the
   clock starts
-* the limit: the smaller of two measured rates, table lookups on all cores (every weight needs one) and the disk (every
-  input byte that is cold is read, every output byte is written)
+* the limit: the smaller of two measured rates, quantizing on all cores and the disk (every input byte that is cold is
+  read, every output byte is written)
 * the peak memory of the converting process at 2 GB and at 32 GB of input (sparse files)
 * the whole `trtspec build` beside its own limit (convert_builds.py)
 * `check` and `plan`, each in a process of its own, on the headers of a 405B model in 190 shards
@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 from convert_builds import ENCODINGS, measure_builds, summarize_builds
 from convert_builds import RANKS as TENSOR
-from convert_limits import measure_lookups, measure_read, measure_write
+from convert_limits import measure_quantizing, measure_read, measure_write
 from convert_source import LLAMA_405B, copy_tokenizer, forget, make_source, remember
 from machine import cpu_name
 from rank_loop import convert_by_rank
@@ -136,10 +136,10 @@ def side_main(side: str, source: Path, out: Path) -> None:
 # ---- the limit ----
 
 
-def limit_of(lookups: float, read: float, write: float, out_ratio: float, *, cold: bool) -> float:
-    """Return the input bytes/s that lookups and the disk allow, whichever is less; a disk reads or writes."""
+def limit_of(quantizing: float, read: float, write: float, out_ratio: float, *, cold: bool) -> float:
+    """Return the input bytes/s that quantizing and the disk allow, whichever is less; a disk reads or writes."""
     disk = 1.0 / ((1.0 / read if cold else 0.0) + out_ratio / write)
-    return min(lookups, disk)
+    return min(quantizing, disk)
 
 
 # ---- the run ----
@@ -161,16 +161,17 @@ def measure(gigabytes: float, runs: int, root: Path) -> dict[str, Any]:
     nbytes = make_source(source, gigabytes)
     samples: list[dict[str, Any]] = []
     for run in range(runs):
-        lookups, read = measure_lookups(), measure_read(source)
-        untouched, touched = measure_write(root / "probe")
-        rates = {"lookups": lookups, "read": read, "write_untouched": untouched, "write_touched": touched}
+        quantizing, read = measure_quantizing(), measure_read(source)
+        untouched, touched = (measure_write(root / "probe", nbytes // 2) for _ in range(2))  # FP8 is half of it
+        (root / "probe").unlink()
+        rates = {"quantizing": quantizing, "read": read, "write_untouched": untouched, "write_touched": touched}
         for cold, fresh in ((True, True), (True, False), (False, False)):
             if fresh:
                 shutil.rmtree(out, ignore_errors=True)
             (forget if cold else remember)(source)
             seconds, peak = run_side("trtspec", source, out)
             written = sum(path.stat().st_size for path in out.iterdir())
-            limit = limit_of(lookups, read, untouched if fresh else touched, written / nbytes, cold=cold)
+            limit = limit_of(quantizing, read, untouched if fresh else touched, written / nbytes, cold=cold)
             rate = nbytes / seconds
             kind = {"run": run, "cold": cold, "fresh": fresh, "limit": limit, **rates}
             samples.append({**kind, "seconds": seconds, "peak_bytes": peak, "rate": rate, "of_limit": rate / limit})

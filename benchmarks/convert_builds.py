@@ -60,14 +60,16 @@ class Limits:
 
     @classmethod
     def measure(cls, root: Path, nbytes: int) -> Limits:
-        """Measure them all, on the source's files and a file beside them that is written twice."""
+        """Measure them all, on the source's files and a new file of its size beside them."""
         source, few = root / "source", min(nbytes, 1 << 30)
         cold = measure_read(source)
+        write = measure_write(root / "probe", nbytes)
+        (root / "probe").unlink()
         remember(source)
         return cls(
             cold_read=cold,
             cached_read=measure_cached_read(source),
-            write=measure_write(root / "probe", few)[1],
+            write=write,
             hashing=measure_hashing(CORES, few),
             hashing_one=measure_hashing(1, few),
             quantizing=measure_quantizing(few),
