@@ -162,10 +162,13 @@ def test_an_fp8_target_is_planned_in_float64(recipe: Path) -> None:
         assert quantized.kv_cache_bytes == 2 * plain.kv_cache_bytes
 
 
-def test_an_engine_that_drafts_nothing_keeps_as_much_of_ended_texts(recipe: Path) -> None:
-    drafting = plan_build(load_recipe(recipe)).memory()[0]
-    alone = plan_build(load_recipe(recipe, ["speculation={method: none}"])).memory()[0]
-    assert alone.kv_cache_bytes == 2 * drafting.kv_cache_bytes
+def test_an_engine_keeps_as_much_of_ended_texts_unless_a_head_drafts() -> None:
+    sizes = ["engine.max_batch_size=8", "engine.max_seq_len=512"]
+    model, looked_up, head = (
+        plan_build(load_recipe(recipes_dir() / f"quickstart{name}.yaml", sizes)).memory()[0].kv_cache_bytes
+        for name in ("", "-ngram", "-eagle3")
+    )
+    assert model == looked_up == 2 * head
 
 
 def test_a_calibration_comes_before_its_conversion(recipe: Path) -> None:
