@@ -303,10 +303,11 @@ def test_a_server_that_ends_by_itself_is_started_again_and_counted(
         monkeypatch.setenv(name, str(tmp_path))  # which the server's keeper sets, and this puts back
     skip_without_a_server()
     asked = {"text_input": "hé", "max_tokens": 1}
-    with kept(tmp_path / "kept", make_echo_artifact(tmp_path / "echo") / "model_repository") as server:
+    models = make_echo_artifact(tmp_path / "echo") / "model_repository"
+    with kept(tmp_path / "kept", models) as server:
         assert server.served.client.generate(asked)["text_output"] == "hé"
         assert server.restarts() == []
-        [process] = [pid for pid in children() if name_of(pid) == SERVER]
+        [process] = servers_of(models)
         begun = time.monotonic()
         os.kill(process, signal.SIGKILL)
         assert wait_until(server.restarts, BOUND_S)
@@ -318,16 +319,16 @@ def test_a_server_that_ends_by_itself_is_started_again_and_counted(
     assert wait_until(lambda: not server.served.client.is_ready(), 10)
 
 
-def children() -> list[int]:
-    """Return the processes that this one began; its session may have lost its leader, or have it elsewhere."""
+def servers_of(models: Path) -> list[int]:
+    """Return the servers of these models; a worker may have more than one server."""
     every = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
-    return [pid for pid in every if f"\nPPid:\t{os.getpid()}\n" in status_of(pid)]
+    return [pid for pid in every if name_of(pid) == SERVER and str(models) in words_of(pid)]
 
 
-def status_of(pid: int) -> str:
-    """Return what Linux says of a process, nothing where it is gone."""
+def words_of(pid: int) -> str:
+    """Return what a process was started with, nothing where it is gone."""
     with suppress(OSError):
-        return Path(f"/proc/{pid}/status").read_text()
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
     return ""
 
 
