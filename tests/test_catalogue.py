@@ -352,6 +352,7 @@ def test_every_checkpoint_is_counted_that_is_published() -> None:
     assert {shape.name for shape in shapes()} == PARAMETERS.keys() | UNCOUNTED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", DECODERS, ids=lambda shape: shape.name)
 def test_decoders_have_the_tensors_of_transformers(shape: Shape) -> None:
     """Two layers of each: names repeat. transformers 5 stacks Mixtral's experts, which published files do not."""

@@ -58,17 +58,21 @@ NAMES = PACKAGE / "triton" / "names.py"
 TRAINERS = PACKAGE / "training" / "trainers"
 
 
+@cache
 def modules() -> list[Path]:
     return sorted(path for path in PACKAGE.rglob("*.py") if "_data" not in path.parts)
-
-
-def named(path: Path) -> str:
-    return str(path.relative_to(PACKAGE))
 
 
 def package_of(path: Path) -> str:
     first = path.relative_to(PACKAGE).parts[0]
     return first.removesuffix(".py")
+
+
+def files_of(package: str) -> list[Path]:
+    return [path for path in modules() if package_of(path) == package]
+
+
+EACH_PACKAGE = pytest.mark.parametrize("package", sorted({package_of(path) for path in modules()}))
 
 
 @cache
@@ -99,21 +103,18 @@ def backend_of(path: Path) -> str | None:
     return parts[1] if parts[0] == "backends" and parts[1] in BACKENDS else None
 
 
-@pytest.mark.parametrize("path", modules(), ids=named)
-def test_imports_point_down(path: Path) -> None:
-    package = package_of(path)
+@EACH_PACKAGE
+def test_imports_point_down(package: str) -> None:
     assert package in LEVEL_OF, f"{package} has no place in LEVELS"
-    for other in imported_packages(path) - {package}:
-        assert LEVEL_OF[other] < LEVEL_OF[package], f"{package} may not import {other}"
+    found = [(path, other) for path in files_of(package) for other in imported_packages(path) - {package}]
+    assert [f"{path}: {other}" for path, other in found if LEVEL_OF[other] >= LEVEL_OF[package]] == []
 
 
-@pytest.mark.parametrize("path", modules(), ids=named)
-def test_a_backend_is_imported_by_its_own_folder_alone(path: Path) -> None:
-    own = backend_of(path)
-    for name in imports(path):
-        parts = name.split(".")
-        if parts[1] == "backends" and len(parts) > 2 and parts[2] in BACKENDS:
-            assert parts[2] == own, f"{name} is another backend's"
+@EACH_PACKAGE
+def test_a_backend_is_imported_by_its_own_folder_alone(package: str) -> None:
+    found = [(path, name.split(".")) for path in files_of(package) for name in imports(path)]
+    of_backends = [(path, parts[2]) for path, parts in found if parts[1] == "backends" and len(parts) > 2]
+    assert [f"{path}: {other}" for path, other in of_backends if other in BACKENDS and other != backend_of(path)] == []
 
 
 CITATION = re.compile(r"[\w.-]+/[\w.-]+:[\w./-]+@[\w.]+")  # a public file: owner/repository:path@version
@@ -132,12 +133,14 @@ def words(path: Path) -> Iterator[tuple[int, str]]:
             yield node.lineno, CITATION.sub("", node.value)
 
 
-@pytest.mark.parametrize("path", [path for path in modules() if path != NAMES and path.parent != TRAINERS], ids=named)
-def test_a_backend_is_named_by_its_own_folder_alone(path: Path) -> None:
-    own = backend_of(path)
-    others = "|".join(name for name in BACKENDS if name != own and not (own and name == "tensorrt_llm"))
-    found = [f"{line}: {text!r}" for line, text in words(path) if re.search(rf"\b({others})\b", text)]
-    assert not found
+@EACH_PACKAGE
+def test_a_backend_is_named_by_its_own_folder_alone(package: str) -> None:
+    found = []
+    for path in [path for path in files_of(package) if path != NAMES and path.parent != TRAINERS]:
+        own = backend_of(path)
+        others = "|".join(name for name in BACKENDS if name != own and not (own and name == "tensorrt_llm"))
+        found += [f"{path}:{line}: {text!r}" for line, text in words(path) if re.search(rf"\b({others})\b", text)]
+    assert found == []
 
 
 def cycles(graph: dict[str, set[str]]) -> list[str]:

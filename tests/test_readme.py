@@ -130,6 +130,7 @@ def test_the_blocks_of_a_page_run(page: str, clone: Path, environment: dict[str,
     run_page(page, clone, environment)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [block for block in BLOCKS if block.marker == "not run"], ids=str)
 def test_what_cannot_run_here_is_read(block: Block) -> None:
     assert block.reason, f"{block}: say why it is not run"

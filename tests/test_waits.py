@@ -39,6 +39,7 @@ def test_the_check_sees_what_waits() -> None:
     assert endless(source) == [1, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_nothing_waits_for_ever(folder: str) -> None:
     files = sorted((ROOT / folder).rglob("*.py"))

@@ -323,6 +323,7 @@ class Many(Step):
             (out / f"{number}").write_text(str(number))
 
 
+@pytest.mark.slow
 def test_a_published_store_needs_no_reading_afterwards(
     tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,6 +90,7 @@ def make_wheel(folder: Path, tag: str = "py3-none-any") -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_wheels_are_unpacked(tmp_path: Path) -> None:
     """Of two wheels of a package the one for this Python; what it requires is not asked for."""
     folder, site = make_wheel(tmp_path / "wheels"), tmp_path / "site"

@@ -62,6 +62,7 @@ def test_bytes_depend_neither_on_threads_nor_on_chunks(
     assert digests(convert(source, tmp_path / "many", threads=8, **options)) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["journal.finished", "journal.committed"])
 def test_a_killed_conversion_goes_on_at_the_tensors_that_are_not_done(
     source: Path,

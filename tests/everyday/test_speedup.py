@@ -27,6 +27,7 @@ def test_a_limit_is_held_against_the_interval(limit: float, reached: bool | None
     assert Speedup(2.0, 1.6, 2.4, 1.9, samples=5).reaches(limit) is None, "too few to be sure of anything"
 
 
+@pytest.mark.slow
 def test_the_interval_holds_the_true_median_about_as_often_as_it_says() -> None:
     samples = np.random.default_rng(1).lognormal(np.log(2.0), 0.3, (300, 24))
     found = [speedup_of(list(ratios), 1.0) for ratios in samples]

@@ -191,6 +191,7 @@ def test_a_source_that_was_changed_after_a_kill_is_read_from_the_start(
     assert result.key == Upper(files(source, digests, read=True)).key
 
 
+@pytest.mark.slow
 def test_a_killed_step_goes_on(
     source: Path, store: Store, digests: DigestCache, die_at: Callable[[str, Callable[[], object]], int]
 ) -> None:

@@ -36,6 +36,7 @@ def mean_length(found: list[Box]) -> float:
     return sum(box.weight * len(box.result.path) for box in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zeros", [False, True])
 def test_a_block_never_accepts_less_than_its_tokens_one_by_one(zeros: bool) -> None:
     gains = []

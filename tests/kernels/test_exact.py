@@ -37,16 +37,19 @@ def remembered_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trtspec.kernels.exact.batch.read_row", read)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHAIN_CHECKS)
 def test_chains(name: str) -> None:
     CHAIN_CHECKS[name](exact.verify_chain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BLOCK_CHECKS)
 def test_blocks(name: str) -> None:
     BLOCK_CHECKS[name](exact.verify_block)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TREE_CHECKS)
 def test_trees(name: str) -> None:
     TREE_CHECKS[name](exact.verify_tree)

@@ -119,6 +119,7 @@ def test_a_wrong_part_is_caught(part: str, wrong: Callable, name: str, monkeypat
     assert not is_lossless(*distribution_by(scenario.rule, scenario, zeros=part == "accepts"))
 
 
+@pytest.mark.slow
 def test_drawn_siblings_may_be_verified_as_chosen_ones_at_a_loss_of_acceptance_only() -> None:
     """The target's token is drawn without a look at the siblings, so where they are from does not matter."""
     scenario = TREES["sampled"]

@@ -30,6 +30,7 @@ def test_many_degrees_of_freedom_are_a_normal_distribution() -> None:
     assert t_quantile(0.975, 1e5) == pytest.approx(1.95996, rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [3, 5, 12])
 def test_an_interval_holds_the_true_ratio_as_often_as_it_says(rounds: int) -> None:
     draws = np.random.default_rng(rounds)
@@ -99,6 +100,7 @@ def drawn(draws: Any, speedup: float, rounds: int = 8, machine: float = 1.0) -> 
     return document(list(500 * speedup * weather * noise[0]), list(500 * weather * noise[1]))
 
 
+@pytest.mark.slow
 def test_the_same_thing_against_itself_shows_no_difference() -> None:
     """Also on a machine that is a third slower in one of the runs: of 400 pairs at most a few differ."""
     draws = np.random.default_rng(11)

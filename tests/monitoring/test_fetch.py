@@ -98,6 +98,7 @@ def escaped(value: str) -> str:
     return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(st.tuples(NAMES, LABELS, st.floats(allow_nan=False, allow_infinity=False)), max_size=5))
 def test_samples_are_read_as_they_were_written(samples: list[tuple[str, dict[str, str], float]]) -> None:

@@ -55,6 +55,7 @@ ACTIVE = {
 SCALES = 41_540_496  # of DeepSeek's FP8, which the hub counts as parameters
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_models_have_as_many_weights_as_their_publishers_count(name: str) -> None:
     """tests/test_catalogue.py says where the counts are from."""

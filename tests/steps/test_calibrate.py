@@ -145,6 +145,7 @@ def layers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", ["SIGKILL", "SIGINT"])
 def test_an_ended_calibration_goes_on_where_it_was(number: str, tmp_path: Path, layers: list[int]) -> None:
     root, notes, progress = make_source(tmp_path / "source"), tmp_path / "states", Counter()

@@ -70,6 +70,7 @@ def student_again(root: Path, settings: TrainSettings) -> tuple[object, object, 
     return student, lessons, texts, validation
 
 
+@pytest.mark.slow
 def test_the_budget_is_kept(tmp_path: Path) -> None:
     training = training_of(tmp_path, tmp_path / "notes", replace(SETTINGS, steps=0, seconds=2.0))
     began = time.perf_counter()
@@ -78,6 +79,7 @@ def test_the_budget_is_kept(tmp_path: Path) -> None:
     assert time.perf_counter() - began < 3.0
 
 
+@pytest.mark.slow
 def test_spent_time_counts_in_the_next_process(tmp_path: Path) -> None:
     settings = replace(SETTINGS, steps=0, seconds=1.0)
     training_of(tmp_path / "a", tmp_path / "notes", settings).run()
