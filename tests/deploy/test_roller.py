@@ -6,10 +6,13 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.manifests import resolved
+from trtspec.deploy import roller as roller_module
 from trtspec.deploy.journal import DeploymentJournal, Record
 from trtspec.deploy.roller import Roller, Stopped
 from trtspec.deploy.rollout import ROLLBACK, Rollout
@@ -87,3 +90,29 @@ def test_requests_are_withdrawn_once_whoever_does_it(roller: Roller, fails: int)
     for _ in range(3):
         roller._withdraw()
     assert shares.given == [(0, {"alone": True})] * (1 + fails)
+
+
+@pytest.mark.parametrize(
+    ("gates", "skip", "measures"),
+    [
+        ({"min_acceptance": 0.5}, (), True),
+        ({"min_acceptance": 0.5}, ("lossless",), True),
+        ({"min_acceptance": 0.5}, ("lossless", "min_acceptance"), False),
+        ({"min_speedup": 1.2}, ("lossless",), False),  # beside the server of before it would measure that one's work
+        ({"lossless": False}, (), False),
+    ],
+)
+def test_nothing_is_measured_where_no_gate_is_to_be_judged(
+    gates: dict[str, Any], skip: tuple[str, ...], measures: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRTSPEC_STATE", str(tmp_path / "state"))
+    measured: list[object] = []
+    manifest = SimpleNamespace(recipe=resolved(gates=gates, speculation={"method": "ngram"}))
+    monkeypatch.setattr(roller_module, "load_manifest", lambda root: manifest)
+    monkeypatch.setattr(roller_module, "deploy_load", lambda *asked: measured.append(asked))
+    rollout = Rollout(RECORD, skip_gates=skip)
+    judging = Roller(DeploymentJournal("n"), RECORD, rollout, lambda *_: None, threading.Event(), print)  # type: ignore[arg-type,return-value]
+    monkeypatch.setattr(judging, "_keeper", SimpleNamespace(server=SimpleNamespace(url="http://127.0.0.1:1")))
+    monkeypatch.setattr(judging, "_beside", lambda measure: None)
+    judging._judge_gates()
+    assert bool(measured) == measures

@@ -28,7 +28,7 @@ from trtspec.deploy.shadowing import summary
 from trtspec.deploy.shares import Shares
 from trtspec.errors import TrtspecError
 from trtspec.measure.artifact import artifact_prompts
-from trtspec.measure.gates import GATES
+from trtspec.measure.gates import wanted_gates
 from trtspec.measure.gating import deploy_load, ensure_served_gates
 from trtspec.openai.command import same_text
 from trtspec.openai.routes import Shadowed
@@ -146,11 +146,9 @@ class Roller(threading.Thread):
 
     def _judge_gates(self) -> None:
         """Judge on its own server what the recipe asks for; raises TrtspecError where that does not hold."""
-        skip = {*self.rollout.skip_gates, UNFIT}
-        if skip >= {*GATES}:
-            return
-        root = self._artifact(self.rollout.record)
-        if load_manifest(root).recipe.speculation.method == "none":
+        root, skip = self._artifact(self.rollout.record), {*self.rollout.skip_gates, UNFIT}
+        recipe = load_manifest(root).recipe
+        if recipe.speculation.method == "none" or not wanted_gates(recipe, skip):
             return
         load = deploy_load(root, skip, lambda what, done, total: self._check())
         client = Client.at(self._keeper.server.url, GATE_S)
