@@ -34,10 +34,9 @@ from machine import environment
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = ROOT / "recipes"
 PROMPTS = {"": RECIPES / "prompts" / "quickstart.jsonl", "repetitive": RECIPES / "prompts" / "repetitive.jsonl"}
-RECIPES_OF = {"draft_target": "quickstart", "pard": "quickstart", "p_eagle": "quickstart", "dflash": "quickstart",
-              "dspark": "quickstart"}  # fmt: skip
-NETS = ("pard", "p_eagle", "dflash", "dspark")
-SURE = {f"{method}, by confidence": method for method in NETS[1:]}  # the same, ending where the net is not sure
+RECIPES_OF = dict.fromkeys(("draft_target", "pard", "p_eagle", "dflash"), "quickstart")
+NETS = ("pard", "p_eagle", "dflash")
+SURE = {f"{method}, by confidence": method for method in ("p_eagle", "dflash", "dspark")}  # ends where it is not sure
 CONFIDENCE = 0.3
 METHODS = (
     "draft_target",
@@ -49,6 +48,7 @@ METHODS = (
     "eagle3",
     "redrafter",
     "swift",
+    "dspark",
     *NETS,
     *SURE,
 )

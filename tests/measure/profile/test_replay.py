@@ -28,6 +28,7 @@ METHODS = {
     "quickstart-medusa": (None,),
     "quickstart-eagle": (None,),
     "quickstart-redrafter": (None,),
+    "quickstart-dspark": (1, 4, 7),
 }
 
 
