@@ -146,8 +146,8 @@ def _check_listed(source: Source, heads: Heads) -> None:
     if heads.num_layers and said != heads.has_bias:
         what = "leaves out biases" if heads.has_bias else "never fills the biases"
         raise source.reader.refuse(f"vLLM {what} where medusa_fc_bias is {str(said).lower()}, as here")
-    vocab = source.reader.values.get("vocab_size")
-    if (drafted := source.reader.get("truncated_vocab_size", int, vocab)) != vocab:
+    vocab, drafted = (source.reader.values.get(key) for key in ("vocab_size", "truncated_vocab_size"))
+    if vocab is not None and drafted not in (None, vocab):  # else vLLM takes both from the target
         mapped = "by a token_map" if "token_map" in source.tensors else "without a token_map, which vLLM asks for"
         raise source.reader.refuse(f"drafts {drafted} of {vocab} tokens {mapped}; heads of all tokens are read")
 
@@ -157,8 +157,10 @@ def _sized(source: Source, heads: Heads) -> Heads:
     matrix = _matrix(source, heads)
     block = source.tensors.get(heads.weight(0, 0).sources[0].name)
     hidden = block.shape[0] if block and block.shape else matrix.shape[1] if matrix else 0
-    reader, rows = source.reader, matrix.shape[0] if matrix else 0
-    vocab = reader.positive("vocab_size") if reader.values.get("vocab_size") is not None else rows
+    # the other one of a matrix's two sizes, also where it is transposed, which is told by its rule
+    other = next((size for size in matrix.shape if size != hidden), hidden) if matrix else 0
+    reader = source.reader
+    vocab = reader.positive("vocab_size") if reader.values.get("vocab_size") is not None else other
     return replace(heads, hidden_size=reader.positive("hidden_size", hidden), vocab_size=vocab)
 
 
