@@ -68,13 +68,20 @@ def sharing(name: str = "lm_head.weight") -> Callable[[Path], Path]:
     return write
 
 
-def modelopt(root: Path) -> Path:
-    """Heads in their target's files, as ModelOpt saves them."""
-    target = make_target(root.with_name("base"))
-    config = json.loads((target / "config.json").read_text())
-    said = {**config, "medusa": {"num_medusa_heads": 4, "num_medusa_layers": 2}}
-    heads = {f"medusa_heads.{name}": each for name, each in random_heads(4, 2).items()}
-    return save(root, said, {**load_file(target / "model.safetensors"), **heads})
+def within(prefix: str, layers: int, **said: Any) -> Callable[[Path], Path]:
+    """Heads in their target's files."""
+
+    def write(root: Path) -> Path:
+        target = make_target(root.with_name("base"))
+        config = json.loads((target / "config.json").read_text())
+        heads = {f"{prefix}{name}": each for name, each in random_heads(4, layers).items()}
+        return save(root, {**config, **said}, {**load_file(target / "model.safetensors"), **heads})
+
+    return write
+
+
+modelopt = within("medusa_heads.", 2, medusa={"num_medusa_heads": 4, "num_medusa_layers": 2})
+medusa_1_0 = within("medusa_head.", 1, medusa_num_heads=4, medusa_num_layers=1)
 
 
 HEADS: dict[tuple[str, str], Callable[[Path], Path]] = {

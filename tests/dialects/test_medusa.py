@@ -97,6 +97,9 @@ def test_a_whole_model_stays_behind_if_it_is_the_target(target: Path, tmp_path: 
     convert_draft(source, "vllm", tmp_path / "out", str(target))
     assert len(contents(tmp_path / "out")) == 4 * (2 * 2 + 1)
     refused(tmp_path / "out", "modelopt", tmp_path / "back", "has heads in their target's files")
+    convert_draft(nets.medusa_1_0(tmp_path / "1.0"), "vllm", tmp_path / "of-1.0", str(target))
+    convert_draft(fasterdecoding()(tmp_path / "alone"), "vllm", tmp_path / "of-alone")
+    assert contents(tmp_path / "of-1.0") == contents(tmp_path / "of-alone")
 
 
 def test_whose_heads_they_are_is_written_for_fasterdecoding(target: Path, tmp_path: Path) -> None:
