@@ -78,6 +78,7 @@ class TestConversion:
         blocks = {name: value for name, value in tensors.items() if name.endswith("linear.weight")}
         named = by_vllms_names(blocks) | {"lm_head.weight": tensors["0.1.weight"]}
         heads = save_heads(tmp_path / "heads", named, original_lm_head=True)
+        assert read(heads, source).head.num_parameters == 4 * HIDDEN * HIDDEN + (VOCAB - 1) * HIDDEN
         (ours,) = heads_of(convert_with(source, heads, tmp_path / "out"))
         for theirs, name in ((theirs, name) for head in range(4) for theirs, name in stored_names(head, 1).items()):
             expected = tensors[theirs if "linear" in theirs else "0.1.weight"]

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
-from trtspec.checkpoint.safetensors import TensorInfo
 from trtspec.checkpoint.source import Source
 from trtspec.checkpoint.write import chunks
 from trtspec.diagnostics import Diagnostic
@@ -46,8 +45,8 @@ def check_heads(source: Source, target: SourceModel | None) -> Iterator[Diagnost
     if said < heads.num_heads:
         message = f"config.json makes it {said} heads, and their tensors are those of {heads.num_heads}"
         yield Diagnostic("model", "heads", message, f"all {heads.num_heads} are written", "warning")
-    lm_head = of_target(LM_HEAD, target) if target else None
-    if idle := [head for head in range(heads.num_heads) if _is_idle(source, heads, head, lm_head)]:
+    silent = [head for head in range(heads.num_heads) if _adds_nothing(source, heads, head)]
+    if idle := [head for head in silent if _has_the_targets(source, heads, head, target)]:
         message = f"the target's own LM head says what head {', '.join(map(str, idle))} says: its blocks add nothing"
         hint = "head 0 is for the token after the next; leave the target's own out, or train them"
         yield Diagnostic("model", "idle-heads", message, hint, "warning")
@@ -60,11 +59,14 @@ def _said_heads(source: Source, heads: Heads) -> int:
     return reader.get("medusa_num_heads", int, found)
 
 
-def _is_idle(source: Source, heads: Heads, head: int, lm_head: TensorInfo | None) -> bool:
-    """Tell whether a head has the target's LM head behind blocks of zeros."""
+def _adds_nothing(source: Source, heads: Heads, head: int) -> bool:
+    """Tell whether a head's blocks are zeros."""
     rules = [rule(head, layer) for layer in range(heads.num_layers) for rule in (heads.weight, heads.bias)]
     blocks = [source.tensors[rule.sources[0].name] for rule in rules if rule.sources[0].name]
-    if any(chunk.count(0) < len(chunk) for tensor in blocks for chunk in map(bytes, chunks(tensor))):
-        return False
+    return all(chunk.count(0) == len(chunk) for tensor in blocks for chunk in chunks(tensor))
+
+
+def _has_the_targets(source: Source, heads: Heads, head: int, target: SourceModel | None) -> bool:
+    """Tell whether a head has the target's LM head, as far as that is known."""
     matrix = source.tensors.get(heads.lm_head(head).sources[0].name)
-    return heads.shared is not None or bool(lm_head and matrix and same(matrix, lm_head))
+    return heads.shared == "" or bool(target and matrix and same(matrix, of_target(LM_HEAD, target)))
