@@ -88,7 +88,7 @@ class TestConversion:
         blocks = {name: value for name, value in random_heads().items() if "linear" in name}
         (found,) = read(save_heads(tmp_path / "heads", blocks), source).head.diagnostics
         assert found.message == "the heads share the target's LM head, which is not among their tensors"
-        assert found.hint == "trtspec convert-draft with --target writes it there"
+        assert found.hint == "turn them into vLLM's format, which has it: trtspec convert-draft, with --target"
 
     def test_what_config_json_says(self, source: Path, tmp_path: Path) -> None:
         """The source's own says 2 heads, as published ones do that hold 5."""

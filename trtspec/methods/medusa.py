@@ -68,7 +68,7 @@ def _check_head(heads: Heads, config: ModelConfig, depth: int) -> Iterator[Diagn
     yield from check_sizes("the heads are", heads.hidden_size, heads.vocab_size or config.vocab_size, config)
     if heads.shared == "":
         what = "the heads share the target's LM head, which is not among their tensors"
-        hint = "trtspec convert-draft with --target writes it there"
+        hint = "turn them into vLLM's format, which has it: trtspec convert-draft, with --target"
         yield Diagnostic("model", SHARED, what, hint)
     if heads.num_heads < depth:
         what = f"the choices are {depth} tokens deep, the heads are {heads.num_heads}"
