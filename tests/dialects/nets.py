@@ -26,9 +26,9 @@ VOCAB = SHAPE["vocab_size"]
 Config = dict[str, Any]
 
 
-def make_target(root: Path) -> Path:
+def make_target(root: Path, seed: int = 0) -> Path:
     """Save a target of eight layers, so that EAGLE-3's own choice of three is one."""
-    return make_llama(root, num_hidden_layers=LAYERS)
+    return make_llama(root, seed, num_hidden_layers=LAYERS)
 
 
 def random_values(tensors: dict[str, Tensor], seed: int = 1) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from tests.dialects.nets import config_of, contents
 
 MODELS = Path(__file__).parents[2] / "recipes" / "models"
 HEAD, TARGET = MODELS / "quickstart-eagle3", MODELS / "quickstart-target"
+MEDUSA, MEDUSA_FILE = MODELS / "quickstart-medusa", "medusa_lm_head.safetensors"
 
 
 def test_to_speculators_and_back(trtspec: Run, tmp_path: Path) -> None:
@@ -28,6 +29,18 @@ def test_to_speculators_and_back(trtspec: Run, tmp_path: Path) -> None:
     assert shown.out.endswith("eagle3 from speculators to specforge, 15 tensors, 3,545,088 bytes\n")
     assert contents(back) == contents(HEAD)
     assert config_of(back)["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [1, 3, 4]
+
+
+def test_medusa_heads_to_vllm_and_back(trtspec: Run, tmp_path: Path) -> None:
+    there, back = tmp_path / "there", tmp_path / "back"
+    shown = trtspec("convert-draft", MEDUSA, "--to", "vllm", "-o", there)
+    assert shown.out.endswith("medusa from fasterdecoding to vllm, 12 tensors, 4,328,448 bytes\n")
+    assert trtspec("convert-draft", there, "--to", "fasterdecoding", "-o", back).code == 0
+    assert (back / MEDUSA_FILE).read_bytes() == (MEDUSA / MEDUSA_FILE).read_bytes()
+    shown = trtspec("convert-draft", there, "--to", "speculators", "-o", tmp_path / "out")
+    assert (
+        "speculators has no medusa drafts\nhint: dialects that have them: fasterdecoding, modelopt, vllm" in shown.err
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,17 @@ from typing import Any
 
 import pytest
 
+from tests.dialects.medusa_nets import HEADS
 from tests.dialects.nets import NETS, config_of, contents, make_target
 from tests.methods.eagle3_heads import random_head, save_head
 from trtspec.dialects.convert import convert_draft
 from trtspec.dialects.dialect import forms_of
 from trtspec.errors import TrtspecError
 
+DRAFTS = NETS | HEADS
 WAYS = [
     (kind, start, other)
-    for kind, start in NETS
+    for kind, start in DRAFTS
     for other in forms_of(kind)
     if other != start and (kind, other) != ("eagle3", "deepspec")  # which drafts the whole vocabulary
 ]
@@ -29,7 +31,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("kind", "start", "other"), WAYS, ids=[" ".join(way) for way in WAYS])
 def test_there_and_back(kind: str, start: str, other: str, target: Path, tmp_path: Path) -> None:
-    source, where = NETS[kind, start](tmp_path / "source"), str(target)
+    source, where = DRAFTS[kind, start](tmp_path / "source"), str(target)
     # the first conversion writes what the dialect leaves to defaults, and completes tensors that have to be there
     first = convert_draft(source, start, tmp_path / "first", where)
     assert (first.draft.kind, first.draft.dialect) == (kind, start)

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from tests.check.finding import problems_of
 from tests.conftest import Run
+from tests.dialects.medusa_nets import by_vllms_names
 from tests.methods.heads import HIDDEN, VOCAB, Tensors, convert_with, random_heads, save_heads
 from tests.quant import modelopt
 from tests.tiny import PAIR_VOCAB, TARGET_SHAPE, make_llama
@@ -70,6 +71,24 @@ class TestConversion:
             joined = torch.cat([rank[ours] for rank in ranks])
             assert len(joined) == -(-len(tensors[theirs]) // tensor) * tensor  # the vocabulary is padded
             assert torch.equal(joined[: len(tensors[theirs])], tensors[theirs])
+
+    def test_vllms_names_are_read_too(self, source: Path, tmp_path: Path) -> None:
+        """Blocks without a bias get zeros, and one matrix of all heads is stored with each."""
+        tensors = random_heads(4, vocab=VOCAB - 1)
+        blocks = {name: value for name, value in tensors.items() if name.endswith("linear.weight")}
+        named = by_vllms_names(blocks) | {"lm_head.weight": tensors["0.1.weight"]}
+        heads = save_heads(tmp_path / "heads", named, original_lm_head=True)
+        assert read(heads, source).head.num_parameters == 4 * HIDDEN * HIDDEN + (VOCAB - 1) * HIDDEN
+        (ours,) = heads_of(convert_with(source, heads, tmp_path / "out"))
+        for theirs, name in ((theirs, name) for head in range(4) for theirs, name in stored_names(head, 1).items()):
+            expected = tensors[theirs if "linear" in theirs else "0.1.weight"]
+            assert torch.equal(ours[name], torch.zeros_like(expected) if name.endswith("bias") else expected)
+
+    def test_heads_without_a_matrix_are_refused_with_what_helps(self, source: Path, tmp_path: Path) -> None:
+        blocks = {name: value for name, value in random_heads().items() if "linear" in name}
+        (found,) = read(save_heads(tmp_path / "heads", blocks), source).head.diagnostics
+        assert found.message == "the heads share the target's LM head, which is not among their tensors"
+        assert found.hint == "turn them into vLLM's format, which has it: trtspec convert-draft, with --target"
 
     def test_what_config_json_says(self, source: Path, tmp_path: Path) -> None:
         """The source's own says 2 heads, as published ones do that hold 5."""

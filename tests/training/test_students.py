@@ -11,8 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from tests.dialects.medusa_nets import by_vllms_names
 from tests.methods.eagle3_heads import aux_states, formula_of, random_head
+from tests.methods.heads import save_heads
 from tests.tiny import FAMILY_SHAPES, reference_model
 from tests.training.made import BLOCKS, PAIRS, RUN, SETTINGS, head_pair, model_pair, random_texts, student_of, texts_of
 from tests.training.naive import NAIVE, naive_loss
@@ -93,6 +96,22 @@ def test_a_heads_passes_are_the_formulas(kind: str, layout: str, tmp_path: Path)
             for place in range(len(text) - 2 - step):
                 wanted = formula.draft(text[: place + 2], states, text[place + 2 : place + 2 + step])
                 torch.testing.assert_close(passes[step][place], wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_medusa_heads_by_vllms_names_are_trained_as_any(tmp_path: Path) -> None:
+    """Where they have no biases, as with biases of zeros; what was trained has their names."""
+    target, source, _ = PAIRS["medusa"](tmp_path)
+    tensors = load_file(source / "medusa_lm_head.safetensors")
+    zeros = tensors | {name: torch.zeros_like(each) for name, each in tensors.items() if name.endswith("bias")}
+    unbiased = by_vllms_names({name: each for name, each in tensors.items() if not name.endswith("bias")})
+    roots = save_heads(tmp_path / "zeros", zeros), save_heads(tmp_path / "unbiased", unbiased)
+    texts = random_texts(3)
+    batch, found = Batch.of(texts, CPU), []
+    for root in roots:
+        student, lessons = student_of("medusa", target, root, texts, draft_len=5)
+        found.append(batch_loss(student, student.tensors.view(), batch, lessons, LOSSES["kl"]))
+    assert found[0].item() == found[1].item()
+    assert student.tensors.trained().keys() == unbiased.keys()
 
 
 def chain_of(method: str, draft_len: int) -> EngineSettings:

@@ -14,7 +14,11 @@ from trtspec.cli.options import Json
 
 def convert_draft(
     source: Annotated[
-        Path, typer.Argument(metavar="SOURCE", help="The directory of a draft: config.json and *.safetensors.")
+        Path,
+        typer.Argument(
+            metavar="SOURCE",
+            help="The directory of an EAGLE-3, P-EAGLE, DFlash, DSpark or Medusa draft: config.json and *.safetensors.",
+        ),
     ],
     to: Annotated[
         str,

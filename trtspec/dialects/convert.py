@@ -10,13 +10,11 @@ from typing import Any
 
 from trtspec.checkpoint.source import load_source
 from trtspec.checkpoint.write import OnBytes, Part, new_directory, write_config, write_tensors
-from trtspec.dialects.dialect import find_dialect, find_form
+from trtspec.dialects.dialect import Form, find_dialect, find_form
 from trtspec.dialects.draft import Draft, read_draft
 from trtspec.dialects.render import render_config
 from trtspec.dialects.tensors import left_out, render_tensors
 from trtspec.models.source_model import SourceModel, load_model
-
-WEIGHTS = "model.safetensors"
 
 OnProgress = Callable[[str, int, int], None]
 
@@ -50,6 +48,7 @@ class Rendered:
 
     draft: Draft
     to: str
+    form: Form
     config: dict[str, Any]
     parts: list[Part]
     target: SourceModel | None
@@ -58,7 +57,7 @@ class Rendered:
         """Write it to `out`, whole or not at all."""
         with new_directory(out) as temporary:
             write_config(temporary, self.config)
-            write_tensors(temporary / WEIGHTS, self.parts, _counted(on_progress, self.parts))
+            write_tensors(temporary / self.form.weights, self.parts, _counted(on_progress, self.parts))
             written = _read_back(temporary, self.draft, self.target)
         return Converted(self.draft, self.to, out, len(written), sum(each.nbytes for each in written.values()))
 
@@ -78,7 +77,7 @@ def render_draft(
     form = find_form(to, draft.kind)
     parts = render_tensors(draft, form, model)
     config = render_config(draft, to, form, model, named or target, left_out(draft, parts))
-    return Rendered(draft, to, config, parts, model)
+    return Rendered(draft, to, form, config, parts, model)
 
 
 def convert_draft(

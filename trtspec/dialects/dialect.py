@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trtspec.errors import TrtspecError
+from trtspec.methods.medusa_heads import Names
 from trtspec.registry import discover_all, find
 
 PACKAGE, ATTRIBUTE = "trtspec.dialects.formats", "DIALECT"
 
+WEIGHTS = "model.safetensors"
 EMBEDDING, LM_HEAD = OF_THE_TARGET = "embed_tokens.weight", "lm_head.weight"
 
 
@@ -53,7 +55,10 @@ class Form:
 
     `renames` maps beginnings of tensor names to the dialect's own. `needs` are tensors without which it is not loaded,
     `shared` those that it takes from the target instead, and `lacks` has a regular expression of those that it has
-    none of, with the reason.
+    none of, with the reason. `told_by_tensors` are facts that need no key.
+
+    Medusa heads have `names` of their own, and no layers; with a prefix among them they are written into the target's
+    own config and tensors. `names_target` is a key that has to name the target. `weights` is the file of the tensors.
     """
 
     architecture: str
@@ -70,11 +75,20 @@ class Form:
     maps_whole_vocabulary: bool = False  # d2t and t2d are there although all tokens are drafted
     has_t2d: bool = True
     says_verifier: bool = False  # speculators_config
+    told_by_tensors: tuple[str, ...] = ()
+    names: Names | None = None
+    names_target: str = ""
+    weights: str = WEIGHTS
 
     @property
     def paths(self) -> set[tuple[str, ...]]:
         """Return where it has keys of its own."""
         return {key.path for key in self.keys} | set(self.fixed) | {tuple(key.split(".")) for key in self.carried}
+
+    @property
+    def is_whole_model(self) -> bool:
+        """Tell whether the target's own config and tensors are in its files."""
+        return self.names is not None and bool(self.names.prefix)
 
     @property
     def key_of(self) -> dict[str, Key]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,11 +16,14 @@ from trtspec.checkpoint.trtllm import MOST_LAYERS
 from trtspec.diagnostics import Diagnostic
 from trtspec.dialects.dialect import OF_THE_TARGET, forms_of
 from trtspec.dialects.facts import READERS, SOFT, Facts
+from trtspec.dialects.heads import KIND as MEDUSA
+from trtspec.dialects.heads import check_heads, claimed_target
 from trtspec.dialects.keys import LEFT_OUT, Carried, carried_keys, check_keys, layer_keys
 from trtspec.dialects.names import shared_names
 from trtspec.errors import CheckpointError
 from trtspec.families.decoder import read_decoder
 from trtspec.methods.base import HeadTarget, find_method, methods
+from trtspec.methods.medusa import OF_THE_BASE, SHARED
 from trtspec.models.source_model import SourceModel
 
 # What the methods' rules leave to engines.
@@ -35,7 +38,8 @@ class Draft:
     """A draft of one `kind`, a method's name, that was found in the dialect `dialect`.
 
     `layer` is the config of its layers, `tensors` are by the names that most dialects share. `carried` are keys by
-    dialect that nothing computes with. `warnings` are what its readers warn of.
+    dialect that nothing computes with. `beside` are the target's own tensors among which it lies, by their own names.
+    `warnings` are what its readers warn of.
     """
 
     kind: str
@@ -45,6 +49,7 @@ class Draft:
     tensors: dict[str, TensorInfo]
     carried: Carried
     where: str
+    beside: dict[str, TensorInfo]
     warnings: tuple[Diagnostic, ...]
 
     @property
@@ -67,8 +72,9 @@ def read_draft(source: Source, target: SourceModel | None = None, drop: frozense
     kind = _kind_of(source)
     if source.quantization or source.config.get("quantization_config"):
         raise source.reader.refuse("its weights are quantized; drafts are converted from unquantized ones")
-    config = target.config if target else _claimed(source)
-    warnings = tuple(_check(source, kind, config, target))
+    config = target.config if target else claimed_target(source) if kind == MEDUSA else _claimed(source)
+    found, skipped = _check(source, kind, config, target)
+    warnings = (*found, *(check_heads(source, target) if kind == MEDUSA else ()))
     name = _dialect_of(source, kind)
     form = forms_of(kind)[name]
     check_keys(source, kind, form, drop)
@@ -76,7 +82,8 @@ def read_draft(source: Source, target: SourceModel | None = None, drop: frozense
     facts = READERS[kind](source, config)
     facts[SOFT] = target.config.num_layers if target else facts[SOFT] or _soft(carried)
     tensors = shared_names(source, kind, form)
-    return Draft(kind, name, facts, layer_keys(source, form), tensors, carried, str(source.root), warnings)
+    beside = {name: source.tensors[name] for name, why in skipped.items() if why == OF_THE_BASE.reason}
+    return Draft(kind, name, facts, layer_keys(source, form), tensors, carried, str(source.root), beside, warnings)
 
 
 def _kind_of(source: Source) -> str:
@@ -97,20 +104,27 @@ def _claimed(source: Source) -> ModelConfig:
     return replace(config, hidden_size=hidden, num_layers=layers)
 
 
-def _check(source: Source, kind: str, config: ModelConfig, target: SourceModel | None) -> Iterator[Diagnostic]:
-    """Yield warnings; raises CheckpointError for errors, as `trtspec check` reports them."""
+def _check(
+    source: Source, kind: str, config: ModelConfig, target: SourceModel | None
+) -> tuple[Sequence[Diagnostic], dict[str, str]]:
+    """Return warnings, and tensors that are left out by name, each with the reason.
+
+    Raises CheckpointError for errors, as `trtspec check` reports them.
+    """
     method = find_method(kind)
-    if method.read_head is None:
+    suggestion = method.suggest(source) if method.suggest else None
+    if method.read_head is None or suggestion is None:
         raise ValueError(f"{kind} drafts with no head")
-    head = method.read_head(source, HeadTarget(config, target.rules if target else (), 1), method.options())
+    options = method.options(**suggestion.options)
+    head = method.read_head(source, HeadTarget(config, target.rules if target else (), 1), options)
     skipped = match(head.rules, head.skips, source).skipped
-    if odd := [name for name in skipped if not _OPTIONAL.fullmatch(name)]:
+    if odd := [name for name, why in skipped.items() if not (_OPTIONAL.fullmatch(name) or why == OF_THE_BASE.reason)]:
         message = f"has tensors that no dialect of {kind} is known to have: {', '.join(odd[:8])}"
         raise CheckpointError(message, where=str(source.root))
-    errors = [each for each in head.diagnostics if each.severity == "error"]
+    errors = [each for each in head.diagnostics if each.severity == "error" and each.code != SHARED]
     if errors:
         raise CheckpointError("; ".join(each.message for each in errors), where=str(source.root), hint=errors[0].hint)
-    yield from head.diagnostics
+    return [each for each in head.diagnostics if each.code != SHARED], skipped
 
 
 def _dialect_of(source: Source, kind: str) -> str:

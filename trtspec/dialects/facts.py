@@ -15,6 +15,7 @@ from trtspec.checkpoint.source import Source
 from trtspec.methods.block_net import Keys, read_block_net
 from trtspec.methods.eagle3 import find_names, named_aux_layers, read_head_config
 from trtspec.methods.fit import mask_token
+from trtspec.methods.medusa_heads import find_heads
 
 Facts = dict[str, Any]
 
@@ -64,11 +65,25 @@ def _block(kind: str) -> Callable[[Source, ModelConfig], Facts]:
     return read
 
 
+def _medusa(source: Source, target: ModelConfig) -> Facts:
+    heads = find_heads(source)
+    return {
+        "num_heads": heads.num_heads,
+        "num_layers": heads.num_layers,
+        "hidden_size": heads.hidden_size,
+        "vocab_size": heads.vocab_size or target.vocab_size,
+        "has_bias": heads.has_bias,
+        "shares_lm_head": heads.shared is not None,
+        SOFT: None,
+    }
+
+
 READERS: Mapping[str, Callable[[Source, ModelConfig], Facts]] = {
     "eagle3": _eagle3,
     "p_eagle": _p_eagle,
     "dflash": _block("dflash"),
     "dspark": _block("dspark"),
+    "medusa": _medusa,
 }
 
 

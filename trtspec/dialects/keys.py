@@ -8,6 +8,7 @@ from typing import Any
 
 from trtspec.checkpoint.source import Source
 from trtspec.dialects.dialect import Form, forms_of
+from trtspec.methods.medusa_heads import find_heads
 
 CARRIED = "trtspec_carried"  # what a dialect says that another has no key for and nothing computes with, by dialect
 LEFT_OUT = "left_out"  # among its facts: tensors that came from the target and are with it again
@@ -47,7 +48,9 @@ def put(config: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
 
 
 def layer_keys(source: Source, form: Form) -> dict[str, Any]:
-    """Return the config of a draft's layers."""
+    """Return the config of a draft's layers; Medusa heads have none."""
+    if form.names:
+        return {}
     section = source.reader.section(form.section) if form.section else source.reader
     return {key: value for key, value in (section.values if section else {}).items() if key in LAYER_KEYS}
 
@@ -77,7 +80,9 @@ def check_keys(source: Source, kind: str, form: Form, drop: frozenset[str]) -> N
 
 def _odd_keys(source: Source, kind: str, form: Form) -> Iterator[str]:
     paths = {path for each in forms_of(kind).values() for path in each.paths}
-    outer = {*(path[0] for path in paths), "architectures", CARRIED, form.section, *LAYER_KEYS, *_ALIASES}
+    # beside Medusa heads vLLM takes the last number of heads or layers for theirs
+    of_layers = LAYER_KEYS if form.names is None or find_heads(source).names.prefix else ()
+    outer = {*(path[0] for path in paths), "architectures", CARRIED, form.section, *of_layers, *_ALIASES}
     yield from _others(source.config, "", outer)
     if form.section:
         yield from _others(source.config.get(form.section), f"{form.section}.", {*LAYER_KEYS, "architectures"})

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from trtspec.checkpoint.safetensors import TensorInfo
 from trtspec.checkpoint.source import Source
-from trtspec.dialects.dialect import Form
+from trtspec.dialects.dialect import LM_HEAD, Form
+from trtspec.dialects.facts import Facts
 from trtspec.methods.eagle3 import find_names
+from trtspec.methods.medusa_heads import Heads, find_heads
 
 EAGLE = ("eagle3", "p_eagle")
 # Kept for training, or computed.
@@ -19,8 +21,24 @@ _BARE = re.compile(r"(markov_w[12]|gate_proj|joint_proj)\..*")
 
 
 def shared_names(source: Source, kind: str, form: Form) -> dict[str, TensorInfo]:
-    """Return a draft's tensors by the names that most dialects share."""
-    return dict(_renamed(source, kind, form))
+    """Return a draft's tensors by the names that most dialects share; those of Medusa heads are TensorRT-LLM's."""
+    return dict(_of_heads(source) if form.names else _renamed(source, kind, form))
+
+
+def own_names(facts: Facts, form: Form) -> Callable[[str], str]:
+    """Return what gives a dialect's own name of a tensor."""
+    if form.names is None:
+        return lambda name: _replace_start(name, form.renames)
+    heads = Heads(facts["num_heads"], facts["num_layers"], facts["hidden_size"], facts["vocab_size"], form.names)
+    named = {rule.name: rule.sources[0].name for rule in heads.rules()}
+    return lambda name: named.get(name, name)
+
+
+def _of_heads(source: Source) -> Iterator[tuple[str, TensorInfo]]:
+    heads = find_heads(source)
+    for rule in heads.rules():
+        if stored := rule.sources[0].name:
+            yield LM_HEAD if stored == heads.shared else rule.name, source.tensors[stored]
 
 
 def _renamed(source: Source, kind: str, form: Form) -> Iterator[tuple[str, TensorInfo]]:
@@ -38,12 +56,6 @@ def _renamed(source: Source, kind: str, form: Form) -> Iterator[tuple[str, Tenso
         yield _replace_start(name, back), tensor
 
 
-def own_name(name: str, form: Form) -> str:
-    """Return a dialect's own name of a tensor."""
-    return _replace_start(name, form.renames)
-
-
 def _replace_start(name: str, starts: Mapping[str, str]) -> str:
-
     start = next((start for start in starts if name.startswith(start)), None)
     return name if start is None else f"{starts[start]}{name.removeprefix(start)}"

@@ -9,6 +9,7 @@ from typing import Any
 from trtspec.dialects.dialect import Form
 from trtspec.dialects.draft import Draft
 from trtspec.dialects.facts import SOFT, neutral
+from trtspec.dialects.heads import KIND as MEDUSA
 from trtspec.dialects.keys import CARRIED, LEFT_OUT, put
 from trtspec.methods.base import find_method
 from trtspec.methods.eagle3 import default_aux_layers
@@ -27,7 +28,7 @@ def render_config(
     Raises CheckpointError for a fact that the dialect cannot say, and for one that it needs and nobody knows.
     """
     others = {key: value for key, value in draft.carried.items() if key not in (name, "facts")}
-    config: dict[str, Any] = {"architectures": [form.architecture], **({} if form.section else draft.layer)}
+    config = _begun(draft, form, target)
     for key, value in {**form.carried, **draft.carried.get(name, {})}.items():
         if value is not None:
             put(config, tuple(key.split(".")), value)
@@ -37,12 +38,25 @@ def render_config(
         put(config, form.key_of[fact].path, value)
     if form.section:
         config[form.section] = draft.layer
+    if form.names_target and form.names_target not in config:
+        if not written:
+            raise draft.refuse(f"{form.names_target} names the target, and nobody has named it", "give --target")
+        config[form.names_target] = written
     if form.says_verifier and VERIFIER not in config:
         config[VERIFIER] = _verifier(draft, target, written)
     soft = draft.facts[SOFT] if SOFT not in form.key_of and not target else None
     if facts := {key: value for key, value in ((SOFT, soft), (LEFT_OUT, left_out)) if value}:
         others["facts"] = facts
     return {**config, CARRIED: others} if others else config
+
+
+def _begun(draft: Draft, form: Form, target: SourceModel | None) -> dict[str, Any]:
+    """Return what other keys are added to: the layers', or the target's config where the draft lies in its files."""
+    if form.is_whole_model and target:
+        return dict(target.source.config)
+    if form.names:
+        return {}
+    return {"architectures": [form.architecture], **({} if form.section else draft.layer)}
 
 
 def _told(draft: Draft, form: Form, target: SourceModel | None) -> dict[str, Any]:
@@ -55,6 +69,8 @@ def _told(draft: Draft, form: Form, target: SourceModel | None) -> dict[str, Any
     for fact, value in facts.items():
         plain = neutral(fact, draft.layer)
         key = form.key_of.get(fact)
+        if fact in form.told_by_tensors:
+            continue
         if key is None:
             _check_meant(draft, form, fact, value, form.means.get(fact, plain))
         elif value is None and key.is_needed:
@@ -72,7 +88,7 @@ def _check_meant(draft: Draft, form: Form, fact: str, value: Any, meant: Any) ->
     if fact == SOFT or value == meant or (not value and not meant):
         return
     message = f"{form.architecture} has no key for {fact} = {_shown(value)}, and means {_shown(meant or False)}"
-    raise draft.refuse(message, "choose a dialect that can say it, as speculators")
+    raise draft.refuse(message, "choose a dialect that can say it" + ", as speculators" * (draft.kind != MEDUSA))
 
 
 def _shown(value: Any) -> str:

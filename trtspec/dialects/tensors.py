@@ -5,21 +5,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
-from trtspec.checkpoint.rules import find_parts
 from trtspec.checkpoint.safetensors import TensorInfo
-from trtspec.checkpoint.trtllm import EMBEDDING as TARGET_EMBEDDING
-from trtspec.checkpoint.trtllm import LM_HEAD as TARGET_LM_HEAD
-from trtspec.checkpoint.write import Part, chunks
-from trtspec.dialects.dialect import EMBEDDING, LM_HEAD, Form
+from trtspec.checkpoint.write import Part
+from trtspec.dialects.borrowed import RULES, of_target, same
+from trtspec.dialects.dialect import LM_HEAD, Form
 from trtspec.dialects.draft import Draft
-from trtspec.dialects.names import own_name
+from trtspec.dialects.names import own_names
 from trtspec.methods.fit import drafted_ids
 from trtspec.models.source_model import SourceModel
 
 D2T, T2D = "d2t", "t2d"
 MAPS = (D2T, T2D)
-RULES = {EMBEDDING: TARGET_EMBEDDING, LM_HEAD: TARGET_LM_HEAD}
+DRAFTED = "draft_vocab_size"
 
 
 def render_tensors(draft: Draft, form: Form, target: SourceModel | None) -> list[Part]:
@@ -28,6 +27,7 @@ def render_tensors(draft: Draft, form: Form, target: SourceModel | None) -> list
     Raises CheckpointError for one that it has no name for, and for one that it needs and neither draft nor target have.
     """
     _check_lacking(draft, form)
+    _check_beside(draft, target)
     parts = {name: Part.copy(name, tensor) for name, tensor in draft.tensors.items() if name not in MAPS}
     for name in form.shared:
         if name in parts and (name != LM_HEAD or not _is_reduced(draft)):
@@ -35,10 +35,13 @@ def render_tensors(draft: Draft, form: Form, target: SourceModel | None) -> list
             del parts[name]
     parts |= {part.name: part for part in _maps(draft, form)}
     returning = [name for name in draft.left_out if target and name not in form.shared]
-    for name in (*form.needs, *returning):
+    shared = [LM_HEAD] if draft.facts.get("shares_lm_head") and LM_HEAD not in form.shared else []
+    for name in (*form.needs, *returning, *shared):
         if name not in parts:
             parts[name] = Part.copy(name, _borrow(draft, name, target))
-    return [Part(own_name(name, form), part.dtype, part.shape, part.data) for name, part in sorted(parts.items())]
+    own_name = own_names(draft.facts, form)
+    found = [replace(part, name=own_name(name)) for name, part in parts.items()] + _beside(draft, form, target)
+    return sorted(found, key=lambda part: part.name)
 
 
 def left_out(draft: Draft, parts: list[Part]) -> list[str]:
@@ -48,7 +51,7 @@ def left_out(draft: Draft, parts: list[Part]) -> list[str]:
 
 
 def _is_reduced(draft: Draft) -> bool:
-    return bool(draft.facts["draft_vocab_size"] < draft.layer["vocab_size"])
+    return DRAFTED in draft.facts and bool(draft.facts[DRAFTED] < draft.layer["vocab_size"])
 
 
 def _check_lacking(draft: Draft, form: Form) -> None:
@@ -62,21 +65,28 @@ def _check_shared(draft: Draft, name: str, target: SourceModel | None) -> None:
     """Raise CheckpointError unless a tensor that is left out is the target's, bit for bit."""
     if target is None:
         raise draft.refuse(f"has a {name}, which this dialect takes from the target", "give --target to compare them")
-    if not _equal(draft.tensors[name], _of_target(name, target)):
+    if not same(draft.tensors[name], of_target(name, target)):
         message = f"its {name} is not the target's, and this dialect takes the target's"
         raise draft.refuse(message, "choose a dialect that has a place for it")
 
 
-def _equal(one: TensorInfo, other: TensorInfo) -> bool:
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
-        return False
-    return all(left == right for left, right in zip(chunks(one), chunks(other), strict=True))
+def _check_beside(draft: Draft, target: SourceModel | None) -> None:
+    """Raise CheckpointError unless the model that a draft lies in is the target, bit for bit."""
+    for name, tensor in draft.beside.items():
+        if target is None:
+            raise draft.refuse("lies in a whole model, which stays behind", "give --target to compare them")
+        theirs = target.source.tensors.get(name)
+        if theirs is None or not same(tensor, theirs):
+            raise draft.refuse(f"its {name} is not the target's", "give the target that it was trained with")
 
 
-def _of_target(name: str, target: SourceModel) -> TensorInfo:
-    rules = [rule for rule in target.rules if rule.target == RULES[name]]
-    ((tensor,),) = find_parts(rules, target.source).values()
-    return tensor
+def _beside(draft: Draft, form: Form, target: SourceModel | None) -> list[Part]:
+    """Return the target's own tensors, for a dialect whose drafts lie in a whole model."""
+    if not form.is_whole_model:
+        return []
+    if target is None:
+        raise draft.refuse("this dialect has heads in their target's files", "give --target")
+    return [Part.copy(name, tensor) for name, tensor in target.source.tensors.items()]
 
 
 def _borrow(draft: Draft, name: str, target: SourceModel | None) -> TensorInfo:
@@ -85,12 +95,14 @@ def _borrow(draft: Draft, name: str, target: SourceModel | None) -> TensorInfo:
         raise draft.refuse(f"has no {name}, which this dialect needs", "choose another dialect")
     if target is None:
         raise draft.refuse(f"has no {name}: it is the target's, and this dialect needs it", "give --target")
-    return _of_target(name, target)
+    return of_target(name, target)
 
 
 def _maps(draft: Draft, form: Form) -> Iterator[Part]:
     """Yield d2t (the target's id of a drafted token less its own) and t2d (whether a token is drafted)."""
-    drafted, vocab = draft.facts["draft_vocab_size"], draft.layer["vocab_size"]
+    if DRAFTED not in draft.facts:
+        return
+    drafted, vocab = draft.facts[DRAFTED], draft.layer["vocab_size"]
     if drafted == vocab and not form.maps_whole_vocabulary:
         return
     stored = draft.tensors.get(D2T)

@@ -73,7 +73,8 @@ class DraftHead:
     @property
     def num_parameters(self) -> int:
         """Return the number of the head's own parameters; source tensors that several targets share count once."""
-        return sum({tensor.name: prod(tensor.shape) for rule in self.rules for tensor in rule.sources}.values())
+        stored = {tensor.name: tensor.shape for rule in self.rules for tensor in rule.sources if tensor.name}
+        return sum(map(prod, stored.values()))
 
 
 @dataclass(frozen=True)

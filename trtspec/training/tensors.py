@@ -40,7 +40,8 @@ class SourceTensors:
         self.source, self.rules = source, {rule.name: rule for rule in rules}
         self._lora = lora
         self._replaced: set[str] = set()
-        named = {tensor.name: rule for rule in rules for tensor in rule.sources}
+        self.device = device
+        named = {tensor.name: rule for rule in rules for tensor in rule.sources if tensor.name}
         for name, rule in named.items():
             if source.tensors[name].dtype not in (*TRAINABLE, "I64") or rule.experts:
                 what = "experts" if rule.experts else source.tensors[name].dtype
@@ -117,6 +118,8 @@ class ConvertedView(Mapping[str, Tensor]):
         return whole + rule.plus if rule.plus else whole
 
     def _rows(self, asked: SourceTensor) -> Tensor:
+        if not asked.name:
+            return torch.zeros(asked.shape, device=self._tensors.device)
         whole = self._tensors.tensor(asked.name)
         rows = whole[asked.first_row : asked.first_row + asked.shape[0]] if asked.stored_rows else whole
         missing = asked.target_rows - len(rows)

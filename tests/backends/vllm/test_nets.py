@@ -161,7 +161,10 @@ def test_medusa_heads_are_read_under_their_published_names_from_0_25_on() -> Non
     assert errors("0.25.0", "medusa") == {}
     found = errors("0.24.0", "medusa")[f"{MODEL} net-class"]
     assert found.message == "vLLM 0.24.0 does not know the names of the heads' tensors, and drafts without them"
-    assert found.hint == "vLLM 0.25.0 to 0.32.0 can: see engine.version"
+    can = "vLLM 0.25.0 to 0.32.0 can: see engine.version"
+    assert found.hint == f"trtspec convert-draft --to vllm renames them; {can}"
+    own = {"blocks.0.layers.0.weight": TensorInfo("blocks.0.layers.0.weight", "BF16", (9, 9), Path("/nowhere"), 0, 162)}
+    assert errors("0.24.0", "medusa", draft_facts=replace(net(), tensors=own)) == {}
 
 
 def test_what_vllm_reads_of_medusa_heads_has_to_stand_in_their_config() -> None:

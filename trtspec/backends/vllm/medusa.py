@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from trtspec.backends.context import PlanContext
 from trtspec.backends.vllm.versions import VllmRelease, cite, having
 from trtspec.diagnostics import Diagnostic
+from trtspec.methods.medusa_heads import LISTED
 
 MODEL, NAMES = "speculation.draft.model", "maps_medusa_names"
 LOADER, CONFIG = "model_executor/models/medusa.py", "transformers_utils/configs/medusa.py"
@@ -19,9 +20,9 @@ def check_medusa(context: PlanContext, release: VllmRelease) -> Iterable[Diagnos
     if context.recipe.speculation.method != "medusa":
         return
     net, wanted = context.sources["draft"], context.sources["target"].config.get("hidden_size", HIDDEN_SIZE)
-    if NAMES not in release.does:
+    if NAMES not in release.does and not LISTED.blocks(net):
         message = f"vLLM {release.version} does not know the names of the heads' tensors, and drafts without them"
-        hint = having(lambda each: NAMES in each.does)
+        hint = f"trtspec convert-draft --to vllm renames them; {having(lambda each: NAMES in each.does)}"
         yield Diagnostic(MODEL, "net-class", message, hint, source=cite(release, LOADER))
     if (size := net.config.get("hidden_size", HIDDEN_SIZE)) != wanted:
         message = f"vLLM takes the heads for those of hidden states of {size}, the target's have {wanted}"

@@ -2,13 +2,16 @@
 """NVIDIA's ModelOpt: NVIDIA/Model-Optimizer:modelopt/torch/export/plugins/hf_spec_export.py@0.47.0.
 
 Its EAGLE-3 heads have no tensor but those of LLAMA_EAGLE_SINGLE_LAYER there, so neither t2d nor an embedding. Block
-nets are z-lab's, with `causal`, and the Markov head's tensors at the top.
+nets are z-lab's, with `causal`, and the Markov head's tensors at the top. Medusa heads lie in their target's files
+(modelopt/torch/speculative/plugins/hf_medusa.py there).
 """
 
 from __future__ import annotations
 
 from trtspec.dialects.block_keys import BLOCK, MARKOV
 from trtspec.dialects.dialect import EMBEDDING, LM_HEAD, Dialect, Form, Key
+from trtspec.dialects.head_keys import SIZES
+from trtspec.methods.medusa_heads import IN_A_MODEL
 
 _INNER = "dflash_config"
 _ONLY = "its exporter writes no such tensor"
@@ -43,6 +46,17 @@ DIALECT = Dialect(
             marks=(_INNER, f"{_INNER}.causal"),
             shared=(EMBEDDING, LM_HEAD),
             has_t2d=False,
+        ),
+        "medusa": Form(
+            "ModelOpt's MedusaModel",
+            (
+                Key("num_heads", ("medusa", "num_medusa_heads")),
+                Key("num_layers", ("medusa", "num_medusa_layers")),
+                *SIZES,
+            ),
+            means={"has_bias": True},
+            marks=("medusa.num_medusa_heads", "medusa_heads."),
+            names=IN_A_MODEL,
         ),
         "dspark": Form(
             "DFlashDraftModel",

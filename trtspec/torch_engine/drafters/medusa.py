@@ -15,7 +15,7 @@ from torch import Tensor
 from trtspec.checkpoint.rules import Rule
 from trtspec.kernels.tree import Tree, in_node_order
 from trtspec.methods.choices import Choice, most_ranks
-from trtspec.methods.medusa import Heads
+from trtspec.methods.medusa_heads import Heads
 from trtspec.torch_engine.drafting.base import Draft, DraftSampling, Setup
 from trtspec.torch_engine.drafting.last_hidden import LastHiddenDrafter
 from trtspec.torch_engine.model.decoder import Decoder

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from trtspec.methods.medusa import Heads
+from trtspec.methods.medusa_heads import Heads
 from trtspec.training.blank import Blank, Maker, Origin
 
 LAYERS = 1

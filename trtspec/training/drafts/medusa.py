@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trtspec.checkpoint.source import load_source
-from trtspec.methods.medusa import find_heads
+from trtspec.methods.medusa_heads import find_heads
 from trtspec.torch_engine.model.decoder import FINAL
 from trtspec.training.batches import Batch
 from trtspec.training.layers import View

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trtspec.checkpoint.tokenizer import Tokenizer
-from trtspec.dialects.convert import WEIGHTS
+from trtspec.dialects.dialect import WEIGHTS
 from trtspec.errors import TrtspecError
 from trtspec.training.messages import AS_THEY_ARE, write_messages
 from trtspec.training.texts import Text

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from trtspec.checkpoint.tokenizer import Tokenizer
-from trtspec.dialects.convert import WEIGHTS
+from trtspec.dialects.dialect import WEIGHTS
 from trtspec.training.texts import Text
 from trtspec.training.trainer import (
     DRAFT,
