@@ -27,6 +27,7 @@ def medusa(target: LlamaForCausalLM, own: torch.Tensor) -> tuple[nn.Module, Docu
         "base_model_name_or_path": "quickstart-target",
         "medusa_num_heads": MEDUSA_HEADS,
         "medusa_num_layers": 1,
+        "medusa_fc_bias": True,
         "hidden_size": target.config.hidden_size,
         "vocab_size": target.config.vocab_size,
         "torch_dtype": "bfloat16",
