@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -32,13 +32,15 @@ class AnswerPrompts(Step):
     """Write `texts.jsonl` with an answer of at most `max_tokens` tokens to each prompt, of a token at least.
 
     Answers that came with the prompts are used where the target would give them, and refused where not. `sampled` is
-    how many further answers each training prompt gets, of temperature 1. `settings` are the engine's, as JSON.
+    how many further answers each training prompt gets, of temperature 1. `settings` are the engine's, as JSON. `model`
+    is the `bare_key` of `target`: what drafts from inside it changes no answer.
     """
 
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
     RESUMABLE: ClassVar[bool] = True
 
-    target: ConvertCheckpoint
+    target: ConvertCheckpoint = field(metadata={"key": False})
+    model: str
     tokenizer: Files
     prompts: SplitPrompts
     settings: str
