@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The answers are made anew where something changes them, and only there: not for another draft."""
+"""The answers are made anew where something changes them, not for another draft; and what a draft's step costs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from tests.tiny import make_llama, make_tokenizer
 from tests.training.made import SETTINGS
 from tests.training.test_blanks import METHODS, make
 from tests.training.test_train import prompts_file
 from trtspec.cli.progress import build_bars
+from trtspec.planner.predict import step_cost
 from trtspec.training.plans import Asked, answers_of, load_asked
 from trtspec.training.runs import plan_of
 
@@ -77,6 +79,14 @@ def asked(workplace: Path) -> Asked:
     )
 
 
+def recipe_with(method: str) -> Path:
+    """Return a recipe with a draft of a method, as it is made."""
+    draft = make(method, Path("draft"), Path("target"))
+    make_tokenizer(draft)
+    section = SECTIONS.get(method, {"draft_len": 4}) | {"method": method, "draft": {"model": f"./{draft}"}}
+    return recipe_of(Path("target"), section)
+
+
 def key_of(asked: Asked) -> str:
     return answers_of(asked, plan_of(load_asked(asked), build_bars)).key
 
@@ -84,10 +94,7 @@ def key_of(asked: Asked) -> str:
 @pytest.mark.parametrize("method", METHODS)
 def test_what_drafts_changes_no_answer(method: str, asked: Asked) -> None:
     alone = key_of(asked)
-    draft = make(method, Path("draft"), Path("target"))
-    make_tokenizer(draft)
-    section = SECTIONS.get(method, {"draft_len": 4}) | {"method": method, "draft": {"model": f"./{draft}"}}
-    recipe_of(Path("target"), section)
+    recipe_with(method)
     assert key_of(asked) == alone
 
 
@@ -98,3 +105,22 @@ def test_who_waits_changes_no_answer(asked: Asked) -> None:
 @pytest.mark.parametrize("what", CHANGES)
 def test_what_changes_answers(what: str, asked: Asked) -> None:
     assert key_of(CHANGES[what](asked)) != key_of(asked)
+
+
+def read_bytes(root: Path) -> int:
+    """Return the bytes of a checkpoint's matrices and vectors without those of which a pass looks rows up."""
+    tensors = load_file(next(root.glob("*.safetensors")))
+    looked_up = ("embed_tokens", "markov_w1")
+    floats = [each for name, each in tensors.items() if not any(word in name for word in looked_up)]
+    return sum(each.nbytes for each in floats if each.is_floating_point())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_step_costs_the_passes_that_it_takes(method: str, asked: Asked) -> None:
+    """Each reads all of the draft, and the target's LM head where that has none; four tokens in a row are drafted."""
+    context = plan_of(load_asked(replace(asked, recipe=recipe_with(method))), build_bars).context
+    draft, target = read_bytes(Path("draft")), read_bytes(Path("target"))
+    if method in ("dflash", "dspark", "eagle"):
+        draft += load_file("target/model.safetensors")["lm_head.weight"].nbytes
+    passes = 4 if method in ("draft_target", "eagle", "eagle3", "redrafter") else 1
+    assert step_cost(context) == pytest.approx(1 + passes * draft / target)

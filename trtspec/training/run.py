@@ -18,6 +18,7 @@ from trtspec.errors import TrtspecError
 from trtspec.measure.profile.acceptance import Counts
 from trtspec.methods.base import find_method
 from trtspec.pipeline import Build
+from trtspec.planner.predict import step_cost
 from trtspec.recipe.load import LoadedRecipe
 from trtspec.recipe.schema import Speculation
 from trtspec.registry import names
@@ -40,7 +41,6 @@ from trtspec.training.take_draft import TakeDraft
 from trtspec.training.texts import Text
 from trtspec.training.train_draft import RECORD, TrainDraft
 from trtspec.training.verdict import Verdict
-from trtspec.training.worth import step_cost
 
 Training = Callable[[Asked, Build, AnswerPrompts], TrainDraft | TakeDraft]
 
@@ -102,17 +102,13 @@ def _from_scratch(asked: Asked, loaded: LoadedRecipe, watching: Watching) -> Res
 
 
 def _check_makes(asked: Asked, loaded: LoadedRecipe) -> None:
-    """Raise TrtspecError for a method whose draft is not made, and for sizes and ways of training that it has not."""
-    method, able = loaded.recipe.speculation.method, names("trtspec.training.blanks")
+    """Raise TrtspecError for sizes and ways of training that a method's draft has not."""
     if asked.settings.lora:
         message = "--lora leaves a draft's weights as they are, and those of one from scratch are random"
         raise TrtspecError(message, where=str(asked.recipe), hint="leave it out, or name a draft")
-    if method not in able:
-        message = f"names no draft, and one of {method} is not made from scratch; of {', '.join(able)} it is"
-        raise TrtspecError(message, where=str(asked.recipe), hint="name one under speculation.draft")
     from trtspec.training.blank import find_maker  # torch, which a recipe's check does without
 
-    find_maker(method, asked.sizes)
+    find_maker(loaded.recipe.speculation.method, asked.sizes)
 
 
 def _making(asked: Asked, speculation: Speculation, bare: Build, answers: AnswerPrompts) -> MakeDraft:

@@ -23,10 +23,7 @@ VALIDATION_TEXTS = 48
 
 @dataclass(frozen=True)
 class TrainDraft(Step):
-    """Train the draft in `source` for its target, and write a Hugging Face directory of the same form.
-
-    `target` holds the draft's description where the draft is a head.
-    """
+    """Train the draft in `source` for its target, and write a Hugging Face directory of the same form."""
 
     VERSION: ClassVar[int] = 1
     RESUMABLE: ClassVar[bool] = True
