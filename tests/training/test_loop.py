@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import resource
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -68,6 +71,33 @@ def student_again(root: Path, settings: TrainSettings) -> tuple[object, object, 
     texts, validation = random_texts(24), random_texts(6, VALIDATION, seed=1)
     student, lessons = student_of("draft_target", root / "target", root / "hf-draft", [*texts, *validation], settings)
     return student, lessons, texts, validation
+
+
+def test_a_full_disk_costs_the_notes_and_not_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The notes of before stay, from which the next process goes on; what is no notes at all is left out."""
+    monkeypatch.setattr(loop, "VALIDATE_EVERY", 4)
+    settings, notes = replace(SETTINGS, steps=6), tmp_path / "notes"
+    training_of(tmp_path / "one", notes, replace(SETTINGS, steps=4)).run()
+    kept = (notes / loop.STATE).read_bytes()
+    second = training_of(tmp_path / "two", notes, settings)
+    with file_size_limit(len(kept) // 2):
+        second.run()
+    assert second.course.step == 6
+    assert [path.name for path in notes.iterdir()] == [loop.STATE]
+    assert (notes / loop.STATE).read_bytes() == kept
+    (notes / loop.STATE).write_bytes(kept[:999])
+    assert training_of(tmp_path / "three", notes, settings).course.step == 0
+
+
+@contextmanager
+def file_size_limit(nbytes: int) -> Iterator[None]:
+    """Let files of this process grow no further, which torch meets as it meets a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_the_budget_is_kept(tmp_path: Path) -> None:

@@ -1,24 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loop: steps of AdamW until the budget is spent or the validation prompts gain no more; it can be interrupted.
 
-What it needs to go on is in one file, replaced whole. The best weights by acceptance on the validation prompts are what
+What it needs to go on is noted in one file. The best weights by acceptance on the validation prompts are what
 it returns, those of the draft as it came among them.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from trtspec.files import sync
 from trtspec.measure.profile.acceptance import Acceptance
+from trtspec.torch_engine.notes import load_notes, save_notes
 from trtspec.training.batches import STEP_ROWS, Batch, training_batches
 from trtspec.training.lessons import Lessons
 from trtspec.training.losses import LOSSES
@@ -158,21 +156,18 @@ class Training:
     def _keep(self) -> None:
         now = time.perf_counter()
         self.course.seconds, self._since = self.course.seconds + now - self._since, now
-        state: dict[str, Any] = {
+        state = {
             "course": vars(self.course),
             "parameters": self.student.tensors.state(),
             "best": self._best,
             "optimizer": self._optimizer.state_dict(),
         }
-        temporary = self._state.with_suffix(".tmp")
-        torch.save(state, temporary)
-        sync(temporary)
-        os.replace(temporary, self._state)
+        save_notes(self._state, state)
 
     def _resume(self) -> None:
-        if not self._state.exists():
+        state = load_notes(self._state, self._device)
+        if state is None:
             return
-        state = torch.load(self._state, map_location=self._device, weights_only=True)
         self.course = Course(**state["course"])
         self.student.tensors.load_state(state["parameters"])
         self._best = state["best"]
