@@ -160,7 +160,22 @@ def test_one_prompt_repeated_is_refused(recipe: Path, trtspec: Run) -> None:
     path.write_text('{"prompt": "the rest of it"}\n' * 30)
     ended = trtspec("train", recipe, "--prompts", path, *FAST)
     assert ended.code == 1
-    assert "30 prompts of 1 documents" in ended.err
+    assert "same.jsonl: prompts without a kind: 30 prompts of 1 documents" in ended.err
+
+
+def test_too_few_that_judge_are_told_before_the_training(recipe: Path, trtspec: Run) -> None:
+    ended = trtspec("train", recipe, "--prompts", prompts_file(recipe.parent / "few.jsonl", 20), *FAST)
+    assert ended.code == 1
+    assert "4 held-out prompts with an answer would judge, and fewer than 6 prove nothing" in ended.err
+    assert "train-draft" not in entries(recipe.parent)
+
+
+def test_prompts_that_are_too_long_are_said_by_file(recipe: Path, prompts: Path, trtspec: Run) -> None:
+    long = recipe.parent / "long.jsonl"
+    long.write_text("".join(json.dumps({"prompt": f"{n} there " * 40}) + "\n" for n in range(9)))
+    ended = trtspec("train", recipe, "--prompts", prompts, "--keep", long, *FAST)
+    assert ended.code == 1
+    assert f"{long}: no prompt has between 1 and 64 tokens" in ended.err
 
 
 def test_another_template_is_refused(recipe: Path, trtspec: Run) -> None:

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -49,11 +50,14 @@ class SplitPrompts(Step):
         for others, option in ((kept, "--keep"), (judges, "--held-out")):
             if pair := leaked(new, others):
                 raise _leak(self.prompts.paths[0], pair, option)
-        tokenizer = Tokenizer(self.tokenizer.root)
-        texts = self._texts(new, sides_of(new, self.seed, judges=not judges), tokenizer)
-        texts += self._texts(judges, [HELD_OUT] * len(judges), tokenizer)
-        if kept:
-            texts += self._texts(kept, sides_of(kept, self.seed), tokenizer, kept=True)
+        with _about(self.prompts):
+            texts = self._texts(new, sides_of(new, self.seed, judges=not judges))
+        for files in self.held_out:
+            with _about(files):
+                texts += self._texts(judges, [HELD_OUT] * len(judges))
+        for files in self.keep:
+            with _about(files):
+                texts += self._texts(kept, sides_of(kept, self.seed), kept=True)
         write_texts(out / TEXTS, texts)
 
     def _load(self, files: Sequence[Files]) -> list[Prompt]:
@@ -63,9 +67,8 @@ class SplitPrompts(Step):
                 found += load_prompts(each.paths[0], self.tokenizer.root)
         return found
 
-    def _texts(
-        self, prompts: Sequence[Prompt], sides: Sequence[str], tokenizer: Tokenizer, *, kept: bool = False
-    ) -> list[Text]:
+    def _texts(self, prompts: Sequence[Prompt], sides: Sequence[str], *, kept: bool = False) -> list[Text]:
+        tokenizer = Tokenizer(self.tokenizer.root)
         _check_template(prompts, tokenizer)
         _check_answers(prompts)
         found = []
@@ -75,9 +78,21 @@ class SplitPrompts(Step):
             answer = tuple(tokenizer.encode(prompt.answer or "", add_special_tokens=False)) if taken else ()
             if 0 < len(ids) <= self.max_input_len:
                 found.append(Text(side, prompt.kind, kept, prompt.name, ids, answer, bool(answer)))
-        if prompts and not found:
-            raise TrtspecError(f"no prompt has between 1 and {self.max_input_len} tokens (engine.max_input_len)")
+        if not found:
+            hint = "engine.max_input_len bounds a prompt, and engine.max_seq_len less --max-tokens"
+            raise TrtspecError(f"no prompt has between 1 and {self.max_input_len} tokens", hint=hint)
         return found
+
+
+@contextmanager
+def _about(files: Files) -> Iterator[None]:
+    """Let what is wrong within the block be about a file, unless it says what it is about."""
+    try:
+        yield
+    except TrtspecError as error:
+        if error.where:
+            raise
+        raise TrtspecError(error.message, where=str(files.paths[0]), hint=error.hint) from None
 
 
 def _check_template(prompts: Sequence[Prompt], tokenizer: Tokenizer) -> None:
