@@ -166,8 +166,23 @@ def test_one_prompt_repeated_is_refused(recipe: Path, trtspec: Run) -> None:
 def test_too_few_that_judge_are_told_before_the_training(recipe: Path, trtspec: Run) -> None:
     ended = trtspec("train", recipe, "--prompts", prompts_file(recipe.parent / "few.jsonl", 20), *FAST)
     assert ended.code == 1
-    assert "4 held-out prompts with an answer would judge, and fewer than 6 prove nothing" in ended.err
+    assert "4 held-out prompts have an answer of two tokens; fewer than 6 prove nothing" in ended.err
     assert "train-draft" not in entries(recipe.parent)
+
+
+def test_a_target_that_says_one_thing_is_refused(recipe: Path, prompts: Path, trtspec: Run) -> None:
+    file = recipe.parent / "target" / "model.safetensors"
+    tensors = load_file(file)
+    for name in tensors:
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            tensors[name].zero_()
+    tensors["model.embed_tokens.weight"][:] = 1.0
+    tensors["lm_head.weight"] *= 0.001
+    tensors["lm_head.weight"][70] = 1.0
+    save_file(tensors, file, {"format": "pt"})
+    ended = trtspec("train", recipe, "--prompts", prompts, *FAST)
+    assert ended.code == 1
+    assert "the target answers every prompt with token 70 alone" in ended.err
 
 
 def test_prompts_that_are_too_long_are_said_by_file(recipe: Path, prompts: Path, trtspec: Run) -> None:
@@ -210,3 +225,24 @@ def test_what_lies_at_the_place_stays(recipe: Path, prompts: Path, trtspec: Run)
     assert ended.code == 1
     assert "something else lies here" in ended.err
     assert Path("mine/file").read_text() == "of somebody"
+
+
+def test_a_place_that_cannot_be_written_is_told_before_the_training(
+    recipe: Path, prompts: Path, trtspec: Run, workplace: Path
+) -> None:
+    ended = trtspec("train", recipe, "--prompts", prompts, "--out", "prompts.jsonl/better", *FAST)
+    assert ended.code == 1
+    assert f"prompts.jsonl/better: nothing can be written to {prompts}" in ended.err
+    assert not entries(workplace)
+
+
+def test_a_draft_replaces_the_one_in_the_current_directory(
+    recipe: Path, prompts: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert trtspec("train", recipe, "--prompts", prompts, "--out", "better", *FAST).code == 0
+    first = json.loads(Path("better/trtspec_training.json").read_text())
+    monkeypatch.chdir("better")
+    assert trtspec("train", recipe, "--prompts", prompts, "--out", ".", *FAST).code == 0
+    second = json.loads((recipe.parent / "better" / "trtspec_training.json").read_text())
+    assert (first["draft"], second["draft"]) == ("better", ".")
+    assert not list(recipe.parent.glob(".better*"))

@@ -61,8 +61,7 @@ class AnswerPrompts(Step):
             wanted = list(self._wanted(texts))
             answered = self._answer(wanted, inputs[self.target], notes_of(out) / TEXTS, progress)
         found = [text for text in (*given, *answered) if text.answer]
-        if not found:
-            raise TrtspecError("the target answers no prompt", hint="name other --prompts")
+        _check_said({token for text in found for token in text.answer})
         write_texts(out / TEXTS, found)
 
     def _wanted(self, texts: Sequence[Text]) -> Iterator[tuple[Text, SamplingOptions]]:
@@ -112,6 +111,15 @@ class AnswerPrompts(Step):
         requests = [Request(text.prompt, self.max_tokens, sampling, end_ids=ends) for text, sampling in asked]
         results = engine.generate(requests)
         return [replace(text, answer=result.ids) for (text, _), result in zip(asked, results, strict=True)]
+
+
+def _check_said(tokens: set[int]) -> None:
+    """Raise TrtspecError where answers of these tokens teach nothing, and prove nothing."""
+    if not tokens:
+        raise TrtspecError("the target answers no prompt", hint="name other --prompts")
+    if len(tokens) == 1:
+        message = f"the target answers every prompt with token {min(tokens)} alone"
+        raise TrtspecError(message, hint="ask it something with `trtspec generate`: is its checkpoint whole?")
 
 
 @contextmanager

@@ -59,14 +59,17 @@ class Result:
 
 
 def check_place(out: Path) -> None:
-    """Raise TrtspecError where something lies that is no trained draft."""
+    """Raise TrtspecError where something lies that is no trained draft, and where nothing can be written."""
     if out.exists() and not (out / RECORD).is_file():
         raise TrtspecError("something else lies here", where=str(out), hint="name another --out")
+    above = next(each for each in Path(os.path.abspath(out)).parents if each.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise TrtspecError(f"nothing can be written to {above}", where=str(out), hint="name another --out")
 
 
 def publish(found: Result) -> None:
     """Put the draft at its place whole, instead of an earlier one."""
-    out = found.out
+    out = Path(os.path.abspath(found.out))
     new, old = (out.with_name(f".{out.name}.{word}-{os.getpid()}") for word in ("new", "old"))
     try:
         copy_tree(found.trained, new)

@@ -85,5 +85,5 @@ def check_judges(texts: Sequence[Text]) -> None:
     """Raise TrtspecError where too few held-out texts would judge, before anything is trained."""
     count = sum(not text.kept for text in judges(texts))
     if count < LEAST_JUDGES:
-        message = f"{count} held-out prompts with an answer would judge, and fewer than {LEAST_JUDGES} prove nothing"
+        message = f"{count} held-out prompts have an answer of two tokens; fewer than {LEAST_JUDGES} prove nothing"
         raise TrtspecError(message, hint="give more --prompts, of which a fifth is held out, or --held-out")
