@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.training.made import SETTINGS, head_pair, model_pair, random_texts, student_of
+from trtspec.errors import TrtspecError
 from trtspec.measure.profile.acceptance import Acceptance, Counts
 from trtspec.training import loop
 from trtspec.training.batches import training_batches
@@ -124,6 +125,12 @@ def test_it_stops_where_nothing_is_gained(tmp_path: Path, monkeypatch: pytest.Mo
     assert training.course.step == loop.PATIENCE
     assert training.course.best == 0
     assert all(torch.equal(tensor, training._best[name]) for name, tensor in trained.items())
+
+
+def test_steps_that_are_too_long_are_told(tmp_path: Path) -> None:
+    training = training_of(tmp_path, tmp_path / "notes", replace(SETTINGS, learning_rate=1e30))
+    with pytest.raises(TrtspecError, match=r"the loss is no number after \d+ steps\n.* try --learning-rate 1e\+29"):
+        training.run()
 
 
 def test_the_first_of_equal_scores_is_the_best() -> None:

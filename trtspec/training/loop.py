@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from trtspec.errors import TrtspecError
 from trtspec.measure.profile.acceptance import Acceptance
 from trtspec.torch_engine.notes import load_notes, save_notes
 from trtspec.training.batches import STEP_ROWS, Batch, training_batches
@@ -120,6 +121,7 @@ class Training:
     def _train(self, texts: Sequence[Text]) -> None:
         batch = Batch.of(texts, self._device)
         loss = batch_loss(self.student, self.student.tensors.view(), batch, self._lessons, LOSSES[self.settings.loss])
+        self._check_learns(float(loss.detach()))
         self._optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(self._parameters, CLIP)
@@ -128,6 +130,12 @@ class Training:
         self._optimizer.step()
         self.course.step += 1
         self.course.losses.append(float(loss.detach()))
+
+    def _check_learns(self, loss: float) -> None:
+        if not math.isfinite(loss):
+            highest = learning_rate(self.settings, self.student.width, WARM_UP)
+            hint = f"steps are too long: try --learning-rate {highest / 10:.0e}"
+            raise TrtspecError(f"the loss is no number after {self.course.step} steps", hint=hint)
 
     def _validate(self, say: Say) -> None:
         """Measure, keep the weights where they are the best, and write down how far this is."""
