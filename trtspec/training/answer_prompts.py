@@ -36,7 +36,7 @@ class AnswerPrompts(Step):
     is the `bare_key` of `target`: what drafts from inside it changes no answer.
     """
 
-    VERSION: ClassVar[int] = 2
+    VERSION: ClassVar[int] = 1
     RESUMABLE: ClassVar[bool] = True
 
     target: ConvertCheckpoint = field(metadata={"key": False})
