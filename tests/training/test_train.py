@@ -112,6 +112,16 @@ def test_a_draft_that_gains_nothing_is_refused(recipe: Path, prompts: Path, trts
     assert load_recipe(recipe).recipe.speculation.draft.model.endswith("/draft")
 
 
+def test_prompts_that_are_too_long_are_counted(recipe: Path, prompts: Path, trtspec: Run) -> None:
+    with prompts.open("a") as file:
+        file.writelines(json.dumps({"kind": "a", "prompt": f"{n} there " * 40}) + "\n" for n in range(7))
+    arguments = ("train", recipe, "--prompts", prompts, *FAST)
+    found = trtspec(*arguments, "--json").document
+    assert found["prompts_left_out"] == 7
+    assert sum(each["prompts"] for each in found["kinds"]) <= 13
+    assert "7 prompts were longer than the engine takes with --max-tokens, and left out" in trtspec(*arguments).out
+
+
 def test_kept_kinds_are_judged_too(recipe: Path, prompts: Path, trtspec: Run) -> None:
     keep = prompts_file(recipe.parent / "keep.jsonl", 40, ("c",), seed=7)
     found = trtspec("train", recipe, "--prompts", prompts, "--keep", keep, "--json", *FAST).document

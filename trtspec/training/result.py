@@ -23,7 +23,8 @@ FORMAT_VERSION = 1
 class Result:
     """The verdict on a trained draft, which lies at `trained`, and at `out` once published, and its training's record.
 
-    One `from_scratch` is compared with the target alone, whose steps give a token each.
+    One `from_scratch` is compared with the target alone, whose steps give a token each. `left_out` counts the prompts
+    that were too long.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Result:
     trained: Path
     verdict: Verdict
     record: Mapping[str, Any]
+    left_out: int
     from_scratch: bool = False
 
     @property
@@ -48,6 +50,7 @@ class Result:
             "method": self.method,
             "from_scratch": self.from_scratch,
             "published": self.published,
+            "prompts_left_out": self.left_out,
             "draft": str(self.out) if self.published else None,
             "refusals": self.verdict.refusals,
             "before": side_of(whole.before),

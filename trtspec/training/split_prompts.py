@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from trtspec.training.texts import HELD_OUT, TEXTS, TRAIN, Text, write_texts
 
 # Marks of chat templates that are one token each to the models that know them.
 MARKS = ("<|im_start|>", "<|start_header_id|>", "<|eot_id|>", "<start_of_turn>", "<|assistant|>", "<|user|>")
+LEFT_OUT = "left_out.json"
 FOREIGN_SHARE = 0.1  # of prompts: some are about templates
 
 
@@ -27,10 +29,11 @@ FOREIGN_SHARE = 0.1  # of prompts: some are about templates
 class SplitPrompts(Step):
     """Write `texts.jsonl`: the prompts in tokens, each with its side, and with its answer where the file has one.
 
-    `prompts`, `keep` and `held_out` are a file each, or none. Prompts of more than `max_input_len` tokens are left out.
+    `prompts`, `keep` and `held_out` are a file each, or none. Prompts of more than `max_input_len` tokens are left out;
+    how many they are is in `left_out.json`.
     """
 
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
 
     tokenizer: Files
     prompts: Files
@@ -59,6 +62,7 @@ class SplitPrompts(Step):
             with _about(files):
                 texts += self._texts(kept, sides_of(kept, self.seed), kept=True)
         write_texts(out / TEXTS, texts)
+        (out / LEFT_OUT).write_text(json.dumps(len(new) + len(kept) + len(judges) - len(texts)))
 
     def _load(self, files: Sequence[Files]) -> list[Prompt]:
         found = []
@@ -82,6 +86,11 @@ class SplitPrompts(Step):
             hint = "engine.max_input_len bounds a prompt, and engine.max_seq_len less --max-tokens"
             raise TrtspecError(f"no prompt has between 1 and {self.max_input_len} tokens", hint=hint)
         return found
+
+
+def left_out_of(split: Path) -> int:
+    """Return how many prompts were left out, of what the step wrote."""
+    return int(json.loads((split / LEFT_OUT).read_text()))
 
 
 @contextmanager
