@@ -42,10 +42,13 @@ def test_it_comes_nearer_to_the_target(method: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lora", [0, 2])
+@pytest.mark.parametrize(("keep_every_s", "kept"), [(loop.KEEP_EVERY_S, 8), (0.0, 10)])
 def test_an_interrupted_training_ends_with_the_same_bits(
-    lora: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    keep_every_s: float, kept: int, lora: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It goes on after its last validation, or where it was a while ago."""
     monkeypatch.setattr(loop, "VALIDATE_EVERY", 4)
+    monkeypatch.setattr(loop, "KEEP_EVERY_S", keep_every_s)
     settings = replace(SETTINGS, steps=14, lora=lora)
     whole = training_of(tmp_path / "one", tmp_path / "whole", settings).run()
     (tmp_path / "two").mkdir()
@@ -61,7 +64,7 @@ def test_an_interrupted_training_ends_with_the_same_bits(
     with pytest.raises(KeyboardInterrupt):
         first.run()
     again = Training(*student_again(tmp_path / "two", settings), 4, settings, tmp_path / "notes")
-    assert again.course.step == 8
+    assert again.course.step == kept
     resumed = again.run()
     assert again.course.step == 14
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)
