@@ -38,11 +38,19 @@ _REFUSALS = {
     errno.ELOOP: "links lead in a circle at",
     errno.ENAMETOOLONG: "the file system takes no name as long as",
 }
+_GROWING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what only writing meets
 
 
 def refusal(error: OSError) -> str | None:
     """Return what the machine refuses, to be followed by a path; None for what only a bug of ours can ask for."""
     return _REFUSALS.get(error.errno) if error.errno else None
+
+
+def refused_at(error: OSError) -> str | None:
+    """Return the path that is refused: of a copy without room its place, which shutil names second."""
+    is_copy = error.errno in _GROWING and error.filename2
+    path = error.filename2 if is_copy else error.filename
+    return str(path) if path else None
 
 
 class TrtspecError(Exception):

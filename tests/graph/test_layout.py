@@ -44,6 +44,16 @@ def test_what_the_machine_refuses_is_said_in_words(
     assert build(store, Write("x", tmp_path / "runs"))
 
 
+def test_a_copy_that_finds_no_room_is_about_its_place(store: Store, tmp_path: Path) -> None:
+    """Not about what is copied, which `shutil` names first."""
+
+    def copy(out: Path) -> None:
+        raise OSError(28, os.strerror(28), "/models/target/tokenizer.json", None, str(out / "tokenizer.json"))
+
+    with pytest.raises(StepError, match=f"no space left on {store.root} while building"):
+        build(store, Write("x", tmp_path / "runs", trouble=copy))
+
+
 def test_a_store_that_cannot_be_made_is_said(step: Write, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     store = Store(tmp_path / "file" / "store")

@@ -13,9 +13,10 @@ from tests.planner.published import work
 from trtspec.gpus import GPUS
 from trtspec.planner.cost import dollars_per_million
 from trtspec.planner.placement import place_draft
-from trtspec.planner.reached import published_acceptance
+from trtspec.planner.reached import Reached, published_acceptance
 from trtspec.planner.roofline import Machine, pass_seconds
-from trtspec.planner.speedup import Drafting, Pair, tree_tokens
+from trtspec.planner.speedup import Drafting, Pair, Passes, reading_cost, tree_tokens
+from trtspec.planner.work import NO_SIZES
 
 H200 = Machine(GPUS["h200"])
 TARGET, DRAFT = "llama-3.3-70b-instruct", "llama-3.2-1b-instruct"
@@ -57,6 +58,33 @@ def test_one_pass_drafts_a_block_and_lookups_none() -> None:
     assert replace(block, passes="none").seconds(5, 2, 0) == 0
     tree = replace(pair().drafting, breadth=3.0)
     assert tree.seconds(4, 1, 0) == pytest.approx(4 * (pass_seconds(tree.work, H200, 1, 3, 0) + H200.reached.draft_s))
+
+
+@pytest.mark.parametrize("passes", ["none", "one", "each"])
+@pytest.mark.parametrize(("depth", "breadth"), [(1, 1.0), (5, 1.0), (4, 2.5)])
+@pytest.mark.parametrize("target", [TARGET, "mixtral-8x7b-instruct-v0.1"])
+def test_the_cost_of_reading_is_that_of_a_step_on_a_machine_that_only_reads(
+    target: str, depth: int, breadth: float, passes: Passes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(replace(H200.gpu, flops=float("inf"), fp8_flops=0))
+    monkeypatch.setitem(vars(machine), "reached", Reached(1, 1, 0, 0, 0, ()))
+    drafting = Drafting(work(DRAFT), machine, passes, breadth)
+    step = 1 / Pair(work(target), machine, drafting, 0).step_ratio(depth, 1)
+    assert reading_cost(work(target), work(DRAFT), passes, depth, breadth) == pytest.approx(step)
+
+
+def test_each_token_of_a_chain_reads_the_draft_and_a_block_once() -> None:
+    target, draft = work(TARGET), work(DRAFT)
+    share = draft.dense.nbytes / target.dense.nbytes
+    costs = [reading_cost(target, draft, passes, 5, 1.0) for passes in ("none", "one", "each")]
+    assert costs == pytest.approx([1, 1 + share, 1 + 5 * share])
+    assert reading_cost(target, None, "none", 5, 1.0) == 1
+
+
+def test_more_tokens_read_more_experts() -> None:
+    """Two of eight: a text's next six leave one unread with 0.75 ** 6."""
+    experts = replace(work("mixtral-8x7b-instruct-v0.1"), dense=NO_SIZES)
+    assert reading_cost(experts, None, "none", 5, 1.0) == pytest.approx((1 - 0.75**6) / 0.25)
 
 
 @pytest.mark.parametrize("rate", [0.5, 0.8, 0.9])

@@ -13,14 +13,18 @@ import torch
 from tests.methods import block_nets, eagle_heads, heads, parallel_nets, recurrent
 from tests.methods.eagle3_heads import convert_with, random_head, save_head
 from tests.tiny import SHAPE, convert, greedy, make_model, reference_model
+from trtspec.checkpoint.write import write_config, write_tensors
+from trtspec.models.source_model import load_model
+from trtspec.training.blank import Origin, find_maker
+from trtspec.training.export import part_of
 from trtspec.training.lessons import Lessons
-from trtspec.training.settings import TrainSettings
+from trtspec.training.settings import NO_SIZES, Sizes, TrainSettings
 from trtspec.training.student import DraftSource, Student, find_trainable
 from trtspec.training.teacher import Teacher
 from trtspec.training.texts import TRAIN, Text
 
 SETTINGS = TrainSettings("kl", 0, 1e-2, 20, 600.0, 0)
-VOCAB = 64
+VOCAB, DRAFT_LEN = 64, 4
 
 
 def random_texts(count: int, side: str = TRAIN, seed: int = 0, **values: Any) -> list[Text]:
@@ -137,8 +141,35 @@ BLOCKS: dict[str, Callable[[Path], tuple[Path, Path]]] = {
 }
 
 
+def make_draft(method: str, root: Path, target: Path, texts: list[Text], sizes: Sizes = NO_SIZES) -> Path:
+    """Write a draft from scratch for a target, as the step does."""
+    origin = Origin(load_model(target, "auto"), texts, DRAFT_LEN, sizes, 0)
+    blank = find_maker(method, sizes).make(origin)
+    root.mkdir()
+    write_config(root, blank.config)
+    write_tensors(root / blank.file, [part_of(name, each, "BF16") for name, each in blank.tensors.items()])
+    return root
+
+
+def _made_pair(method: str) -> Callable[[Path], tuple[Path, Path]]:
+    def made(root: Path) -> tuple[Path, Path]:
+        source = make_model(root / "hf", "llama", scale=0.3)
+        return convert(source, root / "target"), make_draft(method, root / "net", source, random_texts(6))
+
+    return made
+
+
+# by method: makes a target and a draft from scratch
+FRESH = {f"{method} from scratch": _made_pair(method) for method in ("eagle", "redrafter")}
+
+
 def student_of(
-    method: str, target: Path, source: Path, texts: list[Text], settings: TrainSettings = SETTINGS, draft_len: int = 4
+    method: str,
+    target: Path,
+    source: Path,
+    texts: list[Text],
+    settings: TrainSettings = SETTINGS,
+    draft_len: int = DRAFT_LEN,
 ) -> tuple[Student, Lessons]:
     """Load a draft to be trained, and what it learns."""
     teacher = Teacher(target, texts)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.methods import block_nets, eagle_heads
+from tests.methods import block_nets
 from tests.methods.eagle3_heads import formula_of, random_head
 from tests.tiny import reference_model
 from trtspec.training.losses import LOSSES
@@ -183,10 +184,13 @@ class Plain:
 class NaiveEagle(Plain):
     """A layer that begins with no norm, over all pairs for each place and pass."""
 
-    passes, size, theta, epsilon = 4, 16, eagle_heads.ROPE["rope_theta"], 1e-5
+    passes = 4
 
     def __init__(self, root: Path, source: Path, states: States) -> None:
         super().__init__(source)
+        config = json.loads((source / "config.json").read_text())
+        self.size = config["hidden_size"] // config["num_attention_heads"]
+        self.theta, self.epsilon = config["rope_theta"], config["rms_norm_eps"]
         model = reference_model(root / "hf", "float64")
         self.embedding, self.lm_head = (each.weight.detach() for each in (model.model.embed_tokens, model.lm_head))
         self.states = states
@@ -198,7 +202,8 @@ class NaiveEagle(Plain):
         known = self.states[text.name][:place]
         features = [*known, *(self._feature(text, place, number) for number in range(step))]
         embedded = self.embedding[list(text.tokens[1 : place + 1 + step])]
-        joined = self.linear("fc", torch.cat([embedded, torch.stack(features)], 1)) + self.parameters["fc.bias"]
+        pairs = torch.cat([embedded, torch.stack(features)], 1)
+        joined = F.linear(pairs, self.parameters["fc.weight"], self.parameters.get("fc.bias"))
         at, seen = torch.arange(len(joined)), torch.ones(len(joined), len(joined)).tril().bool()
         hidden = joined + self.attend("layers.0", joined, at, joined, at, seen)
         return (hidden + self.mlp("layers.0", hidden))[-1]

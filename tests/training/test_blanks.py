@@ -12,9 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from tests.tiny import convert, make_llama, make_model
-from tests.training.made import SETTINGS, random_texts, student_of
+from tests.training.made import DRAFT_LEN, SETTINGS, make_draft, random_texts, student_of
 from trtspec.checkpoint.source import load_source
-from trtspec.checkpoint.write import write_config, write_tensors
 from trtspec.dialects.convert import convert_draft
 from trtspec.dialects.dialect import forms_of
 from trtspec.dialects.facts import READERS
@@ -23,27 +22,19 @@ from trtspec.models.source_head import read_head
 from trtspec.models.source_model import load_model
 from trtspec.registry import names
 from trtspec.training.batches import Batch
-from trtspec.training.blank import Origin, find_maker
-from trtspec.training.export import part_of
 from trtspec.training.losses import LOSSES
 from trtspec.training.objective import batch_loss
-from trtspec.training.settings import Sizes
+from trtspec.training.settings import NO_SIZES, Sizes
 from trtspec.training.texts import Text
 
 METHODS = names("trtspec.training.blanks")
-DRAFT_LEN = 4
-OPTIONS: dict[str, dict[str, Any]] = {"medusa": {"choices": [[0] * depth for depth in range(1, DRAFT_LEN + 1)]}}
-TEXTS, USUAL = random_texts(6), Sizes()
+CHAIN = {"choices": [[0] * depth for depth in range(1, DRAFT_LEN + 1)]}
+OPTIONS: dict[str, dict[str, Any]] = {"eagle": CHAIN, "medusa": CHAIN}
+TEXTS = random_texts(6)
 
 
-def make(method: str, root: Path, target: Path, sizes: Sizes = USUAL, texts: list[Text] = TEXTS) -> Path:
-    """Write a draft as the step does."""
-    origin = Origin(load_model(target, "auto"), texts, DRAFT_LEN, sizes, 0)
-    blank = find_maker(method, sizes).make(origin)
-    root.mkdir()
-    write_config(root, blank.config)
-    write_tensors(root / blank.file, [part_of(name, each, "BF16") for name, each in blank.tensors.items()])
-    return root
+def make(method: str, root: Path, target: Path, sizes: Sizes = NO_SIZES, texts: list[Text] = TEXTS) -> Path:
+    return make_draft(method, root, target, texts, sizes)
 
 
 @pytest.mark.parametrize("layers", [1, 2, 8])
@@ -88,10 +79,15 @@ def test_every_dialect_takes_it(method: str, tmp_path: Path) -> None:
             assert convert_draft(draft, to, tmp_path / to, str(source)).draft.kind == method
 
 
-def test_medusas_heads_say_what_the_target_says(tmp_path: Path) -> None:
+def test_each_method_whose_draft_is_trained_has_one_from_scratch() -> None:
+    assert names("trtspec.training.drafts") == METHODS
+
+
+@pytest.mark.parametrize("method", ["medusa", "redrafter"])
+def test_heads_say_what_the_target_says(method: str, tmp_path: Path) -> None:
     source = make_llama(tmp_path / "hf", scale=0.3)
-    draft = make("medusa", tmp_path / "draft", source)
-    student, lessons = student_of("medusa", convert(source, tmp_path / "target"), draft, TEXTS)
+    draft = make(method, tmp_path / "draft", source)
+    student, lessons = student_of(method, convert(source, tmp_path / "target"), draft, TEXTS)
     batch = Batch.of(TEXTS, torch.device("cpu"))
     view, features = student.tensors.view(), lessons.of(batch)[1]
     before = lessons.teacher.read(batch.tokens, batch.flat(1), ())[0]  # for the place itself

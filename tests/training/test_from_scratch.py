@@ -23,11 +23,13 @@ LITTLE = 0.001  # what is left of the layers
 # what of a recipe's speculation a method asks for, and a dialect that its draft is exported in
 METHODS = {
     "draft_target": ("draft_len: 3", ""),
+    "eagle": ("options: {choices: [[0], [0, 0], [0, 0, 0]]}", ""),
     "eagle3": ("draft_len: 3", "speculators"),
     "p_eagle": ("draft_len: 3", "speculators"),
     "dflash": ("draft_len: 3", "speculators"),
     "dspark": ("draft_len: 3", "modelopt"),
     "medusa": ("options: {choices: [[0], [0, 0], [0, 0, 0]]}", ""),
+    "redrafter": ("draft_len: 3", ""),
 }
 
 
@@ -77,6 +79,8 @@ def test_from_a_target_alone_to_a_served_draft(method: str, recipe: Path, trtspe
         assert trtspec("verify", "build/exported").code == 0
     again = trtspec("train", recipe, "--prompts", "prompts.jsonl", "--out", "again", "--json", *ONE_STEP)
     assert again.document["before"] == found["after"]  # it is the draft of before
+    documents = [json.loads(path.read_text()) for path in (recipe.parent / "cache" / "store").rglob("entry.json")]
+    assert [each.get("name") for each in documents].count("answer-prompts") == 1
 
 
 def test_one_that_gives_less_than_it_takes_is_refused(recipe: Path, trtspec: Run) -> None:
@@ -92,7 +96,6 @@ def test_one_that_gives_less_than_it_takes_is_refused(recipe: Path, trtspec: Run
 @pytest.mark.parametrize(
     ("speculation", "more", "words"),
     [
-        ("redrafter\n  draft_len: 3", (), "names no draft, and one of redrafter is not made from scratch"),
         ("eagle3\n  draft_len: 3", ("--layers", "2"), "eagle3 has no --layers of its own"),
         ("eagle3\n  draft_len: 3", ("--lora", "2"), "--lora leaves a draft's weights as they are"),
         ("eagle3\n  draft: {model: ./target}", ("--draft-vocab", "9"), "the recipe names a draft"),

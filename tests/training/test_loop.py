@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import resource
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import pytest
 import torch
 
 from tests.training.made import SETTINGS, head_pair, model_pair, random_texts, student_of
+from trtspec.errors import TrtspecError
 from trtspec.measure.profile.acceptance import Acceptance, Counts
 from trtspec.training import loop
 from trtspec.training.batches import training_batches
@@ -38,10 +42,13 @@ def test_it_comes_nearer_to_the_target(method: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lora", [0, 2])
+@pytest.mark.parametrize(("keep_every_s", "kept"), [(loop.KEEP_EVERY_S, 8), (0.0, 10)])
 def test_an_interrupted_training_ends_with_the_same_bits(
-    lora: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    keep_every_s: float, kept: int, lora: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It goes on after its last validation, or where it was a while ago."""
     monkeypatch.setattr(loop, "VALIDATE_EVERY", 4)
+    monkeypatch.setattr(loop, "KEEP_EVERY_S", keep_every_s)
     settings = replace(SETTINGS, steps=14, lora=lora)
     whole = training_of(tmp_path / "one", tmp_path / "whole", settings).run()
     (tmp_path / "two").mkdir()
@@ -57,7 +64,7 @@ def test_an_interrupted_training_ends_with_the_same_bits(
     with pytest.raises(KeyboardInterrupt):
         first.run()
     again = Training(*student_again(tmp_path / "two", settings), 4, settings, tmp_path / "notes")
-    assert again.course.step == 8
+    assert again.course.step == kept
     resumed = again.run()
     assert again.course.step == 14
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)
@@ -68,6 +75,33 @@ def student_again(root: Path, settings: TrainSettings) -> tuple[object, object, 
     texts, validation = random_texts(24), random_texts(6, VALIDATION, seed=1)
     student, lessons = student_of("draft_target", root / "target", root / "hf-draft", [*texts, *validation], settings)
     return student, lessons, texts, validation
+
+
+def test_a_full_disk_costs_the_notes_and_not_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The notes of before stay, from which the next process goes on; what is no notes at all is left out."""
+    monkeypatch.setattr(loop, "VALIDATE_EVERY", 4)
+    settings, notes = replace(SETTINGS, steps=6), tmp_path / "notes"
+    training_of(tmp_path / "one", notes, replace(SETTINGS, steps=4)).run()
+    kept = (notes / loop.STATE).read_bytes()
+    second = training_of(tmp_path / "two", notes, settings)
+    with file_size_limit(len(kept) // 2):
+        second.run()
+    assert second.course.step == 6
+    assert [path.name for path in notes.iterdir()] == [loop.STATE]
+    assert (notes / loop.STATE).read_bytes() == kept
+    (notes / loop.STATE).write_bytes(kept[:999])
+    assert training_of(tmp_path / "three", notes, settings).course.step == 0
+
+
+@contextmanager
+def file_size_limit(nbytes: int) -> Iterator[None]:
+    """Let files of this process grow no further, which torch meets as it meets a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 @pytest.mark.slow
@@ -96,6 +130,12 @@ def test_it_stops_where_nothing_is_gained(tmp_path: Path, monkeypatch: pytest.Mo
     assert training.course.step == loop.PATIENCE
     assert training.course.best == 0
     assert all(torch.equal(tensor, training._best[name]) for name, tensor in trained.items())
+
+
+def test_steps_that_are_too_long_are_told(tmp_path: Path) -> None:
+    training = training_of(tmp_path, tmp_path / "notes", replace(SETTINGS, learning_rate=1e30))
+    with pytest.raises(TrtspecError, match=r"the loss is no number after \d+ steps\n.* try --learning-rate 1e\+29"):
+        training.run()
 
 
 def test_the_first_of_equal_scores_is_the_best() -> None:

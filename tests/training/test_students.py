@@ -17,7 +17,18 @@ from tests.dialects.medusa_nets import by_vllms_names
 from tests.methods.eagle3_heads import aux_states, formula_of, random_head
 from tests.methods.heads import save_heads
 from tests.tiny import FAMILY_SHAPES, reference_model
-from tests.training.made import BLOCKS, PAIRS, RUN, SETTINGS, head_pair, model_pair, random_texts, student_of, texts_of
+from tests.training.made import (
+    BLOCKS,
+    FRESH,
+    PAIRS,
+    RUN,
+    SETTINGS,
+    head_pair,
+    model_pair,
+    random_texts,
+    student_of,
+    texts_of,
+)
 from tests.training.naive import NAIVE, naive_loss
 from trtspec.errors import CheckpointError
 from trtspec.measure.profile.acceptance import count_steps
@@ -143,9 +154,10 @@ def test_acceptance_is_the_engines(made: str, draft_len: int, tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LOSSES)
-@pytest.mark.parametrize("method", [*PAIRS, *BLOCKS])
-def test_loss_and_gradients_are_a_plain_formulas(method: str, name: Any, tmp_path: Path) -> None:
-    target, source = {**PAIRS, **BLOCKS}[method](tmp_path)[:2]
+@pytest.mark.parametrize("made", [*PAIRS, *BLOCKS, *FRESH])
+def test_loss_and_gradients_are_a_plain_formulas(made: str, name: Any, tmp_path: Path) -> None:
+    method = made.split(maxsplit=1)[0]
+    target, source = {**PAIRS, **BLOCKS, **FRESH}[made](tmp_path)[:2]
     texts = random_texts(3)
     student, lessons = student_of(method, target, source, texts)
     double(student)

@@ -112,6 +112,16 @@ def test_a_draft_that_gains_nothing_is_refused(recipe: Path, prompts: Path, trts
     assert load_recipe(recipe).recipe.speculation.draft.model.endswith("/draft")
 
 
+def test_prompts_that_are_too_long_are_counted(recipe: Path, prompts: Path, trtspec: Run) -> None:
+    with prompts.open("a") as file:
+        file.writelines(json.dumps({"kind": "a", "prompt": f"{n} there " * 40}) + "\n" for n in range(7))
+    arguments = ("train", recipe, "--prompts", prompts, *FAST)
+    found = trtspec(*arguments, "--json").document
+    assert found["prompts_left_out"] == 7
+    assert sum(each["prompts"] for each in found["kinds"]) <= 13
+    assert "7 prompts were longer than the engine takes with --max-tokens, and left out" in trtspec(*arguments).out
+
+
 def test_kept_kinds_are_judged_too(recipe: Path, prompts: Path, trtspec: Run) -> None:
     keep = prompts_file(recipe.parent / "keep.jsonl", 40, ("c",), seed=7)
     found = trtspec("train", recipe, "--prompts", prompts, "--keep", keep, "--json", *FAST).document
@@ -160,7 +170,37 @@ def test_one_prompt_repeated_is_refused(recipe: Path, trtspec: Run) -> None:
     path.write_text('{"prompt": "the rest of it"}\n' * 30)
     ended = trtspec("train", recipe, "--prompts", path, *FAST)
     assert ended.code == 1
-    assert "30 prompts of 1 documents" in ended.err
+    assert "same.jsonl: prompts without a kind: 30 prompts of 1 documents" in ended.err
+
+
+def test_too_few_that_judge_are_told_before_the_training(recipe: Path, trtspec: Run) -> None:
+    ended = trtspec("train", recipe, "--prompts", prompts_file(recipe.parent / "few.jsonl", 20), *FAST)
+    assert ended.code == 1
+    assert "4 held-out prompts have an answer of two tokens; fewer than 6 prove nothing" in ended.err
+    assert "train-draft" not in entries(recipe.parent)
+
+
+def test_a_target_that_says_one_thing_is_refused(recipe: Path, prompts: Path, trtspec: Run) -> None:
+    file = recipe.parent / "target" / "model.safetensors"
+    tensors = load_file(file)
+    for name in tensors:
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            tensors[name].zero_()
+    tensors["model.embed_tokens.weight"][:] = 1.0
+    tensors["lm_head.weight"] *= 0.001
+    tensors["lm_head.weight"][70] = 1.0
+    save_file(tensors, file, {"format": "pt"})
+    ended = trtspec("train", recipe, "--prompts", prompts, *FAST)
+    assert ended.code == 1
+    assert "the target answers every prompt with token 70 alone" in ended.err
+
+
+def test_prompts_that_are_too_long_are_said_by_file(recipe: Path, prompts: Path, trtspec: Run) -> None:
+    long = recipe.parent / "long.jsonl"
+    long.write_text("".join(json.dumps({"prompt": f"{n} there " * 40}) + "\n" for n in range(9)))
+    ended = trtspec("train", recipe, "--prompts", prompts, "--keep", long, *FAST)
+    assert ended.code == 1
+    assert f"{long}: no prompt has between 1 and 64 tokens" in ended.err
 
 
 def test_another_template_is_refused(recipe: Path, trtspec: Run) -> None:
@@ -195,3 +235,24 @@ def test_what_lies_at_the_place_stays(recipe: Path, prompts: Path, trtspec: Run)
     assert ended.code == 1
     assert "something else lies here" in ended.err
     assert Path("mine/file").read_text() == "of somebody"
+
+
+def test_a_place_that_cannot_be_written_is_told_before_the_training(
+    recipe: Path, prompts: Path, trtspec: Run, workplace: Path
+) -> None:
+    ended = trtspec("train", recipe, "--prompts", prompts, "--out", "prompts.jsonl/better", *FAST)
+    assert ended.code == 1
+    assert f"prompts.jsonl/better: nothing can be written to {prompts}" in ended.err
+    assert not entries(workplace)
+
+
+def test_a_draft_replaces_the_one_in_the_current_directory(
+    recipe: Path, prompts: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert trtspec("train", recipe, "--prompts", prompts, "--out", "better", *FAST).code == 0
+    first = json.loads(Path("better/trtspec_training.json").read_text())
+    monkeypatch.chdir("better")
+    assert trtspec("train", recipe, "--prompts", prompts, "--out", ".", *FAST).code == 0
+    second = json.loads((recipe.parent / "better" / "trtspec_training.json").read_text())
+    assert (first["draft"], second["draft"]) == ("better", ".")
+    assert not list(recipe.parent.glob(".better*"))

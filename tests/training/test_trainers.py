@@ -27,7 +27,7 @@ from trtspec.training.trainer import ATTRIBUTE, PACKAGE, Job
 pytestmark = pytest.mark.integration
 
 TRAINERS = discover(PACKAGE, ATTRIBUTE)
-PROMPTS, TOKENS = 30, 12
+PROMPTS, TOKENS = 40, 12
 FAST = ("--max-tokens", str(TOKENS))
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}<assistant>"
 
@@ -146,7 +146,7 @@ def test_rows_are_the_training_split_with_the_targets_own_answers(asked: Callabl
 def test_prompts_of_messages_are_in_the_targets_template(asked: Callable[..., Any], models: Path) -> None:
     config = models / "target" / "tokenizer_config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": TEMPLATE}))
-    said = [f"INFO worker-{number} path=/v1/{number * 7}" for number in range(12)]
+    said = [f"INFO worker-{number} path=/v1/{number * 7}" for number in range(40)]
     lines = [json.dumps({"messages": [{"role": "user", "content": text}]}) for text in said]
     (models / "prompts.jsonl").write_text("\n".join(lines))
     assert asked("--trainer", "modelopt", "--out", "job").code == 0

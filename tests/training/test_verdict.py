@@ -70,6 +70,15 @@ def test_a_kept_kind_loses_two_percent_at_most_however_wide_its_interval() -> No
     assert kept.is_worse
 
 
+@pytest.mark.parametrize(("prompts", "refused"), [(1, 1), (5, 1), (6, 0)])
+def test_few_prompts_prove_nothing_whatever_they_gain(prompts: int, refused: int) -> None:
+    """One prompt has an interval without width, and five gain alike by chance."""
+    texts = [Text(HELD_OUT, "a", False, str(n), (1,), (1, 2)) for n in range(prompts)]
+    found = Verdict.of(texts, [Counts(10, 50, 5)] * prompts, [Counts(10, 50, 20)] * prompts)
+    assert found.whole.change.low > 0
+    assert len(found.refusals) == refused
+
+
 def test_the_interval_is_of_pairs() -> None:
     """Texts that differ much, each a little better: only pairs show it."""
     before = [Counts(10, 50, accepted) for accepted in range(0, 40, 2)]

@@ -21,7 +21,7 @@ from trtspec import __version__
 from trtspec.cli import completing
 from trtspec.cli.helping import Command, Group
 from trtspec.cli.streams import OutputError, guarded_streams
-from trtspec.errors import TrtspecError, refusal
+from trtspec.errors import TrtspecError, refusal, refused_at
 from trtspec.registry import discover
 
 INTERRUPTED = 130
@@ -103,7 +103,9 @@ def _run(arguments: Sequence[str]) -> int | None:
         refused = refusal(error)
         if refused is None:
             raise
-        raise TrtspecError(f"{refused} {error.filename or 'a disk that is written to'}", hint=REFUSED_HINT) from error
+        raise TrtspecError(
+            f"{refused} {refused_at(error) or 'a disk that is written to'}", hint=REFUSED_HINT
+        ) from error
     except ModuleNotFoundError as error:
         from trtspec.doctor import install_hint
 

@@ -146,6 +146,8 @@ def show(found: Result) -> None:
     by = f"{found.record['steps']} steps" if "steps" in found.record else f"trained by {found.record['trainer']}"
     how = ", from scratch" if found.from_scratch else ""
     show_table(f"{found.name}: {by}{how}", columns, rows, right=tuple(range(1, 7)))
+    if found.left_out:
+        say(f"{found.left_out} prompts were longer than the engine takes with --max-tokens, and left out", "yellow")
     for refusal in verdict.refusals:
         say(f"refused: {refusal}", "red")
     if found.published:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtspec.errors import StepError, TrtspecError, refusal
+from trtspec.errors import StepError, TrtspecError, refusal, refused_at
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -92,8 +92,8 @@ class Layout:
         except OSError as error:
             if (refused := refusal(error)) is None:
                 raise
-            inside = not error.filename or Path(str(error.filename)).is_relative_to(self.root)
-            where = self.root if inside else error.filename
+            path = refused_at(error)
+            where = self.root if not path or Path(path).is_relative_to(self.root) else path
             hint = "give it room or access there; TRTSPEC_CACHE puts the store on another disk"
             raise StepError(f"{refused} {where} while {doing}", hint=hint) from error
 

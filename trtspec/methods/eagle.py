@@ -28,7 +28,7 @@ from trtspec.recipe.schema import refuse
 
 NETS, NET_CONFIG = "eagle_nets", "eagle_net_config"
 
-_EMBEDDING, _FC_BIAS = "embed_tokens.weight", "fc.bias"  # optional in a source
+OPTIONAL = _EMBEDDING, _FC_BIAS = "embed_tokens.weight", "fc.bias"  # in a source
 _DEFAULT_CHOICES = "mc_sim_7b_63"
 # SafeAILab/EAGLE's: its depth 7 does not count the first level, its total_token 60 counts the root
 _DEFAULTS = {"top_k": 10, "depth": 8, "nodes": 59}
@@ -130,7 +130,7 @@ def head_rules(config: ModelConfig, prefix: str) -> list[Rule]:
 
 def read_head(source: Source, base: HeadTarget, options: EagleOptions) -> DraftHead:
     """Describe the EAGLE head in `source` for a target."""
-    head, draft_shape = _read_head_config(source, base.config), _draft_shape(options, 0)
+    head, draft_shape = read_head_config(source, base.config), _draft_shape(options, 0)
     rules: list[Rule] = []
     borrowed: list[Rule] = []
     # an engine has one head for each level of the tree
@@ -164,7 +164,8 @@ def read_head(source: Source, base: HeadTarget, options: EagleOptions) -> DraftH
     )
 
 
-def _read_head_config(source: Source, target: ModelConfig) -> ModelConfig:
+def read_head_config(source: Source, target: ModelConfig) -> ModelConfig:
+    """Return the head's layer; raises CheckpointError for what is no EAGLE head of one layer."""
     reader = source.reader
     if _is_eagle3(source):
         raise reader.refuse("describes an EAGLE-3 head, which reads other hidden states", "use method: eagle3")

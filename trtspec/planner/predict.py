@@ -12,7 +12,7 @@ from trtspec.backends.context import PlanContext
 from trtspec.errors import CheckpointError
 from trtspec.gpus import GPUS, Gpu
 from trtspec.planner.roofline import Machine
-from trtspec.planner.speedup import Drafting, Pair
+from trtspec.planner.speedup import Drafting, Pair, reading_cost
 from trtspec.planner.work import Work, further_work, head_work, work_of
 
 LEAST_WEIGHTS = 10**9  # a step of a smaller target is mostly what surrounds it, which was fitted to 7 billion and more
@@ -43,7 +43,7 @@ def predict(context: PlanContext) -> Prediction:
     if machine.tensor > 1 and not machine.gpu.link:
         raise Unpredictable(f"{machine.gpu.name} is alone in its machine: how fast several are together is not known")
     try:
-        target = work_of(context.sources["target"], stored_format(context.sources["target"], context.recipe.target))
+        target = _target_work(context)
         if target.active_numbers < LEAST_WEIGHTS:
             raise Unpredictable("the target is smaller than any of which speeds were published")
         work = draft_work(context, target)
@@ -54,6 +54,21 @@ def predict(context: PlanContext) -> Prediction:
     is_block = context.method.drafts_with == "head" and context.method.draft_passes == "one"
     is_free = shape.max_depth == shape.max_tokens and not is_block
     return Prediction(pair, shape.max_depth, context.method.draft_lens if is_free else ())
+
+
+def step_cost(context: PlanContext) -> float:
+    """Return what a step that drafts takes, in steps of the target alone, each as long as its weights take to read.
+
+    That is so for one request at a time (arXiv:2211.17192, theorem 3.8): a draft that gives fewer tokens a step does
+    not pay. Raises Unpredictable where what drafts is not known.
+    """
+    target, depth = _target_work(context), context.draft_shape.max_depth
+    return reading_cost(target, draft_work(context, target), context.method.draft_passes, depth, _breadth(context))
+
+
+def _target_work(context: PlanContext) -> Work:
+    source = context.sources["target"]
+    return work_of(source, stored_format(source, context.recipe.target))
 
 
 def _gpu(context: PlanContext) -> Gpu:

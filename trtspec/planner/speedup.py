@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from trtspec.methods.speedup import expected_tokens
 from trtspec.planner.roofline import Machine, pass_seconds
@@ -18,25 +18,40 @@ from trtspec.planner.work import Work
 
 MOST_TEXTS = 1024  # larger batches are not looked at
 
+Passes: TypeAlias = Literal["none", "one", "each"]  # of what drafts in a step, as `Method.draft_passes` says
+
+
+def passes_of(passes: Passes, depth: int, breadth: float) -> tuple[int, float]:
+    """Return how often what drafts runs in a step, and with how many new tokens of a text each time."""
+    if passes == "none":
+        return 0, 0.0
+    return (1, depth * breadth) if passes == "one" else (depth, breadth)
+
+
+def reading_cost(target: Work, draft: Work | None, passes: Passes, depth: int, breadth: float) -> float:
+    """Return the bytes of weights that a step which drafts for one text reads, in those of the target alone."""
+    times, tokens = passes_of(passes, depth, breadth)
+    drafting = times * draft.weight_bytes(round(tokens)) if draft else 0.0
+    return (target.weight_bytes(1 + round(depth * breadth)) + drafting) / target.weight_bytes(1)
+
 
 @dataclass(frozen=True)
 class Drafting:
     """What drafts: `work` is None where tokens are looked up, `machine` where it runs.
 
-    `passes` is how often it runs in a step, as `Method.draft_passes` says. A tree of depth d verifies `breadth` times d
-    tokens.
+    A tree of depth d verifies `breadth` times d tokens.
     """
 
     work: Work | None
     machine: Machine
-    passes: Literal["none", "one", "each"] = "each"
+    passes: Passes = "each"
     breadth: float = 1.0
 
     def seconds(self, depth: int, texts: int, context: int) -> float:
         """Return how long a step's drafting takes."""
-        if self.work is None or self.passes == "none":
+        passes, tokens = passes_of(self.passes, depth, self.breadth)
+        if self.work is None or not passes:
             return 0.0
-        passes, tokens = (1, depth * self.breadth) if self.passes == "one" else (depth, self.breadth)
         return passes * (pass_seconds(self.work, self.machine, texts, tokens, context) + self.machine.reached.draft_s)
 
 

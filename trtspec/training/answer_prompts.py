@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -32,13 +32,15 @@ class AnswerPrompts(Step):
     """Write `texts.jsonl` with an answer of at most `max_tokens` tokens to each prompt, of a token at least.
 
     Answers that came with the prompts are used where the target would give them, and refused where not. `sampled` is
-    how many further answers each training prompt gets, of temperature 1. `settings` are the engine's, as JSON.
+    how many further answers each training prompt gets, of temperature 1. `settings` are the engine's, as JSON. `model`
+    is the `bare_key` of `target`: what drafts from inside it changes no answer.
     """
 
     VERSION: ClassVar[int] = 1
     RESUMABLE: ClassVar[bool] = True
 
-    target: ConvertCheckpoint
+    target: ConvertCheckpoint = field(metadata={"key": False})
+    model: str
     tokenizer: Files
     prompts: SplitPrompts
     settings: str
@@ -59,8 +61,7 @@ class AnswerPrompts(Step):
             wanted = list(self._wanted(texts))
             answered = self._answer(wanted, inputs[self.target], notes_of(out) / TEXTS, progress)
         found = [text for text in (*given, *answered) if text.answer]
-        if not found:
-            raise TrtspecError("the target answers no prompt", hint="name other --prompts")
+        _check_said({token for text in found for token in text.answer})
         write_texts(out / TEXTS, found)
 
     def _wanted(self, texts: Sequence[Text]) -> Iterator[tuple[Text, SamplingOptions]]:
@@ -110,6 +111,15 @@ class AnswerPrompts(Step):
         requests = [Request(text.prompt, self.max_tokens, sampling, end_ids=ends) for text, sampling in asked]
         results = engine.generate(requests)
         return [replace(text, answer=result.ids) for (text, _), result in zip(asked, results, strict=True)]
+
+
+def _check_said(tokens: set[int]) -> None:
+    """Raise TrtspecError where answers of these tokens teach nothing, and prove nothing."""
+    if not tokens:
+        raise TrtspecError("the target answers no prompt", hint="name other --prompts")
+    if len(tokens) == 1:
+        message = f"the target answers every prompt with token {min(tokens)} alone"
+        raise TrtspecError(message, hint="ask it something with `trtspec generate`: is its checkpoint whole?")
 
 
 @contextmanager

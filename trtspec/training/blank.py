@@ -56,6 +56,11 @@ class Origin:
         return self._view[EMBEDDING]
 
     @property
+    def embedding_size(self) -> float:
+        """Return the size of an entry of the target's embedding, by which what reads it is larger: they are small."""
+        return float(self.embedding.pow(2).mean().sqrt())
+
+    @property
     def lm_head(self) -> Tensor:
         """Return the target's LM head [vocab, hidden]."""
         return self._view[LM_HEAD]
@@ -101,10 +106,14 @@ class Origin:
             return self.outputs_read(LEAST_READ)
         return tuple(number - 1 for number in default_aux_layers(self.config.num_layers))
 
+    def random(self, *shape: int) -> Tensor:
+        """Return a random tensor; as a matrix it keeps the size of what it reads on average."""
+        return torch.randn(shape, generator=self._draw) / sqrt(shape[-1])
+
     def fill(self, rules: Iterable[Rule], given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the sources' tensors of rules: the `given` ones, biases of zeros, norms of ones, and random matrices.
 
-        Matrices keep the size of what they read on average; what layers add to it is a small part of it at first.
+        What layers add to what they read is a small part of it at first.
         """
         found = {}
         for tensor in (each for rule in rules for each in rule.sources):
@@ -115,7 +124,7 @@ class Origin:
                 found[name] = torch.full(shape, float("norm" in name))
             else:
                 gain = 0.1 if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
-                found[name] = torch.randn(shape, generator=self._draw) * gain / sqrt(shape[-1])
+                found[name] = self.random(*shape) * gain
         return found
 
     def layer_config(self, config: ModelConfig, architecture: str, layers: int) -> dict[str, Any]:

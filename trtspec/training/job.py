@@ -31,6 +31,7 @@ from trtspec.training.plans import Asked, answers_of, load_with_draft, target_of
 from trtspec.training.rows import ROWS, held_out_digest, row_of, taught, write_lines
 from trtspec.training.runs import Watching, outputs_of, plan_of
 from trtspec.training.texts import TEXTS, Text, read_texts
+from trtspec.training.train_draft import check_judges
 from trtspec.training.trainer import CONFIG, DRAFT, Job, Trainer, find_trainer
 
 
@@ -49,6 +50,7 @@ def write_job(asked: Asked, name: str, watching: Watching) -> tuple[Path, JobRec
     _rendered(trainer, job)  # its mistakes are told before the target answers
     (answered,) = outputs_of([answers_of(asked, build)], build, watching)
     texts = read_texts(answered / TEXTS)
+    check_judges(texts)
     with new_directory(out) as root:
         draft.write(root / DRAFT)
         return out, _write(root, name, trainer, job, build, texts)

@@ -26,7 +26,7 @@ class MakeDraft(Step):
     It drafts `draft_len` tokens in a row; those of the texts that are trained on say which tokens it drafts.
     """
 
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
 
     target: Files
     texts: AnswerPrompts

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -62,7 +63,7 @@ class MeasureDraft(Step):
         (out / COUNTS).write_text(json.dumps([asdict(counts) for counts in found[depth].texts]))
 
 
-def judges(texts: list[Text]) -> list[Text]:
+def judges(texts: Sequence[Text]) -> list[Text]:
     """Return the texts that a draft is judged by: answers have a token that can be drafted."""
     return [text for text in texts if text.side == HELD_OUT and len(text.answer) > 1]
 

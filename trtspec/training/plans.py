@@ -22,6 +22,7 @@ from trtspec.pipeline import Build, plan_build
 from trtspec.prompts.load import read_prompts
 from trtspec.proposal.choice import relative_model
 from trtspec.recipe.load import LoadedRecipe, load_recipe
+from trtspec.recipe.resolve import ResolvedEngine
 from trtspec.steps.convert import ConvertCheckpoint
 from trtspec.torch_engine.settings import EngineSettings
 from trtspec.training.answer_prompts import AnswerPrompts
@@ -108,22 +109,31 @@ def answers_of(asked: Asked, build: Build) -> AnswerPrompts:
     """Return the step that has a build's target answer the prompts, with what splits them."""
     reader, home = file_reader(), build.context.sources["target"]
     tokenizer = reader.read(home.root, home.tokenizer_files)
-    settings = replace(EngineSettings.from_recipe(build.recipe), schedule=(), method="none", draft_len=0, options={})
+    target, engine = _converted(build)[0], build.recipe.engine
     prompts = SplitPrompts(
         tokenizer,
         _file(reader, asked.prompts),
         tuple(_file(reader, path) for path in (asked.keep,) if path),
         tuple(_file(reader, path) for path in (asked.held_out,) if path),
-        _longest_prompt(asked, settings),
+        _longest_prompt(asked, engine),
         asked.settings.seed,
     )
-    return AnswerPrompts(_converted(build)[0], tokenizer, prompts, settings.as_json(), asked.max_tokens, asked.sampled)
+    settings = _alone(engine).as_json()
+    return AnswerPrompts(target, target.bare_key, tokenizer, prompts, settings, asked.max_tokens, asked.sampled)
 
 
-def _longest_prompt(asked: Asked, settings: EngineSettings) -> int:
-    most = min(settings.max_input_len or settings.max_seq_len, settings.max_seq_len - asked.max_tokens)
+def _alone(engine: ResolvedEngine) -> EngineSettings:
+    """Return the settings that change what a target says alone: nothing of what drafts, or of who waits."""
+    most_tokens = min(engine.max_num_tokens, EngineSettings.max_num_tokens)  # more are of steps that draft
+    return EngineSettings(
+        max_batch_size=engine.max_batch_size, max_seq_len=engine.max_seq_len, max_num_tokens=most_tokens
+    )
+
+
+def _longest_prompt(asked: Asked, engine: ResolvedEngine) -> int:
+    most = min(engine.max_input_len, engine.max_seq_len - asked.max_tokens)
     if most < 1:
-        message = f"--max-tokens {asked.max_tokens} leaves no room for a prompt in {settings.max_seq_len} tokens"
+        message = f"--max-tokens {asked.max_tokens} leaves no room for a prompt in {engine.max_seq_len} tokens"
         raise TrtspecError(message, hint="engine.max_seq_len bounds prompt and answer together")
     return most
 

@@ -13,12 +13,12 @@ from typing import Any
 
 from trtspec.checkpoint.write import new_directory
 from trtspec.errors import TrtspecError
+from trtspec.planner.predict import step_cost
 from trtspec.training.measure_draft import held_out_of, read_counts
 from trtspec.training.plans import Asked, answers_of, build_with, files_of, load_asked, measure_draft
 from trtspec.training.reduce_draft import METHODS, ReduceDraft
 from trtspec.training.runs import Watching, outputs_of, plan_of
 from trtspec.training.verdict import Verdict, side_of
-from trtspec.training.worth import step_cost
 
 FORMAT_VERSION = 1
 

@@ -23,7 +23,8 @@ FORMAT_VERSION = 1
 class Result:
     """The verdict on a trained draft, which lies at `trained`, and at `out` once published, and its training's record.
 
-    One `from_scratch` is compared with the target alone, whose steps give a token each.
+    One `from_scratch` is compared with the target alone, whose steps give a token each. `left_out` counts the prompts
+    that were too long.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Result:
     trained: Path
     verdict: Verdict
     record: Mapping[str, Any]
+    left_out: int
     from_scratch: bool = False
 
     @property
@@ -48,6 +50,7 @@ class Result:
             "method": self.method,
             "from_scratch": self.from_scratch,
             "published": self.published,
+            "prompts_left_out": self.left_out,
             "draft": str(self.out) if self.published else None,
             "refusals": self.verdict.refusals,
             "before": side_of(whole.before),
@@ -59,14 +62,17 @@ class Result:
 
 
 def check_place(out: Path) -> None:
-    """Raise TrtspecError where something lies that is no trained draft."""
+    """Raise TrtspecError where something lies that is no trained draft, and where nothing can be written."""
     if out.exists() and not (out / RECORD).is_file():
         raise TrtspecError("something else lies here", where=str(out), hint="name another --out")
+    above = next(each for each in Path(os.path.abspath(out)).parents if each.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise TrtspecError(f"nothing can be written to {above}", where=str(out), hint="name another --out")
 
 
 def publish(found: Result) -> None:
     """Put the draft at its place whole, instead of an earlier one."""
-    out = found.out
+    out = Path(os.path.abspath(found.out))
     new, old = (out.with_name(f".{out.name}.{word}-{os.getpid()}") for word in ("new", "old"))
     try:
         copy_tree(found.trained, new)

@@ -18,6 +18,7 @@ from trtspec.errors import TrtspecError
 from trtspec.measure.profile.acceptance import Counts
 from trtspec.methods.base import find_method
 from trtspec.pipeline import Build
+from trtspec.planner.predict import step_cost
 from trtspec.recipe.load import LoadedRecipe
 from trtspec.recipe.schema import Speculation
 from trtspec.registry import names
@@ -36,11 +37,11 @@ from trtspec.training.plans import (
 )
 from trtspec.training.result import Result, check_place, publish
 from trtspec.training.runs import Watching, outputs_of, plan_of
+from trtspec.training.split_prompts import left_out_of
 from trtspec.training.take_draft import TakeDraft
 from trtspec.training.texts import Text
 from trtspec.training.train_draft import RECORD, TrainDraft
 from trtspec.training.verdict import Verdict
-from trtspec.training.worth import step_cost
 
 Training = Callable[[Asked, Build, AnswerPrompts], TrainDraft | TakeDraft]
 
@@ -63,12 +64,12 @@ def judge(asked: Asked, loaded: LoadedRecipe, watching: Watching, training: Trai
         raise TrtspecError(message, where=str(asked.recipe), hint="train a draft with the target's tokenizer")
     answers = answers_of(asked, build)
     before, made = measure_draft("before", build, answers), training(asked, build, answers)
-    answered, measured, trained = outputs_of([answers, before, made], build, watching)
+    answered, split, measured, trained = outputs_of([answers, answers.prompts, before, made], build, watching)
     better = build_with(asked, trained)
     (again,) = outputs_of([measure_draft("after", better, answers)], better, watching)
     verdict = Verdict.of(held_out_of(answered), read_counts(measured), read_counts(again))
     method = loaded.recipe.speculation.method
-    return _published(Result(loaded.recipe.name, method, out, trained, verdict, _record(trained)))
+    return _published(Result(loaded.recipe.name, method, out, trained, verdict, _record(trained), left_out_of(split)))
 
 
 def _place(asked: Asked, loaded: LoadedRecipe) -> Path:
@@ -89,7 +90,8 @@ def _from_scratch(asked: Asked, loaded: LoadedRecipe, watching: Watching) -> Res
     out = _place(asked, loaded)
     bare = plan_of(replace(loaded, recipe=loaded.recipe.model_copy(update={"speculation": Speculation()})), watching)
     answers = answers_of(asked, bare)
-    answered, made = outputs_of([answers, _making(asked, loaded.recipe.speculation, bare, answers)], bare, watching)
+    making = _making(asked, loaded.recipe.speculation, bare, answers)
+    answered, split, made = outputs_of([answers, answers.prompts, making], bare, watching)
     build = build_with(asked, made)
     train = train_here(replace(asked, settings=replace(asked.settings, from_scratch=True)), build, answers)
     (trained,) = outputs_of([train], build, watching)
@@ -97,22 +99,18 @@ def _from_scratch(asked: Asked, loaded: LoadedRecipe, watching: Watching) -> Res
     (measured,) = outputs_of([measure_draft("after", better, answers)], better, watching)
     alone = [steps_alone(text) for text in texts]
     verdict = Verdict.of(texts, alone, read_counts(measured), step_cost(better.context))
-    name = loaded.recipe.name
-    return _published(Result(name, train.method, out, trained, verdict, _record(trained), from_scratch=True))
+    name, left_out = loaded.recipe.name, left_out_of(split)
+    return _published(Result(name, train.method, out, trained, verdict, _record(trained), left_out, from_scratch=True))
 
 
 def _check_makes(asked: Asked, loaded: LoadedRecipe) -> None:
-    """Raise TrtspecError for a method whose draft is not made, and for sizes and ways of training that it has not."""
-    method, able = loaded.recipe.speculation.method, names("trtspec.training.blanks")
+    """Raise TrtspecError for sizes and ways of training that a method's draft has not."""
     if asked.settings.lora:
         message = "--lora leaves a draft's weights as they are, and those of one from scratch are random"
         raise TrtspecError(message, where=str(asked.recipe), hint="leave it out, or name a draft")
-    if method not in able:
-        message = f"names no draft, and one of {method} is not made from scratch; of {', '.join(able)} it is"
-        raise TrtspecError(message, where=str(asked.recipe), hint="name one under speculation.draft")
     from trtspec.training.blank import find_maker  # torch, which a recipe's check does without
 
-    find_maker(method, asked.sizes)
+    find_maker(loaded.recipe.speculation.method, asked.sizes)
 
 
 def _making(asked: Asked, speculation: Speculation, bare: Build, answers: AnswerPrompts) -> MakeDraft:

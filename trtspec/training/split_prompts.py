@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -19,6 +21,7 @@ from trtspec.training.texts import HELD_OUT, TEXTS, TRAIN, Text, write_texts
 
 # Marks of chat templates that are one token each to the models that know them.
 MARKS = ("<|im_start|>", "<|start_header_id|>", "<|eot_id|>", "<start_of_turn>", "<|assistant|>", "<|user|>")
+LEFT_OUT = "left_out.json"
 FOREIGN_SHARE = 0.1  # of prompts: some are about templates
 
 
@@ -26,10 +29,11 @@ FOREIGN_SHARE = 0.1  # of prompts: some are about templates
 class SplitPrompts(Step):
     """Write `texts.jsonl`: the prompts in tokens, each with its side, and with its answer where the file has one.
 
-    `prompts`, `keep` and `held_out` are a file each, or none. Prompts of more than `max_input_len` tokens are left out.
+    `prompts`, `keep` and `held_out` are a file each, or none. Prompts of more than `max_input_len` tokens are left out;
+    how many they are is in `left_out.json`.
     """
 
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
 
     tokenizer: Files
     prompts: Files
@@ -49,12 +53,16 @@ class SplitPrompts(Step):
         for others, option in ((kept, "--keep"), (judges, "--held-out")):
             if pair := leaked(new, others):
                 raise _leak(self.prompts.paths[0], pair, option)
-        tokenizer = Tokenizer(self.tokenizer.root)
-        texts = self._texts(new, sides_of(new, self.seed, judges=not judges), tokenizer)
-        texts += self._texts(judges, [HELD_OUT] * len(judges), tokenizer)
-        if kept:
-            texts += self._texts(kept, sides_of(kept, self.seed), tokenizer, kept=True)
+        with _about(self.prompts):
+            texts = self._texts(new, sides_of(new, self.seed, judges=not judges))
+        for files in self.held_out:
+            with _about(files):
+                texts += self._texts(judges, [HELD_OUT] * len(judges))
+        for files in self.keep:
+            with _about(files):
+                texts += self._texts(kept, sides_of(kept, self.seed), kept=True)
         write_texts(out / TEXTS, texts)
+        (out / LEFT_OUT).write_text(json.dumps(len(new) + len(kept) + len(judges) - len(texts)))
 
     def _load(self, files: Sequence[Files]) -> list[Prompt]:
         found = []
@@ -63,9 +71,8 @@ class SplitPrompts(Step):
                 found += load_prompts(each.paths[0], self.tokenizer.root)
         return found
 
-    def _texts(
-        self, prompts: Sequence[Prompt], sides: Sequence[str], tokenizer: Tokenizer, *, kept: bool = False
-    ) -> list[Text]:
+    def _texts(self, prompts: Sequence[Prompt], sides: Sequence[str], *, kept: bool = False) -> list[Text]:
+        tokenizer = Tokenizer(self.tokenizer.root)
         _check_template(prompts, tokenizer)
         _check_answers(prompts)
         found = []
@@ -75,9 +82,26 @@ class SplitPrompts(Step):
             answer = tuple(tokenizer.encode(prompt.answer or "", add_special_tokens=False)) if taken else ()
             if 0 < len(ids) <= self.max_input_len:
                 found.append(Text(side, prompt.kind, kept, prompt.name, ids, answer, bool(answer)))
-        if prompts and not found:
-            raise TrtspecError(f"no prompt has between 1 and {self.max_input_len} tokens (engine.max_input_len)")
+        if not found:
+            hint = "engine.max_input_len bounds a prompt, and engine.max_seq_len less --max-tokens"
+            raise TrtspecError(f"no prompt has between 1 and {self.max_input_len} tokens", hint=hint)
         return found
+
+
+def left_out_of(split: Path) -> int:
+    """Return how many prompts were left out, of what the step wrote."""
+    return int(json.loads((split / LEFT_OUT).read_text()))
+
+
+@contextmanager
+def _about(files: Files) -> Iterator[None]:
+    """Let what is wrong within the block be about a file, unless it says what it is about."""
+    try:
+        yield
+    except TrtspecError as error:
+        if error.where:
+            raise
+        raise TrtspecError(error.message, where=str(files.paths[0]), hint=error.hint) from None
 
 
 def _check_template(prompts: Sequence[Prompt], tokenizer: Tokenizer) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -14,8 +15,10 @@ from trtspec.graph.files import Files
 from trtspec.graph.step import Inputs, Progress, Step, notes_of
 from trtspec.steps.convert import ConvertCheckpoint
 from trtspec.training.answer_prompts import AnswerPrompts
+from trtspec.training.measure_draft import judges
 from trtspec.training.settings import TrainSettings
 from trtspec.training.texts import TEXTS, TRAIN, VALIDATION, Text, read_texts
+from trtspec.training.verdict import LEAST_JUDGES
 
 RECORD = "trtspec_training.json"
 VALIDATION_TEXTS = 48
@@ -23,10 +26,7 @@ VALIDATION_TEXTS = 48
 
 @dataclass(frozen=True)
 class TrainDraft(Step):
-    """Train the draft in `source` for its target, and write a Hugging Face directory of the same form.
-
-    `target` holds the draft's description where the draft is a head.
-    """
+    """Train the draft in `source` for its target, and write a Hugging Face directory of the same form."""
 
     VERSION: ClassVar[int] = 1
     RESUMABLE: ClassVar[bool] = True
@@ -51,7 +51,9 @@ class TrainDraft(Step):
         from trtspec.training.student import DraftSource, find_trainable  # torch, which planning does without
         from trtspec.training.teacher import Teacher
 
-        texts, validation = self._sides(read_texts(inputs[self.texts] / TEXTS))
+        answered = read_texts(inputs[self.texts] / TEXTS)
+        check_judges(answered)
+        texts, validation = self._sides(answered)
         with self.source.unchanged():
             teacher = Teacher(inputs[self.target], [*texts, *validation])
             origin = DraftSource(self.source.root, teacher.model, self.draft_len, self.settings, texts)
@@ -77,3 +79,11 @@ class TrainDraft(Step):
             message = "the target answers too few prompts with two tokens or more to train on them"
             raise TrtspecError(message, hint="give other prompts")
         return train, Random(self.settings.seed).sample(validation, min(VALIDATION_TEXTS, len(validation)))
+
+
+def check_judges(texts: Sequence[Text]) -> None:
+    """Raise TrtspecError where too few held-out texts would judge, before anything is trained."""
+    count = sum(not text.kept for text in judges(texts))
+    if count < LEAST_JUDGES:
+        message = f"{count} held-out prompts have an answer of two tokens; fewer than {LEAST_JUDGES} prove nothing"
+        raise TrtspecError(message, hint="give more --prompts, of which a fifth is held out, or --held-out")

@@ -11,6 +11,7 @@ from typing import Any
 from trtspec.measure.profile.acceptance import Acceptance, Counts, Estimate, change_of
 from trtspec.training.texts import Text
 
+LEAST_JUDGES = 6  # texts: of fewer, all gain by chance more often than once in 2 ** 6
 MOST_LOSS = 0.02  # of the mean accepted length of a kind that is to be kept, however wide its interval
 
 
@@ -41,8 +42,8 @@ class Comparison:
 
     @property
     def is_better(self) -> bool:
-        """Return whether all of the interval is above none."""
-        return self.change.low > 0
+        """Return whether all of the interval is above none, and is that of texts enough to be one."""
+        return self.change.low > 0 and len(self.before.texts) >= LEAST_JUDGES
 
     @property
     def is_worse(self) -> bool:

@@ -12,9 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trtspec.checkpoint.source import load_source
-from trtspec.checkpoint.trtllm import read_config
-from trtspec.errors import CheckpointError
-from trtspec.methods.eagle import NET_CONFIG, NETS, head_rules
+from trtspec.methods.eagle import NETS, head_rules, read_head_config
 from trtspec.torch_engine.model.decoder import FINAL
 from trtspec.training.batches import Batch
 from trtspec.training.borrowed import Borrowed
@@ -33,14 +31,9 @@ class EagleStudent(Student):
     aux_layers = (FINAL,)
 
     def __init__(self, source: DraftSource) -> None:
-        target, settings = source.target, source.settings
-        checkpoint = target.checkpoint
-        section = checkpoint.document.section(NET_CONFIG)
-        if section is None:
-            raise CheckpointError("holds no EAGLE head", where=str(checkpoint.root))
-        self.config = read_config(section, checkpoint.ranks[-1].keys(), f"{NET}.layers.0.")
+        target, settings, origin = source.target, source.settings, load_source(source.root)
+        self.config = read_head_config(origin, target.config)
         self.width, self.passes = self.config.hidden_size, min(source.draft_len, MOST_PASSES)
-        origin = load_source(source.root)
         rules = [rule for rule in head_rules(self.config, NET) if rule.sources[0].name in origin.tensors]
         self.tensors = SourceTensors(
             origin, rules, lambda rule: rule.name != EMBEDDING, settings.lora, settings.seed, target.device
