@@ -40,7 +40,8 @@ def _check_draft(findings: Findings, chosen: Chosen, method: Method) -> None:
     draft, name = chosen.recipe.speculation.draft, chosen.recipe.speculation.method
     if method.drafts_with != "nothing" and draft is None:
         what = "a model" if method.drafts_with == "model" else "a head that was trained for the target"
-        findings.error("speculation", "no-draft", f"{name} drafts with {what}", "name one under speculation.draft")
+        hint = "name one under speculation.draft; trtspec train makes those that docs/train.md lists"
+        findings.error("speculation", "no-draft", f"{name} drafts with {what}", hint)
     if method.drafts_with == "nothing" and draft is not None:
         findings.error("speculation.draft", "unused-draft", f"{name} drafts with nothing of its own", "remove draft")
 

@@ -59,13 +59,10 @@ class DSparkDrafter(BlockDrafter):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup, NAME)
-        weights, width, hidden = (
-            self.network.weights,
-            self.network.net.confidence_width,
-            self.network.config.hidden_size,
-        )
+        weights, width = self.network.weights, self.network.net.confidence_width
         self._markov = MarkovHead(weights)
-        self._confidence = ConfidenceHead(weights, width > hidden) if width else None
+        asked = width and setup.confidence  # a head whose word ends nothing is left out
+        self._confidence = ConfidenceHead(weights, width > self.network.config.hidden_size) if asked else None
         self._floors = Floors(chain=setup.confidence)
 
     def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
