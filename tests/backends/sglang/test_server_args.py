@@ -28,7 +28,7 @@ HELPER = Path(__file__).with_name("ask_server_args.py")
 TIMEOUT_S = 300
 # Recipes that SGLang runs as they are. The others have methods, placements or classes of nets that it has not.
 RUNS = {
-    *("quickstart", "quickstart-eagle3", "quickstart-fp8", "quickstart-ngram"),
+    *("quickstart", "quickstart-dspark", "quickstart-eagle3", "quickstart-fp8", "quickstart-ngram"),
     *("deepseek-v3.1-mtp", "deepseek-v3.1-mtp-sglang", "deepseek-v3.1-mtp-vllm"),
     *("llama-3.1-8b-draft-1b", "llama-3.3-70b-eagle3", "llama-3.3-70b-fp8-tp1"),
     *("mistral-7b-ngram", "mistral-small-24b-ngram-vllm", "mixtral-8x7b-ngram", "phi-4-ngram-vllm"),

@@ -12,6 +12,8 @@ from tests.conftest import Run
 from tests.methods.block_nets import save_net
 from tests.methods.parallel_nets import random_block_net, random_p_eagle
 from tests.tiny import PAIR_VOCAB, TARGET_SHAPE
+from trtspec.measure.artifact import open_artifact
+from trtspec.prompts.load import load_prompts
 
 pytestmark = pytest.mark.integration
 
@@ -43,6 +45,22 @@ def test_a_recipe_is_built_and_says_the_targets_text(method: str, recipe: Path, 
     verified = trtspec("verify", out, "--max-tokens", "8", "--json")
     checks = {each["name"]: each["ok"] for each in verified.document["checks"]}
     assert checks["lossless"] is checks["parity"] is True, verified.stdout
+
+
+def test_a_net_knows_the_text_that_was_said_while_nothing_was_drafted(workplace: Path, trtspec: Run) -> None:
+    """Two requests at once are too many to draft for; when the short one has ended, the trained net drafts as ever."""
+    schedule = "speculation.schedule=[{max_batch: 1, draft_len: 9}]"
+    assert trtspec("build", "quickstart-dspark", "--set", schedule, "--out", "built").code == 0
+    prompts = load_prompts(workplace / "built" / "prompts" / "quickstart.jsonl")[:2]
+    with open_artifact(workplace / "built") as artifact:
+        alone = artifact.request(prompts[0].text, 128)
+        (whole,) = artifact.engine.generate([alone])
+        both = artifact.engine.generate([alone, artifact.request(prompts[1].text, 48)])
+    assert both[0].ids == whole.ids
+    undrafted = both[1].stats.steps
+    assert undrafted == 47  # the first token is the prefill's
+    rest, drafted = 127 - undrafted, both[0].stats.steps - undrafted
+    assert rest / drafted > 0.8 * 127 / whole.stats.steps > 4
 
 
 def test_a_net_that_computes_something_else_is_refused(recipe: Path, trtspec: Run) -> None:

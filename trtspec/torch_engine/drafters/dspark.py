@@ -15,7 +15,7 @@ from torch import Tensor
 from trtspec.methods.block_store import CONFIDENCE, MARKOV
 from trtspec.torch_engine.drafting.base import Draft, DraftSampling, Setup
 from trtspec.torch_engine.drafting.block import BlockDrafter
-from trtspec.torch_engine.drafting.chain import Floors, GrowingChain
+from trtspec.torch_engine.drafting.chain import NEVER, DrawnChain, Floors, likeliest
 from trtspec.torch_engine.model.head_weights import HeadWeights
 
 NAME = "dspark"
@@ -49,7 +49,7 @@ class ConfidenceHead:
         self._bias = weights.tensor(f"{name}bias", torch.float32) if f"{name}bias" in weights else None
 
     def __call__(self, hidden: Tensor, embedded: Tensor) -> Tensor:
-        """Return the probabilities [rows]."""
+        """Return the probabilities [...] by hidden states [..., hidden] and embedded tokens [..., rank]."""
         seen = torch.cat([hidden, embedded], -1) if self._reads_markov else hidden
         return torch.sigmoid(F.linear(seen.float(), self._weight, self._bias)).squeeze(-1)
 
@@ -67,17 +67,20 @@ class DSparkDrafter(BlockDrafter):
 
     def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
         """Draft `depth` tokens, or fewer where the net is not sure enough."""
-        hidden = self._fill(texts, depth)
-        logits = self.network.lm_head(hidden.flatten(0, 1)).view(len(texts), depth, -1)
-        chain = GrowingChain(len(texts), hidden.device, sampling, self._floors, self.network.vocabulary)
-        tokens: Tensor | None = torch.tensor([text[-1] for text in texts], device=hidden.device)
+        hidden, rows = self._fill(texts, depth), len(texts)
+        logits = self.network.lm_head(hidden.flatten(0, 1)).view(rows, depth, -1)
+        chain = DrawnChain(rows, hidden.device, sampling, self.network.vocabulary)
+        tokens = torch.tensor([text[-1] for text in texts], device=hidden.device)
+        embedded, biased = list[Tensor](), list[Tensor]()
         for place in range(depth):
-            if tokens is None:
-                break
-            embedded = self._markov.embed(tokens)
-            sureness = self._confidence(hidden[:, place], embedded) if self._confidence else None
-            tokens = chain.add(logits[:, place] + self._markov.bias(embedded), sureness)
-        return chain.draft()
+            embedded.append(self._markov.embed(tokens))
+            biased.append(logits[:, place] + self._markov.bias(embedded[-1]))
+            tokens = chain.add(biased[-1])
+        if self._floors == NEVER:
+            return chain.draft([depth] * rows)
+        if self._confidence is None:
+            return chain.draft(self._floors.lens(likeliest(torch.stack(biased, 1))))
+        return chain.draft(self._floors.lens(self._confidence(hidden, torch.stack(embedded, 1))))
 
 
 DRAFTER = DSparkDrafter

@@ -84,19 +84,24 @@ def _keys_and_values(block: Block, queries: int) -> Linear:
 
 
 class BlockDrafter(Drafter):
-    """Keeps the cache of a net up to the text, and runs the block behind it."""
+    """Runs a block behind the text, up to which it keeps the net's cache.
+
+    What steps accept waits until the next draft begins, so that steps which draft nothing cost nothing here.
+    """
 
     def __init__(self, setup: Setup, kind: str) -> None:
         self.network = BlockNetwork(setup.target, setup.room, kind)
         self.aux_layers = self.network.aux_layers
         self._most, self._device = setup.draft_shape.max_depth, setup.room.device
         self._known = [0] * setup.room.rows  # tokens of each row's text whose states the net has
+        self._waiting: dict[int, list[Tensor]] = {}  # by row, the states [n, aux_layers * hidden] of those behind them
         self._first_row = 0
 
     def begin(self, prompts: Sequence[Sequence[int]], first_row: int, max_tokens: int) -> None:
         """Remember where the prompts end."""
         self._first_row = first_row
         self._known[first_row : first_row + len(prompts)] = map(len, prompts)
+        self._waiting |= {first_row + row: [] for row in range(len(prompts))}
 
     def read(self, features: Tensor, start: int) -> None:
         """Take in a chunk of the prompts; what stands beyond one is written over."""
@@ -105,20 +110,29 @@ class BlockDrafter(Drafter):
         self.network.take_in(features.flatten(0, 1), window)
 
     def observe(self, outcome: Outcome) -> None:
-        """Take in the hidden states of each accepted path."""
+        """Keep the hidden states of each accepted path."""
         if outcome.features is None:
             raise ValueError("a net reads features of the target")
-        paths = [[0, *result.path] for result in outcome.results]
-        states = pad_sequence([outcome.features[row, path] for row, path in enumerate(paths)], batch_first=True)
-        window = self.network.windows.chain(self._known[: len(paths)], states.shape[1])
-        self.network.take_in(states.flatten(0, 1), window)
-        for row, path in enumerate(paths):
-            self._known[row] += len(path)
+        for row, result in enumerate(outcome.results):
+            self._waiting[row].append(outcome.features[row, [0, *result.path]])
 
     def move_row(self, source: int, target: int, length: int) -> None:
-        """Move the row in the net's cache."""
+        """Move the row in the net's cache, and its waiting states."""
         self.network.cache.move_row(source, target, length)
-        self._known[target] = self._known[source]
+        self._known[target], self._waiting[target] = self._known[source], self._waiting[source]
+
+    def _take_in(self, rows: int) -> None:
+        """Write into the net's cache what has waited; shorter rows' padding is written over by what follows."""
+        found = [states for row in range(rows) for states in self._waiting[row]]
+        if not found:
+            return
+        waiting = [torch.cat([found[0][:0], *self._waiting[row]]) for row in range(rows)]
+        states = pad_sequence(waiting, batch_first=True)
+        window = self.network.windows.chain(self._known[:rows], states.shape[1])
+        self.network.take_in(states.flatten(0, 1), window)
+        for row, taken in enumerate(waiting):
+            self._known[row] += len(taken)
+            self._waiting[row] = []
 
     def _fill(self, texts: Sequence[Sequence[int]], depth: int) -> Tensor:
         """Return the hidden states [rows, depth, hidden] that the first drafted tokens are predicted from.
@@ -126,6 +140,7 @@ class BlockDrafter(Drafter):
         The block has its full width whatever `depth` is: its places see each other, and a row's draft must not depend
         on how much other rows have left to say.
         """
+        self._take_in(len(texts))
         network, skipped = self.network, int(not self.network.net.drafts_at_anchor)
         width = self._most + skipped
         starts = [len(text) - 1 for text in texts]

@@ -20,21 +20,52 @@ class Floors:
 
     How sure it is of a place is the probability of its best token there, or what it estimates itself; `token` bounds
     that, `chain` the product over the places so far.
+
+    That is decided by what a token is sampled from and by those before it: by the token itself it would bias the text.
     """
 
     token: float = 0.0
     chain: float = 0.0
 
+    def lens(self, sureness: Tensor) -> list[int]:
+        """Return at how many places each row goes on, by how sure it is of each [rows, places]."""
+        sure = (sureness >= self.token) & (sureness.cumprod(1) >= self.chain)
+        lens: list[int] = sure.long().cumprod(1).sum(1).tolist()
+        return lens
+
 
 NEVER = Floors()
 
 
-class GrowingChain:
-    """The chains of `rows` rows that grow together; one ends for good where its draft is not sure enough.
+class DrawnChain:
+    """The chains of `rows` rows, a token of each for each of their logits."""
 
-    That is decided before a token is sampled, by the distribution that it will be sampled from and those before it: by
-    the sampled token it would bias the text.
-    """
+    def __init__(
+        self, rows: int, device: torch.device, sampling: DraftSampling | None, vocabulary: Vocabulary = SAME
+    ) -> None:
+        self._sampling, self._vocabulary = sampling, vocabulary
+        self._tokens, self._probs = [torch.empty((rows, 0), dtype=torch.int64, device=device)], list[Tensor]()
+
+    def add(self, logits: Tensor) -> Tensor:
+        """Draft a token of each row by logits [rows, the draft's vocabulary], and return the target's ids [rows]."""
+        if self._sampling is None:
+            drafted = logits.argmax(-1)
+        else:
+            probs = self._sampling.params.probs(logits)
+            drafted = self._sampling.draw(probs, len(self._probs))
+            self._probs.append(self._vocabulary.spread(probs))
+        tokens = self._vocabulary.to_target(drafted)
+        self._tokens.append(tokens.unsqueeze(1))
+        return tokens
+
+    def draft(self, lens: list[int]) -> Draft:
+        """Return what was drafted, of which `lens` tokens of each row count; columns of none are left out."""
+        tokens, most = torch.cat(self._tokens, 1), max(lens)
+        return Draft(tokens[:, :most], torch.stack(self._probs[:most], 1) if self._probs[:most] else None, lens=lens)
+
+
+class GrowingChain:
+    """The chains of `rows` rows that grow together; one ends for good where its draft is not sure enough."""
 
     def __init__(
         self,
@@ -44,30 +75,21 @@ class GrowingChain:
         floors: Floors,
         vocabulary: Vocabulary = SAME,
     ) -> None:
-        self._sampling, self._floors, self._vocabulary = sampling, floors, vocabulary
-        self._tokens, self._probs = [torch.empty((rows, 0), dtype=torch.int64, device=device)], list[Tensor]()
+        self._drawn, self._floors = DrawnChain(rows, device, sampling, vocabulary), floors
         self._grows, self._lens = [True] * rows, [0] * rows
         self._sureness = torch.ones(rows, device=device)
 
-    def add(self, logits: Tensor, sureness: Tensor | None = None) -> Tensor | None:
-        """Draft a token of each row, and return the target's ids of them [rows]; None where no row goes on.
+    def add(self, logits: Tensor) -> Tensor | None:
+        """Draft a token of each row by logits [rows, the draft's vocabulary], and return the target's ids [rows].
 
-        `logits` are [rows, the draft's vocabulary], `sureness` [rows] is the draft's own estimate of its acceptance.
+        None where no row goes on.
         """
         if self._floors != NEVER:
-            self._end(torch.softmax(logits.float(), -1).amax(-1) if sureness is None else sureness)
+            self._end(likeliest(logits))
         if not any(self._grows):
             return None
-        if self._sampling is None:
-            drafted = logits.argmax(-1)
-        else:
-            probs = self._sampling.params.probs(logits)
-            drafted = self._sampling.draw(probs, len(self._probs))
-            self._probs.append(self._vocabulary.spread(probs))
-        tokens = self._vocabulary.to_target(drafted)
-        self._tokens.append(tokens.unsqueeze(1))
         self._lens = [length + grows for length, grows in zip(self._lens, self._grows, strict=True)]
-        return tokens
+        return self._drawn.add(logits)
 
     def _end(self, sureness: Tensor) -> None:
         """End the chains of rows that are not sure enough, with one transfer to the host."""
@@ -77,7 +99,12 @@ class GrowingChain:
 
     def draft(self) -> Draft:
         """Return what was drafted."""
-        return Draft(torch.cat(self._tokens, 1), torch.stack(self._probs, 1) if self._probs else None, lens=self._lens)
+        return self._drawn.draft(self._lens)
+
+
+def likeliest(logits: Tensor) -> Tensor:
+    """Return the probability of the best token [...] by logits [..., vocabulary]."""
+    return torch.softmax(logits.float(), -1).amax(-1)
 
 
 def draft_chain(
@@ -112,8 +139,8 @@ def draft_at_once(
     logits: Tensor, sampling: DraftSampling | None, floors: Floors, vocabulary: Vocabulary = SAME
 ) -> Draft:
     """Draft one token for each place of logits [rows, places, the draft's vocabulary], until no row goes on."""
-    chain = GrowingChain(len(logits), logits.device, sampling, floors, vocabulary)
+    rows, places, _ = logits.shape
+    chain = DrawnChain(rows, logits.device, sampling, vocabulary)
     for place in logits.unbind(1):
-        if chain.add(place) is None:
-            break
-    return chain.draft()
+        chain.add(place)
+    return chain.draft([places] * rows if floors == NEVER else floors.lens(likeliest(logits)))
