@@ -113,7 +113,8 @@ def chosen_len(root: Path, kind: str, texts: list[str], max_tokens: int) -> dict
     """
     from trtspec.artifacts.manifest import load_manifest
     from trtspec.measure.artifact import open_artifact
-    from trtspec.measure.profile.candidate import Candidate, measure, say
+    from trtspec.measure.profile.candidate import Candidate
+    from trtspec.measure.profile.on_engine import measure, say
     from trtspec.measure.profile.recommend import PAYS
     from trtspec.prompts.prompt import Prompt
 

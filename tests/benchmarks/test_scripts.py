@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import os
 import subprocess
 import sys
@@ -30,3 +32,21 @@ def test_every_script_imports(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert {"convert", "methods", "quickstart", "profiles"} <= set(done.stdout.split())
+
+
+def test_what_they_import_late_is_there() -> None:
+    late = [
+        (path.name, node.module, alias.name)
+        for path in (ROOT / "benchmarks").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("trtspec.")
+        for alias in node.names
+    ]
+    assert len(late) > 100
+    assert [
+        each for each in late if not hasattr(importlib.import_module(each[1]), each[2]) and not is_module(*each)
+    ] == []
+
+
+def is_module(_: str, package: str, name: str) -> bool:
+    return importlib.util.find_spec(f"{package}.{name}") is not None
