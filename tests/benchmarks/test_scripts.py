@@ -35,18 +35,19 @@ def test_every_script_imports(tmp_path: Path) -> None:
 
 
 def test_what_they_import_late_is_there() -> None:
-    late = [
-        (path.name, node.module, alias.name)
+    late = {
+        (node.module, alias.name)
         for path in (ROOT / "benchmarks").rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("trtspec.")
         for alias in node.names
-    ]
+    }
     assert len(late) > 100
-    assert [
-        each for each in late if not hasattr(importlib.import_module(each[1]), each[2]) and not is_module(*each)
-    ] == []
+    assert [f"{module}.{name}" for module, name in sorted(late) if not has(module, name)] == []
 
 
-def is_module(_: str, package: str, name: str) -> bool:
-    return importlib.util.find_spec(f"{package}.{name}") is not None
+def has(module: str, name: str) -> bool:
+    """Tell whether a module has a name, or a package a module of it."""
+    found = importlib.import_module(module)
+    is_package = hasattr(found, "__path__")
+    return hasattr(found, name) or (is_package and importlib.util.find_spec(f"{module}.{name}") is not None)
