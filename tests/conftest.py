@@ -22,6 +22,10 @@ from tests.tiny import make_pair
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Deployments of whoever runs the tests change none of them, and no test leaves one: each has a directory of its own.
+os.environ["TRTSPEC_STATE"] = "/dev/null/state"
+# Tests start processes while threads of theirs call by gRPC; its handlers of forks let 3 in 100 of these die.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 # A build waits for the disk ninety times, which only a machine that loses its power would tell. Children do wait.
 os.fsync = os.fdatasync = lambda descriptor: None
 
