@@ -30,7 +30,7 @@ LEVELS = [
         "own_data",
         "interpreter",
     },
-    {"hashing"},
+    {"hashing", "swap"},
     {"recipe", "graph", "probe", "gpus"},
     {"artifacts", "disk"},
     {"checkpoint", "kernels"},

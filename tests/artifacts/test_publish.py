@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.manifests import resolved
+from trtspec import swap
 from trtspec.artifacts import manifest as manifest_module
 from trtspec.artifacts import publish
 from trtspec.artifacts.manifest import Manifest, StepRecord, load_manifest, verify_files
@@ -37,7 +38,7 @@ def out(tmp_path: Path) -> Path:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both ways to put an artifact in place of another."""
     if request.param == "renames":
-        monkeypatch.setattr(publish, "exchange", lambda one, other: False)
+        monkeypatch.setattr(swap, "exchange", lambda one, other: False)
     return str(request.param)
 
 
@@ -195,7 +196,7 @@ def test_a_manifest_of_other_files_is_a_bug(out: Path, make: Make) -> None:
         publish_artifact(out, make(OLD)[0], make(NEW)[1])
 
 
-@pytest.mark.parametrize("refused", ["_place", "sync", "_put_in_place"])
+@pytest.mark.parametrize("refused", ["_place", "sync", "put_in_place"])
 def test_a_full_disk_leaves_what_was_there(
     out: Path, make: Make, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
@@ -223,7 +224,7 @@ def test_a_second_rename_that_fails_brings_the_old_artifact_back(
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(target))
         rename(source, target)
 
-    monkeypatch.setattr(publish, "exchange", lambda one, other: False)
+    monkeypatch.setattr(swap, "exchange", lambda one, other: False)
     monkeypatch.setattr(os, "rename", fail_once)
     with pytest.raises(StepError, match="Input/output error"):
         publish_artifact(out, *make(NEW))
@@ -263,7 +264,7 @@ def test_what_a_kill_between_two_renames_hid_comes_back(
     out: Path, make: Make, monkeypatch: pytest.MonkeyPatch, die_at: Callable[..., int]
 ) -> None:
     publish_artifact(out, *make(OLD))
-    monkeypatch.setattr(publish, "exchange", lambda one, other: False)
+    monkeypatch.setattr(swap, "exchange", lambda one, other: False)
     die_at("publish.between-renames", lambda: publish_artifact(out, *make(NEW)))
     assert publish_artifact(out, *make(OLD)) == "unchanged"
     assert contents(out) == OLD
@@ -287,7 +288,7 @@ def test_clean_up_touches_no_other_name(out: Path, make: Make) -> None:
 def test_a_reader_never_sees_a_part(out: Path, make: Make) -> None:
     for name in ("one", "other"):
         (out.parent / name).mkdir(parents=True)
-    if not publish.exchange(out.parent / "one", out.parent / "other"):
+    if not swap.exchange(out.parent / "one", out.parent / "other"):
         pytest.skip("this system cannot swap two directories in one move")
     both = [make(OLD), make(NEW, step="b")]
     publish_artifact(out, *both[0])

@@ -86,3 +86,14 @@ def test_the_interval_is_of_pairs() -> None:
     change = change_of(before, after)
     assert change.value == pytest.approx(0.1)
     assert change.low > 0.09
+
+
+@pytest.mark.parametrize(("prompts", "before", "after", "is_worse"), [
+    (3, 200, 199, False), (3, 200, 150, True), (6, 200, 199, True),
+])  # fmt: skip
+def test_a_trifle_that_few_prompts_lose_is_none(prompts: int, before: int, after: int, is_worse: bool) -> None:
+    texts = [Text(HELD_OUT, "a", False, str(n), (1,), (1, 2)) for n in range(prompts)]
+    counts = [[Counts(100, 500, accepted)] * prompts for accepted in (before, after)]
+    (found,) = Verdict.of(texts, *counts).kinds
+    assert found.change.high < 0
+    assert found.is_worse == is_worse

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts an artifact at its place whole: whoever looks there sees the old one or the new one, never a part.
-
-    .NAME.lock            held while an artifact is published
-    .NAME.tmp-<random>    the new artifact while it is filled; after the swap, the old one while it is deleted
-    .NAME.old-<random>    the old artifact, on a file system that cannot swap, until the new one is in place
+"""Puts an artifact at its place whole.
 
 Only what a manifest names is ever deleted, with `reports/` and the byte code that Python writes beside models.
 """
@@ -12,9 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
-import secrets
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,8 +18,9 @@ from trtspec.artifacts.manifest import Manifest, is_ours, load_manifest, problem
 from trtspec.artifacts.paths import MANIFEST, REPORTS
 from trtspec.errors import StepError, TrtspecError
 from trtspec.failpoint import failpoint
-from trtspec.files import exchange, sync, sync_directories
+from trtspec.files import sync, sync_directories
 from trtspec.hashing import copy_hashed
+from trtspec.swap import clean_up, is_free, locked, put_in_place, sibling
 
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
 
@@ -56,8 +50,7 @@ def publish_artifact(out: Path, files: Mapping[str, Path], manifest: Manifest) -
     if set(files) != {record.path for record in manifest.files}:
         raise ValueError("the manifest names other files than those to publish")
     out = _resolved(out)
-    with _in_words(out), _locked(out):
-        _clean_up(out)
+    with _in_words(out), locked(out):
         old = _manifest_at(out)
         if old == manifest and _holds(out, files, manifest):
             return "unchanged"
@@ -75,7 +68,7 @@ def _resolved(out: Path) -> Path:
 
 
 def _publish(out: Path, files: Mapping[str, Path], manifest: Manifest, *, keep_reports: bool) -> None:
-    temporary = _sibling(out, "tmp")
+    temporary = sibling(out, "tmp")
     try:
         temporary.mkdir()
         digests = {record.path: record.sha256 for record in manifest.files}
@@ -87,38 +80,14 @@ def _publish(out: Path, files: Mapping[str, Path], manifest: Manifest, *, keep_r
         (temporary / MANIFEST).write_bytes(manifest.render())
         sync(temporary / MANIFEST)
         sync_directories(temporary)
-        _put_in_place(temporary, out)
+        put_in_place(temporary, out)
     finally:
-        _clean_up(out)
-
-
-def _put_in_place(temporary: Path, out: Path) -> None:
-    """Leave the new artifact at `out` and the old one, if any, at a name that `_clean_up` deletes."""
-    failpoint("publish.before-swap")
-    if _is_free(out):
-        os.rename(temporary, out)
-    elif not exchange(temporary, out):
-        os.rename(out, _sibling(out, "old"))
-        failpoint("publish.between-renames")
-        os.rename(temporary, out)
-    failpoint("publish.after-swap")
-    sync(out.parent)
-
-
-def _clean_up(out: Path) -> None:
-    """Delete what this or a killed publication left; bring the old artifact back where no new one came."""
-    left = re.compile(rf"\.{re.escape(out.name)}\.(tmp|old)-[0-9a-f]{{16}}")
-    for path in sorted(out.parent.iterdir()):
-        match = left.fullmatch(path.name)
-        if match and match[1] == "old" and not out.exists():
-            os.rename(path, out)
-        elif match:
-            shutil.rmtree(path, ignore_errors=True)  # what resists is met again by the next publication
+        clean_up(out)
 
 
 def _manifest_at(out: Path) -> Manifest | None:
     """Return the manifest of the artifact at `out`; None where there is none, or none that can be read."""
-    if _is_free(out):
+    if is_free(out):
         return None
     if not is_ours(out):
         hint = "move it away, or choose another place with --out"
@@ -172,23 +141,6 @@ def _place(source: Path, target: Path, *, sha256: str = "") -> None:
             raise StepError("the file was damaged in the store", where=str(source), hint="build again") from None
         target.chmod(source.stat().st_mode & 0o777)
         sync(target)
-
-
-def _is_free(out: Path) -> bool:
-    return not out.exists() or (out.is_dir() and not any(out.iterdir()))
-
-
-def _sibling(out: Path, kind: str) -> Path:
-    return out.with_name(f".{out.name}.{kind}-{secrets.token_hex(8)}")
-
-
-@contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    from filelock import FileLock
-
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(out.with_name(f".{out.name}.lock")):
-        yield
 
 
 @contextmanager

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trtspec.errors import TrtspecError
-from trtspec.files import copy_tree, exchange, sync, sync_directories
+from trtspec.files import copy_tree, sync, sync_directories
+from trtspec.swap import clean_up, locked, put_in_place, sibling
 from trtspec.training.train_draft import RECORD
 from trtspec.training.verdict import Verdict, side_of
 
@@ -73,19 +73,15 @@ def check_place(out: Path) -> None:
 def publish(found: Result) -> None:
     """Put the draft at its place whole, instead of an earlier one."""
     out = Path(os.path.abspath(found.out))
-    new, old = (out.with_name(f".{out.name}.{word}-{os.getpid()}") for word in ("new", "old"))
-    try:
-        copy_tree(found.trained, new)
-        for path in new.iterdir():
-            path.chmod(0o644)
-        (new / RECORD).write_text(json.dumps(found.as_dict(), indent=2) + "\n")
-        sync_directories(new)
-        if not out.exists():
-            new.rename(out)
-        elif not exchange(new, out):
-            out.rename(old)
-            new.rename(out)
-        sync(out.parent)
-    finally:
-        for left in (new, old):
-            shutil.rmtree(left, ignore_errors=True)
+    with locked(out):
+        new = sibling(out, "tmp")
+        try:
+            copy_tree(found.trained, new)
+            (new / RECORD).write_text(json.dumps(found.as_dict(), indent=2) + "\n")
+            for path in new.iterdir():
+                path.chmod(0o644)
+                sync(path)
+            sync_directories(new)
+            put_in_place(new, out)
+        finally:
+            clean_up(out)

@@ -43,12 +43,20 @@ class Comparison:
     @property
     def is_better(self) -> bool:
         """Return whether all of the interval is above none, and is that of texts enough to be one."""
-        return self.change.low > 0 and len(self.before.texts) >= LEAST_JUDGES
+        return self.change.low > 0 and self._has_judges
 
     @property
     def is_worse(self) -> bool:
-        """Return whether all of the interval is below none, or a kind that is to be kept has lost too much."""
-        return self.change.high < 0 or (self.kept and self.share < -MOST_LOSS)
+        """Return whether all of the interval is below none, or a kind that is to be kept has lost too much.
+
+        The interval of a few texts may be a point: what it says counts where that is no trifle.
+        """
+        loses_much = self.share < -MOST_LOSS
+        return (self.change.high < 0 and (self._has_judges or loses_much)) or (self.kept and loses_much)
+
+    @property
+    def _has_judges(self) -> bool:
+        return len(self.before.texts) >= LEAST_JUDGES
 
     @property
     def word(self) -> str:

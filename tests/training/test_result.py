@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A trained draft is put at its place whole, whenever who does it is killed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from trtspec import swap
+from trtspec.errors import TrtspecError
+from trtspec.training.result import Result, check_place, publish
+from trtspec.training.train_draft import RECORD
+
+
+@dataclass(frozen=True)
+class Trained(Result):
+    """A result without a verdict."""
+
+    def as_dict(self) -> dict[str, object]:
+        return {"name": self.name}
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[[str], Result]:
+    """A function that returns a draft of these weights."""
+
+    def make(weights: str) -> Result:
+        trained = tmp_path / "store" / weights
+        trained.mkdir(parents=True, exist_ok=True)
+        (trained / "model.safetensors").write_text(weights)
+        (trained / "model.safetensors").chmod(0o400)
+        return Trained(weights, "eagle3", tmp_path / "drafts" / "mine", trained, None, {}, 0)  # type: ignore[arg-type]
+
+    return make
+
+
+def contents(out: Path) -> tuple[str, str]:
+    return (out / "model.safetensors").read_text(), json.loads((out / RECORD).read_text())["name"]
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+@pytest.mark.parametrize("point", ["publish.before-swap", "publish.between-renames", "publish.after-swap"])
+def test_a_killed_publication_loses_no_draft(
+    make: Callable[[str], Result],
+    die_at: Callable[..., int],
+    monkeypatch: pytest.MonkeyPatch,
+    point: str,
+    exchanges: bool,
+) -> None:
+    if not exchanges:
+        monkeypatch.setattr(swap, "exchange", lambda one, other: False)
+    old, new = make("old"), make("new")
+    publish(old)
+    died = die_at(point, lambda: publish(new))
+    assert died == (0 if exchanges and point == "publish.between-renames" else -9)
+    publish(make("newest"))
+    assert contents(old.out) == ("newest", "newest")
+    assert sorted(path.name for path in old.out.parent.iterdir()) == [".mine.lock", "mine"]
+
+
+def test_what_another_process_left_between_two_names_comes_back(make: Callable[[str], Result]) -> None:
+    old = make("old")
+    publish(old)
+    old.out.rename(swap.sibling(old.out, "old"))
+    with swap.locked(old.out):
+        assert contents(old.out) == ("old", "old")
+
+
+def test_something_else_is_not_replaced(make: Callable[[str], Result]) -> None:
+    out = make("new").out
+    out.mkdir(parents=True)
+    with pytest.raises(TrtspecError, match="something else lies here"):
+        check_place(out)
