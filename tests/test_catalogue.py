@@ -234,6 +234,7 @@ def plan_of(place: Path, trtspec: Run, plans: dict[str, dict[str, Any]]) -> Plan
     return plan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_it_fits_together(name: str, place: Path, trtspec: Run) -> None:
     checked = trtspec("check", place / f"{name}.yaml", "--json")

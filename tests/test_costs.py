@@ -32,6 +32,7 @@ def test_what_a_test_computes_counts_once(costs: Costs) -> None:
     assert costs.passed() < BURNT_S
 
 
+@pytest.mark.slow
 def test_what_its_children_take_counts(costs: Costs) -> None:
     subprocess.run([sys.executable, "-S", "-c", BURN], check=True, timeout=60)
     assert costs.passed() >= BURNT_S * 0.9

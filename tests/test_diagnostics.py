@@ -6,6 +6,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from trtspec.diagnostics import MAX_DIAGNOSTICS, Diagnostic, Mark, RecipeError, in_order, render_diagnostic
 from trtspec.errors import TrtspecError
 
@@ -92,6 +94,7 @@ def test_catching_a_recipe_error_costs_no_pydantic_and_no_yaml() -> None:
     assert out.stdout == "set()\n"
 
 
+@pytest.mark.slow
 def test_loading_recipes_imports_nothing_heavy() -> None:
     code = (
         "import sys, trtspec.recipe.load, trtspec.recipe.resolve;"

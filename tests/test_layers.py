@@ -103,6 +103,7 @@ def backend_of(path: Path) -> str | None:
     return parts[1] if parts[0] == "backends" and parts[1] in BACKENDS else None
 
 
+@pytest.mark.slow
 @EACH_PACKAGE
 def test_imports_point_down(package: str) -> None:
     assert package in LEVEL_OF, f"{package} has no place in LEVELS"

@@ -71,6 +71,7 @@ def test_a_second_build_reads_no_tensor(recipe: Path, monkeypatch: pytest.Monkey
         monkeypatch.setattr("trtspec.graph.entry.file_sha256", lambda path: pytest.fail(f"hashed {path} again"))
 
 
+@pytest.mark.slow
 def test_a_build_reads_large_sources_while_it_converts_them(
     recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -86,6 +87,7 @@ def test_a_build_reads_large_sources_while_it_converts_them(
     assert {each.status for each in plan(recipe).status(open_store())} == {"hit"}
 
 
+@pytest.mark.slow
 def test_a_plan_says_how_long_earlier_builds_took(recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rates, "LEAST_BYTES", 1)
     assert trtspec("plan", recipe, "--json").document["steps"][0]["expected_seconds"] is None
@@ -140,6 +142,7 @@ def test_a_recipe_with_problems_has_no_plan(recipe: Path) -> None:
         plan(recipe)
 
 
+@pytest.mark.slow
 def test_the_manifest_says_what_was_built(recipe: Path) -> None:
     build = plan_build(load_recipe(recipe), read_all=True)
     built = run_build(build, recipe.parent / "out", open_store(), Unobserved())

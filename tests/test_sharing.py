@@ -60,6 +60,7 @@ def test_tests_run_beside_each_other(tmp_path: Path) -> None:
         assert all(worker.has_its_turn() for worker in (one, other, third))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ports", [False, True])
 def test_one_that_runs_alone_waits_and_lets_wait(tmp_path: Path, ports: bool) -> None:
     first = Worker(tmp_path, ports=ports)
@@ -76,6 +77,7 @@ def test_one_that_runs_alone_waits_and_lets_wait(tmp_path: Path, ports: bool) ->
     late.end()
 
 
+@pytest.mark.slow
 def test_of_those_that_go_first_one_runs_beside_others(tmp_path: Path) -> None:
     with working(tmp_path) as other, working(tmp_path, alone=True, first=True) as first:
         assert other.has_its_turn()
@@ -86,6 +88,7 @@ def test_of_those_that_go_first_one_runs_beside_others(tmp_path: Path) -> None:
     second.end()
 
 
+@pytest.mark.slow
 def test_servers_start_one_after_the_other(tmp_path: Path) -> None:
     first = Worker(tmp_path, ports=True)
     assert first.has_its_turn()

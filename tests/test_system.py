@@ -49,6 +49,7 @@ def test_pid_and_start_time_name_one_process(sleeper) -> None:
     assert system.start_time(sleeper.pid) is None
 
 
+@pytest.mark.slow
 def test_stop_session_ends_what_does_not_end_by_itself() -> None:
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
     process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, stdout=subprocess.PIPE)

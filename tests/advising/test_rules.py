@@ -111,6 +111,7 @@ GRID: dict[str, tuple[Any, ...]] = {
 }
 
 
+@pytest.mark.slow
 def test_every_combination_gets_an_answer_with_a_reason() -> None:
     seen = set()
     for number, values in enumerate(product(*GRID.values())):

@@ -68,6 +68,7 @@ UNLISTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("attack", "name"), UNLISTED.values(), ids=UNLISTED)
 def test_what_the_manifest_does_not_name_is_refused(attack: Attack, name: str, changed: Path, trtspec: Run) -> None:
     attack(changed)
@@ -78,6 +79,7 @@ def test_what_the_manifest_does_not_name_is_refused(attack: Attack, name: str, c
         assert f"{name}: the manifest does not name it" in done.out + done.err, command
 
 
+@pytest.mark.slow
 def test_the_numbers_of_a_warm_up_are_no_code(changed: Path) -> None:
     put(changed, f"{REPOSITORY}/tensorrt_llm/warmup/1-texts-input_ids.int32", "1234")
     assert unknown_code(changed, load_manifest(changed)) == []
@@ -149,6 +151,7 @@ RECORDED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("attack", "said"), RECORDED.values(), ids=RECORDED)
 def test_code_that_is_not_ours_is_refused_whatever_the_manifest_says(
     attack: Attack, said: str, changed: Path, tmp_path: Path
@@ -163,6 +166,7 @@ def test_code_that_is_not_ours_is_refused_whatever_the_manifest_says(
         stage_repository(changed, find_backend("embedded").serving(), tmp_path / "stage")
 
 
+@pytest.mark.slow
 def test_the_commands_refuse_it_and_a_person_can_allow_it(
     changed: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

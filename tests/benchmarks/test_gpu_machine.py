@@ -101,6 +101,7 @@ def test_wheels_are_unpacked(tmp_path: Path) -> None:
     assert not (site / "of-before").exists()
 
 
+@pytest.mark.slow
 def test_wheels_that_do_not_fit(tmp_path: Path) -> None:
     folder = make_wheel(tmp_path / "wheels", "cp27-none-any")
     assert wheels.install(folder, tmp_path / "site").startswith(f"pip did not unpack {folder}: ERROR: No matching")

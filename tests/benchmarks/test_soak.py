@@ -88,6 +88,7 @@ def test_a_text_is_heard_with_its_tokens(entry: Entry, stream: bool) -> None:
     assert hear(entry, Ask("a", "hello", 7), stream=stream, within_s=10) == Heard("hello", 7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("prompt", "stream", "problem"),
     [
@@ -101,6 +102,7 @@ def test_what_goes_wrong_is_told(entry: Entry, prompt: str, stream: bool, proble
     assert problem in heard.problem
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_has_the_beginning_of_its_text(entry: Entry) -> None:
     heard = hear(entry, Ask("a", "9 late", 7), stream=True, within_s=10, leave_s=0.3)
     assert (heard.text, heard.problem, heard.left) == ("9 l", "", True)
@@ -280,6 +282,7 @@ def test_findings_are_added_by_name() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_share_of_the_time_that_is_left_is_told_once_a_minute(capsys, monkeypatch) -> None:
     from benchmarks.soak import progress
 

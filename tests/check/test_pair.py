@@ -84,6 +84,7 @@ def test_a_draft_with_fewer_positions(trtspec: Run, recipe: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_pair_of_unusual_sizes_is_warned_of_and_built(trtspec: Run, recipe: Path) -> None:
     shutil.rmtree(recipe.parent / "draft")
     shutil.copytree(recipe.parent / "target", recipe.parent / "draft")

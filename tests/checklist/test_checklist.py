@@ -82,6 +82,7 @@ def test_the_exit_code_says_something_only_where_that_is_asked_for(artifact: Pat
     assert trtspec("checklist", artifact, "--strict").code == 112
 
 
+@pytest.mark.slow
 def test_what_verify_found_is_evidence(artifact: Path, trtspec: Run) -> None:
     assert trtspec("verify", artifact, "--max-tokens", 4).code == 0
     found = rows(trtspec, artifact)
@@ -97,6 +98,7 @@ def test_what_verify_found_is_evidence(artifact: Path, trtspec: Run) -> None:
     assert rows(trtspec, artifact)["verified"]["evidence"] == "no report is of the artifact as it lies here"
 
 
+@pytest.mark.slow
 def test_a_baseline_is_found_by_itself_and_counts_for_its_target(artifact: Path, trtspec: Run) -> None:
     out = artifact.parent / "baseline.json"
     assert trtspec("baseline", artifact, "--max-tokens", 4, "--runs", 1, "-o", out).code == 0
@@ -117,6 +119,7 @@ def test_a_baseline_is_found_by_itself_and_counts_for_its_target(artifact: Path,
     assert "by other prompts than the artifact's own" in row["evidence"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("document", "age_s", "against"),
     [
@@ -146,6 +149,7 @@ def test_a_document_of_this_manifest_counts_however_old_it_is(artifact: Path, tr
     assert rows(trtspec, artifact, "--with", path)["tuning"]["state"] == DONE
 
 
+@pytest.mark.slow
 def test_bench_leaves_its_document(artifact: Path, trtspec: Run) -> None:
     assert trtspec("bench", artifact, "--max-tokens", 4, "--runs", 1).code == 0
     row = rows(trtspec, artifact)["load"]
@@ -162,6 +166,7 @@ def test_one_request_at_a_time_is_no_load(artifact: Path, trtspec: Run) -> None:
     assert rows(trtspec, artifact, "--with", bench, "--with", load)["load"]["state"] == DONE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"kind": "novel"}', '{"kind": ["tune"]}', "{" * 10_000, '{"a": 1, "a": 2}']
 )
@@ -173,6 +178,7 @@ def test_what_is_no_document_is_refused(text: str, artifact: Path, trtspec: Run)
     assert str(path) in refused.err
 
 
+@pytest.mark.slow
 def test_a_kept_document_that_was_damaged_is_as_good_as_none(artifact: Path, trtspec: Run) -> None:
     folder = artifact.parents[1] / "state" / "documents" / manifest_sha256(artifact)
     folder.mkdir(parents=True)
@@ -193,6 +199,7 @@ LOOSER = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("settings", "named"), LOOSER)
 def test_what_is_looser_than_its_default_is_named(facts: Facts, settings: dict[str, Any], named: str) -> None:
     row = built.defaults(changed(facts, **settings))
@@ -206,6 +213,7 @@ def test_what_is_stricter_than_its_default_is_done(facts: Facts) -> None:
     assert built.defaults(changed(facts, **stricter)).state == DONE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("row", "settings", "state"),
     [
@@ -230,12 +238,14 @@ def test_rows_that_the_recipe_decides(
     assert row(changed(facts, **settings)).state == state
 
 
+@pytest.mark.slow
 def test_a_quantized_target_that_was_compared(facts: Facts, artifact: Path, trtspec: Run) -> None:
     assert trtspec("verify", artifact, "--max-tokens", 4).code == 0
     compared = changed(gather(artifact, (), None), target__quantization__weights="fp8")
     assert built.parity(compared).state == DONE
 
 
+@pytest.mark.slow
 def test_a_prometheus_says_what_is_watched(artifact: Path, trtspec: Run) -> None:
     names = [rule["alert"] for group in rules()["groups"] for rule in group["rules"] if "alert" in rule]
     known = list(names)

@@ -23,6 +23,7 @@ def test_every_16_bit_pattern_becomes_what_torch_makes_of_it(source: str, target
         assert_as_torch(cast(ALL16, source, target), as_torch(ALL16, source), target)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["BF16", "F16", "F8_E4M3"])
 def test_float32_is_rounded_as_torch_does(target: str) -> None:
     bits = decisive_floats()
@@ -59,6 +60,7 @@ def test_a_table_is_made_once() -> None:
 SCALES = st.floats(2.0**-40, 2.0**40, width=32)
 
 
+@pytest.mark.slow
 @given(scale=SCALES, dtype=st.sampled_from(["BF16", "F16"]))
 def test_a_quantized_pattern_is_torchs_quotient_in_e4m3(scale: float, dtype: str) -> None:
     with np.errstate(invalid="ignore", over="ignore"):

@@ -52,6 +52,7 @@ def described(source: Source) -> list[tuple[object, ...]]:
     return [(each.name, each.dtype, each.shape, each.offset, each.nbytes) for each in source.tensors.values()]
 
 
+@pytest.mark.slow
 def test_it_reads_as_the_checkpoint_does(hub: Hub) -> None:
     source, whole = make_preview("org/target", COMMIT), load_source(MODELS / "quickstart-target")
     assert (source.config, described(source)) == (whole.config, described(whole))
@@ -61,6 +62,7 @@ def test_it_reads_as_the_checkpoint_does(hub: Hub) -> None:
     assert hub.sent < 200_000
 
 
+@pytest.mark.slow
 def test_tables_of_ids_are_there_and_weights_are_not(hub: Hub) -> None:
     source, whole = make_preview("org/eagle3", COMMIT), load_source(MODELS / "quickstart-eagle3")
     assert data(source, "d2t") == data(whole, "d2t")
@@ -89,12 +91,14 @@ def test_a_model_of_190_shards_takes_no_2_mb_and_no_2_seconds_and_the_second_tim
     assert (described(again), hub.asked) == (described(source), [])
 
 
+@pytest.mark.slow
 def test_nobody_else_may_look_into_it(hub: Hub) -> None:
     make_preview("org/target", COMMIT)
     assert stat.S_IMODE(previews_dir().stat().st_mode) == 0o700
 
 
 class TestAnInterruption:
+    @pytest.mark.slow
     def test_goes_on_where_it_was(self, hub: Hub) -> None:
         hub.refusals["model.safetensors"] = 500, ""
         with pytest.raises(HubError, match="HTTP status 500"):
@@ -105,6 +109,7 @@ class TestAnInterruption:
         assert make_preview("org/target", COMMIT).tensors
         assert asked(hub) == {"info", "model.safetensors"}
 
+    @pytest.mark.slow
     def test_leaves_what_is_no_preview(self, hub: Hub) -> None:
         root = make_preview("org/target", COMMIT).root
         os.truncate(root / "model.safetensors", 100)
@@ -112,6 +117,7 @@ class TestAnInterruption:
         assert make_preview("org/target", COMMIT).tensors
         assert asked(hub) == {"info", "model.safetensors"}
 
+    @pytest.mark.slow
     def test_after_an_error_no_more_is_asked(self, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(hub_client, "TIMEOUT_S", 0.2)
         root = hub.root / "org" / "many"
@@ -129,16 +135,19 @@ class TestAnInterruption:
 
 
 class TestTokenizers:
+    @pytest.mark.slow
     def test_of_a_large_one_only_the_length_is_fetched(self, hub: Hub, large: None) -> None:
         source = make_preview("org/target", COMMIT)
         assert "tokenizer.json" in source.absent
         assert not hub.got("tokenizer.json")
         assert (source.root / "tokenizer.json").stat().st_size == source.absent["tokenizer.json"][1]
 
+    @pytest.mark.slow
     def test_equal_ones_are_not_fetched_to_be_compared(self, hub: Hub, large: None) -> None:
         compare_tokenizers(make_preview("org/target", COMMIT), make_preview("org/draft", COMMIT))
         assert not hub.got("tokenizer.json")
 
+    @pytest.mark.slow
     def test_others_are_fetched_once(self, hub: Hub, large: None) -> None:
         path = hub.root / "org" / "draft" / "tokenizer.json"
         path.write_text(json.dumps(json.loads(path.read_text()), indent=1))
@@ -146,6 +155,7 @@ class TestTokenizers:
             compare_tokenizers(make_preview("org/target", COMMIT), make_preview("org/draft", COMMIT))
         assert len(hub.got("tokenizer.json")) == 2
 
+    @pytest.mark.slow
     def test_different_ones_are_told(self, hub: Hub, large: None) -> None:
         path = hub.root / "org" / "draft" / "tokenizer.json"
         path.write_text(path.read_text().replace('"model"', '"modem"', 1).replace('"modem"', '"model"', 1) + " ")
@@ -156,12 +166,14 @@ class TestTokenizers:
         with pytest.raises(TrtspecError, match="draft and target have different tokenizers"):
             compare_tokenizers(make_preview("org/target", COMMIT), make_preview("org/draft", COMMIT))
 
+    @pytest.mark.slow
     def test_one_on_this_disk_is_compared_with_one_on_the_hub(self, hub: Hub, large: None) -> None:
         compare_tokenizers(load_source(MODELS / "quickstart-target"), make_preview("org/draft", COMMIT))
         assert len(hub.got("tokenizer.json")) == 1
 
 
 class TestWhatCannotBeHad:
+    @pytest.mark.slow
     @pytest.mark.parametrize("status", [401, 403])
     def test_a_gated_model(self, status: int, hub: Hub) -> None:
         hub.refusals["model.safetensors"] = status, "GatedRepo"
@@ -170,17 +182,20 @@ class TestWhatCannotBeHad:
         assert refused.value.message == "its owner wants to be asked for access"
         assert refused.value.hint == "ask on the model's page, then set HF_TOKEN to a token that may read it"
 
+    @pytest.mark.slow
     def test_parts_of_files(self, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
         hub.ranges = False
         with pytest.raises(HubError, match="the hub gives no parts of files"):
             make_preview("org/target", COMMIT)
 
+    @pytest.mark.slow
     def test_an_index_of_more_than_there_is(self, hub: Hub) -> None:
         index = {"weight_map": {"x": "model-00002-of-00002.safetensors"}}
         (hub.root / "org" / "target" / "model.safetensors.index.json").write_text(json.dumps(index))
         with pytest.raises(CheckpointError, match=r"its index names .*, which it has not"):
             make_preview("org/target", COMMIT)
 
+    @pytest.mark.slow
     def test_a_header_that_ends_elsewhere(self, hub: Hub) -> None:
         with (hub.root / "org" / "target" / "model.safetensors").open("ab") as file:
             file.write(b"more")

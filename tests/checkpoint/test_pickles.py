@@ -262,6 +262,7 @@ def test_a_name_that_is_a_path(root: Path) -> None:
     refused(root, save(root, {"a/b": torch.ones(2)}), "tensor name 'a/b' has a path separator")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 def test_a_torch_file_without_a_pickle(root: Path) -> None:
     with zipfile.ZipFile(root / "x.bin", "w") as empty:
@@ -325,6 +326,7 @@ class TestTheProcess:
         child("import os; os.kill(os.getpid(), 9)")
         refused(root, save(root, {"a": torch.ones(2)}), "the process that opened it ended with -9")
 
+    @pytest.mark.slow
     def test_has_an_end_to_its_time(
         self, root: Path, child: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
@@ -333,6 +335,7 @@ class TestTheProcess:
         refused(root, save(root, {"a": torch.ones(2)}), "was not converted within 1 s")
         ended(tmp_path / "pids")
 
+    @pytest.mark.slow
     def test_ends_with_an_interrupt(self, root: Path, child: Callable[[str], None], tmp_path: Path) -> None:
         pins = save(root, {"a": torch.ones(2)})
         child(SLEEPER.format(pids=tmp_path / "pids"))

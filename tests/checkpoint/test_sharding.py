@@ -100,6 +100,7 @@ def test_every_element_is_where_torch_would_divide_it_to(model: tuple[ModelConfi
             assert torch.equal(tensor, expected[name]), name
 
 
+@pytest.mark.slow
 @given(models())
 @settings(deadline=None, max_examples=60)
 def test_joined_ranks_are_the_whole_and_nothing_is_read_twice(model: tuple[ModelConfig, ParallelMapping]) -> None:

@@ -46,6 +46,7 @@ def digests(out: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(out.iterdir())}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", [Scheme(), Scheme("fp8", "fp8"), Scheme("fp8_rowwise")], ids=lambda s: s.weights)
 @pytest.mark.parametrize("chunk_bytes", [64, 1000, 1 << 20])
 def test_bytes_depend_neither_on_threads_nor_on_chunks(

@@ -157,6 +157,7 @@ def test_json_is_one_document_on_stdout(artifact: Path, trtspec: Run) -> None:
         assert "\x1b" not in done.err
 
 
+@pytest.mark.slow
 def test_the_steps_of_plan_and_build(recipe: Path, trtspec: Run) -> None:
     planned = trtspec("plan", recipe, "--json").document
     built = trtspec("build", recipe, "--json").document
@@ -202,6 +203,7 @@ def test_an_error_is_a_document_too(recipe: Path, trtspec: Run) -> None:
     )
 
 
+@pytest.mark.slow
 def test_what_people_see_is_plain_without_a_terminal(recipe: Path, trtspec: Run) -> None:
     for command in ("check", "plan", "build"):
         done = trtspec(command, recipe)
@@ -307,6 +309,7 @@ def test_commands_that_only_look_import_nothing_heavy(artifact: Path) -> None:
     assert not loaded & {*HEAVY[:4]}
 
 
+@pytest.mark.slow
 def test_help_imports_next_to_nothing() -> None:
     loaded = modules_after(["--help"])
     assert "typer" in loaded

@@ -63,6 +63,7 @@ def test_it_goes_on_when_enough_is_known() -> None:
     assert not may_go_on(LIMITS, Seen(50, pairs=pairs(1.0, 19)))
 
 
+@pytest.mark.slow
 def test_the_interval_of_a_ratio_holds_it() -> None:
     """Of 200 equal pairs of samples, about 2.5 % may be called slower."""
     wrong = 0

@@ -179,6 +179,7 @@ def test_where_docker_is_not_its_files_can_be_had(artifact: Path, trtspec: Run, 
     assert "--render DIR" in done.err
 
 
+@pytest.mark.slow
 def test_a_deployment_from_its_start_to_its_end(artifact: Path, trtspec: Run, docker: Path) -> None:
     started = trtspec("deploy", artifact, "--target", "docker", "--image", IMAGE, "--detach", "--json")
     assert started.code == 0, started.err

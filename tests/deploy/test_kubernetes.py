@@ -69,6 +69,7 @@ VOLUMES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("artifact_from", VOLUMES)
 def test_a_cluster_accepts_it_wherever_the_artifact_lies(artifact_from: str) -> None:
     files = rendered(artifact=artifact_from)
@@ -402,6 +403,7 @@ def test_the_operators_own_schemas_accept_it(tmp_path: Path) -> None:
     assert checked
 
 
+@pytest.mark.slow
 def test_a_deployment_from_its_start_to_its_end(artifact: Path, trtspec: Run, kubectl: Path) -> None:
     words = ["--target", "kubernetes", "--image", IMAGE, "--option", f"artifact={PVC}", "--option", "namespace=serving"]
     done = trtspec("deploy", artifact, *words, "--detach", "--json")
@@ -420,6 +422,7 @@ def test_a_deployment_from_its_start_to_its_end(artifact: Path, trtspec: Run, ku
     assert all(call[1] == "--namespace=serving" for call in calls[1:])
 
 
+@pytest.mark.slow
 def test_pods_that_never_become_ready_are_told(artifact: Path, trtspec: Run, kubectl: Path) -> None:
     (kubectl / "fails").touch()
     words = ["--target", "kubernetes", "--image", IMAGE, "--option", f"artifact={PVC}", "--detach"]

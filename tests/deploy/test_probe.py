@@ -58,6 +58,7 @@ def note(server: ThreadingHTTPServer, state: str = "live") -> None:
     journal.write(Record("tiny", state, "", 0, None, port, port, port, "", detached=False))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("says", "code", "said"),
     [
@@ -75,6 +76,7 @@ def test_a_text_counts(says: str, code: int, said: str, server, workplace: Path,
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_server_that_is_not_live_yet_is_not_asked(server, workplace: Path, capsys) -> None:
     note(server, "smoke")
     assert probe.main(["tiny"]) == 1

@@ -210,6 +210,7 @@ def kept(journal: DeploymentJournal, server: Child) -> Keeper:
     return Keeper(journal.root, place_of(journal, 1), journal.log, "trtspec_none_")
 
 
+@pytest.mark.slow
 def test_a_server_that_fails_again_and_again_is_given_up_with_the_reason(journal: DeploymentJournal) -> None:
     supervisor = Supervisor(journal, kept(journal, fake("server", "7")))
     supervisor.restarts.at_most, supervisor.restarts.first_s = 2, 0.1
@@ -221,6 +222,7 @@ def test_a_server_that_fails_again_and_again_is_given_up_with_the_reason(journal
     assert [entry["state"] for entry in journal.entries()] == ["live", "restarting", "restarting", "failed"]
 
 
+@pytest.mark.slow
 def test_what_runs_beside_the_server_is_started_again_alone(journal: DeploymentJournal) -> None:
     supervisor = Supervisor(journal, kept(journal, fake()), [fake("entry")])
     with ThreadPoolExecutor(1) as threads:

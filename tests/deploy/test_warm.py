@@ -52,6 +52,7 @@ def wait(root: Path, triton: int, openai: int, seconds: float = 10.0) -> list[st
     return await_first_texts(record, root, time.monotonic() + seconds, lambda: "the log")
 
 
+@pytest.mark.slow
 def test_each_entry_is_asked_with_a_key_where_it_wants_one(tmp_path: Path) -> None:
     (tmp_path / "openai.keys").write_text("first\nsecond")
     with answering(200, TRITON) as (triton, _), answering(200, OPENAI) as (openai, keys):
@@ -60,6 +61,7 @@ def test_each_entry_is_asked_with_a_key_where_it_wants_one(tmp_path: Path) -> No
         assert wait(tmp_path, triton, 0) == ["Triton's"], "where there is no other entry"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "body", "said"),
     [
@@ -90,6 +92,7 @@ def test_an_entry_that_is_too_slow_is_named(slow: str, tmp_path: Path) -> None:
         wait(tmp_path, triton, openai, 0.4)
 
 
+@pytest.mark.slow
 def test_a_unit_waits_too_and_a_container_cannot_be_asked(artifact: Path, trtspec: Run) -> None:
     assert "--wait-warm" in trtspec("deploy", artifact, "--systemd", "--wait-warm").out
     refused = trtspec("deploy", artifact, "--target", "docker", "--wait-warm")

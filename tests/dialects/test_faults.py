@@ -128,6 +128,7 @@ def said(root: Path, target: SourceModel) -> str:
         return str(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=[" ".join(fault[:3]) for fault in FAULTS])
 def test_a_fault_is_named(fault: Fault, target: SourceModel, tmp_path: Path) -> None:
 

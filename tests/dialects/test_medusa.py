@@ -248,6 +248,7 @@ def faults() -> Iterator[Fault]:
 FAULTS = list(faults())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=[fault[0] for fault in FAULTS])
 def test_a_fault_is_named(fault: Fault, model: SourceModel, tmp_path: Path) -> None:
     _, save, change, words = fault

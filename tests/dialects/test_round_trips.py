@@ -29,6 +29,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_target(tmp_path_factory.mktemp("target") / "hf")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "start", "other"), WAYS, ids=[" ".join(way) for way in WAYS])
 def test_there_and_back(kind: str, start: str, other: str, target: Path, tmp_path: Path) -> None:
     source, where = DRAFTS[kind, start](tmp_path / "source"), str(target)

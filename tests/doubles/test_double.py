@@ -78,6 +78,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict
 Run = Callable[..., dict[str, Any]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mapping", MAPPINGS.values(), ids=MAPPINGS)
 @pytest.mark.parametrize("family", FAMILY_SHAPES)
 def test_takes_every_family_however_it_is_divided(
@@ -323,6 +324,7 @@ def test_heads_are_asked_for_on_every_stage(
         build(checkpoint)
 
 
+@pytest.mark.slow
 def test_as_a_program(llama: Path, tmp_path: Path) -> None:
     command = [DOUBLES / "trtllm-build", "--checkpoint_dir", llama, "--output_dir", "engine", "--max_beam_width", "1"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=300)

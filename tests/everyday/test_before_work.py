@@ -91,10 +91,12 @@ def test_a_disk_that_is_too_small(recipe: Path, trtspec: Run, small_disk: None) 
     assert nothing_was_done(recipe.parent)
 
 
+@pytest.mark.slow
 def test_what_is_there_needs_no_room(artifact: Path, trtspec: Run, small_disk: None) -> None:
     assert trtspec("build", artifact.parents[1] / "recipe.yaml").code == 0
 
 
+@pytest.mark.slow
 def test_the_plan_shows_the_room_it_needs(recipe: Path, trtspec: Run) -> None:
     planned = trtspec("plan", recipe, "--json")
     (store,) = planned.document["disk"]
@@ -108,6 +110,7 @@ def test_the_plan_shows_the_room_it_needs(recipe: Path, trtspec: Run) -> None:
     assert store["needed_bytes"] == 0
 
 
+@pytest.mark.slow
 def test_an_artifact_on_another_disk_is_copied(artifact: Path, monkeypatch: pytest.MonkeyPatch, trtspec: Run) -> None:
     monkeypatch.setattr("trtspec.disk._device", lambda path: str(path).count("store"))
     _, place = trtspec("plan", artifact.parents[1] / "recipe.yaml", "--json").document["disk"]

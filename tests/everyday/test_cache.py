@@ -95,6 +95,7 @@ def test_entries_say_whose_they_are(keys: dict[int, str], trtspec: Run) -> None:
     assert shown.endswith("4 entries, 9.8 KiB\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("limits", "gone"),
     [
@@ -194,6 +195,7 @@ def test_an_entry_that_a_build_begins_to_hold_meanwhile_stays(keys: dict[int, st
     assert store.remove(keys[1000])
 
 
+@pytest.mark.slow
 def test_a_build_notes_what_it_used(recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert trtspec("build", recipe).code == 0
     assert trtspec("build", recipe, "--set", "name=other", "--set", "speculation.draft_len=2").code == 0

@@ -51,6 +51,7 @@ def test_long_names_are_cut_and_stay_apart(workplace: Path) -> None:
     assert names(f"matrix: {{target.model: [{models[1]}]}}") == found[1:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["check", "plan", "build"])
 def test_cells_are_chosen_by_name(command: str, recipe: Path, trtspec: Run) -> None:
     recipe.write_text(recipe.read_text() + AXIS)
@@ -81,6 +82,7 @@ def test_one_cell_may_go_to_a_place_of_its_own(recipe: Path, trtspec: Run) -> No
     assert (recipe.parent / "one" / "manifest.json").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["check", "plan", "build"])
 def test_documents_list_their_recipes_with_and_without_a_matrix(command: str, recipe: Path, trtspec: Run) -> None:
     single = trtspec(command, recipe, "--json").document

@@ -90,6 +90,7 @@ def test_recipes_differ_in_resolved_values_steps_and_memory(trtspec: Run, recipe
     assert compared.document["same"]["steps"] == 3
 
 
+@pytest.mark.slow
 def test_people_see_what_differs_and_one_line_of_the_rest(trtspec: Run, recipe: Path) -> None:
     other = changed(recipe, "other.yaml", ("draft_len: 3", "draft_len: 4"))
     said = said_of(trtspec("compare", recipe, other))
@@ -157,6 +158,7 @@ def test_keys_that_are_not_final_are_said(trtspec: Run, recipe: Path, monkeypatc
 # Artifacts
 
 
+@pytest.mark.slow
 def test_artifacts_differ_in_recipe_steps_files_and_reports(trtspec: Run, recipe: Path, artifact: Path) -> None:
     other_recipe = changed(recipe, "other.yaml", ("draft_len: 3", "draft_len: 4"))
     other = recipe.parent / "other"
@@ -295,6 +297,7 @@ def test_a_bad_manifest_a_missing_file_and_a_pipe_are_refused(trtspec: Run, work
     assert (refused.code, "not a regular file" in refused.err) == (1, True)
 
 
+@pytest.mark.slow
 def test_a_report_that_leads_out_of_its_artifact_is_left_out(trtspec: Run, workplace: Path, artifact: Path) -> None:
     (artifact / "reports").mkdir(exist_ok=True)
     (artifact / "reports" / "verify.json").symlink_to(saved(workplace / "secret.json", verified(0.4)))
@@ -327,6 +330,7 @@ def test_a_plan_of_a_stranger_cannot_either(trtspec: Run, recipe: Path) -> None:
     assert (refused.code, "\x1b" in refused.err) == (1, False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [40, 900, 100_000])
 def test_a_manifest_that_is_nested_deeply(depth: int, trtspec: Run, artifact: Path) -> None:
     other = artifact.parent / "other"

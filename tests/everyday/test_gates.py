@@ -122,6 +122,7 @@ def checks_of(document: dict[str, Any]) -> dict[str, bool]:
     return {check["name"]: check["ok"] for check in document["checks"]}
 
 
+@pytest.mark.slow
 def test_a_limit_that_a_server_misses(built: Any, serve: Any, trtspec: Run) -> None:
     artifact = built(min_speedup=99.0, min_acceptance=0.5)
     serve(artifact)
@@ -146,6 +147,7 @@ def test_a_text_that_differs(built: Any, serve: Any, server: Server, trtspec: Ru
     assert trtspec("bench", "tiny", *FEW).code == 0
 
 
+@pytest.mark.slow
 def test_the_report_is_the_one_that_deploy_takes(built: Any, serve: Any, server: Server, trtspec: Run) -> None:
     artifact = built(min_speedup=0.001)
     target = serve(artifact)
@@ -161,6 +163,7 @@ def test_the_report_is_the_one_that_deploy_takes(built: Any, serve: Any, server:
     assert (target.live, server.asked) == ([server.url], [])
 
 
+@pytest.mark.slow
 def test_a_gate_that_was_left_out_is_not_settled(built: Any, serve: Any, trtspec: Run) -> None:
     artifact = built(min_speedup=99.0)
     serve(artifact)

@@ -52,6 +52,7 @@ engine: {{backend: embedded}}
     return path
 
 
+@pytest.mark.slow
 def test_it_is_checked_by_its_headers_and_then_without_the_hub(pair: Path, hub: Hub, trtspec: Run) -> None:
     assert trtspec("check", pair).out == "pair: fits together\n"
     assert hub.sent < 150_000
@@ -61,6 +62,7 @@ def test_it_is_checked_by_its_headers_and_then_without_the_hub(pair: Path, hub: 
     assert hub.asked == []
 
 
+@pytest.mark.slow
 def test_a_draft_of_another_vocabulary_is_compared_by_its_whole_tokenizer(pair: Path, hub: Hub, trtspec: Run) -> None:
     draft = hub.root / "org" / "draft"
     shutil.rmtree(draft)
@@ -105,6 +107,7 @@ def test_a_pair_of_190_shards_is_checked_in_no_2_seconds_of_a_processor(hub: Hub
     assert hub.asked == []
 
 
+@pytest.mark.slow
 def test_its_plan_says_what_is_downloaded_and_that_keys_are_not_final(pair: Path, hub: Hub, trtspec: Run) -> None:
     shown = trtspec("plan", pair)
     assert "download of org/target: 19.6 MiB" in shown.out
@@ -119,6 +122,7 @@ def test_its_plan_says_what_is_downloaded_and_that_keys_are_not_final(pair: Path
     assert {step["key"] for step in plan["steps"]}.isdisjoint(step["key"] for step in local["steps"])
 
 
+@pytest.mark.slow
 def test_a_pair_that_does_not_fit_is_told_by_its_ids(pair: Path, hub: Hub, trtspec: Run) -> None:
     config = hub.root / "org" / "draft" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "num_hidden_layers": 3}))
@@ -128,6 +132,7 @@ def test_a_pair_that_does_not_fit_is_told_by_its_ids(pair: Path, hub: Hub, trtsp
     assert "previews" not in checked.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [401, 403])
 def test_a_gated_model_says_what_to_do(status: int, pair: Path, hub: Hub, trtspec: Run) -> None:
     hub.refusals["config.json"] = status, "GatedRepo"
@@ -136,6 +141,7 @@ def test_a_gated_model_says_what_to_do(status: int, pair: Path, hub: Hub, trtspe
     assert "ask on the model's page, then set HF_TOKEN to a token that may read it" in shown
 
 
+@pytest.mark.slow
 def test_offline_it_is_said(pair: Path, hub: Hub, trtspec: Run) -> None:
     with pytest.MonkeyPatch.context() as patch:  # undone before the hub's own
         patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
@@ -155,11 +161,13 @@ def test_a_build_downloads_after_its_check(pair: Path, hub: Hub, trtspec: Run) -
     assert trtspec("verify", "build/pair", "--max-tokens", 4).code == 0
 
 
+@pytest.mark.slow
 def test_a_build_goes_on_where_the_hub_hands_out_whole_files_only(pair: Path, hub: Hub, trtspec: Run) -> None:
     hub.ranges = False
     assert trtspec("build", pair).code == 0
 
 
+@pytest.mark.slow
 def test_a_model_is_inspected_by_its_id(hub: Hub, trtspec: Run) -> None:
     told = trtspec("inspect", "org/target", "--json").document
     whole = trtspec("inspect", MODELS / "quickstart-target", "--json").document
@@ -171,6 +179,7 @@ def test_a_model_is_inspected_by_its_id(hub: Hub, trtspec: Run) -> None:
     assert "write ./org/nosuch where a directory is meant" in trtspec("inspect", "org/nosuch").err
 
 
+@pytest.mark.slow
 def test_a_model_of_no_family_is_inspected_by_its_headers(hub: Hub, trtspec: Run) -> None:
     config = hub.root / "org" / "target" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "architectures": ["NewForCausalLM"]}))

@@ -90,6 +90,7 @@ class TestTheQuickstart:
         assert whys(made)["engine.backend"] == "TensorRT-LLM is not installed here"
         assert "the target has 17.3 times as many" in whys(made)["speculation.draft.model"]
 
+    @pytest.mark.slow
     def test_is_checked_planned_and_built(self, trtspec: Run, workplace: Path) -> None:
         made = trtspec("init", TARGET, MODELS / "quickstart-draft", "--name", "mine")
         assert made.code == 0
@@ -206,6 +207,7 @@ class TestTheMachine:
         made = trtspec("init", TARGET, "--json")
         assert (made.code, whys(made)["engine.gpu"]) == (0, why)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("gpu", "tensor", "weights"), [("h100", 2, "fp8"), ("h200", 1, "fp8"), ("a100-80gb", 4, None)]
     )

@@ -38,6 +38,7 @@ def found(artifact: Path, source: Path | None = None) -> Path:
     return find_source(artifact, load_manifest(artifact), source)
 
 
+@pytest.mark.slow
 def test_the_same_inputs_give_the_same_manifest_anywhere(build: Build, workplace: Path) -> None:
     one = build(workplace / "one", "recipe.yaml")
     other = build(workplace / "deep" / "other", "{place}/recipe.yaml")
@@ -52,6 +53,7 @@ def test_the_source_is_found_after_the_artifact_moved(recipe: Path, artifact: Pa
     assert found(artifact.rename(recipe.parent / "moved")) == recipe.parent / "target"
 
 
+@pytest.mark.slow
 def test_an_artifact_of_another_machine_asks_for_its_source(
     recipe: Path, artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,6 +78,7 @@ def test_an_unknown_name_has_a_near_one(workplace: Path, trtspec: Run) -> None:
     )
 
 
+@pytest.mark.slow
 def test_standard_input(recipe: Path, feed: Feed, trtspec: Run) -> None:
     text = recipe.read_text()
     recipe.unlink()

@@ -36,6 +36,7 @@ def test_a_source_that_may_not_be_read_is_a_problem_of_its_line(name: str, recip
         path.chmod(mode)
 
 
+@pytest.mark.slow
 def test_a_directory_that_may_be_listed_only(recipe: Path) -> None:
     (recipe.parent / "target").chmod(0o444)
     ended = as_anybody("inspect", recipe.parent / "target")
@@ -54,6 +55,7 @@ def live(workplace: Path) -> None:
     (root / "state.json").write_text(json.dumps(asdict(record)))
 
 
+@pytest.mark.slow
 def test_a_file_where_the_deployments_should_be(
     artifact: Path, trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

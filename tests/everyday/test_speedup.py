@@ -62,6 +62,7 @@ def measure(monkeypatch: pytest.MonkeyPatch) -> Any:
     return measure
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ratios", "limit", "runs", "ok"),
     [

@@ -24,6 +24,7 @@ ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 LONG = ("a" * 200, "7")
 
 
+@pytest.mark.slow
 def test_results_are_on_stdout_and_notes_on_stderr(recipe: Path, trtspec: Run) -> None:
     planned = trtspec("plan", recipe, "--set", "engine.backend=llmapi", "--set", "engine.extra.gemm_plugin=auto")
     assert planned.out.startswith("tiny: llmapi engine")
@@ -45,6 +46,7 @@ def test_a_failure_leaves_stdout_empty(recipe: Path, trtspec: Run) -> None:
     assert "draft_len must be at most 64" in failed.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [("check",), ("plan",), ("build",), ("recipes",), ("cache",), ("doctor",)])
 def test_with_json_the_result_is_not_shown_besides(arguments: tuple[str, ...], recipe: Path, trtspec: Run) -> None:
     if arguments[0] in ("check", "plan", "build"):

@@ -25,6 +25,7 @@ def noted(err: str) -> list[str]:
     return [line.split(" s  ", 1)[1] for line in err.splitlines() if LINE.fullmatch(line)]
 
 
+@pytest.mark.slow
 def test_a_build_says_what_it_decides_and_takes_from_the_store(recipe: Path, trtspec: Run) -> None:
     first = trtspec("-v", "build", recipe, "--json")
     keys = {step["name"]: step["key"] for step in first.document["steps"]}

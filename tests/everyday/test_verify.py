@@ -112,6 +112,7 @@ def test_what_needs_no_engine_is_verified_without_it(copied: Path, trtspec: Run)
     assert json.loads((copied / "reports" / "verify.json").read_text()) == done.document
 
 
+@pytest.mark.slow
 def test_a_source_that_changed_since_or_is_gone(copied: Path, trtspec: Run) -> None:
     config = copied.parents[1] / "target" / "config.json"
     config.write_text(config.read_text() + "\n")

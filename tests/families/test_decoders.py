@@ -107,6 +107,7 @@ def test_gemma3_norms_queries_and_keys_too(tmp_path: Path) -> None:
     assert "attn_logit_softcapping" not in config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", [5, 6, 13])
 def test_configs_of_gemma_3_before_transformers_5(layers: int, tmp_path: Path) -> None:
     """Rotary positions and layers are told by keys of their own, as in the published ones."""

@@ -94,6 +94,7 @@ FULL_DISK = """
 """
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
     mounted = [
         "unshare",

@@ -183,6 +183,7 @@ def to_this_thread(sign: signal.Signals) -> None:
     signal.pthread_kill(threading.get_ident(), sign)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("send", [lambda sign: os.kill(os.getpid(), sign), to_this_thread], ids=["process", "thread"])
 def test_an_interrupt_ends_what_runs(

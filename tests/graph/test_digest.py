@@ -46,6 +46,7 @@ def typed(value: object) -> object:
     return type(value), repr(value)
 
 
+@pytest.mark.slow
 @AT_ANY_LOAD
 @given(st.lists(VALUES, min_size=2, max_size=6))
 def test_two_values_have_one_form_only_where_they_are_the_same(values: list[object]) -> None:

@@ -39,6 +39,7 @@ def test_an_eviction_killed_half_way_is_finished_later(
     assert not leftovers(store)
 
 
+@pytest.mark.slow
 def test_the_workspace_of_a_living_process_is_left_alone(
     store: Store, tmp_path: Path, start: Callable[..., int], finish: Callable[[int], int]
 ) -> None:

@@ -61,6 +61,7 @@ def test_housekeeping(store: Store, tmp_path: Path) -> None:
     assert not leftovers(store)
 
 
+@pytest.mark.slow
 def test_two_processes_build_once(
     store: Store, tmp_path: Path, start: Callable[..., int], finish: Callable[[int], int]
 ) -> None:

@@ -79,6 +79,7 @@ class Batch(test_chain.Batch):
     rule = staticmethod(reference_block.verify_block)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("drawn", [True, False])
 def test_torch_gives_the_tokens_of_the_reference(dtype: torch.dtype, drawn: bool) -> None:
@@ -205,6 +206,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_rule_is_caught(name: str) -> None:
     wrong = changed(reference_block, *WRONG[name])

@@ -168,6 +168,7 @@ def test_whole_exponents_are_exact_down_to_the_last_weight() -> None:
     assert weights_of(np.array([-45.00001, -np.inf, np.nan], dtype=np.float32)).tolist() == [0, 0, 0]
 
 
+@pytest.mark.slow
 def test_a_fused_multiply_add_rounds_once() -> None:
     rng = np.random.default_rng(1)
     a, b = ((rng.random(4000) * 2.0 ** rng.integers(-20, 2, 4000)).astype(np.float32) for _ in range(2))

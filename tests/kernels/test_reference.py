@@ -24,6 +24,7 @@ def distribution_by(rule: Rule, scenario: Scenario, zeros: bool = False) -> tupl
     return text_distribution(found, target), target
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCENARIOS)
 @pytest.mark.parametrize("zeros", [False, True])
 def test_the_distribution_of_the_text_is_the_targets(name: str, zeros: bool) -> None:

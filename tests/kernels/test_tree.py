@@ -62,6 +62,7 @@ class TestTree:
         assert not tree.within([0]).rounds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TREES)
 @pytest.mark.parametrize("zeros", [False, True])
 def test_torch_agrees_with_the_reference_on_both_sides_of_every_edge(name: str, zeros: bool) -> None:
@@ -150,6 +151,7 @@ class Batch:
         return reference.verify_sampled(target, self.draft_probs[row].double().numpy(), *tree, uniforms)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize(("sampled", "typical"), MODES)
 def test_torch_gives_the_tokens_of_the_reference(dtype: torch.dtype, sampled: bool, typical: Typical | None) -> None:

@@ -49,6 +49,7 @@ def put_double(root: Path, monkeypatch: pytest.MonkeyPatch, fault: str = "") -> 
     return seen
 
 
+@pytest.mark.slow
 def test_its_records_become_our_samples(trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = put_double(workplace, monkeypatch)
     with scripted(lambda body: Script()) as server:
@@ -69,6 +70,7 @@ def test_its_records_become_our_samples(trtspec: Run, workplace: Path, monkeypat
     assert '"--concurrency", "2"' in words
 
 
+@pytest.mark.slow
 def test_of_an_open_loop_requests_are_due_when_they_were_decided(
     trtspec: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,7 @@ from trtspec.triton.client import Client
 FEW = ("--max-tokens", 4, "--runs", 2)
 
 
+@pytest.mark.slow
 def test_the_document_is_of_the_target_and_the_prompts(artifact: Path, trtspec: Run) -> None:
     out = artifact.parent / "baseline.json"
     found = trtspec("baseline", artifact, *FEW, "-o", out, "--json").document
@@ -45,6 +46,7 @@ def test_the_document_is_of_the_target_and_the_prompts(artifact: Path, trtspec: 
     assert found["versions"]["trtspec"]
 
 
+@pytest.mark.slow
 def test_the_target_is_the_same_whatever_drafts_for_it(recipe: Path, trtspec: Run) -> None:
     digests = {}
     for name, overrides in {
@@ -66,6 +68,7 @@ def test_what_percentiles_are_of() -> None:
     assert found["ms_per_token"] == {"mean": 150.0, "p50": 150.0, "p95": 195.0}  # an empty answer has no tokens
 
 
+@pytest.mark.slow
 def test_other_prompts_and_what_is_shown(artifact: Path, trtspec: Run) -> None:
     own = artifact.parent / "own.txt"
     own.write_text("one\ntwo\n")
@@ -109,6 +112,7 @@ def test_a_server_is_asked_to_draft_nothing(artifact: Path, trtspec: Run) -> Non
     assert found["new_tokens"] == 4 * prompts
 
 
+@pytest.mark.slow
 def test_a_server_that_drafts_whatever_is_asked_is_none(artifact: Path) -> None:
     def refuse(path: str, body: bytes) -> tuple[int, bytes]:
         return 400, b'{"error": "num_draft_tokens is not supported"}'
@@ -117,6 +121,7 @@ def test_a_server_that_drafts_whatever_is_asked_is_none(artifact: Path) -> None:
         ask_server(Client.at(url), load_manifest(artifact), 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [None, "4", [4]])
 def test_answers_without_their_tokens_are_no_measurement(artifact: Path, trtspec: Run, tokens: Any) -> None:
     with serving(lambda path: (200, b""), Server(num_output_tokens=tokens)) as url:
@@ -126,6 +131,7 @@ def test_answers_without_their_tokens_are_no_measurement(artifact: Path, trtspec
     assert "the server's answers lack num_output_tokens" in refused.err
 
 
+@pytest.mark.slow
 def test_an_artifact_that_was_built_again_is_another_one(artifact: Path, trtspec: Run) -> None:
     with serving(lambda path: (200, b""), Server()) as url:
         deployed(artifact, url, "0" * 64)

@@ -320,6 +320,7 @@ class TestRecipes:
         assert generated["new_tokens"] == 12
         assert generated["drafted"] > 63
 
+    @pytest.mark.slow
     def test_lossy_acceptance_is_named_wherever_it_counts(self, medusa: Path, trtspec: Run) -> None:
         """In the plan, the manifest and every report; the gate for losslessness never holds for it."""
         lossy = ("--set", "speculation.options.lossy=true", "--set", "gates={lossless: false, min_speedup: 0.01}")
@@ -336,6 +337,7 @@ class TestRecipes:
             assert done.code == 0, done.err
             assert done.document["acceptance"] == "typical", command
 
+    @pytest.mark.slow
     def test_a_lossy_artifact_never_passes_the_gate(self, medusa: Path, trtspec: Run) -> None:
         """Whoever edits the manifest so that the gate is asked for is told."""
         lossy = ("--set", "speculation.options.lossy=true", "--set", "gates={lossless: false}")

@@ -223,6 +223,7 @@ def redrafter(recipe: Path) -> Path:
 
 
 class TestRecipes:
+    @pytest.mark.slow
     def test_one_that_fits_is_built_and_lossless(self, redrafter: Path, trtspec: Run) -> None:
         assert trtspec("check", redrafter, "--json").document["problems"] == []
         assert trtspec("build", redrafter).code == 0

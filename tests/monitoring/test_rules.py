@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 import yaml
 
 from tests.monitoring.prometheus import promtool
@@ -24,6 +25,7 @@ def test_promtool_takes_the_rules() -> None:
     assert "SUCCESS: 10 rules found" in promtool("check", "rules", RULES)
 
 
+@pytest.mark.slow
 def test_each_rule_says_what_it_should(tmp_path: Path) -> None:
     cases = tmp_path / "cases.yaml"
     cases.write_text(CASES.read_text().replace("[RULES]", f"[{RULES}]"))

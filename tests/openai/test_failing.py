@@ -200,6 +200,7 @@ def test_a_text_that_breaks_off_is_an_error(stream: bool, fake: Fake, failing: R
         assert (answer.status_code, error_of(answer)["code"]) == (503, "broken")
 
 
+@pytest.mark.slow
 def test_a_model_that_falls_silent_ends_its_stream_with_an_error(fake: Fake, failing: Running) -> None:
     fake.waits = True
     told = events(failing.post(stream=True))[-1]["error"]
@@ -207,6 +208,7 @@ def test_a_model_that_falls_silent_ends_its_stream_with_an_error(fake: Fake, fai
     wait_until(fake.made[-1].left.is_set)
 
 
+@pytest.mark.slow
 def test_a_model_that_never_answers_is_too_late(fake: Fake, failing: Running) -> None:
     fake.serve, fake.waits = says(), True
     answer = failing.post()
@@ -225,6 +227,7 @@ def test_a_client_that_leaves_ends_the_request_within_a_second(stream: bool, fak
     wait_until(lambda: failing.metric("trtspec_openai_texts_in_flight") == 0)
 
 
+@pytest.mark.slow
 def test_a_client_that_reads_nothing_ends_its_request(fake: Fake, failing: Running) -> None:
     fake.serve, fake.waits = says(*["x" * 500] * 1500), True
     body = json.dumps({"model": "m", "prompt": "x", "stream": True, "max_tokens": 100_000}).encode()
@@ -300,6 +303,7 @@ def test_what_is_no_request_is_refused(headers: dict[str, str], body: bytes, sta
     error_of(answer)
 
 
+@pytest.mark.slow
 def test_a_body_that_grows_or_drips_is_not_waited_for(failing: Running) -> None:
     chunks = (b" " * 1000 for _ in range(40))
     url, headers = f"{failing.url}/v1/completions", {"Content-Type": "application/json"}
@@ -360,6 +364,7 @@ def test_log_probabilities_come_where_the_model_has_them(fake: Fake, failing: Ru
     fake.outputs = ["output_ids", "sequence_length"]
 
 
+@pytest.mark.slow
 def test_open_streams_are_told_when_the_entry_ends(fake: Fake, failing: Running) -> None:
     fake.waits = True
     slow = Limits(stall_s=30.0)

@@ -133,6 +133,7 @@ def test_one_that_was_rolled_back_stands_in_for_nobody(pair: Pair) -> None:
     assert not pair.new.made
 
 
+@pytest.mark.slow
 def test_a_share_of_the_requests_goes_to_the_new_one_as_well_and_only_that(pair: Pair) -> None:
     pair.share(0, shadow=50)
     for number in range(8):
@@ -150,6 +151,7 @@ def test_a_share_of_the_requests_goes_to_the_new_one_as_well_and_only_that(pair:
     assert pair.entry.metric(told.format("requests", "ok")) == 4, "a counter stays when the trial goes on without"
 
 
+@pytest.mark.slow
 def test_another_text_is_seen_and_no_client_gets_it(pair: Pair) -> None:
     pair.share(0, shadow=100)
     pair.new.serve = says("abXd")
@@ -160,6 +162,7 @@ def test_another_text_is_seen_and_no_client_gets_it(pair: Pair) -> None:
     pair.share(0)
 
 
+@pytest.mark.slow
 def test_a_shadow_that_fails_or_hangs_costs_the_client_nothing_and_is_counted(pair: Pair) -> None:
     """Those that hang are four at most; the others are not sent, and all end with the trial."""
     pair.share(0, shadow=100)
@@ -178,6 +181,7 @@ def test_a_shadow_that_fails_or_hangs_costs_the_client_nothing_and_is_counted(pa
     assert pair.shadowed == Shadowed()
 
 
+@pytest.mark.slow
 def test_nothing_of_a_shadowed_text_is_written(pair: Pair) -> None:
     pair.share(0, shadow=100)
     pair.old.serve = pair.new.serve = says("SECRET")

@@ -62,6 +62,7 @@ def test_models_have_as_many_weights_as_their_publishers_count(name: str) -> Non
     assert count_parameters(source(name)) == PARAMETERS[name] - (SCALES if name == "deepseek-v3.1" else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CACHE_BYTES)
 def test_a_token_takes_as_much_cache_as_published(name: str) -> None:
     assert work(name).cache_bytes(texts=1, context=1, tensor=1) == CACHE_BYTES[name]

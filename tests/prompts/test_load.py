@@ -167,6 +167,7 @@ def test_a_missing_package_is_named(path: Path, tmp_path: Path, monkeypatch: pyt
         load_prompts(chats(path), tmp_path)
 
 
+@pytest.mark.slow
 def test_messages_are_generated_from_and_verified(recipe: Path, trtspec: Run) -> None:
     (recipe.parent / "target" / "chat_template.jinja").write_text(TEMPLATE.replace("<", "").replace(">", " "))
     chats(recipe.parent / "chats")

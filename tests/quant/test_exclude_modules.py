@@ -54,6 +54,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 DIVIDED = [(patterns, ParallelMapping(2, 2)) for patterns in EVERYWHERE]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("patterns", "mapping"), [*((patterns, ParallelMapping(2)) for patterns in (*EVERYWHERE, *ONE_LAYER)), *DIVIDED]
 )

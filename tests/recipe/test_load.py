@@ -334,6 +334,7 @@ VALUE = st.recursive(
 )
 
 
+@pytest.mark.slow
 @ANY_FILE
 @given(document=st.dictionaries(KEY, VALUE, max_size=5), override=st.text(max_size=12))
 def test_any_document_is_a_recipe_or_a_recipe_error(write: Write, document: dict[str, object], override: str) -> None:

@@ -156,6 +156,7 @@ def saved(artifact: Path) -> list[object]:
     return arguments
 
 
+@pytest.mark.slow
 def test_the_page_is_whole_and_fetches_nothing(artifact: Path, saved: list[object], trtspec: Run) -> None:
     out = artifact.parent / "report.html"
     assert trtspec("report", artifact, *saved, "-o", out).code == 0
@@ -202,6 +203,7 @@ def test_numbers_of_plots_stand_in_tables(artifact: Path, saved: list[object], t
     assert "| c | 70.0% | 0.80 | 0.60 |" in text
 
 
+@pytest.mark.slow
 def test_checks_become_tests_and_annotations(artifact: Path, trtspec: Run) -> None:
     assert "not verified" in trtspec("report", artifact, "--format", "github").out
     suite = ElementTree.fromstring(trtspec("report", artifact, "--format", "junit").out)
@@ -217,6 +219,7 @@ def test_checks_become_tests_and_annotations(artifact: Path, trtspec: Run) -> No
     assert said.count("::notice ") == (not failing)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [

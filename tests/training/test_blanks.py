@@ -52,6 +52,7 @@ def test_it_goes_with_its_target(method: str, layers: int, tmp_path: Path) -> No
     assert head.matched.skipped.keys() <= {"t2d"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gemma2", "mixtral", "qwen3"])
 @pytest.mark.parametrize("method", METHODS)
 def test_it_learns(method: str, family: str, tmp_path: Path) -> None:

@@ -187,6 +187,7 @@ class Wide(Lessons):
         return tuple(each if each is None else each.double() for each in self.inner.of(batch))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", PAIRS)
 def test_lora_begins_as_the_draft_and_merges_into_what_it_computes(method: str, tmp_path: Path) -> None:
     target, source, _ = PAIRS[method](tmp_path)

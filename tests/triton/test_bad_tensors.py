@@ -61,6 +61,7 @@ def test_what_cannot_be_text_is_said(models: dict[str, Any], tokens: Any, length
     assert (response.error.code, response.error.message) == ("invalid", said)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.lists(INT32 | st.integers(0, 300), min_size=2, max_size=2), max_size=3),

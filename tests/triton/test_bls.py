@@ -178,6 +178,7 @@ class GoingOn(TableTarget):
     goes_on = True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target_class", [TableTarget, GoingOn])
 @pytest.mark.parametrize("sampling", SAMPLED, ids=str)
 @pytest.mark.parametrize(

@@ -177,6 +177,7 @@ def test_a_stream_that_is_answered_is_not_cancelled(models: Models, line: Line) 
     assert models.ended == [True]
 
 
+@pytest.mark.slow
 def test_a_stream_that_is_given_up_as_its_answer_comes_is_asked_no_more(models: Models) -> None:
     """The cancellation may come in the midst of what is asked next, which is another model's."""
     late = SimpleNamespace(has_left=True, close=lambda: None)
@@ -202,6 +203,7 @@ def test_a_server_that_is_gone_is_named() -> None:
         list(ServerModel(Line(gone, clock.watch), "m")(CALL))
 
 
+@pytest.mark.slow
 def test_a_model_that_is_late_or_breaks_the_stream_leaves_the_line_to_others(models: Models, line: Line) -> None:
     def serve(model: str, inputs: dict[str, np.ndarray]) -> Iterator[Response]:
         if model == "late":
@@ -347,6 +349,7 @@ def failing(serve: Serve, models: Models, how: str) -> Serve:
     return serve_failing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["late", "dead", "refuses"])
 @pytest.mark.parametrize("stream", [True, False])
 def test_where_the_draft_fails_the_target_alone_answers(root, pb_utils, how: str, stream: bool) -> None:
@@ -360,6 +363,7 @@ def test_where_the_draft_fails_the_target_alone_answers(root, pb_utils, how: str
     assert not model.breaker.is_open
 
 
+@pytest.mark.slow
 def test_a_draft_that_keeps_failing_is_left_out_and_asked_again_later(root, pb_utils) -> None:
     healthy, calls = scripted(Tokenizer(root / "tokenizer"), "Hé"), list[str]()
     state = {"dead": True}
@@ -613,6 +617,7 @@ def test_of_a_target_that_drafts_by_itself_steps_and_positions_are_not_made_up(r
     assert not [name for name, *_ in pb_utils.exported if any(word in name for word in unknown)]
 
 
+@pytest.mark.slow
 def test_metrics_know_a_client_that_left_and_a_model_that_failed(root, pb_utils) -> None:
     left = ask(stream=True)
 

@@ -116,6 +116,7 @@ def test_an_error_within_a_stream_is_raised() -> None:
             next(stream)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_silent_or_drips_runs_into_the_deadline() -> None:
     def drip(connection: socket.socket) -> None:
         connection.sendall(EVENT_STREAM)

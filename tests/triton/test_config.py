@@ -79,6 +79,7 @@ def test_the_client_library_reads_the_same_message(oracle, text: str) -> None:
     assert text_format.Parse(render_config(ours), oracle.ModelConfig()) == theirs
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(), st.text(st.characters(exclude_categories=["Cs"])).filter(lambda s: "${" not in s)))
 def test_any_parameter_comes_back_as_it_was(parameters: dict[str, str]) -> None:
     config = parse_config(SAMPLE)

@@ -18,6 +18,7 @@ def departures() -> Iterator[Departures]:
     watching.close()
 
 
+@pytest.mark.slow
 def test_a_request_that_cannot_be_asked_costs_no_other(
     departures: Departures, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -171,6 +171,7 @@ def test_a_stream_that_ends_too_early_is_an_error(root: Path, models: Models) ->
     assert sent[-1][0].error.message == "the server closed the stream before it had answered"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decoupled", [True, False])
 def test_a_client_that_leaves_ends_the_engines_request(root: Path, models: Models, decoupled: bool) -> None:
     """Although the model says nothing: it may be long in computing the first token."""
@@ -225,6 +226,7 @@ def test_a_request_waits_for_a_place_where_the_server_counts_it() -> None:
         third.result(WAIT_S)
 
 
+@pytest.mark.slow
 def test_a_request_that_is_over_is_looked_at_no_more() -> None:
     looked, left = threading.Event(), threading.Event()
     departures = Departures()

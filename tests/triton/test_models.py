@@ -343,6 +343,7 @@ def test_a_client_that_left_is_cancelled(artifact, pb_utils, monkeypatch) -> Non
     assert wait_until(lambda: model.engine.cancelled == [0], 10)
 
 
+@pytest.mark.slow
 def test_the_engine_never_waits_for_an_answer_of_whether_a_client_left(artifact, pb_utils, monkeypatch) -> None:
     model, request = start(artifact, pb_utils, monkeypatch), ask(1, streaming=True)
     asked_by: list[str] = []
@@ -357,6 +358,7 @@ def test_the_engine_never_waits_for_an_answer_of_whether_a_client_left(artifact,
     assert asked_by == ["departures"] * count, "and nobody asks when all is said"
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_before_submit_returns_is_cancelled(artifact, pb_utils, monkeypatch) -> None:
     model, request = start(artifact, pb_utils, monkeypatch), ask(1)
     request.sender.cancelled = True

@@ -123,6 +123,7 @@ def test_a_command_that_is_not_there(tmp_path: Path) -> None:
     assert "no-such-builder: No such file or directory" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_time_runs_out(tool: Callable[..., Tool]) -> None:
     family = Family()
     built = tool(DEAF_FAMILY, timeout_s=2.0, grace_s=0.2)
@@ -132,6 +133,7 @@ def test_time_runs_out(tool: Callable[..., Tool]) -> None:
     assert family.is_gone, "also a child that is deaf to SIGTERM, and one in a session of its own"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), StepError("another version")])
 def test_whoever_waits_or_listens_may_end_it(tool: Callable[..., Tool], error: BaseException) -> None:
     family = Family()
@@ -170,6 +172,7 @@ time.sleep(600)
     assert (tmp_path / "work" / "ended").exists()
 
 
+@pytest.mark.slow
 def test_it_does_not_outlive_us(tool: Callable[..., Tool], tmp_path: Path) -> None:
     cleaned = tmp_path / "cleaned"
     script = f"""

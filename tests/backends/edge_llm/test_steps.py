@@ -116,6 +116,7 @@ def test_another_release_is_refused(alone: Path, trtspec: Run, tools: Path, monk
     assert "TensorRT Edge-LLM 0.10.1 is installed, and the recipe is for 0.11.0" in refused.err
 
 
+@pytest.mark.slow
 def test_without_a_gpu_the_artifact_has_what_engines_are_built_of(alone: Path, trtspec: Run, tools: Path) -> None:
     before = {path.name for path in alone.parent.glob("*/chat_template.jinja")}
     built = trtspec("build", alone, *FOR_EDGE, "--set", "target.quantization.weights=fp8", "--out", "made")
@@ -133,6 +134,7 @@ def test_without_a_gpu_the_artifact_has_what_engines_are_built_of(alone: Path, t
         check_machine(made, load_manifest(made))
 
 
+@pytest.mark.slow
 def test_the_same_again_runs_nothing(alone: Path, trtspec: Run, tools: Path) -> None:
     assert trtspec("build", alone, *FOR_EDGE, "--out", "made").code == 0
     template = Path("made/checkpoints/target/chat_template.jinja")

@@ -560,6 +560,7 @@ def test_what_is_emitted_for_a_version_its_classes_take(double, version: str, me
     assert validate_installed(model_yaml(asked, "../../checkpoints/target", DRAFT)) == []
 
 
+@pytest.mark.slow
 def test_another_versions_classes_say_all_that_they_do_not_take(double) -> None:
     double.setenv("TRTLLM_DOUBLE", "1.3.0rc27")
     document = model_yaml(case("1.0.0", "draft_target"), "../../checkpoints/target", DRAFT)
@@ -582,6 +583,7 @@ def test_without_an_installation_nothing_is_said() -> None:
     assert validate_installed({"model": "m", "anything": 1}) == []
 
 
+@pytest.mark.slow
 def test_an_installation_that_is_broken_or_slow_is_an_error(double, tmp_path: Path) -> None:
     package = tmp_path / "tensorrt_llm"
     package.mkdir()

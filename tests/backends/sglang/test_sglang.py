@@ -173,6 +173,7 @@ def test_a_method_of_no_release_is_left_to_the_general_check() -> None:
     assert said(check(source_context("sglang", NEWEST, "lookahead"))) == {}
 
 
+@pytest.mark.slow
 def test_an_artifact_names_its_engine_and_carries_its_schedule(recipe: Path, trtspec: Run) -> None:
     ended = trtspec("build", recipe, "--set", "engine.backend=sglang")
     assert ended.code == 0, ended.err

@@ -56,6 +56,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkpoint
     shutil.rmtree(root)  # what counts the sizes of files would count terabytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", [*KNOWN_FAILURES, *MET_BEFORE], ids=lambda row: row.upstream)
 def test_check_shows_it_at_its_place(row: Row, checkpoints: Checkpoints, trtspec: Run, workplace: Path) -> None:
     recipe = checkpoints.write(row.asked, workplace)

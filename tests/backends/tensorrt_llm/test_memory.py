@@ -47,6 +47,7 @@ def tiny_case(root: Path, mapping: ParallelMapping = ONE_RANK, **changes: Any) -
     return make_context(config, target__parallel=parallel, engine__max_seq_len=256, **changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mapping", DIVISIONS, ids=str)
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mixtral"])
 def test_weights_are_those_of_the_converted_files(family: str, mapping: ParallelMapping, tmp_path: Path) -> None:

@@ -36,11 +36,13 @@ def program(directory: Path, name: str, text: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_on_path(trtllm: Installation) -> None:
     assert probe_toolchain("", "1.2.1", "H200") == LOCAL
     LOCAL.check_present()
 
 
+@pytest.mark.slow
 def test_only_gpus_of_the_kind_are_used(trtllm: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
     trtllm.show_gpus(H200, H100, H200, H200)
     assert probe_toolchain("", "1.2.1", "h200").devices == ("0", "2", "3")

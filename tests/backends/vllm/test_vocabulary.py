@@ -28,6 +28,7 @@ def problems(trtspec: Run, recipe: Path, version: str) -> list[tuple[str, str, s
     return [(each["severity"], each["path"], each["code"]) for each in document["problems"] if each["path"] == PATH]
 
 
+@pytest.mark.slow
 def test_it_is_refused_before_0_25_and_warned_of_from_then_on(recipe: Path, trtspec: Run) -> None:
     assert ("error", PATH, "vocabulary") in problems(trtspec, recipe, "0.24.0")
     assert problems(trtspec, recipe, "0.25.0") == [("warning", PATH, "vocabulary")]
