@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 SHORT = ("--minutes", "5", "--max-tokens", "24")
 STEPS, ONE_STEP = ("--steps", "100", "--learning-rate", "0.01", *SHORT), ("--steps", "1", *SHORT)
+FEW = ("--prompts", "few.jsonl", "--max-tokens", "24")
 LITTLE = 0.001  # what is left of the layers
 # what of a recipe's speculation a method asks for, and a dialect that its draft is exported in
 METHODS = {
@@ -33,12 +34,19 @@ METHODS = {
 }
 
 
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where answers and trainings are found again: all have one target."""
+    return tmp_path_factory.mktemp("store")
+
+
 @pytest.fixture
-def recipe(workplace: Path) -> Path:
+def recipe(workplace: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A target with more layers than a draft has, and no draft.
 
     Its layers add little to what the last token says, so that something can be learned from a few dozen short answers.
     """
+    monkeypatch.setenv("TRTSPEC_CACHE", str(store))
     make_llama(workplace / "target", 0, scale=0.3, vocab_size=262, num_hidden_layers=12, intermediate_size=64)
     file = workplace / "target" / "model.safetensors"
     tensors = load_file(file)
@@ -48,6 +56,7 @@ def recipe(workplace: Path) -> Path:
     save_file(tensors, file, {"format": "pt"})
     make_tokenizer(workplace / "target")
     prompts_file(workplace / "prompts.jsonl", 60)
+    prompts_file(workplace / "few.jsonl", 12)
     path = workplace / "recipe.yaml"
     path.write_text(
         "schema: trtspec.recipe/1\nname: tiny\ntarget: {model: ./target}\n"
@@ -59,7 +68,7 @@ def recipe(workplace: Path) -> Path:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_from_a_target_alone_to_a_served_draft(method: str, recipe: Path, trtspec: Run) -> None:
+def test_from_a_target_alone_to_a_served_draft(method: str, recipe: Path, store: Path, trtspec: Run) -> None:
     asked, dialect = METHODS[method]
     recipe.write_text(recipe.read_text().replace("METHOD", f"{method}\n  {asked}"))
     ended = trtspec("train", recipe, "--prompts", "prompts.jsonl", "--out", "made", "--write", "--json", *STEPS)
@@ -70,16 +79,16 @@ def test_from_a_target_alone_to_a_served_draft(method: str, recipe: Path, trtspe
     assert found["after"]["mean_accepted_len"] > 1.3
     assert load_recipe(recipe).recipe.speculation.draft.model.endswith("/made")
     assert trtspec("build", recipe).code == 0
-    verified = trtspec("verify", "build/tiny", "--json")
+    verified = trtspec("verify", "build/tiny", *FEW, "--json")
     assert verified.code == 0, verified.out
     if dialect:
         convert_draft(Path("made"), dialect, Path("exported"), "target")
         other = trtspec("build", recipe, "--set", "speculation.draft.model=exported", "--out", "build/exported")
         assert other.code == 0, other.err
-        assert trtspec("verify", "build/exported").code == 0
+        assert trtspec("verify", "build/exported", *FEW).code == 0
     again = trtspec("train", recipe, "--prompts", "prompts.jsonl", "--out", "again", "--json", *ONE_STEP)
     assert again.document["before"] == found["after"]  # it is the draft of before
-    documents = [json.loads(path.read_text()) for path in (recipe.parent / "cache" / "store").rglob("entry.json")]
+    documents = [json.loads(path.read_text()) for path in store.rglob("entry.json")]
     assert [each.get("name") for each in documents].count("answer-prompts") == 1
 
 
@@ -123,7 +132,7 @@ def test_a_net_with_fewer_tokens(method: str, recipe: Path, trtspec: Run) -> Non
     for draft in ("small", "exported"):
         built = trtspec("build", recipe, "--set", f"speculation.draft.model={draft}", "--out", f"build/{draft}")
         assert built.code == 0, built.err
-        assert trtspec("verify", f"build/{draft}").code == 0
+        assert trtspec("verify", f"build/{draft}", *FEW).code == 0
     refused = trtspec("prune", recipe, "--vocab", "262", "--out", "other", "--max-tokens", "24")
     assert (refused.code, Path("other").exists()) == (1, False)
     assert "drafts 262 tokens, no more than the 262 that are to be left" in refused.err
