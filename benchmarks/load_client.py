@@ -34,8 +34,8 @@ from trtspec.load.loads.closed import Closed
 from trtspec.load.rounds import Round, run_round
 from trtspec.load.run import runner
 from trtspec.load.workload import Workload
+from trtspec.ports import LOOPBACK
 from trtspec.prompts.prompt import Prompt
-from trtspec.system import LOOPBACK
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 EVENT = (

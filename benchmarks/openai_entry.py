@@ -37,7 +37,7 @@ from benchmarks.machine import environment
 from tests.triton.serving import Served, serving
 from trtspec.openai.command import entry_command, ready_url, write_config
 from trtspec.openai.config import EntryConfig, Limits
-from trtspec.system import LOOPBACK, free_ports
+from trtspec.ports import LOOPBACK, free_ports
 
 UNITS = 100_000  # of 10 us, so that a token's way is known up to a second
 MODEL = "tensorrt_llm"

@@ -20,6 +20,7 @@ LEVELS = [
     {"errors", "__init__", "_data"},
     {
         "paths",
+        "ports",
         "system",
         "registry",
         "files",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from trtspec import system
+from trtspec import ports, system
 
 SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
 ORPHAN = (
@@ -29,14 +29,14 @@ def sleeper():
 
 
 def test_free_ports_are_different_and_free() -> None:
-    ports = system.free_ports(20)
-    assert len(set(ports)) == 20
-    assert not any(system.port_in_use(port) for port in ports)
+    found = ports.free_ports(20)
+    assert len(set(found)) == 20
+    assert not any(ports.port_in_use(port) for port in found)
 
 
 def test_a_listening_port_is_in_use() -> None:
-    with socket.create_server((system.LOOPBACK, 0)) as server:
-        assert system.port_in_use(server.getsockname()[1])
+    with socket.create_server((ports.LOOPBACK, 0)) as server:
+        assert ports.port_in_use(server.getsockname()[1])
 
 
 def test_pid_and_start_time_name_one_process(sleeper) -> None:

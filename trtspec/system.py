@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes and ports of this machine: what the standard library leaves out. Knows nothing of servers or builds."""
+"""Processes of this machine: what the standard library leaves out. Knows nothing of servers or builds."""
 
 from __future__ import annotations
 
@@ -8,42 +8,19 @@ import logging
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 from trtspec.errors import TrtspecError
 
 log = logging.getLogger(__name__)
 
-LOOPBACK = "127.0.0.1"
 PR_SET_PDEATHSIG = 1
 PROBE_TIMEOUT_S = 60.0
-
-
-def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
-    """Return different ports of an address of this machine that nobody listens on, held while others are chosen."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind((host, 0))
-        return [each.getsockname()[1] for each in sockets]
-
-
-def port_in_use(port: int, host: str = LOOPBACK) -> bool:
-    """Return whether a port of an address of this machine is taken, asked as a server would: by binding it."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return True
-    return False
 
 
 def die_with_parent(sign: signal.Signals = signal.SIGTERM) -> Callable[[], None]:

@@ -20,7 +20,8 @@ from trtspec.deploy.keeper import LOOK_EVERY_S, Keeper, Over
 from trtspec.deploy.revision import place_of
 from trtspec.deploy.supervisor import Supervisor
 from trtspec.deploy.token import new_token
-from trtspec.system import free_ports, start_time, wait_until
+from trtspec.ports import free_ports
+from trtspec.system import start_time, wait_until
 from trtspec.triton.client import Client
 from trtspec.triton.server import Ports, find_server, server_command
 

@@ -22,7 +22,8 @@ from trtspec.deploy.local import deploy_local, status, stop
 from trtspec.deploy.options import DeployOptions
 from trtspec.deploy.ports import choose_ports
 from trtspec.errors import DeployError, GateNotMet, SmokeTestFailed, StepTimeout, TrtspecError
-from trtspec.system import LOOPBACK, is_alive, session_of, wait_until
+from trtspec.ports import LOOPBACK
+from trtspec.system import is_alive, session_of, wait_until
 from trtspec.triton.client import Client
 from trtspec.triton.server import SHARED_MEMORY, find_server
 

@@ -20,7 +20,8 @@ from trtspec.deploy.children import read_children
 from trtspec.deploy.local import LocalDeployment, deploy_local, stop
 from trtspec.deploy.options import DeployOptions
 from trtspec.errors import DeployError
-from trtspec.system import free_ports, session_of, wait_until
+from trtspec.ports import free_ports
+from trtspec.system import session_of, wait_until
 from trtspec.triton.client import Client
 from trtspec.triton.server import find_server
 

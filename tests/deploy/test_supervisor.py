@@ -26,7 +26,8 @@ from trtspec.deploy.revision import place_of
 from trtspec.deploy.supervisor import Supervisor
 from trtspec.deploy.token import new_token
 from trtspec.errors import DeployError, TrtspecError
-from trtspec.system import free_ports, group_of, session_of, wait_until
+from trtspec.ports import free_ports
+from trtspec.system import group_of, session_of, wait_until
 from trtspec.triton.client import Client
 from trtspec.triton.server import find_server
 

@@ -20,7 +20,7 @@ from trtspec.deploy.journal import DeploymentJournal, Record
 from trtspec.deploy.options import DeployOptions
 from trtspec.deploy.ports import choose_ports
 from trtspec.errors import DeployError
-from trtspec.system import port_in_use
+from trtspec.ports import port_in_use
 from trtspec.triton.client import Client
 from trtspec.triton.server import Ports, Server, find_server
 

@@ -17,7 +17,8 @@ from urllib.request import urlopen
 
 import pytest
 
-from trtspec.system import die_with_parent, free_ports
+from trtspec.ports import free_ports
+from trtspec.system import die_with_parent
 
 ROOT = Path(__file__).parents[2]
 START_S = 20.0

@@ -22,7 +22,7 @@ from tests.triton.serving import Served
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.measure.artifact import open_artifact
 from trtspec.openai.command import entry_command, entry_config, ready_url, write_config
-from trtspec.system import free_ports
+from trtspec.ports import free_ports
 
 if TYPE_CHECKING:
     import openai  # takes a second of every worker that collects this

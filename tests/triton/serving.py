@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from trtspec.errors import DeployError
-from trtspec.system import die_with_parent, free_ports, start_time, stop_session
+from trtspec.ports import free_ports
+from trtspec.system import die_with_parent, start_time, stop_session
 from trtspec.triton.client import Client
 from trtspec.triton.server import (
     EXIT_TIMEOUT_S,

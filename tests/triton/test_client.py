@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from trtspec.errors import DeployError, StepTimeout
-from trtspec.system import LOOPBACK
+from trtspec.ports import LOOPBACK
 from trtspec.triton import client as client_module
 from trtspec.triton.client import Client
 

@@ -18,7 +18,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tests.tiny import convert
 from tests.triton.serving import Served
 from trtspec.paths import model_repository_dir, recipes_dir
-from trtspec.system import LOOPBACK
+from trtspec.ports import LOOPBACK
 from trtspec.torch_engine.settings import EngineSettings
 from trtspec.triton.emission import Parameters, ServingSettings, emit_model
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from trtspec.artifacts.manifest import Manifest
 from trtspec.errors import DeployError
 from trtspec.files import copy_tree
-from trtspec.system import LOOPBACK
+from trtspec.ports import LOOPBACK
 from trtspec.triton.emission import CONFIG
 from trtspec.triton.server import EXIT_TIMEOUT_S, Ports, Server, server_command
 

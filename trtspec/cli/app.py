@@ -7,7 +7,9 @@ for _. Modules import nothing heavy at the top, so that `--help` stays instant.
 
 from __future__ import annotations
 
+import importlib
 import os
+import pkgutil
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,7 +19,7 @@ from typing import Any
 import typer
 from typer.exceptions import TyperException
 
-from trtspec import __version__
+from trtspec import __version__, cli
 from trtspec.cli import completing
 from trtspec.cli.helping import Command, Group
 from trtspec.cli.streams import OutputError, guarded_streams
@@ -30,8 +32,11 @@ REFUSED_HINT = "give room or access there, or another place: --out, TRTSPEC_CACH
 
 
 @cache
-def make_command() -> Any:
-    """Return click's command with every command of this folder; typer takes 0.1 s to read their signatures."""
+def make_command(only: str = "", *, reads_signatures: bool = True) -> Any:
+    """Return click's command with every command of this folder, or the one that a module of it is named after.
+
+    Typer takes 0.1 s to read all signatures; without them there are names and what `--help` says of them.
+    """
     app = typer.Typer(
         name="trtspec",
         cls=Group,
@@ -42,9 +47,25 @@ def make_command() -> Any:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    for command in discover("trtspec.cli", "command").values():
-        app.command(name=command_name(command), cls=Command)(command)
+    for command in [_command_of(only)] if only else discover("trtspec.cli", "command").values():
+        said = app.command(name=command_name(command), help=command.__doc__, cls=Command)
+        said(command if reads_signatures else lambda: None)
     return typer.main.get_command(app)
+
+
+def _asked(arguments: Sequence[str]) -> Any:
+    """Return what `make_command` makes for these arguments, with no more commands than they need."""
+    if completing.VARIABLE in os.environ:
+        return make_command()
+    word = next((each for each in arguments if not each.startswith("-")), "").replace("-", "_")
+    return make_command(word) if _command_of(word) else make_command(reads_signatures=False)
+
+
+def _command_of(module: str) -> Any:
+    """Return the command of a module of this folder; None where there is none."""
+    if not module.isidentifier() or module not in {each.name for each in pkgutil.iter_modules(cli.__path__)}:
+        return None
+    return getattr(importlib.import_module(f"trtspec.cli.{module}"), "command", None)
 
 
 def command_name(command: Any) -> str:
@@ -98,7 +119,7 @@ def _run(arguments: Sequence[str]) -> int | None:
     if completing.VARIABLE in os.environ:  # a shell asks
         completing.rejoin(os.environ)
     try:
-        code: int | None = make_command()(args=arguments, prog_name="trtspec", standalone_mode=False)
+        code: int | None = _asked(arguments)(args=arguments, prog_name="trtspec", standalone_mode=False)
     except OSError as error:  # the last to say it in words; whoever knows what was being done says more
         refused = refusal(error)
         if refused is None:

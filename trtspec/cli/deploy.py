@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trtspec.cli.options import AllowCode, Artifact, Baseline, Json, SkipGate
-from trtspec.system import LOOPBACK
+from trtspec.ports import LOOPBACK
 
 if TYPE_CHECKING:
     from trtspec.measure.report import LeftOut

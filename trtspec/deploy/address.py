@@ -7,7 +7,7 @@ import socket
 from ipaddress import IPv4Address
 
 from trtspec.errors import DeployError
-from trtspec.system import LOOPBACK
+from trtspec.ports import LOOPBACK
 
 HINT = f"an IPv4 address of this machine: {LOOPBACK} for itself alone, 0.0.0.0 for all of its networks"
 

@@ -22,8 +22,8 @@ from trtspec.measure.gating import deploy_load, ensure_served_gates
 from trtspec.measure.report import LeftOut
 from trtspec.measure.verify import OnProgress, ensure_gates
 from trtspec.paths import state_dir
+from trtspec.ports import LOOPBACK
 from trtspec.registry import find
-from trtspec.system import LOOPBACK
 from trtspec.triton.client import Client
 
 

@@ -24,7 +24,8 @@ from trtspec.deploy.options import DeployOptions
 from trtspec.deploy.rendered import Rendered, settings_of, write_rendered
 from trtspec.errors import DeployError, StepTimeout
 from trtspec.measure.report import manifest_sha256
-from trtspec.system import free_ports, sigterm_as_interrupt
+from trtspec.ports import free_ports
+from trtspec.system import sigterm_as_interrupt
 
 DOCKER = "docker"
 ASK_S, POLL_S = 20.0, 2.0

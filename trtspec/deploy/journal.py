@@ -28,8 +28,9 @@ from trtspec.deploy.address import reachable
 from trtspec.errors import DeployError
 from trtspec.files import private_directory, read_bounded, replace_file
 from trtspec.paths import state_dir
+from trtspec.ports import LOOPBACK
 from trtspec.registry import did_you_mean
-from trtspec.system import LOOPBACK, is_alive
+from trtspec.system import is_alive
 from trtspec.triton.server import EXIT_TIMEOUT_S, Ports
 
 log = logging.getLogger(__name__)

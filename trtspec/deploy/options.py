@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from trtspec.system import LOOPBACK
+from trtspec.ports import LOOPBACK
 
 OnEvent: TypeAlias = Callable[[str, str], None]  # (state, what happened): for people, as it happens
 BeforeLive: TypeAlias = Callable[[str], None]  # gets the http address of a server that answered; raises to refuse it

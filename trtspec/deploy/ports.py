@@ -6,7 +6,7 @@ from __future__ import annotations
 from trtspec.deploy.address import check_own
 from trtspec.deploy.options import PORTS, DeployOptions
 from trtspec.errors import DeployError
-from trtspec.system import free_ports, port_in_use
+from trtspec.ports import free_ports, port_in_use
 from trtspec.triton.server import Ports
 
 

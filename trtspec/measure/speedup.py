@@ -8,7 +8,6 @@ again, and 95 % of the medians lie in it. It speaks of these prompts on this mac
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,4 +56,4 @@ def speedup_of(ratios: Sequence[float], total: float) -> Speedup:
     samples = np.asarray(ratios)
     drawn = np.random.default_rng(0).integers(len(samples), size=(RESAMPLES, len(samples)))
     low, high = np.percentile(np.median(samples[drawn], axis=1), PERCENTILES)
-    return Speedup(statistics.median(ratios), float(low), float(high), total, len(ratios))
+    return Speedup(float(np.median(samples)), float(low), float(high), total, len(ratios))

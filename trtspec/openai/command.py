@@ -15,7 +15,7 @@ from trtspec.artifacts.manifest import Manifest, load_manifest
 from trtspec.artifacts.paths import MANIFEST, REPOSITORY, TOKENIZER, checkpoint, engine
 from trtspec.hashing import file_sha256
 from trtspec.openai.config import EntryConfig, Limits
-from trtspec.system import LOOPBACK
+from trtspec.ports import LOOPBACK
 from trtspec.triton.emission import CONFIG
 from trtspec.triton.names import BLS, ENSEMBLE, PREPROCESSING, TARGET
 from trtspec.triton.nvidia import NVIDIA, PARAMETER

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.errors import TrtspecError
-from trtspec.system import LOOPBACK
+from trtspec.ports import LOOPBACK
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from trtspec.errors import DeployError, StepTimeout
-from trtspec.system import LOOPBACK
+from trtspec.ports import LOOPBACK
 
 MAX_ANSWER_BYTES = 64 << 20
 MAX_EVENT_BYTES = 4 << 20

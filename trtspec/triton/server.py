@@ -22,8 +22,8 @@ from trtspec.errors import DeployError
 from trtspec.interpreter import VERSION as PYTHON
 from trtspec.interpreter import libpython, libpython_name
 from trtspec.paths import cache_dir
+from trtspec.ports import LOOPBACK
 from trtspec.probe import Probe
-from trtspec.system import LOOPBACK
 from trtspec.triton import python_stub
 
 VARIABLE = "TRTSPEC_TRITONSERVER"

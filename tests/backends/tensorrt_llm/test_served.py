@@ -25,7 +25,8 @@ from tests.triton.serving import start_server
 from trtspec.backends.tensorrt_llm.repository import EmitEngineRepository, relocate
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.errors import DeployError
-from trtspec.system import free_ports, start_time, stop_session
+from trtspec.ports import free_ports
+from trtspec.system import start_time, stop_session
 from trtspec.triton.client import Client
 from trtspec.triton.config import load_config, render_config
 from trtspec.triton.server import (

@@ -12,7 +12,7 @@ from trtspec.deploy.kubernetes import engines, parts, workloads
 from trtspec.deploy.kubernetes.settings import ClusterSettings
 from trtspec.deploy.rendered import Rendered, as_yaml, settings_of
 from trtspec.errors import DeployError
-from trtspec.system import LOOPBACK
+from trtspec.ports import LOOPBACK
 
 HEAD = """\
 Serves {name} in the namespace {namespace}: kubectl apply -k overlays/NAME
