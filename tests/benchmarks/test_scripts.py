@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.conftest import Run
 
 ROOT = Path(__file__).parents[2]
 IMPORT_ALL = """
@@ -51,3 +54,18 @@ def has(module: str, name: str) -> bool:
     found = importlib.import_module(module)
     is_package = hasattr(found, "__path__")
     return hasattr(found, name) or (is_package and importlib.util.find_spec(f"{module}.{name}") is not None)
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+def test_the_quickstarts_benchmark_measures_all_its_sides(recipe: Path, trtspec: Run, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    assert trtspec("build", "quickstart", "--out", "quickstart").code == 0
+    command = [sys.executable, ROOT / "benchmarks" / "quickstart.py", "--artifact", "quickstart", "--out", out]
+    done = subprocess.run(
+        [*command, "--runs", "1", "--prompts", "1"], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    assert all(found["identical_texts"].values())
+    assert all(value > 0 for value in (*found["median_tokens_per_s"].values(), *found["step_ms"].values()))
