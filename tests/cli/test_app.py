@@ -310,6 +310,23 @@ def test_commands_that_only_look_import_nothing_heavy(artifact: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("before", [["--help"], ["-h"], ["-v", "--help"], []])
+def test_the_roots_help_lists_every_command_whatever_follows(trtspec: Run, before: list[str]) -> None:
+    ended = trtspec(*before, *(["check"] if before else []))
+    assert {"bench", "check", "convert-draft", "verify"} <= set((ended.out + ended.err).split())
+
+
+@pytest.mark.parametrize("before", [["-v"], ["--verbose", "-v"], ["--"]])
+def test_a_command_is_read_whatever_is_said_before_it(trtspec: Run, before: list[str]) -> None:
+    assert trtspec(*before, "check", "quickstart").code == 0
+
+
+def test_a_command_imports_no_other() -> None:
+    loaded = modules_after(["check", "quickstart"])
+    assert "trtspec.cli.check" in loaded
+    assert not loaded & {"trtspec.cli.bench", "trtspec.cli.deploy", "trtspec.cli.train"}
+
+
 def test_help_imports_next_to_nothing() -> None:
     loaded = modules_after(["--help"])
     assert "typer" in loaded

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
+from itertools import takewhile
 from typing import Any
 
 import typer
@@ -26,6 +27,7 @@ from trtspec.cli.streams import OutputError, guarded_streams
 from trtspec.errors import TrtspecError, refusal, refused_at
 from trtspec.registry import discover
 
+VERBOSE = {"-v", "--verbose"}
 INTERRUPTED = 130
 INTERNAL_ERROR = 70
 REFUSED_HINT = "give room or access there, or another place: --out, TRTSPEC_CACHE, TRTSPEC_STATE, HF_HUB_CACHE"
@@ -49,16 +51,23 @@ def make_command(only: str = "", *, reads_signatures: bool = True) -> Any:
     app.callback()(_root)
     for command in [_command_of(only)] if only else discover("trtspec.cli", "command").values():
         said = app.command(name=command_name(command), help=command.__doc__, cls=Command)
-        said(command if reads_signatures else lambda: None)
+        said(command if reads_signatures else _unread)
     return typer.main.get_command(app)
+
+
+def _unread() -> None:
+    raise AssertionError("a command runs whose signature was not read")
 
 
 def _asked(arguments: Sequence[str]) -> Any:
     """Return what `make_command` makes for these arguments, with no more commands than they need."""
+    before = [*takewhile(lambda each: each.startswith("-"), arguments)]
+    word = next(iter(arguments[len(before) :]), "").replace("-", "_")
     if completing.VARIABLE in os.environ:
         return make_command()
-    word = next((each for each in arguments if not each.startswith("-")), "").replace("-", "_")
-    return make_command(word) if _command_of(word) else make_command(reads_signatures=False)
+    if not _command_of(word):
+        return make_command(reads_signatures=False)
+    return make_command("" if {*before} - VERBOSE else word)
 
 
 def _command_of(module: str) -> Any:
