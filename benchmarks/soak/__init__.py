@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server does for long and under faults; `python -m benchmarks.soak`."""
+"""The soak: what serving has to stand for long, on real servers with real models. One module a part, in `__main__`."""
 
 import os
 
