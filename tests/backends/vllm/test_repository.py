@@ -13,7 +13,8 @@ import pytest
 from tests.backends.source_golden import VLLM, VLLM_CASES, emit_vllm
 from tests.triton.artifact import make_tokenizer
 from tests.triton.fakes import Request, load_model, make_pb_utils, model_args
-from trtspec.backends.vllm.repository import MODEL_JSON, relocate
+from trtspec.backends.vllm.files import MODEL_JSON
+from trtspec.backends.vllm.repository import relocate
 from trtspec.triton.config import load_config
 
 PLAIN = {

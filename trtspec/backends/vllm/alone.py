@@ -11,7 +11,7 @@ from pathlib import Path
 
 from trtspec.backends.common.alone import absolute, options
 from trtspec.backends.serving import Alone
-from trtspec.backends.vllm.repository import MODEL_JSON
+from trtspec.backends.vllm.files import MODEL_JSON
 
 
 def alone(repository: Path, artifact: str) -> Alone:

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from trtspec.artifacts.paths import TOKENIZER, from_model
-from trtspec.backends.serving import Alone, Nodes, ServingHooks, StandIn
+from trtspec.backends.serving import Nodes, ServingHooks, StandIn
+from trtspec.backends.vllm.alone import alone
+from trtspec.backends.vllm.files import MODEL_JSON
 from trtspec.files import copy_tree
 from trtspec.steps.repository import EmitRepository
 from trtspec.triton.emission import CONFIG, ServingSettings, emit_model
 
 MODELS = Path(__file__).with_name("models")
-MODEL_JSON = Path("vllm_model", "1", "model.json")
 # vLLM does the batching: its models take one request at a time, and each as soon as it comes
 UNBATCHED = ServingSettings(max_batch_size=0)
 FP32, INT32 = 11, 8  # of Triton's DataType
@@ -107,12 +108,6 @@ def _requirements(version: str) -> tuple[str, ...]:
     return () if _images(version) else (f"vllm=={version}",)  # behind our stand-in for Triton's backend
 
 
-def _alone(repository: Path, artifact: str) -> Alone:
-    from trtspec.backends.vllm.alone import alone
-
-    return alone(repository, artifact)
-
-
 RAY = "ray start --disable-usage-stats"  # vllm-project/vllm:docs/serving/parallelism_scaling.md@v0.33.0
 SERVING = ServingHooks(
     triton_backend="vllm",
@@ -121,6 +116,6 @@ SERVING = ServingHooks(
     models=MODELS,
     images=_images,
     requirements=_requirements,
-    alone=_alone,
+    alone=alone,
     nodes=Nodes(leader=f"{RAY} --head --port=6379", worker=f'{RAY} --block --address="$LWS_LEADER_ADDRESS:6379"'),
 )
