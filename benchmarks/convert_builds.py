@@ -151,8 +151,8 @@ def _loop(root: Path, nbytes: int, weights: str, ranks: int) -> dict[str, Any]:
 
 
 COMPILE = """\
-from trtspec.kernels.host import WORTH_BYTES, host_library
-assert host_library(WORTH_BYTES)
+from trtspec.kernels.host import COMPILE_BYTES, host_library
+assert host_library(COMPILE_BYTES)
 """
 OPEN = """\
 import pathlib, sys

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from convert_source import BLOCK_BYTES, forget
 
-from trtspec.kernels.host import WORTH_BYTES
+from trtspec.kernels.host import COMPILE_BYTES
 from trtspec.quant.arithmetic import choose_arithmetic
 
 CORES = os.cpu_count() or 1
@@ -22,7 +22,7 @@ CORES = os.cpu_count() or 1
 
 def measure_quantizing(nbytes: int = 1 << 30) -> float:
     """Return the input bytes/s of bfloat16 to FP8 with a known scale on all cores, in memory the caches hold."""
-    quantize = choose_arithmetic(WORTH_BYTES).quantizer("BF16", np.float32(0.01))
+    quantize = choose_arithmetic(COMPILE_BYTES).quantizer("BF16", np.float32(0.01))
     floats = np.random.default_rng(0).standard_normal((512, 1 << 10), dtype=np.float32)
     chunk = (floats.view(np.uint32) >> 16).astype(np.uint16)
 

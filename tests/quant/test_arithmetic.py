@@ -19,7 +19,7 @@ from trtspec.errors import StepTimeout
 from trtspec.kernels import build, host
 from trtspec.kernels.bindings import load_library
 from trtspec.kernels.build import HOST_PLUGINS
-from trtspec.kernels.host import WORTH_BYTES
+from trtspec.kernels.host import COMPILE_BYTES, WORTH_BYTES
 from trtspec.kernels.quantize import CompiledArithmetic, Instructions, fastest_of
 from trtspec.quant import tasks
 from trtspec.quant.activations import Activations
@@ -76,15 +76,16 @@ def compilations(monkeypatch: pytest.MonkeyPatch, workplace: Path) -> list[float
     return bounds
 
 
-def test_little_is_converted_in_numpy_at_once(compilations: list[float]) -> None:
-    assert isinstance(choose_arithmetic(WORTH_BYTES - 1), NumpyArithmetic)
+@pytest.mark.parametrize("nbytes", [WORTH_BYTES - 1, WORTH_BYTES, COMPILE_BYTES - 1])
+def test_little_is_converted_in_numpy_at_once(compilations: list[float], nbytes: int) -> None:
+    assert isinstance(choose_arithmetic(nbytes), NumpyArithmetic)
     assert compilations == []
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ on the PATH")
 def test_a_compiler_is_not_waited_for_long(compilations: list[float], caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, host.log.name)
-    assert isinstance(choose_arithmetic(WORTH_BYTES), NumpyArithmetic)
+    assert isinstance(choose_arithmetic(COMPILE_BYTES), NumpyArithmetic)
     assert set(compilations) == {60}
     assert caplog.messages == [
         "weights are converted in numpy and hashed by hashlib, which is slower and says the same: "
@@ -97,14 +98,14 @@ def test_without_a_compiler_numpy_converts(
 ) -> None:
     caplog.set_level(logging.INFO, host.log.name)
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert isinstance(choose_arithmetic(WORTH_BYTES), NumpyArithmetic)
+    assert isinstance(choose_arithmetic(COMPILE_BYTES), NumpyArithmetic)
     assert "no C++ compiler is on the PATH" in caplog.messages[0]
 
 
 def test_where_nothing_can_be_kept_numpy_converts(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (workplace / "file").touch()
     monkeypatch.setenv("TRTSPEC_CACHE", str(workplace / "file"))
-    assert isinstance(choose_arithmetic(WORTH_BYTES), NumpyArithmetic)
+    assert isinstance(choose_arithmetic(COMPILE_BYTES), NumpyArithmetic)
 
 
 @pytest.mark.slow
@@ -129,7 +130,7 @@ def test_a_large_conversion_compiles_its_library_once(workplace: Path, monkeypat
         run_build(command, timeout_s)
 
     monkeypatch.setattr(build, "_run", run)
-    first, second = choose_arithmetic(WORTH_BYTES), choose_arithmetic(WORTH_BYTES)
+    first, second = choose_arithmetic(COMPILE_BYTES), choose_arithmetic(COMPILE_BYTES)
     assert isinstance(first, CompiledArithmetic)
     assert isinstance(second, CompiledArithmetic)
     assert first.library.path == second.library.path

@@ -11,13 +11,13 @@ from trtspec.kernels.build import HOST_PLUGINS, build_library, find_libraries, p
 
 log = logging.getLogger(__name__)
 
-# Numpy converts so much in about a second; to compile the library takes three, once for a machine's user.
-WORTH_BYTES = 512 << 20
+WORTH_BYTES = 512 << 20  # which numpy converts in about a second
+COMPILE_BYTES = 4 << 30  # less gains nothing on the three seconds that compiling takes, once for a machine's user
 COMPILE_S = 60
 
 
 def host_library(nbytes: int) -> KernelLibrary | None:
-    """Return the library for work on so many bytes, compiled within `COMPILE_S` where there is none.
+    """Return the library for work on so many bytes, compiled within `COMPILE_S` where there is none and they are many.
 
     None where it would not pay, or there is neither a library nor a compiler: numpy and hashlib say the same.
     """
@@ -25,6 +25,8 @@ def host_library(nbytes: int) -> KernelLibrary | None:
         return None
     try:
         found = next(iter(find_libraries(HOST_PLUGINS)), None)
+        if found is None and nbytes < COMPILE_BYTES:
+            return None
         return load_library(found or build_library(plan_library(HOST_PLUGINS), COMPILE_S))
     except (TrtspecError, OSError) as error:
         log.info("weights are converted in numpy and hashed by hashlib, which is slower and says the same: %s", error)
