@@ -307,6 +307,7 @@ def test_its_head_says_what_to_expect_and_what_it_takes(name: str, place: Path, 
     assert told[2] in (None, f"{fullest['limit_bytes'] / 2**30:.1f}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_its_engines_are_built_with_these_words(name: str, plan_of: PlanOf) -> None:
     steps = plan_of(name)["steps"]

@@ -24,6 +24,7 @@ def costs(monkeypatch: pytest.MonkeyPatch) -> Costs:
     return Costs()
 
 
+@pytest.mark.slow
 def test_what_a_test_computes_counts_once(costs: Costs) -> None:
     until = time.process_time() + BURNT_S
     while time.process_time() < until:
@@ -44,6 +45,7 @@ def test_what_its_children_take_counts(costs: Costs) -> None:
     assert 0 <= costs.passed() < BURNT_S, "its time is its parent's now, and counted"
 
 
+@pytest.mark.slow
 def test_what_a_child_leaves_behind_counts(costs: Costs) -> None:
     shell = ["sh", "-c", '"$0" -S -c "$1" &', sys.executable, LEFT_BEHIND]
     with subprocess.Popen(shell, stdout=subprocess.PIPE, text=True) as gone:

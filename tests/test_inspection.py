@@ -61,6 +61,7 @@ def test_a_converted_checkpoint(artifact: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_an_artifact(artifact: Path) -> None:
     manifest, document = load_manifest(artifact), inspect_path(artifact)
     assert document["kind"] == "artifact"

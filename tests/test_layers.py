@@ -112,6 +112,7 @@ def test_imports_point_down(package: str) -> None:
     assert [f"{path}: {other}" for path, other in found if LEVEL_OF[other] >= LEVEL_OF[package]] == []
 
 
+@pytest.mark.slow
 @EACH_PACKAGE
 def test_a_backend_is_imported_by_its_own_folder_alone(package: str) -> None:
     found = [(path, name.split(".")) for path in files_of(package) for name in imports(path)]

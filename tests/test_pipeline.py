@@ -37,6 +37,7 @@ def test_the_layout_of_an_artifact(recipe: Path) -> None:
     assert list(without) == [each for each in build.artifact.steps if each != "prompts"]
 
 
+@pytest.mark.slow
 def test_a_plan_is_the_same_wherever_the_files_lie(recipe: Path, pair_master: Path, tmp_path: Path) -> None:
     here = [step.key for step in plan(recipe).plan.steps]
     shutil.copytree(pair_master, tmp_path / "elsewhere")
@@ -63,6 +64,7 @@ def test_what_is_too_large_to_read_now_is_said(recipe: Path, trtspec: Run, monke
     assert plan_build(load_recipe(recipe), read_all=True).is_read
 
 
+@pytest.mark.slow
 def test_a_second_build_reads_no_tensor(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build = plan_build(load_recipe(recipe), read_all=True)
     for status in ("published", "unchanged"):

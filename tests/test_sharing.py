@@ -107,6 +107,7 @@ def test_servers_run_beside_each_other_where_workers_have_ports_of_their_own(tmp
         assert other.has_its_turn()
 
 
+@pytest.mark.slow
 def test_a_network_of_its_own_has_every_port_and_reaches_no_other() -> None:
     """In a child, as a process cannot take it back."""
     with socket.create_server(("127.0.0.1", 0)) as ours:

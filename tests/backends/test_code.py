@@ -87,6 +87,7 @@ def test_the_numbers_of_a_warm_up_are_no_code(changed: Path) -> None:
     assert "warmup/model.py: not code that this" in unknown_code(changed, load_manifest(changed))[0]
 
 
+@pytest.mark.slow
 def test_reports_and_byte_code_are_aside_and_byte_code_is_not_served(changed: Path, tmp_path: Path) -> None:
     put(changed, "reports/mine.json", "{}")
     put(changed, f"{REPOSITORY}/postprocessing/1/__pycache__/model.cpython-311.pyc", "planted")
@@ -186,6 +187,7 @@ def test_the_commands_refuse_it_and_a_person_can_allow_it(
     assert (wrong.code, "'mine' is no SHA-256 of a file" in wrong.err) == (1, True)
 
 
+@pytest.mark.slow
 def test_a_library_that_was_compiled_here_may_run(changed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(changed, "plugins/libtrtspec.so", "compiled")
     made = type("Built", (), {"path": changed / "plugins/libtrtspec.so"})
@@ -194,6 +196,7 @@ def test_a_library_that_was_compiled_here_may_run(changed: Path, monkeypatch: py
     assert unknown_code(changed, load_manifest(changed)) == []
 
 
+@pytest.mark.slow
 def test_what_changes_between_check_and_copy_is_not_served(changed: Path, tmp_path: Path) -> None:
     replace(changed, CONFIG, "max_queue_size: 128", "max_queue_size: 129")
     with pytest.raises(DigestMismatch, match=r"tensorrt_llm/config\.pbtxt: sha256 differs"):

@@ -154,6 +154,7 @@ def test_memory_of_the_last_tenth_is_held_against_the_third(growth: int, percent
     assert (found["growth_percent"], found["third_mb"]) == (pytest.approx(percent), {"a": 50.0, "b": 50.0})
 
 
+@pytest.mark.slow
 def test_what_processes_take_is_seen_of_this_one() -> None:
     leader = os.getsid(0)
     memory, processor = Memory(leader, 1.0), Processor(leader)
@@ -274,6 +275,7 @@ def test_to_resume_needs_a_place(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert "--resume needs --out" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_findings_are_added_by_name() -> None:
     two = [{"n": 1, "s": [1.0], "in": {"slowest_s": 3}, "only": {"x": 1}}, {"n": 2, "s": [4.0], "in": {"slowest_s": 9}}]
     assert added(two) == {"n": 3, "s": [1.0, 4.0], "in": {"slowest_s": 9}, "only": {"x": 1}}

@@ -63,6 +63,7 @@ def facts(artifact: Path) -> Facts:
     return gather(artifact, (), None)
 
 
+@pytest.mark.slow
 def test_a_new_artifact(artifact: Path, trtspec: Run) -> None:
     found = rows(trtspec, artifact)
     assert tuple(found) == NAMES
@@ -74,6 +75,7 @@ def test_a_new_artifact(artifact: Path, trtspec: Run) -> None:
     assert manifest_sha256(artifact)[:12] in found["built"]["evidence"]
 
 
+@pytest.mark.slow
 def test_the_exit_code_says_something_only_where_that_is_asked_for(artifact: Path, trtspec: Run) -> None:
     shown = trtspec("checklist", artifact)
     assert shown.code == 0
@@ -143,6 +145,7 @@ def test_which_documents_count(
     assert row["documents"][0]["path"] == str(path)
 
 
+@pytest.mark.slow
 def test_a_document_of_this_manifest_counts_however_old_it_is(artifact: Path, trtspec: Run) -> None:
     document = {"kind": "tune", "manifest": manifest_sha256(artifact)}
     path = write(artifact.parent / "t.json", document, 10_000)
@@ -299,6 +302,7 @@ def test_there_is_no_artifact(workplace: Path, trtspec: Run) -> None:
     assert "there is no artifact" in refused.err
 
 
+@pytest.mark.slow
 def test_the_manifest_of_the_artifact_is_what_it_is_dated_by(artifact: Path, trtspec: Run) -> None:
     os.utime(artifact / MANIFEST, (0, 0))
     assert "1970-01-01" in rows(trtspec, artifact)["built"]["evidence"]

@@ -77,6 +77,7 @@ def test_keys_of_overrides(ask: Ask) -> None:
     assert ask("check", "--set", "speculation.sch") == ["speculation.schedule="]  # its items have no path of their own
 
 
+@pytest.mark.slow
 def test_values_of_overrides(ask: Ask) -> None:
     assert ask("check", "r.yaml", "--set", "speculation.method", "=") == METHODS
     assert ask("check", "r.yaml", "--set", "speculation.method", "=", "med") == ["medusa"]

@@ -197,6 +197,7 @@ def test_a_deployment_from_its_start_to_its_end(artifact: Path, trtspec: Run, do
     assert verbs[-1] == "down"
 
 
+@pytest.mark.slow
 def test_a_container_that_never_becomes_healthy_is_removed(artifact: Path, trtspec: Run, docker: Path) -> None:
     (docker / "fails").touch()
     done = trtspec("deploy", artifact, "--target", "docker", "--image", IMAGE, "--detach")

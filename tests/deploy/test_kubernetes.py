@@ -164,6 +164,7 @@ def test_it_scales_by_queues_and_kv_cache() -> None:
     assert len(document(rendered(), "ScaledObject")["spec"]["triggers"]) == 1
 
 
+@pytest.mark.slow
 def test_a_canary_takes_its_weight_of_the_stable_ones_route() -> None:
     alone = document(rendered(), "HTTPRoute")
     assert [(each["name"], each["weight"]) for each in alone["spec"]["rules"][0]["backendRefs"]] == [("tiny", 100)]

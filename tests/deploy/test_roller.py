@@ -54,6 +54,7 @@ def roller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Roller:
     return Roller(DeploymentJournal("n"), RECORD, Rollout(RECORD), lambda *_: None, threading.Event(), said.append)  # type: ignore[arg-type,return-value]
 
 
+@pytest.mark.slow
 def test_a_fault_does_not_wait_for_the_answers_of_a_busy_server(roller: Roller) -> None:
     pairs = Asked()
     threading.Timer(0.2, lambda: setattr(roller, "_fault", "its server died")).start()
@@ -64,6 +65,7 @@ def test_a_fault_does_not_wait_for_the_answers_of_a_busy_server(roller: Roller) 
     pairs.answered.set()
 
 
+@pytest.mark.slow
 def test_gates_do_not_keep_who_asks_for_a_rollback_waiting(roller: Roller) -> None:
     gates = Asked()
     threading.Timer(0.2, lambda: setattr(roller, "_wanted", ROLLBACK)).start()
@@ -74,6 +76,7 @@ def test_gates_do_not_keep_who_asks_for_a_rollback_waiting(roller: Roller) -> No
     gates.answered.set()
 
 
+@pytest.mark.slow
 def test_what_both_answer_is_waited_for_and_a_failure_is_told(roller: Roller) -> None:
     pairs = Asked()
     threading.Timer(0.2, pairs.answered.set).start()

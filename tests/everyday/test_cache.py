@@ -208,6 +208,7 @@ def test_a_build_notes_what_it_used(recipe: Path, trtspec: Run, monkeypatch: pyt
     assert list((root / "holds").iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", ["a file in the way", "no directory"])
 def test_a_store_without_room_for_notes_still_builds(harm: str, recipe: Path, trtspec: Run) -> None:
     root = open_store().root

@@ -74,6 +74,7 @@ def test_a_cell_that_is_not_chosen_may_be_wrong(recipe: Path, trtspec: Run) -> N
     assert trtspec("check", recipe, "--cell", "*-1").code == 0
 
 
+@pytest.mark.slow
 def test_one_cell_may_go_to_a_place_of_its_own(recipe: Path, trtspec: Run) -> None:
     recipe.write_text(recipe.read_text() + AXIS)
     refused = trtspec("build", recipe, "--out", "one")

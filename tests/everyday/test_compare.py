@@ -104,6 +104,7 @@ def test_people_see_what_differs_and_one_line_of_the_rest(trtspec: Run, recipe: 
     assert "no difference; compared: recipe " in said_of(trtspec("compare", recipe, recipe))
 
 
+@pytest.mark.slow
 def test_the_bytes_that_are_written_are_those_of_the_artifact(trtspec: Run, recipe: Path, artifact: Path) -> None:
     build = trtspec("compare", recipe, artifact, "--json").document["effects"]["build"]
     written = sum(path.stat().st_size for path in (artifact / "checkpoints").rglob("*.safetensors"))
@@ -123,6 +124,7 @@ def test_a_draft_that_only_one_has_is_one_line(trtspec: Run, recipe: Path) -> No
     assert found["steps convert-draft"][1:] == (None, "only in a")
 
 
+@pytest.mark.slow
 def test_the_exit_code_is_asked_for(trtspec: Run, recipe: Path) -> None:
     other = changed(recipe, "other.yaml", ("draft_len: 3", "draft_len: 4"))
     assert trtspec("compare", recipe, other).code == 0
@@ -182,6 +184,7 @@ def test_artifacts_differ_in_recipe_steps_files_and_reports(trtspec: Run, recipe
     assert document["not_compared"] == {"bench": "a, an artifact, has none; trtspec bench --json prints it"}
 
 
+@pytest.mark.slow
 def test_files_that_only_one_has(trtspec: Run, artifact: Path) -> None:
     other = artifact.parent / "other"
     shutil.copytree(artifact, other)
@@ -194,6 +197,7 @@ def test_files_that_only_one_has(trtspec: Run, artifact: Path) -> None:
     assert compared.document["effects"]["files"]["only_a"] == 1
 
 
+@pytest.mark.slow
 def test_a_recipe_and_its_artifact(trtspec: Run, recipe: Path, artifact: Path) -> None:
     compared = trtspec("compare", recipe, artifact, "--json")
     assert places(compared) == {}
@@ -243,6 +247,7 @@ def test_a_report_of_bench_may_have_checks(trtspec: Run, workplace: Path) -> Non
     }
 
 
+@pytest.mark.slow
 def test_a_report_and_the_artifact_it_is_about(trtspec: Run, workplace: Path, artifact: Path) -> None:
     saved(artifact / "reports" / "verify.json", verified(0.8))
     compared = trtspec("compare", saved(workplace / "now.json", verified(0.4)), artifact, "--json")
@@ -307,6 +312,7 @@ def test_a_report_that_leads_out_of_its_artifact_is_left_out(trtspec: Run, workp
     assert other.startswith("reports/verify.json is left out: a link to ")
 
 
+@pytest.mark.slow
 def test_a_stranger_cannot_write_to_the_terminal(trtspec: Run, artifact: Path) -> None:
     other = artifact.parent / "other"
     shutil.copytree(artifact, other)

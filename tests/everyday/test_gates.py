@@ -139,6 +139,7 @@ def test_a_limit_that_a_server_misses(built: Any, serve: Any, trtspec: Run) -> N
         ensure_gates(artifact)
 
 
+@pytest.mark.slow
 def test_a_text_that_differs(built: Any, serve: Any, server: Server, trtspec: Run) -> None:
     server.slip = "!"
     serve(built())
@@ -176,6 +177,7 @@ def test_a_gate_that_was_left_out_is_not_settled(built: Any, serve: Any, trtspec
     assert ensure_gates(artifact, skip=["min_speedup"]) is True
 
 
+@pytest.mark.slow
 def test_deploy_measures_before_its_server_is_live(built: Any, serve: Any, server: Server, trtspec: Run) -> None:
     artifact = built(min_speedup=99.0)
     target = serve(artifact)
@@ -194,6 +196,7 @@ def test_deploy_measures_before_its_server_is_live(built: Any, serve: Any, serve
     assert "min_speedup: left out" in done.err
 
 
+@pytest.mark.slow
 def test_an_engine_that_drafts_whatever_is_asked(built: Any, serve: Any, server: Server, trtspec: Run) -> None:
     server.obeys, server.counts = False, False
     artifact = built(min_acceptance=0.5)
@@ -211,6 +214,7 @@ def test_an_engine_that_drafts_whatever_is_asked(built: Any, serve: Any, server:
     assert ensure_gates(artifact) is True
 
 
+@pytest.mark.slow
 def test_a_limit_that_cannot_be_measured_is_not_met(built: Any, serve: Any, server: Server, trtspec: Run) -> None:
     server.obeys = False
     artifact = built(min_speedup=0.001)
@@ -221,6 +225,7 @@ def test_a_limit_that_cannot_be_measured_is_not_met(built: Any, serve: Any, serv
     assert trtspec("deploy", artifact, "--detach", "--baseline", server.url).code == 0
 
 
+@pytest.mark.slow
 def test_gates_need_an_artifact_and_the_one_that_is_served(
     built: Any, serve: Any, server: Server, trtspec: Run
 ) -> None:

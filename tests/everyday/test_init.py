@@ -100,6 +100,7 @@ class TestTheQuickstart:
             assert done.code == 0, done.err
         assert (workplace / "build" / "mine" / "manifest.json").is_file()
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("method", HEADS)
     def test_a_head_of_each_kind(self, method: str, trtspec: Run, workplace: Path) -> None:
         made = trtspec("init", TARGET, MODELS / f"quickstart-{method}", "-o", "head.yaml", "--json")

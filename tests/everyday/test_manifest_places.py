@@ -48,6 +48,7 @@ def test_the_same_inputs_give_the_same_manifest_anywhere(build: Build, workplace
     assert load_manifest(one).recipe.gates.prompts == "./prompts.jsonl"
 
 
+@pytest.mark.slow
 def test_the_source_is_found_after_the_artifact_moved(recipe: Path, artifact: Path) -> None:
     assert found(artifact) == recipe.parent / "target"
     assert found(artifact.rename(recipe.parent / "moved")) == recipe.parent / "target"
@@ -67,6 +68,7 @@ def test_an_artifact_of_another_machine_asks_for_its_source(
     assert found(artifact, recipe.parent / "target") == recipe.parent / "target"
 
 
+@pytest.mark.slow
 def test_a_manifest_that_says_the_place_is_still_read(
     recipe: Path, artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,6 +87,7 @@ def test_of_equal_sources_one_that_is_there_is_used(artifact: Path, recipe: Path
     assert recall_origin(load_manifest(artifact), "target") == str(workplace / "gone")
 
 
+@pytest.mark.slow
 def test_a_record_that_is_damaged_or_cannot_be_written_is_as_none(artifact: Path, workplace: Path) -> None:
     (record,) = (workplace / "cache" / "origins").iterdir()
     record.write_text("{")

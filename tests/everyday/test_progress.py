@@ -86,6 +86,7 @@ def test_what_is_counted_is_what_is_told(capfd: pytest.CaptureFixture[str]) -> N
     assert capfd.readouterr().err == "  lossless: 25 %, 1 min 30 s left\n"
 
 
+@pytest.mark.slow
 def test_commands_tell_it_without_a_terminal(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +99,7 @@ def test_commands_tell_it_without_a_terminal(
     assert capfd.readouterr().err == ""  # nobody is left who tells
 
 
+@pytest.mark.slow
 def test_many_texts_are_long_work(trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PERIOD_S", 0.01)
     monkeypatch.setattr("trtspec.measure.generate.generate_many", lambda *_, **__: sleep(0.2) or [])

@@ -98,6 +98,7 @@ def copied(recipe: Path, trtspec: Run) -> Path:
     return recipe.parent / "build" / "tiny"
 
 
+@pytest.mark.slow
 def test_what_needs_no_engine_is_verified_without_it(copied: Path, trtspec: Run) -> None:
     done = trtspec("verify", copied, "--json")
     assert done.code == 0
@@ -127,12 +128,14 @@ def test_a_source_that_changed_since_or_is_gone(copied: Path, trtspec: Run) -> N
     assert trtspec("verify", copied, "--source", "nosuch").code == 1
 
 
+@pytest.mark.slow
 def test_a_report_elsewhere(copied: Path, trtspec: Run, workplace: Path) -> None:
     done = trtspec("verify", copied, "--report", workplace / "here" / "report.json", "--json")
     assert json.loads((workplace / "here" / "report.json").read_text()) == done.document
     assert not (copied / "reports").exists()
 
 
+@pytest.mark.slow
 def test_an_artifact_that_takes_no_report_gets_its_verdict(copied: Path, trtspec: Run) -> None:
     (copied / "reports").write_text("in the way, as on a read-only disk")
     done = trtspec("verify", copied, "--json")
@@ -143,6 +146,7 @@ def test_an_artifact_that_takes_no_report_gets_its_verdict(copied: Path, trtspec
     assert trtspec("verify", copied).code == 110
 
 
+@pytest.mark.slow
 def test_a_gate_that_is_none(copied: Path, trtspec: Run) -> None:
     refused = trtspec("verify", copied, "--skip-gate", "min_speedpu")
     assert refused.code == 1
@@ -150,6 +154,7 @@ def test_a_gate_that_is_none(copied: Path, trtspec: Run) -> None:
     assert "did you mean 'min_speedup'?" in refused.err
 
 
+@pytest.mark.slow
 def test_a_bit_that_was_forgotten_is_found_by_reading_all(artifact: Path, trtspec: Run) -> None:
     damaged = artifact / "checkpoints" / "target" / "rank0.safetensors"
     recorded = file_sha256(damaged)

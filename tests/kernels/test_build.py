@@ -108,6 +108,7 @@ def test_two_at_once_compile_once(sources: Path, compiled: list[str]) -> None:
     assert len(compiled) == 5
 
 
+@pytest.mark.slow
 def test_a_compiler_that_takes_too_long_is_ended_and_leaves_nothing(
     sources: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

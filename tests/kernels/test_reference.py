@@ -34,6 +34,7 @@ def test_the_distribution_of_the_text_is_the_targets(name: str, zeros: bool) -> 
         assert is_lossless(text_distribution(boxes_of(scenario, seed, zeros), target), target)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_drafts_are_accepted(name: str) -> None:
     paths = {tuple(box.result.path) for box in boxes_of(SCENARIOS[name], 0, False)}

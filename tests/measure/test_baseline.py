@@ -100,6 +100,7 @@ class Server:
         return 200, json.dumps({key: value for key, value in answer.items() if value is not None}).encode()
 
 
+@pytest.mark.slow
 def test_a_server_is_asked_to_draft_nothing(artifact: Path, trtspec: Run) -> None:
     server = Server()
     with serving(lambda path: (200, b""), server) as url:

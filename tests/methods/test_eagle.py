@@ -311,6 +311,7 @@ class TestRecipes:
         assert (problem["path"], problem["code"]) == ("speculation.draft.model", "vocabulary")
         assert problem["message"] == f"the head is for 40 vocabulary entries, the target has {PAIR_VOCAB}"
 
+    @pytest.mark.slow
     def test_a_head_of_other_positions_is_warned_of_and_built_with(self, eagle: Path, trtspec: Run) -> None:
         config = eagle.parent / "head" / "config.json"
         written = json.loads(config.read_text()) | {"rope_theta": 5000.0, "max_position_embeddings": 64}

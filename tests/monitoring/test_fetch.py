@@ -64,6 +64,7 @@ def dripping() -> Iterator[str]:
         thread.join(10)
 
 
+@pytest.mark.slow
 def test_one_that_drips_is_late() -> None:
     started = time.monotonic()
     with dripping() as url, pytest.raises(StepTimeout, match=r"no answer within 0\.2 s"):

@@ -109,6 +109,7 @@ def test_a_status_of_the_server_is_one_of_http(
     assert ("retry-after" in answer.headers) == (status == 503)
 
 
+@pytest.mark.slow
 def test_a_bias_is_as_long_as_the_models_logits_and_is_refused_where_nothing_takes_it(
     fake: Fake, failing: Running
 ) -> None:
@@ -172,6 +173,7 @@ def test_a_bug_of_the_entry_is_an_id_of_its_log(
         assert "ZeroDivisionError: of /srv/x" in caplog.messages[-1]
 
 
+@pytest.mark.slow
 def test_a_stream_that_is_answered_is_not_cancelled(fake: Fake, failing: Running) -> None:
     """The server might keep it, and the model behind it would never be unloaded."""
     fake.lingers = True
@@ -254,6 +256,7 @@ def test_no_more_texts_are_made_than_together_may_be(fake: Fake, failing: Runnin
         each.close()
 
 
+@pytest.mark.slow
 def test_health_is_what_the_server_says(fake: Fake, failing: Running) -> None:
     wait_until(lambda: failing.get("/health").status_code == 200)
     fake.ready = False
@@ -261,6 +264,7 @@ def test_health_is_what_the_server_says(fake: Fake, failing: Running) -> None:
     assert error_of(failing.get("/health"))["message"] == "the model is not ready"
 
 
+@pytest.mark.slow
 def test_without_a_server_health_and_requests_say_so_in_time(failing: Running, tmp_path: Path) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
@@ -350,6 +354,7 @@ def test_what_is_asked_is_what_was_meant(fake: Fake, failing: Running) -> None:
     assert "stop_words_list" not in greedy
 
 
+@pytest.mark.slow
 def test_log_probabilities_come_where_the_model_has_them(fake: Fake, failing: Running) -> None:
     fake.outputs = ["output_ids", "sequence_length", "output_log_probs"]
     told = np.array([[[-0.5, -2.0]]], np.float32)

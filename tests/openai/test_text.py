@@ -28,6 +28,7 @@ def cut(pieces: list[str], stops: list[str]) -> tuple[str, bool]:
     return shown, cutter.stopped
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "stops", "expected"),
     [

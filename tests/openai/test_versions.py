@@ -112,6 +112,7 @@ def test_texts_are_known_to_be_the_same_by_the_target_alone(keys: str, same: boo
     assert (len(found) == 1) is same
 
 
+@pytest.mark.slow
 def test_the_one_before_answers_also_where_all_requests_go_to_the_new_one(pair: Pair) -> None:
     pair.share(100)
     assert ask(pair).json()["system_fingerprint"] == "new"
@@ -126,6 +127,7 @@ def test_the_one_before_goes_on_with_a_text_that_the_new_one_broke_off(pair: Pai
     assert streamed(ask(pair, stream=True)) == "abcd"
 
 
+@pytest.mark.slow
 def test_one_that_was_rolled_back_stands_in_for_nobody(pair: Pair) -> None:
     pair.share(0)
     breaks_off(pair.old)

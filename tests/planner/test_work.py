@@ -68,6 +68,7 @@ def test_a_token_takes_as_much_cache_as_published(name: str) -> None:
     assert work(name).cache_bytes(texts=1, context=1, tensor=1) == CACHE_BYTES[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ACTIVE)
 def test_a_token_passes_as_many_weights_as_published(name: str) -> None:
     found, looked_up = work(name), 0 if name.startswith("gpt-oss") else work(name).head.numbers

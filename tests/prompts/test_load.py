@@ -132,6 +132,7 @@ def test_messages_have_a_plain_form_where_there_is_no_template(path: Path, pair_
     assert [prompt.text for prompt in load_prompts(path, pair_master / "target")] == [plain, "a"]
 
 
+@pytest.mark.slow
 def test_messages_are_text_by_the_tokenizers_template(path: Path, artifact: Path) -> None:
     (artifact / "tokenizer" / "chat_template.jinja").write_text(TEMPLATE)
     given = artifact_prompts(artifact, chats(path))

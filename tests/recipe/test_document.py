@@ -140,6 +140,7 @@ def test_the_most_allowed_values_and_one_more() -> None:
     assert refused(counted(MAX_NODES + 1)).message == "more than 20,000 values"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["[" * 100_000, "{a: " * 100_000, "- " * 100_000, "? " * 100_000])
 def test_100_000_levels_are_refused_at_once(text: str) -> None:
     start = time.process_time()

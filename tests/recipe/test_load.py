@@ -502,6 +502,7 @@ def test_bad_overrides(fail: Fail, override: str, rendered: str) -> None:
     assert str(fail("", [override])) == f"--set {override}{rendered}"
 
 
+@pytest.mark.slow
 def test_a_set_path_may_not_be_endless(fail: Fail) -> None:
     assert fail("", ["a" + ".a" * 100_000 + "=1"]).diagnostics[0].code == "bad-override"
     assert fail("", ["engine.gpu=" + "[" * 100_000]).diagnostics[0].message == "nested deeper than 32 levels"

@@ -78,6 +78,7 @@ AXES = st.dictionaries(
 ENTRIES = st.lists(st.dictionaries(st.sampled_from("abc"), st.integers(0, 3), min_size=1), max_size=3)
 
 
+@pytest.mark.slow
 @given(AXES, ENTRIES)
 def test_exclude_equals_filtering_the_product(axes: dict[str, list[int]], exclude: list[dict[str, int]]) -> None:
     exclude = [entry for entry in exclude if entry.keys() <= axes.keys()]

@@ -187,6 +187,7 @@ def test_the_page_is_whole_and_fetches_nothing(artifact: Path, saved: list[objec
         assert said in page.text
 
 
+@pytest.mark.slow
 def test_numbers_of_plots_stand_in_tables(artifact: Path, saved: list[object], trtspec: Run) -> None:
     text = trtspec("report", artifact, *saved, "--format", "markdown").out
     assert "| draft\\_target (./draft) | 2.00 (2) | 0.80 (2) | up to ~10 |" in text
@@ -237,6 +238,7 @@ def test_what_is_no_document_is_refused(text: str, artifact: Path, trtspec: Run)
     assert not (artifact.parent / "r.html").exists()
 
 
+@pytest.mark.slow
 def test_the_document_says_what_was_written(artifact: Path, trtspec: Run) -> None:
     out = artifact.parent / "report.html"
     document = trtspec("report", artifact, "-o", out, "--json").document

@@ -77,6 +77,7 @@ def student_again(root: Path, settings: TrainSettings) -> tuple[object, object, 
     return student, lessons, texts, validation
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_the_notes_and_not_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The notes of before stay, from which the next process goes on; what is no notes at all is left out."""
     monkeypatch.setattr(loop, "VALIDATE_EVERY", 4)
@@ -123,6 +124,7 @@ def test_spent_time_counts_in_the_next_process(tmp_path: Path) -> None:
     assert again.course.step - steps < 5
 
 
+@pytest.mark.slow
 def test_it_stops_where_nothing_is_gained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "VALIDATE_EVERY", 1)
     training = training_of(tmp_path, tmp_path / "notes", replace(SETTINGS, steps=500, learning_rate=1e-12))

@@ -71,6 +71,7 @@ def whole(tokens: Sequence[int]) -> Text:
     return Text(TRAIN, "a", False, "x", tuple(tokens[:1]), tuple(tokens[1:]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", DENSE)
 def test_logits_are_the_engines(family: str, tmp_path: Path) -> None:
     """Gemma's layers have a window that is shorter than the text."""
@@ -109,6 +110,7 @@ def test_a_heads_passes_are_the_formulas(kind: str, layout: str, tmp_path: Path)
                 torch.testing.assert_close(passes[step][place], wanted, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_medusa_heads_by_vllms_names_are_trained_as_any(tmp_path: Path) -> None:
     """Where they have no biases, as with biases of zeros; what was trained has their names."""
     target, source, _ = PAIRS["medusa"](tmp_path)

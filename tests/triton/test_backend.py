@@ -60,6 +60,7 @@ def test_the_layout_of_words_is_nvidias() -> None:
     assert tensor_of_words([]).tolist() == [[0], [-1]]
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.integers(0, 1000), min_size=1)))
 def test_words_come_back(words: list[list[int]]) -> None:
     assert words_of_tensor(tensor_of_words(words)) == words

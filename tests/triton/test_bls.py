@@ -201,6 +201,7 @@ def test_a_sampled_text_has_exactly_the_targets_distribution(
     assert distance(distribution, distribution_alone(asked)) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "drafter_of", [lambda model, sampling: model_drafter(model, sampling, draws=False), lookup_drafter]
 )
@@ -209,6 +210,7 @@ def test_without_logits_the_rule_of_the_executor_would_change_the_distribution(d
     assert distance(distribution_of(asked, drafter_of, vocab_size=0), distribution_alone(asked)) > 0.01
 
 
+@pytest.mark.slow
 def test_logits_of_another_temperature_would_change_the_distribution() -> None:
     """What is told about a draft has to be what it was drawn by."""
 

@@ -169,6 +169,7 @@ def test_whoever_closes_the_line_ends_the_request(models: Models, line: Line) ->
     assert models.made[0].left.wait(WAIT_S)
 
 
+@pytest.mark.slow
 def test_a_stream_that_is_answered_is_not_cancelled(models: Models, line: Line) -> None:
     """The server might keep it, and the model behind it would never be unloaded."""
     models.serve, models.lingers = lambda *_: [tokens(1)], True
@@ -188,6 +189,7 @@ def test_a_stream_that_is_given_up_as_its_answer_comes_is_asked_no_more(models: 
     assert models.streams - before == 2
 
 
+@pytest.mark.slow
 def test_models_share_a_stream(models: Models, line: Line) -> None:
     before = models.streams
     for name, token in (("draft", 1), ("target", 2), ("draft", 3)):
@@ -409,6 +411,7 @@ def test_how_much_is_drafted_is_what_a_request_asks_for_or_the_schedule_or_what_
     model.finalize()
 
 
+@pytest.mark.slow
 def test_a_client_that_left_gets_no_more_steps(root, pb_utils) -> None:
     request = ask(stream=True)
 
@@ -451,6 +454,7 @@ def test_a_target_that_drafts_by_itself_is_asked_once_and_its_counts_are_told(ro
     assert words == [Tokenizer(root / "tokenizer").encode("no such text")]
 
 
+@pytest.mark.slow
 def test_the_end_ids_that_an_engine_is_not_told_as_such_are_stop_words(tmp_path: Path, pb_utils) -> None:
     make_tokenizer(tmp_path / "tokenizer")
     (tmp_path / "tokenizer" / "generation_config.json").write_text('{"eos_token_id": [0, 5, 7]}')
@@ -468,6 +472,7 @@ def test_the_end_ids_that_an_engine_is_not_told_as_such_are_stop_words(tmp_path:
     assert (other["end_id"].item(), "stop_words_list" in other) == (9, False)
 
 
+@pytest.mark.slow
 def test_what_changes_logits_is_left_to_the_target_alone(root, pb_utils) -> None:
     """The executor does not count drafted tokens where it verifies those after them."""
     asked: list[tuple[str, dict[str, np.ndarray]]] = []
@@ -494,6 +499,7 @@ def sizes(*numbers: int) -> dict[str, int]:
 LOOKAHEAD = {name: str(size) for name, size in sizes(5, 4, 3).items()}
 
 
+@pytest.mark.slow
 def test_a_request_may_look_less_far_ahead(root, pb_utils) -> None:
     asked: list[dict[str, np.ndarray]] = []
 
@@ -527,6 +533,7 @@ def test_what_an_engine_cannot_do_is_refused(root, pb_utils, settings, inputs, m
     assert final
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inputs", [{}, {"temperature": 0.0}, {"temperature": 0.7}, {"top_k": 1, "temperature": 0.7}])
 def test_a_greedy_engine_takes_greedy_requests(root, pb_utils, inputs: dict[str, Any]) -> None:
     settings = ALONE | {"greedy_only": "true"}
@@ -534,6 +541,7 @@ def test_a_greedy_engine_takes_greedy_requests(root, pb_utils, inputs: dict[str,
     assert answer.outputs["num_output_tokens"].item() == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("top_k", [0, 1, 1024])
 def test_as_many_tokens_as_an_engine_samples_from_are_taken(root, pb_utils, top_k: int) -> None:
     model = start(root, pb_utils, lambda *_: [tokens(40)], **ALONE, max_top_k="1024")
@@ -609,6 +617,7 @@ def test_metrics_count_texts_and_each_step_of_a_pair(root, pb_utils) -> None:
     assert (counted(pb_utils, "breaker_open"), counted(pb_utils, "fallbacks_total", "failed")) == (0, 0)
 
 
+@pytest.mark.slow
 def test_of_a_target_that_drafts_by_itself_steps_and_positions_are_not_made_up(root, pb_utils) -> None:
     answer = tokens(*b"abc", total_draft_tokens=[[6]], total_accepted_draft_tokens=[[2]])
     run(start(root, pb_utils, lambda *_: [answer], **ALONE), ask(stream=True))

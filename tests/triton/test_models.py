@@ -334,6 +334,7 @@ def test_the_engines_own_errors_end_the_stream(reason, code, artifact, pb_utils,
         assert "the engine failed: no memory" in pb_utils.logged[0]
 
 
+@pytest.mark.slow
 def test_a_client_that_left_is_cancelled(artifact, pb_utils, monkeypatch) -> None:
     model, request = start(artifact, pb_utils, monkeypatch), ask(1)
     model.execute([request])
@@ -394,6 +395,7 @@ def test_without_decoupling_execute_returns_all_responses_in_order(artifact, pb_
     assert refused.error.message.startswith("stream is not served by this repository")
 
 
+@pytest.mark.slow
 def test_without_decoupling_a_client_that_left_is_cancelled(artifact, pb_utils, monkeypatch) -> None:
     model, request = start(artifact, pb_utils, monkeypatch, decoupled=False), ask(1)
     request.cancelled = True

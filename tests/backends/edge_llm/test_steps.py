@@ -145,6 +145,7 @@ def test_the_same_again_runs_nothing(alone: Path, trtspec: Run, tools: Path) -> 
     assert set(steps.values()) == {"hit"}
 
 
+@pytest.mark.slow
 def test_with_tensorrt_and_the_gpu_engines_are_built(alone: Path, trtspec: Run, tools: Path, monkeypatch) -> None:
     install(monkeypatch, tensorrt="11.0.0.114")
     show_gpu(monkeypatch)
@@ -175,6 +176,7 @@ def test_a_command_that_fails_is_told_with_its_last_words(alone: Path, trtspec: 
     assert "the last words of tensorrt-edgellm-export" in failed.err
 
 
+@pytest.mark.slow
 def test_a_command_that_leaves_less_than_it_should_is_no_step(alone: Path, trtspec: Run, tools: Path) -> None:
     (tools / "forgets").touch()
     failed = trtspec("build", alone, *FOR_EDGE)

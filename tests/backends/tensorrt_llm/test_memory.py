@@ -108,6 +108,7 @@ def test_a_key_head_that_ranks_share_is_on_each_of_them() -> None:
     assert plan_of(more).kv_cache_bytes == plan_of(shared).kv_cache_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mapping", [ParallelMapping(), ParallelMapping(2), ParallelMapping(2, 2)], ids=str)
 @pytest.mark.parametrize(
     ("method", "options"), [("medusa", {"choices": [[0], [0, 0]]}), ("eagle", {"choices": [[0], [1], [0, 0]]})]

@@ -79,6 +79,7 @@ def by_name(tensors: Any) -> list[Tensor]:
     return sorted(map(facts, tensors))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", REPOSITORIES)
 def test_a_repository_is_what_was_read_and_found_right(emitted, method: str) -> None:
     assert emitted[method] == configs(ROOT / method), (

@@ -51,6 +51,7 @@ def test_only_gpus_of_the_kind_are_used(trtllm: Installation, monkeypatch: pytes
     assert probe_toolchain("", "1.2.1", "h200").devices == ("2", "3")
 
 
+@pytest.mark.slow
 def test_another_gpu(trtllm: Installation) -> None:
     trtllm.show_gpus(H100)
     toolchain = probe_toolchain("", "1.2.1", "h200")
@@ -73,6 +74,7 @@ def test_another_version(trtllm: Installation) -> None:
     assert caught.value.where == str(trtllm.root / "bin" / "trtllm-build")
 
 
+@pytest.mark.slow
 def test_a_candidate_is_its_release_and_goes_by_its_own_name(trtllm: Installation) -> None:
     trtllm.install("1.2.0rc8")
     assert probe_toolchain("", "1.2.0", "h200").tensorrt_llm == "1.2.0rc8"

@@ -34,6 +34,7 @@ def test_it_is_refused_before_0_25_and_warned_of_from_then_on(recipe: Path, trts
     assert problems(trtspec, recipe, "0.25.0") == [("warning", PATH, "vocabulary")]
 
 
+@pytest.mark.slow
 def test_it_is_named_in_model_json_where_the_sizes_differ_and_nowhere_else(recipe: Path, trtspec: Run) -> None:
     speculation = trtspec("plan", recipe, "--json").document["model_json"]["speculative_config"]
     assert speculation["use_heterogeneous_vocab"] is True

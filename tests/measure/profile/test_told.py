@@ -53,6 +53,7 @@ def test_counts_are_those_of_the_steps(draft_len: int) -> None:
     assert ours.depth_rate == theirs.depth_rate
 
 
+@pytest.mark.slow
 def test_shorter_drafts_are_the_beginnings_of_longer_ones() -> None:
     """Where all places are accepted alike, that is what shorter drafts come to."""
     draws = Random(0)
