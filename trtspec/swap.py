@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Puts a directory at its place whole: whoever looks there sees the old one or the new one, never a part.
 
-.NAME.lock            held while one is put there
-.NAME.tmp-<random>    the new one while it is filled; after the swap, the old one while it is deleted
-.NAME.old-<random>    the old one, on a file system that cannot swap, until the new one is in place
+    .NAME.lock            held while one is put there
+    .NAME.tmp-<random>    the new one while it is filled; after the swap, the old one while it is deleted
+    .NAME.old-<random>    the old one, on a file system that cannot swap, until the new one is in place
+
+What one that was killed leaves is put right by the next that comes.
 """
 
 from __future__ import annotations
