@@ -16,7 +16,8 @@ from trtspec.checkpoint.safetensors import lay_out
 from trtspec.checkpoint.sharding import ParallelMapping
 from trtspec.checkpoint.trtllm import EMBEDDING, FINAL_NORM, LM_HEAD, TrtllmQuantization, render_config
 from trtspec.torch_engine.model.decoder import Decoder
-from trtspec.torch_engine.model.layers import GatedMlp
+from trtspec.torch_engine.model.layers import GatedMlp, Linear
+from trtspec.torch_engine.model.matrix import Plain
 
 SPREAD = 0.02  # that of Llama's own initialization
 NORMS = ("input_layernorm.weight", "post_layernorm.weight")
@@ -78,20 +79,27 @@ def randomize(model: Decoder, seed: int) -> None:
 def read_bytes(model: Decoder) -> int:
     """Return the bytes of weights that a step reads: all but the rows of the embedding that it does not look up."""
     weights = {weight.data_ptr(): weight.numel() * weight.element_size() for weight in _weights(model)}
-    tied = model.lm_head.matrix.data_ptr() == model.embedding.data_ptr()
+    tied = _plain(model.lm_head).data_ptr() == model.embedding.data_ptr()
     return sum(weights.values()) - (0 if tied else weights[model.embedding.data_ptr()])
 
 
 def _weights(model: Decoder) -> Iterator[Tensor]:
     yield model.embedding
     yield model.final_norm
-    if model.lm_head.matrix.data_ptr() != model.embedding.data_ptr():
-        yield model.lm_head.matrix
+    if _plain(model.lm_head).data_ptr() != model.embedding.data_ptr():
+        yield _plain(model.lm_head)
     for layer in model.layers:
         if not isinstance(layer.mlp, GatedMlp):
             raise TypeError("these shapes have no experts")
-        yield from (layer.input_norm, layer.post_norm, layer.qkv.matrix, layer.dense.matrix)
-        yield from (layer.mlp.gate_up.matrix, layer.mlp.down.matrix)
+        yield from (layer.input_norm, layer.post_norm, _plain(layer.qkv), _plain(layer.dense))
+        yield from (_plain(layer.mlp.gate_up), _plain(layer.mlp.down))
+
+
+def _plain(linear: object) -> Tensor:
+    """Return the matrix of a linear module in place, which no processor has packed."""
+    if not isinstance(linear, Linear) or not isinstance(linear.matrix, Plain):
+        raise TypeError("these shapes have plain matrices, and are loaded without oneDNN")
+    return linear.matrix.matrix
 
 
 def _tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -26,8 +26,8 @@ class Borrowed:
         """Return those of a target."""
         head = target.lm_head
         most = head.cap if isinstance(head, CappedHead) else 0.0
-        matrix = (head.head if isinstance(head, CappedHead) else head).matrix
-        return cls(target.embedding.float(), matrix.float().T, most)
+        weight = (head.head if isinstance(head, CappedHead) else head).matrix.weight
+        return cls(target.embedding.float(), weight.float(), most)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Return embeddings [..., hidden] of tokens."""

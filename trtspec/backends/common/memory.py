@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from trtspec.checkpoint.model_config import ModelConfig
 
+FLOAT32 = 4
 
 @dataclass(frozen=True)
 class MemoryPlan:
@@ -46,18 +47,24 @@ def plan_memory(
     verify step of `max_draft_tokens` drafted tokens. What drafts is a model, to which texts are `longer` times as
     long, or a head of so many parameters.
     """
-    item = 8 if quantized else 4
+    item = 8 if quantized else FLOAT32
     heads = (target.num_heads + 2 * target.num_kv_heads) * target.head_size
     width = 3 * target.hidden_size + heads + 3 * target.intermediate_size
     logits = rows * (max_draft_tokens + 1) * target.vocab_size
     draft_bytes = head_parameters * item
     if draft:
-        draft_bytes = draft.num_parameters * item + longer * rows * seq_len * draft.kv_bytes_per_token(item)
+        draft_bytes = _weights_bytes(draft, item) + longer * rows * seq_len * draft.kv_bytes_per_token(item)
     return MemoryPlan(
         id="cpu",
-        weights_bytes=target.num_parameters * item,
+        weights_bytes=_weights_bytes(target, item),
         kv_cache_bytes=(rows * seq_len + kept_tokens) * target.kv_bytes_per_token(item),
         draft_bytes=draft_bytes,
         activation_bytes=(min(num_tokens, rows * seq_len) * width + logits) * item,
         limit_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
     )
+
+
+def _weights_bytes(model: ModelConfig, item: int) -> int:
+    """Return what a model's weights take; a tied LM head is packed in float32, apart from the embedding."""
+    packed = model.vocab_size * model.hidden_size if model.tied_embeddings and item == FLOAT32 else 0
+    return (model.num_parameters + packed) * item

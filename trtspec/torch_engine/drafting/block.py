@@ -23,6 +23,7 @@ from trtspec.torch_engine.model.cache import KVCache
 from trtspec.torch_engine.model.decoder import Decoder
 from trtspec.torch_engine.model.head_weights import HeadWeights
 from trtspec.torch_engine.model.layers import Block, Linear
+from trtspec.torch_engine.model.matrix import matrix_of
 from trtspec.torch_engine.model.norm import Norm
 from trtspec.torch_engine.model.windows import Window, Windows
 
@@ -80,7 +81,7 @@ class BlockNetwork:
 def _keys_and_values(block: Block, queries: int) -> Linear:
     """Return the part of a layer's product that gives keys and values."""
     qkv = block.qkv
-    return Linear(qkv.matrix[:, queries:].contiguous(), None if qkv.bias is None else qkv.bias[queries:])
+    return Linear(matrix_of(qkv.matrix.weight[queries:]), None if qkv.bias is None else qkv.bias[queries:])
 
 
 class BlockDrafter(Drafter):

@@ -14,6 +14,7 @@ from trtspec.checkpoint.rules import Rule
 from trtspec.checkpoint.trtllm import Checkpoint
 from trtspec.torch_engine.model.joining import join
 from trtspec.torch_engine.model.layers import Block, GatedMlp, Linear
+from trtspec.torch_engine.model.matrix import matrix_of
 from trtspec.torch_engine.model.weights import norm_weight, paired_qkv, qk_norm, stack
 
 
@@ -49,7 +50,7 @@ class HeadWeights:
         def stacked(kind: str) -> Tensor:
             return order(stack([self.tensor(f"{module}.{kind}") for module in modules]))
 
-        return Linear(stacked("weight").t().contiguous(), stacked("bias") if f"{modules[0]}.bias" in self else None)
+        return Linear(matrix_of(stacked("weight")), stacked("bias") if f"{modules[0]}.bias" in self else None)
 
     def block(self, prefix: str, config: ModelConfig) -> Block:
         """Return a layer whose tensors are named as in TensorRT-LLM behind `prefix`."""

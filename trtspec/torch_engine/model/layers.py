@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The modules of a layer: weights, and what they do to a few rows of hidden states.
-
-Matrices are [in, out]: with the output contiguous, a CPU multiplies the few rows of a verify step nearly as fast as one
-row.
-"""
+"""The modules of a layer: weights, and what they do to a few rows of hidden states."""
 
 from __future__ import annotations
 
@@ -11,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from trtspec.torch_engine.model.matrix import Matrix
 from trtspec.torch_engine.model.moe import mix_experts
 
 # What goes through the gate of an MLP, in TensorRT-LLM's words, whose gelu is the approximation by tanh.
@@ -28,24 +24,22 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Linear:
-    """A `matrix` [in, out], a bias, and what quantization does to the rows that go in; None where there is none."""
+    """A matrix, a bias, and what quantization does to the rows that go in; None where there is none."""
 
-    matrix: Tensor
+    matrix: Matrix
     bias: Tensor | None = None
     quantize: Callable[[Tensor], Tensor] | None = None
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Map rows [n, in] to [n, out]."""
-        if self.quantize is not None:
-            rows = self.quantize(rows)
-        return torch.mm(rows, self.matrix) if self.bias is None else torch.addmm(self.bias, rows, self.matrix)
+        return self.matrix.product(self._quantized(rows), self.bias)
 
     def add_to(self, residual: Tensor, rows: Tensor) -> Tensor:
         """Return residual [n, out] plus what the rows [n, in] are mapped to."""
-        if self.quantize is not None:
-            rows = self.quantize(rows)
-        total = torch.addmm(residual, rows, self.matrix)
-        return total if self.bias is None else total.add_(self.bias)
+        return self.matrix.added(residual, self._quantized(rows), self.bias)
+
+    def _quantized(self, rows: Tensor) -> Tensor:
+        return rows if self.quantize is None else self.quantize(rows)
 
 
 @dataclass(frozen=True)

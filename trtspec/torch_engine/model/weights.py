@@ -19,6 +19,7 @@ from trtspec.checkpoint.trtllm import EMBEDDING, FINAL_NORM, FP8_ROWWISE, QKV, C
 from trtspec.torch_engine.model.fp8 import dequantize, rows_through_e4m3, through_e4m3
 from trtspec.torch_engine.model.joining import find, join
 from trtspec.torch_engine.model.layers import ACTIVATIONS, CappedHead, GatedMlp, Layer, Linear, Mixture, Normed
+from trtspec.torch_engine.model.matrix import matrix_of
 from trtspec.torch_engine.model.norm import Norm
 from trtspec.torch_engine.model.targets import At, stored_rules
 
@@ -37,7 +38,8 @@ class Weights:
 
     def lm_head(self, embedding: Tensor) -> Linear | CappedHead:
         """Return the head, which is the embedding where they are tied."""
-        head = Linear(embedding.t()) if self._config.tied_embeddings else self._linear(Stage.LAST, "lm_head")
+        tied = self._config.tied_embeddings
+        head = Linear(matrix_of(embedding, is_shared=True)) if tied else self._linear(Stage.LAST, "lm_head")
         return CappedHead(head, self._config.logit_cap) if self._config.logit_cap else head
 
     def final_norm(self) -> Tensor:
@@ -86,28 +88,30 @@ class Weights:
     def _mixture(self, layer: int) -> Mixture:
         """Return the experts apart; the router stays in float32, whatever the rest is computed in."""
         # the experts' linear half is stored above the activated one
-        fc = self._linear(layer, "mlp.fc", order=partial(torch.roll, shifts=self._config.intermediate_size, dims=1))
-        proj = self._linear(layer, "mlp.proj")
+        halves = partial(torch.roll, shifts=self._config.intermediate_size, dims=1)
+        fc, proj = self._rules[layer, "mlp.fc.weight"], self._rules[layer, "mlp.proj.weight"]
         return Mixture(
             router=self._take(self._rules[layer, "mlp.router.weight"], torch.float32),
             top_k=self._config.experts_per_token,
-            experts=tuple(
-                GatedMlp(Linear(gate_up, None, fc.quantize), Linear(down, None, proj.quantize))
-                for gate_up, down in zip(fc.matrix, proj.matrix, strict=True)
-            ),
+            experts=tuple(map(GatedMlp, self._experts(fc, halves), self._experts(proj))),
         )
 
     def _linear(
         self, at: At, *modules: str, bias: bool = False, order: Callable[[Tensor], Tensor] = lambda rows: rows
     ) -> Linear:
-        """Return the modules, one below the other, as one; experts have a leading dimension. `order` moves rows."""
+        """Return the modules, one below the other, as one; `order` moves rows."""
         weights = [self._rules[at, f"{module}.weight"] for module in modules]
         biases = [self._take(self._rules[at, f"{module}.bias"]) for module in modules if bias]
         return Linear(
-            matrix=order(stack([self._weight(weight) for weight in weights])).mT.contiguous(),
+            matrix=matrix_of(order(stack([self._weight(weight) for weight in weights]))),
             bias=order(stack(biases)) if biases else None,
             quantize=self._quantize(weights),
         )
+
+    def _experts(self, rule: Rule, order: Callable[[Tensor], Tensor] = lambda rows: rows) -> list[Linear]:
+        """Return the experts of a weight [experts, out, in]."""
+        quantize = self._quantize([rule])
+        return [Linear(matrix_of(weight), None, quantize) for weight in order(self._weight(rule))]
 
     def _weight(self, rule: Rule) -> Tensor:
         """Return a weight [out, in], or [experts, out, in]."""

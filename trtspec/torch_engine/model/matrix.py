@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights as a processor multiplies a few rows by them best: packed for oneDNN on a CPU, plain elsewhere.
+
+MKL, which torch.mm calls, takes three times as long for the six rows of a verify step as for one, and rounds them
+otherwise. oneDNN takes hardly longer, and a row comes out with the same bits in company of how many others ever (of a
+single row, where the matrix is small). The operators are those that torch's own compiler emits for frozen weights;
+torch is pinned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Matrix(Protocol):
+    """A weight that maps rows [n, in] to [n, out]."""
+
+    @property
+    def weight(self) -> Tensor:
+        """Return the weight [out, in], which may be a copy."""
+
+    def product(self, rows: Tensor, bias: Tensor | None) -> Tensor:
+        """Map rows [n, in] to [n, out]."""
+
+    def added(self, residual: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
+        """Return residual [n, out] plus what the rows [n, in] are mapped to."""
+
+
+@dataclass(frozen=True)
+class Plain(Matrix):
+    """A `matrix` [in, out]."""
+
+    matrix: Tensor
+
+    @property
+    def weight(self) -> Tensor:
+        return self.matrix.t()
+
+    def product(self, rows: Tensor, bias: Tensor | None) -> Tensor:
+        return torch.mm(rows, self.matrix) if bias is None else torch.addmm(bias, rows, self.matrix)
+
+    def added(self, residual: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
+        total = torch.addmm(residual, rows, self.matrix)
+        return total if bias is None else total.add_(bias)
+
+
+@dataclass(frozen=True)
+class Packed(Matrix):
+    """A weight in oneDNN's own order."""
+
+    packed: Tensor
+
+    @property
+    def weight(self) -> Tensor:
+        return self.packed.to_dense()
+
+    def product(self, rows: Tensor, bias: Tensor | None) -> Tensor:
+        found: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.packed, bias, "none", [], "")
+        return found
+
+    def added(self, residual: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
+        found: Tensor = torch.ops.mkldnn._linear_pointwise.binary(rows, residual, self.packed, bias, "add")
+        return found
+
+
+def matrix_of(weight: Tensor, *, is_shared: bool = False) -> Matrix:
+    """Return a weight [out, in] as it multiplies best where it is; one that `is_shared` is kept anyway."""
+    if weight.device.type == "cpu" and weight.dtype in _packable():
+        return Packed(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()))
+    return Plain(weight.t() if is_shared else weight.t().contiguous())
+
+
+def _packable() -> tuple[torch.dtype, ...]:
+    onednn = torch.backends.mkldnn
+    if not (onednn.enabled and onednn.is_available()):  # type: ignore[no-untyped-call]
+        return ()
+    in_bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return (torch.float32, torch.bfloat16) if in_bfloat16 else (torch.float32,)
