@@ -10,6 +10,7 @@ from trtspec.checkpoint.model_config import ModelConfig
 
 FLOAT32 = 4
 
+
 @dataclass(frozen=True)
 class MemoryPlan:
     """Bytes on one device; `draft_bytes` is the draft's weights and KV cache, `limit_bytes` 0 where unknown."""
