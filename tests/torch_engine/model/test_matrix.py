@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from trtspec.torch_engine.model.matrix import Packed, Plain, matrix_of
+from trtspec.torch_engine.model.matrix import PACKED_FROM, Packed, Plain, matrix_of
 
-SHAPES = ((640, 384), (384, 1024), (33, 7), (1, 5))
-PACKS = isinstance(matrix_of(torch.ones(2, 2)), Packed)
+SHAPES = ((640, 384), (384, 1024), (1 << 17, 1), (33, 7), (1, 5))
+LEAST = torch.ones(PACKED_FROM // 256, 256)
+PACKS = isinstance(matrix_of(LEAST), Packed)
 needs_onednn = pytest.mark.skipif(not PACKS, reason="this machine has no oneDNN")
 
 
@@ -52,16 +53,18 @@ def test_a_row_has_the_same_bits_in_any_company(shape: tuple[int, int]) -> None:
 
 @needs_onednn
 def test_rows_that_are_views_are_taken_as_they_are() -> None:
-    matrix, wide = matrix_of(drawn(33, 7)), drawn(6, 20)
-    assert torch.equal(matrix.product(wide[:, :7], None), matrix.product(wide[:, :7].contiguous(), None))
+    matrix, wide = matrix_of(LEAST), drawn(6, 600)[:, 100:356]
+    assert torch.equal(matrix.product(wide, None), matrix.product(wide.contiguous(), None))
 
 
 @needs_onednn
-def test_what_is_packed_goes_by_dtype_and_by_whether_onednn_is_wanted() -> None:
-    assert isinstance(matrix_of(torch.ones(2, 2, dtype=torch.float64)), Plain)
-    assert isinstance(matrix_of(torch.ones(2, 2, dtype=torch.float16)), Plain)
+def test_what_is_packed_goes_by_size_dtype_and_whether_onednn_is_wanted() -> None:
+    assert isinstance(matrix_of(LEAST), Packed)
+    assert isinstance(matrix_of(LEAST[1:]), Plain)
+    assert isinstance(matrix_of(LEAST.double()), Plain)
+    assert isinstance(matrix_of(LEAST.half()), Plain)
     with torch.backends.mkldnn.flags(enabled=False):
-        assert isinstance(matrix_of(torch.ones(2, 2)), Plain)
+        assert isinstance(matrix_of(LEAST), Plain)
 
 
 def test_what_is_shared_and_plain_takes_no_more_memory() -> None:

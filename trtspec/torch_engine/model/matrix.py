@@ -15,6 +15,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+PACKED_FROM = 1 << 17  # weights: a call of oneDNN's takes some 10 us longer, which smaller matrices do not save
+
 
 class Matrix(Protocol):
     """A weight that maps rows [n, in] to [n, out]."""
@@ -59,7 +61,7 @@ class Packed(Matrix):
         return self.packed.to_dense()
 
     def product(self, rows: Tensor, bias: Tensor | None) -> Tensor:
-        found: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.packed, bias, "none", [], "")
+        found: Tensor = torch.ops.mkldnn._linear_pointwise.default(rows, self.packed, bias, "none", [], "")
         return found
 
     def added(self, residual: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
@@ -69,7 +71,7 @@ class Packed(Matrix):
 
 def matrix_of(weight: Tensor, *, is_shared: bool = False) -> Matrix:
     """Return a weight [out, in] as it multiplies best where it is; one that `is_shared` is kept anyway."""
-    if weight.device.type == "cpu" and weight.dtype in _packable():
+    if weight.device.type == "cpu" and weight.numel() >= PACKED_FROM and weight.dtype in _packable():
         return Packed(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()))
     return Plain(weight.t() if is_shared else weight.t().contiguous())
 
