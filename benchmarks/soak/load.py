@@ -77,9 +77,17 @@ def alone(entries: Sequence[Entry], asks: Sequence[Ask], within_s: float) -> lis
 
 @contextmanager
 def load(
-    streams: int, choose: Callable[[random.Random], Turn], *, seed: int, within_s: float
+    streams: int,
+    choose: Callable[[random.Random], Turn],
+    *,
+    seed: int,
+    within_s: float,
+    pauses_s: tuple[float, float] = (0.0, 0.0),
 ) -> Iterator[list[Record]]:
-    """Keep so many requests open while the block runs; its records grow meanwhile, and are whole behind it."""
+    """Keep so many requests open while the block runs; its records grow meanwhile, and are whole behind it.
+
+    Each client rests between its requests for a time drawn from `pauses_s`.
+    """
     records: list[Record] = []
     over = threading.Event()
 
@@ -89,6 +97,7 @@ def load(
             turn, begun = choose(chance), time.monotonic()
             heard = hear(turn.known.entry, turn.known.ask, stream=turn.stream, within_s=within_s, leave_s=turn.leave_s)
             records.append(Record(turn, heard, begun, time.monotonic()))
+            over.wait(chance.uniform(*pauses_s))
             if heard.problem:
                 over.wait(0.5)  # a server that is gone is not asked a thousand times a second
 

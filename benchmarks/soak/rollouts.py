@@ -6,108 +6,152 @@ Two artifacts with the same target and other drafts take turns. OpenAI's clients
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import shutil
-import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.soak.artifacts import RECIPES, SETTINGS, build, corrupted, lossy, of_two_models, other_than
 from benchmarks.soak.asking import OpenaiEntry
 from benchmarks.soak.asks import greedy
 from benchmarks.soak.draft import chooser, rounded
+from benchmarks.soak.faults import FAULTS, PHASES, STAGING, Fault, Scene, keep_of_disk, small_disk
 from benchmarks.soak.load import Record, alone, by, load, summary
 from benchmarks.soak.parts import Options, Report
 from benchmarks.soak.progress import Progress, say
 from benchmarks.soak.streams import NAME, trtspec
 from trtspec.deploy.journal import DeploymentJournal
-from trtspec.deploy.look import model_of
-from trtspec.deploy.revision import place_of
 from trtspec.deploy.rollout import read_rollout
-from trtspec.paths import recipes_dir
-from trtspec.system import session_of, wait_until
+from trtspec.system import wait_until
 
-KINDS = ("good", "server killed", "model killed", "model stopped", "slow", "command killed", "corrupt")
-ROLLED_BACK, MISMATCH = 113, 102
-EXITS = {"good": 0, "command killed": 0, "corrupt": MISMATCH}  # all others are rolled back
+DISK = "full disk"  # the one kind that needs a permission: to mount
+KINDS = (
+    "good",
+    "server killed",
+    "model killed",
+    "model stopped",
+    "slow",
+    "dead draft",
+    DISK,
+    "command killed",
+    "corrupt",
+    "lossy",
+)
+REFUSED, ROLLED_BACK, MISMATCH = 1, 113, 102
+EXITS = {"good": (0,), "command killed": (0,), "corrupt": (MISMATCH,)}  # all others are rolled back
+FULL = "no space left"  # in any case, as its reason
 CLIENTS, WITHIN_S = 4, 120.0
+PAUSES_S = (0.1, 0.5)  # between the requests of a client: without, they are all that the machine does
 LENGTHS = (8, 24, 48)  # tokens; the longer a text, the more of the machine it takes from what is rolled out
 OVER_S = 300.0  # a rollout that takes longer is stuck
 BACK_S = 5.0  # from a fault to the end of its rollout
-RECIPES = {"draft_target": "quickstart.yaml", "eagle3": "quickstart-eagle3.yaml"}
 SHARES = "50%,100%"
-SETTINGS = (
-    f"name={NAME}",
-    "engine.max_batch_size=8",
-    "serving.rollout.hold_s=0.5",
-    "serving.rollout.min_requests=6",  # the fewest that latencies are compared of
-    "serving.rollout.shadow=30",
-)
-STRIKES_S = 0.9  # from the first request of a client to a fault, at most; both shares together are held longer
-COMMAND_S = 6.0  # from its start to its end, at most
-LENIENT = "serving.rollout.max_latency_ratio=8"  # the two draft differently, and the machine has other work
+COMMAND_S = 4.0  # from its start to its end, at most
+TIDY_S = 30.0  # until the one before has drained and is gone
 SKIP = ("min_speedup", "min_acceptance", "lossless")
 
 
 @dataclass(frozen=True)
 class Rolled:
-    """One rollout: its fault, how the command ended, and the seconds that both took, None where there was no fault."""
+    """One rollout: its fault and phase, how the command ended, and the seconds that both took, None without a fault.
+
+    `at` is when the fault came, of the monotonic clock; `problem` is what is not as it should be afterwards.
+    """
 
     kind: str
     code: int | None
     seconds: float
     back_s: float | None
     reason: str
+    phase: str = ""
+    at: float | None = None
+    problem: str = ""
 
     @property
     def as_expected(self) -> bool:
-        return self.code == EXITS.get(self.kind, ROLLED_BACK)
+        return not self.problem and (
+            self._of_full_disk if self.kind == DISK else self.code in EXITS.get(self.kind, (ROLLED_BACK,))
+        )
+
+    @property
+    def _of_full_disk(self) -> bool:
+        """Return whether it went well all the same, or was refused or rolled back for want of room."""
+        return self.code == 0 or (self.code in (REFUSED, ROLLED_BACK) and FULL in self.reason.lower())
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What the rollouts are made with; `disk` is what the state lies on, None where it cannot be filled."""
+
+    place: Path
+    artifacts: Sequence[Path]
+    lossy: Path
+    of_two_models: Path
+    disk: Path | None
+
+    @property
+    def kinds(self) -> list[str]:
+        return [kind for kind in KINDS if kind != DISK or self.disk]
+
+    def new(self, kind: str, serving: str, chance: random.Random) -> Path:
+        """Return what is brought in."""
+        new = other_than(self.artifacts, serving)
+        made = {"lossy": self.lossy, "dead draft": self.of_two_models}
+        return corrupted(new, chance) if kind == "corrupt" else made.get(kind, new)
 
 
 def run(options: Options, report: Report) -> None:
     """Fill the report."""
-    place = options.place
-    os.environ |= {"TRTSPEC_STATE": str(place / "state"), "TRTSPEC_CACHE": str(place / "cache")}
-    artifacts = [build(place, method) for method in RECIPES]
-    document = trtspec("deploy", str(artifacts[0]), "--detach", *skipped())
-    entry = OpenaiEntry(document["endpoints"]["openai"].removesuffix("/v1"), NAME)
     rolled: list[Rolled] = []
     records: Sequence[Record] = ()
-    try:
-        known = alone([entry], greedy(4 if options.short else 24, options.seed, 0, LENGTHS), WITHIN_S)
-        with load(CLIENTS, chooser(known), seed=options.seed, within_s=WITHIN_S) as records:
-            roll_all(options, artifacts, rolled)
-    finally:
-        tell(report, rolled, records)
-        trtspec("stop", NAME)
+    with staged(options.place) as stage:
+        document = trtspec("deploy", str(stage.artifacts[0]), "--detach", *skipped())
+        entry = OpenaiEntry(document["endpoints"]["openai"].removesuffix("/v1"), NAME)
+        try:
+            known = alone([entry], greedy(4 if options.short else 24, options.seed, 0, LENGTHS), WITHIN_S)
+            with load(CLIENTS, chooser(known), seed=options.seed, within_s=WITHIN_S, pauses_s=PAUSES_S) as records:
+                roll_all(options, stage, rolled)
+        finally:
+            tell(report, rolled, records)
+            report.settings["kinds"] = stage.kinds
+            trtspec("stop", NAME)
     report.complete = len(rolled) == options.count
 
 
-def build(place: Path, method: str) -> Path:
-    sets = [word for setting in (*SETTINGS, LENIENT) for word in ("--set", setting)]
-    trtspec("build", f"{recipes_dir()}/{RECIPES[method]}", *sets, "--out", f"{place}/{method}")
-    return place / method
+@contextmanager
+def staged(place: Path) -> Iterator[Stage]:
+    """Build what is rolled out; the state lies on a small disk where that may be mounted."""
+    state = place / "state"
+    os.environ |= {"TRTSPEC_STATE": str(state), "TRTSPEC_CACHE": str(place / "cache")}
+    disk = state if small_disk(state) else None
+    if disk is None:
+        say("rollouts: no tmpfs may be mounted here, so no disk is filled")
+    try:
+        good = [build(place, method) for method in RECIPES]
+        yield Stage(place, good, lossy(good[0]), of_two_models(good[0]), disk)
+    finally:
+        if disk:
+            keep_of_disk(disk, place / "kept")
 
 
 def skipped() -> list[str]:
     return [word for name in SKIP for word in ("--skip-gate", name)]
 
 
-def roll_all(options: Options, artifacts: Sequence[Path], rolled: list[Rolled]) -> None:
+def roll_all(options: Options, stage: Stage, rolled: list[Rolled]) -> None:
     """Do the rollouts with their faults in random order; ends with the first that is stuck."""
     chance, progress = random.Random(f"rollouts {options.seed}"), Progress("rollouts")
-    kinds = [KINDS[number % len(KINDS)] for number in range(options.count)]
+    kinds = [stage.kinds[number % len(stage.kinds)] for number in range(options.count)]
     chance.shuffle(kinds)
     for number, kind in enumerate(kinds):
-        rolled.append(roll(kind, artifacts, chance))
+        rolled.append(roll(kind, stage, chance))
         if not rolled[-1].as_expected:
             say(f"rollouts: {number + 1}, {kind}: {rolled[-1]}")
         if rolled[-1].code is None:
@@ -115,45 +159,77 @@ def roll_all(options: Options, artifacts: Sequence[Path], rolled: list[Rolled]) 
         progress.tell((number + 1) / len(kinds), f"rollout {number + 1} of {len(kinds)}")
 
 
-def roll(kind: str, artifacts: Sequence[Path], chance: random.Random) -> Rolled:
-    """Bring in the artifact that does not serve, with a fault on the way."""
-    journal, begun = DeploymentJournal(NAME), time.monotonic()
+def roll(kind: str, stage: Stage, chance: random.Random) -> Rolled:
+    """Bring in an artifact that does not serve, with a fault on the way."""
+    journal = DeploymentJournal(NAME)
     serving = journal.known()
-    new = next(path for path in artifacts if str(path) != serving.artifact)
-    if kind == "corrupt":
-        new = corrupted(new, chance)
-    hurt: list[float] = []
-    command = start(new)
-    faults: dict[str, Callable[[], None]] = {
-        "server killed": lambda: strike(journal, chance, hurt, signal.SIGKILL, of_server=True),
-        "model killed": lambda: strike(journal, chance, hurt, signal.SIGKILL),
-        "model stopped": lambda: strike(journal, chance, hurt, signal.SIGSTOP),
-        "slow": lambda: slow(journal, chance, hurt),
-    }
-    if kind in faults:
-        threading.Thread(target=faults[kind], daemon=True).start()
+    new, fault = stage.new(kind, serving.artifact, chance), Fault(chance.choice(phases_of(kind)))
+    scene = Scene(journal, serving.revision, random.Random(chance.random()), stage.disk)
+    begun, command = time.monotonic(), start(new)
+    striking = threading.Thread(target=lambda: FAULTS[kind](scene, fault) if kind in FAULTS else None, daemon=True)
+    striking.start()
     if kind == "command killed":
         time.sleep(chance.uniform(0.2, COMMAND_S))
         command.kill()
         command.communicate(timeout=30)
-        wait_until(lambda: staged(journal, serving.revision), 1.0)
+        wait_until(lambda: scene.phase() != STAGING, 1.0)
         command = start(new)
-    return ended(kind, journal, command, begun, hurt)
-
-
-def ended(
-    kind: str, journal: DeploymentJournal, command: subprocess.Popen[str], begun: float, hurt: Sequence[float]
-) -> Rolled:
     try:
         _, said = command.communicate(timeout=OVER_S)
     except subprocess.TimeoutExpired:
         command.kill()
         command.communicate(timeout=30)
-        return Rolled(kind, None, OVER_S, None, "stuck")
-    over, rollout = time.monotonic(), read_rollout(journal)
-    reason = rollout.reason if rollout and rollout.state == "rolled-back" else ""
-    back_s = round(over - hurt[0], 2) if hurt and command.returncode == ROLLED_BACK else None
-    return Rolled(kind, command.returncode, round(over - begun, 2), back_s, reason or said[-200:])
+        return Rolled(kind, None, OVER_S, None, "stuck", fault.phase, fault.at)
+    finally:
+        over = time.monotonic()
+        fault.over.set()
+        striking.join(OVER_S)
+    return ended(kind, scene, new, command.returncode, said, over - begun, fault, over)
+
+
+def phases_of(kind: str) -> list[str]:
+    """Return where a fault may strike: before a revision is staged, it has no process."""
+    return [phase for phase in PHASES if phase != STAGING or kind == DISK]
+
+
+def ended(
+    kind: str, scene: Scene, new: Path, code: int, said: str, seconds: float, fault: Fault, over: float
+) -> Rolled:
+    """Return what came of a rollout whose command has ended."""
+    rollout = read_rollout(scene.journal)
+    is_back = code == ROLLED_BACK and rollout is not None and rollout.state == "rolled-back"
+    reason = rollout.reason if is_back and rollout else said.strip()[-200:] if code else ""
+    back_s = round(over - fault.at, 2) if fault.at and code == ROLLED_BACK else None
+    problem = untidy(scene, new, code) or (heard_of(scene) if kind == "lossy" else "")
+    return Rolled(kind, code, round(seconds, 2), back_s, reason, fault.phase, fault.at, problem)
+
+
+def untidy(scene: Scene, new: Path, code: int) -> str:
+    """Return what is not as it should be once the command has ended: who serves, and what is left on the disk."""
+    record = scene.journal.known()
+    if (str(new) == record.artifact and record.revision > scene.serving) != (code == 0):
+        return f"{record.artifact} serves"
+    if record.state_now != "live":
+        return f"it is {record.state_now}"
+
+    def found() -> set[int]:
+        return {int(path.name) for path in (scene.journal.root / "revisions").iterdir()}
+
+    kept = served(scene)
+    return "" if wait_until(lambda: found() <= kept, TIDY_S) else f"revisions {sorted(found() - kept)} are left"
+
+
+def served(scene: Scene) -> set[int]:
+    """Return the revision that serves, and the one that did before."""
+    live = [entry["revision"] for entry in scene.journal.entries() if entry["state"] == "live"]
+    return {*list(dict.fromkeys(live))[-2:]}
+
+
+def heard_of(scene: Scene) -> str:
+    """Return that clients were sent to a revision that is to be known from its shadows."""
+    last = max(entry["revision"] for entry in scene.journal.entries())
+    states = {entry["state"] for entry in scene.journal.entries() if entry["revision"] == last}
+    return "clients were sent to it" if "canary" in states else ""
 
 
 def start(artifact: Path) -> subprocess.Popen[str]:
@@ -161,82 +237,20 @@ def start(artifact: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
-def staged(journal: DeploymentJournal, serving: int) -> bool:
-    rollout = read_rollout(journal)
-    return rollout is not None and rollout.record.revision > serving
-
-
-def corrupted(artifact: Path, chance: random.Random) -> Path:
-    """Return a copy of which one byte of what runs is another."""
-    copy = artifact.with_name(f"{artifact.name}-corrupt")
-    shutil.rmtree(copy, ignore_errors=True)
-    shutil.copytree(artifact, copy)
-    manifest = json.loads((copy / "manifest.json").read_text())
-    runs = [file["path"] for file in manifest["files"] if file["path"].startswith("model_repository/")]
-    path = copy / chance.choice([each for each in runs if (copy / each).stat().st_size])
-    content = bytearray(path.read_bytes())
-    content[chance.randrange(len(content))] ^= 1
-    path.write_bytes(content)
-    return copy
-
-
-def strike(
-    journal: DeploymentJournal,
-    chance: random.Random,
-    hurt: list[float],
-    number: signal.Signals,
-    *,
-    of_server: bool = False,
-) -> None:
-    """Send a signal to a process of the new revision once it gets requests, at a random moment."""
-    if victim := victim_of(journal, of_server=of_server):
-        time.sleep(chance.uniform(0.0, STRIKES_S))
-        with suppress(ProcessLookupError):
-            os.kill(victim, number)
-            hurt.append(time.monotonic())
-
-
-def slow(journal: DeploymentJournal, chance: random.Random, hurt: list[float]) -> None:
-    """Let the new revision's engine run for a twentieth of the time, until it is gone."""
-    victim = victim_of(journal, of_server=False)
-    hurt.append(time.monotonic())
-    with suppress(ProcessLookupError):
-        while victim:
-            os.kill(victim, signal.SIGSTOP)
-            time.sleep(chance.uniform(0.3, 0.6))
-            os.kill(victim, signal.SIGCONT)
-            time.sleep(0.02)
-
-
-def victim_of(journal: DeploymentJournal, *, of_server: bool) -> int:
-    """Return the process of the new revision's server or engine when it gets requests; 0 where it never does."""
-
-    def gets() -> bool:
-        rollout = read_rollout(journal)
-        return rollout is not None and rollout.state == "canary"
-
-    if not wait_until(gets, OVER_S):
-        return 0
-    rollout, record = read_rollout(journal), journal.known()
-    assert rollout is not None
-    place = f"{place_of(journal, rollout.record.revision)}/"
-    wanted = "" if of_server else "tensorrt_llm"
-    for pid in session_of(record.pid, record.started):
-        with suppress(OSError):
-            if place in Path(f"/proc/{pid}/cmdline").read_text() and model_of(pid) == wanted:
-                return pid
-    return 0
-
-
 def tell(report: Report, rolled: Sequence[Rolled], records: Sequence[Record]) -> None:
     """Note what the requests and the rollouts came to."""
-    found, back = summary(records), rounded(each.back_s for each in rolled if each.kind != "slow")
-    report.settings |= {"clients": CLIENTS, "shares": SHARES, "recipe": SETTINGS}
+    found = summary(records)
+    struck = [each for each in rolled if each.at is not None]
+    back = rounded(each.back_s for each in struck)
+    report.settings |= {"clients": CLIENTS, "pauses_s": PAUSES_S, "shares": SHARES, "recipe": SETTINGS}
     report.found |= {
         "rollouts": len(rolled),
         "requests": found,
         "of_two_revisions": sum(record.heard.revisions > 1 for record in records),
         "kinds": {kind: told([each for each in rolled if each.kind == kind]) for kind in KINDS},
+        "faults": len(struck),
+        "faults_in_midst_of_requests": sum(meets(each, records) for each in struck),
+        "seconds": round(sum(each.seconds for each in rolled), 1),
         "seconds_from_fault_to_rollback": back,
         "unexpected": [asdict(each) for each in rolled if not each.as_expected][:10],
     }
@@ -246,14 +260,26 @@ def tell(report: Report, rolled: Sequence[Rolled], records: Sequence[Record]) ->
         "no_answer_of_two_revisions": report.found["of_two_revisions"] == 0,
         "none_stuck": all(each.code is not None for each in rolled),
         "each_ends_as_it_should": all(each.as_expected for each in rolled),
+        "each_fault_came": all(each.at is not None for each in rolled if each.kind in FAULTS),
+        "in_midst_of_requests": all(meets(each, records) for each in struck),
         "rolled_back_in_time": all(seconds < BACK_S for seconds in back),
     }
 
 
+def meets(rolled: Rolled, records: Sequence[Record]) -> bool:
+    """Return whether a request was open at some time between a fault and its end."""
+    begun = rolled.at or 0.0
+    until = begun + (rolled.back_s or BACK_S)
+    return any(record.begun < until and record.ended > begun for record in records)
+
+
 def told(rolled: Sequence[Rolled]) -> dict[str, Any]:
+    back = [each for each in rolled if each.code not in (0, MISMATCH)]
     return {
         "rollouts": len(rolled),
         "as_expected": sum(each.as_expected for each in rolled),
         "seconds": rounded(each.seconds for each in rolled),
-        "reasons": by([each for each in rolled if each.code == ROLLED_BACK], lambda each: each.reason),
+        "reasons": by(back, lambda each: each.reason),
+        "phases": by([each for each in rolled if each.phase], lambda each: each.phase),
+        "codes": by(rolled, lambda each: str(each.code)),
     }

@@ -13,7 +13,7 @@ from pathlib import Path
 from trtspec.artifacts.paths import REPOSITORY
 from trtspec.deploy.children import Child, read_children
 from trtspec.deploy.judge import STOPPED_S, Judge
-from trtspec.deploy.look import SMOKE_REQUEST, ServerLook
+from trtspec.deploy.look import READY_TIMEOUT_S, SMOKE_REQUEST, ServerLook, StartLook
 from trtspec.deploy.running import Running
 from trtspec.deploy.token import PLACEHOLDER, read_token
 from trtspec.errors import TrtspecError
@@ -38,6 +38,7 @@ class Keeper:
     shm_prefix: str
     server: Child = field(init=False)  # once it was started
     running: Running | None = field(default=None, init=False)
+    _starting: StartLook = field(init=False)  # on the processes of the last start
 
     def start(self) -> None:
         """Start it, with nothing of its token left for others to read."""
@@ -46,6 +47,7 @@ class Keeper:
         token = read_token(self.root)
         argv = [word.replace(PLACEHOLDER, token) for word in self.server.argv]
         self.running = Running.start(replace(self.server, argv=argv))
+        self._starting = StartLook(self.running.process.pid)
         threading.Thread(target=hide_token, args=(self.running.process, token, self.log), daemon=True).start()
 
     @property
@@ -74,7 +76,8 @@ class Keeper:
         What is stopped for `stopped_s` is wrong.
         """
         assert self.running is not None
-        judge, eyes = Judge(stopped_s), ServerLook(self.running.process.pid, self.server.url)
+        judge = Judge(stopped_s)
+        eyes = ServerLook(self.running.process.pid, self.server.url, self._starting.stubs)
         try:
             while not over():
                 if fault := judge.fault(eyes.look(self.ended)):
@@ -84,13 +87,14 @@ class Keeper:
         finally:
             eyes.close()
 
-    def until_ready(self, over: Over) -> str:
+    def until_ready(self, over: Over, stopped_s: float = STOPPED_S) -> str:
         """Return "" once it says that it is ready, or `over` came first; else why it is not."""
-        client, deadline = Client.at(self.server.url, 2.0), time.monotonic() + self.server.start_s
+        client, deadline, judge = Client.at(self.server.url, READY_TIMEOUT_S), self._deadline(), Judge(stopped_s)
         while not over():
-            if (status := self.ended) is not None:
-                return f"the server ended with status {status} while it started"
-            if client.is_ready():
+            is_ready = client.is_ready()
+            if fault := self._fault_at_start(judge, is_ready=is_ready):
+                return fault
+            if is_ready:
                 close_shared_memory(self.shm_prefix)
                 return ""
             if time.monotonic() >= deadline:
@@ -98,23 +102,51 @@ class Keeper:
             time.sleep(LOOK_EVERY_S)
         return ""
 
-    def until_answered(self, over: Over) -> str:
+    def until_answered(self, over: Over, stopped_s: float = STOPPED_S) -> str:
         """Return "" once it has answered a request, or `over` came first; else why it did not."""
-        deadline = time.monotonic() + self.server.start_s
-        refused = self.until_ready(over)
-        while not refused and not over():
-            if not (said := self._refusal()):
+        deadline, judge = self._deadline(), Judge(stopped_s)
+        if refused := self.until_ready(over, stopped_s):
+            return refused
+        asking = Asking(self.server.url)
+        while not over():
+            if fault := self._fault_at_start(judge, is_ready=True):
+                return fault
+            if not asking.is_over(LOOK_EVERY_S):
+                continue
+            if not asking.refusal:
                 break
-            if (status := self.ended) is not None:
-                return f"the server ended with status {status} while it started"
             if time.monotonic() >= deadline:
-                return f"the server did not answer within {self.server.start_s:.0f} s of its start: {said}"
+                return f"the server did not answer within {self.server.start_s:.0f} s of its start: {asking.refusal}"
             time.sleep(LOOK_EVERY_S)
-        return refused
-
-    def _refusal(self) -> str:
-        try:
-            Client.at(self.server.url, ANSWER_S).generate(SMOKE_REQUEST)
-        except TrtspecError as error:
-            return error.message
+            asking = Asking(self.server.url)
         return ""
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self.server.start_s
+
+    def _fault_at_start(self, judge: Judge, *, is_ready: bool) -> str:
+        """Return what is wrong with its processes before it has answered."""
+        if (status := self.ended) is not None:
+            return f"the server ended with status {status} while it started"
+        return judge.fault(self._starting.look(is_ready=is_ready))
+
+
+class Asking:
+    """Asks a server for one token, in a thread of its own: one whose processes are stopped never answers."""
+
+    def __init__(self, url: str) -> None:
+        self.refusal = ""
+        self._client = Client.at(url, ANSWER_S)
+        self._thread = threading.Thread(target=self._run, name="first-request", daemon=True)
+        self._thread.start()
+
+    def is_over(self, within_s: float) -> bool:
+        """Return whether it has answered, or refused."""
+        self._thread.join(within_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self._client.generate(SMOKE_REQUEST)
+        except TrtspecError as error:
+            self.refusal = error.message

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from trtspec.deploy.judge import Look
@@ -46,14 +47,37 @@ class Prober:
             self.waits_since = None
 
 
-class ServerLook:
-    """Looks at one server process and those it started, which are its process group."""
+Stubs = dict[tuple[int, int | None], str]  # models by their processes: pid and start time
 
-    def __init__(self, pid: int, url: str) -> None:
+
+class StartLook:
+    """Looks at a server process and those it started while it loads its models; it is asked nothing."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self.stubs: Stubs = {}
+
+    def look(self, *, is_ready: bool) -> Look:
+        """Return what is seen now of a server that runs.
+
+        While models are loaded processes come and go: a model is missed once the server says that it is ready, and no
+        process runs it.
+        """
+        pids = group_of(self._pid)
+        now = stubs_of(pids)
+        died = {*self.stubs.values()} - {*now.values()} if is_ready else set()
+        self.stubs = now if is_ready and not died else self.stubs | now
+        return Look(time.monotonic(), died=died, stopped=stopped_of(pids))
+
+
+class ServerLook:
+    """Looks at one server process and those it started, which are its process group; `stubs` are known to run."""
+
+    def __init__(self, pid: int, url: str, stubs: Stubs) -> None:
         self._pid = pid
         self._client = Client.at(url, READY_TIMEOUT_S)
         self._prober = Prober(url)
-        self._stubs: dict[tuple[int, int | None], str] = {}
+        self._stubs = {**stubs}
 
     def close(self) -> None:
         self._prober.close()
@@ -61,14 +85,13 @@ class ServerLook:
     def look(self, ended: int | None) -> Look:
         """Return what is seen now of a server that ended with this status, None where it runs."""
         pids = group_of(self._pid)
-        self._stubs |= {(pid, start_time(pid)): model for pid in pids if (model := model_of(pid))}
-        names = {pid: model_of(pid) or SERVER for pid in pids if process_state(pid) == "T"}
+        self._stubs |= stubs_of(pids)
         waits_since = self._prober.waits_since
         return Look(
             time.monotonic(),
             ended,
             self._died() if ended is None else (),
-            (*names.values(),),
+            stopped_of(pids),
             waits_since,
             waits_since is not None and any(computes(pid) for pid in pids),
             self._prober.refusals,
@@ -83,6 +106,16 @@ class ServerLook:
             if model not in died:
                 del self._stubs[process]
         return died
+
+
+def stubs_of(pids: Iterable[int]) -> Stubs:
+    """Return which of these processes run models."""
+    return {(pid, start_time(pid)): model for pid in pids if (model := model_of(pid))}
+
+
+def stopped_of(pids: Iterable[int]) -> tuple[str, ...]:
+    """Return which of a server's processes get no processor."""
+    return tuple(model_of(pid) or SERVER for pid in pids if process_state(pid) == "T")
 
 
 def model_of(pid: int) -> str:

@@ -99,9 +99,9 @@ class Roller(threading.Thread):
         self._note("starting", "its server starts")
         self._keeper.start()
         self._watching = threading.Thread(target=self._watch, name="rollout-watch", daemon=True)
-        self._check(self._keeper.until_ready(self._is_over))
+        self._check(self._keeper.until_ready(self._is_over, TRIAL_STOPPED_S))
         self._note("loaded", "the models are loaded")
-        self._check(self._keeper.until_answered(self._is_over))
+        self._check(self._keeper.until_answered(self._is_over, TRIAL_STOPPED_S))
         self._watching.start()
         self._note("smoke", "a request was answered; its gates are judged")
         self._judge_gates()
@@ -245,6 +245,7 @@ class Roller(threading.Thread):
             self._keeper.end(0.0)
         self.rollout = moved(self.rollout, "rolled-back", share=0, reason=reason)
         self._note_end()
+        self._withdraw()  # on a full disk it could not
         self._say(f"revision {self.rollout.record.revision} is rolled back: {reason}")
         shutil.rmtree(place_of(self.journal, self.rollout.record.revision), ignore_errors=True)
 

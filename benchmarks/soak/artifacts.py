@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the rollouts of the soak bring in: two good artifacts of one target, and copies with something wrong in them."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.soak.streams import NAME, trtspec
+from tests.triton.artifact import records
+from tests.triton.two_models import DRAFT_LEN, DRAFT_TIMEOUT_S
+from trtspec.artifacts.manifest import load_manifest
+from trtspec.artifacts.paths import MANIFEST, REPOSITORY, TOKENIZER, checkpoint, from_model
+from trtspec.paths import model_repository_dir, recipes_dir
+from trtspec.torch_engine.settings import EngineSettings
+from trtspec.triton.emission import Parameters, ServingSettings, emit_model
+from trtspec.triton.names import BLS, DRAFT, ENSEMBLE, POSTPROCESSING, PREPROCESSING, TARGET
+
+RECIPES = {"draft_target": "quickstart.yaml", "eagle3": "quickstart-eagle3.yaml"}
+SETTINGS = (
+    f"name={NAME}",
+    "engine.max_batch_size=8",
+    "serving.rollout.hold_s=0.5",
+    "serving.rollout.min_requests=6",  # the fewest that latencies are compared of
+    "serving.rollout.shadow=100",
+)
+LENIENT = "serving.rollout.max_latency_ratio=8"  # the two draft differently, and the machine has other work
+BITS = 2  # of the mantissa of a lossy target's weights, of which bfloat16 has 7
+
+
+def build(place: Path, method: str) -> Path:
+    sets = [word for setting in (*SETTINGS, LENIENT) for word in ("--set", setting)]
+    trtspec("build", f"{recipes_dir()}/{RECIPES[method]}", *sets, "--out", f"{place}/{method}")
+    return place / method
+
+
+def corrupted(artifact: Path, chance: random.Random) -> Path:
+    """Return a copy of which one byte of what runs is another."""
+    copy = copied(artifact, "corrupt")
+    manifest = json.loads((copy / MANIFEST).read_text())
+    runs = [file["path"] for file in manifest["files"] if file["path"].startswith(f"{REPOSITORY}/")]
+    path = copy / chance.choice([each for each in runs if (copy / each).stat().st_size])
+    content = bytearray(path.read_bytes())
+    content[chance.randrange(len(content))] ^= 1
+    replaced(path, bytes(content))
+    return copy
+
+
+def lossy(artifact: Path) -> Path:
+    """Return a copy whose target's weights were rounded too far after they were read, as a faulty conversion does it.
+
+    All that can be checked of it alone holds: its manifest vouches for the files, says the same target, and with drafts
+    it writes what it writes without. Only texts of the one that serves tell.
+    """
+    from safetensors.torch import load_file, save_file
+
+    copy = copied(artifact, "lossy")
+    for path in sorted((copy / checkpoint("target")).glob("*.safetensors")):
+        rough = {name: _rounded(tensor) for name, tensor in load_file(path).items()}
+        path.unlink()  # the copy shares its files with the store
+        save_file(rough, path)
+    return vouched(copy)
+
+
+def _rounded(tensor):  # type: ignore[no-untyped-def]
+    """Return a tensor with BITS of its mantissas."""
+    import torch
+
+    mantissa, exponent = torch.frexp(tensor.float())
+    scale = float(2 ** (BITS + 1))
+    return torch.ldexp(torch.round(mantissa * scale) / scale, exponent).to(tensor.dtype)
+
+
+def of_two_models(artifact: Path) -> Path:
+    """Return a copy whose draft runs in a process of its own, in the repository of TensorRT-LLM's engines.
+
+    No recipe of the torch engine builds that, so the models are put together here, as `tests.triton.two_models` does.
+    """
+    copy = copied(artifact, "two-models")
+    recipe = load_manifest(copy).recipe
+    shutil.rmtree(copy / REPOSITORY)
+    models, hand_written = copy / REPOSITORY, model_repository_dir()
+    serving = ServingSettings(max_batch_size=recipe.engine.max_batch_size)
+    settings = {**json.loads(EngineSettings.from_recipe(recipe).as_json()), "method": "none", "options": {}}
+    engine: Parameters = {
+        "draft_model_path": "",
+        "tokenizer_dir": from_model(TOKENIZER),
+        "engine_settings": json.dumps({**settings, "draft_len": 0}),
+    }
+    for name, role in ((TARGET, "target"), (DRAFT, "draft")):
+        path = {"gpt_model_path": from_model(checkpoint(role))}
+        emit_model(models, name, serving, {**engine, **path}, source=hand_written / TARGET)
+    text: Parameters = {
+        "tokenizer_dir": from_model(TOKENIZER),
+        "draft_len": DRAFT_LEN,
+        "max_seq_len": recipe.engine.max_seq_len,
+        "draft_timeout_s": DRAFT_TIMEOUT_S,
+    }
+    for name in (BLS, ENSEMBLE):
+        emit_model(models, name, serving, text, source=hand_written / BLS)
+    for name in (PREPROCESSING, POSTPROCESSING):
+        emit_model(models, name, serving, text)
+    return vouched(copy)
+
+
+def copied(artifact: Path, what: str) -> Path:
+    """Return a copy that shares its files with the artifact."""
+    copy = artifact.with_name(f"{artifact.name}-{what}")
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(artifact, copy, copy_function=os.link)
+    return copy
+
+
+def replaced(path: Path, content: bytes) -> None:
+    """Replace a file of a copy, and not what the artifact has there."""
+    path.unlink()
+    path.write_bytes(content)
+
+
+def vouched(copy: Path) -> Path:
+    """Return a copy whose manifest says what its files are."""
+    manifest = load_manifest(copy).model_copy(update={"files": records(copy)})
+    replaced(copy / MANIFEST, manifest.render())
+    return copy
+
+
+def other_than(artifacts: Sequence[Path], serving: str) -> Path:
+    """Return the artifact that does not serve."""
+    return next(path for path in artifacts if str(path) != serving)

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happens to a rollout: a fault of the new revision's processes or of the disk, in a phase drawn by chance."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trtspec.deploy.journal import DeploymentJournal
+from trtspec.deploy.look import model_of
+from trtspec.deploy.revision import place_of
+from trtspec.deploy.rollout import read_rollout
+from trtspec.system import session_of
+from trtspec.triton.names import DRAFT, TARGET
+
+STAGING = "staging"  # before the revision is known: the command reads and copies
+PHASES: Mapping[str, tuple[str, ...]] = {
+    STAGING: (),
+    "loading": ("starting", "loaded"),
+    "shadow": ("smoke", "shadow"),
+    "canary": ("canary",),
+}
+# Seconds after a phase began, at most: it takes longer, alone on a machine.
+DELAYS = {STAGING: 1.5, "loading": 2.0, "shadow": 0.5, "canary": 0.9}
+LOOKS_S = 0.02
+NEVER_S = 300.0  # a phase that has not come by then never does
+FULL_S = (0.5, 3.0)  # for how long a disk is full; only then can be noted how its rollout ended
+DISK = "96m"
+SERVER = ""  # in the place of a model
+
+
+@dataclass
+class Fault:
+    """One fault: the phase it is meant for, the one it fell into, and when; nothing of both where it never came."""
+
+    wanted: str
+    phase: str = ""
+    at: float | None = None
+    over: threading.Event = field(default_factory=threading.Event)  # the rollout has ended
+
+    def struck(self, phase: str) -> None:
+        self.phase, self.at = phase, time.monotonic()
+
+
+@dataclass(frozen=True)
+class Scene:
+    """The rollout of the revision after `serving`, and the disk that its state lies on, None for one without end."""
+
+    journal: DeploymentJournal
+    serving: int
+    chance: random.Random
+    disk: Path | None = None
+
+    def phase(self) -> str:
+        """Return where the new revision is; "" where it is over."""
+        rollout = read_rollout(self.journal)
+        if rollout is None or rollout.record.revision <= self.serving:
+            return STAGING
+        return next(
+            (phase for phase, states in PHASES.items() if rollout.state in states), STAGING * (not rollout.is_over)
+        )
+
+    def await_moment(self, fault: Fault) -> bool:
+        """Return whether the wanted phase, or a later one, has come, and some of its time has passed."""
+        order, deadline = [*PHASES], time.monotonic() + NEVER_S
+        while not fault.over.is_set() and time.monotonic() < deadline:
+            phase = self.phase()
+            if phase and order.index(phase) >= order.index(fault.wanted):
+                return not fault.over.wait(self.chance.uniform(0.0, DELAYS[fault.wanted]))
+            time.sleep(LOOKS_S)
+        return False
+
+    def victim(self, fault: Fault, model: str) -> int:
+        """Return the process of the new revision's server or model, once it runs; 0 where it never does."""
+        while not fault.over.is_set():
+            rollout, record = read_rollout(self.journal), self.journal.known()
+            assert rollout is not None
+            place = f"{place_of(self.journal, rollout.record.revision)}/"
+            for pid in session_of(record.pid, record.started):
+                with suppress(OSError):
+                    if place in Path(f"/proc/{pid}/cmdline").read_text() and model_of(pid) == model:
+                        return pid
+            time.sleep(LOOKS_S)
+        return 0
+
+
+def strike(number: signal.Signals, model: str) -> Callable[[Scene, Fault], None]:
+    """Return what sends a signal to the process of a model, or of the server, at a random moment of a phase."""
+
+    def do(scene: Scene, fault: Fault) -> None:
+        if not scene.await_moment(fault) or not (victim := scene.victim(fault, model)):
+            return
+        if phase := scene.phase():  # what serves already is another matter
+            with suppress(ProcessLookupError):
+                os.kill(victim, number)
+                fault.struck(phase)
+
+    return do
+
+
+def end_draft(scene: Scene, fault: Fault) -> None:
+    """Kill or stop the process of the draft."""
+    strike(scene.chance.choice([signal.SIGKILL, signal.SIGSTOP]), DRAFT)(scene, fault)
+
+
+def slow(scene: Scene, fault: Fault) -> None:
+    """Let the new revision's engine run for a twentieth of the time, until it is gone."""
+    if not scene.await_moment(fault) or not (victim := scene.victim(fault, TARGET)) or not (phase := scene.phase()):
+        return
+    fault.struck(phase)
+    with suppress(ProcessLookupError):
+        while True:
+            os.kill(victim, signal.SIGSTOP)
+            time.sleep(scene.chance.uniform(0.3, 0.6))
+            os.kill(victim, signal.SIGCONT)
+            time.sleep(0.02)
+
+
+def fill(scene: Scene, fault: Fault) -> None:
+    """Leave no room on the disk for a while, or until the rollout ends."""
+    assert scene.disk is not None
+    if not scene.await_moment(fault) or not (phase := scene.phase()):
+        return
+    filler = scene.disk / "filler"
+    try:
+        fault.struck(phase)
+        use_up(filler)
+        fault.over.wait(scene.chance.uniform(*FULL_S))
+    finally:
+        filler.unlink(missing_ok=True)
+
+
+def use_up(filler: Path) -> None:
+    """Write until there is no room."""
+    with filler.open("wb", buffering=0) as file:
+        for size in (1 << 20, 4096):
+            try:
+                while file.write(bytes(size)):
+                    pass
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+
+
+FAULTS: Mapping[str, Callable[[Scene, Fault], None]] = {
+    "server killed": strike(signal.SIGKILL, SERVER),
+    "model killed": strike(signal.SIGKILL, TARGET),
+    "model stopped": strike(signal.SIGSTOP, TARGET),
+    "slow": slow,
+    "dead draft": end_draft,
+    "full disk": fill,
+}
+
+
+def small_disk(place: Path) -> bool:
+    """Return whether a directory is a file system of its own from now on, which can be filled."""
+    place.mkdir(parents=True)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(place)]
+    try:
+        return subprocess.run(mount, capture_output=True, check=False, timeout=60).returncode == 0
+    except OSError:
+        return False
+
+
+def keep_of_disk(place: Path, kept: Path) -> None:
+    """Unmount a disk; what was said and noted on it stays."""
+    for path in [*place.rglob("*.log"), *place.rglob("*.jsonl")]:
+        target = kept / path.relative_to(place)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+    subprocess.run(["umount", "-l", str(place)], check=True, timeout=60)
