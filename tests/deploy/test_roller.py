@@ -95,6 +95,25 @@ def test_requests_are_withdrawn_once_whoever_does_it(roller: Roller, fails: int)
     assert shares.given == [(0, {"alone": True})] * (1 + fails)
 
 
+def test_an_end_is_noted_once_however_often_its_state_cannot_be_kept(
+    roller: Roller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a disk that has room for a line but not for a file."""
+    left = [OSError(28, "No space left on device")] * 2
+
+    def keep(*_: object) -> None:
+        if left:
+            raise left.pop()
+
+    monkeypatch.setattr(roller_module, "keep_rollout", keep)
+    monkeypatch.setattr(roller_module, "NOTE_EVERY_S", 0.01)
+    roller.journal.root.mkdir(parents=True)
+    roller.rollout = Rollout(RECORD, state="rolled-back", reason="it died")
+    roller._note_end()
+    assert [(entry["state"], entry["detail"]) for entry in roller.journal.entries()] == [("rolled-back", "it died")]
+    assert not left
+
+
 @pytest.mark.parametrize(
     ("gates", "skip", "measures"),
     [

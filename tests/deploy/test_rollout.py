@@ -147,6 +147,16 @@ def test_a_bad_one_is_rolled_back_and_the_other_never_stops(live: Live, what: st
     assert not place_of(live.journal, rollout.record.revision).exists()
 
 
+def test_one_that_stops_while_it_loads_is_rolled_back_soon(live: Live) -> None:
+    before, began = live.record, time.monotonic()
+    stops = "import signal; os.kill(os.getpid(), signal.SIGSTOP)"
+    with pytest.raises(RolledBack, match="the process of ensemble is stopped"):
+        live.deploy(live.make(before=stops))
+    assert time.monotonic() - began < BACK_S
+    assert live.record == before
+    assert live.answers()
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("which", ["server", "model"])
 def test_one_that_dies_or_stops_while_it_has_requests_is_rolled_back(live: Live, number: int, which: str) -> None:

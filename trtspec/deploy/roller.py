@@ -23,7 +23,7 @@ from trtspec.deploy.journal import DeploymentJournal, Record
 from trtspec.deploy.keeper import LOOK_EVERY_S, Keeper
 from trtspec.deploy.pairs import Pairs
 from trtspec.deploy.revision import place_of, throw_away
-from trtspec.deploy.rollout import PROMOTE, ROLLBACK, Rollout, asked, keep_rollout, moved, write_rollout
+from trtspec.deploy.rollout import PROMOTE, ROLLBACK, Rollout, asked, keep_rollout, moved, note_rollout, write_rollout
 from trtspec.deploy.shadowing import summary
 from trtspec.deploy.shares import Shares
 from trtspec.errors import TrtspecError
@@ -261,13 +261,16 @@ class Roller(threading.Thread):
 
     def _note_end(self) -> None:
         """Note how it ended; on a full disk that is tried again, for nobody can begin another one before."""
-        while not self._over.is_set():  # unbounded: until there is room
+        left = [note_rollout, keep_rollout]
+        while left:  # unbounded: until there is room, or the deployment ends
+            is_last = self._over.is_set()
             with self._said():
-                write_rollout(self.journal, self.rollout, self.rollout.reason)
+                left[0](self.journal, self.rollout)
+                left.pop(0)
+                continue
+            if is_last:
                 return
             self._over.wait(NOTE_EVERY_S)
-        with self._said():
-            write_rollout(self.journal, self.rollout, self.rollout.reason)
 
     @contextmanager
     def _said(self) -> Iterator[None]:

@@ -107,9 +107,14 @@ def read_rollout(journal: DeploymentJournal) -> Rollout | None:
 
 def write_rollout(journal: DeploymentJournal, rollout: Rollout, detail: str = "") -> Rollout:
     """Note where a rollout stands: first in the journal, then as its state."""
+    note_rollout(journal, rollout, detail)
+    return keep_rollout(journal, rollout)
+
+
+def note_rollout(journal: DeploymentJournal, rollout: Rollout, detail: str = "") -> None:
+    """Add a line to the journal alone."""
     shadow = f"; shadow: {rollout.shadow['verdict']}" if rollout.shadow else ""
     journal.note(rollout.record, rollout.state, (detail or rollout.reason) + shadow)
-    return keep_rollout(journal, rollout)
 
 
 def keep_rollout(journal: DeploymentJournal, rollout: Rollout) -> Rollout:
