@@ -26,7 +26,7 @@ SETTINGS = (
     "engine.max_batch_size=8",
     "serving.rollout.hold_s=0.5",
     "serving.rollout.min_requests=6",  # the fewest that latencies are compared of
-    "serving.rollout.shadow=100",
+    "serving.rollout.shadow=60",
 )
 LENIENT = "serving.rollout.max_latency_ratio=8"  # the two draft differently, and the machine has other work
 BITS = 2  # of the mantissa of a lossy target's weights, of which bfloat16 has 7

@@ -95,6 +95,25 @@ def test_requests_are_withdrawn_once_whoever_does_it(roller: Roller, fails: int)
     assert shares.given == [(0, {"alone": True})] * (1 + fails)
 
 
+@pytest.mark.parametrize(
+    ("fault", "within_s"),
+    [
+        ("", roller_module.ENDED_S),
+        ("the process of tensorrt_llm_draft died", roller_module.ALONE_S),
+        ("the process of tensorrt_llm_draft is stopped", roller_module.ALONE_S),
+        ("the process of tensorrt_llm died", None),
+        ("the process of tensorrt_llm, tensorrt_llm_draft died", None),
+    ],
+)
+def test_what_can_still_be_answered_is_waited_for(roller: Roller, fault: str, within_s: float | None) -> None:
+    """A target that has lost its draft goes on alone; without the target's process others go on at once."""
+    drained: list[float] = []
+    roller._shares = SimpleNamespace(drain=lambda record, within_s: drained.append(within_s))  # type: ignore[assignment]
+    roller._fault = fault
+    roller._let_end()
+    assert drained == ([] if within_s is None else [within_s])
+
+
 def test_an_end_is_noted_once_however_often_its_state_cannot_be_kept(
     roller: Roller, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from trtspec.triton.names import DRAFT
+
 STOPPED_S = 2.0  # a process that is stopped for longer was not only looked at
 SILENT_S = 3.0  # no answer, and nothing computes one
 BUSY_S = 600.0  # no answer, and something computes: a long text before this one, or a loop without end
+DIED, STOPPED = "the process of {} died", "the process of {} is stopped"
 COMPUTES = 0.3  # of the looks at a server that has to do something
 REFUSALS = 3  # in a row
 
@@ -52,9 +55,9 @@ class Judge:
         if look.ended is not None:
             return f"the server ended by itself with status {look.ended}"
         if look.died:
-            return f"the process of {', '.join(sorted(look.died))} died"
+            return DIED.format(", ".join(sorted(look.died)))
         if still := [name for name, since in self._stopped_since.items() if look.time - since >= self.stopped_s]:
-            return f"the process of {', '.join(sorted(still))} is stopped"
+            return STOPPED.format(", ".join(sorted(still)))
         if look.refusals >= REFUSALS:
             return f"a request for one token was refused {look.refusals} times: {look.said}"
         return self._silence(look)
@@ -76,6 +79,11 @@ class Judge:
         return f"a request for one token has no answer since {waited:.0f} s" + (
             "" if computes else ", and nothing runs"
         )
+
+
+def leaves_target(fault: str) -> bool:
+    """Return whether a fault is of a draft's process alone, without which the target goes on with every text."""
+    return fault in (DIED.format(DRAFT), STOPPED.format(DRAFT))
 
 
 @dataclass

@@ -20,6 +20,7 @@ from trtspec.artifacts.manifest import load_manifest
 from trtspec.deploy import canary
 from trtspec.deploy.canary import Pair, Seen
 from trtspec.deploy.journal import DeploymentJournal, Record
+from trtspec.deploy.judge import leaves_target
 from trtspec.deploy.keeper import LOOK_EVERY_S, Keeper
 from trtspec.deploy.pairs import Pairs
 from trtspec.deploy.revision import place_of, throw_away
@@ -39,6 +40,7 @@ GATE_S = 10.0  # for one request of the gates, which is short
 NOTE_EVERY_S = 1.0
 FAULT_S = 0.1  # until a fault is noticed while both answer, which takes seconds where clients keep the old one busy
 ENDED_S = 1.0  # for the requests that a revision still has after it was rolled back; the old one goes on with most
+ALONE_S = 2.5  # for those of one whose draft is dead: nobody can go on with a text that two models make
 TRIAL_STOPPED_S = 1.0  # half of what one that serves gets: nobody depends on it, and to end it costs no request
 UNFIT = "min_speedup"  # beside a server that has other work this measures the work
 
@@ -121,6 +123,7 @@ class Roller(threading.Thread):
         if fault := self._keeper.fault(lambda: self._over.is_set() or self._done.is_set(), TRIAL_STOPPED_S):
             self._fault = fault
             self._withdraw()
+            self._let_end()
             self._keeper.end(0.0)
 
     def _check(self, objection: str = "") -> None:
@@ -239,8 +242,7 @@ class Roller(threading.Thread):
     def _roll_back(self, reason: str) -> None:
         """Give all requests to the old revision, and end the new one."""
         self._withdraw()
-        if not self._fault and not self._over.is_set():
-            self._shares.drain(self.rollout.record, ENDED_S)
+        self._let_end()
         with self._said():
             self._keeper.end(0.0)
         self.rollout = moved(self.rollout, "rolled-back", share=0, reason=reason)
@@ -259,9 +261,15 @@ class Roller(threading.Thread):
                 self._shares.give(0, alone=True)
                 self._withdrawn = True
 
+    def _let_end(self) -> None:
+        """Let the new revision answer what it has, where it can."""
+        if self._over.is_set() or (self._fault and not leaves_target(self._fault)):
+            return
+        self._shares.drain(self.rollout.record, ALONE_S if self._fault else ENDED_S)
+
     def _note_end(self) -> None:
         """Note how it ended; on a full disk that is tried again, for nobody can begin another one before."""
-        left = [note_rollout, keep_rollout]
+        left: list[Callable[[DeploymentJournal, Rollout], object]] = [note_rollout, keep_rollout]
         while left:  # unbounded: until there is room, or the deployment ends
             is_last = self._over.is_set()
             with self._said():
