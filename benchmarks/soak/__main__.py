@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -36,6 +37,7 @@ PARTS: Parts = {
 }
 WANTED = {"faults": 200, "rollouts": 1000}
 INTERRUPTED = 130
+NUMBERS = re.compile(r"\[[\s\d.,e-]+\]")  # a list of them takes one line
 
 
 def main() -> None:
@@ -105,7 +107,7 @@ def run(name: str, asked: argparse.Namespace) -> bool:
 
 def write(document: Document, report: Report, path: Path | None) -> None:
     """Print what a part found, and keep it where a folder is named."""
-    text, part = json.dumps(document, indent=1), document["part"]
+    text, part = NUMBERS.sub(lambda found: " ".join(found[0].split()), json.dumps(document, indent=1)), document["part"]
     print(text, flush=True)
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -26,6 +26,7 @@ from benchmarks.soak.kept import Restart, kept
 from benchmarks.soak.load import Known, Record, Turn, alone, load, summary
 from benchmarks.soak.parts import Options, Part, Report
 from benchmarks.soak.processes import Memory, Processor, name_of
+from benchmarks.soak.rollouts import KINDS
 from benchmarks.soak.runs import added, spread
 from tests.triton.artifact import make_echo_artifact
 from trtspec.deploy.look import SERVER
@@ -242,6 +243,15 @@ def test_what_was_found_is_written_and_the_exit_code_says_whether_it_holds(
     assert json.loads(capsys.readouterr().out) == written
 
 
+def test_numbers_take_a_line_and_the_runs_before_stay_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "PARTS", {"streams": ending(lambda report: None)})
+    before = soak(tmp_path, monkeypatch, "--faults", "4")[1]["runs"]
+    assert soak(tmp_path, monkeypatch, "--faults", "4", "--resume")[1]["runs"][:1] == before
+    assert '"s": [ 1.0 ]' in (tmp_path / "soak-streams.json").read_text()
+
+
 def soak(out: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, dict[str, Any]]:
     """Run the command on its one part; returns its exit code and what it wrote."""
     monkeypatch.setattr(sys, "argv", ["soak", "--parts", "streams", "--short", "--out", str(out), *words])
@@ -346,11 +356,12 @@ def skip_without_a_server() -> None:
 
 @pytest.mark.triton
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["streams", "draft"])
+@pytest.mark.parametrize("part", ["streams", "draft", "rollouts"])
 def test_a_minutes_version_holds(part: str, tmp_path: Path) -> None:
     """How fast many streams are, and how flat memory is within seconds, is not asked of a machine with other work."""
     skip_without_a_server()
-    words = [sys.executable, "-m", "benchmarks.soak", "--short", "--parts", part, "--out", str(tmp_path)]
+    every_kind = ["--rollouts", str(len(KINDS))]
+    words = [sys.executable, "-m", "benchmarks.soak", "--short", "--parts", part, "--out", str(tmp_path), *every_kind]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=BOUND_S)
     assert (tmp_path / f"soak-{part}.json").is_file(), done.stderr
     document = json.loads((tmp_path / f"soak-{part}.json").read_text())

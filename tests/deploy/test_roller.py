@@ -95,6 +95,25 @@ def test_requests_are_withdrawn_once_whoever_does_it(roller: Roller, fails: int)
     assert shares.given == [(0, {"alone": True})] * (1 + fails)
 
 
+@pytest.mark.parametrize(("seen", "reason"), [("its model is stopped", "its model is stopped"), ("", "refused")])
+def test_what_is_wrong_with_its_processes_is_the_reason_why_a_request_failed(
+    roller: Roller, seen: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one is often seen a moment after the other."""
+    ended: list[str] = []
+
+    def carry_out() -> None:
+        threading.Timer(0.1, lambda: setattr(roller, "_fault", seen)).start()
+        raise DeployError("refused")
+
+    roller.journal.root.mkdir(parents=True)
+    roller._shares = Shares()  # type: ignore[assignment]
+    monkeypatch.setattr(roller, "_carry_out", carry_out)
+    monkeypatch.setattr(roller, "_roll_back", ended.append)
+    roller.run()
+    assert ended == [reason]
+
+
 @pytest.mark.parametrize(
     ("fault", "within_s"),
     [

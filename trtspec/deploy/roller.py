@@ -27,7 +27,7 @@ from trtspec.deploy.revision import place_of, throw_away
 from trtspec.deploy.rollout import PROMOTE, ROLLBACK, Rollout, asked, keep_rollout, moved, note_rollout, write_rollout
 from trtspec.deploy.shadowing import summary
 from trtspec.deploy.shares import Shares
-from trtspec.errors import TrtspecError
+from trtspec.errors import DeployError, StepTimeout, TrtspecError
 from trtspec.measure.artifact import artifact_prompts
 from trtspec.measure.gates import wanted_gates
 from trtspec.measure.gating import deploy_load, ensure_served_gates
@@ -40,6 +40,7 @@ GATE_S = 10.0  # for one request of the gates, which is short
 NOTE_EVERY_S = 1.0
 FAULT_S = 0.1  # until a fault is noticed while both answer, which takes seconds where clients keep the old one busy
 ENDED_S = 1.0  # for the requests that a revision still has after it was rolled back; the old one goes on with most
+WHY_S = 0.6  # until who looks at its processes has seen why a request failed
 ALONE_S = 2.5  # for those of one whose draft is dead: nobody can go on with a text that two models make
 TRIAL_STOPPED_S = 1.0  # half of what one that serves gets: nobody depends on it, and to end it costs no request
 UNFIT = "min_speedup"  # beside a server that has other work this measures the work
@@ -82,6 +83,10 @@ class Roller(threading.Thread):
             self._carry_out()
         except Stopped as reason:
             self._roll_back(str(reason))
+        except (DeployError, StepTimeout) as error:
+            self._withdraw()
+            wait_until(lambda: bool(self._fault), WHY_S)
+            self._roll_back(self._fault or error.message)
         except TrtspecError as error:
             self._roll_back(self._fault or error.message)
         except Exception as error:
