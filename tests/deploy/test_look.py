@@ -34,6 +34,17 @@ def test_a_model_whose_process_went_while_others_were_loaded_is_missed_once_the_
     assert Judge().fault(eyes.look(is_ready=True)) == "the process of draft died"
 
 
+def test_a_model_that_nobody_loads_any_more_died(running: look.Stubs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server says nothing of one that was killed while it loaded."""
+    judge, eyes = Judge(), StartLook(1)
+    running |= TARGET | DRAFT
+    assert not judge.fault(eyes.look(is_ready=False))
+    del running[3, 30]
+    assert not judge.fault(eyes.look(is_ready=False)), "another one may come"
+    monkeypatch.setattr(look, "GONE_S", 0.0)
+    assert judge.fault(eyes.look(is_ready=False)) == "the process of draft died"
+
+
 def test_a_process_that_only_read_a_models_configuration_is_not_missed(running: look.Stubs) -> None:
     eyes = StartLook(1)
     running |= {(9, 90): "draft"}

@@ -147,11 +147,17 @@ def test_a_bad_one_is_rolled_back_and_the_other_never_stops(live: Live, what: st
     assert not place_of(live.journal, rollout.record.revision).exists()
 
 
-def test_one_that_stops_while_it_loads_is_rolled_back_soon(live: Live) -> None:
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        (signal.SIGSTOP, "the process of ensemble is stopped"),
+        (signal.SIGKILL, "the process of ensemble died|ended with status 1 while it started"),
+    ],
+)
+def test_one_that_stops_or_dies_while_it_loads_is_rolled_back_soon(live: Live, number: int, reason: str) -> None:
     before, began = live.record, time.monotonic()
-    stops = "import signal; os.kill(os.getpid(), signal.SIGSTOP)"
-    with pytest.raises(RolledBack, match="the process of ensemble is stopped"):
-        live.deploy(live.make(before=stops))
+    with pytest.raises(RolledBack, match=reason):
+        live.deploy(live.make(before=f"import time; time.sleep(0.6); os.kill(os.getpid(), {int(number)})"))
     assert time.monotonic() - began < BACK_S
     assert live.record == before
     assert live.answers()

@@ -19,6 +19,7 @@ SERVER = "tritonserver"
 ASK_EVERY_S = 1.0
 LONGEST_ANSWER_S = 3600.0
 READY_TIMEOUT_S = 1.0
+GONE_S = 1.0  # between two processes of a model that is loaded
 BUSY = "answered 503"  # its queue is full, which is an answer
 
 
@@ -56,18 +57,21 @@ class StartLook:
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self.stubs: Stubs = {}
+        self._gone: dict[str, float] = {}  # models that no process runs any more, since when
 
     def look(self, *, is_ready: bool) -> Look:
         """Return what is seen now of a server that runs.
 
-        While models are loaded processes come and go: a model is missed once the server says that it is ready, and no
-        process runs it.
+        A model may have one process after the other while it is loaded. It died where no other comes, or the server
+        says that it is ready without: tritonserver waits for ever for one that was killed while it loaded its model.
         """
-        pids = group_of(self._pid)
-        now = stubs_of(pids)
-        died = {*self.stubs.values()} - {*now.values()} if is_ready else set()
-        self.stubs = now if is_ready and not died else self.stubs | now
-        return Look(time.monotonic(), died=died, stopped=stopped_of(pids))
+        pids, now = group_of(self._pid), time.monotonic()
+        running = stubs_of(pids)
+        gone = {*self.stubs.values()} - {*running.values()}
+        self._gone = {model: self._gone.get(model, now) for model in gone}
+        died = {model for model, since in self._gone.items() if is_ready or now - since >= GONE_S}
+        self.stubs = running if is_ready and not died else self.stubs | running
+        return Look(now, died=died, stopped=stopped_of(pids))
 
 
 class ServerLook:
