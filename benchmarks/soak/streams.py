@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Many streams for long: mixed requests at both entries of a deployed quickstart, all texts as they are alone, memory
-flat, and sixteen streams at least four times as fast as one.
+flat, and sixteen streams at least four times as fast as one, with drafts and by the target alone.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -45,7 +46,8 @@ def run(options: Options, report: Report) -> None:
         say(f"streams: {len(asks) * len(entries)} requests are asked alone")
         known = alone(entries, asks, WITHIN_S)
         soak(options, report, known, deployment)
-        rates(options, report, known, deployment)
+        undrafted = alone(entries[:1], [replace(ask, draft_len=0) for ask in asks], WITHIN_S)
+        rates(options, report, {"with_drafts": known, "without": undrafted}, deployment)
     report.complete = True
 
 
@@ -83,31 +85,52 @@ def check(report: Report, memory: Memory) -> None:
     }
 
 
-def rates(options: Options, report: Report, known: Sequence[Known], deployment: dict[str, Any]) -> None:
-    """Measure tokens a second with one stream and with many, in turns, and what was busy meanwhile."""
-    seconds, metrics = 4.0 if options.short else 20.0, deployment["endpoints"]["metrics"]
-    measured: dict[int, list[float]] = {ONE: [], MANY: []}
-    used: dict[int, dict[str, float]] = {}
+def rates(options: Options, report: Report, arms: dict[str, Sequence[Known]], deployment: dict[str, Any]) -> None:
+    """Measure tokens a second with one stream and with many, in turns, with drafts and without; and what was busy."""
+    seconds = 4.0 if options.short else 20.0
+    measured = {arm: Throughput() for arm in arms}
     for _ in range(1 if options.short else ROUNDS):
-        for streams, samples in measured.items():
-            with load(streams, chooser(known, 0.0), seed=options.seed, within_s=WITHIN_S):
-                time.sleep(1.0)
-                processor = Processor(deployment["pid"])
-                samples.append(rate(metrics, seconds))
-                used[streams] = processor.used()
-    speedup = max(measured[MANY]) / max(measured[ONE])
-    report.found["throughput"] = {
-        "tokens_per_s": {str(streams): samples for streams, samples in measured.items()},
-        "seconds_each": seconds,
-        "speedup": round(speedup, 2),
-        "busy_cores": {str(streams): cores for streams, cores in used.items()},
-        "tokens_per_engine_cpu_s": {
-            str(streams): round(samples[-1] / max(0.001, used[streams][ENGINE]), 1)
-            for streams, samples in measured.items()
-        },
-        "bound_by": bound(used[MANY]),
+        for arm, known in arms.items():
+            for streams in (ONE, MANY):
+                with load(streams, chooser(known, 0.0), seed=options.seed, within_s=WITHIN_S):
+                    time.sleep(1.0)
+                    measured[arm].measure(streams, deployment, seconds)
+    report.settings |= {"seconds_of_throughput": seconds}
+    report.found["throughput"] = {arm: each.document() for arm, each in measured.items()}
+    report.checks |= {
+        f"{MANY}_streams_{FASTER:g}_times_one_{arm}": each.speedup >= FASTER for arm, each in measured.items()
     }
-    report.checks["sixteen_streams_four_times_one"] = speedup >= FASTER
+
+
+@dataclass
+class Throughput:
+    """Tokens a second by how many streams there are, and how many cores each kind of process kept busy at the last."""
+
+    tokens_per_s: dict[int, list[float]] = field(default_factory=dict)
+    cores: dict[int, dict[str, float]] = field(default_factory=dict)
+
+    def measure(self, streams: int, deployment: dict[str, Any], seconds: float) -> None:
+        """Measure once, while so many streams are open."""
+        processor = Processor(deployment["pid"])
+        self.tokens_per_s.setdefault(streams, []).append(rate(deployment["endpoints"]["metrics"], seconds))
+        self.cores[streams] = processor.used()
+
+    @property
+    def speedup(self) -> float:
+        return max(self.tokens_per_s[MANY]) / max(self.tokens_per_s[ONE])
+
+    def document(self) -> dict[str, Any]:
+        """Return what is written down."""
+        return {
+            "tokens_per_s": {str(streams): samples for streams, samples in self.tokens_per_s.items()},
+            "speedup": round(self.speedup, 2),
+            "busy_cores": {str(streams): cores for streams, cores in self.cores.items()},
+            "tokens_per_engine_cpu_s": {
+                str(streams): round(samples[-1] / max(0.001, self.cores[streams][ENGINE]), 1)
+                for streams, samples in self.tokens_per_s.items()
+            },
+            "bound_by": bound(self.cores[MANY]),
+        }
 
 
 def rate(metrics: str, seconds: float) -> float:

@@ -29,7 +29,7 @@ from trtspec.hashing import file_sha256
 from trtspec.openai.command import same_text
 
 DEPLOYED = Deployed("n", "live", "/artifact", 1, 2, 8000, 8001, 8002, "shm", True, revision=1)
-FULL = "OSError: [Errno 28] No space left on device; the log says where"
+FULL = "no space left on /state/deployments/quickstart"
 
 
 @pytest.fixture(scope="module")

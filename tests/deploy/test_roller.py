@@ -152,6 +152,16 @@ def test_an_end_is_noted_once_however_often_its_state_cannot_be_kept(
     assert not left
 
 
+def test_a_reason_is_what_the_machine_refuses_or_a_bug_that_the_log_has(roller: Roller) -> None:
+    said: list[str] = []
+    roller._say = said.append
+    assert roller._reason(OSError(28, "No space left on device", "/x/state.json")) == "no space left on /x/state.json"
+    assert roller._reason(OSError(28, "No space left on device")) == f"no space left on {roller.journal.root}"
+    assert said == []
+    assert roller._reason(ValueError("of ours")) == "ValueError: of ours; the log says where"
+    assert len(said) == 1
+
+
 @pytest.mark.parametrize(
     ("gates", "skip", "measures"),
     [
