@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trtspec.torch_engine.model.matrix import PACKED_FROM, Packed, Plain, matrix_of
+from trtspec.torch_engine.model.matrix import COUNTS, PACKED_FROM, Packed, Plain, matrix_of
 
 SHAPES = ((640, 384), (384, 1024), (1 << 17, 1), (33, 7), (1, 5))
 LEAST = torch.ones(PACKED_FROM // 256, 256)
@@ -21,7 +21,7 @@ def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("rows", [0, 1, 6, 17])
+@pytest.mark.parametrize("rows", [0, 1, 6, 17, 300])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_it_is_the_product_with_bias_and_residual(shape: tuple[int, int], rows: int, dtype: torch.dtype) -> None:
     weight, bias = drawn(*shape, dtype=dtype), drawn(shape[0], dtype=dtype)
@@ -44,11 +44,25 @@ def test_it_is_the_product_with_bias_and_residual(shape: tuple[int, int], rows: 
 @needs_onednn
 @pytest.mark.parametrize("shape", [(640, 384), (2048, 384), (384, 1024), (1024, 1024)])
 def test_a_row_has_the_same_bits_in_any_company(shape: tuple[int, int]) -> None:
-    matrix, rows, residual = matrix_of(drawn(*shape)), drawn(96, shape[1]), drawn(96, shape[0])
+    matrix, rows, residual = matrix_of(drawn(*shape)), drawn(300, shape[1]), drawn(300, shape[0])
     whole, added = matrix.product(rows, None), matrix.added(residual, rows, None)
-    for count in (2, 3, 6, 12, 32, 95):
+    for count in (2, 3, 6, 9, 12, 32, 95, 128, 129, 299):
         assert torch.equal(matrix.product(rows[:count], None), whole[:count]), count
         assert torch.equal(matrix.added(residual[:count], rows[:count], None), added[:count]), count
+
+
+@needs_onednn
+def test_onednn_is_asked_for_few_numbers_of_rows_as_it_keeps_code_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix, asked, product = matrix_of(LEAST), set(), Packed._product
+
+    def noted(self: Packed, rows: Tensor, bias: Tensor | None) -> Tensor:
+        asked.add(len(rows))
+        return product(self, rows, bias)
+
+    monkeypatch.setattr(Packed, "_product", noted)
+    for count in range(1, 400):
+        assert matrix.product(drawn(count, 256), None).shape == (count, len(LEAST))
+    assert asked == set(COUNTS)
 
 
 @needs_onednn

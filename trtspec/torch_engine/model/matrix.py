@@ -14,7 +14,11 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+# Rows that oneDNN is asked for. For each number and each shape of weights it makes code, and keeps it: 0.6 MB, 0.3 ms.
+COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
+_PADDED = [next(count for count in COUNTS if count >= rows) for rows in range(COUNTS[-1] + 1)]
 PACKED_FROM = 1 << 17  # weights: a call of oneDNN's takes some 10 us longer, which smaller matrices do not save
 
 
@@ -52,7 +56,7 @@ class Plain(Matrix):
 
 @dataclass(frozen=True)
 class Packed(Matrix):
-    """A weight in oneDNN's own order."""
+    """A weight in oneDNN's own order, for numbers of rows of which there are few: the others are padded or divided."""
 
     packed: Tensor
 
@@ -61,11 +65,24 @@ class Packed(Matrix):
         return self.packed.to_dense()
 
     def product(self, rows: Tensor, bias: Tensor | None) -> Tensor:
-        found: Tensor = torch.ops.mkldnn._linear_pointwise.default(rows, self.packed, bias, "none", [], "")
+        count = len(rows)
+        if count in COUNTS:
+            return self._product(rows, bias)
+        found = rows.new_empty((count, self.packed.shape[0]))
+        for start in range(0, count, COUNTS[-1]):
+            part = rows[start : start + COUNTS[-1]]
+            padding = _PADDED[len(part)] - len(part)
+            found[start : start + len(part)] = self._product(pad(part, (0, 0, 0, padding)), bias)[: len(part)]
         return found
 
     def added(self, residual: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
+        if len(rows) not in COUNTS:
+            return self.product(rows, bias).add_(residual)
         found: Tensor = torch.ops.mkldnn._linear_pointwise.binary(rows, residual, self.packed, bias, "add")
+        return found
+
+    def _product(self, rows: Tensor, bias: Tensor | None) -> Tensor:
+        found: Tensor = torch.ops.mkldnn._linear_pointwise.default(rows, self.packed, bias, "none", [], "")
         return found
 
 
