@@ -9,6 +9,7 @@ import random
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.soak.streams import NAME, trtspec
 from tests.triton.artifact import records
@@ -33,6 +34,7 @@ BITS = 2  # of the mantissa of a lossy target's weights, of which bfloat16 has 7
 
 
 def build(place: Path, method: str) -> Path:
+    """Build a recipe as a user does; returns the artifact."""
     sets = [word for setting in (*SETTINGS, LENIENT) for word in ("--set", setting)]
     trtspec("build", f"{recipes_dir()}/{RECIPES[method]}", *sets, "--out", f"{place}/{method}")
     return place / method
@@ -66,7 +68,7 @@ def lossy(artifact: Path) -> Path:
     return vouched(copy)
 
 
-def _rounded(tensor):  # type: ignore[no-untyped-def]
+def _rounded(tensor: Any) -> Any:
     """Return a tensor with BITS of its mantissas."""
     import torch
 

@@ -66,9 +66,9 @@ class Scene:
         rollout = read_rollout(self.journal)
         if rollout is None or rollout.record.revision <= self.serving:
             return STAGING
-        return next(
-            (phase for phase, states in PHASES.items() if rollout.state in states), STAGING * (not rollout.is_over)
-        )
+        if rollout.is_over:
+            return ""
+        return next((phase for phase, states in PHASES.items() if rollout.state in states), STAGING)
 
     def await_moment(self, fault: Fault) -> bool:
         """Return whether the wanted phase, or a later one, has come, and some of its time has passed."""

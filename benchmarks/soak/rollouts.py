@@ -215,7 +215,6 @@ def untidy(scene: Scene, new: Path, code: int) -> str:
         return f"{record.artifact} serves"
     if record.state_now != "live":
         return f"it is {record.state_now}"
-
     # one that was replaced still drains
     return left_over(scene.journal) if code in (REFUSED, ROLLED_BACK) else ""
 
