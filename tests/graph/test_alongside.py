@@ -204,6 +204,25 @@ def test_a_killed_step_goes_on(
     assert entry.key == Upper(files(source, digests, read=True)).key
 
 
+@pytest.mark.parametrize("moment", ["store.before-entry", "store.before-rename", "store.after-rename"])
+def test_a_kill_around_the_publication_leaves_nothing_behind_for_long(
+    moment: str,
+    source: Path,
+    store: Store,
+    digests: DigestCache,
+    tmp_path: Path,
+    die_at: Callable[[str, Callable[[], object]], int],
+) -> None:
+    """What was written lies under a key that follows from the source's times, and is found as long as it is unread."""
+    assert die_at(moment, lambda: run(Upper(files(source, digests)), store, digests)) == -signal.SIGKILL
+    again = DigestCache(tmp_path / "digests.json")  # what the killed process had learned
+    result = run(Upper(files(source, again)), store, again)
+    assert (result.entry.files_dir / "upper").read_bytes() == source.read_bytes().upper()
+    assert result.key == Upper(files(source, again, read=True)).key
+    assert len(store.entries()) == 1
+    assert store.all_resumable_bytes() == 0
+
+
 @pytest.mark.parametrize("tells", [True, False])
 @pytest.mark.parametrize("lead", [1, 1 << 20])
 def test_neither_waits_for_ever(

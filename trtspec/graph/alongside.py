@@ -7,15 +7,16 @@ import operator
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from threading import Condition
 from types import TracebackType
 from typing import Any, cast
 
-from trtspec.errors import StepError
+from trtspec.errors import StepError, TrtspecError
 from trtspec.files import UNREAD, in_threads
-from trtspec.graph.digest import DigestCache, identity_of
+from trtspec.graph.digest import DigestCache, ensure_unchanged, identity_of
 from trtspec.graph.files import Files
 from trtspec.graph.step import Progress, Step, Stopped
 from trtspec.hashing import files_sha256, threads_beside
@@ -122,13 +123,19 @@ class Alongside:
             self._is_over = True
             self._moved.notify_all()
         found = dict(zip(self._paths, self._work.result(), strict=True))
-        self._digests.learn({path: (self._identities[path], digest) for path, digest in found.items()})
+        ensure_unchanged(self._identities)
         for path, digest in found.items():
             supposed = self._supposed[path]
             if not supposed.startswith(UNREAD) and supposed != digest:
                 message = f"its SHA-256 is {digest}, and the hub calls it {supposed}: it is damaged"
                 raise StepError(message, where=str(path), hint="remove it and build again, which downloads it")
         return found
+
+    def remember(self) -> None:
+        """Remember the digests, once the output is published: earlier a kill would leave it under a key of no use."""
+        found = zip(self._paths, self._work.result(), strict=True)
+        with suppress(TrtspecError, OSError):  # a file that has changed since is unknown again
+            self._digests.learn({path: (self._identities[path], digest) for path, digest in found})
 
     def _on_hashed(self, count: int) -> None:
         with self._moved:

@@ -84,13 +84,7 @@ class DigestCache:
 
     def learn(self, read: Mapping[Path, tuple[str, str]]) -> None:
         """Remember files by their identity before they were read and their digest; TrtspecError where one changed."""
-        for path, (before, _) in read.items():
-            if identity_of(path) != before:
-                raise TrtspecError(
-                    "the file changed while it was being read",
-                    where=str(path),
-                    hint="wait until whatever writes it has ended",
-                )
+        ensure_unchanged({path: before for path, (before, _) in read.items()})
         settled = [path for path in read if self._clock_ns() - path.stat().st_mtime_ns > RACY_NS]
         self._remember(dict(read[path] for path in settled))
 
@@ -120,6 +114,17 @@ def identity_of(path: Path) -> str:
     """Return what changes with each writing to a file, as far as the system can tell."""
     stat = path.stat()
     return f"{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}:{stat.st_ctime_ns}"
+
+
+def ensure_unchanged(before: Mapping[Path, str]) -> None:
+    """Raise TrtspecError for a file whose identity is not what it was before it was read."""
+    for path, identity in before.items():
+        if identity_of(path) != identity:
+            raise TrtspecError(
+                "the file changed while it was being read",
+                where=str(path),
+                hint="wait until whatever writes it has ended",
+            )
 
 
 def _frame(tag: bytes, body: bytes) -> bytes:

@@ -78,7 +78,9 @@ class Store:
                     with Alongside(step, sources.digests, progress) as alongside:
                         output = write_output(workspace, step, inputs, alongside)
                         sources.found |= alongside.digests()
-                    return self._publish_as(sources.of(step), step, output)
+                    published = self._publish_as(sources.of(step), step, output)
+                alongside.remember()
+                return published
 
     def has_alike(self, step: Step) -> bool:
         """Return whether a step was built that differs in its sources' bytes at most: then those are read first."""
