@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -32,6 +33,45 @@ def test_free_ports_are_different_and_free() -> None:
     found = ports.free_ports(20)
     assert len(set(found)) == 20
     assert not any(ports.port_in_use(port) for port in found)
+
+
+def test_free_ports_are_none_that_a_connection_may_get() -> None:
+    assert all(ports.LOWEST <= port < ports.EPHEMERAL for port in ports.free_ports(50))
+
+
+def test_where_those_that_were_tried_are_taken_any_free_port_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server((ports.LOOPBACK, 0)) as server:
+        taken = server.getsockname()[1]
+        monkeypatch.setattr(ports, "LOWEST", taken)
+        monkeypatch.setattr(ports, "EPHEMERAL", taken + 1)
+        [port] = ports.free_ports(1)
+        assert port != taken
+
+
+def test_a_port_of_an_address_of_another_machine_is_an_error() -> None:
+    with pytest.raises(OSError):  # noqa: PT011
+        ports.free_ports(1, "192.0.2.1")
+
+
+DEAD_CHILD = """
+import signal, subprocess, time
+child = subprocess.Popen(["sleep", "100"])
+child.send_signal(signal.SIGKILL)
+print(child.pid, flush=True)
+time.sleep(100)
+"""
+
+
+def test_what_ended_is_known_by_its_program_while_nobody_has_waited_for_it() -> None:
+    words = [sys.executable, "-c", DEAD_CHILD]
+    with subprocess.Popen(words, start_new_session=True, stdout=subprocess.PIPE, text=True) as leader:
+        assert leader.stdout is not None
+        child = int(leader.stdout.readline())
+        assert system.wait_until(lambda: system.dead_of_group(leader.pid, "sleep") == [child], 10)
+        assert system.dead_of_group(leader.pid, "sleepless") == []
+        assert system.dead_of_group(leader.pid, "python") == []
+        assert system.dead_of_group(os.getpid(), "sleep") == []
+        leader.kill()
 
 
 def test_a_listening_port_is_in_use() -> None:

@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1
 PROBE_TIMEOUT_S = 60.0
+NAME_CHARS = 15  # that Linux keeps of a program's name
 
 
 def die_with_parent(sign: signal.Signals = signal.SIGTERM) -> Callable[[], None]:
@@ -89,6 +90,20 @@ def group_of(pid: int) -> list[int]:
     return [each for each in every if (stat := _stat(each)) and int(stat[2]) == pid]
 
 
+def dead_of_group(pid: int, program: str) -> list[int]:
+    """Return the processes of a program, in the group that `pid` leads, that ended and that nobody has waited for."""
+    found = []
+    for entry in (each for each in Path("/proc").iterdir() if each.name.isdigit()):
+        fields = _stat_text(entry / "stat").split()
+        if fields and fields[0] == "Z" and int(fields[2]) == pid and _name_of(entry) == program[:NAME_CHARS]:
+            found.append(int(entry.name))
+    return found
+
+
+def _name_of(entry: Path) -> str:
+    return _read(entry / "comm").removesuffix("\n")
+
+
 def process_state(pid: int) -> str:
     """Return the letter by which Linux calls a process's state (R, S, D, T ...), "" where it is gone."""
     stat = _stat(pid)
@@ -102,11 +117,15 @@ def computes(pid: int) -> bool:
 
 def _stat_text(path: Path) -> str:
     """Return a stat file from its third field on, "" where there is none any more."""
+    text = _read(path)
+    return text[text.rindex(")") + 2 :] if text else ""
+
+
+def _read(path: Path) -> str:
     try:
-        text = path.read_text()
+        return path.read_text()
     except OSError:
         return ""
-    return text[text.rindex(")") + 2 :]
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float, interval_s: float = 0.05) -> bool:

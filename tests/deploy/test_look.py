@@ -19,6 +19,7 @@ def running(monkeypatch: pytest.MonkeyPatch) -> look.Stubs:
     monkeypatch.setattr(look, "group_of", lambda pid: [pid, *(pid for pid, _ in found)])
     monkeypatch.setattr(look, "stubs_of", lambda pids: {**found})
     monkeypatch.setattr(look, "process_state", lambda pid: "S")
+    monkeypatch.setattr(look, "dead_of_group", lambda pid, program: [])
     return found
 
 
@@ -53,6 +54,21 @@ def test_a_process_that_only_read_a_models_configuration_is_not_missed(running: 
     running |= DRAFT | TARGET
     assert not eyes.look(is_ready=True).died
     assert eyes.stubs == DRAFT | TARGET, "who looks from now on misses nothing that is gone rightly"
+
+
+def test_a_process_that_ended_before_it_was_seen_is_missed_while_nobody_waits_for_it(
+    running: look.Stubs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge, eyes = Judge(), StartLook(1)
+    running |= TARGET
+    dead = [2, 3]  # the target's is known
+    monkeypatch.setattr(look, "dead_of_group", lambda pid, program: dead)
+    eyes.look(is_ready=False)
+    assert not judge.fault(eyes.look(is_ready=False)), "the server may wait for it yet"
+    monkeypatch.setattr(look, "GONE_S", 0.0)
+    assert judge.fault(eyes.look(is_ready=False)) == "the process of a model died"
+    dead.remove(3)
+    assert not judge.fault(eyes.look(is_ready=False))
 
 
 def test_what_is_stopped_while_it_starts_is_seen(running: look.Stubs, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trtspec.deploy.judge import Look
 from trtspec.errors import TrtspecError
-from trtspec.system import computes, group_of, is_alive, process_state, start_time
+from trtspec.system import computes, dead_of_group, group_of, is_alive, process_state, start_time
 from trtspec.triton.client import Client
 
 SMOKE_REQUEST = {"text_input": "Hello", "max_tokens": 1}
@@ -19,6 +19,7 @@ SERVER = "tritonserver"
 ASK_EVERY_S = 1.0
 LONGEST_ANSWER_S = 3600.0
 READY_TIMEOUT_S = 1.0
+UNSEEN = "a model"  # whose process ended before it was seen
 GONE_S = 1.0  # between two processes of a model that is loaded
 BUSY = "answered 503"  # its queue is full, which is an answer
 
@@ -68,6 +69,8 @@ class StartLook:
         pids, now = group_of(self._pid), time.monotonic()
         running = stubs_of(pids)
         gone = {*self.stubs.values()} - {*running.values()}
+        if {*dead_of_group(self._pid, STUB)} - {pid for pid, _ in self.stubs}:
+            gone.add(UNSEEN)
         self._gone = {model: self._gone.get(model, now) for model in gone}
         died = {model for model, since in self._gone.items() if is_ready or now - since >= GONE_S}
         self.stubs = running if is_ready and not died else self.stubs | running

@@ -257,10 +257,11 @@ class Roller(threading.Thread):
         with self._said():
             self._keeper.end(0.0)
         self.rollout = moved(self.rollout, "rolled-back", share=0, reason=reason)
+        # first, as whoever reads of the end finds nothing left; and on a full disk this makes room to note it
+        shutil.rmtree(place_of(self.journal, self.rollout.record.revision), ignore_errors=True)
         self._note_end()
         self._withdraw()  # on a full disk it could not
         self._say(f"revision {self.rollout.record.revision} is rolled back: {reason}")
-        shutil.rmtree(place_of(self.journal, self.rollout.record.revision), ignore_errors=True)
 
     def _withdraw(self) -> None:
         """Give all requests to the old revision, once: who finds a fault and who rolls back may be two threads.
