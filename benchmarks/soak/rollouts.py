@@ -48,7 +48,7 @@ REFUSED, ROLLED_BACK, MISMATCH = 1, 113, 102
 EXITS = {"good": (0,), "command killed": (0,), "corrupt": (MISMATCH,)}  # all others are rolled back
 FULL = "no space left"  # in any case, as its reason
 CLIENTS, WITHIN_S = 4, 120.0
-PAUSES_S = (0.2, 0.9)  # between the requests of a client: without, they are all that the machine does
+PAUSES_S = (0.1, 0.4)  # between the requests of a client: without, they are all that the machine does
 LENGTHS = (8, 24, 48)  # tokens; the longer a text, the more of the machine it takes from what is rolled out
 OVER_S = 300.0  # a rollout that takes longer is stuck
 MIDST = 0.95  # of the faults; clients rest now and then
@@ -266,7 +266,7 @@ def tell(report: Report, rolled: Sequence[Rolled], records: Sequence[Record]) ->
         "none_stuck": all(each.code is not None for each in rolled),
         "each_ends_as_it_should": all(each.as_expected for each in rolled),
         "each_fault_came": all(each.at is not None for each in rolled if each.kind in FAULTS),
-        "in_midst_of_requests": sum(meets(each, records) for each in struck) >= MIDST * len(struck),
+        "in_midst_of_requests": sum(meets(each, records) for each in struck) >= int(MIDST * len(struck)),
         "rolled_back_in_time": all(seconds < BACK_S for seconds in back),
     }
 
