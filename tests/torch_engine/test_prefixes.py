@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tests.tiny import convert, greedy, make_model, reference_model
 from tests.torch_engine.lossless import random_prompts
 from trtspec.generation.request import Request
 from trtspec.torch_engine.engine import Engine
+from trtspec.torch_engine.model.decoder import Decoder
 from trtspec.torch_engine.prefixes import PrefixStore
 from trtspec.torch_engine.settings import EngineSettings
 
@@ -35,8 +37,8 @@ class OneLayer:
 def test_the_longest_beginning_is_restored_and_never_the_last_token() -> None:
     cache = OneLayer()
     store = PrefixStore(cache, 100)
-    store.keep(0, [1, 2, 3, 4])
-    store.keep(1, [1, 2, 9, 9, 9])
+    store.keep(0, [1, 2, 3, 4], 3)
+    store.keep(1, [1, 2, 9, 9, 9], 4)
     assert store.restore(3, [1, 2, 9, 8, 7]) == 3
     assert cache.rows[3][0, :4].tolist() == [100, 101, 102, 303]
     assert store.restore(3, [1, 2, 3]) == 2
@@ -47,20 +49,21 @@ def test_the_longest_beginning_is_restored_and_never_the_last_token() -> None:
 
 def test_texts_that_do_not_fit_push_out_the_one_that_was_used_longest_ago() -> None:
     store = PrefixStore(OneLayer(), 8)
-    store.keep(0, [1, 1, 1, 0])
-    store.keep(1, [2, 2, 2, 0])
+    store.keep(0, [1, 1, 1, 0], 3)
+    store.keep(1, [2, 2, 2, 0], 3)
     assert store.restore(3, [1, 1, 5]) == 2
-    store.keep(2, [3, 3, 3, 0])
+    store.keep(2, [3, 3, 3], 9)
     assert [store.restore(3, [token, token, token, token]) for token in (1, 2, 3)] == [3, 0, 3]
-    store.keep(0, list(range(20)))
+    store.keep(0, list(range(20)), 19)
+    store.keep(0, [], 3)
     assert [store.restore(3, [token, token, token, token]) for token in (1, 3)] == [3, 3]
 
 
 def test_a_text_that_went_on_replaces_its_beginning() -> None:
     store = PrefixStore(OneLayer(), 9)
-    store.keep(1, [9, 9])
+    store.keep(1, [9, 9], 1)
     for length in range(2, 9):
-        store.keep(0, [*range(length), 0])
+        store.keep(0, [*range(length), 0], length)
     assert store.restore(3, [9, 9]) == 1, "not pushed out by beginnings of a text that is kept whole"
     assert store.restore(3, list(range(9))) == 8
 
@@ -75,16 +78,24 @@ def pair(request, tmp_path_factory) -> Iterator[tuple[Engine, Path]]:
     engine.close()
 
 
-def computed(engine: Engine, monkeypatch) -> list[int]:
-    """Return a list that grows by the tokens of each pass of the target."""
+def draft_model(root: Path) -> Path:
+    """Return a converted draft, which serves PARD too."""
+    source = make_model(root / "small", family="llama", seed=1)
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, "pard_token": 2}))
+    return convert(source, root / "draft")
+
+
+def computed(model: Decoder, monkeypatch) -> list[int]:
+    """Return a list that grows by the tokens of each pass of a model."""
     passes: list[int] = []
-    forward = engine.speculator.target.forward_with_features
+    forward = model.forward_with_features
 
     def counting(tokens, *rest):
         passes.append(tokens.numel())
         return forward(tokens, *rest)
 
-    monkeypatch.setattr(engine.speculator.target, "forward_with_features", counting)
+    monkeypatch.setattr(model, "forward_with_features", counting)
     return passes
 
 
@@ -96,7 +107,7 @@ def test_a_text_asked_for_piece_by_piece(pair: tuple[Engine, Path], monkeypatch)
     prompts = random_prompts(6)
     expected = [greedy(model, prompt, LEN) for prompt in prompts]
     texts: list[list[int]] = [[] for _ in prompts]
-    passes, rounds = computed(engine, monkeypatch), 0
+    passes, rounds = computed(engine.speculator.target, monkeypatch), 0
     while any(len(text) < LEN for text in texts):
         asked = []
         for number, (prompt, text, whole) in enumerate(zip(prompts, texts, expected, strict=True)):
@@ -116,33 +127,32 @@ def test_a_text_of_before_is_not_computed_again(pair: tuple[Engine, Path], monke
     engine, _ = pair
     prompt = tuple(random_prompts(1)[0])
     first = engine.generate([Request(prompt, max_new_tokens=8)])[0]
-    passes = computed(engine, monkeypatch)
+    passes = computed(engine.speculator.target, monkeypatch)
     again = engine.generate([Request((*prompt, *first.ids[:4]), max_new_tokens=4)])[0]
     assert again.ids == first.ids[4:]
     assert sum(passes) == 4
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("method", ["draft_target", "ngram", "suffix", "lookahead"])
+@pytest.mark.parametrize("method", ["draft_target", "pard", "ngram", "suffix", "lookahead"])
 def test_an_engine_that_drafts_does_not_compute_it_again_either(method: str, tmp_path: Path, monkeypatch) -> None:
     """Rows move when others end, and drafts were written behind what is kept: the text stays the target's own."""
     source = make_model(tmp_path / "hf", family="llama")
     target = convert(source, tmp_path / "target")
-    draft = (
-        convert(make_model(tmp_path / "small", family="llama", seed=1), tmp_path / "draft")
-        if method == "draft_target"
-        else None
-    )
+    draft = draft_model(tmp_path) if method in ("draft_target", "pard") else None
     draft_len = 0 if method == "lookahead" else 3
     settings = EngineSettings(method, draft_len, max_seq_len=192, max_batch_size=4, device="cpu", max_num_tokens=64)
     model, prompts = reference_model(source), random_prompts(6)
     expected = [greedy(model, prompt, LEN) for prompt in prompts]
     engine = Engine.load(target, draft, settings)
     try:
-        passes = computed(engine, monkeypatch)
-        counted = []
+        passes = computed(engine.speculator.target, monkeypatch)
+        draft_passes: list[int] = []
+        if draft:
+            draft_passes = computed(engine.speculator.drafter._model, monkeypatch)
+        counted, drafts_counted, accepted = [], [], []
         for taken in (0, 0, 5, LEN // 2):
-            begun = len(passes)
+            begun, drafts_begun = len(passes), len(draft_passes)
             asked = [
                 Request((*prompt, *whole[:taken]), max_new_tokens=LEN - taken)
                 for prompt, whole in zip(prompts, expected, strict=True)
@@ -150,8 +160,12 @@ def test_an_engine_that_drafts_does_not_compute_it_again_either(method: str, tmp
             results = engine.generate(asked)
             assert [list(result.ids) for result in results] == [whole[taken:] for whole in expected]
             counted.append(passes[begun])
+            accepted.append([result.stats.accepted for result in results])
+            drafts_counted += draft_passes[drafts_begun : drafts_begun + 1]
         assert counted[0] > 4 * 4
         assert counted[1:] == [4, 4, 4], "of each of four texts the last token alone"
+        assert drafts_counted[1:] == ([4, 4, 4] if draft else []), "and so does the draft"
+        assert not draft or accepted[1] == accepted[0], "which drafts the same"
     finally:
         engine.close()
 

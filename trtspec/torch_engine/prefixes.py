@@ -6,8 +6,8 @@ Who asks for a text piece by piece, as a loop over two models does, sends all of
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 
 import numpy as np
@@ -16,53 +16,70 @@ from torch import Tensor
 
 from trtspec.torch_engine.model.cache import KVCache
 
+Ids = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The beginning of a text: its tokens, and their keys and values."""
+
+    ids: Ids
+    content: Tensor
+
 
 class PrefixStore:
     """Texts of at most `max_tokens` together, the one that was used longest ago dropped first."""
 
     def __init__(self, cache: KVCache, max_tokens: int) -> None:
         self._cache, self._max_tokens, self._tokens = cache, max_tokens, 0
-        self._kept: OrderedDict[int, tuple[npt.NDArray[np.int64], Tensor]] = OrderedDict()
-        self._next = 0
+        self._kept: list[Kept] = []  # in the order of their last use
 
-    def keep(self, row: int, text: Sequence[int]) -> None:
-        """Keep the keys and values of all but the last token of a text, which has not been a model's input yet."""
-        ids = np.array(text[:-1], np.int64)
+    def keep(self, row: int, text: Sequence[int], length: int) -> None:
+        """Keep the first `length` tokens of a text, all of one that is shorter, as the row has them."""
+        ids = np.array(text[:length], np.int32)
         if not 0 < len(ids) <= self._max_tokens:
             return
-        for number in [number for number, (other, _) in self._kept.items() if _common(ids, other) == len(other)]:
-            self._drop(number)
+        for kept in [kept for kept, common in self._alike(ids) if common == len(kept.ids)]:
+            self._drop(kept)
         while self._tokens + len(ids) > self._max_tokens:
-            self._drop(next(iter(self._kept)))
-        self._kept[self._next] = ids, self._cache.read_row(row, len(ids))
-        self._next += 1
+            self._drop(self._kept[0])
+        self._kept.append(Kept(ids, self._cache.read_row(row, len(ids))))
         self._tokens += len(ids)
 
     def known(self, text: Sequence[int]) -> int:
         """Return how many tokens of the beginning of a text are kept, never the last one."""
-        return self._longest(text)[0]
+        return self._longest(text)[1]
 
     def restore(self, row: int, text: Sequence[int]) -> int:
         """Write what is kept of the beginning of a text into a row; returns how many tokens."""
-        length, number = self._longest(text)
-        if length:
-            self._kept.move_to_end(number)
-            self._cache.write_row(row, self._kept[number][1][:, :length])
+        kept, length = self._longest(text)
+        if kept and length:
+            self._forget(kept)
+            self._kept.append(kept)
+            self._cache.write_row(row, kept.content[:, :length])
         return length
 
-    def _longest(self, text: Sequence[int]) -> tuple[int, int]:
-        """Return how much of a text the one has that has the most of it, and its number."""
-        ids = np.array(text[:-1], np.int64)
-        found = [(_common(ids, other), number) for number, (other, _) in self._kept.items()]
-        return max(found, key=itemgetter(0), default=(0, 0))
+    def _longest(self, text: Sequence[int]) -> tuple[Kept | None, int]:
+        """Return which text has the most of a text's beginning, and how much."""
+        return max(self._alike(np.array(text[:-1], np.int32)), key=itemgetter(1), default=(None, 0))
 
-    def _drop(self, number: int) -> None:
-        ids, _ = self._kept.pop(number)
-        self._tokens -= len(ids)
+    def _alike(self, ids: Ids) -> Iterator[tuple[Kept, int]]:
+        """Yield the texts that begin with the same token, and with how many of them."""
+        for kept in self._kept:
+            if len(ids) and ids[0] == kept.ids[0]:
+                yield kept, _common(ids, kept.ids)
+
+    def _drop(self, kept: Kept) -> None:
+        self._forget(kept)
+        self._tokens -= len(kept.ids)
+
+    def _forget(self, kept: Kept) -> None:
+        self._kept = [other for other in self._kept if other is not kept]
 
 
-def _common(one: npt.NDArray[np.int64], other: npt.NDArray[np.int64]) -> int:
-    """Return how many tokens two texts begin with alike."""
+def _common(one: Ids, other: Ids) -> int:
+    """Return how many tokens two texts of one at least begin with alike."""
     length = min(len(one), len(other))
     differs = one[:length] != other[:length]
-    return int(differs.argmax()) if differs.any() else length
+    first = int(differs.argmax())
+    return first if differs[first] else length

@@ -50,7 +50,7 @@ class Speculator:
         self.target, self.drafter, self.verifier, self.draft_shape = target, drafter, verifier, draft_shape
         self._method, self._options, self.settings = method, options, settings
         self._typical = _typical(options)
-        self._prefixes = PrefixStore(target.cache, settings.reuse_tokens) if settings.reuse_tokens else None
+        self._prefixes = PrefixStore(target.cache, settings.reuse_tokens)
 
     @classmethod
     def load(cls, target: Path, draft: Path | None, settings: EngineSettings) -> Speculator:
@@ -67,7 +67,7 @@ class Speculator:
         model = Decoder(checkpoint, settings.max_batch_size, max_len, device, dtype, settings.max_seq_len)
         if wrong := method.check_options(options, model.config):
             raise TrtspecError(wrong[0].message, where=f"speculation.options.{wrong[0].path}")
-        room = Room(settings.max_batch_size, max_len, device, dtype, settings.max_seq_len)
+        room = Room(settings.max_batch_size, max_len, device, dtype, settings.max_seq_len, settings.reuse_tokens)
         drafter = drafter_class(Setup(model, draft, room, options, draft_shape, settings.confidence))
         _check_pair(model, drafter, settings)
         verifier = choose_verifier(settings.kernels, device, dtype, block=settings.verify == "block")
@@ -87,8 +87,7 @@ class Speculator:
 
     def unread(self, running: Running) -> int:
         """Return how many tokens a request's prefill has to compute, as far as is known before it."""
-        known = self._prefixes.known(running.text) if self._prefixes else 0
-        return len(running.text) + len(running.external_draft) - known
+        return len(running.text) + len(running.external_draft) - self._prefixes.known(running.text)
 
     def prefill(self, batch: Sequence[Running], first_row: int, max_tokens: int) -> list[Progress]:
         """Prefill the prompts of new requests, at most `max_tokens` at once, and verify their external drafts.
@@ -98,7 +97,7 @@ class Speculator:
         """
         external = ExternalDrafts.of(batch, self.target.device)
         texts = [[*running.text, *running.external_draft] for running in batch]
-        known = [self._restore(row, running) for row, running in enumerate(batch, first_row)]
+        known = [self._prefixes.restore(row, running.text) for row, running in enumerate(batch, first_row)]
         found = prefill(self.target, texts, first_row, max_tokens, self.drafter.aux_layers, external.lens, known)
         params = self._sampling_params(batch)
         probs, uniforms = (external.probs(), external.uniforms()) if params else (None, None)
@@ -142,16 +141,13 @@ class Speculator:
 
     def keep(self, row: int, text: Sequence[int]) -> None:
         """Keep what was computed of a text that ended, for those that begin alike."""
-        if self._prefixes:
-            self._prefixes.keep(row, text)
+        self._prefixes.keep(row, text, len(text) - 1)  # the last one has not been read yet
+        self.drafter.keep(row, text)
 
     def move_row(self, source: int, target: int, length: int) -> None:
         """Let row `source`, `length` tokens long, become row `target`."""
         self.target.cache.move_row(source, target, length)
         self.drafter.move_row(source, target, length)
-
-    def _restore(self, row: int, running: Running) -> int:
-        return self._prefixes.restore(row, running.text) if self._prefixes else 0
 
     def _verify(
         self,

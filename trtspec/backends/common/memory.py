@@ -43,22 +43,23 @@ def plan_memory(
 ) -> MemoryPlan:
     """Return what the torch engine takes on the CPU, where it computes in float32, and FP8 models in float64.
 
-    The KV cache holds `rows` texts of `seq_len` tokens, and `kept_tokens` of texts that ended. The widest activations
+    KV caches hold `rows` texts of `seq_len` tokens, and `kept_tokens` of texts that ended. The widest activations
     are a prefill step's of `num_tokens` (hidden state, queries, keys and values, both MLP branches) and the logits of a
     verify step of `max_draft_tokens` drafted tokens. What drafts is a model, to which texts are `longer` times as
     long, or a head of so many parameters.
     """
     item = 8 if quantized else FLOAT32
+    positions = rows * seq_len + kept_tokens
     heads = (target.num_heads + 2 * target.num_kv_heads) * target.head_size
     width = 3 * target.hidden_size + heads + 3 * target.intermediate_size
     logits = rows * (max_draft_tokens + 1) * target.vocab_size
     draft_bytes = head_parameters * item
     if draft:
-        draft_bytes = _weights_bytes(draft, item) + longer * rows * seq_len * draft.kv_bytes_per_token(item)
+        draft_bytes = _weights_bytes(draft, item) + longer * positions * draft.kv_bytes_per_token(item)
     return MemoryPlan(
         id="cpu",
         weights_bytes=_weights_bytes(target, item),
-        kv_cache_bytes=(rows * seq_len + kept_tokens) * target.kv_bytes_per_token(item),
+        kv_cache_bytes=positions * target.kv_bytes_per_token(item),
         draft_bytes=draft_bytes,
         activation_bytes=(min(num_tokens, rows * seq_len) * width + logits) * item,
         limit_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),

@@ -21,6 +21,7 @@ from trtspec.torch_engine.drafting.reading import reading_of
 from trtspec.torch_engine.model.decoder import Decoder
 from trtspec.torch_engine.model.windows import Window
 from trtspec.torch_engine.prefill import prefill
+from trtspec.torch_engine.prefixes import PrefixStore
 
 
 class ModelDrafter(Drafter):
@@ -35,6 +36,7 @@ class ModelDrafter(Drafter):
         self._room = room.max_len * self._reading.longer
         length = room.length * self._reading.longer
         self._model = Decoder(checkpoint, room.rows, self._room, room.device, room.dtype, length)
+        self._prefixes = PrefixStore(self._model.cache, room.kept_tokens * self._reading.longer)
         self._floors = Floors(setup.options.stop_below, setup.confidence)
         self._draws: bool = setup.options.use_draft_logits
         self._known = [0] * room.rows  # tokens of each row's text that were read
@@ -45,7 +47,8 @@ class ModelDrafter(Drafter):
     def begin(self, prompts: Sequence[Sequence[int]], first_row: int, max_tokens: int) -> None:
         """Fill the draft's cache with the prompts, as far as they fit."""
         spelled = [self._reading.spell(prompt)[: self._room] for prompt in prompts]
-        prefill(self._model, spelled, first_row, max_tokens)
+        kept = [self._prefixes.restore(row, text) for row, text in enumerate(spelled, first_row)]
+        prefill(self._model, spelled, first_row, max_tokens, starts=kept)
         self._known[first_row : first_row + len(prompts)] = map(len, prompts)
         self._at[first_row : first_row + len(prompts)] = map(len, spelled)
 
@@ -88,6 +91,11 @@ class ModelDrafter(Drafter):
             self._known[row] += kept
             self._at[row] += kept
         self._ahead = 0
+
+    def keep(self, row: int, text: Sequence[int]) -> None:
+        """Keep keys and values of what was read."""
+        if self._at[row] < self._room:  # else nothing is known of what lies there
+            self._prefixes.keep(row, self._reading.spell(text), self._at[row])
 
     def move_row(self, source: int, target: int, length: int) -> None:
         """Move the row in the draft's cache."""

@@ -15,6 +15,7 @@ from trtspec.torch_engine.drafting.base import Draft, Drafter, DraftSampling, Se
 from trtspec.torch_engine.drafting.chain import Floors, draft_at_once
 from trtspec.torch_engine.model.decoder import Decoder
 from trtspec.torch_engine.prefill import prefill
+from trtspec.torch_engine.prefixes import PrefixStore
 
 
 class ParallelModelDrafter(Drafter):
@@ -25,6 +26,7 @@ class ParallelModelDrafter(Drafter):
             raise CheckpointError("pard needs a draft checkpoint", hint="name one under speculation.draft")
         room = setup.room
         self._model = Decoder.load(setup.root, room.rows, room.max_len, room.device, room.dtype, room.length)
+        self._prefixes = PrefixStore(self._model.cache, room.kept_tokens)
         self._mask = self._model.checkpoint.document.get("mask_token_id", int)
         self._floors = Floors(chain=setup.confidence)
         self._known = [0] * room.rows  # tokens of each row's text that are in the cache
@@ -32,7 +34,8 @@ class ParallelModelDrafter(Drafter):
 
     def begin(self, prompts: Sequence[Sequence[int]], first_row: int, max_tokens: int) -> None:
         """Fill the draft's cache with the prompts."""
-        prefill(self._model, prompts, first_row, max_tokens)
+        kept = [self._prefixes.restore(row, prompt) for row, prompt in enumerate(prompts, first_row)]
+        prefill(self._model, prompts, first_row, max_tokens, starts=kept)
         self._known[first_row : first_row + len(prompts)] = map(len, prompts)
 
     def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
@@ -45,6 +48,10 @@ class ParallelModelDrafter(Drafter):
         logits = model.forward(tokens, model.windows.chain(starts, width), torch.tensor(at, device=model.device))
         self._known[: len(texts)] = map(len, texts)
         return draft_at_once(logits.view(len(texts), depth, -1), sampling, self._floors)
+
+    def keep(self, row: int, text: Sequence[int]) -> None:
+        """Keep keys and values of what was read."""
+        self._prefixes.keep(row, text, self._known[row])
 
     def move_row(self, source: int, target: int, length: int) -> None:
         """Move the row in the draft's cache."""

@@ -22,7 +22,7 @@ from trtspec.torch_engine.model.decoder import Decoder
 class Room:
     """The sizes a drafter has to serve: a KV cache of `rows` x `max_len` on `device`, computing in `dtype`.
 
-    `length` is the length of the longest text that is served.
+    `length` is the length of the longest text that is served. Of texts that ended, `kept_tokens` may be kept.
     """
 
     rows: int
@@ -30,6 +30,7 @@ class Room:
     device: torch.device
     dtype: torch.dtype
     length: int = 0
+    kept_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,9 @@ class Drafter(Protocol):
 
     def observe(self, outcome: Outcome) -> None:
         """Process the outcome of a step, whether anything was proposed in it or not."""
+
+    def keep(self, row: int, text: Sequence[int]) -> None:
+        """Keep what was read of a row's text, which ended, for those that begin alike."""
 
     def move_row(self, source: int, target: int, length: int) -> None:
         """Let row `source`, `length` tokens long, become row `target`."""
