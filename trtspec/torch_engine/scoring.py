@@ -64,14 +64,20 @@ def _edit_row(logits: Tensor, running: Running, tokens: Tensor, sees: Bools) -> 
 def _penalize(
     logits: Tensor, edits: LogitEdits, text: Sequence[int], prompt_len: int, tokens: Tensor, sees: Bools
 ) -> None:
-    """Penalize the ids that stand before each node; only their logits are touched."""
-    said = np.unique([*text, *tokens[1:].tolist()], return_inverse=True)
-    ids, places = (torch.from_numpy(numbers).to(logits.device) for numbers in said)
-    drafted = torch.nn.functional.one_hot(places[len(text) :], len(ids)).to(logits.dtype)
-    path = torch.from_numpy(sees[:, 1:]).to(logits.device, logits.dtype) @ drafted
+    """Penalize the ids that stand before each node; only their logits are touched.
+
+    What is counted is counted by numpy: a product of torch's, however small, wakes its threads, and waits for them.
+    """
+    said, places = np.unique([*text, *tokens[1:].tolist()], return_inverse=True)
+    path = np.zeros((len(sees), len(said)), np.int64)
+    for node, place in enumerate(places[len(text) :], 1):
+        path[:, place] += sees[:, node]
     ignored = min(edits.prompt_ignore_len, prompt_len)
-    stands = path + places[: len(text)].bincount(minlength=len(ids)) > 0
-    counts = path + places[ignored : len(text)].bincount(minlength=len(ids))
+    counted = (
+        path + np.bincount(places[: len(text)], minlength=len(said)) > 0,
+        path + np.bincount(places[ignored : len(text)], minlength=len(said)),
+    )
+    ids, stands, counts = (torch.from_numpy(numbers).to(logits.device) for numbers in (said, *counted))
     before, penalty = logits[:, ids], edits.repetition_penalty
     after = torch.where(stands, torch.where(before < 0, before * penalty, before / penalty), before)
     logits[:, ids] = after - edits.presence_penalty * (counts > 0) - edits.frequency_penalty * counts
