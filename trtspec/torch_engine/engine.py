@@ -26,7 +26,7 @@ from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.errors import EngineFailed, Overloaded, TrtspecError
 from trtspec.generation.checks import check_request
 from trtspec.generation.request import Request, Result, Update
-from trtspec.generation.running import Progress, RequestHandle, Running
+from trtspec.generation.running import RequestHandle, Running
 from trtspec.generation.scores import Scores
 from trtspec.torch_engine.prefill import alike
 from trtspec.torch_engine.settings import EngineSettings
@@ -137,9 +137,9 @@ class Engine:
         try:
             while self._wait():
                 self._drop_cancelled()
-                new = self._admit()
+                self._admit()
                 if self._running:
-                    self._decode(new)
+                    self._decode()
         except Exception as failure:
             log.exception("the engine failed")
             reason, error = "error", f"the engine failed: {failure}"
@@ -164,12 +164,8 @@ class Engine:
         if any(cancelled):
             self._settle(cancelled)
 
-    def _admit(self) -> list[Running]:
-        """Take waiting requests in, as many as the free rows and the token limit of a step allow.
-
-        They are prefilled in passes of like length; returns those of the last one, which the next step reads, unless
-        there is no step to come.
-        """
+    def _admit(self) -> None:
+        """Prefill waiting requests, as many as the free rows and the token limit of a step allow."""
         new: list[tuple[int, Running]] = []  # with how many tokens are to be computed
         with self._changed:
             tokens = 0
@@ -180,31 +176,25 @@ class Engine:
                     break
                 new.append((unread, self._waiting.popleft()))
         new.sort(key=itemgetter(0))
-        self._entering = [running for _, running in new]
-        for running in self._entering:
+        entering = [running for _, running in new]
+        for running in entering:
             running.admit()
-        groups = [self._entering[first:last] for first, last in alike([unread for unread, _ in new])]
-        while groups and (len(groups) > 1 or not self._running):
-            self._begin(groups.pop(0))
-        return groups[0] if groups else []
+        for first, last in alike([unread for unread, _ in new]):
+            self._entering = entering[last:]
+            self._begin(entering[first:last])
 
     def _begin(self, new: list[Running]) -> None:
         """Prefill requests in one pass of the target; they become the last rows."""
-        made = self.speculator.prefill(new, len(self._running), self.settings.max_num_tokens)
-        self._take(new, [None] * len(self._running), made)
-
-    def _decode(self, new: list[Running]) -> None:
-        """Run one step of all running requests, which prefills the new ones."""
-        count = len(self._running)
-        made = self.speculator.step(self._running, new, self.settings.max_num_tokens)
-        reasons = [running.advance(one) for running, one in zip(self._running, made[:count], strict=True)]
-        self._take(new, reasons, made[count:])
-
-    def _take(self, new: list[Running], reasons: list[str | None], made: Sequence[Progress]) -> None:
-        """Let prefilled requests run, behind those that run with their `reasons` to end."""
+        first_row = len(self._running)
         self._running += new
-        self._entering = self._entering[len(new) :]
-        self._settle([*reasons, *(running.begin(one) for running, one in zip(new, made, strict=True))])
+        made = self.speculator.prefill(new, first_row, self.settings.max_num_tokens)
+        reasons = [running.begin(one) for running, one in zip(new, made, strict=True)]
+        self._settle([*[None] * first_row, *reasons])
+
+    def _decode(self) -> None:
+        """Run one step of all running requests."""
+        made = self.speculator.step(self._running)
+        self._settle([running.advance(one) for running, one in zip(self._running, made, strict=True)])
 
     def _settle(self, reasons: Sequence[str | None]) -> None:
         """Send every running request its update, and free the rows of finished ones."""

@@ -26,10 +26,9 @@ from trtspec.methods.base import DraftShape, LossyOptions, Method, Options, find
 from trtspec.registry import find
 from trtspec.torch_engine.device import choose_device, compute_dtype
 from trtspec.torch_engine.drafting.base import Draft, Drafter, DraftSampling, Outcome, Room, Setup
-from trtspec.torch_engine.entry import Entry
+from trtspec.torch_engine.external_drafts import ExternalDrafts
 from trtspec.torch_engine.model.decoder import Decoder
-from trtspec.torch_engine.model.windows import Window
-from trtspec.torch_engine.prefill import Chunk
+from trtspec.torch_engine.prefill import prefill
 from trtspec.torch_engine.prefixes import PrefixStore
 from trtspec.torch_engine.scoring import edit, score
 from trtspec.torch_engine.settings import EngineSettings
@@ -96,43 +95,26 @@ class Speculator:
         External drafts are accepted by the exact rule of chains, whatever the method's own rule is. A request with one
         ends here, without a step.
         """
-        entry = Entry.of(batch, first_row, max_tokens, self.target, self._prefixes)
-        self._read(entry, entry.chunks)
-        return self._entered(entry)
-
-    def step(self, batch: Sequence[Running], new: Sequence[Running] = (), max_tokens: int = 0) -> list[Progress]:
-        """Draft for every row, and verify all drafts in one pass of the target.
-
-        Requests that are `new` become the next rows: they are prefilled as `prefill` does, by the same pass where it
-        then has at most `max_tokens` tokens.
-        """
-        entry = Entry.of(new, len(batch), max_tokens, self.target, self._prefixes) if new else None
-        made = self._step(batch, entry)
-        return [*made, *self._entered(entry)] if entry else made
-
-    def _read(self, entry: Entry, passes: Sequence[Chunk]) -> None:
-        for chunk in passes:
-            aux_layers = self.drafter.aux_layers
-            entry.found.add(chunk, *self.target.forward_with_features(chunk.tokens, chunk.window, aux_layers, chunk.at))
-
-    def _entered(self, entry: Entry) -> list[Progress]:
-        """Verify the external drafts of new requests, which were read, and let the drafter take them in."""
-        batch, external, found = entry.batch, entry.external, entry.found
+        external = ExternalDrafts.of(batch, self.target.device)
+        texts = [[*running.text, *running.external_draft] for running in batch]
+        known = [self._prefixes.restore(row, running.text) for row, running in enumerate(batch, first_row)]
+        found = prefill(self.target, texts, first_row, max_tokens, self.drafter.aux_layers, external.lens, known)
         params = self._sampling_params(batch)
         probs, uniforms = (external.probs(), external.uniforms()) if params else (None, None)
         last = torch.tensor([running.text[-1:] for running in batch], device=self.target.device)
         tokens = torch.cat([last, external.tokens], 1)
         logits = edit(found.logits, batch, tokens, None)
         results = self.verifier.chain(logits, external.tokens, external.lens, params, probs, uniforms)
-        self.drafter.begin([running.text for running in batch], entry.first_row, entry.max_tokens)
+        self.drafter.begin([running.text for running in batch], first_row, max_tokens)
         for features, start in found.features:
             self.drafter.read(features, start)
-        for row, running in enumerate(batch, entry.first_row):
+        for row, running in enumerate(batch, first_row):
             if running.request.options:
                 self.drafter.lower(row, running.text, self.options_of(running.request))
         return _progress(batch, tokens.tolist(), external.lens, results, found.logits)
 
-    def _step(self, batch: Sequence[Running], entry: Entry | None) -> list[Progress]:
+    def step(self, batch: Sequence[Running]) -> list[Progress]:
+        """Draft for every row, and verify all drafts in one pass of the target."""
         depth = self.settings.scheduled(len(batch), self.draft_shape.max_depth)
         limits = [running.draft_len(depth) for running in batch]
         texts = [running.text for running in batch]
@@ -147,7 +129,7 @@ class Speculator:
             window = self.target.windows.chain(starts, tokens.shape[1])
         else:
             window = self.target.windows.tree(starts, draft.tree)
-        flat, features = self._pass(tokens, window, entry)
+        flat, features = self.target.forward_with_features(tokens, window, self.drafter.aux_layers)
         logits = flat.view(*tokens.shape, -1)
         chosen_by = edit(logits, batch, tokens, draft.tree)
         results, drafted = self._verify(chosen_by, tokens, draft, limits, params, uniforms)
@@ -166,22 +148,6 @@ class Speculator:
         """Let row `source`, `length` tokens long, become row `target`."""
         self.target.cache.move_row(source, target, length)
         self.drafter.move_row(source, target, length)
-
-    def _pass(self, tokens: Tensor, window: Window, entry: Entry | None) -> tuple[Tensor, Tensor | None]:
-        """Return the target's logits and features of a step's tokens; the same pass reads what is left of an entry."""
-        aux_layers, count = self.drafter.aux_layers, tokens.numel()
-        if entry:
-            *first, last = entry.chunks
-            fits = count + last.tokens.numel() <= entry.max_tokens
-            self._read(entry, first if fits else entry.chunks)
-        if not entry or not fits:
-            return self.target.forward_with_features(tokens, window, aux_layers)
-        both = torch.cat([tokens.flatten(), last.tokens.flatten()])
-        at = torch.cat([torch.arange(count, device=both.device), last.at + count])
-        logits, features = self.target.forward_with_features(both, (window, last.window), aux_layers, at)
-        ours, theirs = (None, None) if features is None else (features[:count], features[count:])
-        entry.found.add(last, logits[count:], theirs)
-        return logits[:count], ours
 
     def _verify(
         self,

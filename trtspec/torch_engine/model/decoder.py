@@ -84,7 +84,7 @@ class Decoder:
     def forward_with_features(
         self,
         tokens: Tensor,
-        window: Window | tuple[Window, ...],
+        window: Window,
         aux_layers: Sequence[int],
         at: Tensor | None = None,
         skipped: Sublayers = NONE_SKIPPED,
@@ -92,10 +92,8 @@ class Decoder:
         """Return what `forward` does and the hidden states at `aux_layers`, [rows * width, aux_layers * hidden].
 
         Layer i is the input of layer i (num_layers: the output of the last one), FINAL the final norm's output; None
-        without `aux_layers`. `skipped` sublayers are left out. Several windows share a pass, their tokens one behind
-        the other.
+        without `aux_layers`. `skipped` sublayers are left out.
         """
-        windows = window if isinstance(window, tuple) else (window,)
         hidden = F.embedding(tokens.flatten(), self.embedding)
         if self.config.scaled_embedding:
             hidden = hidden * self._embedding_scale
@@ -103,7 +101,7 @@ class Decoder:
         for number, layer in enumerate(self.layers):
             kept[number] = hidden
             if number not in skipped.attention:
-                hidden = self._attention(hidden, number, layer, windows)
+                hidden = self._attention(hidden, number, layer, window)
             if number not in skipped.mlp:
                 hidden = layer.mlp.add_to(hidden, self.norm(hidden, layer.post_norm))
         normed = self.norm(hidden, self.final_norm)
@@ -111,11 +109,7 @@ class Decoder:
         features = torch.cat([kept[aux_layer] for aux_layer in aux_layers], -1) if aux_layers else None
         return self.lm_head(normed if at is None else normed[at]), features
 
-    def _attention(self, hidden: Tensor, number: int, layer: Layer, windows: Sequence[Window]) -> Tensor:
+    def _attention(self, hidden: Tensor, number: int, layer: Layer, window: Window) -> Tensor:
         qkv = layer.qkv(self.norm(hidden, layer.input_norm))
-        seen = [each.near if layer.has_window and each.near else each for each in windows]
-        parts = qkv.split_with_sizes([each.rows * each.width for each in seen])
-        said = [
-            attend(part, layer, number, each, self.cache, self.config) for part, each in zip(parts, seen, strict=True)
-        ]
-        return layer.dense.add_to(hidden, torch.cat(said) if len(said) > 1 else said[0])
+        seen = window.near if layer.has_window and window.near else window
+        return layer.dense.add_to(hidden, attend(qkv, layer, number, seen, self.cache, self.config))
