@@ -47,7 +47,6 @@ KINDS = (
 REFUSED, ROLLED_BACK, MISMATCH = 1, 113, 102
 EXITS = {"good": (0,), "command killed": (0,), "corrupt": (MISMATCH,)}  # all others are rolled back
 FULL = "no space left"  # in any case, as its reason
-SAID = 1000  # characters of what a command said in the end: paths are long
 CLIENTS, WITHIN_S = 4, 120.0
 PAUSES_S = (0.1, 0.4)  # between the requests of a client: without, they are all that the machine does
 LENGTHS = (8, 24, 48)  # tokens; the longer a text, the more of the machine it takes from what is rolled out
@@ -203,7 +202,7 @@ def ended(
     """Return what came of a rollout whose command has ended."""
     rollout = read_rollout(scene.journal)
     is_back = code == ROLLED_BACK and rollout is not None and rollout.state == "rolled-back"
-    reason = rollout.reason if is_back and rollout else said.strip()[-SAID:] if code else ""
+    reason = rollout.reason if is_back and rollout else said.rpartition("error: ")[2].strip() if code else ""
     back_s = round(over - fault.at, 2) if fault.at and code == ROLLED_BACK else None
     problem = untidy(scene, new, code) or (heard_of(scene) if kind == "lossy" else "")
     return Rolled(kind, code, round(seconds, 2), back_s, reason, fault.phase, fault.at, problem)
