@@ -12,7 +12,7 @@ Each method's recipe (recipes/quickstart-*.yaml, or the quickstart's own with a 
 answered without and with speculation in turn, on that one engine; the speed-up is the median over these pairs. So is
 that of the draft length that was chosen: for each kind of prompt the one that is expected to be fastest at batch 1, by
 drafts replayed on that kind's texts and the times of steps; 0, and nothing is drafted, where it is not sure to pay.
-Without NETS the methods that need one are left out.
+Without NETS the methods that need one are left out. `suffix` keeps no answers here: they would be those it is asked for.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ PROMPTS = {"": RECIPES / "prompts" / "quickstart.jsonl", "repetitive": RECIPES /
 RECIPES_OF = dict.fromkeys(("draft_target", "pard", "p_eagle", "dflash"), "quickstart")
 NETS = ("pard", "p_eagle", "dflash")
 SURE = {f"{method}, by confidence": method for method in ("p_eagle", "dflash", "dspark")}  # ends where it is not sure
+FORGETTING = {"suffix": {"options.max_cached_requests": 0}}  # else it has each answer: prompts are asked again
 CONFIDENCE = 0.1  # from 0.2 on ending a draft costs more than it saves at batch 1 (docs/log.md)
 METHODS = (
     "draft_target",
@@ -71,7 +72,7 @@ def build(name: str, nets: Path | None, out: Path) -> None:
     """Build a method's recipe as a user does."""
     method = SURE.get(name, name)
     recipe = RECIPES / f"{RECIPES_OF.get(method, f'quickstart-{method}')}.yaml"
-    sets: dict[str, Any] = {"confidence": CONFIDENCE} if name in SURE else {}
+    sets: dict[str, Any] = {"confidence": CONFIDENCE} if name in SURE else dict(FORGETTING.get(method, {}))
     if method in NETS and nets:
         sets |= {"method": method, "draft.model": (nets / method).absolute(), "draft_len": 7}
     overrides = [part for key, value in sets.items() for part in ("--set", f"speculation.{key}={value}")]
