@@ -12,7 +12,7 @@ Each method's recipe (recipes/quickstart-*.yaml, or the quickstart's own with a 
 answered without and with speculation in turn, on that one engine; the speed-up is the median over these pairs. So is
 that of the draft length that was chosen: for each kind of prompt the one that is expected to be fastest at batch 1, by
 drafts replayed on that kind's texts and the times of steps; 0, and nothing is drafted, where it is not sure to pay.
-Without NETS the methods that need one are left out. `suffix` keeps no answers here: they would be those it is asked for.
+Without NETS the methods that need one are left out. `suffix` keeps no answers: they are those it is asked for.
 """
 
 from __future__ import annotations
