@@ -18,6 +18,7 @@ from tests.dialects.medusa_nets import HEADS, blocks_alone, fasterdecoding, shar
 from tests.dialects.nets import Config, changed, config_of, contents, make_target
 from tests.dialects.test_faults import add, pop, said, set_at, set_size
 from tests.methods.heads import HIDDEN, random_heads
+from tests.quant.compressed import compress, compressed_tensors
 from trtspec.dialects.convert import convert_draft
 from trtspec.errors import TrtspecError
 from trtspec.models.source_model import SourceModel, load_model
@@ -100,6 +101,15 @@ def test_a_whole_model_stays_behind_if_it_is_the_target(target: Path, tmp_path: 
     convert_draft(nets.medusa_1_0(tmp_path / "1.0"), "vllm", tmp_path / "of-1.0", str(target))
     convert_draft(fasterdecoding()(tmp_path / "alone"), "vllm", tmp_path / "of-alone")
     assert contents(tmp_path / "of-1.0") == contents(tmp_path / "of-alone")
+
+
+def test_a_quantized_target_takes_no_heads_into_its_files(target: Path, tmp_path: Path) -> None:
+    """What is written would be refused when it is read back, after gigabytes."""
+    quantized = compress(make_target(tmp_path / "quantized"), compressed_tensors())
+    source = fasterdecoding()(tmp_path / "source")
+    hint = refused(source, "modelopt", tmp_path / "out", f"those in {quantized} are quantized", quantized)
+    assert hint == "give the target as it was before"
+    assert not list(tmp_path.glob(".out*"))
 
 
 def test_whose_heads_they_are_is_written_for_fasterdecoding(target: Path, tmp_path: Path) -> None:

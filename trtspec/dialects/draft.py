@@ -70,7 +70,7 @@ def read_draft(source: Source, target: SourceModel | None = None, drop: frozense
     add up or go with the target, or has keys that no dialect is known to have.
     """
     kind = _kind_of(source)
-    if source.quantization or source.config.get("quantization_config"):
+    if is_quantized(source):
         raise source.reader.refuse("its weights are quantized; drafts are converted from unquantized ones")
     config = target.config if target else claimed_target(source) if kind == MEDUSA else _claimed(source)
     found, skipped = _check(source, kind, config, target)
@@ -84,6 +84,11 @@ def read_draft(source: Source, target: SourceModel | None = None, drop: frozense
     tensors = shared_names(source, kind, form)
     beside = {name: source.tensors[name] for name, why in skipped.items() if why == OF_THE_BASE.reason}
     return Draft(kind, name, facts, layer_keys(source, form), tensors, carried, str(source.root), beside, warnings)
+
+
+def is_quantized(source: Source) -> bool:
+    """Return whether weights are stored quantized, as far as a checkpoint says so."""
+    return bool(source.quantization or source.config.get("quantization_config"))
 
 
 def _kind_of(source: Source) -> str:

@@ -11,7 +11,7 @@ from trtspec.checkpoint.safetensors import TensorInfo
 from trtspec.checkpoint.write import Part
 from trtspec.dialects.borrowed import RULES, of_target, same
 from trtspec.dialects.dialect import LM_HEAD, Form
-from trtspec.dialects.draft import Draft
+from trtspec.dialects.draft import Draft, is_quantized
 from trtspec.dialects.names import own_names
 from trtspec.methods.fit import drafted_ids
 from trtspec.models.source_model import SourceModel
@@ -86,6 +86,9 @@ def _beside(draft: Draft, form: Form, target: SourceModel | None) -> list[Part]:
         return []
     if target is None:
         raise draft.refuse("this dialect has heads in their target's files", "give --target")
+    if is_quantized(target.source):
+        message = f"this dialect has heads in their target's files, and those in {target.source.root} are quantized"
+        raise draft.refuse(message, "give the target as it was before")
     return [Part.copy(name, tensor) for name, tensor in target.source.tensors.items()]
 
 
