@@ -9,6 +9,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+FEW = 64  # tokens that are looked for before all are sorted
+_ALL = 2**31 - 1
 _BELOW_ONE = 1.0 - 2.0**-53
 
 
@@ -28,10 +30,9 @@ class SamplingParams:
         shape = (-1,) + (1,) * (logits.dim() - 1)
         probs = torch.softmax(logits.float() / self._divisor.view(shape), -1)
         if self.truncates and self.truncated is None:
-            probs = _truncate(probs, self.top_k.view(shape), self.top_p.view(shape))
+            probs = _truncate(probs, *self._cuts(shape))
         elif self.truncates:
-            rows = self.truncated
-            probs[rows] = _truncate(probs[rows], self.top_k[rows].view(shape), self.top_p[rows].view(shape))
+            probs[self.truncated] = _truncate(probs[self.truncated], *self._cuts(shape))
         if not self.mixed:
             return probs
         one_hot = torch.zeros_like(probs).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
@@ -42,19 +43,66 @@ class SamplingParams:
         """Whether a row is greedy [batch]."""
         return self.temperature == 0.0
 
+    def _cuts(self, shape: tuple[int, ...]) -> tuple[Tensor | None, Tensor]:
+        """Return how many tokens the rows that are sorted keep at most, None for any, and which share of their mass."""
+        top_k, top_p = self._truncations
+        return None if top_k is None else top_k.view(shape), top_p.view(shape)
+
+    @cached_property
+    def _truncations(self) -> tuple[Tensor | None, Tensor]:
+        rows = slice(None) if self.truncated is None else self.truncated
+        top_k, top_p = self.top_k[rows], self.top_p[rows]
+        share = torch.where(top_p < 1.0, top_p, torch.inf)
+        if top_k.device.type == "cpu" and not top_k.any():
+            return None, share
+        return torch.where(top_k > 0, top_k, _ALL), share
+
     @cached_property
     def _divisor(self) -> Tensor:
         return torch.where(self.greedy, 1.0, self.temperature) if self.mixed else self.temperature
 
 
-def _truncate(probs: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+def _truncate(probs: Tensor, most: Tensor | None, share: Tensor) -> Tensor:
+    """Return probs [..., vocab] with all but the first of each row at zero: `most`, and `share` of these' mass.
+
+    On a CPU the first few are looked for before all are sorted, which takes five to thirty times as long; a row comes
+    out with the same bits by either way.
+    """
+    if probs.shape[-1] <= FEW or probs.device.type != "cpu":
+        return _truncate_sorted(probs, most, share)
+    ranked = probs.topk(FEW).values
+    last, total = _last(ranked, most, share)
+    least = ranked.gather(-1, last)
+    kept = probs.masked_fill(probs < least, 0.0).div_(total)
+    # more than the few are kept, or equals of the last one are not
+    is_unsure = ranked.gather(-1, last.add(1).clamp_max_(FEW - 1)) == least
+    if most is not None:
+        is_unsure |= (most > FEW) & (most != _ALL)
+    if is_unsure.any():
+        rows = is_unsure.squeeze(-1)
+        some = None if most is None else most.expand(is_unsure.shape)[rows]
+        kept[rows] = _truncate_sorted(probs[rows], some, share.expand(is_unsure.shape)[rows])
+    return kept
+
+
+def _truncate_sorted(probs: Tensor, most: Tensor | None, share: Tensor) -> Tensor:
     ranked, order = torch.sort(probs, dim=-1, descending=True, stable=True)
-    rank = torch.arange(probs.shape[-1], device=probs.device)
-    ranked = ranked.masked_fill((top_k > 0) & (rank >= top_k), 0.0)
-    ranked = ranked / ranked.sum(-1, keepdim=True)
-    before = ranked.cumsum(-1) - ranked
-    ranked = ranked.masked_fill((before >= top_p) & (rank > 0), 0.0)
-    return torch.zeros_like(probs).scatter_(-1, order, ranked / ranked.sum(-1, keepdim=True))
+    last, total = _last(ranked, most, share)
+    ranked.masked_fill_(torch.arange(probs.shape[-1], device=probs.device) > last, 0.0).div_(total)
+    return torch.zeros_like(probs).scatter_(-1, order, ranked)
+
+
+def _last(ranked: Tensor, most: Tensor | None, share: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the last place that is kept of the largest probabilities [..., width], and the mass up to there."""
+    width, upto = ranked.shape[-1], ranked.cumsum(-1)
+    if most is None:
+        is_inside = upto < share
+    else:
+        first = most.expand(*upto.shape[:-1], 1).clamp_max(width) - 1
+        mass = torch.where(most > width, 1.0, upto.gather(-1, first))
+        is_inside = (upto < share * mass) & (torch.arange(1, width + 1, device=ranked.device) < most)
+    last = is_inside.sum(-1, keepdim=True).clamp_max_(width - 1)
+    return last, upto.gather(-1, last)
 
 
 def pick(weights: Tensor, uniforms: Tensor) -> Tensor:
