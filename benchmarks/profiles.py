@@ -6,10 +6,11 @@ target alone and a fixed draft length (at least 0.98 of it), however many reques
     python benchmarks/profiles.py [--recipes quickstart quickstart-ngram quickstart-eagle3] [--out FILE.json]
 
 What is expected and what is measured are of the same run: closed loops of so many requests, greedy, whole texts with
-their prefill, while all of the places are taken. All arms are asked of one engine in a process to itself (a second one
-in it would take up to 3 ms of each step of the first), in rounds of one run each. The fastest run of an arm counts:
-what else a machine does only adds to a run, and where its speed drifts by a factor of two no other number can be
-compared to a few percent. `noise` says how far apart two equal arms are. It takes ten minutes a recipe.
+their prefill, while all of the places are taken. For how many run at once, each draft length is expected by steps
+timed before and behind the closed loops, the faster counting. All arms are asked of one engine in a process to itself
+(a second one in it would take up to 3 ms of each step of the first), in rounds of one run each. The fastest run of an
+arm counts: what else a machine does only adds to a run, and where its speed drifts by a factor of two no other number
+can be compared to a few percent. `noise` says how far apart two equal arms are. It takes a quarter of an hour a recipe.
 """
 
 from __future__ import annotations
@@ -95,21 +96,22 @@ def examine(candidate: Candidate, parts: Sequence[str]) -> dict[str, Any]:
     prompts = load_prompts(recipes_dir() / "prompts" / "quickstart.jsonl")[:PROMPTS]
     with open_artifact(candidate.root) as artifact:
         texts, _ = say(artifact, prompts, TOKENS, lambda what, done, total: None)
-    measured = measure(candidate, texts, (*BATCHES, MAX_BATCH), lambda what, done, total: None)
     compared = {"lens": compare_lens, "schedule": compare_schedule}
-    with loaded(measured, texts) as engine:
-        return {part: compared[part](measured, engine) for part in parts}
+    with loaded(candidate, texts) as engine:
+        return {part: compared[part](candidate, texts, engine) for part in parts}
 
 
-def compare_lens(measured: Measured, engine: Asked) -> dict[str, Any]:
+def compare_lens(candidate: Candidate, texts: Texts, engine: Asked) -> dict[str, Any]:
     """Hold what is expected of each draft length against what the engine does with it."""
     rows = []
     for batch in BATCHES:
-        expected = {each.draft_len: each.expected.value for each in measured.speedups if each.batch == batch}
+        before = measured_at(candidate, texts, batch)
+        alone, *found = rounds(engine, [ALONE, *(((MAX_BATCH, length),) for length in before.acceptance)], batch)
+        measured = faster(before, measured_at(candidate, texts, batch))
+        expected = {each.draft_len: each.expected.value for each in measured.speedups}
         chosen = measured.best(batch).draft_len
+        seen = {length: each / alone for length, each in zip(before.acceptance, found, strict=True)}
         lens = sorted({*LENS, chosen})
-        alone, *found = rounds(engine, [ALONE, *(((MAX_BATCH, length),) for length in lens)], batch)
-        seen = {length: each / alone for length, each in zip(lens, found, strict=True)}
         rows.append(
             {
                 "batch": batch,
@@ -124,12 +126,26 @@ def compare_lens(measured: Measured, engine: Asked) -> dict[str, Any]:
     return {"batches": rows}
 
 
-def compare_schedule(measured: Measured, engine: Asked) -> dict[str, Any]:
+def measured_at(candidate: Candidate, texts: Texts, *batches: int) -> Measured:
+    return measure(candidate, texts, batches, lambda what, done, total: None)
+
+
+def faster(one: Measured, other: Measured) -> Measured:
+    """Return what was measured twice, by the faster steps and prefills."""
+    seconds = {case: min(taken, other.seconds[case]) for case, taken in one.seconds.items()}
+    prefills = {
+        batch: (min(alone, other.prefills[batch][0]), min(whole, other.prefills[batch][1]))
+        for batch, (alone, whole) in one.prefills.items()
+    }
+    return replace(one, seconds=seconds, prefills=prefills)
+
+
+def compare_schedule(candidate: Candidate, texts: Texts, engine: Asked) -> dict[str, Any]:
     """Hold the schedule against the target alone and the fixed length, at each number of requests at once.
 
     `noise` is how far two equal arms are apart: the fixed length was asked twice.
     """
-    chosen = recommend([measured], 1)
+    chosen = recommend([measured_at(candidate, texts, *BATCHES, MAX_BATCH)], 1)
     schedule, fixed = chosen.schedule or ((MAX_BATCH, chosen.draft_len),), ((MAX_BATCH, chosen.draft_len),)
     rows = []
     for many in CONCURRENCIES:
@@ -144,10 +160,10 @@ def compare_schedule(measured: Measured, engine: Asked) -> dict[str, Any]:
 
 
 @contextmanager
-def loaded(measured: Measured, texts: Texts) -> Iterator[Asked]:
+def loaded(candidate: Candidate, texts: Texts) -> Iterator[Asked]:
     """Give an engine in a process of its own."""
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
-        ask = partial(throughput, measured.candidate.root, texts.prompts)
+        ask = partial(throughput, candidate.root, texts.prompts)
         yield lambda schedule, many: process.submit(ask, schedule, many).result(WITHIN_S)
 
 
