@@ -21,9 +21,9 @@ class SamplingParams:
     temperature: Tensor
     top_k: Tensor
     top_p: Tensor
-    truncates: bool  # whether any row uses top_k or top_p, which cost a sort
+    truncates: bool  # whether any row uses top_k or top_p, which cost a search
     mixed: bool = True  # whether greedy rows may be among them, which cost an argmax and a one-hot
-    truncated: Tensor | None = None  # the rows that have to be sorted; None for all
+    truncated: Tensor | None = None  # the rows that use them; None for all
 
     def probs(self, logits: Tensor) -> Tensor:
         """Return float32 probabilities for logits [batch, ..., vocab]; a row with temperature 0 becomes one-hot."""
@@ -44,7 +44,7 @@ class SamplingParams:
         return self.temperature == 0.0
 
     def _cuts(self, shape: tuple[int, ...]) -> tuple[Tensor | None, Tensor]:
-        """Return how many tokens the rows that are sorted keep at most, None for any, and which share of their mass."""
+        """Return how many tokens those rows keep at most, None for any, and which share of their mass."""
         top_k, top_p = self._truncations
         return None if top_k is None else top_k.view(shape), top_p.view(shape)
 
