@@ -91,7 +91,7 @@ class Packed(Matrix):
         return _multiply(rows, self.packed, bias)
 
     def _make_code(self, operation: Operation, bias: Tensor | None, *residual: Tensor) -> None:
-        """Let oneDNN make its code for all numbers of rows: a rare one would add megabytes to a server after minutes."""
+        """Let oneDNN make its code for all numbers of rows: a rare one would add megabytes after minutes."""
         if (how := (operation, bias is None)) in self._has_code:
             return
         self._has_code.add(how)
