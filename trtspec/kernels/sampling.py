@@ -65,8 +65,8 @@ class SamplingParams:
 def _truncate(probs: Tensor, most: Tensor | None, share: Tensor) -> Tensor:
     """Return probs [..., vocab] with all but the first of each row at zero: `most`, and `share` of these' mass.
 
-    On a CPU the first few are looked for before all are sorted, which takes five to thirty times as long; a row comes
-    out with the same bits by either way.
+    On a CPU the first few are looked for before all are sorted, which takes up to thirty times as long; a row comes out
+    with the same bits by either way.
     """
     if probs.shape[-1] <= FEW or probs.device.type != "cpu":
         return _truncate_sorted(probs, most, share)

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from trtspec.torch_engine.model import matrix
 from trtspec.torch_engine.model.matrix import COUNTS, PACKED_FROM, Packed, Plain, matrix_of
 
 SHAPES = ((640, 384), (384, 1024), (1 << 17, 1), (33, 7), (1, 5))
@@ -87,21 +86,3 @@ def test_what_is_shared_and_plain_takes_no_more_memory() -> None:
     matrix = matrix_of(embedding, is_shared=True)
     assert isinstance(matrix, Plain)
     assert matrix.matrix.data_ptr() == embedding.data_ptr()
-
-
-@needs_onednn
-def test_code_is_made_for_all_numbers_of_rows_before_the_first_and_once_for_a_shape(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    multiply, asked = matrix._multiply, list[int]()
-    monkeypatch.setattr(matrix, "_CODE", set())
-    monkeypatch.setattr(matrix, "_multiply", lambda rows, *rest: asked.append(len(rows)) or multiply(rows, *rest))
-    weight, rows = torch.randn(512, 256), torch.randn(3, 256)
-    first, second = matrix_of(weight), matrix_of(weight + 1.0)
-    torch.testing.assert_close(first.product(rows, None), rows @ weight.t(), atol=1e-3, rtol=1e-3)
-    assert asked == [*COUNTS, 3]
-    first.product(rows, None)
-    second.product(rows, None)
-    assert asked == [*COUNTS, 3, 3, 3]
-    second.product(rows, torch.zeros(512))
-    assert asked == [*COUNTS, 3, 3, 3, *COUNTS, 3]

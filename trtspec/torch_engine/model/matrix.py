@@ -9,8 +9,7 @@ torch is pinned.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -21,9 +20,6 @@ from torch.nn.functional import pad
 COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
 _PADDED = [next(count for count in COUNTS if count >= rows) for rows in range(COUNTS[-1] + 1)]
 PACKED_FROM = 1 << 17  # weights: a call of oneDNN's takes some 10 us longer, which smaller matrices do not save
-
-Operation = Callable[..., Tensor]
-_CODE: set[tuple[Operation, bool, torch.Size, torch.dtype]] = set()  # what this process has made of it
 
 
 class Matrix(Protocol):
@@ -63,7 +59,6 @@ class Packed(Matrix):
     """A weight in oneDNN's own order, for numbers of rows of which there are few: the others are padded or divided."""
 
     packed: Tensor
-    _has_code: set[tuple[Operation, bool]] = field(default_factory=set, compare=False)
 
     @property
     def weight(self) -> Tensor:
@@ -83,34 +78,12 @@ class Packed(Matrix):
     def added(self, residual: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
         if len(rows) not in COUNTS:
             return self.product(rows, bias).add_(residual)
-        self._make_code(_add, bias, residual)
-        return _add(rows, self.packed, bias, residual)
+        found: Tensor = torch.ops.mkldnn._linear_pointwise.binary(rows, residual, self.packed, bias, "add")
+        return found
 
     def _product(self, rows: Tensor, bias: Tensor | None) -> Tensor:
-        self._make_code(_multiply, bias)
-        return _multiply(rows, self.packed, bias)
-
-    def _make_code(self, operation: Operation, bias: Tensor | None, *residual: Tensor) -> None:
-        """Let oneDNN make its code for all numbers of rows: a rare one would add megabytes after minutes."""
-        if (how := (operation, bias is None)) in self._has_code:
-            return
-        self._has_code.add(how)
-        if (code := (*how, self.packed.shape, self.packed.dtype)) in _CODE:
-            return
-        _CODE.add(code)
-        for count in COUNTS:
-            rows = self.packed.new_zeros((count, self.packed.shape[1]), layout=torch.strided)
-            operation(rows, self.packed, bias, *(each.new_zeros((count, each.shape[1])) for each in residual))
-
-
-def _multiply(rows: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    found: Tensor = torch.ops.mkldnn._linear_pointwise.default(rows, packed, bias, "none", [], "")
-    return found
-
-
-def _add(rows: Tensor, packed: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:
-    found: Tensor = torch.ops.mkldnn._linear_pointwise.binary(rows, residual, packed, bias, "add")
-    return found
+        found: Tensor = torch.ops.mkldnn._linear_pointwise.default(rows, self.packed, bias, "none", [], "")
+        return found
 
 
 def matrix_of(weight: Tensor, *, is_shared: bool = False) -> Matrix:
