@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -27,11 +28,8 @@ class OneLayer:
     def __init__(self) -> None:
         self.rows = [torch.tensor([[row * 100 + at for at in range(16)]]) for row in range(4)]
 
-    def read_row(self, row: int, length: int) -> torch.Tensor:
-        return self.rows[row][:, :length].clone()
-
-    def write_row(self, row: int, content: torch.Tensor) -> None:
-        self.rows[row][:, : content.shape[1]] = content
+    def row(self, row: int, length: int) -> torch.Tensor:
+        return self.rows[row][:, :length]
 
 
 def test_the_longest_beginning_is_restored_and_never_the_last_token() -> None:
@@ -66,6 +64,28 @@ def test_a_text_that_went_on_replaces_its_beginning() -> None:
         store.keep(0, [*range(length), 0], length)
     assert store.restore(3, [9, 9]) == 1, "not pushed out by beginnings of a text that is kept whole"
     assert store.restore(3, list(range(9))) == 8
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_comes_back_is_what_was_kept_however_often_others_were_pushed_out(seed: int) -> None:
+    chance, cache = np.random.default_rng(seed), OneLayer()
+    store = PrefixStore(cache, 20)
+
+    def values(text: list[int]) -> list[int]:
+        """What a model makes of a text: a number at each place, of all that stands before it."""
+        return [hash(tuple(text[:end])) for end in range(1, len(text) + 1)]
+
+    restored = []
+    for _ in range(300):
+        text, row = chance.integers(0, 3, chance.integers(2, 17)).tolist(), int(chance.integers(3))
+        cache.rows[row][0, : len(text)] = torch.tensor(values(text))
+        store.keep(row, text, len(text) - 1)
+        asked = chance.integers(0, 3, 16).tolist()
+        known = store.known(asked)
+        restored.append(store.restore(3, asked))
+        assert restored[-1] == known
+        assert cache.row(3, known)[0].tolist() == values(asked)[:known]
+    assert len(set(restored)) > 4
 
 
 @pytest.fixture(scope="module", params=["llama", "gemma2"])

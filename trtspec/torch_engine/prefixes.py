@@ -12,7 +12,7 @@ from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
+import torch
 
 from trtspec.torch_engine.model.cache import KVCache
 
@@ -21,17 +21,24 @@ Ids = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Kept:
-    """The beginning of a text: its tokens, and their keys and values."""
+    """The beginning of a text: its tokens, and the slots of their keys and values."""
 
     ids: Ids
-    content: Tensor
+    slots: list[int]
 
 
 class PrefixStore:
-    """Texts of at most `max_tokens` together, the one that was used longest ago dropped first."""
+    """Texts of at most `max_tokens` together, the one that was used longest ago dropped first.
+
+    Their keys and values lie in one tensor that is allocated once: pieces of all lengths, each as old as its text,
+    would keep an allocator from giving back what lies between them.
+    """
 
     def __init__(self, cache: KVCache, max_tokens: int) -> None:
-        self._cache, self._max_tokens, self._tokens = cache, max_tokens, 0
+        self._cache, self._max_tokens = cache, max_tokens
+        layers, _, *heads = cache.row(0, 0).shape
+        self._content = cache.row(0, 0).new_empty((layers, max_tokens, *heads))
+        self._free = list(range(max_tokens))
         self._kept: list[Kept] = []  # in the order of their last use
 
     def keep(self, row: int, text: Sequence[int], length: int) -> None:
@@ -41,10 +48,12 @@ class PrefixStore:
             return
         for kept in [kept for kept, common in self._alike(ids) if common == len(kept.ids)]:
             self._drop(kept)
-        while self._tokens + len(ids) > self._max_tokens:
+        while len(ids) > len(self._free):
             self._drop(self._kept[0])
-        self._kept.append(Kept(ids, self._cache.read_row(row, len(ids))))
-        self._tokens += len(ids)
+        slots = self._free[-len(ids) :]
+        del self._free[-len(ids) :]
+        self._content.index_copy_(1, self._index(slots), self._cache.row(row, len(ids)))
+        self._kept.append(Kept(ids, slots))
 
     def known(self, text: Sequence[int]) -> int:
         """Return how many tokens of the beginning of a text are kept, never the last one."""
@@ -56,8 +65,11 @@ class PrefixStore:
         if kept and length:
             self._forget(kept)
             self._kept.append(kept)
-            self._cache.write_row(row, kept.content[:, :length])
+            self._cache.row(row, length).copy_(self._content.index_select(1, self._index(kept.slots[:length])))
         return length
+
+    def _index(self, slots: list[int]) -> torch.Tensor:
+        return torch.tensor(slots, device=self._content.device)
 
     def _longest(self, text: Sequence[int]) -> tuple[Kept | None, int]:
         """Return which text has the most of a text's beginning, and how much."""
@@ -71,7 +83,7 @@ class PrefixStore:
 
     def _drop(self, kept: Kept) -> None:
         self._forget(kept)
-        self._tokens -= len(kept.ids)
+        self._free.extend(kept.slots)
 
     def _forget(self, kept: Kept) -> None:
         self._kept = [other for other in self._kept if other is not kept]

@@ -40,17 +40,11 @@ class KVCache:
             base = places[:, 0] * self.max_len
             self._all.index_copy_(1, base + places[:, 2], self._all.index_select(1, base + places[:, 1]))
 
-    def read_row(self, row: int, length: int) -> Tensor:
-        """Return a copy of the first `length` positions of a row, [2 * layers, length, kv_heads, head_size]."""
+    def row(self, row: int, length: int) -> Tensor:
+        """Return a view of the first `length` positions of a row, [2 * layers, length, kv_heads, head_size]."""
         start = row * self.max_len
-        return self._all[:, start : start + length].clone()
-
-    def write_row(self, row: int, content: Tensor) -> None:
-        """Write what `read_row` returned, or its beginning, to the first positions of a row."""
-        start = row * self.max_len
-        self._all[:, start : start + content.shape[1]] = content
+        return self._all[:, start : start + length]
 
     def move_row(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of row `source` over row `target`."""
-        here, there = source * self.max_len, target * self.max_len
-        self._all[:, there : there + length] = self._all[:, here : here + length]
+        self.row(target, length).copy_(self.row(source, length))
