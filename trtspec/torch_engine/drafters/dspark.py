@@ -32,9 +32,9 @@ class MarkovHead:
         """Return the numbers [rows, rank] of the target's tokens [rows]."""
         return F.embedding(tokens, self._from)
 
-    def bias(self, embedded: Tensor) -> Tensor:
-        """Return what is added to the logits of the draft's vocabulary."""
-        return self._to(embedded)
+    def biased(self, logits: Tensor, embedded: Tensor) -> Tensor:
+        """Return logits [rows, the draft's vocabulary] with what the tokens before say."""
+        return self._to.add_to(logits, embedded)
 
 
 class ConfidenceHead:
@@ -74,7 +74,7 @@ class DSparkDrafter(BlockDrafter):
         embedded, biased = list[Tensor](), list[Tensor]()
         for place in range(depth):
             embedded.append(self._markov.embed(tokens))
-            biased.append(logits[:, place] + self._markov.bias(embedded[-1]))
+            biased.append(self._markov.biased(logits[:, place], embedded[-1]))
             tokens = chain.add(biased[-1])
         if self._floors == NEVER:
             return chain.draft([depth] * rows)

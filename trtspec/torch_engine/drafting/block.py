@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from trtspec.checkpoint.model_config import ModelConfig
 from trtspec.errors import CheckpointError
 from trtspec.methods.block_store import net_rules, stored_net
 from trtspec.torch_engine.drafting.base import Drafter, Outcome, Room, Setup
@@ -22,7 +23,7 @@ from trtspec.torch_engine.model.attention import attend, remember
 from trtspec.torch_engine.model.cache import KVCache
 from trtspec.torch_engine.model.decoder import Decoder
 from trtspec.torch_engine.model.head_weights import HeadWeights
-from trtspec.torch_engine.model.layers import Block, Linear
+from trtspec.torch_engine.model.layers import Linear
 from trtspec.torch_engine.model.matrix import matrix_of
 from trtspec.torch_engine.model.norm import Norm
 from trtspec.torch_engine.model.windows import Window, Windows
@@ -55,7 +56,9 @@ class BlockNetwork:
         layers = [f"{kind}.layers.{number}" for number in range(self.config.num_layers)]
         self._input_norms = [weights.norm(f"{layer}.input_layernorm") for layer in layers]
         self._blocks = [weights.block(layer, self.config) for layer in layers]
-        self._kvs = [_keys_and_values(block, self.config.num_heads * self.config.head_size) for block in self._blocks]
+        self._kv = _keys_and_values([block.qkv for block in self._blocks], self.config)
+        norms = [block.qk_norm[self.config.num_heads :] for block in self._blocks if block.qk_norm is not None]
+        self._key_norm = torch.cat(norms) if norms else None
         self.vocabulary: Vocabulary = SAME
         if "d2t" in own:
             self.vocabulary = SmallerVocabulary(weights.target_ids(f"{kind}.d2t"), target.config.vocab_size)
@@ -65,8 +68,7 @@ class BlockNetwork:
     def take_in(self, states: Tensor, window: Window) -> None:
         """Write what the layers see of the target's hidden states [rows * width, aux_layers * hidden] at a window."""
         context = self._norm(self._fc(states), self._context_norm)
-        for number, (block, kv) in enumerate(zip(self._blocks, self._kvs, strict=True)):
-            remember(kv(context), block, number, window, self.cache, self.config)
+        remember(self._kv(context), self._key_norm, window, self.cache, self.config)
 
     def forward(self, tokens: Tensor, window: Window) -> Tensor:
         """Return the hidden states [rows * width, hidden] of blocks of tokens [rows, width], for the LM head."""
@@ -78,10 +80,16 @@ class BlockNetwork:
         return self._norm(hidden, self._last_norm)
 
 
-def _keys_and_values(block: Block, queries: int) -> Linear:
-    """Return the part of a layer's product that gives keys and values."""
-    qkv = block.qkv
-    return Linear(matrix_of(qkv.matrix.weight[queries:]), None if qkv.bias is None else qkv.bias[queries:])
+def _keys_and_values(layers: Sequence[Linear], config: ModelConfig) -> Linear:
+    """Return the products that give all layers' keys and then all their values as one: they read the same states."""
+    queries = config.num_heads * config.head_size
+
+    def joined(of_layers: list[Tensor]) -> Tensor:
+        halves = torch.stack([each[queries:] for each in of_layers]).unflatten(1, (2, -1))
+        return halves.transpose(0, 1).flatten(0, 2)
+
+    biases = [qkv.bias for qkv in layers if qkv.bias is not None]
+    return Linear(matrix_of(joined([qkv.matrix.weight for qkv in layers])), joined(biases) if biases else None)
 
 
 class BlockDrafter(Drafter):
@@ -107,7 +115,7 @@ class BlockDrafter(Drafter):
     def read(self, features: Tensor, start: int) -> None:
         """Take in a chunk of the prompts; what stands beyond one is written over."""
         rows, width, _ = features.shape
-        window = self.network.windows.chain([start] * rows, width, self._first_row)
+        window = self.network.windows.unmasked([start] * rows, width, self._first_row)
         self.network.take_in(features.flatten(0, 1), window)
 
     def observe(self, outcome: Outcome) -> None:
@@ -129,7 +137,7 @@ class BlockDrafter(Drafter):
             return
         waiting = [torch.cat([found[0][:0], *self._waiting[row]]) for row in range(rows)]
         states = pad_sequence(waiting, batch_first=True)
-        window = self.network.windows.chain(self._known[:rows], states.shape[1])
+        window = self.network.windows.unmasked(self._known[:rows], states.shape[1])
         self.network.take_in(states.flatten(0, 1), window)
         for row, taken in enumerate(waiting):
             self._known[row] += len(taken)

@@ -42,12 +42,15 @@ def attend(qkv: Tensor, layer: Block, number: int, window: Window, cache: KVCach
     return mixed.reshape(rows * width, heads * size)
 
 
-def remember(kv: Tensor, layer: Block, number: int, window: Window, cache: KVCache, config: ModelConfig) -> None:
-    """Write keys and values for kv [rows * width, all their heads * head_size] to layer `number` of the cache."""
-    heads, kv_heads = config.num_heads, config.num_kv_heads
-    new_keys, new_values = kv.view(len(kv), 2, kv_heads, config.head_size).unbind(1)
-    norm = None if layer.qk_norm is None else layer.qk_norm[heads:]
-    cache.write(number, window.slots, _turn(new_keys, norm, window, config), new_values)
+def remember(kv: Tensor, key_norm: Tensor | None, window: Window, cache: KVCache, config: ModelConfig) -> None:
+    """Write to all layers of the cache kv [rows * width, 2 * layers * kv_heads * head_size], all keys before all values.
+
+    `key_norm` [layers * kv_heads, head_size] multiplies the normed keys; None where the layers have none.
+    """
+    keys, values = kv.view(len(kv), 2, -1, config.head_size).unbind(1)
+    by_layer = (part.split(config.num_kv_heads, 1) for part in (_turn(keys, key_norm, window, config), values))
+    for number, (new_keys, new_values) in enumerate(zip(*by_layer, strict=True)):
+        cache.write(number, window.slots, new_keys, new_values)
 
 
 def _turn(heads: Tensor, norm: Tensor | None, window: Window, config: ModelConfig) -> Tensor:

@@ -62,26 +62,26 @@ class Windows:
         if self._reach and config.local_rotary_base:
             self._near_rotations = rotations(under_windows(config), max_len).to(device)
 
+    def unmasked(self, starts: list[int], width: int, first_row: int = 0) -> Window:
+        """Return the window of `width` tokens from `starts[i]` on in cache row `first_row + i`, each of which sees all."""
+        return self._unmasked(self._along(starts, width), starts, first_row)
+
     def chain(self, starts: list[int], width: int, first_row: int = 0) -> Window:
         """Return the window of `width` tokens, one after another, from `starts[i]` on in cache row `first_row + i`."""
-        begin = self._column(starts)
-        positions = (begin + self._positions[:width]).clamp_max(self._max_len - 1)
-        key_len = min(max(starts) + width, self._max_len)
-        mask = None
+        positions = self._along(starts, width)
+        window = self._unmasked(positions, starts, first_row)
+        keys = self._positions[: window.key_len]
         if width > 1 or min(starts) != max(starts):
-            mask = self._grouped(self._hiding(self._positions[:key_len] > positions.unsqueeze(-1)))
-        rotation = self._rotations[positions.flatten()]
-        window = Window(first_row, len(starts), width, self._slots(positions, first_row), rotation, mask, key_len)
-        return self._with_near(window, positions, self._positions[:key_len])
+            window = replace(window, mask=self._grouped(self._hiding(keys > positions.unsqueeze(-1))))
+        return self._with_near(window, positions, keys)
 
     def block(self, starts: list[int], width: int) -> Window:
         """Return the window of `width` tokens from `starts[i]` on in cache row i, which see the text and each other."""
-        window = self.chain(starts, width)
-        mask = None
-        if min(starts) != max(starts):
-            hidden = self._positions[: window.key_len] >= self._column(starts) + width
-            mask = self._grouped(self._hiding(hidden).unsqueeze(1).expand(-1, width, -1))
-        return replace(window, mask=mask)
+        window = self.unmasked(starts, width)
+        if min(starts) == max(starts):
+            return window
+        hidden = self._positions[: window.key_len] >= self._column(starts) + width
+        return replace(window, mask=self._grouped(self._hiding(hidden).unsqueeze(1).expand(-1, width, -1)))
 
     def tree(self, starts: list[int], tree: Tree, offset: int = 0) -> Window:
         """Return the window of the nodes of a tree from number `offset` on, whose root stands at `starts[i]` in row i.
@@ -151,6 +151,16 @@ class Windows:
         if self._near_rotations is not None:
             rotation = self._near_rotations[positions.flatten()]
         return replace(window, near=replace(window, mask=mask, rotation=rotation))
+
+    def _along(self, starts: list[int], width: int) -> Tensor:
+        """Return the positions [rows, width] of tokens that stand one after another."""
+        return (self._column(starts) + self._positions[:width]).clamp_max(self._max_len - 1)
+
+    def _unmasked(self, positions: Tensor, starts: list[int], first_row: int) -> Window:
+        rows, width = positions.shape
+        key_len = min(max(starts) + width, self._max_len)
+        rotation = self._rotations[positions.flatten()]
+        return Window(first_row, rows, width, self._slots(positions, first_row), rotation, None, key_len)
 
     def _column(self, starts: list[int]) -> Tensor:
         return torch.tensor(starts, device=self._device).unsqueeze(1)
