@@ -43,7 +43,7 @@ def attend(qkv: Tensor, layer: Block, number: int, window: Window, cache: KVCach
 
 
 def remember(kv: Tensor, key_norm: Tensor | None, window: Window, cache: KVCache, config: ModelConfig) -> None:
-    """Write to all layers of the cache kv [rows * width, 2 * layers * kv_heads * head_size], all keys before all values.
+    """Write kv [rows * width, 2 * layers * kv_heads * head_size], all keys before all values, to the cache's layers.
 
     `key_norm` [layers * kv_heads, head_size] multiplies the normed keys; None where the layers have none.
     """

@@ -63,7 +63,7 @@ class Windows:
             self._near_rotations = rotations(under_windows(config), max_len).to(device)
 
     def unmasked(self, starts: list[int], width: int, first_row: int = 0) -> Window:
-        """Return the window of `width` tokens from `starts[i]` on in cache row `first_row + i`, each of which sees all."""
+        """Return the window of `width` tokens from `starts[i]` on in cache row `first_row + i`, where each sees all."""
         return self._unmasked(self._along(starts, width), starts, first_row)
 
     def chain(self, starts: list[int], width: int, first_row: int = 0) -> Window:
