@@ -49,7 +49,7 @@ def test_a_recipe_is_built_and_says_the_targets_text(method: str, recipe: Path, 
 
 def test_a_net_knows_the_text_that_was_said_while_nothing_was_drafted(workplace: Path, trtspec: Run) -> None:
     """Two requests at once are too many to draft for; when the short one has ended, the trained net drafts as ever."""
-    schedule = "speculation.schedule=[{max_batch: 1, draft_len: 11}]"
+    schedule = "speculation.schedule=[{max_batch: 1, draft_len: 15}]"
     assert trtspec("build", "quickstart-dspark", "--set", schedule, "--out", "built").code == 0
     prompts = load_prompts(workplace / "built" / "prompts" / "quickstart.jsonl")[:2]
     with open_artifact(workplace / "built") as artifact:

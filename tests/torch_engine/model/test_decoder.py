@@ -12,9 +12,12 @@ import torch
 from torch import Tensor
 
 from tests.tiny import LLAMA3_ROPE, SHAPE, convert, make_model, reference_model
-from trtspec.torch_engine.model.decoder import Decoder
+from trtspec.torch_engine.model import matrix
+from trtspec.torch_engine.model.decoder import FINAL, Decoder
 
 pytestmark = pytest.mark.integration
+
+PACKS = isinstance(matrix.matrix_of(torch.ones(matrix.PACKED_FROM // 256, 256)), matrix.Packed)
 
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
 DYNAMIC_ROPE = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
@@ -127,6 +130,28 @@ def test_a_float16_source_stays_what_it_is(tmp_path: Path) -> None:
     expected = reference_model(source)(tokens).logits
     ours = logits_of(load(convert(source, tmp_path / "converted")), tokens, LENGTH)
     assert (ours - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+@pytest.mark.skipif(not PACKS, reason="this machine has no oneDNN")
+@pytest.mark.parametrize(("family", "takes"), [("llama", 10), ("gemma2", 10), ("qwen3", 10), ("mixtral", 9)])
+@torch.inference_mode()
+def test_rows_that_fill_up_a_product_change_no_bit(family: str, takes: int, tmp_path: Path, monkeypatch) -> None:
+    """Nine rows are computed as ten at once, but for experts, instead of each product filling them up by itself."""
+    monkeypatch.setattr(matrix, "PACKED_FROM", 1)
+    decoder, tokens = load(convert(make_model(tmp_path / "hf", family), tmp_path / "converted")), tokens_of(1)
+    window, mlp, seen = decoder.windows.chain([0], 9), type(decoder.layers[0].mlp), set[int]()
+    add_to = mlp.add_to
+
+    def noted(self, residual, rows):
+        seen.add(len(rows))
+        return add_to(self, residual, rows)
+
+    monkeypatch.setattr(mlp, "add_to", noted)
+    filled = decoder.forward_with_features(tokens[:, :9], window, (0, 1, FINAL))
+    monkeypatch.setattr(Decoder, "_padding", lambda self, count: 0)
+    alone = decoder.forward_with_features(tokens[:, :9], window, (0, 1, FINAL))
+    assert seen == {takes, 9}
+    assert all(ours.shape[0] == 9 and torch.equal(ours, theirs) for ours, theirs in zip(filled, alone, strict=True))
 
 
 @torch.inference_mode()

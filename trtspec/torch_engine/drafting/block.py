@@ -85,8 +85,8 @@ def _keys_and_values(layers: Sequence[Linear], config: ModelConfig) -> Linear:
     queries = config.num_heads * config.head_size
 
     def joined(of_layers: list[Tensor]) -> Tensor:
-        halves = torch.stack([each[queries:] for each in of_layers]).unflatten(1, (2, -1))
-        return halves.transpose(0, 1).flatten(0, 2)
+        by_layer = torch.stack([each[queries:] for each in of_layers])
+        return by_layer.view(len(layers), 2, -1, *by_layer.shape[2:]).transpose(0, 1).flatten(0, 2)
 
     biases = [qkv.bias for qkv in layers if qkv.bias is not None]
     return Linear(matrix_of(joined([qkv.matrix.weight for qkv in layers])), joined(biases) if biases else None)

@@ -48,7 +48,7 @@ def remember(kv: Tensor, key_norm: Tensor | None, window: Window, cache: KVCache
     `key_norm` [layers * kv_heads, head_size] multiplies the normed keys; None where the layers have none.
     """
     keys, values = kv.view(len(kv), 2, -1, config.head_size).unbind(1)
-    by_layer = (part.split(config.num_kv_heads, 1) for part in (_turn(keys, key_norm, window, config), values))
+    by_layer = (part.chunk(config.num_layers, 1) for part in (_turn(keys, key_norm, window, config), values))
     for number, (new_keys, new_values) in enumerate(zip(*by_layer, strict=True)):
         cache.write(number, window.slots, new_keys, new_values)
 

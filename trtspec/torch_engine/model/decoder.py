@@ -94,7 +94,8 @@ class Decoder:
         Layer i is the input of layer i (num_layers: the output of the last one), FINAL the final norm's output; None
         without `aux_layers`. `skipped` sublayers are left out.
         """
-        hidden = F.embedding(tokens.flatten(), self.embedding)
+        count, padding = tokens.numel(), self._padding(tokens.numel())
+        hidden = F.embedding(F.pad(tokens.flatten(), (0, padding)) if padding else tokens.flatten(), self.embedding)
         if self.config.scaled_embedding:
             hidden = hidden * self._embedding_scale
         kept = {}
@@ -106,10 +107,17 @@ class Decoder:
                 hidden = layer.mlp.add_to(hidden, self.norm(hidden, layer.post_norm))
         normed = self.norm(hidden, self.final_norm)
         kept |= {len(self.layers): hidden, FINAL: normed}
-        features = torch.cat([kept[aux_layer] for aux_layer in aux_layers], -1) if aux_layers else None
-        return self.lm_head(normed if at is None else normed[at]), features
+        features = torch.cat([kept[aux_layer][:count] for aux_layer in aux_layers], -1) if aux_layers else None
+        return self.lm_head(normed)[:count] if at is None else self.lm_head(normed[at]), features
+
+    def _padding(self, count: int) -> int:
+        """Return how many rows more the products take than `count`; experts would read weights for them."""
+        return 0 if self.config.num_experts else self.layers[0].qkv.matrix.taken(count) - count
 
     def _attention(self, hidden: Tensor, number: int, layer: Layer, window: Window) -> Tensor:
         qkv = layer.qkv(self.norm(hidden, layer.input_norm))
         seen = window.near if layer.has_window and window.near else window
-        return layer.dense.add_to(hidden, attend(qkv, layer, number, seen, self.cache, self.config))
+        mixed = attend(qkv[: window.rows * window.width], layer, number, seen, self.cache, self.config)
+        if padding := len(hidden) - len(mixed):
+            mixed = F.pad(mixed, (0, 0, 0, padding))
+        return layer.dense.add_to(hidden, mixed)
