@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Claim: on the quickstart target, on a CPU at batch 1, draft_target, medusa, eagle3 and, on prompts that repeat
 themselves, ngram are each faster than the target alone on the same engine; every method says the target's text; outside
-the models' forward passes a step spends at most 15 % of its time; block drafting that ends by its confidence is at
-least 1.15 times as fast as the best other method; and no method is slower than the target alone on any kind of prompt
-when what `trtspec profile` finds decides how much it drafts.
+the models' forward passes a step spends at most 15 % of its time; and no method is slower than the target alone on any
+kind of prompt when what `trtspec profile` finds decides how much it drafts (block_drafting.py compares methods).
 
     python benchmarks/method_nets.py --out NETS
     python benchmarks/methods.py [--nets NETS] [--runs 3] [--max-tokens 64] [--methods ngram medusa] [--out FILE.json]

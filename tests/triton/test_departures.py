@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -35,3 +37,28 @@ def test_a_request_that_cannot_be_asked_costs_no_other(
     assert wait_until(lambda: left == [1], 10)
     assert asked == [1], "it is asked no more"
     assert "no such request" in capsys.readouterr().err
+
+
+class Asked:
+    """A request that holds its watch, which asks it and tells it."""
+
+    def __init__(self, departures: Departures) -> None:
+        self.watch = departures.watch(self.is_cancelled, self.drop)
+
+    def is_cancelled(self) -> bool:
+        return False
+
+    def drop(self) -> None:
+        raise AssertionError("the client is there")
+
+
+def test_a_request_that_is_over_is_let_go_without_a_collection(departures: Departures) -> None:
+    gc.disable()
+    try:
+        asked = Asked(departures)
+        gone = weakref.ref(asked)
+        asked.watch.close()
+        del asked
+        assert wait_until(lambda: gone() is None, 10), "a look that is under way ends"
+    finally:
+        gc.enable()

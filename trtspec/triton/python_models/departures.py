@@ -27,14 +27,25 @@ class Watch:
         with self._lock:
             if self._over or self.has_left or not self._is_cancelled():
                 return
-            self.has_left = True
-        self._on_left()
+            self.has_left, on_left = True, self._on_left
+        on_left()
 
     def close(self) -> None:
-        """Look no more: to be called before the last response, behind which the server knows the request no longer."""
+        """Look no more: to be called before the last response, behind which the server knows the request no longer.
+
+        Nor is it held any more, which holds its watch: a cycle of references would wait for a collection.
+        """
         with self._lock:
-            self._over = True
+            self._over, self._is_cancelled, self._on_left = True, _never, _nothing
         self._end(self)
+
+
+def _never() -> bool:
+    return False
+
+
+def _nothing() -> None:
+    pass
 
 
 class Departures:
