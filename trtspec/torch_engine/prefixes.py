@@ -17,6 +17,7 @@ import torch
 from trtspec.torch_engine.model.cache import KVCache
 
 Ids = npt.NDArray[np.int32]
+Slots = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Kept:
     """The beginning of a text: its tokens, and the slots of their keys and values."""
 
     ids: Ids
-    slots: list[int]
+    slots: Slots
 
 
 class PrefixStore:
@@ -38,7 +39,7 @@ class PrefixStore:
         self._cache, self._max_tokens = cache, max_tokens
         layers, _, *heads = cache.row(0, 0).shape
         self._content = cache.row(0, 0).new_empty((layers, max_tokens, *heads))
-        self._free = list(range(max_tokens))
+        self._stack, self._free = np.arange(max_tokens), max_tokens  # the first `_free` of these slots hold nothing
         self._kept: list[Kept] = []  # in the order of their last use
 
     def keep(self, row: int, text: Sequence[int], length: int) -> None:
@@ -48,10 +49,10 @@ class PrefixStore:
             return
         for kept in [kept for kept, common in self._alike(ids) if common == len(kept.ids)]:
             self._drop(kept)
-        while len(ids) > len(self._free):
+        while len(ids) > self._free:
             self._drop(self._kept[0])
-        slots = self._free[-len(ids) :]
-        del self._free[-len(ids) :]
+        self._free -= len(ids)
+        slots = self._stack[self._free : self._free + len(ids)].copy()
         self._content.index_copy_(1, self._index(slots), self._cache.row(row, len(ids)))
         self._kept.append(Kept(ids, slots))
 
@@ -68,8 +69,8 @@ class PrefixStore:
             self._cache.row(row, length).copy_(self._content.index_select(1, self._index(kept.slots[:length])))
         return length
 
-    def _index(self, slots: list[int]) -> torch.Tensor:
-        return torch.tensor(slots, device=self._content.device)
+    def _index(self, slots: Slots) -> torch.Tensor:
+        return torch.from_numpy(slots).to(self._content.device)
 
     def _longest(self, text: Sequence[int]) -> tuple[Kept | None, int]:
         """Return which text has the most of a text's beginning, and how much."""
@@ -83,7 +84,8 @@ class PrefixStore:
 
     def _drop(self, kept: Kept) -> None:
         self._forget(kept)
-        self._free.extend(kept.slots)
+        self._stack[self._free : self._free + len(kept.slots)] = kept.slots
+        self._free += len(kept.slots)
 
     def _forget(self, kept: Kept) -> None:
         self._kept = [other for other in self._kept if other is not kept]

@@ -64,12 +64,12 @@ class Windows:
 
     def unmasked(self, starts: list[int], width: int, first_row: int = 0) -> Window:
         """Return the window of `width` tokens from `starts[i]` on in cache row `first_row + i`, where each sees all."""
-        return self._unmasked(self._along(starts, width), starts, first_row)
+        return self._at(self._along(starts, width), starts, first_row)
 
     def chain(self, starts: list[int], width: int, first_row: int = 0) -> Window:
         """Return the window of `width` tokens, one after another, from `starts[i]` on in cache row `first_row + i`."""
         positions = self._along(starts, width)
-        window = self._unmasked(positions, starts, first_row)
+        window = self._at(positions, starts, first_row)
         keys = self._positions[: window.key_len]
         if width > 1 or min(starts) != max(starts):
             window = replace(window, mask=self._grouped(self._hiding(keys > positions.unsqueeze(-1))))
@@ -156,7 +156,7 @@ class Windows:
         """Return the positions [rows, width] of tokens that stand one after another."""
         return (self._column(starts) + self._positions[:width]).clamp_max(self._max_len - 1)
 
-    def _unmasked(self, positions: Tensor, starts: list[int], first_row: int) -> Window:
+    def _at(self, positions: Tensor, starts: list[int], first_row: int) -> Window:
         rows, width = positions.shape
         key_len = min(max(starts) + width, self._max_len)
         rotation = self._rotations[positions.flatten()]
