@@ -111,7 +111,7 @@ class Decoder:
         return self.lm_head(normed)[:count] if at is None else self.lm_head(normed[at]), features
 
     def _padding(self, count: int) -> int:
-        """Return how many rows more a pass computes than `count`; none with experts: they would read weights for them."""
+        """Return how many rows a pass computes besides `count`; none with experts: they would read weights for them."""
         return 0 if self.config.num_experts else self.layers[0].qkv.matrix.taken(count) - count
 
     def _attention(self, hidden: Tensor, number: int, layer: Layer, window: Window) -> Tensor:
