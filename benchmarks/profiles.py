@@ -145,7 +145,7 @@ def compare_schedule(candidate: Candidate, texts: Texts, engine: Asked) -> dict[
 
     `noise` is how far two equal arms are apart: the fixed length was asked twice.
     """
-    chosen = recommend([measured_at(candidate, texts, *BATCHES, MAX_BATCH)], 1)
+    chosen = recommend([measured_at(candidate, texts, *CONCURRENCIES)], 1)
     schedule, fixed = chosen.schedule or ((MAX_BATCH, chosen.draft_len),), ((MAX_BATCH, chosen.draft_len),)
     rows = []
     for many in CONCURRENCIES:

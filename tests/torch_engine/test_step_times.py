@@ -43,8 +43,17 @@ class Accepting:
         return [Progress(most, [1] * most, 1) for most in drafted]
 
 
-def times(engine: Any, prompt: int = 5) -> dict[tuple[int, int], list[float]]:
-    return step_times(engine, [(1,) * prompt], [1, 4], [0, 2, 5], steps=STEPS, rounds=ROUNDS, max_tokens=8)
+def times(engine: Any, prompt: int = 5, answer_len: int = 90) -> dict[tuple[int, int], list[float]]:
+    return step_times(
+        engine,
+        [(1,) * prompt],
+        [1, 4],
+        [0, 2, 5],
+        steps=STEPS,
+        rounds=ROUNDS,
+        max_tokens=8,
+        answer_len=answer_len,
+    )
 
 
 def test_one_prefill_does_for_all_lengths() -> None:
@@ -66,6 +75,15 @@ def test_where_texts_grow_too_long_they_begin_anew(max_seq_len: int) -> None:
     assert len(engine.prefills) > 2 * (ROUNDS + 1)
     assert engine.steps == dict.fromkeys(found, (ROUNDS + 1) * (STEPS + 1))
     assert engine.longest <= max_seq_len
+
+
+@pytest.mark.parametrize(("answer_len", "prefills"), [(40, 1), (39, 2), (24, 2), (12, 3)])
+def test_texts_grow_no_longer_than_answers(answer_len: int, prefills: int) -> None:
+    """Four steps of each length make 4, 12 and 24 tokens, behind the prefill's first one."""
+    engine = Accepting(100)
+    step_times(engine, [(1,) * 5], [1], [0, 2, 5], steps=STEPS, rounds=0, max_tokens=8, answer_len=answer_len + 1)
+    assert len(engine.prefills) == prefills
+    assert engine.longest <= 5 + max(answer_len + 1, 1 + 24)
 
 
 def test_an_engine_that_is_too_short_is_told() -> None:

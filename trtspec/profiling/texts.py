@@ -15,7 +15,7 @@ from trtspec.profiling.asked import Asked, Limits
 from trtspec.prompts.prompt import Prompt
 from trtspec.recipe.schema import Recipe
 
-BATCHES = (1, 4, 16, 64)
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 
 def drawn(asked: Asked, root: Path | None) -> list[Prompt]:

@@ -30,22 +30,26 @@ def step_times(
     steps: int,
     rounds: int,
     max_tokens: int,
+    answer_len: int,
     on_round: Callable[[int], None] = lambda done: None,
 ) -> dict[Case, list[float]]:
     """Return the mean seconds of `steps` steps, draft, verification and bookkeeping included, of each round and case.
 
     That many of the prompts, which are taken again where there are fewer, are prefilled, and go on with one draft
-    length after another as far as there is room for it. Each round begins with another length, so that none has the
-    longest texts always. The first step of a length is not timed: its draft takes in what the one before left out.
+    length after another up to `answer_len` tokens, as answers do: a step behind longer texts takes longer. Each round
+    begins with another length, so that none has the longest texts always. The first step of a length is not timed: its
+    draft takes in what the one before left out.
     """
     found: dict[Case, list[float]] = {(rows, draft_len): [] for rows in batches for draft_len in lens}
+    most = (steps + 1) * (max(lens) + 1)
     for number in range(rounds + 1):
         first = number * len(lens) // (rounds + 1)
         for rows in batches:
             batch: list[Running] = []
             for draft_len in (*lens[first:], *lens[:first]):
-                if not _has_room(speculator, batch, (steps + 1) * (draft_len + 1)):
-                    batch = _begun(speculator, prompts, rows, (steps + 1) * (max(lens) + 1), max_tokens)
+                new = (steps + 1) * (draft_len + 1)
+                if not batch or _said(batch) + new > answer_len or not _has_room(speculator, batch, new):
+                    batch = _begun(speculator, prompts, rows, most, max_tokens)
                 seconds = _run(speculator, batch, draft_len, steps)
                 if number:  # what is done only once is not measured
                     found[rows, draft_len].append(seconds)
@@ -71,8 +75,12 @@ def prefill_seconds(
     return min(alone[1:]), min(whole[1:])  # what is done only once is not measured
 
 
+def _said(batch: Sequence[Running]) -> int:
+    return max(len(running.text) - len(running.request.prompt_ids) for running in batch)
+
+
 def _has_room(speculator: Speculator, batch: Sequence[Running], new: int) -> bool:
-    return bool(batch) and max(len(running.text) for running in batch) + new < speculator.settings.max_seq_len
+    return max(len(running.text) for running in batch) + new < speculator.settings.max_seq_len
 
 
 def _begun(speculator: Speculator, prompts: Sequence[Tokens], rows: int, new: int, max_tokens: int) -> list[Running]:

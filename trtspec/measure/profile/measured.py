@@ -13,7 +13,7 @@ from typing import Any
 from trtspec.measure.profile.acceptance import Acceptance, Estimate
 from trtspec.measure.profile.candidate import Candidate
 
-TIMED_LENS = (0, 1, 2, 3, 4, 6, 8, 10, 12, 16, 24, 32, 48, 64)  # what lies between is interpolated
+TIMED_LENS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 32, 48, 64)  # what lies between is interpolated
 AS_GOOD = 0.99  # of the fastest; a shorter draft is less work where fewer tokens are accepted
 
 Case = tuple[int, int]  # requests at once, draft_len; 0 for the target alone

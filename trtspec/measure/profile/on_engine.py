@@ -113,6 +113,7 @@ def _times(
             steps=STEPS,
             rounds=ROUNDS,
             max_tokens=PREFILL_TOKENS,
+            answer_len=texts.tokens // len(texts.said),
             on_round=lambda done: on_progress(f"{candidate.method}: step times", done + 1, ROUNDS + 1),
         )
     )
