@@ -61,5 +61,5 @@ def test_acceptance_is_that_of_the_torch_engine(on_engine: Profile, entry: Runni
         assert [text.reached for text in acceptance.texts] == [text.reached for text in true.texts]
         assert acceptance.by_position == pytest.approx(true.by_position, abs=0.1)
     assert by_openai.server is not None
-    assert {*by_openai.server.tokens_per_s} == {(1, length) for length in range(6)}
+    assert {*by_openai.server.tokens_per_s} == {(batch, length) for batch in (1, 2) for length in range(6)}
     assert min(by_openai.server.tokens_per_s.values()) > 0
