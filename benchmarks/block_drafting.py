@@ -155,10 +155,10 @@ def by_kind(asked: Rounds, prompts: Mapping[str, Sequence[str]]) -> dict[str, di
 
 
 def table(title: str, found: Mapping[str, dict[str, Any]]) -> str:
-    lines = [f"{title:<34}{'mean':>8}  {'by kind':<36}tokens a step"]
+    lines = [f"{title:<66}{'mean':>8}  {'by kind':<36}tokens a step"]
     for name, result in found.items():
         speedups, lens = (" ".join(f"{each:7.2f}" for each in result[key].values()) for key in ("speedup", "mean_len"))
-        lines.append(f"{name[:33]:<34}{result['geometric_mean']:>8.3f}  {speedups:<36}{lens}")
+        lines.append(f"{name[:65]:<66}{result['geometric_mean']:>8.3f}  {speedups:<36}{lens}")
     return "\n".join(lines)
 
 

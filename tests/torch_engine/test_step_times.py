@@ -43,17 +43,9 @@ class Accepting:
         return [Progress(most, [1] * most, 1) for most in drafted]
 
 
-def times(engine: Any, prompt: int = 5, answer_len: int = 90) -> dict[tuple[int, int], list[float]]:
-    return step_times(
-        engine,
-        [(1,) * prompt],
-        [1, 4],
-        [0, 2, 5],
-        steps=STEPS,
-        rounds=ROUNDS,
-        max_tokens=8,
-        answer_len=answer_len,
-    )
+def times(engine: Any, prompt: int = 5) -> dict[tuple[int, int], list[float]]:
+    prompts = [(1,) * prompt]
+    return step_times(engine, prompts, [1, 4], [0, 2, 5], steps=STEPS, rounds=ROUNDS, max_tokens=8, answer_len=90)
 
 
 def test_one_prefill_does_for_all_lengths() -> None:

@@ -36,9 +36,9 @@ def step_times(
     """Return the mean seconds of `steps` steps, draft, verification and bookkeeping included, of each round and case.
 
     That many of the prompts, which are taken again where there are fewer, are prefilled, and go on with one draft
-    length after another up to `answer_len` tokens, as answers do: a step behind longer texts takes longer. Each round
-    begins with another length, so that none has the longest texts always. The first step of a length is not timed: its
-    draft takes in what the one before left out.
+    length after another up to `answer_len` tokens, as answers do (one length alone may take more): a step behind longer
+    texts takes longer. Each round begins with another length, so that none has the longest texts always. The first step
+    of a length is not timed: its draft takes in what the one before left out.
     """
     found: dict[Case, list[float]] = {(rows, draft_len): [] for rows in batches for draft_len in lens}
     most = (steps + 1) * (max(lens) + 1)
