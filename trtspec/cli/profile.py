@@ -44,10 +44,10 @@ def profile(
     concurrency: Concurrency = 1,
     seed: Seed = 0,
     server: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             metavar="URL-or-NAME",
-            help="Measure a running server of the recipe instead of the torch engine.",
+            help="Measure a running server of the recipe, not the torch engine; repeated, others of other lengths.",
             autocompletion=completing.deployments,
         ),
     ] = None,
@@ -89,18 +89,19 @@ def profile(
 
 
 def _servers(
-    server: str | None, baseline: str | None, api: str | None, model: str | None, key_env: str | None
+    server: list[str] | None, baseline: str | None, api: str | None, model: str | None, key_env: str | None
 ) -> Servers | None:
     from trtspec.cli.loading import server_of
     from trtspec.profiling.asked import Servers
 
-    if server is None:
+    if not server:
         if baseline or api or model or key_env:
             raise TrtspecError("--baseline, --api, --model and --key-env are of a server", hint="add --server URL")
         return None
-    served, deployed = server_of(server, api, model or "", key_env)
-    other = server_of(baseline, api, "", key_env)[0] if baseline else None
-    return Servers(served, other, Path(deployed["artifact"]) if deployed else None)
+    (served, deployed), *others = (server_of(each, api, model or "", key_env) for each in server)
+    alone = server_of(baseline, api, "", key_env)[0] if baseline else None
+    artifact = Path(deployed["artifact"]) if deployed else None
+    return Servers(served, alone, artifact, [other for other, _ in others])
 
 
 def _run(asked: Asked, servers: Servers | None, screen: Screen) -> Profile:

@@ -63,12 +63,13 @@ async def _measure(
 
 async def find_arms(client: LoadClient, served: Server, baseline: Server | None) -> dict[str, Endpoint]:
     """Return the endpoint of a server, and that of the target alone: the baseline's, or its own where it can be."""
-    arms = {SERVED: await _find(client, served)}
-    alone = await _find(client, baseline) if baseline else await target_alone(client, arms[SERVED])
+    arms = {SERVED: await find_arm(client, served)}
+    alone = await find_arm(client, baseline) if baseline else await target_alone(client, arms[SERVED])
     return arms | ({BASELINE: alone} if alone else {})
 
 
-async def _find(client: LoadClient, server: Server) -> Endpoint:
+async def find_arm(client: LoadClient, server: Server) -> Endpoint:
+    """Return the endpoint of a server that answers; raises DeployError for any other."""
     endpoint = await find_endpoint(client, server.url, server.api, server.model, server.key_variable)
     await ensure_answers(client, endpoint)
     return endpoint

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,12 +43,13 @@ class Asked:
 class Servers:
     """A running server, one without speculation (None for the same, asked to draft nothing), and what it serves.
 
-    `root` is its artifact, None where only an address is known.
+    `root` is its artifact, None where only an address is known; `others` draft other lengths for the same target.
     """
 
     served: Server
     baseline: Server | None
     root: Path | None
+    others: Sequence[Server] = ()
 
 
 class Bars(Observer, Protocol):

@@ -12,7 +12,7 @@ from trtspec.load.api import Wanted
 from trtspec.load.client import Endpoint, LoadClient, load_client
 from trtspec.load.loads.closed import Closed
 from trtspec.load.rounds import ask_all
-from trtspec.load.run import TIMEOUT_S, find_arms
+from trtspec.load.run import TIMEOUT_S, Server, find_arm, find_arms
 from trtspec.load.sample import Sample
 from trtspec.load.sweep import BASELINE, SERVED
 from trtspec.measure.profile.candidate import OnProgress
@@ -66,14 +66,28 @@ class Asking:
                 raise DeployError("there is nothing to compare with", where=served.url, hint=DRAFTS_ALWAYS)
             own = await self._answers(client, served, self.prompts)
             own_len, is_chain = _drafted(own, self.depth, served.url)
-            endpoints = {0: arms[BASELINE], own_len: served}
+            endpoints, answers = {0: arms[BASELINE], own_len: served}, {own_len: own}
+            prompts = [prompt for prompt, _ in own]
             if is_chain and not servers.baseline:  # the server reads how much to draft
-                endpoints |= {length: _told(served, length) for length in self._lens(own_len)}
-            answers = {own_len: own}
-            for length in sorted(endpoints.keys() - {0, own_len}):
-                answers[length] = await self._answers(client, endpoints[length], [prompt for prompt, _ in own])
-            times = await self._times(client, endpoints, [prompt for prompt, _ in own])
+                for length in self._lens(own_len):
+                    endpoints[length] = _told(served, length)
+                    answers[length] = await self._answers(client, endpoints[length], prompts)
+            for other in servers.others:
+                length, endpoint, answers_of_it = await self._other(client, other, prompts)
+                if length in endpoints:
+                    raise DeployError(f"it drafts {length} tokens, as another server does", where=endpoint.url)
+                endpoints[length], answers[length] = endpoint, answers_of_it
+            times = await self._times(client, endpoints, prompts)
         return Heard(served, own_len, is_chain, answers, times)
+
+    async def _other(
+        self, client: LoadClient, server: Server, prompts: Sequence[Prompt]
+    ) -> tuple[int, Endpoint, list[Answer]]:
+        """Return how much another server drafts, by its answers."""
+        endpoint = await find_arm(client, server)
+        answers = await self._answers(client, endpoint, prompts)
+        length, _ = _drafted(answers, 0, endpoint.url)
+        return length, endpoint, answers
 
     def _lens(self, own_len: int) -> list[int]:
         return [length for length in TIMED_LENS if 0 < length < own_len and length <= self.limits.max_draft_len]
@@ -134,5 +148,7 @@ def _drafted(answers: Sequence[Answer], depth: int, url: str) -> tuple[int, bool
         raise DeployError("its answers tell of no drafts", where=url, hint=TELLS)
     own_len = max(len(sample.histogram) - 1 for sample in samples)
     own_len = own_len if own_len > 0 else depth
+    if not own_len:
+        raise DeployError("its answers do not tell how many tokens it drafts", where=url, hint=TELLS)
     steps = sum(sum(sample.histogram) or sample.steps or 0 for sample in samples)
     return own_len, sum(sample.drafted or 0 for sample in samples) <= steps * own_len

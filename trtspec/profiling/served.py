@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A profile of a running server: acceptance by its own answers, and steps by the times of its streams.
 
-A server that can be told how much to draft was asked for several lengths. Of any other its own length alone is known:
-shorter drafts are taken to be accepted as the beginnings of its own are, and their steps to lie on the line between
-those of the target alone and its own.
+A server that can be told how much to draft was asked for several lengths. Of any other its own length alone is known,
+and those of further servers: drafts of lengths between are taken to be accepted as the beginnings of the next longer
+ones are, and their steps to lie on the line between their neighbours'.
 """
 
 from __future__ import annotations

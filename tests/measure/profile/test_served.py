@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,12 @@ def drafting(draft_len: int) -> Script:
     histogram[accepted] = steps
     drafts = (steps * draft_len, steps * accepted, steps) if draft_len else None
     return Script([(0.0, 1), *[(0.0, accepted + 1)] * steps], drafts, histogram)
+
+
+def of_length(draft_len: int) -> Script:
+    """Return the script of a server that drafts so much by itself."""
+    script = drafting(draft_len)
+    return replace(script, histogram=script.histogram[: draft_len + 1])
 
 
 def answer(body: dict[str, Any]) -> Script:
@@ -109,6 +116,37 @@ def test_of_another_its_own_length_tells_of_shorter_ones(trtspec: Run, recipe: P
         assert row["speedup"] == pytest.approx(expected(row["draft_len"]), abs=1e-3)
     assert document["recommendation"]["draft_len"] == 2
     assert not any("num_draft_tokens" in server.asked[number] for number in server.of_load())
+
+
+def test_servers_of_other_lengths_tell_of_those_between(
+    trtspec: Run, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps lie on a line from one drafted token on here, and not on the one from none."""
+    monkeypatch.setattr(
+        sys.modules[__name__], "step_seconds", lambda draft_len: 0.01 + 0.001 * draft_len + 0.003 * (draft_len > 0)
+    )
+    with (
+        scripted(unasked, ours=False) as server,
+        scripted(lambda body: of_length(1), ours=False) as shorter,
+        scripted(lambda body: drafting(0), ours=False) as alone,
+    ):
+        servers = ("--server", server.url, "--server", shorter.url, "--baseline", alone.url)
+        document = trtspec("profile", recipe, *servers, *ASKED).document
+        twice = trtspec("profile", recipe, *servers, "--server", shorter.url, *ASKED)
+    found = method(document)
+    assert document["server"]["url"] == server.url
+    assert {row["draft_len"] for row in found["step_seconds"]} == {0, 1, 4}
+    assert {row["draft_len"] for row in found["speedups"]} == {1, 2, 3, 4}
+    for row in found["speedups"]:
+        assert row["speedup"] == pytest.approx(expected(row["draft_len"]), abs=1e-3)
+    assert f"{shorter.url}: it drafts 1 tokens, as another server does" in twice.err
+
+
+def test_another_server_says_how_much_it_drafts(trtspec: Run, recipe: Path) -> None:
+    with scripted(answer) as server, scripted(lambda body: replace(of_length(1), histogram=[12])) as other:
+        outcome = trtspec("profile", recipe, "--server", server.url, "--server", other.url, *ASKED)
+    assert outcome.code != 0
+    assert "its answers do not tell how many tokens it drafts" in outcome.err
 
 
 def test_where_places_are_not_told_no_other_length_is(trtspec: Run, recipe: Path) -> None:
