@@ -8,16 +8,18 @@ target alone and a fixed draft length (at least 0.98 of it), however many reques
 What is expected and what is measured are of the same run: closed loops of so many requests, greedy, whole texts with
 their prefill, while all of the places are taken. For how many run at once, each draft length is expected by steps
 timed before and behind the closed loops, the faster counting. All arms are asked of one engine in a process to itself
-(a second one in it would take up to 3 ms of each step of the first), in rounds of one run each. The fastest run of an
-arm counts: what else a machine does only adds to a run, and where its speed drifts by a factor of two no other number
-can be compared to a few percent. Each run asks all prompts that the acceptance is counted on. `noise` says how far
-apart two equal arms are. It takes twenty minutes a recipe.
+(a second one in it would take up to 3 ms of each step of the first), in rounds of one run each. All runs of an arm do
+the same in the same order, so each stretch of some steps counts by the run in which it was fastest: what else a machine
+does only adds to one, and where its speed drifts by a factor of two no other number can be compared to a few percent.
+Each run asks all prompts that the acceptance is counted on. `noise` says how far apart two equal arms are. It takes
+twenty minutes a recipe.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -28,7 +30,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
-from itertools import cycle
+from itertools import cycle, pairwise
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -50,12 +52,14 @@ RECIPES = ("quickstart", "quickstart-ngram", "quickstart-eagle3")
 MAX_DRAFT_LEN, MAX_BATCH = 10, 64
 BATCHES, LENS = (1, 4, 16), (1, 2, 4, 6, 8, 10)
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64)
-PROMPTS, TOKENS, ROUNDS = 24, 96, 4
-A_PLACE = 2  # requests of a measurement for each that runs at once; all prompts at least once
+PROMPTS, TOKENS, ROUNDS = 24, 96, 5
+STRETCH = 8  # steps
+A_PLACE = 2  # requests of a measurement for each that runs at once, rounded up to all prompts once or several times
 WITHIN_S = 600.0
 
 Schedule = tuple[tuple[int, int], ...]
-Asked = Callable[[Schedule, int], float]  # how much is drafted, and requests at once, to tokens a second
+Stretches = list[tuple[int, float]]  # tokens and seconds
+Asked = Callable[[Schedule, int], Stretches]  # how much is drafted, and requests at once
 
 ALONE: Schedule = ((MAX_BATCH, 0),)
 
@@ -163,7 +167,7 @@ def compare_schedule(candidate: Candidate, texts: Texts, engine: Asked) -> dict[
 def loaded(candidate: Candidate, texts: Texts) -> Iterator[Asked]:
     """Give an engine in a process of its own."""
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
-        ask = partial(throughput, candidate.root, texts.prompts)
+        ask = partial(closed_loop, candidate.root, texts.prompts)
         yield lambda schedule, many: process.submit(ask, schedule, many).result(WITHIN_S)
 
 
@@ -174,35 +178,45 @@ def engine_of(root: Path) -> Engine:
 
 
 def rounds(engine: Asked, arms: Sequence[Schedule], many: int) -> list[float]:
-    """Return each arm's most tokens a second; every second round goes through them backwards."""
-    found = [0.0] * len(arms)
+    """Return each arm's tokens a second by its fastest stretches; every second round goes through them backwards."""
+    runs: list[list[Stretches]] = [[] for _ in arms]
     for number in range(ROUNDS):
         for place in range(len(arms))[:: -1 if number % 2 else 1]:
-            found[place] = max(found[place], engine(arms[place], many))
-    return found
+            runs[place].append(engine(arms[place], many))
+    return [tokens_per_s(each) for each in runs]
 
 
-def throughput(root: Path, said: Sequence[Sequence[int]], schedule: Schedule, many: int) -> float:
-    """Return tokens a second while `many` requests run.
+def tokens_per_s(runs: Sequence[Stretches]) -> float:
+    """Return the speed of an arm; raises ValueError where its runs did not all do the same."""
+    stretches = list(zip(*runs, strict=True))
+    if any(len({tokens for tokens, _ in each}) > 1 for each in stretches):
+        raise ValueError("two runs of one arm have other tokens")
+    return sum(tokens for tokens, _ in runs[0]) / sum(min(seconds for _, seconds in each) for each in stretches)
+
+
+def closed_loop(root: Path, said: Sequence[Sequence[int]], schedule: Schedule, many: int) -> Stretches:
+    """Return how fast tokens come while `many` requests run.
 
     The first ones are of all lengths up to the others', so that requests end one by one as they do on a server. Timed
-    is from where all of these have ended until no more can begin.
+    is from where all of these have ended until no more can begin: while as many end as are asked of each prompt.
     """
     from trtspec.generation.request import Request, Update
 
     engine = engine_of(root)
     engine.speculator.settings = replace(engine.settings, schedule=schedule)  # nothing runs in between
-    lens = [*(TOKENS * place // many for place in range(1, many + 1)), *[TOKENS] * max(len(said), A_PLACE * many)]
+    timed = len(said) * math.ceil(A_PLACE * many / len(said))
+    lens = [*(TOKENS * place // many for place in range(1, many + 1)), *[TOKENS] * (timed + many)]
     left, lock, done = iter(zip(cycle(said), lens, strict=False)), threading.Lock(), threading.Event()
     running = ended = tokens = 0
-    marks: list[tuple[float, int]] = []
+    seen = [(tokens, time.perf_counter())]  # tokens so far, and when
+    marks: list[int] = []  # in `seen`
 
     def begin() -> None:
         nonlocal running
         with lock:
             prompt, length = next(left, (None, 0))
             if ended == many or (prompt is None and len(marks) == 1):
-                marks.append((time.perf_counter(), tokens))
+                marks.append(len(seen) - 1)
             running += prompt is not None
             if running == 0:
                 done.set()
@@ -212,6 +226,7 @@ def throughput(root: Path, said: Sequence[Sequence[int]], schedule: Schedule, ma
     def take(update: Update) -> None:
         nonlocal running, ended, tokens
         tokens += len(update.new_ids)
+        seen.append((tokens, time.perf_counter()))
         if update.finish_reason:
             with lock:
                 running, ended = running - 1, ended + 1
@@ -221,8 +236,9 @@ def throughput(root: Path, said: Sequence[Sequence[int]], schedule: Schedule, ma
         begin()
     if not done.wait(WITHIN_S):
         raise SystemExit("the engine did not end in time")
-    (started, before), (stopped, after) = marks
-    return (after - before) / (stopped - started)
+    started, stopped = marks
+    ends = [*range(started, stopped, STRETCH * many), stopped]
+    return [(seen[end][0] - seen[begin][0], seen[end][1] - seen[begin][1]) for begin, end in pairwise(ends)]
 
 
 if __name__ == "__main__":
