@@ -232,8 +232,11 @@ def closed_loop(root: Path, said: Sequence[Sequence[int]], schedule: Schedule, m
                 running, ended = running - 1, ended + 1
             begin()
 
-    for _ in range(many):
-        begin()
+    def start(update: Update) -> None:
+        for _ in range(many):  # from the engine's own thread: all of them are there when it looks for requests again
+            begin()
+
+    engine.submit(Request(said[0], 1), start)
     if not done.wait(WITHIN_S):
         raise SystemExit("the engine did not end in time")
     started, stopped = marks
