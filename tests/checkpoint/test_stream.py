@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.durability import die_at, finish, start  # noqa: F401
 from tests.tiny import convert, make_llama
-from trtspec.checkpoint import journal, stream
+from trtspec.checkpoint import journal, output, stream
 from trtspec.checkpoint.sharding import ParallelMapping
 from trtspec.errors import CheckpointError
 from trtspec.quant.activations import Activations
@@ -63,7 +63,14 @@ def test_bytes_depend_neither_on_threads_nor_on_chunks(
     assert digests(convert(source, tmp_path / "many", threads=8, **options)) == expected
 
 
+def write_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "LEAST_BYTES", 0)
+    monkeypatch.setattr(output, "MOST_BLOCK_BYTES", 16 << 10)
+    monkeypatch.setattr(output, "BLOCKS_BYTES", 16 * (16 << 10))
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("in_blocks", [False, True])
 @pytest.mark.parametrize("point", ["journal.finished", "journal.committed"])
 def test_a_killed_conversion_goes_on_at_the_tensors_that_are_not_done(
     source: Path,
@@ -72,7 +79,10 @@ def test_a_killed_conversion_goes_on_at_the_tensors_that_are_not_done(
     monkeypatch: pytest.MonkeyPatch,
     die_at: Callable[[str, Callable[[], object]], int],  # noqa: F811
     point: str,
+    in_blocks: bool,
 ) -> None:
+    if in_blocks:
+        write_in_blocks(monkeypatch)
     expected = digests(convert(source, tmp_path / "whole", activations=activations, **FP8))
     monkeypatch.setattr(journal, "COMMIT_EVERY_S", 0.0)
     out, notes = tmp_path / "killed", tmp_path / "notes"
@@ -117,9 +127,12 @@ def test_a_torn_last_line_of_the_journal_counts_for_nothing(source: Path, tmp_pa
     assert sorted(notes.read_text().splitlines()) == sorted(set(notes.read_text().splitlines()))
 
 
+@pytest.mark.parametrize("in_blocks", [False, True])
 def test_a_task_is_noted_only_once_its_bytes_are_on_the_disk(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_blocks: bool
 ) -> None:
+    if in_blocks:
+        write_in_blocks(monkeypatch)
     notes, seen = tmp_path / "notes", []
     monkeypatch.setattr(journal, "COMMIT_EVERY_S", 0.0)
     monkeypatch.setattr(os, "fdatasync", lambda _: seen.append(("data", len(notes.read_text().splitlines()))))

@@ -28,7 +28,7 @@ class Cast:
         """Encode; values that are not finite, or no longer in `dtype`, are flaws."""
         for transfer in self.transfers:
             source, census = transfer.source, Census(transfer.source, self.arithmetic)
-            for first, bits in worker.chunks(source):
+            for first, bits in worker.chunks(source, parts=transfer.parts):
                 census.add(bits)
                 encoded = self._encode(bits, source.dtype)
                 if source.dtype != self.dtype == "F16" or source.dtype == "F32":
@@ -51,7 +51,7 @@ class Copy:
     def run(self, worker: Worker) -> None:
         """Copy."""
         for transfer in self.transfers:
-            for first, bits in worker.chunks(transfer.source):
+            for first, bits in worker.chunks(transfer.source, parts=transfer.parts):
                 worker.write(transfer.destinations, first, bits)
 
 

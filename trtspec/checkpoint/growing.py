@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The SHA-256 of files while they are written, from their beginnings as far as nothing more will be written there."""
+"""The SHA-256 of files while they are written, from their beginnings as far as nothing more will be written there.
+
+Bytes come from memory where whoever writes them offers them in their turn, otherwise from the file.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from threading import Condition
 from types import TracebackType
 from typing import Any
@@ -19,10 +22,26 @@ Place = tuple[int, int]  # the number of a file, an offset in it
 
 STRETCH_BYTES = 8 << 20  # hashed before another thread may look which file is furthest behind
 MOST_UNHASHED = 256 << 20  # what was written is hashed while the page cache still has it
+MOST_SMALL = 4096  # pieces of a few bytes that are remembered of each file
+
+
+@dataclass(frozen=True)
+class _Fresh:
+    """Bytes that are still in memory, with what is to be called when they are no longer needed there."""
+
+    data: memoryview
+    release: Callable[[], None] | None
+
+    def let_go(self) -> None:
+        if self.release:
+            self.release()
 
 
 class _File:
-    """One file: `ready` is where the first byte may still change, `hashed` how far its digest is."""
+    """One file: `ready` is where the first byte may still change, `hashed` how far its digest is.
+
+    `fresh` is what is in memory, by offset.
+    """
 
     def __init__(self, descriptor: int, layout: FileLayout, digest: Any) -> None:
         self.descriptor, self.nbytes = descriptor, layout.nbytes
@@ -30,7 +49,23 @@ class _File:
         self.writers = [0] * len(self.begins)
         self.digest = digest
         self.ready = self.hashed = self._part = 0
+        self.fresh: dict[int, _Fresh] = {}
         self.is_taken = self.is_spoilt = False
+
+    @property
+    def has_more(self) -> bool:
+        """Return whether the next bytes are final."""
+        return self.hashed < self.ready or self.hashed in self.fresh
+
+    @property
+    def unhashed(self) -> int:
+        """Return how many bytes are known to be final and are not hashed yet."""
+        return max(0, self.ready - self.hashed) + sum(len(each.data) for each in self.fresh.values())
+
+    @property
+    def blocks(self) -> list[int]:
+        """Return where the blocks in memory begin."""
+        return sorted(offset for offset, fresh in self.fresh.items() if fresh.release)
 
     def part(self, offset: int) -> int:
         """Return the number of the tensor that a byte belongs to."""
@@ -44,7 +79,18 @@ class _File:
 
     def read_stretch(self) -> Iterator[memoryview]:
         """Yield the next bytes, which are final; each piece counts as hashed once the next one is asked for."""
-        end = min(self.ready, self.hashed + STRETCH_BYTES)
+        end = self.hashed + STRETCH_BYTES
+        while self.hashed < end and self.has_more:
+            if fresh := self.fresh.pop(self.hashed, None):
+                yield fresh.data
+                self.hashed += len(fresh.data)
+                fresh.let_go()
+            else:
+                yield from self._read_back(min(self.ready, end))
+
+    def _read_back(self, end: int) -> Iterator[memoryview]:
+        """Yield what the file has until `end`, or where there is something in memory."""
+        end = min([end, *(offset for offset in list(self.fresh) if offset > self.hashed)])
         for piece in pieces(self.descriptor, self.hashed, end):
             yield piece
             self.hashed += len(piece)
@@ -90,7 +136,41 @@ class GrowingDigests:
     def written(self, number: int, offset: int) -> None:
         """Take note that bytes are written."""
         file = self._files[number]
-        file.is_spoilt |= offset < file.ready
+        file.is_spoilt |= offset < max(file.ready, file.hashed)
+
+    def offer(self, number: int, offset: int, data: memoryview, release: Callable[[], None] | None) -> None:
+        """Let bytes that are written be hashed from memory; they stay as they are until `release` is called.
+
+        Without a `release` they are of nobody else, and remembered where they are not too many.
+        """
+        with self._changed:
+            file = self._files[number]
+            if release or len(file.fresh) < MOST_SMALL:
+                file.fresh[offset] = _Fresh(data, release)
+                self._changed.notify_all()
+
+    def waiting_in_vain(self) -> list[tuple[int, int]]:
+        """Return files with blocks in memory that are not next, with where each one's hash is."""
+        with self._changed:
+            return [
+                (number, file.hashed)
+                for number, file in enumerate(self._files)
+                if not file.is_taken and not file.has_more and file.blocks
+            ]
+
+    def let_go(self, number: int) -> None:
+        """Give up the block of a file that would be hashed last; it is read back from the file."""
+        with self._changed:
+            file = self._files[number]
+            given_up = None if file.is_taken or not file.blocks else file.fresh.pop(file.blocks[-1])
+        if given_up:
+            given_up.let_go()
+
+    def raise_error(self) -> None:
+        """Raise what ended the hashing, if something did."""
+        for each in self._work:
+            if each.done():
+                each.result()
 
     def finish(self, task: str) -> None:
         """Take note that a task has written all its bytes."""
@@ -131,9 +211,9 @@ class GrowingDigests:
         """Return the files that are furthest behind, once there are any; none where there is nothing left to do."""
         with self._changed:
             while not self._stopped and any(file.hashed < file.nbytes for file in self._files):
-                waiting = [file for file in self._files if file.hashed < file.ready and not file.is_taken]
+                waiting = [file for file in self._files if file.has_more and not file.is_taken]
                 if waiting:
-                    files = sorted(waiting, key=lambda each: each.hashed - each.ready)[: self._code.most]
+                    files = sorted(waiting, key=lambda each: -each.unhashed)[: self._code.most]
                     for file in files:
                         file.is_taken = True
                     return files
@@ -141,7 +221,7 @@ class GrowingDigests:
         return []
 
     def _unhashed(self) -> int:
-        return sum(file.ready - file.hashed for file in self._files)
+        return sum(max(0, file.ready - file.hashed) for file in self._files)
 
     def _is_ended(self) -> bool:
         return any(each.done() for each in self._work)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,13 +29,14 @@ import numpy.typing as npt
 
 from trtspec.checkpoint.growing import GrowingDigests, written_by
 from trtspec.checkpoint.journal import ConversionJournal
+from trtspec.checkpoint.output import Output, Writing, open_output
 from trtspec.checkpoint.safetensors import ITEM_BYTES, FileLayout, TensorInfo
 from trtspec.errors import CheckpointError
-from trtspec.hashing import write_all
 
 CHUNK_BYTES = 1 << 20
 MOST_THREADS = 12  # each has some 7 MB of buffers
 MOST_ROW_BYTES = 16 << 20
+MOST_PARTS = 16  # of a tensor, that are read side by side
 SHOWN_FLAWS = 12
 # What is moved is bit patterns, which numpy has for every dtype, as it has no bfloat16 and no float8.
 BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -66,6 +68,13 @@ class Transfer:
 
     source: TensorInfo
     destinations: tuple[Destination, ...]
+
+    @property
+    def parts(self) -> list[range]:
+        """Return all rows, divided where another rank's begin."""
+        rows, _ = _matrix(self.source.shape)
+        ends = {end for place in self.destinations for end in (place.rows.start, place.rows.stop)}
+        return [range(*pair) for pair in pairwise(sorted({0, rows, *ends}))]
 
 
 class Encoding(Protocol):
@@ -114,24 +123,26 @@ class Flaws:
 class Worker:
     """What one thread works with: a read buffer, the open rank files, the count of bytes."""
 
-    def __init__(
-        self,
-        files: Sequence[int],
-        flaws: Flaws,
-        on_bytes: Callable[[int], None],
-        growing: GrowingDigests,
-        *,
-        keep: bool,
-    ) -> None:
+    def __init__(self, output: Output, flaws: Flaws, on_bytes: Callable[[int], None], *, keep: bool) -> None:
         self.flaws = flaws
-        self._files, self._on_bytes, self._growing, self._keep = files, on_bytes, growing, keep
+        self._output, self._on_bytes, self._keep = output, on_bytes, keep
         self._buffer = bytearray(CHUNK_BYTES)
 
-    def chunks(self, source: TensorInfo, *, last: bool = True) -> Iterator[tuple[int, Rows]]:
+    def run(self, task: Task, number: int) -> None:
+        """Run the task of a number; one with a flaw is not sound."""
+        self._writing, before = Writing(number, task.name), self.flaws.count
+        task.encoding.run(self)
+        self._writing.is_sound = self.flaws.count == before
+        self._output.end(self._writing)
+
+    def chunks(
+        self, source: TensorInfo, *, last: bool = True, parts: Sequence[range] = ()
+    ) -> Iterator[tuple[int, Rows]]:
         """Yield (number of the first row, bit patterns [rows, columns]) over a tensor, in a buffer used again.
 
         A one-dimensional tensor has columns of one item. The `last` reading of a tensor is the one that counts as
-        progress, and after which its pages are no longer wanted.
+        progress, and after which its pages are no longer wanted. Large `parts` come by turns, so that the files of
+        several ranks grow, and are hashed, side by side.
         """
         item = ITEM_BYTES[source.dtype]
         rows, columns = _matrix(source.shape)
@@ -141,17 +152,18 @@ class Worker:
             raise CheckpointError(message, where=str(source.file))
         if row_bytes > len(self._buffer):
             self._buffer = bytearray(row_bytes)
-        step = max(1, len(self._buffer) // row_bytes) if row_bytes else rows
-        with source.file.open("rb", buffering=0) as file:
-            for first in range(0, rows, max(1, step)):
-                count = min(step, rows - first)
-                view = memoryview(self._buffer)[: count * row_bytes]
-                _read_exactly(file.fileno(), view, source, first * row_bytes)
-                yield first, np.frombuffer(view, BITS[item]).reshape(count, columns)
+        step = max(1, len(self._buffer) // row_bytes) if row_bytes else max(1, rows)
+        with ExitStack() as stack:
+            parts = parts if _are_large(parts, step) else [range(rows)]
+            files = [stack.enter_context(source.file.open("rb", buffering=0)) for _ in parts]
+            for number, begin, end in _turns(parts, step):
+                view = memoryview(self._buffer)[: (end - begin) * row_bytes]
+                _read_exactly(files[number].fileno(), view, source, begin * row_bytes)
+                yield begin, np.frombuffer(view, BITS[item]).reshape(end - begin, columns)
                 if last:
                     self._on_bytes(len(view))
             if last and not self._keep:  # its pages serve the next tensor: finding fresh ones took half of the time
-                os.posix_fadvise(file.fileno(), source.offset, source.nbytes, os.POSIX_FADV_DONTNEED)
+                os.posix_fadvise(files[0].fileno(), source.offset, source.nbytes, os.POSIX_FADV_DONTNEED)
 
     def write(self, destinations: Sequence[Destination], first: int, rows: Rows) -> None:
         """Write encoded rows [count, columns], the first of which is row `first` of the source, to every place."""
@@ -164,8 +176,20 @@ class Worker:
 
     def put(self, rank: int, offset: int, values: Rows) -> None:
         """Write an array's bytes at `offset` of a rank's file."""
-        self._growing.written(rank, offset)
-        write_all(self._files[rank], memoryview(values.data).cast("B"), offset)
+        self._output.put(self._writing, rank, offset, memoryview(values.data).cast("B"))
+
+
+def _are_large(parts: Sequence[range], step: int) -> bool:
+    return 1 < len(parts) <= MOST_PARTS and all(len(part) >= step for part in parts)
+
+
+def _turns(parts: Sequence[range], step: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (number of a part, first row, row behind the last), at most `step` rows of each part by turns."""
+    for done in range(0, max(map(len, parts)), step):
+        for number, part in enumerate(parts):
+            if done < len(part):
+                begin = part.start + done
+                yield number, begin, min(begin + step, part.stop)
 
 
 def _matrix(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -219,9 +243,16 @@ def run_tasks(
         todo = sorted((task for task in tasks if task.name in writes), key=lambda task: writes[task.name][:1])
         advance(sum(task.nbytes for task in tasks) - sum(task.nbytes for task in todo))
         growing = stack.enter_context(GrowingDigests(files, layouts, writes))
-        # more threads than cores, because most of them wait for the disk
-        threads = threads or min(2 * (os.cpu_count() or 1) + 1, MOST_THREADS)
-        _run_all(todo, threads, lambda: Worker(files, flaws, advance, growing, keep=keep_cached), notes, growing)
+
+        def done(task: Writing) -> None:
+            growing.finish(task.name)
+            if task.is_sound:  # else it runs again, to be found wrong again
+                notes.finish(task.name)
+
+        nbytes = sum(layout.nbytes for layout in layouts)
+        output = stack.enter_context(open_output(paths, files, nbytes, growing, done))
+        threads = threads or min(output.tasks_at_once, MOST_THREADS)
+        _run_all(todo, threads, lambda: Worker(output, flaws, advance, keep=keep_cached), output, growing)
         flaws.raise_if_any()
         found = zip(paths, growing.digests(), strict=True)
         return {path.name: digest for path, digest in found if digest}
@@ -248,34 +279,31 @@ def _open_file(stack: ExitStack, path: Path, layout: FileLayout) -> int:
 
 
 def _run_all(
-    tasks: Sequence[Task],
-    threads: int,
-    make_worker: Callable[[], Worker],
-    journal: ConversionJournal,
-    growing: GrowingDigests,
+    tasks: Sequence[Task], threads: int, make_worker: Callable[[], Worker], output: Output, growing: GrowingDigests
 ) -> None:
     local, stop = threading.local(), threading.Event()
 
-    def work(task: Task) -> None:
+    def work(number: int, task: Task) -> None:
         growing.wait_for_room()
         if stop.is_set():
             return
         if not hasattr(local, "worker"):
             local.worker = make_worker()
-        before = local.worker.flaws.count
         try:
-            task.encoding.run(local.worker)
-        except BaseException:
+            local.worker.run(task, number)
+        except BaseException as error:
             stop.set()
+            output.fail(error)
             raise
-        growing.finish(task.name)
-        if local.worker.flaws.count == before:  # else it runs again, to be found wrong again
-            journal.finish(task.name)
 
     with ThreadPoolExecutor(threads) as pool:
-        futures = [pool.submit(work, task) for task in tasks]
+        futures = [pool.submit(work, number, task) for number, task in enumerate(tasks)]
         try:
             for future in futures:
                 future.result()
+        except BaseException as error:
+            output.fail(error)
+            raise
         finally:
             stop.set()
+    output.flush()

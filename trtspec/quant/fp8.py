@@ -49,7 +49,7 @@ class QuantizeTensors:
             scale = scale_of(max(self._amax(worker, transfer.source) for transfer in group.transfers))
             for transfer in group.transfers:
                 quantize = self.arithmetic.quantizer(transfer.source.dtype, scale)
-                for first, bits in worker.chunks(transfer.source):
+                for first, bits in worker.chunks(transfer.source, parts=transfer.parts):
                     worker.write(transfer.destinations, first, quantize(bits))
             for slot in group.scales:
                 worker.put(slot.rank, slot.offset, np.array([scale], np.float32))
@@ -75,7 +75,7 @@ class QuantizeRows:
         """Quantize tensor by tensor, in one reading: a chunk has whole rows."""
         for transfer, scales in zip(self.transfers, self.scales, strict=True):
             census = Census(transfer.source, self.arithmetic)
-            for first, bits in worker.chunks(transfer.source):
+            for first, bits in worker.chunks(transfer.source, parts=transfer.parts):
                 encoded, by_row, counts = self.arithmetic.quantize_rows(bits, transfer.source.dtype)
                 census.take(counts)
                 worker.write(transfer.destinations, first, encoded)

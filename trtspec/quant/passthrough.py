@@ -50,7 +50,7 @@ class TakeRows:
         for transfer in self.transfers:
             _move(worker, transfer)
         for transfer in self.scales:
-            for first, bits in worker.chunks(transfer.source):
+            for first, bits in worker.chunks(transfer.source, parts=transfer.parts):
                 scales = to_floats(bits, transfer.source.dtype)
                 _check(worker, transfer.source, scales)
                 worker.write(transfer.destinations, first, scales)
@@ -102,7 +102,7 @@ def _check(worker: Worker, source: TensorInfo, scales: Floats) -> bool:
 def _move(worker: Worker, transfer: Transfer, table: Bits | None = None) -> None:
     """Write a tensor's patterns, each as `table` has it."""
     source, nans = transfer.source, 0
-    for first, bits in worker.chunks(source):
+    for first, bits in worker.chunks(source, parts=transfer.parts):
         nans += int(np.count_nonzero((bits & NOT_A_NUMBER) == NOT_A_NUMBER))
         worker.write(transfer.destinations, first, bits if table is None else np.take(table, bits))
     if nans and not worker.flaws.allow_nonfinite:
