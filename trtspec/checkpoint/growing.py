@@ -22,6 +22,7 @@ Place = tuple[int, int]  # the number of a file, an offset in it
 
 STRETCH_BYTES = 8 << 20  # hashed before another thread may look which file is furthest behind
 MOST_UNHASHED = 256 << 20  # what was written is hashed while the page cache still has it
+COMPANY_S = 0.005  # that a file waits for others
 MOST_SMALL = 4096  # pieces of a few bytes that are remembered of each file
 
 
@@ -209,16 +210,22 @@ class GrowingDigests:
 
     def _take(self) -> list[_File]:
         """Return the files that are furthest behind, once there are any; none where there is nothing left to do."""
+        has_waited = False
         with self._changed:
-            while not self._stopped and any(file.hashed < file.nbytes for file in self._files):
-                waiting = [file for file in self._files if file.has_more and not file.is_taken]
-                if waiting:
+            while not self._stopped and (growing := [file for file in self._files if file.hashed < file.nbytes]):
+                waiting = [file for file in growing if file.has_more and not file.is_taken]
+                if waiting and (has_waited or self._are_enough(waiting, len(growing))):
                     files = sorted(waiting, key=lambda each: -each.unhashed)[: self._code.most]
                     for file in files:
                         file.is_taken = True
                     return files
-                self._changed.wait()  # unbounded: tasks end, or the conversion does
+                # without a file that waits, unbounded: tasks end, or the conversion does
+                has_waited = not self._changed.wait(COMPANY_S if waiting else None)
         return []
+
+    def _are_enough(self, waiting: Sequence[_File], growing: int) -> bool:
+        """Return whether to begin: several files together take little more than the time of one."""
+        return len(waiting) >= min(self._code.most, growing) or sum(each.unhashed for each in waiting) >= STRETCH_BYTES
 
     def _unhashed(self) -> int:
         return sum(max(0, file.ready - file.hashed) for file in self._files)
