@@ -19,6 +19,7 @@ from trtspec.checkpoint.growing import GrowingDigests
 from trtspec.checkpoint.output import InBlocks, ThroughCache, Writing, open_output
 from trtspec.checkpoint.safetensors import lay_out
 from trtspec.checkpoint.sharding import ParallelMapping
+from trtspec.quant.activations import Activations
 from trtspec.quant.scheme import Scheme
 from trtspec.steps.convert import convert_checkpoint
 
@@ -237,6 +238,28 @@ def test_conversions_have_the_same_bytes_both_ways(
             path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in out.glob("*.safetensors")
         }
     assert found[0] == found[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tensor", [1, 2])
+@pytest.mark.parametrize("weights", ["none", "fp8", "fp8_rowwise"])
+def test_no_encoding_lets_hashes_wait_for_what_it_writes_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str, tensor: int
+) -> None:
+    source = make_llama(tmp_path / "hf", hidden_size=256, intermediate_size=2048, num_hidden_layers=2)
+    largest = 256 * 2048 // tensor
+    assert largest > 2 * output.BLOCKS_BYTES
+    monkeypatch.setattr(stream, "CHUNK_BYTES", 8 << 10)
+    monkeypatch.setattr(GrowingDigests, "let_go", lambda *_: pytest.fail("something has to be read back"))
+    modules = ("attention.qkv", "attention.dense", "mlp.fc", "mlp.gate", "mlp.proj")
+    names = [f"transformer.layers.{layer}.{module}" for layer in range(2) for module in modules]
+    convert_checkpoint(
+        source,
+        tmp_path,
+        mapping=ParallelMapping(tensor),
+        scheme=Scheme() if weights == "none" else Scheme(weights),
+        activations=Activations(dict.fromkeys(names, 1.0)),
+    )
 
 
 def test_rows_of_several_ranks_come_by_turns() -> None:

@@ -29,7 +29,7 @@ from trtspec.hashing import write_all
 
 CORES = os.cpu_count() or 1
 PAGE_BYTES = mmap.PAGESIZE
-BLOCKS_BYTES = 32 << 20  # all of them
+BLOCKS_BYTES = 24 << 20  # all of them
 MOST_BLOCK_BYTES, LEAST_BLOCK_BYTES = 1 << 20, max(PAGE_BYTES, 16 << 10)
 BLOCKS_A_FILE = 4  # at least
 SMALL_BYTES = 32 << 10  # a write that continues no block and is smaller begins none

@@ -47,12 +47,12 @@ class QuantizeTensors:
         """Quantize group by group."""
         for group in self.groups:
             scale = scale_of(max(self._amax(worker, transfer.source) for transfer in group.transfers))
+            for slot in group.scales:  # first: they lie between the weights, and a file is hashed as it grows
+                worker.put(slot.rank, slot.offset, np.array([scale], np.float32))
             for transfer in group.transfers:
                 quantize = self.arithmetic.quantizer(transfer.source.dtype, scale)
                 for first, bits in worker.chunks(transfer.source, parts=transfer.parts):
                     worker.write(transfer.destinations, first, quantize(bits))
-            for slot in group.scales:
-                worker.put(slot.rank, slot.offset, np.array([scale], np.float32))
 
     def _amax(self, worker: Worker, source: TensorInfo) -> np.float32:
         """Return the largest finite magnitude of a tensor; what is not finite is a flaw."""

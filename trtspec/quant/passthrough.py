@@ -33,9 +33,9 @@ class TakeTensors:
         for group in self.groups:
             own = [read_scale(worker, self.scales[transfer.source.name]) for transfer in group.transfers]
             largest = max(own)
+            _put(worker, group.scales, largest)  # first, as where tensors are quantized
             for transfer, scale in zip(group.transfers, own, strict=True):
                 _move(worker, transfer, None if scale == largest else requantized(scale, largest))
-            _put(worker, group.scales, largest)
 
 
 @dataclass(frozen=True)
