@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.quant.compressed import compress, compressed_tensors
 from tests.tiny import make_llama
 from trtspec.checkpoint import growing, output, stream
 from trtspec.checkpoint.growing import GrowingDigests
@@ -196,7 +197,6 @@ def test_others_go_through_the_page_cache(tmp_path: Path, monkeypatch: pytest.Mo
     if why == "small":
         monkeypatch.setattr(output, "LEAST_BYTES", LAYOUT.nbytes + 1)
     else:
-        monkeypatch.setattr(os, "O_DIRECT", 1 << 30, raising=False)  # no flag of open's
         monkeypatch.setattr(output.os, "open", _refuse)
     with (
         written.growing as digests,
@@ -242,11 +242,16 @@ def test_conversions_have_the_same_bytes_both_ways(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tensor", [1, 2])
-@pytest.mark.parametrize("weights", ["none", "fp8", "fp8_rowwise"])
+@pytest.mark.parametrize(
+    ("weights", "stored"),
+    [("none", None), ("fp8", None), ("fp8_rowwise", None), ("fp8", "tensor"), ("fp8_rowwise", "channel")],
+)
 def test_no_encoding_lets_hashes_wait_for_what_it_writes_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str, tensor: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str, stored: str | None, tensor: int
 ) -> None:
     source = make_llama(tmp_path / "hf", hidden_size=256, intermediate_size=2048, num_hidden_layers=2)
+    if stored:
+        compress(source, compressed_tensors(stored))
     largest = 256 * 2048 // tensor
     assert largest > 2 * output.BLOCKS_BYTES
     monkeypatch.setattr(stream, "CHUNK_BYTES", 8 << 10)
