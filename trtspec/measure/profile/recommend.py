@@ -87,14 +87,14 @@ def recommend(found: Sequence[Measured], batch: int) -> Recommendation:
 def _schedule(measured: Measured) -> tuple[tuple[int, int], ...]:
     """Return the best draft length up to each batch that was measured, and up to the powers of two between them.
 
-    It ends where drafting is not sure to pay.
+    It ends where drafting is not expected to pay: to wait until that is sure would give away what it mostly brings.
     """
     pairs: list[tuple[int, int]] = []
     fewest, most = measured.batches[0], measured.batches[-1]
     between = (1 << power for power in range(fewest.bit_length(), most.bit_length()))
     for batch in sorted({*measured.batches, *(each for each in between if each < most)}):
         best = measured.best(batch)
-        if best.expected.low < PAYS:
+        if best.expected.value < PAYS:
             break
         length = min(pairs[-1][1], best.draft_len) if pairs else best.draft_len
         if pairs and pairs[-1][1] == length:
