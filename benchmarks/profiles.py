@@ -7,12 +7,13 @@ target alone and a fixed draft length (at least 0.98 of it), however many reques
 
 What is expected and what is measured are of the same run: closed loops of so many requests, greedy, whole texts with
 their prefill, while all of the places are taken. For how many run at once, each draft length is expected by steps
-timed before and behind the closed loops, the faster counting. All arms are asked of one engine in a process to itself
-(a second one in it would take up to 3 ms of each step of the first), in rounds of one run each. All runs of an arm do
-the same in the same order, so each stretch of some steps counts by the run in which it was fastest: what else a machine
-does only adds to one, and where its speed drifts by a factor of two no other number can be compared to a few percent.
-Each run asks all prompts that the acceptance is counted on. `noise` says how far apart two equal arms are. It takes
-twenty minutes a recipe.
+timed before and behind the closed loops, the faster counting. All arms are asked of one engine, the target alone of one
+that has nothing to draft with, each in a process to itself (a second one in it would take up to 3 ms of each step of
+the first), in rounds of one run each. Neither keeps texts that ended: the prompts come again and again. All runs of an
+arm do the same in the same order, so each stretch of some steps counts by the run in which it was fastest: what else a
+machine does only adds to one, and where its speed drifts by a factor of two no other number can be compared to a few
+percent. Each run asks all prompts that the acceptance is counted on. `noise` says how far apart two equal arms are.
+It takes twenty minutes a recipe.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ RECIPES = ("quickstart", "quickstart-ngram", "quickstart-eagle3")
 MAX_DRAFT_LEN, MAX_BATCH = 10, 64
 BATCHES, LENS = (1, 4, 16), (1, 2, 4, 6, 8, 10)
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64)
-PROMPTS, TOKENS, ROUNDS = 24, 96, 5
+PROMPTS, TOKENS, ROUNDS = 24, 96, 4
 STRETCH = 8  # steps
 A_PLACE = 2  # requests of a measurement for each that runs at once, rounded up to all prompts once or several times
 WITHIN_S = 600.0
@@ -61,7 +62,7 @@ Schedule = tuple[tuple[int, int], ...]
 Stretches = list[tuple[int, float]]  # tokens and seconds
 Asked = Callable[[Schedule, int], Stretches]  # how much is drafted, and requests at once
 
-ALONE: Schedule = ((MAX_BATCH, 0),)
+ALONE: Schedule = ()  # an engine without what drafts
 
 
 def main() -> None:
@@ -165,16 +166,18 @@ def compare_schedule(candidate: Candidate, texts: Texts, engine: Asked) -> dict[
 
 @contextmanager
 def loaded(candidate: Candidate, texts: Texts) -> Iterator[Asked]:
-    """Give an engine in a process of its own."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as process:
-        ask = partial(closed_loop, candidate.root, texts.prompts)
-        yield lambda schedule, many: process.submit(ask, schedule, many).result(WITHIN_S)
+    """Give two engines, each in a process of its own."""
+    context, ask = get_context("spawn"), partial(closed_loop, candidate.root, texts.prompts)
+    with ProcessPoolExecutor(1, context) as drafting, ProcessPoolExecutor(1, context) as alone:
+        yield lambda schedule, many: (drafting if schedule else alone).submit(ask, schedule, many).result(WITHIN_S)
 
 
 @cache
-def engine_of(root: Path) -> Engine:
-    settings = engine_settings(root, load_manifest(root).recipe)
-    return Engine.load(root / TARGET, root / DRAFT if (root / DRAFT).is_dir() else None, settings)
+def engine_of(root: Path, *, drafts: bool) -> Engine:
+    settings = replace(engine_settings(root, load_manifest(root).recipe), keeps_texts=False)
+    if not drafts:
+        settings = replace(settings, method="none", draft_len=0, options={})
+    return Engine.load(root / TARGET, root / DRAFT if drafts and (root / DRAFT).is_dir() else None, settings)
 
 
 def rounds(engine: Asked, arms: Sequence[Schedule], many: int) -> list[float]:
@@ -202,7 +205,7 @@ def closed_loop(root: Path, said: Sequence[Sequence[int]], schedule: Schedule, m
     """
     from trtspec.generation.request import Request, Update
 
-    engine = engine_of(root)
+    engine = engine_of(root, drafts=bool(schedule))
     engine.speculator.settings = replace(engine.settings, schedule=schedule)  # nothing runs in between
     timed = len(said) * math.ceil(A_PLACE * many / len(said))
     lens = [*(TOKENS * place // many for place in range(1, many + 1)), *[TOKENS] * (timed + many)]

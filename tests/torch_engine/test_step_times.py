@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which steps are timed, and from how many prefills."""
+"""Which steps are timed, and of which texts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Accepting:
     """A speculator that accepts all it drafts, and notes what it was asked for."""
 
     max_seq_len: int
-    prefills: list[int] = field(default_factory=list)
+    prefills: list[list[int]] = field(default_factory=list)
     steps: Counter[tuple[int, int]] = field(default_factory=Counter)
     longest: int = 0
 
@@ -32,7 +32,7 @@ class Accepting:
         return SimpleNamespace(max_seq_len=self.max_seq_len)
 
     def prefill(self, batch: Sequence[Running], first_row: int, max_tokens: int) -> list[Progress]:
-        self.prefills.append(len(batch))
+        self.prefills.append([len(running.text) for running in batch])
         return [Progress(0, [], 1) for _ in batch]
 
     def step(self, batch: Sequence[Running]) -> list[Progress]:
@@ -43,39 +43,47 @@ class Accepting:
         return [Progress(most, [1] * most, 1) for most in drafted]
 
 
-def times(engine: Any, prompt: int = 5) -> dict[tuple[int, int], list[float]]:
-    prompts = [(1,) * prompt]
-    return step_times(engine, prompts, [1, 4], [0, 2, 5], steps=STEPS, rounds=ROUNDS, max_tokens=8, answer_len=90)
+def times(engine: Any, prompt: int = 5, said: int = 24, least_s: float = 0) -> dict[tuple[int, int], list[float]]:
+    texts = [((1,) * prompt, (1,) * said)]
+    return step_times(engine, texts, [1, 4], [0, 2, 5], steps=STEPS, least_s=least_s, rounds=ROUNDS, max_tokens=8)
 
 
-def test_one_prefill_does_for_all_lengths() -> None:
-    """Of each case one round, and one step of every round, is not timed."""
+CASES = [(rows, draft_len) for rows in (1, 4) for draft_len in (0, 2, 5)]
+
+
+def test_of_each_case_one_round_and_one_step_of_every_round_are_not_timed() -> None:
     engine = Accepting(100)
     found = times(engine)
-    assert {case: len(samples) for case, samples in found.items()} == {
-        (rows, draft_len): ROUNDS for rows in (1, 4) for draft_len in (0, 2, 5)
-    }
-    assert engine.prefills == [1, 4] * (ROUNDS + 1)
-    assert engine.steps == dict.fromkeys(found, (ROUNDS + 1) * (STEPS + 1))
+    assert {case: len(samples) for case, samples in found.items()} == dict.fromkeys(CASES, ROUNDS)
+    assert engine.steps == dict.fromkeys(CASES, (ROUNDS + 1) * (STEPS + 1))
+
+
+def test_rows_are_at_all_places_of_their_answers() -> None:
+    """Once it is known how far texts grow, the last one ends about where its answer does."""
+    engine = Accepting(200)
+    times(engine, prompt=5, said=40)
+    grown = {0: 1 + 4, 2: 1 + 12, 5: 1 + 24}
+    begun = {(rows, each): [5 + (2 * row + 1) * (40 - new) // (2 * rows) for row in range(rows)]
+             for rows in (1, 4) for each, new in grown.items()}  # fmt: skip
+    assert engine.prefills[len(CASES) :] == [begun[case] for case in CASES] * ROUNDS
 
 
 @pytest.mark.parametrize("max_seq_len", [27, 30, 50])
-def test_where_texts_grow_too_long_they_begin_anew(max_seq_len: int) -> None:
+def test_long_texts_are_cut_off_at_their_beginnings(max_seq_len: int) -> None:
     """No step drafts less than it is to because a text ends."""
     engine = Accepting(max_seq_len)
     found = times(engine, prompt=40)
-    assert len(engine.prefills) > 2 * (ROUNDS + 1)
     assert engine.steps == dict.fromkeys(found, (ROUNDS + 1) * (STEPS + 1))
     assert engine.longest <= max_seq_len
 
 
-@pytest.mark.parametrize(("answer_len", "prefills"), [(40, 1), (39, 2), (24, 2), (12, 3)])
-def test_texts_grow_no_longer_than_answers(answer_len: int, prefills: int) -> None:
-    """Four steps of each length make 4, 12 and 24 tokens, behind the prefill's first one."""
+@pytest.mark.parametrize(("said", "most"), [(18, 18), (23, 23), (40, 24)])
+def test_short_steps_are_timed_as_long_as_answers_are(said: int, most: int) -> None:
+    """All take less than is wanted: behind the first round each length goes through so many tokens."""
     engine = Accepting(100)
-    step_times(engine, [(1,) * 5], [1], [0, 2, 5], steps=STEPS, rounds=0, max_tokens=8, answer_len=answer_len + 1)
-    assert len(engine.prefills) == prefills
-    assert engine.longest <= 5 + max(answer_len + 1, 1 + 24)
+    times(engine, said=said, least_s=60.0)
+    timed = {draft_len: max(STEPS + 1, most // (draft_len + 1)) for draft_len in (0, 2, 5)}
+    assert engine.steps == {(rows, each): STEPS + 1 + ROUNDS * timed[each] for rows, each in CASES}
 
 
 def test_an_engine_that_is_too_short_is_told() -> None:

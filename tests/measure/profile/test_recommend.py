@@ -66,6 +66,18 @@ def test_the_fastest_length_by_batch_becomes_the_schedule() -> None:
     assert section["schedule"] == [{"max_batch": 2, "draft_len": 3}, {"max_batch": 8, "draft_len": 1}]
 
 
+def test_a_schedule_goes_on_where_what_drafts_costs_more_idle() -> None:
+    """With 4 requests both are 0.94 times as fast as the target alone; one of them because the draft reads prompts."""
+    cheap = {0: 1.0, 1: 1.0, 2: 1.0}
+    slow = measured("draft_target", {1: 60, 2: 80}, {1: cheap, 4: {0: 1.0, 1: 1.9, 2: 1.92}})
+    assert (round(slow.best(4).expected.value, 2), slow.idle(4)) == (0.94, 1.0)
+    assert recommend([slow], 1).schedule == ((2, 2),)
+    reading = measured("draft_target", {1: 60, 2: 80}, {1: cheap, 4: {0: 1.0, 1: 1.7, 2: 1.74}})
+    reading = replace(reading, prefills={1: (1.0, 1.0), 4: (0.0, 1.0)}, answer_len=11)
+    assert (round(reading.best(4).expected.value, 2), round(reading.idle(4), 2)) == (0.94, 0.91)
+    assert recommend([reading], 1).schedule == ()  # one length for all
+
+
 def test_one_length_for_all_needs_no_schedule() -> None:
     flat = {0: 1.0, 1: 1.0, 2: 1.0}
     found = recommend([measured("ngram", {1: 50, 2: 80}, {1: flat, 4: flat})], 4)

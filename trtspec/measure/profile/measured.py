@@ -63,6 +63,12 @@ class Measured:
         fastest = max(each.expected.value for each in found)
         return next(each for each in found if each.expected.value >= AS_GOOD * fastest)
 
+    def idle(self, batch: int) -> float:
+        """Return the speed with what drafts where it drafts nothing, which reads prompts, against the target alone."""
+        seconds = self.step_seconds(batch, 0)
+        alone, idle = (seconds + self._prefill(batch, side) / (self.answer_len - 1) for side in (0, 1))
+        return alone / idle
+
     def step_seconds(self, batch: int, draft_len: int) -> float:
         """Return what a step takes; between measured lengths and batches on the line between their neighbours."""
 

@@ -17,7 +17,7 @@ from trtspec.prompts.prompt import Prompt
 if TYPE_CHECKING:
     from trtspec.torch_engine.speculator import Speculator
 
-STEPS, ROUNDS = 8, 5
+STEPS, LEAST_S, ROUNDS = 8, 0.15, 5
 PREFILLS, PREFILL_TOKENS = 16, 8192
 
 
@@ -107,13 +107,13 @@ def _times(
     return least_seconds(
         step_times(
             speculator,
-            texts.prompts,
+            list(zip(texts.prompts, texts.said, strict=True)),
             batches,
             timed,
             steps=STEPS,
+            least_s=LEAST_S,
             rounds=ROUNDS,
             max_tokens=PREFILL_TOKENS,
-            answer_len=texts.tokens // len(texts.said),
             on_round=lambda done: on_progress(f"{candidate.method}: step times", done + 1, ROUNDS + 1),
         )
     )

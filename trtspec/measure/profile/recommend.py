@@ -94,7 +94,7 @@ def _schedule(measured: Measured) -> tuple[tuple[int, int], ...]:
     between = (1 << power for power in range(fewest.bit_length(), most.bit_length()))
     for batch in sorted({*measured.batches, *(each for each in between if each < most)}):
         best = measured.best(batch)
-        if best.expected.value < PAYS:
+        if best.expected.value < PAYS * measured.idle(batch):
             break
         length = min(pairs[-1][1], best.draft_len) if pairs else best.draft_len
         if pairs and pairs[-1][1] == length:

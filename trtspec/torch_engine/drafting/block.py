@@ -120,10 +120,8 @@ class BlockDrafter(Drafter):
 
     def observe(self, outcome: Outcome) -> None:
         """Keep the hidden states of each accepted path."""
-        if outcome.features is None:
-            raise ValueError("a net reads features of the target")
-        for row, result in enumerate(outcome.results):
-            self._waiting[row].append(outcome.features[row, [0, *result.path]])
+        for row, accepted in enumerate(outcome.accepted_features()):
+            self._waiting[row].append(accepted)
 
     def move_row(self, source: int, target: int, length: int) -> None:
         """Move the row in the net's cache, and its waiting states."""

@@ -55,10 +55,8 @@ class PairingDrafter(Drafter):
 
     def observe(self, outcome: Outcome) -> None:
         """Keep the hidden states of each accepted path until the token after them is known."""
-        if outcome.features is None:
-            raise ValueError("a head reads features of the target")
-        for row, result in enumerate(outcome.results):
-            self._waiting[row].append(outcome.features[row, [0, *result.path]])
+        for row, accepted in enumerate(outcome.accepted_features()):
+            self._waiting[row].append(accepted)
 
     def move_row(self, source: int, target: int, length: int) -> None:
         """Move the row's cache and its waiting hidden states."""
