@@ -66,6 +66,15 @@ def test_the_fastest_length_by_batch_becomes_the_schedule() -> None:
     assert section["schedule"] == [{"max_batch": 2, "draft_len": 3}, {"max_batch": 8, "draft_len": 1}]
 
 
+def test_a_length_changes_where_another_is_clearly_faster() -> None:
+    """With 4 requests one token less is 1.02 times as fast, with 16 it is 1.09 times."""
+    cheap, even, dear = {0: 1.0, 1: 1.0, 2: 1.0}, {0: 1.0, 1: 1.2, 2: 1.37}, {0: 1.0, 1: 1.3, 2: 1.58}
+    found = measured("ngram", {1: 60, 2: 79}, {1: cheap, 4: even, 16: dear})
+    gains = [found.speedup(batch, 1).expected.value / found.speedup(batch, 2).expected.value for batch in (4, 16)]
+    assert [round(gain, 2) for gain in gains] == [1.02, 1.09]
+    assert recommend([found], 1).schedule == ((4, 2), (16, 1))
+
+
 def test_a_schedule_goes_on_where_what_drafts_costs_more_idle() -> None:
     """With 4 requests both are 0.94 times as fast as the target alone; one of them because the draft reads prompts."""
     cheap = {0: 1.0, 1: 1.0, 2: 1.0}

@@ -55,13 +55,24 @@ class Measured:
     @cached_property
     def speedups(self) -> list[Speedup]:
         """Return the expected speed-up of every draft length at every batch."""
-        return [self._speedup(batch, draft_len) for batch in self.batches for draft_len in self.acceptance]
+        return [self.speedup(batch, draft_len) for batch in self.batches for draft_len in self.acceptance]
 
     def best(self, batch: int) -> Speedup:
         """Return the fastest draft length for so many requests at once, the shortest of those as good as it."""
-        found = [self._speedup(batch, draft_len) for draft_len in self.acceptance]
+        found = [self.speedup(batch, draft_len) for draft_len in self.acceptance]
         fastest = max(each.expected.value for each in found)
         return next(each for each in found if each.expected.value >= AS_GOOD * fastest)
+
+    def speedup(self, batch: int, draft_len: int) -> Speedup:
+        """Return by the seconds of a token: of its step, and of its part of the prefills, for which all others wait."""
+        tokens, steps = self.acceptance[draft_len].token_weighted, self.answer_len - 1
+        prefill_alone, prefill_drafting = (self._prefill(batch, side) / steps for side in (0, 1))
+        alone, step = self.step_seconds(batch, 0) + prefill_alone, self.step_seconds(batch, draft_len)
+
+        def times(step_tokens: float) -> float:
+            return alone / (step / step_tokens + prefill_drafting)
+
+        return Speedup(batch, draft_len, Estimate(times(tokens.value), times(tokens.low), times(tokens.high)))
 
     def idle(self, batch: int) -> float:
         """Return the speed with what drafts where it drafts nothing, which reads prompts, against the target alone."""
@@ -77,17 +88,6 @@ class Measured:
             return _on_line(of_lens, draft_len)
 
         return _on_line({rows: of_rows(rows) for rows in self.batches}, batch)
-
-    def _speedup(self, batch: int, draft_len: int) -> Speedup:
-        """Compare the seconds of a token: of its step, and of its part of the prefills, for which all others wait."""
-        tokens, steps = self.acceptance[draft_len].token_weighted, self.answer_len - 1
-        prefill_alone, prefill_drafting = (self._prefill(batch, side) / steps for side in (0, 1))
-        alone, step = self.step_seconds(batch, 0) + prefill_alone, self.step_seconds(batch, draft_len)
-
-        def times(step_tokens: float) -> float:
-            return alone / (step / step_tokens + prefill_drafting)
-
-        return Speedup(batch, draft_len, Estimate(times(tokens.value), times(tokens.low), times(tokens.high)))
 
     def _prefill(self, batch: int, side: int) -> float:
         return _on_line({rows: pair[side] for rows, pair in self.prefills.items()}, batch) if self.prefills else 0.0

@@ -12,6 +12,7 @@ from trtspec.measure.profile.measured import Measured, Speedup
 
 HARMFUL, TRAINABLE = 0.5, 0.6  # acceptance rates below which a draft costs more than it brings, or is worth training
 PAYS = 1.02  # times as fast: less is within what a machine's noise makes of two equal runs
+CHANGES = 1.04  # times as fast as the length before: expectations were seen to err by 5 % (docs/log.md)
 
 
 @dataclass(frozen=True)
@@ -87,18 +88,23 @@ def recommend(found: Sequence[Measured], batch: int) -> Recommendation:
 def _schedule(measured: Measured) -> tuple[tuple[int, int], ...]:
     """Return the best draft length up to each batch that was measured, and up to the powers of two between them.
 
-    It ends where drafting is not expected to pay: to wait until that is sure would give away what it mostly brings.
+    It ends where drafting is not expected to pay: to wait until that is sure would give away what it mostly brings. The
+    length changes only where another is expected to be clearly faster, as the one before is known to do well.
     """
     pairs: list[tuple[int, int]] = []
     fewest, most = measured.batches[0], measured.batches[-1]
     between = (1 << power for power in range(fewest.bit_length(), most.bit_length()))
     for batch in sorted({*measured.batches, *(each for each in between if each < most)}):
-        best = measured.best(batch)
-        if best.expected.value < PAYS * measured.idle(batch):
+        best, least = measured.best(batch), PAYS * measured.idle(batch)
+        if best.expected.value < least:
             break
-        length = min(pairs[-1][1], best.draft_len) if pairs else best.draft_len
-        if pairs and pairs[-1][1] == length:
-            pairs.pop()
+        length = best.draft_len
+        if pairs:
+            before = pairs[-1][1]
+            kept = measured.speedup(batch, before).expected.value
+            if kept >= max(least, best.expected.value / CHANGES) or length > before:
+                pairs.pop()
+                length = before
         pairs.append((batch, length))
     return tuple(pairs)
 
