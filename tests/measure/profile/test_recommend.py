@@ -75,6 +75,13 @@ def test_a_length_changes_where_another_is_clearly_faster() -> None:
     assert recommend([found], 1).schedule == ((4, 2), (16, 1))
 
 
+def test_a_length_that_does_not_pay_is_not_kept() -> None:
+    """With 4 requests one token is 1.03 times as fast as none, two are 0.99 times."""
+    found = measured("ngram", {1: 60, 2: 79}, {1: {0: 1.0, 1: 1.0, 2: 1.0}, 4: {0: 1.0, 1: 1.56, 2: 1.808}})
+    assert [round(found.speedup(4, length).expected.value, 2) for length in (1, 2)] == [1.03, 0.99]
+    assert recommend([found], 1).schedule == ((2, 2), (4, 1))
+
+
 def test_a_schedule_goes_on_where_what_drafts_costs_more_idle() -> None:
     """With 4 requests both are 0.94 times as fast as the target alone; one of them because the draft reads prompts."""
     cheap = {0: 1.0, 1: 1.0, 2: 1.0}
