@@ -13,7 +13,7 @@ the first), in rounds of one run each. Neither keeps texts that ended: the promp
 arm do the same in the same order, so each stretch of some steps counts by the run in which it was fastest: what else a
 machine does only adds to one, and where its speed drifts by a factor of two no other number can be compared to a few
 percent. Each run asks all prompts that the acceptance is counted on. `noise` says how far apart two equal arms are.
-It takes twenty minutes a recipe.
+It takes half an hour a recipe.
 """
 
 from __future__ import annotations

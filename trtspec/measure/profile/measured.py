@@ -64,7 +64,7 @@ class Measured:
         return next(each for each in found if each.expected.value >= AS_GOOD * fastest)
 
     def speedup(self, batch: int, draft_len: int) -> Speedup:
-        """Return by the seconds of a token: of its step, and of its part of the prefills, for which all others wait."""
+        """Return what to expect by the seconds of a token: of its step, and of prefills, for which all others wait."""
         tokens, steps = self.acceptance[draft_len].token_weighted, self.answer_len - 1
         prefill_alone, prefill_drafting = (self._prefill(batch, side) / steps for side in (0, 1))
         alone, step = self.step_seconds(batch, 0) + prefill_alone, self.step_seconds(batch, draft_len)

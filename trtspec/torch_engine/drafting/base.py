@@ -93,10 +93,10 @@ class Outcome:
     logits: Tensor
     features: Tensor | None
 
-    def accepted_features(self) -> Sequence[Tensor]:
+    def accepted_features(self) -> list[Tensor]:
         """Return of each row the features [n, aux_layers * hidden] at its root and its accepted nodes.
 
-        They are parts of one tensor: a gather for each of 64 rows took a thirtieth of their step.
+        Gathered at once, and each row's own: one that goes on holds nothing of rows that ended.
         """
         if self.features is None:
             raise ValueError("a drafter with aux_layers gets features of the target")
@@ -105,7 +105,7 @@ class Outcome:
         places = [row * width + node for row, path in enumerate(paths) for node in path]
         flat = self.features.flatten(0, 1)
         kept = flat if len(places) == rows * width else flat[torch.tensor(places, device=flat.device)]
-        return torch.split(kept, [len(path) for path in paths])
+        return [part.clone() for part in torch.split(kept, [len(path) for path in paths])]
 
 
 class Drafter(Protocol):
