@@ -9,11 +9,12 @@ What is expected and what is measured are of the same run: closed loops of so ma
 their prefill, while all of the places are taken. For how many run at once, each draft length is expected by steps
 timed before and behind the closed loops, the faster counting. All arms are asked of one engine, the target alone of one
 that has nothing to draft with, each in a process to itself (a second one in it would take up to 3 ms of each step of
-the first), in rounds of one run each. Neither keeps texts that ended: the prompts come again and again. All runs of an
-arm do the same in the same order, so each stretch of some steps counts by the run in which it was fastest: what else a
-machine does only adds to one, and where its speed drifts by a factor of two no other number can be compared to a few
-percent. Each run asks all prompts that the acceptance is counted on. `noise` says how far apart two equal arms are.
-It takes half an hour a recipe.
+the first), in rounds of one run each. Both have two such processes, asked by turns: equal engines differ by some percent
+from process to process. Neither keeps texts that ended: the prompts come again and again. All runs of an arm do the same
+in the same order, so each stretch of some steps counts by the run in which it was fastest: what else a machine does only
+adds to one, and where its speed drifts by a factor of two no other number can be compared to a few percent. Each run
+asks all prompts that the acceptance is counted on. `noise` says how far apart two equal arms are. It takes half an hour
+a recipe.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from itertools import cycle, pairwise
@@ -54,13 +55,14 @@ MAX_DRAFT_LEN, MAX_BATCH = 10, 64
 BATCHES, LENS = (1, 4, 16), (1, 2, 4, 6, 8, 10)
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64)
 PROMPTS, TOKENS, ROUNDS = 24, 96, 4
+PROCESSES = 2  # of each engine
 STRETCH = 8  # steps
 A_PLACE = 2  # requests of a measurement for each that runs at once, rounded up to all prompts once or several times
 WITHIN_S = 600.0
 
 Schedule = tuple[tuple[int, int], ...]
 Stretches = list[tuple[int, float]]  # tokens and seconds
-Asked = Callable[[Schedule, int], Stretches]  # how much is drafted, and requests at once
+Asked = Callable[[Schedule, int, int], Stretches]  # how much is drafted, requests at once, and the number of the round
 
 ALONE: Schedule = ()  # an engine without what drafts
 
@@ -166,10 +168,15 @@ def compare_schedule(candidate: Candidate, texts: Texts, engine: Asked) -> dict[
 
 @contextmanager
 def loaded(candidate: Candidate, texts: Texts) -> Iterator[Asked]:
-    """Give two engines, each in a process of its own."""
+    """Give two engines, each in processes of its own."""
     context, ask = get_context("spawn"), partial(closed_loop, candidate.root, texts.prompts)
-    with ProcessPoolExecutor(1, context) as drafting, ProcessPoolExecutor(1, context) as alone:
-        yield lambda schedule, many: (drafting if schedule else alone).submit(ask, schedule, many).result(WITHIN_S)
+    with ExitStack() as stack:
+        drafting, alone = (
+            [stack.enter_context(ProcessPoolExecutor(1, context)) for _ in range(PROCESSES)] for _ in range(2)
+        )
+        yield lambda schedule, many, number: (
+            (drafting if schedule else alone)[number % PROCESSES].submit(ask, schedule, many).result(WITHIN_S)
+        )
 
 
 @cache
@@ -181,11 +188,11 @@ def engine_of(root: Path, *, drafts: bool) -> Engine:
 
 
 def rounds(engine: Asked, arms: Sequence[Schedule], many: int) -> list[float]:
-    """Return each arm's tokens a second by its fastest stretches; every second round goes through them backwards."""
+    """Return each arm's tokens a second by its fastest stretches; rounds go through them forwards and backwards."""
     runs: list[list[Stretches]] = [[] for _ in arms]
     for number in range(ROUNDS):
-        for place in range(len(arms))[:: -1 if number % 2 else 1]:
-            runs[place].append(engine(arms[place], many))
+        for place in range(len(arms))[:: -1 if number // PROCESSES % 2 else 1]:
+            runs[place].append(engine(arms[place], many, number))
     return [tokens_per_s(each) for each in runs]
 
 

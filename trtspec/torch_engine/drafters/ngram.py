@@ -21,10 +21,9 @@ class NgramDrafter(Drafter):
         self._indexes: dict[int, SuffixIndex] = {}
 
     def begin(self, prompts: Sequence[Sequence[int]], first_row: int, max_tokens: int) -> None:
-        """Index the prompts."""
-        for row, prompt in enumerate(prompts, first_row):
+        """Begin an index for each; it takes in the prompt with the first draft, so that who never drafts pays nothing."""
+        for row in range(first_row, first_row + len(prompts)):
             self._indexes[row] = SuffixIndex(self._max_match)
-            self._indexes[row].extend(prompt)
 
     def propose(self, texts: Sequence[Sequence[int]], depth: int, sampling: DraftSampling | None) -> Draft:
         """Return a chain of `depth` tokens for each row that has a match; empty chains if no row has one."""
