@@ -7,14 +7,12 @@ target alone and a fixed draft length (at least 0.98 of it), however many reques
 
 What is expected and what is measured are of the same run: closed loops of so many requests, greedy, whole texts with
 their prefill, while all of the places are taken. For how many run at once, each draft length is expected by steps
-timed before and behind the closed loops, the faster counting. All arms are asked of one engine, the target alone of one
-that has nothing to draft with, each in a process to itself (a second one in it would take up to 3 ms of each step of
-the first), in rounds of one run each. Both have two such processes, asked by turns: equal engines differ by some percent
-from process to process. Neither keeps texts that ended: the prompts come again and again. All runs of an arm do the same
-in the same order, so each stretch of some steps counts by the run in which it was fastest: what else a machine does only
-adds to one, and where its speed drifts by a factor of two no other number can be compared to a few percent. Each run
-asks all prompts that the acceptance is counted on. `noise` says how far apart two equal arms are. It takes half an hour
-a recipe.
+timed before and behind the closed loops, the faster counting. Each arm has a process of its own (a second engine in one
+would take up to 3 ms of each step of the first), the target alone an engine that has nothing to draft with. They run by
+turns of half a second (turns.py), and change processes from round to round. No engine keeps texts that ended: the
+prompts come again and again. All runs of an arm do the same in the same order, so each stretch of some steps counts by
+the run in which it was fastest: what else a machine does only adds to one. Each run asks all prompts that the
+acceptance is counted on. `noise` says how far apart two equal arms are. It takes half an hour a recipe.
 """
 
 from __future__ import annotations
@@ -26,13 +24,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import cache, partial
-from itertools import cycle, pairwise
+from functools import cache
+from itertools import count, cycle, pairwise
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -40,6 +37,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.machine import environment
+from benchmarks.turns import Ring, Turn, join
 from trtspec.artifacts.manifest import load_manifest
 from trtspec.measure.artifact import DRAFT, TARGET, engine_settings, open_artifact
 from trtspec.measure.profile.candidate import Candidate, Texts
@@ -55,14 +53,13 @@ MAX_DRAFT_LEN, MAX_BATCH = 10, 64
 BATCHES, LENS = (1, 4, 16), (1, 2, 4, 6, 8, 10)
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64)
 PROMPTS, TOKENS, ROUNDS = 24, 96, 4
-PROCESSES = 2  # of each engine
 STRETCH = 8  # steps
 A_PLACE = 2  # requests of a measurement for each that runs at once, rounded up to all prompts once or several times
 WITHIN_S = 600.0
 
 Schedule = tuple[tuple[int, int], ...]
 Stretches = list[tuple[int, float]]  # tokens and seconds
-Asked = Callable[[Schedule, int, int], Stretches]  # how much is drafted, requests at once, and the number of the round
+Asked = Callable[[Sequence[Schedule], int, int], list[Stretches]]  # arms, requests at once, number of the round
 
 ALONE: Schedule = ()  # an engine without what drafts
 
@@ -168,15 +165,33 @@ def compare_schedule(candidate: Candidate, texts: Texts, engine: Asked) -> dict[
 
 @contextmanager
 def loaded(candidate: Candidate, texts: Texts) -> Iterator[Asked]:
-    """Give two engines, each in processes of its own."""
-    context, ask = get_context("spawn"), partial(closed_loop, candidate.root, texts.prompts)
+    """Give engines: the target alone, and as many that draft as arms need, each in a process of its own."""
+    context, places = get_context("spawn"), MAX_DRAFT_LEN + 1
+    ring = Ring.make(context, places)
     with ExitStack() as stack:
-        drafting, alone = (
-            [stack.enter_context(ProcessPoolExecutor(1, context)) for _ in range(PROCESSES)] for _ in range(2)
-        )
-        yield lambda schedule, many, number: (
-            (drafting if schedule else alone)[number % PROCESSES].submit(ask, schedule, many).result(WITHIN_S)
-        )
+
+        @cache
+        def process(number: int) -> ProcessPoolExecutor:
+            pool = stack.enter_context(ProcessPoolExecutor(1, context, join, (ring,)))
+            pool.submit(load, candidate.root, drafts=number > 0).result(WITHIN_S)  # nobody runs meanwhile
+            return pool
+
+        def asked(arms: Sequence[Schedule], many: int, number: int) -> list[Stretches]:
+            drafting = count(number)
+            pools = [process(1 + next(drafting) % sum(map(bool, arms)) if arm else 0) for arm in arms]
+            ring.begin(len(arms))
+            asking = [
+                pool.submit(in_turn, candidate.root, texts.prompts, arm, many, (place, len(arms)))
+                for place, (pool, arm) in enumerate(zip(pools, arms, strict=True))
+            ]
+            return [each.result(WITHIN_S) for each in asking]
+
+        yield asked
+
+
+def load(root: Path, *, drafts: bool) -> None:
+    """Have a process load its engine."""
+    engine_of(root, drafts=drafts)
 
 
 @cache
@@ -188,12 +203,9 @@ def engine_of(root: Path, *, drafts: bool) -> Engine:
 
 
 def rounds(engine: Asked, arms: Sequence[Schedule], many: int) -> list[float]:
-    """Return each arm's tokens a second by its fastest stretches; rounds go through them forwards and backwards."""
-    runs: list[list[Stretches]] = [[] for _ in arms]
-    for number in range(ROUNDS):
-        for place in range(len(arms))[:: -1 if number // PROCESSES % 2 else 1]:
-            runs[place].append(engine(arms[place], many, number))
-    return [tokens_per_s(each) for each in runs]
+    """Return each arm's tokens a second by its fastest stretches."""
+    runs = [engine(arms, many, number) for number in range(ROUNDS)]
+    return [tokens_per_s(each) for each in zip(*runs, strict=True)]
 
 
 def tokens_per_s(runs: Sequence[Stretches]) -> float:
@@ -204,7 +216,17 @@ def tokens_per_s(runs: Sequence[Stretches]) -> float:
     return sum(tokens for tokens, _ in runs[0]) / sum(min(seconds for _, seconds in each) for each in stretches)
 
 
-def closed_loop(root: Path, said: Sequence[Sequence[int]], schedule: Schedule, many: int) -> Stretches:
+def in_turn(
+    root: Path, said: Sequence[Sequence[int]], schedule: Schedule, many: int, place: tuple[int, int]
+) -> Stretches:
+    """Run the closed loop by turns with the other places."""
+    engine = engine_of(root, drafts=bool(schedule))
+    engine.speculator.settings = replace(engine.settings, schedule=schedule)  # nothing runs in between
+    with Turn(*place) as turn:
+        return closed_loop(engine, said, many, turn.clock)
+
+
+def closed_loop(engine: Engine, said: Sequence[Sequence[int]], many: int, clock: Callable[[], float]) -> Stretches:
     """Return how fast tokens come while `many` requests run.
 
     The first ones are of all lengths up to the others', so that requests end one by one as they do on a server. Timed
@@ -212,13 +234,11 @@ def closed_loop(root: Path, said: Sequence[Sequence[int]], schedule: Schedule, m
     """
     from trtspec.generation.request import Request, Update
 
-    engine = engine_of(root, drafts=bool(schedule))
-    engine.speculator.settings = replace(engine.settings, schedule=schedule)  # nothing runs in between
     timed = len(said) * math.ceil(A_PLACE * many / len(said))
     lens = [*(TOKENS * place // many for place in range(1, many + 1)), *[TOKENS] * (timed + many)]
     left, lock, done = iter(zip(cycle(said), lens, strict=False)), threading.Lock(), threading.Event()
     running = ended = tokens = 0
-    seen = [(tokens, time.perf_counter())]  # tokens so far, and when
+    seen = [(tokens, clock())]  # tokens so far, and when
     marks: list[int] = []  # in `seen`
 
     def begin() -> None:
@@ -236,7 +256,7 @@ def closed_loop(root: Path, said: Sequence[Sequence[int]], schedule: Schedule, m
     def take(update: Update) -> None:
         nonlocal running, ended, tokens
         tokens += len(update.new_ids)
-        seen.append((tokens, time.perf_counter()))
+        seen.append((tokens, clock()))
         if update.finish_reason:
             with lock:
                 running, ended = running - 1, ended + 1
