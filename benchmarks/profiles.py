@@ -165,20 +165,24 @@ def compare_schedule(candidate: Candidate, texts: Texts, engine: Asked) -> dict[
 
 @contextmanager
 def loaded(candidate: Candidate, texts: Texts) -> Iterator[Asked]:
-    """Give engines: the target alone, and as many that draft as arms need, each in a process of its own."""
+    """Give engines, each in a process of its own: as many that draft as arms need, and as many of the target alone.
+
+    Equal ones differ by some percent from process to process, so rounds go through them.
+    """
     context, places = get_context("spawn"), MAX_DRAFT_LEN + 1
     ring = Ring.make(context, places)
     with ExitStack() as stack:
 
         @cache
-        def process(number: int) -> ProcessPoolExecutor:
+        def process(number: int, *, drafts: bool) -> ProcessPoolExecutor:
             pool = stack.enter_context(ProcessPoolExecutor(1, context, join, (ring,)))
-            pool.submit(load, candidate.root, drafts=number > 0).result(WITHIN_S)  # nobody runs meanwhile
+            pool.submit(load, candidate.root, drafts=drafts).result(WITHIN_S)  # nobody runs meanwhile
             return pool
 
         def asked(arms: Sequence[Schedule], many: int, number: int) -> list[Stretches]:
-            drafting = count(number)
-            pools = [process(1 + next(drafting) % sum(map(bool, arms)) if arm else 0) for arm in arms]
+            of_each = sum(map(bool, arms))
+            numbers = (each % of_each for each in count(number))
+            pools = [process(next(numbers) if arm else number % of_each, drafts=bool(arm)) for arm in arms]
             ring.begin(len(arms))
             asking = [
                 pool.submit(in_turn, candidate.root, texts.prompts, arm, many, (place, len(arms)))
