@@ -127,12 +127,18 @@ def test_times_between_measured_lengths() -> None:
     assert found.step_seconds(1, 2) == 3.0
 
 
-def test_the_least_counts_and_no_more_than_longer_drafts_took() -> None:
+def test_the_least_counts_and_no_more_than_longer_drafts_or_more_rows_took() -> None:
     took = {
         (1, 0): [1.0, 1.5], (1, 2): [4.0, 5.0], (1, 4): [3.0, 6.0],
+        (2, 0): [2.5, 3.0], (2, 2): [4.5, 4.5], (2, 4): [8.0, 9.0],
         (4, 0): [2.0, 2.0], (4, 2): [7.0, 5.0], (4, 4): [6.0, 8.0],
     }  # fmt: skip
-    assert least_seconds(took) == {(1, 0): 1.0, (1, 2): 3.0, (1, 4): 3.0, (4, 0): 2.0, (4, 2): 5.0, (4, 4): 6.0}
+    assert least_seconds(took) == {
+        (1, 0): 1.0, (1, 2): 3.0, (1, 4): 3.0,
+        (2, 0): 2.0, (2, 2): 4.5, (2, 4): 6.0,
+        (4, 0): 2.0, (4, 2): 5.0, (4, 4): 6.0,
+    }  # fmt: skip
+
 
 
 def test_prefills_of_several_requests_lie_on_a_line() -> None:

@@ -105,11 +105,12 @@ def _on_line(known: Mapping[int, float], at: int) -> float:
 def least_seconds(samples: Mapping[Case, Sequence[float]]) -> dict[Case, float]:
     """Return the least of the seconds that each case took: what else a machine does only adds to one.
 
-    To draft more takes no less: a case that took longer than one with more drafts met such a time in every round.
+    To draft more, or for more rows, takes no less: a case that took longer than such a one met such a time in every
+    round.
     """
     return {
         (rows, draft_len): min(
-            min(seconds) for (others, longer), seconds in samples.items() if others == rows and longer >= draft_len
+            min(seconds) for (more, longer), seconds in samples.items() if more >= rows and longer >= draft_len
         )
         for rows, draft_len in samples
     }
