@@ -140,7 +140,6 @@ def test_the_least_counts_and_no_more_than_longer_drafts_or_more_rows_took() -> 
     }  # fmt: skip
 
 
-
 def test_prefills_of_several_requests_lie_on_a_line() -> None:
     """At 3 requests steps take 2 s and prefills 6 s of the 11 tokens that follow the first."""
     even = {0: 1.0, 1: 1.0}

@@ -21,7 +21,7 @@ class NgramDrafter(Drafter):
         self._indexes: dict[int, SuffixIndex] = {}
 
     def begin(self, prompts: Sequence[Sequence[int]], first_row: int, max_tokens: int) -> None:
-        """Begin an index for each, which takes in the prompt with the first draft: where none is made nothing is paid."""
+        """Begin an index for each, which takes in the prompt with the first draft: without one nothing is paid."""
         for row in range(first_row, first_row + len(prompts)):
             self._indexes[row] = SuffixIndex(self._max_match)
 
