@@ -14,6 +14,7 @@ from tests.torch_engine import lossless
 from tests.torch_engine.drafters.looping import make_looping_model
 from tests.torch_engine.lossless import DISTRIBUTION_SHAPE, SHAPES, by_position, random_prompts
 from trtspec.generation.request import Request, SamplingOptions, Stats
+from trtspec.generation.suffix_index import SuffixIndex
 from trtspec.torch_engine.engine import Engine
 from trtspec.torch_engine.settings import EngineSettings
 
@@ -113,6 +114,21 @@ def test_a_text_that_repeats_nothing_drafts_nothing(looping: tuple[Path, Any]) -
     (result,) = engine.generate([Request((5, 6), 20)])
     engine.close()
     assert (result.stats.drafted, result.stats.steps) == (0, 19)
+
+
+def test_a_request_that_drafts_nothing_is_not_indexed(
+    looping: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    indexed: list[int] = []
+    extend = SuffixIndex.extend
+    monkeypatch.setattr(SuffixIndex, "extend", lambda self, ids: indexed.extend(ids) or extend(self, ids))
+    engine = make_engine(looping[0])
+    (idle,) = engine.generate([Request((5, 6, 5, 6), 20, draft_len=0)])
+    assert (idle.stats.drafted, indexed) == (0, [])
+    (drafting,) = engine.generate([Request((5, 6, 5, 6), 20)])
+    engine.close()
+    assert drafting.ids == idle.ids
+    assert indexed[:4] == [5, 6, 5, 6]
 
 
 def test_sampled_text_has_the_targets_distribution(
