@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -28,6 +27,7 @@ from benchmarks.soak.parts import Options, Part, Report
 from benchmarks.soak.processes import Memory, Processor, name_of
 from benchmarks.soak.rollouts import KINDS
 from benchmarks.soak.runs import added, spread
+from tests.processes import words_of
 from tests.triton.artifact import make_echo_artifact
 from trtspec.deploy.look import SERVER
 from trtspec.errors import DeployError
@@ -338,13 +338,6 @@ def servers_of(models: Path) -> list[int]:
     """Return the servers of these models; a worker may have more than one server."""
     every = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
     return [pid for pid in every if name_of(pid) == SERVER and str(models) in words_of(pid)]
-
-
-def words_of(pid: int) -> str:
-    """Return what a process was started with, nothing where it is gone."""
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-    return ""
 
 
 def skip_without_a_server() -> None:

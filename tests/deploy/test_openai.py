@@ -14,6 +14,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from tests.processes import words_of
 from tests.triton.artifact import make_artifact, write_manifest
 from trtspec.deploy import entry
 from trtspec.deploy.children import read_children
@@ -70,12 +71,8 @@ def ask(deployment: LocalDeployment, path: str, body: dict[str, Any] | None = No
 
 
 def entry_process(deployment: LocalDeployment) -> int:
-    found = [
-        pid
-        for pid in session_of(deployment.record.pid, deployment.record.started)
-        if b"trtspec.openai" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
-    return found[0] if found else 0
+    pids = session_of(deployment.record.pid, deployment.record.started)
+    return next((pid for pid in pids if "trtspec.openai" in words_of(pid)), 0)
 
 
 def test_it_answers_as_the_server_does(deployment: LocalDeployment, port: int) -> None:

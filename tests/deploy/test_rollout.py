@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.processes import words_of
 from tests.triton.artifact import make_echo_artifact
 from trtspec.deploy import rolling
 from trtspec.deploy.base import history
@@ -69,14 +70,7 @@ class Live:
         """Return those of a revision: its server, and what runs its model."""
         place = f"{place_of(self.journal, revision)}/"
         pids = session_of(self.record.pid, self.record.started)
-        return [pid for pid in pids if place in arguments(pid)]
-
-
-def arguments(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    except OSError:  # it has just ended
-        return ""
+        return [pid for pid in pids if place in words_of(pid)]
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import words_of
 from tests.triton.artifact import make_echo_artifact
 from trtspec.deploy.children import Child, read_children, write_children
 from trtspec.deploy.journal import DeploymentJournal, Record
@@ -61,9 +62,7 @@ def live(tmp_path_factory) -> Iterator[Callable[[], Record]]:
 def of(record: Record, wanted: str) -> int:
     """Return the process of the server or of a model."""
     pids = session_of(record.pid, record.started)
-    named = {
-        model_of(pid) or Path(f"/proc/{pid}/cmdline").read_text().split("\0")[0].rpartition("/")[2]: pid for pid in pids
-    }
+    named = {model_of(pid) or words_of(pid).split("\0")[0].rpartition("/")[2]: pid for pid in pids}
     return named[wanted]
 
 

@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -27,6 +26,7 @@ import yaml
 
 from tests.engines import ROOT, engine_python
 from tests.forked import Computing, run
+from tests.processes import words_of
 from tests.triton.exposed import REQUESTS, exported
 from trtspec.backends.embedded import BACKEND as TORCH
 from trtspec.backends.vllm import BACKEND
@@ -360,9 +360,4 @@ def test_a_vllm_that_is_killed_ends_its_requests_and_its_stub(served: Served) ->
 
 def processes(served: Served, word: str) -> list[int]:
     """Return the server's processes with a word among their arguments."""
-    found = []
-    for each in session_of(served.record.pid, served.record.started):
-        with suppress(OSError):  # it has ended meanwhile
-            if word in Path(f"/proc/{each}/cmdline").read_text():
-                found.append(each)
-    return found
+    return [each for each in session_of(served.record.pid, served.record.started) if word in words_of(each)]
