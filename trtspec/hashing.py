@@ -8,16 +8,24 @@ code for it (`hash_with`), a thread hashes several at once in little more than t
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from operator import attrgetter
 from pathlib import Path
-from threading import Lock
+from threading import Condition
 from typing import Any, Protocol
 
+from trtspec.errors import TrtspecError
 from trtspec.files import in_threads
 
 PIECE_BYTES = 1 << 20
+LEAST_COMPANY_BYTES = 64 << 10  # a smaller piece is hashed alone
+RWF_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
+NOT_READY = (errno.EAGAIN, errno.EOPNOTSUPP)  # not in the page cache; a file system that does not tell
 
 OnBytes = Callable[[int], None]
 
@@ -81,60 +89,198 @@ def file_sha256(path: Path, on_bytes: OnBytes | None = None) -> str:
 
 def files_sha256(paths: Sequence[Path], on_bytes: OnBytes | None = None, threads: int | None = None) -> list[str]:
     """Return the SHA-256 of files, hashed on all cores unless `threads` is less; `on_bytes` is told what was read."""
-    code = hashing()
-    threads = max(1, min(len(paths), threads or os.cpu_count() or 1))
-    left, found = _Left(paths), [""] * len(paths)
-    at_once = min(code.most, -(-len(paths) // threads))
-    in_threads(lambda _: _hash_side_by_side(code, left, at_once, found, on_bytes), range(threads), threads)
-    return found
+    return FilesBeside(paths, on_bytes).digests(threads or os.cpu_count() or 1)
 
 
-class _Left:
-    """Files that nobody has begun yet."""
-
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self._paths, self._lock = iter(list(enumerate(paths))), Lock()
-
-    def take(self) -> tuple[int, Path] | None:
-        with self._lock:
-            return next(self._paths, None)
+def grow(code: Hashing, grown: Sequence[tuple[Any, memoryview]]) -> None:
+    """Hash further bytes of each of some digests, and in the same time what others of `FilesBeside` have ready."""
+    free, nbytes = code.most - len(grown), max(data.nbytes for _, data in grown)
+    beside = next(iter(_beside), None) if free > 0 and nbytes >= LEAST_COMPANY_BYTES else None
+    if beside is None:
+        code.grow(grown)
+        return
+    with beside.lent(free, nbytes) as company:
+        code.grow([*grown, *((each.digest, each.piece) for each in company)])
 
 
 class _Reading:
-    """A file that is being hashed; `number` is its place among those asked for."""
+    """A file that is being hashed: the `number` it was asked for as, how far it is, and the piece that comes next."""
 
     def __init__(self, number: int, path: Path, digest: Any) -> None:
-        self.number, self.digest, self.is_over = number, digest, False
+        self.number, self.digest, self.hashed = number, digest, 0
         self.file = path.open("rb", buffering=0)
-        self._pieces = pieces(self.file.fileno())
+        self.piece = self._buffer = memoryview(bytearray(PIECE_BYTES))
 
-    def read(self) -> memoryview | None:
-        piece = next(self._pieces, None)
-        self.is_over = piece is None
-        return piece
+    def read(self, nbytes: int, flags: int = 0) -> None:
+        """Read the next piece, at most so many bytes, empty at the end."""
+        wanted = self._buffer[: min(nbytes, PIECE_BYTES)]
+        self.piece = wanted[: os.preadv(self.file.fileno(), [wanted], self.hashed, flags)]
 
 
-def _hash_side_by_side(code: Hashing, left: _Left, at_once: int, found: list[str], on_bytes: OnBytes | None) -> None:
-    """Hash files until none is left; one that ends makes room for the next."""
-    reading: list[_Reading] = []
-    try:
+class FilesBeside:
+    """Files that are hashed by threads of their own, and by any other that hashes and can take another one along.
+
+    Nothing is read while `has_room` says no; whoever changes what it says calls `wake`. `on_bytes` is told how much was
+    hashed. Both are called from all these threads, and must not wait.
+    """
+
+    def __init__(
+        self, paths: Sequence[Path], on_bytes: OnBytes | None = None, has_room: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._code, self._on_bytes, self._has_room = hashing(), on_bytes, has_room
+        self._unopened, self._idle = deque(enumerate(paths)), list[_Reading]()
+        self._lent = list[_Reading]()
+        self._found = [""] * len(paths)
+        self._threads = 0
+        self._changed, self._is_stopped = Condition(), False
+        self._failure: BaseException | None = None
+
+    def digests(self, threads: int) -> list[str]:
+        """Return the SHA-256 of each, "" where `stop` came before; raises what went wrong in any of the threads."""
+        threads = max(1, min(len(self._found), threads))
+        _beside.append(self)
+        try:
+            in_threads(lambda _: self._hash(), range(threads), threads)
+        finally:
+            _beside.remove(self)
+            self._close()
+        return self._found
+
+    def join_in(self) -> None:
+        """Hash in this thread too, until there is nothing left to begin; `digests` raises what goes wrong."""
+        with suppress(OSError, TrtspecError):
+            self._hash()
+
+    def wake(self) -> None:
+        """Let threads ask again whether there is room."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Let `digests` return soon."""
+        with self._changed:
+            self._is_stopped = True
+            self._changed.notify_all()
+
+    @contextmanager
+    def lent(self, most: int, nbytes: int) -> Iterator[list[_Reading]]:
+        """Lend files that nobody hashes, each with its next piece, to be hashed in the block.
+
+        None where there are none. It waits for no disk: what is not in the page cache is not lent.
+        """
+        ready = list[_Reading]()
+        for each in (taken := self._take(most)):
+            try:
+                each.read(nbytes, RWF_NOWAIT)
+                ready.append(each)
+            except OSError as error:
+                if error.errno not in NOT_READY:
+                    self._fail(error)
+        self._put_back([each for each in taken if each not in ready])
+        with self._returned(ready):
+            yield ready
+
+    def _hash(self) -> None:
+        with self._changed:
+            self._threads += 1
+        try:
+            while taken := self._await():
+                with self._returned(taken):
+                    for each in taken:
+                        each.read(PIECE_BYTES)
+                    self._code.grow([(each.digest, each.piece) for each in taken])
+        finally:
+            with self._changed:
+                self._threads -= 1
+
+    @contextmanager
+    def _returned(self, taken: Sequence[_Reading]) -> Iterator[None]:
+        """Put files back behind the block, which hashes their pieces; one whose piece is empty is done."""
+        try:
+            yield
+            for each in taken:
+                each.hashed += each.piece.nbytes
+                if not each.piece:
+                    self._found[each.number] = each.digest.hexdigest()
+        except BaseException as error:  # whose digests may be of anything
+            self._fail(error)
+            raise
+        finally:
+            self._put_back(taken)
+        nbytes = sum(each.piece.nbytes for each in taken)
+        if self._on_bytes and nbytes:
+            self._count(self._on_bytes, nbytes)
+
+    def _count(self, on_bytes: OnBytes, nbytes: int) -> None:
+        try:
+            on_bytes(nbytes)
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            self._failure = self._failure or error
+            self._changed.notify_all()
+
+    def _await(self) -> list[_Reading]:
+        """Return a thread's share of the files as soon as there are any, none once all are hashed."""
         while True:
-            while len(reading) < at_once and (taken := left.take()):
-                reading.append(_Reading(*taken, code.begin()))
-            if not reading:
-                return
-            grown = [(each.digest, piece) for each in reading if (piece := each.read())]
-            code.grow(grown)
-            for each in reading:
-                if each.is_over:
-                    found[each.number] = each.digest.hexdigest()
+            if taken := self._take(self._share):
+                return taken
+            with self._changed:
+                if self._failure:
+                    raise self._failure
+                if self._is_stopped or not self._unfinished:
+                    return []
+                if not self._can_lend():  # unbounded: others hash, or whoever decides about room wakes
+                    self._changed.wait()
+
+    @property
+    def _unfinished(self) -> int:
+        return len(self._unopened) + len(self._idle) + len(self._lent)
+
+    @property
+    def _share(self) -> int:
+        return min(self._code.most, -(-self._unfinished // max(1, self._threads)))
+
+    def _can_lend(self) -> bool:
+        return bool(self._idle or self._unopened) and not self._is_stopped and self._has_room()
+
+    def _take(self, most: int) -> list[_Reading]:
+        with self._changed:
+            if self._failure or not self._can_lend():
+                return []
+            try:
+                while len(self._idle) < most and self._unopened:
+                    self._idle.append(_Reading(*self._unopened[0], self._code.begin()))
+                    self._unopened.popleft()
+            except OSError as error:
+                self._fail(error)
+                return []
+            taken, self._idle = self._idle[:most], self._idle[most:]
+            self._lent += taken
+            return taken
+
+    def _put_back(self, taken: Sequence[_Reading]) -> None:
+        with self._changed:
+            for each in taken:
+                self._lent.remove(each)
+                if self._found[each.number]:
                     each.file.close()
-            reading = [each for each in reading if not each.is_over]
-            if on_bytes and grown:
-                on_bytes(sum(piece.nbytes for _, piece in grown))
-    finally:
-        for each in reading:
-            each.file.close()
+                else:
+                    self._idle.append(each)
+            self._idle.sort(key=attrgetter("number"))
+            self._changed.notify_all()
+
+    def _close(self) -> None:
+        with self._changed:  # unbounded: each is being hashed
+            self._changed.wait_for(lambda: not self._lent)
+            for each in self._idle:
+                each.file.close()
+
+
+_beside: list[FilesBeside] = []
 
 
 def copy_hashed(source: Path, target: Path, on_bytes: OnBytes | None = None) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from trtspec.checkpoint.safetensors import FileLayout
 from trtspec.errors import CheckpointError
-from trtspec.hashing import hashing, pieces, threads_beside
+from trtspec.hashing import grow, hashing, pieces, threads_beside
 
 Place = tuple[int, int]  # the number of a file, an offset in it
 
@@ -206,7 +206,7 @@ class GrowingDigests:
     def _hash_stretches(self, files: Sequence[_File]) -> None:
         stretches = [(file.digest, file.read_stretch()) for file in files]
         while grown := [(digest, piece) for digest, stretch in stretches if (piece := next(stretch, None))]:
-            self._code.grow(grown)
+            grow(self._code, grown)
 
     def _take(self) -> list[_File]:
         """Return the files that are furthest behind, once there are any; none where there is nothing left to do."""

@@ -149,7 +149,7 @@ class _Block:
 class InBlocks:
     """Gathers what one task after the other puts; `_open` are blocks by the place where they go on, oldest first."""
 
-    tasks_at_once = CORES + 1  # one writes, the others look for the largest values of what they will write
+    tasks_at_once = CORES  # one writes, the others look for the largest values of what they will write
 
     def __init__(self, files: Sequence[int], direct: Sequence[int], growing: GrowingDigests, done: Done) -> None:
         self._files, self._direct, self._growing, self._done = files, direct, growing, done

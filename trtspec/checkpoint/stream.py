@@ -33,8 +33,8 @@ from trtspec.checkpoint.output import Output, Writing, open_output
 from trtspec.checkpoint.safetensors import ITEM_BYTES, FileLayout, TensorInfo
 from trtspec.errors import CheckpointError
 
-CHUNK_BYTES = 1 << 20
-MOST_THREADS = 12  # each has some 7 MB of buffers
+CHUNK_BYTES = 2 << 20
+MOST_THREADS = 12  # each has some MB of buffers
 MOST_ROW_BYTES = 16 << 20
 MOST_PARTS = 16  # of a tensor, that are read side by side
 SHOWN_FLAWS = 12
@@ -70,11 +70,15 @@ class Transfer:
     destinations: tuple[Destination, ...]
 
     @property
+    def num_rows(self) -> int:
+        """Return how many rows the source has; of one dimension each value is one."""
+        return _matrix(self.source.shape)[0]
+
+    @property
     def parts(self) -> list[range]:
         """Return all rows, divided where another rank's begin."""
-        rows, _ = _matrix(self.source.shape)
         ends = {end for place in self.destinations for end in (place.rows.start, place.rows.stop)}
-        return [range(*pair) for pair in pairwise(sorted({0, rows, *ends}))]
+        return [range(*pair) for pair in pairwise(sorted({0, self.num_rows, *ends}))]
 
 
 class Encoding(Protocol):

@@ -18,11 +18,11 @@ from trtspec.errors import StepError, TrtspecError
 from trtspec.files import UNREAD, in_threads
 from trtspec.graph.digest import DigestCache, ensure_unchanged, identity_of
 from trtspec.graph.files import Files
-from trtspec.graph.step import Progress, Step, Stopped
-from trtspec.hashing import files_sha256, threads_beside
+from trtspec.graph.step import Progress, Step
+from trtspec.hashing import FilesBeside, threads_beside
 
 TICK_S = 0.02  # times of files move in ticks of at most 10 ms
-LEAD_BYTES = 512 << 20  # what one reads the other finds in the page cache
+LEAD_BYTES = 256 << 20  # what one reads the other finds in the page cache
 
 
 def files_of(step: Step) -> Iterator[Files]:
@@ -88,28 +88,27 @@ class Alongside:
         self._supposed = unproven(step)
         self._identities: dict[Path, str] = {}
         self._hashed = self._read = 0
-        self._moved, self._is_over, self._is_stopped = Condition(), False, False
+        self._moved, self._is_over = Condition(), False
         self._pool = ThreadPoolExecutor(1, "source")
         self._paths = sorted(self._supposed)
+        self._files = FilesBeside(self._paths, self._on_hashed, self._has_room)
 
     def __enter__(self) -> Alongside:
         self._identities = {path: _settled(path) for path in self._supposed}
-        threads = threads_beside(len(self._paths))
-        self._work: Future[list[str]] = self._pool.submit(files_sha256, self._paths, self._on_hashed, threads)
+        self._work: Future[list[str]] = self._pool.submit(self._files.digests, threads_beside(len(self._paths)))
+        self._work.add_done_callback(lambda _: self._wake())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
-        with self._moved:
-            self._is_over = self._is_stopped = True
-            self._moved.notify_all()
+        self._files.stop()
         self._pool.shutdown(cancel_futures=True)
 
     def advance(self, n_bytes: int) -> None:
         """Count what the step has read; waits where it is far ahead."""
         with self._moved:
             self._read += n_bytes
-            self._moved.notify_all()
-            # unbounded: files are being hashed
+        self._files.wake()
+        with self._moved:  # unbounded: files are being hashed
             self._moved.wait_for(lambda: self._read - self._hashed <= LEAD_BYTES or self._work.done())
         self._progress.advance(n_bytes)
 
@@ -119,9 +118,9 @@ class Alongside:
 
     def digests(self) -> dict[Path, str]:
         """Return the files' digests once the step is over; StepError where one changed or is not what it is called."""
-        with self._moved:
-            self._is_over = True
-            self._moved.notify_all()
+        self._is_over = True
+        self._files.wake()
+        self._files.join_in()  # this thread has nothing else to do
         found = dict(zip(self._paths, self._work.result(), strict=True))
         ensure_unchanged(self._identities)
         for path, digest in found.items():
@@ -141,10 +140,13 @@ class Alongside:
         with self._moved:
             self._hashed += count
             self._moved.notify_all()
-            # unbounded: the step reads on, or ends
-            self._moved.wait_for(lambda: self._hashed - self._read <= LEAD_BYTES or self._is_over)
-            if self._is_stopped:
-                raise Stopped
+
+    def _has_room(self) -> bool:
+        return self._hashed - self._read <= LEAD_BYTES or self._is_over
+
+    def _wake(self) -> None:
+        with self._moved:
+            self._moved.notify_all()
 
 
 class Sources:
