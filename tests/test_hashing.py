@@ -90,11 +90,11 @@ class Holding:
             raise self.others_fail
 
 
-def take_along(code: Several, turns: int) -> None:
+def take_along(code: Several, turns: int, most: int = 3) -> None:
     """Hash something else for so many turns, and hold it against hashlib."""
     digest, data = code.begin(), os.urandom(LONG)
     for _ in range(turns):
-        grow(code, [(digest, memoryview(data))])
+        grow(code, [(digest, memoryview(data))], most)
     assert digest.hexdigest() == hashlib.sha256(data * turns).hexdigest()
 
 
@@ -108,6 +108,9 @@ def test_each_file_has_its_digest(code: Several, paths: list[Path], threads: int
 def test_whoever_hashes_takes_files_along(code: Several, paths: list[Path]) -> None:
     counted = list[int]()
     holding = Holding(code, paths, counted.append)
+    take_along(code, 1, most=1)
+    take_along(code, 1, most=2)
+    assert code.given == [1, 2]
     take_along(code, 40)
     assert max(code.given) == 3
     assert sum(counted) == sum(path.stat().st_size for path in paths[3:])  # all of those that nobody holds
@@ -148,7 +151,7 @@ def test_what_is_not_in_the_page_cache_is_not_taken_along(
 
 def test_small_pieces_go_alone(code: Several, paths: list[Path]) -> None:
     holding = Holding(code, paths)
-    grow(code, [(code.begin(), memoryview(b"x" * (LONG - 1)))])
+    grow(code, [(code.begin(), memoryview(b"x" * (LONG - 1)))], 3)
     assert code.given == [1]
     holding.release()
 

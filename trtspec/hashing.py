@@ -92,9 +92,12 @@ def files_sha256(paths: Sequence[Path], on_bytes: OnBytes | None = None, threads
     return FilesBeside(paths, on_bytes).digests(threads or os.cpu_count() or 1)
 
 
-def grow(code: Hashing, grown: Sequence[tuple[Any, memoryview]]) -> None:
-    """Hash further bytes of each of some digests, and in the same time what others of `FilesBeside` have ready."""
-    free, nbytes = code.most - len(grown), max(data.nbytes for _, data in grown)
+def grow(code: Hashing, grown: Sequence[tuple[Any, memoryview]], most: int) -> None:
+    """Hash further bytes of each of some digests, and with them what `FilesBeside` has ready, `most` in all.
+
+    That takes little more than the time of all, but more for each of them.
+    """
+    free, nbytes = min(code.most, most) - len(grown), max(data.nbytes for _, data in grown)
     beside = next(iter(_beside), None) if free > 0 and nbytes >= LEAST_COMPANY_BYTES else None
     if beside is None:
         code.grow(grown)

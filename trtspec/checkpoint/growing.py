@@ -206,7 +206,7 @@ class GrowingDigests:
     def _hash_stretches(self, files: Sequence[_File]) -> None:
         stretches = [(file.digest, file.read_stretch()) for file in files]
         while grown := [(digest, piece) for digest, stretch in stretches if (piece := next(stretch, None))]:
-            grow(self._code, grown)
+            grow(self._code, grown, len(self._files) + 1)  # a single file is as long a chain as the conversion
 
     def _take(self) -> list[_File]:
         """Return the files that are furthest behind, once there are any; none where there is nothing left to do."""
