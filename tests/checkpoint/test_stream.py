@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -61,6 +62,28 @@ def test_bytes_depend_neither_on_threads_nor_on_chunks(
     expected = digests(convert(source, tmp_path / "one", threads=1, **options))
     monkeypatch.setattr(stream, "CHUNK_BYTES", chunk_bytes)
     assert digests(convert(source, tmp_path / "many", threads=8, **options)) == expected
+
+
+def test_scales_of_rows_are_written_once_a_tensor(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once a chunk they were thousands of writes, and as many pieces to be hashed."""
+    puts: list[tuple[int, int]] = []
+    put = stream.Worker.put
+
+    def count(worker: stream.Worker, rank: int, offset: int, values: Any) -> None:
+        if values.dtype == np.float32:
+            puts.append((rank, offset))
+        put(worker, rank, offset, values)
+
+    monkeypatch.setattr(stream.Worker, "put", count)
+    monkeypatch.setattr(stream, "CHUNK_BYTES", 1000)
+    out = convert(source, tmp_path / "out", mapping=ParallelMapping(2), scheme=Scheme("fp8_rowwise"))
+    files = [load_file(out / f"rank{rank}.safetensors") for rank in (0, 1)]
+    scales = [name for file in files for name in file if name.endswith("per_channel_scale")]
+    fused = sum(name.endswith("qkv.per_channel_scale") for name in scales)
+    assert len(puts) == len(scales) + 2 * fused  # of q, k and v
+    assert len(set(puts)) == len(puts)
 
 
 def write_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
