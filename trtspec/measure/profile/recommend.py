@@ -12,8 +12,8 @@ from trtspec.measure.profile.measured import Measured, Speedup
 
 HARMFUL, TRAINABLE = 0.5, 0.6  # acceptance rates below which a draft costs more than it brings, or is worth training
 PAYS = 1.02  # times as fast: less is within what a machine's noise makes of two equal runs
-# Times as fast, for more requests than the fewest: expectations of one token for many were up to 9 % too high (docs/log.md),
-# and a server that drafts in vain is slower than its target alone, for a gain of a few percent.
+# Times as fast, for more requests than the fewest: what was expected of one token for many was up to 9 % too much
+# (docs/log.md), and drafting in vain makes a server slower than its target alone.
 GOES_ON = 1.05
 CHANGES = 1.04  # times as fast as the length before: expectations were seen to err by 5 % (docs/log.md)
 
@@ -92,7 +92,8 @@ def _schedule(measured: Measured) -> tuple[tuple[int, int], ...]:
     """Return the best draft length up to each batch that was measured, and up to the powers of two between them.
 
     It ends where drafting is not clearly expected to pay: to wait until that is sure would give away what it mostly
-    brings. The length changes only where another is expected to be clearly faster, as the one before is known to do well.
+    brings. The length changes only where another is expected to be clearly faster, as the one before is known to
+    do well.
     """
     pairs: list[tuple[int, int]] = []
     fewest, most = measured.batches[0], measured.batches[-1]
