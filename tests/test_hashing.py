@@ -118,6 +118,15 @@ def test_whoever_hashes_takes_files_along(code: Several, paths: list[Path]) -> N
     assert holding.digests == [sha256_of(path) for path in paths]
 
 
+def test_other_code_takes_nothing_along(code: Several, paths: list[Path]) -> None:
+    """Digests are of the code that began them."""
+    holding, other = Holding(code, paths), Several()
+    take_along(other, 3)
+    assert other.given == [1, 1, 1]
+    holding.release()
+    assert holding.digests == [sha256_of(path) for path in paths]
+
+
 def test_nothing_is_read_without_room(code: Several, paths: list[Path]) -> None:
     room = threading.Event()
     files, digests = FilesBeside(paths, None, room.is_set), list[list[str]]()

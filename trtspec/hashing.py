@@ -98,8 +98,8 @@ def grow(code: Hashing, grown: Sequence[tuple[Any, memoryview]], most: int) -> N
     That takes little more than the time of all, but more for each of them.
     """
     free, nbytes = min(code.most, most) - len(grown), max(data.nbytes for _, data in grown)
-    beside = next(iter(_beside), None) if free > 0 and nbytes >= LEAST_COMPANY_BYTES else None
-    if beside is None:
+    beside = next((each for each in [*_beside] if each.code is code), None)
+    if beside is None or free <= 0 or nbytes < LEAST_COMPANY_BYTES:
         code.grow(grown)
         return
     with beside.lent(free, nbytes) as company:
@@ -123,14 +123,14 @@ class _Reading:
 class FilesBeside:
     """Files that are hashed by threads of their own, and by any other that hashes and can take another one along.
 
-    Nothing is read while `has_room` says no; whoever changes what it says calls `wake`. `on_bytes` is told how much was
-    hashed. Both are called from all these threads, and must not wait.
+    All of them hash with one `code`. Nothing is read while `has_room` says no; whoever changes what it says calls `wake`.
+    `on_bytes` is told how much was hashed. Both are called from all these threads, and must not wait.
     """
 
     def __init__(
         self, paths: Sequence[Path], on_bytes: OnBytes | None = None, has_room: Callable[[], bool] = lambda: True
     ) -> None:
-        self._code, self._on_bytes, self._has_room = hashing(), on_bytes, has_room
+        self.code, self._on_bytes, self._has_room = hashing(), on_bytes, has_room
         self._unopened, self._idle = deque(enumerate(paths)), list[_Reading]()
         self._lent = list[_Reading]()
         self._found = [""] * len(paths)
@@ -191,7 +191,7 @@ class FilesBeside:
                 with self._returned(taken):
                     for each in taken:
                         each.read(PIECE_BYTES)
-                    self._code.grow([(each.digest, each.piece) for each in taken])
+                    self.code.grow([(each.digest, each.piece) for each in taken])
         finally:
             with self._changed:
                 self._threads -= 1
@@ -245,7 +245,7 @@ class FilesBeside:
 
     @property
     def _share(self) -> int:
-        return min(self._code.most, -(-self._unfinished // max(1, self._threads)))
+        return min(self.code.most, -(-self._unfinished // max(1, self._threads)))
 
     def _can_lend(self) -> bool:
         return bool(self._idle or self._unopened) and not self._is_stopped and self._has_room()
@@ -256,7 +256,7 @@ class FilesBeside:
                 return []
             try:
                 while len(self._idle) < most and self._unopened:
-                    self._idle.append(_Reading(*self._unopened[0], self._code.begin()))
+                    self._idle.append(_Reading(*self._unopened[0], self.code.begin()))
                     self._unopened.popleft()
             except OSError as error:
                 self._fail(error)
