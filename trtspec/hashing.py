@@ -123,8 +123,8 @@ class _Reading:
 class FilesBeside:
     """Files that are hashed by threads of their own, and by any other that hashes and can take another one along.
 
-    All of them hash with one `code`. Nothing is read while `has_room` says no; whoever changes what it says calls `wake`.
-    `on_bytes` is told how much was hashed. Both are called from all these threads, and must not wait.
+    All of them hash with one `code`. Nothing is read while `has_room` says no; whoever changes what it says calls
+    `wake`. `on_bytes` is told how much was hashed. Both are called from all these threads, and must not wait.
     """
 
     def __init__(
