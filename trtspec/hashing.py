@@ -236,8 +236,8 @@ class FilesBeside:
                     raise self._failure
                 if self._is_stopped or not self._unfinished:
                     return []
-                if not self._can_lend():  # unbounded: others hash, or whoever decides about room wakes
-                    self._changed.wait()
+                if not self._can_lend():
+                    self._changed.wait()  # unbounded: others hash, or whoever decides about room wakes
 
     @property
     def _unfinished(self) -> int:
