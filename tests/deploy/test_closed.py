@@ -170,3 +170,13 @@ def test_code_is_loaded_by_nobody_else(deployment: LocalDeployment, tmp_path: Pa
     assert (tmp_path / "run").exists(), "the attack works for whoever has the token"
     Client(deployment.record.http, token=token).load("ensemble")
     assert status in (200, 400)
+
+
+def test_a_server_that_read_what_hides_its_token_is_not_deployed(
+    deployment: LocalDeployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where it was hidden before the server had read it: anybody could then send it."""
+    monkeypatch.setenv("TRTSPEC_STATE", str(tmp_path))
+    monkeypatch.setattr("secrets.token_hex", lambda count: "x" * 2 * count)
+    with pytest.raises(DeployError, match="open to a token that everybody can tell"):
+        deploy_local(make_echo_artifact(tmp_path / "open"), DeployOptions(name="open", timeout_s=60))

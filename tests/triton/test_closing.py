@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
 from trtspec.errors import DeployError
-from trtspec.triton.closing import closing_options
+from trtspec.triton import closing
+from trtspec.triton.closing import closing_options, hide_token
 from trtspec.triton.secrets import without_secrets
 from trtspec.triton.server import Server
 
@@ -67,3 +70,30 @@ def test_a_secret_is_left_out_unless_it_is_passed_on(name: str, value: str) -> N
 def test_what_is_no_secret_stays() -> None:
     plain = {"PATH": "/bin", "TOKENIZERS_PARALLELISM": "false", "KEYBOARD": "us", "HTTP_PROXY": "http://proxy:3128"}
     assert without_secrets(plain) == plain
+
+
+def launched(script: str, token: str) -> subprocess.Popen[bytes]:
+    """Start what reads a line before it says a word, with the token among its arguments."""
+    return subprocess.Popen(["sh", "-c", script, token], stdin=PIPE, stdout=PIPE, start_new_session=True)
+
+
+def test_the_token_stays_until_its_own_process_has_said_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others write into the same log: what they say tells nothing of who has read its arguments."""
+    monkeypatch.setattr(closing, "PARSED_TIMEOUT_S", 0.3)
+    token = "0123456789abcdef" * 4
+    process = launched("read line; echo read; read line", token)
+    arguments = Path(f"/proc/{process.pid}/cmdline")
+    try:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        hide_token(process, token)
+        assert token in arguments.read_text()
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        hide_token(process, token)
+        assert token not in arguments.read_text()
+        assert "x" * 64 in arguments.read_text()
+    finally:
+        process.kill()
+        process.communicate()

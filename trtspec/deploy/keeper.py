@@ -18,7 +18,7 @@ from trtspec.deploy.running import Running
 from trtspec.deploy.token import PLACEHOLDER, read_token
 from trtspec.errors import TrtspecError
 from trtspec.triton.client import Client
-from trtspec.triton.closing import hide_token
+from trtspec.triton.closing import OPEN, hide_token, opens_to_filler
 from trtspec.triton.python_models.shutdown import ending_file
 from trtspec.triton.server import close_shared_memory, remove_shared_memory
 
@@ -30,11 +30,10 @@ Over = Callable[[], bool]  # asked at every look: whether that was the last
 
 @dataclass
 class Keeper:
-    """The server of the revision that lies at `place`, of the deployment at `root`; `log` gets what it says."""
+    """The server of the revision that lies at `place`, of the deployment at `root`."""
 
     root: Path
     place: Path
-    log: Path
     shm_prefix: str
     server: Child = field(init=False)  # once it was started
     running: Running | None = field(default=None, init=False)
@@ -48,7 +47,7 @@ class Keeper:
         argv = [word.replace(PLACEHOLDER, token) for word in self.server.argv]
         self.running = Running.start(replace(self.server, argv=argv))
         self._starting = StartLook(self.running.process.pid)
-        threading.Thread(target=hide_token, args=(self.running.process, token, self.log), daemon=True).start()
+        threading.Thread(target=hide_token, args=(self.running.process, token), daemon=True).start()
 
     @property
     def _ending(self) -> Path:
@@ -96,7 +95,7 @@ class Keeper:
                 return fault
             if is_ready:
                 close_shared_memory(self.shm_prefix)
-                return ""
+                return OPEN if opens_to_filler(self.server.url, read_token(self.root)) else ""
             if time.monotonic() >= deadline:
                 return f"the server did not answer within {self.server.start_s:.0f} s of its start: it was not ready"
             time.sleep(LOOK_EVERY_S)

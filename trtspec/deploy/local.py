@@ -35,7 +35,7 @@ from trtspec.deploy.ports import choose_ports
 from trtspec.deploy.revision import next_revision, prepare, record_of, throw_away
 from trtspec.deploy.rolling import promote, roll_over, rollback
 from trtspec.deploy.rollout import read_rollout
-from trtspec.deploy.token import new_token
+from trtspec.deploy.token import new_token, read_token
 from trtspec.deploy.warm import await_first_texts
 from trtspec.errors import DeployError, SmokeTestFailed, StepTimeout, TrtspecError
 from trtspec.files import private_file
@@ -48,6 +48,7 @@ from trtspec.system import (
     wait_until,
 )
 from trtspec.triton.client import Client
+from trtspec.triton.closing import OPEN, opens_to_filler
 from trtspec.triton.secrets import without_secrets
 from trtspec.triton.server import EXIT_TIMEOUT_S, Ports, close_shared_memory, remove_shared_memory
 
@@ -132,6 +133,8 @@ class LocalDeployment:
                 raise StepTimeout("the server was not ready in time", hint=_log_hint(self.journal))
             time.sleep(POLL_S)
         close_shared_memory(self.record.shm_prefix)
+        if opens_to_filler(self.record.endpoints["http"], read_token(self.journal.root)):
+            raise DeployError(OPEN, hint="deploy it again")
         self.record = self.journal.move(self.record, "loaded")
 
     def smoke_test(self, deadline: float) -> None:
@@ -224,10 +227,11 @@ def _start(
 
 def _supervise(journal: DeploymentJournal, record: Record) -> subprocess.Popen[bytes]:
     """Start the supervisor in a session of its own, all it says going to the log; unless detached it dies with us."""
+    command = str(os.getpid()), str(start_time(os.getpid()))
     argv = [sys.executable, "-m", "trtspec.deploy.supervisor", journal.name, str(record.revision), record.shm_prefix]
     with private_file(journal.log) as output:
         return subprocess.Popen(
-            argv,
+            [*argv, *command],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -60,6 +60,14 @@ class Client:
         except (DeployError, StepTimeout):
             return False
 
+    def controls(self) -> bool:
+        """Return whether the server's control APIs are open to this client."""
+        try:
+            with self._request("POST", f"{CONTROLS}index", {}) as answer:
+                return answer.status == 200
+        except (DeployError, StepTimeout):
+            return False
+
     def load(self, model: str) -> None:
         """Load a model of the server's repository."""
         self._whole("POST", f"/v2/repository/models/{model}/load", {})

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from trtspec.errors import DeployError
 from trtspec.system import group_of, wait_until
-from trtspec.triton.client import HEADER
+from trtspec.triton.client import HEADER, Client
 from trtspec.triton.server import Server
 
 log = logging.getLogger(__name__)
@@ -27,6 +27,9 @@ MAX_BODY_BYTES = 16 << 20
 HELP_TIMEOUT_S = 30.0
 PARSED_TIMEOUT_S = 10.0  # until a server has read its options and says its first words
 POLL_S = 0.01
+ASK_TIMEOUT_S = 10.0
+FILLER = "x"
+OPEN = "its control APIs are open to a token that everybody can tell"
 ARG_START = 45  # where /proc/PID/stat has it, behind the process's name
 
 
@@ -93,19 +96,49 @@ def known_options(server: Server) -> frozenset[str]:
     return frozenset(re.findall(r"^\s*--([a-z0-9-]+)", said.stdout + said.stderr, re.MULTILINE))
 
 
-def hide_token(process: subprocess.Popen[bytes], token: str, output: Path) -> None:
+def hide_token(process: subprocess.Popen[bytes], token: str) -> None:
     """Overwrite the token among a server's arguments, which every user may read, as soon as it has read them itself.
 
-    tritonserver takes it nowhere else. `output` is its log, whose next word shows that the arguments are read. Where
-    the kernel lets no parent write there, the log of this program says so and the server runs on.
+    tritonserver takes it nowhere else. A process that has written anything has read its arguments; its log tells less,
+    because others write there too. Where the kernel lets no parent write there, the log of this program says so and
+    the server runs on.
     """
-    before = output.stat().st_size
-    wait_until(lambda: process.poll() is not None or output.stat().st_size > before, PARSED_TIMEOUT_S, POLL_S)
-    for pid in group_of(process.pid):  # several of an MPI launch
-        try:
-            _overwrite(Path(f"/proc/{pid}"), token.encode())
-        except (OSError, IndexError, ValueError) as error:
-            log.info("the token stays among the arguments of process %d: %s", pid, error)
+    secret, refused = token.encode(), dict[int, Exception]()
+
+    def is_hidden() -> bool:
+        group = group_of(process.pid)  # several of an MPI launch, whose launcher may say nothing itself
+        wrote = {pid for pid in group if _written(pid)}
+        for pid in (each for each in group if each in wrote or (wrote and each == process.pid)):
+            try:
+                _overwrite(Path(f"/proc/{pid}"), secret)
+            except (OSError, IndexError, ValueError) as error:
+                refused[pid] = error
+        return process.poll() is not None or not any(_holds(pid, secret) for pid in group if pid not in refused)
+
+    wait_until(is_hidden, PARSED_TIMEOUT_S, POLL_S)
+    for pid, error in refused.items():
+        log.info("the token stays among the arguments of process %d: %s", pid, error)
+
+
+def opens_to_filler(url: str, token: str) -> bool:
+    """Return whether a server's control APIs are open to what a hidden token reads as, which anybody can send."""
+    return Client.at(url, ASK_TIMEOUT_S, FILLER * len(token)).controls()
+
+
+def _written(pid: int) -> bool:
+    """Return whether a process has written a byte anywhere."""
+    try:
+        counts = Path(f"/proc/{pid}/io").read_text()
+    except OSError:
+        return False
+    return re.search(r"^wchar: 0$", counts, re.MULTILINE) is None
+
+
+def _holds(pid: int, secret: bytes) -> bool:
+    try:
+        return secret in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def _overwrite(process: Path, secret: bytes) -> None:
@@ -113,4 +146,4 @@ def _overwrite(process: Path, secret: bytes) -> None:
     with (process / "mem").open("r+b", buffering=0) as memory:
         for found in re.finditer(re.escape(secret), (process / "cmdline").read_bytes()):
             memory.seek(start + found.start())
-            memory.write(b"x" * len(secret))
+            memory.write(FILLER.encode() * len(secret))
