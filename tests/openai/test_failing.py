@@ -293,6 +293,7 @@ def test_without_a_server_health_and_requests_say_so_in_time(failing: Running, t
         ({"Content-Type": "text/plain"}, b"{}", 415),
         ({"Content-Type": "application/x-www-form-urlencoded"}, b"{}", 415),
         ({"Content-Type": "application/json", "Origin": "http://evil.example"}, b"{}", 403),
+        ({"Content-Type": "application/json", "Origin": "http://["}, b"{}", 403),
         ({"Content-Type": "application/json"}, b"{", 400),
         ({"Content-Type": "application/json"}, b"[]", 400),
         ({"Content-Type": "application/json"}, b'{"model": "m", "prompt": "x", "temperature": NaN}', 400),

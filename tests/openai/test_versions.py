@@ -21,7 +21,7 @@ from trtspec.artifacts.manifest import BackendRecord, Manifest
 from trtspec.file_records import FileRecord
 from trtspec.openai.command import same_text
 from trtspec.openai.config import EntryConfig, Limits
-from trtspec.openai.routes import Route, Routes, Shadowed, read_sight, write_routes
+from trtspec.openai.routes import Observed, Route, Routes, Shadowed, read_sight, write_routes
 from trtspec.openai.versions import sight_of
 
 OLD, NEW = 1, 2
@@ -52,12 +52,14 @@ class Pair:
     def shadowed(self) -> Shadowed:
         return read_sight(sight_of(Path(self.entry.config.routes_file))).shadow
 
-    def share(self, new: int, **of_new: int) -> None:
+    def share(self, new: int, takes: int = 0, **of_new: int) -> None:
+        """Give the new one a share of the requests; it takes texts of as many tokens as the old one, or `takes`."""
         self.generation += 1
         config = self.entry.config
+        newer = replace(config, max_seq_len=takes or config.max_seq_len)
         routes = (
             Route(OLD, 100 - new, replace(config, grpc=self.old.address, fingerprint="old")),
-            Route(NEW, new, replace(config, grpc=self.new.address, fingerprint="new"), **of_new),
+            Route(NEW, new, replace(newer, grpc=self.new.address, fingerprint="new"), **of_new),
         )
         file = Path(config.routes_file)
         write_routes(file, Routes(self.generation, routes))
@@ -192,3 +194,24 @@ def test_nothing_of_a_shadowed_text_is_written(pair: Pair) -> None:
     root = Path(pair.entry.config.routes_file).parent
     assert not [file for file in root.glob("routes*") if b"SECRET" in file.read_bytes()]
     pair.share(0)
+
+
+def test_what_only_the_new_one_refuses_is_answered_and_counted_as_its_failure(pair: Pair) -> None:
+    """As where it lost its chat template, or takes shorter texts."""
+    pair.share(100, takes=3)
+    answer = ask(pair, max_tokens=2)
+    assert (answer.status_code, answer.json()["system_fingerprint"]) == (200, "old")
+    wait_until(lambda: seen_of(pair, NEW).failed == 1)
+    assert "it refuses what revision 1 takes" in seen_of(pair, NEW).said
+
+
+def test_what_both_refuse_is_the_clients_mistake(pair: Pair) -> None:
+    pair.share(100, takes=3)
+    assert ask(pair, max_tokens=-1).status_code == 400
+    assert ask(pair, max_tokens=1).json()["system_fingerprint"] == "new"
+    wait_until(lambda: seen_of(pair, NEW).requests == 1)
+    assert seen_of(pair, NEW).failed == 0
+
+
+def seen_of(pair: Pair, revision: int) -> Observed:
+    return read_sight(sight_of(Path(pair.entry.config.routes_file))).of(revision)

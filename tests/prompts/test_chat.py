@@ -77,6 +77,7 @@ def test_parts_are_joined_and_developers_are_the_system(tmp_path: Path) -> None:
         (["x"], "messages.0"),
         ([{"role": "user"}], "messages.0.content"),
         ([{"role": "user", "content": "\ud800"}], "messages.0.content"),
+        ([{"role": "user", "content": "x", "name": "\ud800"}], "messages.0.name"),
         ([{"role": "wizard", "content": "x"}], "messages.0.role"),
         ([{"role": "tool", "content": "x"}], "messages.0"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "messages.0.content"),

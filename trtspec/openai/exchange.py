@@ -157,7 +157,7 @@ class Exchange:
         if kind != "application/json":
             raise ApiError(415, "send JSON, with Content-Type: application/json", code="unsupported_media_type")
         origin = self.headers.get("origin")
-        if origin and urlsplit(origin).netloc != self.headers.get("host"):
+        if origin and _host_of(origin) != self.headers.get("host"):
             raise ApiError(403, "requests of another site are not taken", code="foreign_origin")
 
     async def _body(self) -> bytes:
@@ -180,6 +180,14 @@ class Exchange:
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"the body is larger than {self._limits.max_body_bytes:,} bytes", code="body_too_large")
+
+
+def _host_of(origin: str) -> str:
+    """Return the host and port of an Origin, "" of what is none."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return ""
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:

@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 
 KEPT = 1000  # samples of a revision
 RESUME_EVERY_S = 0.25
+REFUSED = (400, 404, 422)  # as what it is asked for cannot be
 
 
 class Version:
@@ -126,17 +127,28 @@ class Versions:
         return max(self.all.values(), key=lambda version: version.route.share)
 
     async def answer(self, exchange: Exchange, body: dict[str, Any], *, chat: bool) -> None:
-        """Answer a request by the revision whose turn it is, or by another where it fails before it said a word."""
+        """Answer a request by the revision whose turn it is, or by another where it fails before it said a word.
+
+        So it is where a revision on trial refuses a request: what the one before takes is not the client's mistake.
+        """
         version = self._next()
         try:
             job, told = await version.answer(exchange, body, partial(self._rescue, version), chat=chat)
         except ApiError as error:
             other = next(iter(self._others(version)), None)
-            if error.status < 500 or exchange.status or other is None:
+            refuses = error.status in REFUSED and other is not None and other.route.revision < version.route.revision
+            if exchange.status or other is None or (error.status < 500 and not refuses):
                 raise
             log.warning("revision %d failed, %d answers: %s", version.route.revision, other.route.revision, error)
             exchange.first_token_at = None
-            await other.answer(exchange, body, partial(self._rescue, other), chat=chat)
+            try:
+                await other.answer(exchange, body, partial(self._rescue, other), chat=chat)
+            except ApiError as same:
+                if refuses and same.status in REFUSED:
+                    raise error from None
+                raise
+            if refuses:
+                version.note(f"it refuses what revision {other.route.revision} takes: {error.message}")
         else:
             if self._shadow and self._shadow[0] is not version:
                 self._shadow[1].offer(body, job, told)

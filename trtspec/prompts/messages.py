@@ -51,7 +51,10 @@ def _message(message: Any, where: str) -> dict[str, Any]:
     if message["role"] not in ROLES:
         raise ChatError(f"{where}.role is one of {', '.join(ROLES)}", f"{where}.role")
     read = {"role": ROLES[message["role"]], "content": _content(message.get("content"), f"{where}.content")}
-    return read | ({"name": message["name"]} if isinstance(message.get("name"), str) else {})
+    name = message.get("name")
+    if isinstance(name, str) and not is_text(name):
+        raise ChatError(f"{where}.name is text", f"{where}.name")
+    return read | ({"name": name} if isinstance(name, str) else {})
 
 
 def _content(content: Any, where: str) -> str:
