@@ -137,6 +137,10 @@ RECORDED = {
         lambda root: replace(root, CONFIG, "../../checkpoints/target", "../../../checkpoints/target"),
         "gpt_model_path leads out of the artifact",
     ),
+    "a tokenizer elsewhere": (
+        lambda root: replace(root, CONFIG, "../../tokenizer", "1/../../../../tokenizer"),
+        "tokenizer_dir leads out of the artifact",
+    ),
     "an absolute path": (
         lambda root: replace(root, CONFIG, "../../checkpoints/target", "/checkpoints/target"),
         "gpt_model_path leads out of the artifact",

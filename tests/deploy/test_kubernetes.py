@@ -19,6 +19,7 @@ from tests.doubles.fixtures import Installation
 from trtspec.artifacts.manifest import Manifest
 from trtspec.deploy.base import find_target
 from trtspec.deploy.containers import workload_of
+from trtspec.deploy.kubernetes.kubectl import _state_of
 from trtspec.errors import DeployError
 
 PVC = "pvc:models/tiny"
@@ -449,3 +450,20 @@ def test_what_cannot_be_deployed_is_said(
     done = trtspec("deploy", artifact, "--target", "kubernetes", *words)
     assert done.code == 1
     assert said in done.err
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "state"),
+    [
+        ("Deployment", {"readyReplicas": 2}, "live"),
+        ("Deployment", {"readyReplicas": 1}, "unhealthy"),
+        ("Deployment", {}, "starting"),
+        ("LeaderWorkerSet", {"readyReplicas": 2, "conditions": []}, "live"),
+        ("LLMInferenceService", {"conditions": [{"type": "Ready", "status": "True"}]}, "live"),
+        ("LLMInferenceService", {"conditions": [{"type": "Ready", "status": "False"}]}, "starting"),
+        ("DynamoGraphDeployment", {"conditions": [{"type": "Ready", "status": "True"}]}, "live"),
+        ("DynamoGraphDeployment", {}, "starting"),
+    ],
+)
+def test_what_is_ready_is_said_by_each_kind_in_its_own_way(kind: str, status: dict[str, Any], state: str) -> None:
+    assert _state_of({"kind": kind, "spec": {"replicas": 2}, "status": status}) == state

@@ -516,3 +516,17 @@ def test_lengths_that_were_chosen_are_drafted_and_measured() -> None:
     steps = list(generate(replace(LONG, max_tokens=3 + ALONE_TOKENS + 2 + 4 + 3), target, drafter, VOCAB))
     assert [len(step.ids) for step in steps] == [3, ALONE_TOKENS, 2, 4, 3]
     assert noted == [(2, 3), (0, ALONE_TOKENS), (1, 2), (3, 4)]
+
+
+def test_what_the_target_says_alone_is_no_measure_of_a_length_that_was_refused() -> None:
+    noted: list[int] = []
+
+    class Watched(DraftLengths):
+        def note(self, choice: Choice, tokens: int) -> None:
+            noted.append(tokens)
+
+    target = TableTarget(1)
+    drafter, _ = guarded(Failing(target, refusing={2}), lengths=Watched(3))
+    assert said(LONG, target, drafter) == whole(LONG)
+    assert len(noted) == 1
+    assert noted[0] <= 4, "the one step that was drafted"

@@ -130,7 +130,7 @@ def _leads_out(value: str, model: str, ours: set[str]) -> bool:
     if any(each.startswith("/") for each in ours):
         return value not in ours
     normal = posixpath.normpath(posixpath.join(REPOSITORY, model, value))
-    return value.startswith("/") or (value.startswith(".") and normal.startswith(".."))
+    return value.startswith("/") or normal.split("/")[0] == ".."
 
 
 def _why_not_document(path: Path) -> str:

@@ -108,8 +108,11 @@ def fetch_log(journal: DeploymentJournal) -> None:
 
 
 def _state_of(found: dict[str, Any]) -> str:
-    wanted = found.get("spec", {}).get("replicas", 1)
-    ready = found.get("status", {}).get("readyReplicas", 0)
+    status, condition = found.get("status", {}), READY.get(str(found.get("kind")).lower())
+    if condition and "readyReplicas" not in status:  # KServe's and Dynamo's count no pods there
+        said = {each.get("type"): each.get("status") for each in status.get("conditions", [])}
+        return "live" if said.get(condition) == "True" else "starting"
+    wanted, ready = found.get("spec", {}).get("replicas", 1), status.get("readyReplicas", 0)
     return "live" if ready >= wanted else "unhealthy" if ready else "starting"
 
 

@@ -236,11 +236,13 @@ class GuardedDrafter(Drafter):
         self._position = 0
 
     def propose(self, text: Sequence[int], position: int, at_most: int) -> Draft | None:
+        if self._refused:
+            return None
         if self._lengths and self._choice:
             self._lengths.note(self._choice, position - self._position)
         self._choice, self._position = self._lengths.choose() if self._lengths else None, position
         draft_len = at_most if self._choice is None else self._choice.draft_len
-        if draft_len == 0 or self._refused:
+        if draft_len == 0:
             return None
         if not self._breaker.allows():
             self._fall_back("open")
