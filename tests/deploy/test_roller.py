@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -13,9 +14,11 @@ import pytest
 
 from tests.manifests import resolved
 from trtspec.deploy import roller as roller_module
+from trtspec.deploy.children import Child
 from trtspec.deploy.journal import DeploymentJournal, Record
 from trtspec.deploy.roller import Roller, Stopped
-from trtspec.deploy.rollout import ROLLBACK, Rollout
+from trtspec.deploy.rollout import ROLLBACK, Rollout, ask
+from trtspec.deploy.running import Running
 from trtspec.errors import DeployError
 
 RECORD = Record("n", "live", "/artifact", 1, 2, 8000, 8001, 8002, "shm", True, revision=1)
@@ -186,3 +189,44 @@ def test_nothing_is_measured_where_no_gate_is_to_be_judged(
     monkeypatch.setattr(judging, "_beside", lambda measure: None)
     judging._judge_gates()
     assert bool(measured) == measures
+
+
+def test_a_server_that_cannot_be_ended_takes_no_promotion_back(roller: Roller, monkeypatch: pytest.MonkeyPatch) -> None:
+    thrown: list[set[int]] = []
+
+    class Before:
+        def end(self, drain_s: float) -> None:
+            raise subprocess.TimeoutExpired("tritonserver", drain_s)
+
+    roller.journal.root.mkdir(parents=True)
+    nothing = lambda *_, **__: None  # noqa: E731
+    roller._shares = SimpleNamespace(give=nothing, drain=nothing, settle=nothing)  # type: ignore[assignment]
+    roller._replace = lambda *_: Before()  # type: ignore[assignment,return-value]
+    monkeypatch.setattr(roller_module, "throw_away", lambda journal, revision, kept: thrown.append(kept))
+    monkeypatch.setattr(roller, "_carry_out", roller._promote)
+    roller.run()
+    assert roller.rollout.state == "promoted"
+    assert thrown == [{RECORD.revision}]
+
+
+def test_what_is_asked_before_it_begins_is_heard(roller: Roller, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[str] = []
+    roller.journal.root.mkdir(parents=True)
+    ask(roller.journal, ROLLBACK)
+    monkeypatch.setattr(roller, "_carry_out", roller._check)
+    monkeypatch.setattr(roller, "_roll_back", ended.append)
+    roller.run()
+    assert ended == ["somebody asked for it"]
+
+
+def test_a_process_that_the_kernel_does_not_end_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stuck:
+        pid, returncode = 1 << 30, None
+
+        def poll(self) -> None:
+            return None
+
+        def wait(self, timeout_s: float) -> None:
+            raise subprocess.TimeoutExpired("tritonserver", timeout_s)
+
+    Running(Child("server", (), ""), Stuck()).end(0.0)  # type: ignore[arg-type]

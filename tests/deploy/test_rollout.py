@@ -25,7 +25,7 @@ from trtspec.deploy.local import deploy_local, status, stop
 from trtspec.deploy.look import model_of
 from trtspec.deploy.options import DeployOptions
 from trtspec.deploy.revision import place_of
-from trtspec.deploy.rollout import Limits, read_rollout, under_way
+from trtspec.deploy.rollout import ROLLBACK, Limits, ask, read_rollout, under_way
 from trtspec.errors import DeployError, RolledBack
 from trtspec.system import session_of, wait_until
 from trtspec.triton.client import Client
@@ -109,6 +109,11 @@ def test_a_good_one_takes_the_place_and_the_one_before_comes_back(live: Live) ->
     assert (live.record.artifact, live.record.manifest) == (before.artifact, before.manifest)
     assert found["revision"] == revision + 1
     assert live.answers()
+
+
+def test_what_was_asked_of_a_rollout_before_is_not_asked_of_the_next(live: Live) -> None:
+    ask(live.journal, ROLLBACK)
+    assert live.deploy(live.make())["rollout"]["state"] == "promoted"
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from trtspec.deploy.supervisor import Supervisor
 from trtspec.deploy.token import new_token
 from trtspec.errors import DeployError, TrtspecError
 from trtspec.ports import free_ports
-from trtspec.system import group_of, session_of, wait_until
+from trtspec.system import group_of, session_of, start_time, wait_until
 from trtspec.triton.client import Client
 from trtspec.triton.server import find_server
 
@@ -207,7 +207,7 @@ def fake(name: str = "server", *more: str) -> Child:
 
 def kept(journal: DeploymentJournal, server: Child) -> Keeper:
     write_children(place_of(journal, 1) / "server.json", [server])
-    return Keeper(journal.root, place_of(journal, 1), journal.log, "trtspec_none_")
+    return Keeper(journal.root, place_of(journal, 1), "trtspec_none_")
 
 
 @pytest.mark.slow
@@ -238,6 +238,19 @@ def test_what_runs_beside_the_server_is_started_again_alone(journal: DeploymentJ
     assert supervisor.keeper.running
     assert not any(group_of(each.process.pid) for each in (supervisor.keeper.running, *supervisor.running))
     assert journal.known().restarts == 0
+
+
+def test_what_nobody_is_left_to_call_live_is_given_up(journal: DeploymentJournal) -> None:
+    """The command that deploys was killed on the way."""
+    gone = subprocess.Popen(["true"])
+    started = start_time(gone.pid)
+    gone.wait(10)
+    journal.move(journal.known(), "smoke")
+    supervisor = Supervisor(journal, kept(journal, fake()), command=(gone.pid, started or 0))
+    assert supervisor.run() == 1
+    assert journal.known().state == "failed"
+    assert journal.entries()[-1]["detail"] == "the command that deployed it ended before it was live"
+    assert supervisor.keeper.ended is not None
 
 
 def test_how_children_are_started_is_a_file_of_the_user_alone(tmp_path: Path) -> None:

@@ -69,3 +69,9 @@ def test_root_is_warned(workplace: Path, trtspec: Run, monkeypatch: pytest.Monke
         monkeypatch.setattr("trtspec.cli.deploy.os.geteuid", lambda user=user: user)
         refused = trtspec("deploy", "nowhere")
         assert (refused.code, said in refused.err) == (1, warned)
+
+
+def test_systemd_waits_as_long_as_open_requests_may_take(unit: str, workplace: Path, trtspec: Run) -> None:
+    assert "\nTimeoutStopSec=60\n" in unit
+    long = trtspec("deploy", "build/tiny", "--systemd", "--drain", 300)
+    assert "\nTimeoutStopSec=350\n" in long.out

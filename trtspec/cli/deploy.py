@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -134,14 +134,14 @@ def deploy(
         deployment.wait()  # unbounded: a server in the foreground, as long as its owner wants
 
 
-def print_unit(artifact: Path, host: str, given: Mapping[str, object], flags: Sequence[str], *, json: bool) -> None:
+def print_unit(artifact: Path, host: str, given: Mapping[str, Any], flags: Sequence[str], *, json: bool) -> None:
     """Print a systemd unit; nothing is checked of the artifact before the unit is started."""
     from trtspec.cli.render import print_json
     from trtspec.deploy.systemd import render_unit
 
     said = {name: value if isinstance(value, list) else [value] for name, value in given.items() if value is not None}
     options = [word for name, values in said.items() for value in values for word in (f"--{name}", str(value))]
-    unit = render_unit(artifact, host, [*options, *flags])
+    unit = render_unit(artifact, host, [*options, *flags], given["drain"])
     if json:
         print_json({"format_version": 1, "unit": unit})
     else:

@@ -68,7 +68,7 @@ class Roller(threading.Thread):
         self.journal, self.old, self.rollout = journal, old, rollout
         self._replace, self._over, self._say = replace_keeper, over, say
         place = place_of(journal, rollout.record.revision)
-        self._keeper = Keeper(journal.root, place, journal.log, rollout.record.shm_prefix)
+        self._keeper = Keeper(journal.root, place, rollout.record.shm_prefix)
         self._comparable = False
         self._fault = self._wanted = ""
         self._watching: threading.Thread | None = None
@@ -78,7 +78,6 @@ class Roller(threading.Thread):
         self._withdrawing, self._withdrawn = threading.Lock(), False
 
     def run(self) -> None:
-        asked(self.journal)  # what was asked of a rollout before
         try:
             self._carry_out()
         except Stopped as reason:
@@ -243,7 +242,8 @@ class Roller(threading.Thread):
         self._say(f"revision {record.revision} is promoted; revision {self.old.revision} ends")
         with self._said():
             self._shares.drain(self.old, self.old.drain_s)
-        before.end(self.old.drain_s + 1)
+        with self._said():
+            before.end(self.old.drain_s + 1)
         with self._said():
             self._shares.give(100, alone=True)
             self._shares.settle(record)

@@ -28,6 +28,7 @@ from trtspec.deploy.rollout import (
     Limits,
     Rollout,
     ask,
+    asked,
     read_rollout,
     under_way,
     write_rollout,
@@ -166,6 +167,7 @@ def _staged(
             message = "one of the two artifacts has an entry for OpenAI's clients, the other has none"
             raise DeployError(message, hint="build it with the same serving.openai, or stop the deployment first")
         _check_room(journal)
+        asked(journal)  # what was asked of a rollout before; from here on it is asked of this one
         return write_rollout(journal, Rollout(new, limits, tuple(options.skip_gates)), "its files are staged")
 
 

@@ -64,7 +64,7 @@ class Running:
                 warn()
                 self._ends_within(warn_s)
         wait_until(self._is_killed, KILL_S)
-        self.process.wait(KILL_S)
+        self._ends_within(KILL_S)  # what the kernel cannot end is nothing that others have to end for
 
     def _ends_within(self, seconds: float) -> bool:
         with contextlib.suppress(subprocess.TimeoutExpired):

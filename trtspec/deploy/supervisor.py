@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from trtspec.deploy.children import Child, read_children
@@ -26,7 +27,7 @@ from trtspec.deploy.revision import place_of
 from trtspec.deploy.roller import Roller
 from trtspec.deploy.rollout import under_way
 from trtspec.deploy.running import Running
-from trtspec.system import process_state
+from trtspec.system import is_alive, process_state
 
 
 @dataclass
@@ -39,6 +40,7 @@ class Supervisor:
     asked: threading.Event = field(default_factory=threading.Event)
     restarts: Restarts = field(default_factory=Restarts)
     running: list[Running] = field(default_factory=list)  # what is beside the server
+    command: tuple[int, int | None] | None = None  # pid and start time of who is to say that it is live
     roller: Roller | None = None
     _lock: threading.RLock = field(default_factory=threading.RLock)  # of the record, and of which server is watched
 
@@ -60,14 +62,29 @@ class Supervisor:
             return before
 
     def _until_live(self) -> int | None:
-        """Return None once the deployment is live, or the status with which the server ended before that."""
+        """Return None once the deployment is live, or the status with which the server ended before that.
+
+        1 where the command that deploys ended first: nobody is left who would say that it is live.
+        """
         while not self.asked.wait(LOOK_EVERY_S):
             if (status := self.keeper.ended) is not None:
                 return status if status >= 0 else 128 - status
+            is_left = self.command is not None and not is_alive(
+                *self.command
+            )  # asked first: it may end once it is live
             record = self.journal.read()
             if record and record.pid == os.getpid() and record.state == "live":
                 break
+            if is_left:
+                self._give_up(record, "the command that deployed it ended before it was live")
+                return 1
         return None
+
+    def _give_up(self, record: Record | None, reason: str) -> None:
+        say(f"failed: {reason}")
+        if record and record.pid == os.getpid():  # else it ended before it wrote one
+            with suppress(OSError):  # a full disk: the process is gone all the same, which `status` tells
+                self.journal.move(record, "failed", reason)
 
     def _watch(self) -> int:
         """Return 0 once this process is to end, 1 where the server fails too often."""
@@ -158,10 +175,11 @@ def say(what: str) -> None:
 
 
 def main() -> None:
-    """Supervise the deployment of the name that is the first argument, from the revision that is the second."""
-    journal = DeploymentJournal(sys.argv[1])
-    keeper = Keeper(journal.root, place_of(journal, int(sys.argv[2])), journal.log, sys.argv[3])
-    supervisor = Supervisor(journal, keeper, read_children(journal.children))
+    """Supervise a deployment: of this name, from this revision, with this shared memory, begun by this command."""
+    name, revision, shm_prefix, pid, started = sys.argv[1:]
+    journal = DeploymentJournal(name)
+    keeper = Keeper(journal.root, place_of(journal, int(revision)), shm_prefix)
+    supervisor = Supervisor(journal, keeper, read_children(journal.children), command=(int(pid), int(started)))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: supervisor.asked.set())
     try:

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from ipaddress import IPv4Address
 from pathlib import Path
 
-STOP_TIMEOUT_S = 60
+from trtspec.triton.server import EXIT_TIMEOUT_S
+
+STOP_TIMEOUT_S = 50  # beyond what open requests get: until all has ended that was told to
 # No MemoryDenyWriteExecute: torch and engines compile while they run. ProtectHome: an environment may lie there.
 UNIT = """\
 [Unit]
@@ -65,15 +67,18 @@ WantedBy=multi-user.target
 ONLY_LOCAL = "IPAddressDeny=any\nIPAddressAllow=localhost\n"
 
 
-def render_unit(artifact: Path, host: str, options: Sequence[str]) -> str:
-    """Return the unit that runs `trtspec deploy` on an artifact with `options`, listening at `host`."""
+def render_unit(artifact: Path, host: str, options: Sequence[str], drain_s: int | None = None) -> str:
+    """Return the unit that runs `trtspec deploy` on an artifact with `options`, listening at `host`.
+
+    `drain_s` is what open requests get by these options, None where they leave that out.
+    """
     place = str(artifact.absolute())
     argv = [sys.executable, "-m", "trtspec", "deploy", place, "--host", host, *options]
     return UNIT.format(
         artifact=_line(place),
         command=" ".join(map(_quoted, argv)),
         addresses=ONLY_LOCAL if IPv4Address(host).is_loopback else "",
-        stop_timeout_s=STOP_TIMEOUT_S,
+        stop_timeout_s=(drain_s or EXIT_TIMEOUT_S) + STOP_TIMEOUT_S,
     )
 
 
