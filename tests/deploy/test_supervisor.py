@@ -21,7 +21,7 @@ from trtspec.deploy.children import Child, read_children, write_children
 from trtspec.deploy.journal import DeploymentJournal, Record
 from trtspec.deploy.keeper import Keeper
 from trtspec.deploy.local import deploy_local, status, stop
-from trtspec.deploy.look import model_of
+from trtspec.deploy.look import model_of, progress_of
 from trtspec.deploy.options import DeployOptions
 from trtspec.deploy.revision import place_of
 from trtspec.deploy.supervisor import Supervisor
@@ -137,6 +137,16 @@ def test_a_lock_of_a_dead_process_ends_what_asks_for_it_and_the_server_is_starte
     stop("locked", timeout_s=0)
 
 
+@pytest.mark.triton
+@pytest.mark.slow
+def test_a_server_says_what_it_has_done(live) -> None:
+    client = Client.at(live().endpoints["http"], timeout_s=BACK_S)
+    before = progress_of(client.statistics())
+    client.generate({"text_input": "x", "max_tokens": 1})
+    assert before is not None
+    assert wait_until(lambda: (progress_of(client.statistics()) or 0) > before, SLACK_S)
+
+
 def is_refused(client: Client) -> bool:
     try:
         client.generate({"text_input": "x", "max_tokens": 1})
@@ -220,6 +230,20 @@ def test_a_server_that_fails_again_and_again_is_given_up_with_the_reason(journal
     assert (record.state, record.restarts) == ("failed", 2)
     assert record.reason == "the server ended with status 7 while it started; it was started again 2 times before"
     assert [entry["state"] for entry in journal.entries()] == ["live", "restarting", "restarting", "failed"]
+
+
+@pytest.mark.slow
+def test_a_server_that_hangs_with_a_full_queue_is_noticed(journal: DeploymentJournal, monkeypatch) -> None:
+    full = FAKE.replace("do_POST(self): self.send_response(200)", "do_POST(self): self.send_response(503)")
+    monkeypatch.setattr(sys.modules[__name__], "FAKE", full)
+    keeper, deadline = kept(journal, fake()), time.monotonic() + BACK_S
+    keeper.start()
+    try:
+        assert not keeper.until_ready(lambda: False)
+        fault = keeper.fault(lambda: time.monotonic() > deadline)
+    finally:
+        keeper.end(0.0)
+    assert re.fullmatch("a request for one token is refused as one too many, .* since 3 s, and nothing runs", fault)
 
 
 @pytest.mark.slow
