@@ -71,7 +71,7 @@ def progress_of(statistics: Mapping[str, Any]) -> int | None:
     What it refused is not among them.
     """
     try:
-        return sum(
+        done: int = sum(
             model["execution_count"]
             + model["inference_stats"]["success"]["count"]
             + sum(each["success"]["count"] for each in model.get("response_stats", {}).values())
@@ -79,6 +79,7 @@ def progress_of(statistics: Mapping[str, Any]) -> int | None:
         )
     except (KeyError, TypeError, AttributeError):
         return None
+    return done
 
 
 Stubs = dict[tuple[int, int | None], str]  # models by their processes: pid and start time
