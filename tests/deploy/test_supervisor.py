@@ -249,19 +249,23 @@ def test_a_server_that_hangs_with_a_full_queue_is_noticed(journal: DeploymentJou
 @pytest.mark.slow
 def test_what_runs_beside_the_server_is_started_again_alone(journal: DeploymentJournal) -> None:
     supervisor = Supervisor(journal, kept(journal, fake()), [fake("entry")])
+    since = journal.known().since
     with ThreadPoolExecutor(1) as threads:
         running = threads.submit(supervisor.run)
         assert wait_until(lambda: len(supervisor.running) == 1, 10)
-        entry = supervisor.running[0].process
+        entry = supervisor.running[0].running.process
         time.sleep(1)
         entry.kill()
-        assert wait_until(lambda: supervisor.running[0].process.pid != entry.pid, 10)
+        assert wait_until(lambda: supervisor.running[0].running.process.pid != entry.pid, 10)
         assert supervisor.keeper.ended is None
         supervisor.asked.set()
         assert running.result(20) == 0
     assert supervisor.keeper.running
-    assert not any(group_of(each.process.pid) for each in (supervisor.keeper.running, *supervisor.running))
-    assert journal.known().restarts == 0
+    pids = [supervisor.keeper.running.process.pid, *(each.running.process.pid for each in supervisor.running)]
+    assert not any(group_of(pid) for pid in pids)
+    assert (journal.known().restarts, journal.known().since) == (0, since)
+    assert journal.known().beside == "entry ended by itself with status -9, and is started again at once"
+    assert [(entry["state"], entry["detail"]) for entry in journal.entries()][1:] == [("live", journal.known().beside)]
 
 
 def test_how_children_are_started_is_a_file_of_the_user_alone(tmp_path: Path) -> None:
