@@ -207,3 +207,18 @@ def test_a_matrix_is_checked_whole(trtspec: Run, recipe: Path) -> None:
     checked = trtspec("check", recipe)
     assert checked.code == 0
     assert checked.out.count("tiny-") == 4
+
+
+def test_what_is_looser_than_its_default_is_a_warning_at_its_line(trtspec: Run, recipe: Path) -> None:
+    recipe.write_text(recipe.read_text() + "serving: {rollout: {max_failed: 100}}\n")
+    line = len(recipe.read_text().splitlines())
+    checked = trtspec("check", recipe, "--set", "gates.lossless=false", "--json")
+    assert (checked.code, checked.document["ok"]) == (0, True)
+    found = {each["path"]: each for each in checked.document["problems"]}
+    assert found.keys() == {"serving.rollout.max_failed", "gates.lossless"}
+    assert {(each["severity"], each["code"]) for each in found.values()} == {("warning", "loosened")}
+    limit = found["serving.rollout.max_failed"]
+    assert (limit["file"], limit["line"], limit["column"]) == (str(recipe), line, 33)
+    assert limit["message"] == "serving.rollout.max_failed is 100, by default 0, which is what is safe"
+    assert limit["hint"] == "remove it unless it is meant"
+    assert found["gates.lossless"]["file"] == "--set gates.lossless=false"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from trtspec.deploy.judge import BUSY_S, SILENT_S, STOPPED_S, Judge, Look, Restarts
+from trtspec.deploy.judge import BUSY_S, SILENT_S, STOPPED_S, Judge, Look, Restarts, Waiting
 
 STEP = 0.25
 
@@ -41,6 +41,55 @@ def test_a_server_with_much_to_do_may_answer_late_but_not_never() -> None:
     assert verdicts(60, waits_since=100.0, computes=True) == []
     [first, *_] = verdicts(BUSY_S + 1, waits_since=100.0, computes=True)
     assert first == (BUSY_S, "a request for one token has no answer since 600 s")
+
+
+def full_since(progress: list[int | None]) -> list[float | None]:
+    """Return since when nothing is answered after each question of a second, all refused as too many."""
+    waiting, found = Waiting(), []
+    for second, done in enumerate(progress):
+        waiting.asked(100.0 + second)
+        waiting.refused_as_full(100.5 + second, done)
+        found.append(waiting.since)
+    return found
+
+
+def test_word_that_it_is_full_is_no_answer() -> None:
+    assert full_since([7, 7, 7, 7]) == [100.0] * 4
+    assert full_since([None, None, 7, None, 7]) == [100.0] * 5, "it says nothing that would be for it"
+
+
+def test_a_full_server_that_gets_on_is_waited_for_anew() -> None:
+    assert full_since([7, 8, 8, None, 9, 9]) == [100.0, 101.5, 101.5, 101.5, 104.5, 104.5]
+
+
+@pytest.mark.parametrize(("computes", "after"), [(False, SILENT_S), (True, BUSY_S)])
+def test_a_full_server_that_does_nothing_hangs(computes: bool, after: float) -> None:
+    judge, waiting = Judge(), Waiting()
+    found = []
+    for number in range(int((BUSY_S + 10) / STEP)):
+        now = 100 + number * STEP
+        if number % 4 == 0:
+            waiting.asked(now)
+            waiting.refused_as_full(now, 7)
+        found.append((now - 100, judge.fault(Look(now, None, (), (), waiting.since, computes, is_full=True))))
+    first, said = next(each for each in found if each[1])
+    assert first == after
+    assert said == (
+        f"a request for one token is refused as one too many, and no other gets on, since {after:.0f} s"
+        + ("" if computes else ", and nothing runs")
+    )
+
+
+def test_an_answer_ends_the_waiting() -> None:
+    waiting = Waiting()
+    waiting.asked(1.0)
+    waiting.refused_as_full(1.0, 7)
+    assert waiting.is_full
+    waiting.answered()
+    assert (waiting.since, waiting.is_full) == (None, False)
+    waiting.asked(5.0)
+    waiting.refused_as_full(5.5, 9)
+    assert waiting.since == 5.0, "what it did before the answer says nothing"
 
 
 def test_a_process_that_was_only_looked_at_by_a_debugger_goes_on() -> None:

@@ -21,7 +21,7 @@ from trtspec.deploy.children import Child, read_children, write_children
 from trtspec.deploy.journal import DeploymentJournal, Record
 from trtspec.deploy.keeper import Keeper
 from trtspec.deploy.local import deploy_local, status, stop
-from trtspec.deploy.look import model_of
+from trtspec.deploy.look import model_of, progress_of
 from trtspec.deploy.options import DeployOptions
 from trtspec.deploy.revision import place_of
 from trtspec.deploy.supervisor import Supervisor
@@ -137,6 +137,16 @@ def test_a_lock_of_a_dead_process_ends_what_asks_for_it_and_the_server_is_starte
     stop("locked", timeout_s=0)
 
 
+@pytest.mark.triton
+@pytest.mark.slow
+def test_a_server_says_what_it_has_done(live) -> None:
+    client = Client.at(live().endpoints["http"], timeout_s=BACK_S)
+    before = progress_of(client.statistics())
+    client.generate({"text_input": "x", "max_tokens": 1})
+    assert before is not None
+    assert wait_until(lambda: (progress_of(client.statistics()) or 0) > before, SLACK_S)
+
+
 def is_refused(client: Client) -> bool:
     try:
         client.generate({"text_input": "x", "max_tokens": 1})
@@ -223,21 +233,39 @@ def test_a_server_that_fails_again_and_again_is_given_up_with_the_reason(journal
 
 
 @pytest.mark.slow
+def test_a_server_that_hangs_with_a_full_queue_is_noticed(journal: DeploymentJournal, monkeypatch) -> None:
+    full = FAKE.replace("do_POST(self): self.send_response(200)", "do_POST(self): self.send_response(503)")
+    monkeypatch.setattr(sys.modules[__name__], "FAKE", full)
+    keeper, deadline = kept(journal, fake()), time.monotonic() + BACK_S
+    keeper.start()
+    try:
+        assert not keeper.until_ready(lambda: False)
+        fault = keeper.fault(lambda: time.monotonic() > deadline)
+    finally:
+        keeper.end(0.0)
+    assert re.fullmatch("a request for one token is refused as one too many, .* since 3 s, and nothing runs", fault)
+
+
+@pytest.mark.slow
 def test_what_runs_beside_the_server_is_started_again_alone(journal: DeploymentJournal) -> None:
     supervisor = Supervisor(journal, kept(journal, fake()), [fake("entry")])
+    since = journal.known().since
     with ThreadPoolExecutor(1) as threads:
         running = threads.submit(supervisor.run)
         assert wait_until(lambda: len(supervisor.running) == 1, 10)
-        entry = supervisor.running[0].process
+        entry = supervisor.running[0].running.process
         time.sleep(1)
         entry.kill()
-        assert wait_until(lambda: supervisor.running[0].process.pid != entry.pid, 10)
+        assert wait_until(lambda: supervisor.running[0].running.process.pid != entry.pid, 10)
         assert supervisor.keeper.ended is None
         supervisor.asked.set()
         assert running.result(20) == 0
     assert supervisor.keeper.running
-    assert not any(group_of(each.process.pid) for each in (supervisor.keeper.running, *supervisor.running))
-    assert journal.known().restarts == 0
+    pids = [supervisor.keeper.running.process.pid, *(each.running.process.pid for each in supervisor.running)]
+    assert not any(group_of(pid) for pid in pids)
+    assert (journal.known().restarts, journal.known().since) == (0, since)
+    assert journal.known().beside == "entry ended by itself with status -9, and is started again at once"
+    assert [(entry["state"], entry["detail"]) for entry in journal.entries()][1:] == [("live", journal.known().beside)]
 
 
 def test_what_nobody_is_left_to_call_live_is_given_up(journal: DeploymentJournal) -> None:

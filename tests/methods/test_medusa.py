@@ -324,6 +324,8 @@ class TestRecipes:
     def test_lossy_acceptance_is_named_wherever_it_counts(self, medusa: Path, trtspec: Run) -> None:
         """In the plan, the manifest and every report; the gate for losslessness never holds for it."""
         lossy = ("--set", "speculation.options.lossy=true", "--set", "gates={lossless: false, min_speedup: 0.01}")
+        warned = trtspec("check", medusa, *lossy, "--json").document["problems"]
+        assert {each["path"] for each in warned} == {"gates.lossless", "speculation.options.lossy"}
         assert trtspec("plan", medusa, *lossy, "--json").document["speculation"]["acceptance"] == "typical"
         assert "typical acceptance: lossy" in trtspec("plan", medusa, *lossy).out
         assert trtspec("build", medusa, *lossy).code == 0

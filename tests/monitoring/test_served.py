@@ -34,7 +34,7 @@ pytestmark = pytest.mark.triton
 
 METHOD = "draft_target"
 ROUNDS, STREAMS, TOKENS, DRAFT_LEN = 5, 6, 24, 4
-EMBEDDED = (*known.OF_TEXTS, *known.OF_QUEUE, *known.OF_DRAFTS, *known.OF_STEPS, *known.OF_POSITIONS)
+EMBEDDED = known.FAMILIES
 ANSWERED = {"requests": 0, "prompt": 0, "generated": 0, "drafted": 0, "accepted": 0}
 TENSORS = {
     "prompt": "num_input_tokens",

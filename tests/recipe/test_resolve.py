@@ -102,6 +102,15 @@ def test_the_smallest_recipe_resolved(write: Write, tmp_path: Path) -> None:
             "placement": {"target": [0], "draft": []},
             "fast_logits": False,
             "openai": True,
+            "limits": {
+                "max_body_bytes": 4194304,
+                "max_choices": 16,
+                "requests_per_minute": 0,
+                "timeout_s": 600.0,
+                "stall_s": 30.0,
+                "write_timeout_s": 1.0,
+                "body_timeout_s": 10.0,
+            },
             "rollout": {
                 "canary": [5, 25, 100],
                 "hold_s": 10.0,

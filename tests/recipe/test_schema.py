@@ -93,6 +93,25 @@ def test_good_kv_cache_fractions(fraction: float) -> None:
     assert Serving.model_validate({"kv_cache_fraction": fraction}).kv_cache_fraction == fraction
 
 
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"max_body_bytes": 0},
+        {"max_choices": 0},
+        {"requests_per_minute": -1},
+        {"requests_per_minute": 1.5},
+        {"timeout_s": 0},
+        {"stall_s": float("inf")},
+        {"write_timeout_s": 0},
+        {"body_timeout_s": float("nan")},
+        {"max_texts": 3},  # what the engine has places for
+    ],
+)
+def test_limits_that_are_none(limits: dict[str, float]) -> None:
+    with pytest.raises(ValidationError):
+        Serving.model_validate({"limits": limits})
+
+
 @pytest.mark.parametrize("name", ["", "A", "-a", ".a", "a b", "a/b", "a" * 64, "a\n"])
 def test_names_that_are_none(name: str) -> None:
     with pytest.raises(ValidationError, match="should match pattern"):
@@ -135,7 +154,7 @@ def test_every_key_has_a_description() -> None:
 
 def test_unknown_keys_are_closed_out_everywhere_but_in_open_mappings() -> None:
     closed = [part for part in objects(recipe_json_schema()) if "properties" in part and "title" in part]
-    assert len(closed) == 14
+    assert len(closed) == 15
     assert all(part["additionalProperties"] is False for part in closed)
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from tests.torch_engine.lossless import Fork
 from trtspec.errors import TrtspecError
+from trtspec.generation.breaker import Breaker
 from trtspec.generation.endings import Endings
 from trtspec.generation.request import SamplingOptions
 from trtspec.generation.suffix_index import SuffixIndex
@@ -36,7 +37,6 @@ from trtspec.triton.python_models.bls import (
     ModelDrafter,
     generate,
 )
-from trtspec.triton.python_models.breaker import Breaker
 from trtspec.triton.python_models.draft_lengths import Choice, DraftLengths
 
 VOCAB, END, LENGTH = 3, 2, 4

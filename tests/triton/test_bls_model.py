@@ -17,12 +17,12 @@ from tests.triton.artifact import make_tokenizer
 from tests.triton.fakes import FINAL, Request, load_model, make_pb_utils, model_args
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.errors import TrtspecError
+from trtspec.generation.breaker import FAILURES
 from trtspec.generation.request import SamplingOptions
 from trtspec.paths import model_repository_dir
 from trtspec.system import wait_until
 from trtspec.triton.config import load_config
 from trtspec.triton.python_models.bls import Answer, Call, Draft
-from trtspec.triton.python_models.breaker import FAILURES
 from trtspec.triton.python_models.departures import Departures
 from trtspec.triton.python_models.draft_lengths import DraftLengths, Scheduled
 from trtspec.triton.python_models.faults import fault_of

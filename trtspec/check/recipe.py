@@ -24,6 +24,7 @@ from trtspec.methods.base import Options
 from trtspec.planner.warn import warn_of_loss
 from trtspec.prompts.load import read_prompts
 from trtspec.recipe.load import LoadedRecipe
+from trtspec.recipe.loosened import loosened
 from trtspec.recipe.schema import Recipe
 
 
@@ -60,6 +61,7 @@ def check_recipe(loaded: LoadedRecipe, *, will_prepare: bool = False) -> CheckRe
         if not findings.count_errors():
             findings.add(warn_of_loss(context))
     _check_rest(findings, recipe)
+    _warn_of_loosened(findings, recipe, options)
     findings.diagnostics.sort(key=position)
     return CheckResult(findings.diagnostics, context)
 
@@ -75,6 +77,16 @@ def _check_rest(findings: Findings, recipe: Recipe) -> None:
         findings.attempt("plugins", "plugin", lambda: library_of(recipe.plugins, gpu or ""))
     if prompts:
         findings.attempt("gates.prompts", "prompts", lambda: read_prompts(Path(prompts)))
+
+
+def _warn_of_loosened(findings: Findings, recipe: Recipe, options: Options | None) -> None:
+    """Warn of each key that is looser than its default; a `lossy` that a gate refuses is an error already."""
+    hint = "remove it unless it is meant"
+    for each in loosened(recipe):
+        findings.warn(each.path, "loosened", f"{each}, which is what is safe", hint)
+    if options and options.acceptance != "exact" and not recipe.gates.lossless:
+        message = f"{options.acceptance} acceptance: the text is not the target's own"
+        findings.warn("speculation.options.lossy", "loosened", message, hint)
 
 
 def _context(chosen: Chosen, options: Options | None, target: Checkpoint, draft: Checkpoint) -> PlanContext | None:

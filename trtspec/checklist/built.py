@@ -4,29 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
-
-from pydantic import BaseModel
 
 from trtspec.backends.base import find_backend
 from trtspec.checklist.facts import Facts
 from trtspec.checklist.row import MEASURED, Row, done, missing, not_needed
 from trtspec.measure.gates import wanted_gates
-from trtspec.recipe.schema import Gates, ModelSource, Rollout, Serving
+from trtspec.recipe.loosened import loosened
 
 SHORT = 12
 NOTHING_DRAFTED = "nothing is drafted"
-Keys = dict[str, tuple[type[BaseModel], tuple[str, ...]]]
-# Keys whose default is what is safe, and whether more or less than that is looser.
-LOOSER_BELOW: Keys = {
-    "gates": (Gates, ("lossless", "quantized_parity")),
-    "serving.rollout": (Rollout, ("hold_s", "min_requests")),
-}
-LOOSER_ABOVE: Keys = {
-    "serving.rollout": (Rollout, ("max_failed", "max_latency_ratio")),
-    "serving": (Serving, ("kv_cache_fraction", "max_queue_size")),
-    "target": (ModelSource, ("allow_pickle", "allow_nonfinite")),
-}
 
 
 def built(facts: Facts) -> Row:
@@ -94,18 +80,7 @@ def defaults(facts: Facts) -> Row:
 def _loosened(facts: Facts) -> Iterator[str]:
     if facts.recipe.speculation.acceptance != "exact":
         yield f"speculation.options.lossy ({facts.recipe.speculation.acceptance} acceptance)"
-    for table, sign in ((LOOSER_BELOW, -1), (LOOSER_ABOVE, 1)):
-        for path, (model, keys) in table.items():
-            for key in keys:
-                value, default = getattr(_at(facts.recipe, path), key), model.model_fields[key].default
-                if sign * (value - default) > 0:
-                    yield f"{path}.{key} is {value}, by default {default}"
-
-
-def _at(value: Any, path: str) -> Any:
-    for key in path.split("."):
-        value = getattr(value, key)
-    return value
+    yield from map(str, loosened(facts.recipe))
 
 
 def warmup(facts: Facts) -> Row:

@@ -87,6 +87,8 @@ def show(document: dict[str, Any], style: str) -> None:
         say(f"  {document['endpoints']['http']} {said}")
     if reason := document.get("reason"):
         say(f"  started again {document['restarts']} times, last because {printable(reason)}")
+    if beside := document.get("beside"):
+        say(f"  beside it, last: {printable(beside)}")
     if log := document.get("log"):
         say(f"the end of {document['log_file']}:")
         for line in log.splitlines():

@@ -48,8 +48,9 @@ class Record:
 
     `pid` and `started` together name its supervisor, also after a reboot or a reused pid. `since` is when the state
     began, in seconds of the epoch. `restarts` counts how often the server was started again, `reason` says why it last
-    was; `drain_s` are the seconds that open requests get at its end; `openai` is the port of OpenAI's clients;
-    `revision` counts the artifacts of this name. What an earlier version did not note is "" or 0.
+    was, `beside` what last went wrong with what runs beside it; `drain_s` are the seconds that open requests get at its
+    end; `openai` is the port of OpenAI's clients; `revision` counts the artifacts of this name. What an earlier version
+    did not note is "" or 0.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Record:
     host: str = LOOPBACK
     restarts: int = 0
     reason: str = ""
+    beside: str = ""
     drain_s: float = EXIT_TIMEOUT_S
     openai: int = 0
     revision: int = 0
@@ -168,9 +170,17 @@ class DeploymentJournal:
         record = replace(record, since=time.time())
         log.info("%s is %s, process %d %s", record.name, record.state, record.pid, detail)
         self.note(record, record.state, detail)
+        self._put(record)
+        return record
+
+    def remark(self, record: Record, detail: str) -> None:
+        """Note what the record says of a state that goes on."""
+        self.note(record, record.state, detail)
+        self._put(record)
+
+    def _put(self, record: Record) -> None:
         state = json.dumps(asdict(record), indent=1).encode()
         replace_file(self.root / "state.json", state, self.root / f"state.json.{os.getpid()}")
-        return record
 
     def note(self, record: Record, state: str, detail: str = "") -> None:
         """Add what became of a revision to the journal; the state of the deployment stays."""

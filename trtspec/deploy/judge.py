@@ -25,8 +25,9 @@ class Look:
 
     `ended` is its exit status, `died` are the models whose processes are gone while the server says that they are
     ready, `stopped` what gets no processor. `waits_since` is when the question was asked that has no answer yet, None
-    where all are answered, `refusals` how many of the last were answered with an error, and `said` with which.
-    `computes` is whether any thread ran or waited for a processor.
+    where all are answered; `is_full` says that the last one was refused because of that. `refusals` is how many of the
+    last were answered with another error, and `said` with which. `computes` is whether any thread ran or waited for a
+    processor.
     """
 
     time: float
@@ -37,6 +38,35 @@ class Look:
     computes: bool = False
     refusals: int = 0
     said: str = ""
+    is_full: bool = False
+
+
+@dataclass
+class Waiting:
+    """Since when a server answers nothing, by one question after the other; None where the last one was answered.
+
+    Word that it is full is no answer, unless it has got on with what it is full of since the word before.
+    """
+
+    since: float | None = None
+    is_full: bool = False
+    _progress: int | None = None
+
+    def asked(self, now: float) -> None:
+        """Note a question."""
+        self.since = now if self.since is None else self.since
+
+    def answered(self) -> None:
+        """Note that there is an answer, be it an error."""
+        self.since, self.is_full, self._progress = None, False, None
+
+    def refused_as_full(self, now: float, progress: int | None) -> None:
+        """Note that it is full; `progress` counts what it has done so far, None where it does not say."""
+        if progress is not None:
+            if self._progress is not None and progress != self._progress:
+                self.since = now
+            self._progress = progress
+        self.is_full = True
 
 
 @dataclass
@@ -76,9 +106,8 @@ class Judge:
         waited, computes = look.time - look.waits_since, self._computing > COMPUTES * self._looks
         if waited < (BUSY_S if computes else SILENT_S):
             return ""
-        return f"a request for one token has no answer since {waited:.0f} s" + (
-            "" if computes else ", and nothing runs"
-        )
+        silent = "is refused as one too many, and no other gets on," if look.is_full else "has no answer"
+        return f"a request for one token {silent} since {waited:.0f} s" + ("" if computes else ", and nothing runs")
 
 
 def leaves_target(fault: str) -> bool:

@@ -191,7 +191,7 @@ def status(name: str) -> dict[str, Any]:
         document["state"] = "live" if document["probe"]["ok"] else "unhealthy"
     elif document["state"] == "dead":
         document["log"] = tail(journal.log)
-    return document | {"restarts": record.restarts, "reason": record.reason}
+    return document | {"restarts": record.restarts, "reason": record.reason, "beside": record.beside}
 
 
 def stop(name: str, timeout_s: float | None = None) -> dict[str, Any]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
-from trtspec.deploy.judge import Look
+from trtspec.deploy.judge import Look, Waiting
 from trtspec.errors import TrtspecError
 from trtspec.system import computes, dead_of_group, group_of, is_alive, process_state, start_time
 from trtspec.triton.client import Client
@@ -21,16 +22,16 @@ LONGEST_ANSWER_S = 3600.0
 READY_TIMEOUT_S = 1.0
 UNSEEN = "a model"  # whose process ended before it was seen
 GONE_S = 1.0  # between two processes of a model that is loaded
-BUSY = "answered 503"  # its queue is full, which is an answer
+BUSY = "answered 503"  # its queue is full
 
 
 class Prober:
     """Asks for one token, and when that is answered again; one question at a time, so that none is in a load's way."""
 
     def __init__(self, url: str) -> None:
-        self.waits_since: float | None = None
+        self.waiting = Waiting()
         self.refusals, self.said = 0, ""
-        self._client = Client.at(url, LONGEST_ANSWER_S)
+        self._client, self._statistics = Client.at(url, LONGEST_ANSWER_S), Client.at(url, READY_TIMEOUT_S)
         self._over = threading.Event()
         threading.Thread(target=self._run, name="probe", daemon=True).start()
 
@@ -39,14 +40,46 @@ class Prober:
 
     def _run(self) -> None:
         while not self._over.wait(ASK_EVERY_S):
-            self.waits_since = time.monotonic()
+            self.waiting.asked(time.monotonic())
             try:
                 self._client.generate(SMOKE_REQUEST)
-                self.refusals = 0
             except TrtspecError as error:
-                self.said = error.message
-                self.refusals = 0 if BUSY in error.message else self.refusals + 1
-            self.waits_since = None
+                self._refused(error.message)
+            else:
+                self.refusals = 0
+                self.waiting.answered()
+
+    def _refused(self, said: str) -> None:
+        if BUSY in said:
+            self.refusals = 0
+            self.waiting.refused_as_full(time.monotonic(), self._progress())
+        else:
+            self.said = said
+            self.refusals += 1
+            self.waiting.answered()
+
+    def _progress(self) -> int | None:
+        try:
+            return progress_of(self._statistics.statistics())
+        except TrtspecError:
+            return None
+
+
+def progress_of(statistics: Mapping[str, Any]) -> int | None:
+    """Return how many requests a server's models took up and answered, and responses they sent; None for no such text.
+
+    What it refused is not among them.
+    """
+    try:
+        done: int = sum(
+            model["execution_count"]
+            + model["inference_stats"]["success"]["count"]
+            + sum(each["success"]["count"] for each in model.get("response_stats", {}).values())
+            for model in statistics["model_stats"]
+        )
+    except (KeyError, TypeError, AttributeError):
+        return None
+    return done
 
 
 Stubs = dict[tuple[int, int | None], str]  # models by their processes: pid and start time
@@ -93,7 +126,7 @@ class ServerLook:
         """Return what is seen now of a server that ended with this status, None where it runs."""
         pids = group_of(self._pid)
         self._stubs |= stubs_of(pids)
-        waits_since = self._prober.waits_since
+        waits_since = self._prober.waiting.since
         return Look(
             time.monotonic(),
             ended,
@@ -103,6 +136,7 @@ class ServerLook:
             waits_since is not None and any(computes(pid) for pid in pids),
             self._prober.refusals,
             self._prober.said,
+            self._prober.waiting.is_full,
         )
 
     def _died(self) -> list[str]:

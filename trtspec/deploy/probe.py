@@ -2,7 +2,8 @@
 """Ask a live deployment for a text: python3 -m trtspec.deploy.probe NAME --within SECONDS, the probe of containers.
 
 Readiness is not truth: Triton says it is ready with dead models, and for a moment that it is not after a good reload.
-A server that refuses because it is full answers, and is no worse for it.
+A server that refuses because it is full is no worse for it; where it hangs with a full queue the supervisor, which sees
+its threads and what it has done, takes the deployment out of `live`, and that is refused here.
 """
 
 from __future__ import annotations

@@ -14,11 +14,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
+from trtspec.deploy.beside import Beside
 from trtspec.deploy.children import Child, read_children
 from trtspec.deploy.journal import DeploymentJournal, Record
 from trtspec.deploy.judge import Restarts
@@ -27,7 +28,7 @@ from trtspec.deploy.revision import place_of
 from trtspec.deploy.roller import Roller
 from trtspec.deploy.rollout import under_way
 from trtspec.deploy.running import Running
-from trtspec.system import is_alive, process_state
+from trtspec.system import is_alive
 
 
 @dataclass
@@ -39,7 +40,7 @@ class Supervisor:
     beside: Sequence[Child] = ()
     asked: threading.Event = field(default_factory=threading.Event)
     restarts: Restarts = field(default_factory=Restarts)
-    running: list[Running] = field(default_factory=list)  # what is beside the server
+    running: list[Beside] = field(default_factory=list)  # what is beside the server
     command: tuple[int, int | None] | None = None  # pid and start time of who is to say that it is live
     roller: Roller | None = None
     _lock: threading.RLock = field(default_factory=threading.RLock)  # of the record, and of which server is watched
@@ -48,7 +49,7 @@ class Supervisor:
         """Return the exit status: 0 where it was told to end, the server's before it was live, 1 where it gave up."""
         try:
             self.keeper.start()
-            self.running = [*map(Running.start, self.beside)]
+            self.running = [Beside(Running.start(child)) for child in self.beside]
             status = self._until_live()
             return self._watch() if status is None and not self.asked.is_set() else status or 0
         finally:
@@ -120,14 +121,12 @@ class Supervisor:
         return self.asked.is_set() or self.keeper is not keeper
 
     def _keep_beside(self) -> None:
-        """Start again what ended beside the server, or is stopped; at most as often as there are looks."""
-        for place, each in enumerate(self.running):
-            status = each.process.poll()
-            if status is not None or process_state(each.process.pid) == "T":
-                what = "is stopped" if status is None else f"ended by itself with status {status}"
-                say(f"{each.child.name} {what}, and is started again")
-                each.end(0.0)
-                self.running[place] = Running.start(each.child)
+        """Start again what ended beside the server, or is stopped, and note why."""
+        for each in self.running:
+            if fault := each.look(time.monotonic()):
+                say(fault)
+                with self._lock, self._noting():
+                    self.journal.remark(replace(self.journal.known(), beside=fault), fault)
 
     def _roll_out(self) -> None:
         """Begin a rollout that somebody staged."""
@@ -141,7 +140,7 @@ class Supervisor:
 
     def _end_all(self, drain_s: float) -> None:
         """End all at once: each lets its open requests finish, which are also those of the others."""
-        ends = [self.keeper.end, *(each.end for each in self.running)]
+        ends = [self.keeper.end, *(each.running.end for each in self.running)]
         if self.roller is not None:
             ends.append(self.roller.end)
         with ThreadPoolExecutor(len(ends)) as threads:
@@ -158,11 +157,16 @@ class Supervisor:
             record = self.journal.known()
             if state != "live":
                 record = replace(record, reason=detail, restarts=record.restarts + (state == "restarting"))
-            try:
+            with self._noting():
                 self.journal.move(record, state, detail)
-            except OSError as error:
-                say(f"this cannot be noted: {error.strerror}")
             say(f"{state}: {detail}")
+
+    @contextmanager
+    def _noting(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            say(f"this cannot be noted: {error.strerror}")
 
 
 def say(what: str) -> None:

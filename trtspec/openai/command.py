@@ -61,7 +61,7 @@ def entry_config(
         fingerprint=f"trtspec-{file_sha256(artifact / MANIFEST)[:16]}",
         same_text=same_text(manifest),
         routes_file=routes_file,
-        limits=Limits(max_texts=recipe.engine.max_batch_size + serving.max_queue_size),
+        limits=Limits(max_texts=recipe.engine.max_batch_size + serving.max_queue_size, **serving.limits.model_dump()),
     )
 
 

@@ -14,7 +14,7 @@ from trtspec.ports import LOOPBACK
 
 @dataclass(frozen=True)
 class Limits:
-    """What the entry takes before it refuses.
+    """What the entry takes before it refuses; a recipe sets what its `serving.limits` has, with the same defaults.
 
     Attributes:
         max_texts: texts that are made at once; a request for more gets 503.

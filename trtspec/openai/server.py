@@ -6,12 +6,15 @@ from __future__ import annotations
 import logging
 import socket
 import sys
+from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from trtspec.errors import TrtspecError
 from trtspec.openai.app import make_app
 from trtspec.openai.config import EntryConfig
+from trtspec.openai.connections import HEAD_S, bounded, most_connections
 from trtspec.openai.gate import load_keys
 
 BACKLOG = 2048
@@ -24,19 +27,23 @@ def serve(config: EntryConfig) -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     app = make_app(config, load_keys(config.keys_file))
     listener = _listen(config.host, config.port)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            date_header=False,
-            timeout_graceful_shutdown=max(1, round(config.limits.drain_s - TOLD_S)),
-            timeout_keep_alive=75,
-        )
-    )
+    server = uvicorn.Server(server_config(app, config))
     print(f"listening at http://{config.host}:{config.port}", file=sys.stderr, flush=True)  # noqa: T201
     server.run(sockets=[listener])
+
+
+def server_config(app: Any, config: EntryConfig, head_s: float = HEAD_S) -> uvicorn.Config:
+    """Return how an application is served; the head of a request may take `head_s`."""
+    return uvicorn.Config(
+        app,
+        http=bounded(AutoHTTPProtocol, most_connections(), head_s),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        timeout_graceful_shutdown=max(1, round(config.limits.drain_s - TOLD_S)),
+        timeout_keep_alive=75,
+    )
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -310,6 +310,22 @@ class Rollout(StrictModel):
     )
 
 
+class EntryLimits(StrictModel):
+    """What the entry for OpenAI's clients takes before it refuses; the defaults are openai/config.py's."""
+
+    max_body_bytes: int = Field(default=4 << 20, ge=1024, le=1 << 30, description="Bytes of a request's body, at most")
+    max_choices: int = Field(default=16, ge=1, le=4096, description="Texts of one request, prompts times n, at most")
+    requests_per_minute: int = Field(
+        default=0, ge=0, le=1_000_000, description="Of one key, or of all clients where there are no keys; 0: no limit"
+    )
+    timeout_s: float = Field(default=600.0, ge=1, le=86400, description="Seconds that all of a request may take")
+    stall_s: float = Field(default=30.0, ge=0.1, le=86400, description="Seconds between two tokens, at most")
+    write_timeout_s: float = Field(
+        default=1.0, ge=0.1, le=3600, description="Seconds that a client which reads nothing may keep a text waiting"
+    )
+    body_timeout_s: float = Field(default=10.0, ge=0.1, le=3600, description="Seconds a body may take to arrive")
+
+
 class Serving(StrictModel):
     """How Triton serves the engines."""
 
@@ -324,6 +340,7 @@ class Serving(StrictModel):
     max_queue_size: int = Field(default=128, ge=1, description="Requests that may wait")
     warmup: bool = Field(default=False, description="Compute a few texts before the models are ready")
     openai: bool = Field(default=True, description="Answer OpenAI's clients too, beside Triton's own")
+    limits: EntryLimits = Field(default=EntryLimits(), description="What that takes of OpenAI's clients")
     rollout: Rollout = Field(default=Rollout(), description="How it takes the place of one that is live")
     max_queue_delay_us: int = Field(default=100, ge=0, description="Microseconds a request may wait for company")
     defaults: Literal["trtspec", "nvidia"] = Field(

@@ -8,6 +8,7 @@ queue, no thread, and not who is waiting for the text.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from trtspec.methods.base import DraftShape, LossyOptions, Method, Options, find
 from trtspec.registry import find
 from trtspec.torch_engine.device import choose_device, compute_dtype
 from trtspec.torch_engine.drafting.base import Draft, Drafter, DraftSampling, Outcome, Room, Setup
+from trtspec.torch_engine.drafting.guard import Guard
 from trtspec.torch_engine.external_drafts import ExternalDrafts
 from trtspec.torch_engine.model.decoder import Decoder
 from trtspec.torch_engine.prefill import prefill
@@ -35,7 +37,7 @@ from trtspec.torch_engine.settings import EngineSettings
 
 
 class Speculator:
-    """Made by `Speculator.load`; the rows of a batch are rows 0, 1, ... of the target's cache and of the drafter."""
+    """Made by `Speculator.load`; the rows of a batch are rows 0, 1, ... of the target's cache and of `guard`."""
 
     def __init__(
         self,
@@ -48,6 +50,7 @@ class Speculator:
         settings: EngineSettings,
     ) -> None:
         self.target, self.drafter, self.verifier, self.draft_shape = target, drafter, verifier, draft_shape
+        self.guard = Guard(drafter)
         self._method, self._options, self.settings = method, options, settings
         self._typical = _typical(options)
         self._prefixes = PrefixStore(target.cache, settings.reuse_tokens)
@@ -105,25 +108,26 @@ class Speculator:
         tokens = torch.cat([last, external.tokens], 1)
         logits = edit(found.logits, batch, tokens, None)
         results = self.verifier.chain(logits, external.tokens, external.lens, params, probs, uniforms)
-        self.drafter.begin([running.text for running in batch], first_row, max_tokens)
+        self.guard.begin([running.text for running in batch], first_row, max_tokens)
         for features, start in found.features:
-            self.drafter.read(features, start)
+            self.guard.read(features, start)
         for row, running in enumerate(batch, first_row):
             if running.request.options:
-                self.drafter.lower(row, running.text, self.options_of(running.request))
+                self.guard.lower(row, running.text, self.options_of(running.request))
         return _progress(batch, tokens.tolist(), external.lens, results, found.logits)
 
     def step(self, batch: Sequence[Running]) -> list[Progress]:
         """Draft for every row, and verify all drafts in one pass of the target."""
         depth = self.settings.scheduled(len(batch), self.draft_shape.max_depth)
-        limits = [running.draft_len(depth) for running in batch]
+        drafted_for = {*self.guard.drafted}
+        limits = [running.draft_len(depth) if row in drafted_for else 0 for row, running in enumerate(batch)]
         texts = [running.text for running in batch]
         starts = [len(text) - 1 for text in texts]
         params, nodes = self._sampling_params(batch), self.draft_shape.max_tokens
         uniforms = self._uniforms(batch, 2 * nodes + 1) if params else None
-        sampling = DraftSampling(params, uniforms[:, :nodes]) if params and uniforms is not None else None
         last = torch.tensor([text[-1:] for text in texts], device=self.target.device)
-        draft = self.drafter.propose(texts, max(limits), sampling) if any(limits) else Draft(last[:, :0])
+        sampling = partial(self._draft_sampling, batch, params, uniforms)
+        draft = (self.guard.propose(texts, max(limits), sampling) if any(limits) else None) or Draft(last[:, :0])
         tokens = torch.cat([last, draft.tokens], 1)
         if draft.tree is None:
             window = self.target.windows.chain(starts, tokens.shape[1])
@@ -136,18 +140,18 @@ class Speculator:
         self.target.cache.compact(_moves(starts, results))
         if features is not None:
             features = features.view(*tokens.shape, -1)
-        self.drafter.observe(Outcome(results, logits, features))
+        self.guard.observe(Outcome(results, logits, features))
         return _progress(batch, tokens.tolist(), drafted, results, logits)
 
     def keep(self, row: int, text: Sequence[int]) -> None:
         """Keep what was computed of a text that ended, for those that begin alike."""
-        self._prefixes.keep(row, text, len(text) - 1)  # the last one has not been read yet
-        self.drafter.keep(row, text)
+        if self.guard.keep(row, text):  # else the drafter lacks it, and would miss what is not read again
+            self._prefixes.keep(row, text, len(text) - 1)  # the last one has not been read yet
 
     def move_row(self, source: int, target: int, length: int) -> None:
         """Let row `source`, `length` tokens long, become row `target`."""
         self.target.cache.move_row(source, target, length)
-        self.drafter.move_row(source, target, length)
+        self.guard.move_row(source, target)
 
     def _verify(
         self,
@@ -190,6 +194,18 @@ class Speculator:
             mixed=not all(running.samples for running in batch),
             truncated=torch.tensor(cut, device=device) if len(cut) < len(batch) else None,
         )
+
+    def _draft_sampling(
+        self, batch: Sequence[Running], params: SamplingParams | None, uniforms: Tensor | None, rows: list[int]
+    ) -> DraftSampling | None:
+        """Return how the drafts of some rows are sampled, from how all of a batch's are."""
+        nodes = self.draft_shape.max_tokens
+        if params is None or uniforms is None:
+            return None
+        if rows == [*range(len(batch))]:
+            return DraftSampling(params, uniforms[:, :nodes])
+        own = self._sampling_params([batch[row] for row in rows])
+        return DraftSampling(own, uniforms[rows, :nodes]) if own else None
 
     def _uniforms(self, batch: Sequence[Running], count: int) -> Tensor:
         """Return uniforms [rows, count] in [0, 1), from each request's own stream."""

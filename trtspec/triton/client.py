@@ -72,6 +72,10 @@ class Client:
         """Load a model of the server's repository."""
         self._whole("POST", f"/v2/repository/models/{model}/load", {})
 
+    def statistics(self) -> dict[str, Any]:
+        """Return what its models have done so far."""
+        return _document(self._whole("GET", "/v2/models/stats"), self.where)
+
     def generate(self, request: Mapping[str, Any], model: str = "ensemble") -> dict[str, Any]:
         """Return the one answer of a request; an error of the server is a DeployError with its words."""
         return _document(self._whole("POST", f"/v2/models/{model}/generate", request), self.where)
@@ -95,7 +99,7 @@ class Client:
         """Return the server's address, as http://127.0.0.1:8000."""
         return f"http://{self.host}:{self.port}"
 
-    def _whole(self, method: str, path: str, body: Mapping[str, Any]) -> bytes:
+    def _whole(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> bytes:
         with self._request(method, path, body) as answer:
             content = b"".join(self._chunks(answer))
             if answer.status != 200:

@@ -41,7 +41,7 @@ from trtspec.triton.python_models.tensors import (
 )
 from trtspec.triton.python_models.token_model import TokenReader, Unsent
 
-METRICS = (*known.OF_TEXTS, *known.OF_QUEUE, *known.OF_DRAFTS, *known.OF_STEPS, *known.OF_POSITIONS)
+METRICS = known.FAMILIES
 LOOKAHEAD_SIZES = {
     "window": "lookahead_window_size",
     "ngram": "lookahead_ngram_size",
@@ -73,6 +73,7 @@ class TritonPythonModel:
         if settings.flag("warmup"):  # here, as Triton's own warm-up waits for no answer of a decoupled model
             warm_up(self.engine)
         self.metrics = Metrics(pb_utils, args, METRICS, lambda: self.engine.occupancy)
+        self.engine.speculator.guard.tell(self.metrics.fallback, self.metrics.breaker)
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
         generations = [self.start(request) for request in requests]

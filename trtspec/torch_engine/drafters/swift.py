@@ -23,6 +23,7 @@ class SwiftDrafter(Drafter):
     """Drafts a chain with what is left of the target."""
 
     replays = False  # it drafts into the target's own cache, which every step mends
+    remembers = False
 
     def __init__(self, setup: Setup) -> None:
         self._target = setup.target

@@ -109,18 +109,20 @@ class Outcome:
 
 
 class Drafter(Protocol):
-    """Drafts tokens for the rows of a batch. Row i is request i of the engine's running batch.
+    """Drafts tokens for the rows of a batch. Row i is request i of the engine's running batch that is drafted for.
 
     A module of `drafters/` joins by defining its class as `DRAFTER`. `aux_layers` are the target's auxiliary
     hidden-state layers that it reads (see `Decoder.forward_with_features`), `vocab_size` is the drafter's own where
     that is not the target's, `lowerable` are the method's options that a request may lower for itself. One that
     `replays` proposes by the text and the target's features alone: a known text tells what it proposes (`replay.py`).
+    One that does not `remember` keeps nothing of its rows, which are always all of the target's.
     """
 
     aux_layers: tuple[int, ...] = ()
     vocab_size: int | None = None
     lowerable: tuple[str, ...] = ()
     replays: bool = True
+    remembers: bool = True
 
     def __init__(self, setup: Setup) -> None: ...
 

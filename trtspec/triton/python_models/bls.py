@@ -36,9 +36,9 @@ import numpy as np
 import numpy.typing as npt
 
 from trtspec.errors import TrtspecError
+from trtspec.generation.breaker import Breaker
 from trtspec.generation.endings import Endings
 from trtspec.generation.request import SamplingOptions
-from trtspec.triton.python_models.breaker import Breaker
 from trtspec.triton.python_models.draft_lengths import Choice, Lengths
 
 Array = npt.NDArray[Any]

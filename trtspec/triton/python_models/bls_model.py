@@ -19,6 +19,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from trtspec.errors import TrtspecError
+from trtspec.generation.breaker import Breaker
 from trtspec.generation.endings import Endings
 from trtspec.generation.request import SamplingOptions, Stats, add_accepted
 from trtspec.generation.suffix_index import SuffixIndex
@@ -38,7 +39,6 @@ from trtspec.triton.python_models.bls import (
     Step,
     generate,
 )
-from trtspec.triton.python_models.breaker import Breaker
 from trtspec.triton.python_models.departures import Departures
 from trtspec.triton.python_models.draft_lengths import DraftLengths, Lengths, Scheduled
 from trtspec.triton.python_models.metric_text import Text

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 
-from trtspec.triton.python_models.breaker import FAILURES, LONGEST_REST_S, REST_S, Breaker
+from trtspec.generation.breaker import FAILURES, LONGEST_REST_S, REST_S, Breaker
 
 
 class Clock:

@@ -23,7 +23,7 @@ class Breaker:
         now: Callable[[], float] = time.monotonic,
         on_change: Callable[[bool], None] = lambda is_open: None,
     ) -> None:
-        self._limit, self._now, self._on_change = failures, now, on_change
+        self._limit, self._now, self.on_change = failures, now, on_change
         self._lock = threading.Lock()
         self._failed = 0
         self._until = 0.0  # nobody is let through before
@@ -48,7 +48,7 @@ class Breaker:
         with self._lock:
             closes, self._failed = self.is_open, 0
         if closes:
-            self._on_change(False)
+            self.on_change(False)
 
     def failed(self) -> None:
         """Note that the model did not answer, or not in time."""
@@ -57,7 +57,7 @@ class Breaker:
             self._until = self._now() + self._rest_s
             opens = self._failed == self._limit
         if opens:
-            self._on_change(True)
+            self.on_change(True)
 
     @property
     def _rest_s(self) -> float:

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which keys of a recipe are looser than their default, which is what is safe. Pure; knows no method and no engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from trtspec.recipe.resolve import ResolvedRecipe
+from trtspec.recipe.schema import Gates, ModelSource, Recipe, Rollout, Serving
+
+Keys = dict[str, tuple[type[BaseModel], tuple[str, ...]]]
+# Keys whose default is what is safe, and whether more or less than that is looser.
+LOOSER_BELOW: Keys = {
+    "gates": (Gates, ("lossless", "quantized_parity")),
+    "serving.rollout": (Rollout, ("hold_s", "min_requests")),
+}
+LOOSER_ABOVE: Keys = {
+    "serving.rollout": (Rollout, ("max_failed", "max_latency_ratio")),
+    "serving": (Serving, ("kv_cache_fraction", "max_queue_size")),
+    "target": (ModelSource, ("allow_pickle", "allow_nonfinite")),
+}
+
+
+@dataclass(frozen=True)
+class Loosened:
+    """A key by its dotted path, what it is, and what it is by default."""
+
+    path: str
+    value: Any
+    default: Any
+
+    def __str__(self) -> str:
+        return f"{self.path} is {json.dumps(self.value)}, by default {json.dumps(self.default)}"
+
+
+def loosened(recipe: Recipe | ResolvedRecipe) -> Iterator[Loosened]:
+    """Yield the keys that are looser than their default."""
+    for table, sign in ((LOOSER_BELOW, -1), (LOOSER_ABOVE, 1)):
+        for path, (model, keys) in table.items():
+            for key in keys:
+                value, default = getattr(_at(recipe, path), key), model.model_fields[key].default
+                if sign * (value - default) > 0:
+                    yield Loosened(f"{path}.{key}", value, default)
+
+
+def _at(value: Any, path: str) -> Any:
+    for key in path.split("."):
+        value = getattr(value, key)
+    return value
