@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -57,9 +57,12 @@ class Measured:
         """Return the expected speed-up of every draft length at every batch."""
         return [self.speedup(batch, draft_len) for batch in self.batches for draft_len in self.acceptance]
 
-    def best(self, batch: int) -> Speedup:
-        """Return the fastest draft length for so many requests at once, the shortest of those as good as it."""
-        found = [self.speedup(batch, draft_len) for draft_len in self.acceptance]
+    def best(self, batch: int, lens: Iterable[int] | None = None) -> Speedup:
+        """Return the fastest draft length for so many requests at once, the shortest of those as good as it.
+
+        `lens` are those to choose from, by default all that were measured.
+        """
+        found = [self.speedup(batch, draft_len) for draft_len in (self.acceptance if lens is None else lens)]
         fastest = max(each.expected.value for each in found)
         return next(each for each in found if each.expected.value >= AS_GOOD * fastest)
 
