@@ -213,6 +213,13 @@ def test_of_two_as_good_the_shorter_is_taken() -> None:
     assert (best.draft_len, best.expected.value) == (1, 1.5)
 
 
+@pytest.mark.parametrize(("longer_s", "taken"), [(1.015, 2), (1.035, 1)])
+def test_a_longer_draft_is_taken_where_more_is_expected_of_it_than_noise(longer_s: float, taken: int) -> None:
+    """Two tokens are expected to be 3.5 or 1.5 % faster than one."""
+    found = measured("ngram", {1: 500, 2: 576}, {1: {0: 1.0, 1: 1.0, 2: longer_s}}, steps=1000)
+    assert found.best(1).draft_len == taken
+
+
 def test_the_better_draft_first_and_none_where_none_pays() -> None:
     cost = {1: {0: 1.0, 4: 2.0}}
     good, bad = measured("draft_target", {4: 300}, cost), measured("ngram", {4: 50}, cost)
