@@ -231,9 +231,14 @@ def test_the_better_draft_first_and_none_where_none_pays() -> None:
     assert recommend([], 1).speculation == {"method": "none"}
 
 
-@pytest.mark.parametrize(("accepted", "word"), [(196, "harmful"), (220, "train"), (260, "pays")])
-def test_words_for_acceptance(accepted: int, word: str) -> None:
-    assert verdict(measured("ngram", {4: accepted}, {1: {0: 1.0, 4: 1.1}}), 1) == word
+@pytest.mark.parametrize(
+    ("accepted", "step_s", "word"),
+    [(196, 3.0, "harmful"), (196, 1.1, "train"), (220, 1.1, "train"), (260, 1.1, "pays"), (260, 4.0, "too slow")],
+)
+def test_words_for_acceptance(accepted: int, step_s: float, word: str) -> None:
+    found = measured("ngram", {4: accepted}, {1: {0: 1.0, 4: step_s}})
+    assert verdict(found, 1) == word
+    assert (recommend([found], 1).candidate is None) == (word in ("harmful", "too slow"))
 
 
 def test_times_between_measured_lengths() -> None:

@@ -11,7 +11,8 @@ from trtspec.measure.profile.candidate import Candidate
 from trtspec.measure.profile.measured import Measured, Speedup
 from trtspec.measure.profile.schedule import PAYS, Schedule, requests_at_once, schedule_of
 
-HARMFUL, TRAINABLE = 0.5, 0.6  # acceptance rates below which a draft costs more than it brings, or is worth training
+# Acceptance rates below which a draft that does not pay is harmful, and one that pays is worth training.
+HARMFUL, TRAINABLE = 0.5, 0.6
 
 
 @dataclass(frozen=True)
@@ -60,14 +61,15 @@ class Recommendation:
 
 
 def verdict(measured: Measured, batch: int) -> str:
-    """Return what is to be thought of a candidate: "pays", "train", "harmful" or "too slow"."""
+    """Return what is to be thought of a candidate: "pays", "train", "harmful" or "too slow".
+
+    What pays is not harmful, however little of it is accepted: of a deep tree much is drafted at little cost.
+    """
     best = measured.best(batch)
     rate = measured.acceptance[best.draft_len].depth_rate
-    if rate < HARMFUL:
-        return "harmful"
-    if best.expected.low < PAYS:
-        return "too slow"
-    return "train" if rate < TRAINABLE else "pays"
+    if best.expected.low >= PAYS:
+        return "train" if rate < TRAINABLE else "pays"
+    return "harmful" if rate < HARMFUL else "too slow"
 
 
 def recommend(found: Sequence[Measured], batch: int) -> Recommendation:
