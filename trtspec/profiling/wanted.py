@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from trtspec.backends.base import Backend
 from trtspec.backends.choose import in_process
 from trtspec.checkpoint.prepare import find_source
+from trtspec.diagnostics import RecipeError
 from trtspec.errors import TrtspecError
 from trtspec.methods.base import Method, find_method, methods
 from trtspec.profiling.asked import Asked
@@ -65,20 +65,34 @@ def own_of(loaded: LoadedRecipe) -> Wanted | None:
     return Wanted(own.method, _section(own.draft) if own.draft else None, own.options, own.draft_len)
 
 
-def wanted(loaded: LoadedRecipe, asked: Asked, engine: Backend) -> Iterator[Wanted]:
-    """Yield the recipe's own speculation, methods that are named or need no draft, and drafts that are named."""
-    own = own_of(loaded)
-    source = own.source if own else None
-    if own and (asked.methods is None or own.method in asked.methods):
-        yield own
+def wanted(loaded: LoadedRecipe, asked: Asked, engine: Backend) -> tuple[list[Wanted], dict[str, str]]:
+    """Return the recipe's own speculation, methods that are named or need no draft, and drafts that are named.
+
+    What cannot be tried is returned by its name with the reason; raises TrtspecError for a method that nobody brings.
+    """
+    own, left_out = own_of(loaded), dict[str, str]()
+    found = [own] if own and (asked.methods is None or own.method in asked.methods) else []
     for name in asked.methods if asked.methods is not None else _needing_nothing(engine):
         if name in (own.method if own else "none", "none"):
             continue
-        needs = find_method(name).drafts_with != "nothing"
-        if not needs or source:
-            yield Wanted(name, source if needs else None, {})
+        needs = find_method(name).drafts_with
+        if needs == "nothing":
+            found.append(Wanted(name, None, {}))
+        elif own and own.source:
+            found.append(Wanted(name, own.source, {}))
+        else:
+            left_out[name] = f"it drafts with a {needs}, and the recipe has none; --drafts names one"
     for written in asked.drafts or ():
-        yield _of_draft(loaded, written)
+        try:
+            found.append(_of_draft(loaded, written))
+        except TrtspecError as error:
+            left_out[written] = why_not(error)
+    return found, left_out
+
+
+def why_not(error: TrtspecError) -> str:
+    """Return in one sentence why a candidate is left out."""
+    return error.diagnostics[0].message if isinstance(error, RecipeError) else error.message
 
 
 def _needing_nothing(engine: Backend) -> list[str]:

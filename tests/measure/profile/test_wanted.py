@@ -3,10 +3,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.conftest import Run
-from trtspec.profiling.wanted import Wanted
+from trtspec.backends.choose import in_process
+from trtspec.errors import TrtspecError
+from trtspec.paths import recipes_dir
+from trtspec.profiling.asked import Asked, Limits
+from trtspec.profiling.wanted import Wanted, wanted
+from trtspec.recipe.load import load_recipe
 
 TREE = {"top_k": 4, "nodes": 12}
 
@@ -29,6 +36,24 @@ def test_a_chain_is_as_long_as_is_tried_and_a_tree_as_deep_as_it_is(wanted: Want
 
 def test_a_method_without_a_length_is_given_none() -> None:
     assert Wanted("medusa", None, {}).section(10) == {"method": "medusa", "options": {}}
+
+
+def test_all_is_found_before_anything_is_built(workplace: Path) -> None:
+    """A head without a net to draft with is left out with the reason, as a draft that is not there; a typo ends it."""
+    loaded = load_recipe(Path("quickstart-ngram"), [])
+
+    def found(methods: list[str] | None, drafts: list[str]) -> tuple[list[str], dict[str, str]]:
+        asked = Asked(Path("quickstart-ngram"), [], None, drafts, methods, Limits(1, 8, 4, 1, 0))
+        each, left_out = wanted(loaded, asked, in_process()[1])
+        return [one.name for one in each], left_out
+
+    names, left_out = found(["eagle3", "ngram"], ["./nowhere", str(recipes_dir() / "models" / "quickstart-draft")])
+    assert names[0] == "ngram"
+    assert names[1].startswith("draft_target")
+    assert left_out["eagle3"] == "it drafts with a head, and the recipe has none; --drafts names one"
+    assert left_out["./nowhere"]
+    with pytest.raises(TrtspecError, match="ngrams"):
+        found(["ngram", "ngrams"], [])
 
 
 @pytest.mark.integration
