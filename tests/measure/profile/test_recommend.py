@@ -53,6 +53,19 @@ def test_means_by_step_and_by_text() -> None:
     assert found.token_weighted.low < 1.4 < found.token_weighted.high
 
 
+def test_of_one_text_nothing_is_sure() -> None:
+    """Its draft was accepted whole, as that of each of two equal ones was, and of another it might not be."""
+    cost = {1: {0: 1.0, 2: 1.0}}
+    two = measured("ngram", {2: 200}, cost)
+    one = replace(two, acceptance={2: Acceptance(two.acceptance[2].texts[:1], ("",))})
+    for mean in (one.acceptance[2].token_weighted, one.acceptance[2].request_weighted):
+        assert (mean.value, mean.low, mean.high) == (3.0, 1.0, 3.0)
+    assert (verdict(one, 1), verdict(two, 1)) == ("too slow", "pays")
+    assert (recommend([one], 1).candidate, recommend([two], 1).candidate) == (None, two.candidate)
+    tree = Acceptance((Counts(2, 14, 1, (1, 0), (2, 1)),), ("",)).token_weighted
+    assert (tree.value, tree.low, tree.high) == (1.5, 1.0, 2.5)
+
+
 def test_the_fastest_length_by_batch_becomes_the_schedule() -> None:
     """Accepted tokens saturate, steps become dearer with the batch: at 2 and 8 by what was measured around them."""
     accepted = {1: 80, 2: 140, 3: 180, 4: 190}
