@@ -115,7 +115,7 @@ def chosen_len(root: Path, kind: str, texts: list[str], max_tokens: int) -> dict
     from trtspec.measure.artifact import open_artifact
     from trtspec.measure.profile.candidate import Candidate
     from trtspec.measure.profile.on_engine import measure, say
-    from trtspec.measure.profile.recommend import PAYS
+    from trtspec.measure.profile.schedule import PAYS
     from trtspec.prompts.prompt import Prompt
 
     speculation = load_manifest(root).recipe.speculation

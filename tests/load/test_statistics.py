@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from trtspec.cli.load_compare import load_gate
 from trtspec.errors import TrtspecError
 from trtspec.load.comparison import CONFIDENCE, Gate, compare
 from trtspec.load.intervals import Ratio, ratio_between, ratio_of_rounds, t_quantile
@@ -166,6 +167,30 @@ def test_latencies_are_compared_as_speeds() -> None:
     (found,) = compare(before, after)
     assert found.ratio.value == pytest.approx(2.0)
     assert found.ratio.shows == 1
+
+
+@pytest.mark.parametrize("alone", [None, [50.0] * 12])
+def test_rounds_are_compared_by_their_numbers(alone: list[float] | None) -> None:
+    """Later rounds of one run asked other prompts, which take longer; one round of the other has no answer."""
+    speeds = [100.0, 60.0, 101.0, 99.0, *[50.0] * 8]
+    long, short = document(speeds, alone), document(speeds[:4], alone and alone[:4])
+    (found,) = compare(long, short)
+    assert (found.ratio.value, found.ratio.rounds) == (pytest.approx(1.0), 4)
+    short.points[0].arms["served"].rounds[1].output_tokens_per_s = None
+    (found,) = compare(long, short)
+    assert (found.ratio.value, found.served.value) == (pytest.approx(1.0), pytest.approx(1.0))
+    assert found.ratio.rounds == found.served.rounds == 3
+
+
+@pytest.mark.parametrize(("loads", "ok"), [(1, False), (20, True)])
+def test_a_runs_own_gate_is_as_strict_as_that_of_two(loads: int, ok: bool) -> None:
+    """What 95 % would miss 99 % do not, and of twenty loads one may look like this by chance."""
+    speedups = [0.95, 0.96, 0.97, 0.94, 0.955]
+    near = [0.985, 0.95, 0.97, 0.94, 0.965]
+    assert ratio_of_rounds(near).high < 0.985 < ratio_of_rounds(near, CONFIDENCE).high
+    assert load_gate({"points": [{"speedups": near}]}, 0.985).ok
+    points = [{"speedups": speedups}, *[{"speedups": [1.2, 1.3, 1.25]}] * (loads - 1), {"speedups": []}]
+    assert load_gate({"points": points}, 0.982).ok is ok
 
 
 def test_several_loads_are_judged_more_strictly() -> None:

@@ -74,7 +74,19 @@ def test_what_a_comparison_comes_to() -> None:
     assert Side([30.0, 10.0, 20.0], stats).median == 20.0
     sides = Side(seconds=12.0), Side(seconds=4.0)
     speedup = Comparison(1, 1, "exact", *sides, ratios=[2.0, 90.0, 2.5]).speedup
-    assert (speedup.median, speedup.total, speedup.samples) == (2.5, 3.0, 3)
+    assert (speedup.median, speedup.total, speedup.samples) == (2.5, 3.0, 1)
+
+
+def test_prompts_count_and_not_their_runs() -> None:
+    """Asked five times over, eight prompts are as sure as asked once, each by the median of its runs."""
+    sides = Side(seconds=12.0), Side(seconds=4.0)
+    once = [1.0, 1.2, 1.4, 1.6, 1.8, 2.0, 2.2, 2.4]
+    first, again = (Comparison(8, 1, "exact", *sides, ratios=once * runs).speedup for runs in (1, 5))
+    assert again == first
+    noisy = [*once, *[9.0] * 8, *once]
+    assert Comparison(8, 1, "exact", *sides, ratios=noisy).speedup == first
+    few = Comparison(4, 1, "exact", *sides, ratios=[2.0, 2.1, 2.2, 2.3] * 5)
+    assert (few.runs, few.speedup.samples, few.speedup.reaches(1.5)) == (5, 4, None)
 
 
 def test_the_speed_up_is_how_many_times_as_fast_speculation_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,17 +45,14 @@ def comparison_document(a: Path, b: Path, least: float | None, *, absolutely: bo
 
 
 def load_gate(document: dict[str, Any], least: float) -> Gate:
-    """Return the gate of one run: the least speed-up of each load that has a baseline."""
-    import math
+    """Return the gate of one run: the least speed-up of each load that has a baseline, as surely as of two runs."""
+    from trtspec.load.comparison import Gate, confidence_for
+    from trtspec.load.intervals import ratio_of_rounds
 
-    from trtspec.load.comparison import Gate
-    from trtspec.load.intervals import Ratio
-
-    found = [point["speedup"] for point in document["points"] if point["speedup"]]
+    found = [point["speedups"] for point in document["points"] if point["speedups"]]
     if not found:
         raise GateNotMet("--min-ratio has nothing to judge: there is no baseline", hint="name one with --baseline")
-    ratios = (Ratio(each["ratio"], each["low"] or 0.0, each["high"] or math.inf, each["rounds"]) for each in found)
-    return Gate(least, tuple(ratios))
+    return Gate(least, tuple(ratio_of_rounds(each, confidence_for(len(found))) for each in found))
 
 
 def _remarks(found: Sequence[Compared]) -> list[str]:

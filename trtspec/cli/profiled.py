@@ -87,3 +87,5 @@ def _show_server(server: Server) -> None:
     ]
     columns = ("requests at once", "target alone, tokens/s", f"draft_len {server.draft_len}", "measured")
     show_table(f"{server.url}, model {server.model or '-'}", columns, rows, right=(0, 1, 2, 3))
+    if server.failures:
+        note(f"{counted(len(server.failures), 'request')} failed and do not count: {server.failures[0]}", "yellow")

@@ -23,9 +23,14 @@ from trtspec.load.sse import MAX_EVENT_BYTES, Events, document
 from trtspec.prompts.prompt import Prompt
 
 MAX_WORDS = 300  # of a refusal
+REFUSALS = (400, 413, 422)  # of what is asked; any other status is about the server
 CONNECT_TIMEOUT_S = 10.0
 KEPT_S = 2.0  # an idle connection; servers close theirs after 5, and a request that crosses that is lost
 clock = time.perf_counter
+
+
+class Refused(BadAnswer):
+    """A server does not take what it was asked: a prompt that is too long, say."""
 
 
 @dataclass(frozen=True)
@@ -55,19 +60,19 @@ class LoadClient:
 
     async def ask(self, endpoint: Endpoint, prompt: Prompt, body: bytes, began: float, due: float) -> Sample:
         """Ask once and read the whole stream; what goes wrong is the sample's error."""
-        reply, chunks, error = Reply(), list[float](), ""
+        reply, chunks, error, is_refused = Reply(), list[float](), "", False
         sent = clock()
         try:
             await self._read(endpoint, body, reply, chunks)
         except BadAnswer as bad:
-            error = str(bad)
+            error, is_refused = str(bad), isinstance(bad, Refused)
         except aiohttp.ClientError as failed:
             error = f"the connection failed: {str(failed)[:MAX_WORDS] or type(failed).__name__}"
         except asyncio.TimeoutError:
             error = f"no whole answer within {self._session.timeout.total:g} s"
         except (OSError, ValueError) as failed:
             error = f"the connection failed: {str(failed)[:MAX_WORDS] or type(failed).__name__}"
-        sample = Sample(prompt.name, prompt.kind, due - began, sent - began, error=error)
+        sample = Sample(prompt.name, prompt.kind, due - began, sent - began, error=error, is_refused=is_refused)
         return sample if error else _answered(sample, reply, tuple(chunk - due for chunk in chunks))
 
     async def _read(self, endpoint: Endpoint, body: bytes, reply: Reply, chunks: list[float]) -> None:
@@ -76,7 +81,8 @@ class LoadClient:
         url = endpoint.url + endpoint.api.path
         async with self._session.post(url, data=body, headers=headers, allow_redirects=False) as answer:
             if answer.status != 200:
-                raise BadAnswer(f"the server answered {answer.status}: {await _words(answer)}")
+                kind = Refused if answer.status in REFUSALS else BadAnswer
+                raise kind(f"the server answered {answer.status}: {await _words(answer)}")
             async for data in answer.content.iter_any():
                 now = clock()
                 for event in events.feed(data):

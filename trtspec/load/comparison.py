@@ -3,7 +3,8 @@
 
 Where both have a baseline, their speed-ups over it are compared: the target alone is the same in both, and what the
 machine was doing then cancels out. Else the served arms themselves are, and their interval leaves room for the
-difference of the two machines' fixed work.
+difference of the two machines' fixed work. Rounds of one number asked the same prompts, so those that both have are
+compared: one run may have ended sooner.
 
 A difference is one that an interval of 99 % shows, for all loads together (Bonferroni): of a hundred comparisons of the
 same thing with itself one may be wrong.
@@ -11,7 +12,7 @@ same thing with itself one may be wrong.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,9 +83,14 @@ def compare(a: SavedLoad, b: SavedLoad, *, absolutely: bool = False) -> list[Com
     if reasons := list(_differences(a, b, pairs)):
         hint = "measure both with the same prompts, lengths, seed and loads"
         raise TrtspecError(f"the two cannot be compared: {'; '.join(reasons)}", hint=hint)
-    confidence = 1 - (1 - CONFIDENCE) / len(pairs)
+    confidence = confidence_for(len(pairs))
     machines = b.noise.median_work_ms / a.noise.median_work_ms
     return [_compared(ours, theirs, confidence, machines, absolutely) for ours, theirs in pairs]
+
+
+def confidence_for(loads: int) -> float:
+    """Return the confidence of each load's interval where so many are judged together."""
+    return 1 - (1 - CONFIDENCE) / loads
 
 
 def _differences(a: SavedLoad, b: SavedLoad, pairs: list[tuple[SavedPoint, SavedPoint]]) -> Iterator[str]:
@@ -108,9 +114,9 @@ def _differences(a: SavedLoad, b: SavedLoad, pairs: list[tuple[SavedPoint, Saved
 def _compared(a: SavedPoint, b: SavedPoint, confidence: float, machines: float, absolutely: bool) -> Compared:
     served = _between(a, b, SERVED, confidence)
     if served is None:
-        raise TrtspecError("the two cannot be compared: one has no answers of its server")
-    ours, theirs = a.speedups(), b.speedups()
-    if ours and theirs and not absolutely:
+        raise TrtspecError("the two cannot be compared: no round of both has answers of the server")
+    ours, theirs = _shared(a.speedups(), b.speedups())
+    if ours and not absolutely:
         ratio = ratio_between(ours, theirs, confidence)
         return Compared(dict(b.load), b.judged_by, SPEEDUP, ratio, served, _between(a, b, BASELINE, confidence))
     return Compared(dict(b.load), b.judged_by, SERVED, served.widened(machines), served, None)
@@ -120,8 +126,14 @@ def _between(a: SavedPoint, b: SavedPoint, arm: str, confidence: float) -> Ratio
     """Return how many times as fast an arm is in B."""
     if arm not in a.arms or arm not in b.arms:
         return None
-    before, after = (point.arms[arm].values(point.judged_by) for point in (a, b))
-    if not before or not after:
+    before, after = _shared(*(point.arms[arm].values(point.judged_by) for point in (a, b)))
+    if not before:
         return None
     found = ratio_between(before, after, confidence)
     return found if LARGER_IS_BETTER[b.judged_by] else found.inverse()
+
+
+def _shared(before: Sequence[float | None], after: Sequence[float | None]) -> tuple[list[float], list[float]]:
+    """Return the values of the rounds that both have, by their numbers."""
+    pairs = [(ours, theirs) for ours, theirs in zip(before, after, strict=False) if ours and theirs]
+    return [ours for ours, _ in pairs], [theirs for _, theirs in pairs]

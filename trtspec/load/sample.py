@@ -25,7 +25,7 @@ class Sample:
     """A request: `due_s` and `sent_s` since the round began, `chunks_s` since it was due.
 
     `output_tokens` is what the server counted, or the number of chunks where it does not (`is_counted`). `error` is why
-    there is no whole answer, and then nothing else counts.
+    there is no whole answer, and then nothing else counts; `is_refused` where the server does not take what was asked.
     """
 
     prompt: str
@@ -43,6 +43,7 @@ class Sample:
     finish_reason: str = ""
     text_sha256: str = ""
     error: str = ""
+    is_refused: bool = False
 
     @property
     def ok(self) -> bool:

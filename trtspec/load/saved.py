@@ -41,9 +41,9 @@ class SavedArm(BaseModel):
         failed = sum(each.failed for each in self.rounds)
         return failed / max(1, failed + sum(each.requests for each in self.rounds))
 
-    def values(self, judged_by: str) -> list[float]:
-        """Return what each round with answers is judged by."""
-        return [value for each in self.rounds if (value := getattr(each, judged_by)) is not None]
+    def values(self, judged_by: str) -> list[float | None]:
+        """Return what each round is judged by, None of one without answers."""
+        return [getattr(each, judged_by) for each in self.rounds]
 
 
 class SavedPoint(BaseModel):
@@ -54,15 +54,15 @@ class SavedPoint(BaseModel):
     judged_by: Literal["output_tokens_per_s", "mean_e2e_ms"]
     arms: dict[Text, SavedArm]
 
-    def speedups(self) -> list[float] | None:
-        """Return how many times as fast each round was with speculation; None without a baseline."""
+    def speedups(self) -> list[float | None]:
+        """Return how many times as fast each round was with speculation, None of one that does not tell."""
         served, alone = self.arms.get("served"), self.arms.get("baseline")
         if served is None or alone is None:
-            return None
-        pairs = zip(served.rounds, alone.rounds, strict=False)
-        found = [(getattr(ours, self.judged_by), getattr(theirs, self.judged_by)) for ours, theirs in pairs]
-        ratios = [ours / theirs for ours, theirs in found if ours and theirs]
-        return ratios if LARGER_IS_BETTER[self.judged_by] else [1 / ratio for ratio in ratios]
+            return []
+        pairs = zip(served.values(self.judged_by), alone.values(self.judged_by), strict=False)
+        if LARGER_IS_BETTER[self.judged_by]:
+            return [ours / theirs if ours and theirs else None for ours, theirs in pairs]
+        return [theirs / ours if ours and theirs else None for ours, theirs in pairs]
 
 
 class SavedWorkload(BaseModel):

@@ -54,7 +54,7 @@ class Side:
 
 @dataclass
 class Comparison:
-    """What was measured; `ratios` are the baseline's seconds over speculation's, a prompt and run each.
+    """What was measured; `ratios` are the baseline's seconds over speculation's, of all prompts run by run.
 
     `acceptance` is the rule that drafts were accepted by, "unknown" of a server whose artifact is not at hand.
     Without `ratios` speculation alone was measured. `counts_drafts` tells whether the engine says how many it drafted.
@@ -77,7 +77,8 @@ class Comparison:
     @property
     def speedup(self) -> Speedup:
         """Return how many times as fast prompts are answered with speculation."""
-        return speedup_of(self.ratios, self.baseline.seconds / self.speculative.seconds)
+        by_prompt = [statistics.median(self.ratios[place :: self.prompts]) for place in range(self.prompts)]
+        return speedup_of(by_prompt, self.baseline.seconds / self.speculative.seconds)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the document of `bench --json`."""

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many times as fast speculation is, and how sure that is.
 
-A ratio is the seconds of one prompt without speculation over those with it, both measured in one run. The speed-up is
-the median of the ratios. Its interval is a bootstrap's: as many ratios are drawn from them, with replacement, again and
-again, and 95 % of the medians lie in it. It speaks of these prompts on this machine, not of others.
+A ratio is the seconds of one prompt without speculation over those with it, both measured in one run; of several runs
+it is the prompt's median. The speed-up is the median of the prompts' ratios. Its interval is a bootstrap's: as many
+prompts are drawn from them, with replacement, again and again, and 95 % of the medians lie in it. The prompt is the
+unit: to ask the same ones again tells nothing of others. It speaks of such prompts on this machine.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from typing import Any
 MAX_RUNS = 5  # of an undecided speed-up
 RESAMPLES = 2000
 PERCENTILES = (2.5, 97.5)
-ENOUGH = 6  # of fewer ratios even the whole range holds the median in less than 95 % of cases: 1 - 2 / 2**n
+ENOUGH = 6  # of fewer prompts even the whole range holds the median in less than 95 % of cases: 1 - 2 / 2**n
 
 
 @dataclass(frozen=True)
 class Speedup:
-    """The median of `samples` ratios, its 95 % interval, and the ratio of the total times."""
+    """The median of `samples` ratios, one of each prompt, its 95 % interval, and the ratio of the total times."""
 
     median: float
     low: float
@@ -50,7 +51,7 @@ class Speedup:
 
 
 def speedup_of(ratios: Sequence[float], total: float) -> Speedup:
-    """Return the speed-up that ratios show; the same ones always give the same interval."""
+    """Return the speed-up that ratios show, one of each prompt; the same ones always give the same interval."""
     import numpy as np
 
     samples = np.asarray(ratios)

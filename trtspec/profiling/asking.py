@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 
 from trtspec.errors import DeployError
 from trtspec.load.api import Wanted
 from trtspec.load.client import Endpoint, LoadClient, load_client
+from trtspec.load.comparison import MAX_FAILED
 from trtspec.load.loads.closed import Closed
-from trtspec.load.rounds import ask_all
+from trtspec.load.rounds import Round, ask_all
 from trtspec.load.run import TIMEOUT_S, Server, find_arm, find_arms
 from trtspec.load.sample import Sample
 from trtspec.load.sweep import BASELINE, SERVED
@@ -26,6 +27,7 @@ LEAST, A_PLACE = 16, 3  # requests of a round, in all and for each that runs at 
 DRAFTS_ALWAYS = "it drafts whatever is asked: name a server without speculation with --baseline"
 TELLS = "vLLM tells it with --per-request-spec-decode-metrics summary; our own servers do by themselves"
 STREAMS = "serving.streaming: true"
+FEWER = "see its log; --set engine.max_batch_size=N profiles with fewer requests at once"
 
 Answer = tuple[Prompt, Sample]
 
@@ -34,7 +36,8 @@ Answer = tuple[Prompt, Sample]
 class Heard:
     """What a server, which drafts `own_len` tokens by itself, said: its answers by draft length, and their times.
 
-    `is_chain` tells whether it drafts at most one token at each place.
+    `is_chain` tells whether it drafts at most one token at each place. It `refused` so many prompts, and `failures` are
+    why other requests have no answer.
     """
 
     endpoint: Endpoint
@@ -42,13 +45,15 @@ class Heard:
     is_chain: bool
     answers: Mapping[int, Sequence[Answer]]
     times: Mapping[Case, Sequence[StreamTimes]]
+    refused: int = 0
+    failures: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Asking:
     """What is asked: prompts, within limits, with so many requests at once.
 
-    `depth` is how much the recipe drafts, for servers whose answers do not tell.
+    `depth` is how much the recipe drafts, for servers whose answers do not tell. `failures` grow while it asks.
     """
 
     prompts: Sequence[Prompt]
@@ -56,6 +61,7 @@ class Asking:
     batches: Sequence[int]
     depth: int
     on_progress: OnProgress
+    failures: list[str] = field(default_factory=list)
 
     async def ask(self, servers: Servers) -> Heard:
         """Ask all of it; raises DeployError for a server that cannot be profiled."""
@@ -64,45 +70,55 @@ class Asking:
             served = arms[SERVED]
             if BASELINE not in arms:
                 raise DeployError("there is nothing to compare with", where=served.url, hint=DRAFTS_ALWAYS)
-            own = await self._answers(client, served, self.prompts)
+            own, refused = await self._answers(client, served, self.prompts)
             own_len, is_chain = _drafted(own, self.depth, served.url)
             endpoints, answers = {0: arms[BASELINE], own_len: served}, {own_len: own}
             prompts = [prompt for prompt, _ in own]
             if is_chain and not servers.baseline:  # the server reads how much to draft
                 for length in self._lens(own_len):
                     endpoints[length] = _told(served, length)
-                    answers[length] = await self._answers(client, endpoints[length], prompts)
+                    answers[length], _ = await self._answers(client, endpoints[length], prompts)
             for other in servers.others:
                 length, endpoint, answers_of_it = await self._other(client, other, prompts)
                 if length in endpoints:
                     raise DeployError(f"it drafts {length} tokens, as another server does", where=endpoint.url)
                 endpoints[length], answers[length] = endpoint, answers_of_it
             times = await self._times(client, endpoints, prompts)
-        return Heard(served, own_len, is_chain, answers, times)
+        return Heard(served, own_len, is_chain, answers, times, refused, self.failures)
 
     async def _other(
         self, client: LoadClient, server: Server, prompts: Sequence[Prompt]
     ) -> tuple[int, Endpoint, list[Answer]]:
         """Return how much another server drafts, by its answers."""
         endpoint = await find_arm(client, server)
-        answers = await self._answers(client, endpoint, prompts)
+        answers, _ = await self._answers(client, endpoint, prompts)
         length, _ = _drafted(answers, 0, endpoint.url)
         return length, endpoint, answers
 
     def _lens(self, own_len: int) -> list[int]:
         return [length for length in TIMED_LENS if 0 < length < own_len and length <= self.limits.max_draft_len]
 
-    async def _answers(self, client: LoadClient, endpoint: Endpoint, prompts: Sequence[Prompt]) -> list[Answer]:
-        """Return the answers of two tokens or more, without the prompts that are refused."""
-        many = max(self.batches)
+    async def _asked(
+        self, client: LoadClient, endpoint: Endpoint, prompts: Sequence[Prompt], batch: int
+    ) -> tuple[Round, list[str]]:
+        """Ask so many at once; also returns why requests failed, which are noted."""
+        done = await ask_all(client, endpoint, Closed(batch), prompts, Wanted(self.limits.max_tokens))
+        failures = [sample.error for sample in done.samples if not sample.ok and not sample.is_refused]
+        self.failures.extend(failures)
+        return done, failures
+
+    async def _answers(
+        self, client: LoadClient, endpoint: Endpoint, prompts: Sequence[Prompt]
+    ) -> tuple[list[Answer], int]:
+        """Return the answers of two tokens or more, and how many prompts are refused."""
         self.on_progress("answers", 0, len(prompts))
-        done = await ask_all(client, endpoint, Closed(many), prompts, Wanted(self.limits.max_tokens))
+        done, _ = await self._asked(client, endpoint, prompts, max(self.batches))
         found = [pair for pair in zip(prompts, done.samples, strict=True) if _is_whole(pair[1])]
         if not found:
             reason = done.samples[0].error or "none has two tokens"
             raise DeployError(f"no answer says what is drafted: {reason}", where=endpoint.url)
         self.on_progress("answers", len(prompts), len(prompts))
-        return found
+        return found, sum(sample.is_refused for sample in done.samples)
 
     async def _times(
         self, client: LoadClient, endpoints: Mapping[int, Endpoint], prompts: Sequence[Prompt]
@@ -114,16 +130,26 @@ class Asking:
         for batch in self.batches:
             for number in range(ROUNDS):
                 for length in sorted(endpoints, reverse=bool(number % 2)):
-                    found[batch, length].append(await self._round(client, endpoints[length], prompts, batch, length))
+                    timed = await self._round(client, endpoints[length], prompts, batch, length)
+                    found[batch, length] += [timed] if timed else []
                 self.on_progress(f"streams, {batch} at once", number + 1, ROUNDS)
+            for length, endpoint in endpoints.items():
+                if not found[batch, length]:
+                    reason = f"in each round with {batch} at once requests failed: {self.failures[-1]}"
+                    raise DeployError(reason, where=endpoint.url, hint=FEWER)
         return found
 
     async def _round(
         self, client: LoadClient, endpoint: Endpoint, prompts: Sequence[Prompt], batch: int, length: int
-    ) -> StreamTimes:
-        """Time a closed loop; its last requests end while places are empty, and do not count."""
+    ) -> StreamTimes | None:
+        """Time a closed loop; its last requests end while places are empty, and do not count.
+
+        None where requests failed: fewer ran at once than are timed.
+        """
         asked = list(islice(cycle(prompts), max(LEAST, A_PLACE * batch)))
-        done = await ask_all(client, endpoint, Closed(batch), asked, Wanted(self.limits.max_tokens))
+        done, failures = await self._asked(client, endpoint, asked, batch)
+        if len(failures) > MAX_FAILED * len(asked):
+            return None
         whole = [sample for sample in done.samples[: len(asked) - batch] if _is_whole(sample)]
         if not whole:
             raise DeployError(f"no request was answered: {done.samples[0].error}", where=endpoint.url)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from trtspec.backends.choose import in_process
 from trtspec.checkpoint.trtllm import load_checkpoint
-from trtspec.diagnostics import RecipeError
 from trtspec.errors import TrtspecError
 from trtspec.generation.request import Result
 from trtspec.measure.artifact import TARGET, OpenArtifact, open_artifact
@@ -21,7 +20,7 @@ from trtspec.measure.sources import find_source as find_origin
 from trtspec.profiling.asked import Asked, Screen
 from trtspec.profiling.build import build, workplace
 from trtspec.profiling.texts import batches_of, check_said, drawn, fitting
-from trtspec.profiling.wanted import wanted
+from trtspec.profiling.wanted import wanted, why_not
 from trtspec.prompts.prompt import Prompt
 from trtspec.recipe.load import LoadedRecipe, load_recipe
 
@@ -30,18 +29,15 @@ def run(asked: Asked, screen: Screen) -> Profile:
     """Build every candidate, and measure it on what the target says; raises TrtspecError where none can be tried."""
     loaded = load_recipe(asked.recipe, asked.overrides)
     name, engine = in_process()
-    left_out: dict[str, str] = {}
+    found, left_out = wanted(loaded, asked, engine)  # before hours of building
     with workplace("profile") as folder:
         candidates = []
-        for number, each in enumerate(wanted(loaded, asked, engine)):
+        for number, each in enumerate(found):
             try:
                 candidates.append(build(asked, each, name, folder / str(number), screen))
-            except RecipeError as error:
-                left_out[each.name] = error.diagnostics[0].message
             except TrtspecError as error:
-                left_out[each.name] = error.message
-        if not candidates:
-            raise TrtspecError("; ".join(f"{name}: {why}" for name, why in left_out.items()) or "nothing to try")
+                left_out[each.name] = why_not(error)
+        _raise_for_none(candidates, left_out)
         return _measure(loaded, asked, candidates, left_out, screen)
 
 
@@ -56,9 +52,21 @@ def _measure(
             texts, results = say(artifact, prompts, limits.max_tokens, on_progress)
             parity = _parity(artifact, prompts, results, on_progress)
         check_said(texts)
-        measured = [measure(candidate, texts, batches, on_progress) for candidate in candidates]
+        measured = []
+        for each in candidates:
+            try:
+                measured.append(measure(each, texts, batches, on_progress))
+            except TrtspecError as error:
+                left_out[each.name] = why_not(error)
+    _raise_for_none(measured, left_out)
     best, too_long = recommend(measured, limits.concurrency), len(asked_for) - len(prompts)
     return Profile(loaded.recipe.name, texts.kinds, texts.tokens, measured, left_out, best, parity, too_long)
+
+
+def _raise_for_none(left: Sequence[object], left_out: dict[str, str]) -> None:
+    """Raise TrtspecError where nothing is left to go on with."""
+    if not left:
+        raise TrtspecError("; ".join(f"{name}: {why}" for name, why in left_out.items()) or "nothing to try")
 
 
 def _parity(

@@ -40,9 +40,8 @@ def run(asked: Asked, servers: Servers, screen: Screen) -> Profile:
         heard = runner()(Asking(prompts, limits, batches, depth, on_progress).ask(servers))
     measured = measured_of(candidate_of(asked, own, Path()), heard, limits.max_draft_len)
     answers, best = heard.answers[heard.own_len], recommend([measured], limits.concurrency)
-    kinds, too_long = [prompt.kind for prompt, _ in answers], len(prompts) - len(answers)
-    name = loaded.recipe.name
-    return Profile(name, kinds, _tokens(answers), [measured], {}, best, None, too_long, _server(heard))
+    kinds, name = [prompt.kind for prompt, _ in answers], loaded.recipe.name
+    return Profile(name, kinds, _tokens(answers), [measured], {}, best, None, heard.refused, _server(heard))
 
 
 def measured_of(candidate: Candidate, heard: Heard, max_draft_len: int) -> Measured:
@@ -80,7 +79,8 @@ def _tokens(answers: Sequence[Answer]) -> int:
 
 def _server(heard: Heard) -> Server:
     speeds = {case: max(each.tokens_per_s for each in rounds) for case, rounds in heard.times.items()}
-    return Server(heard.endpoint.url, heard.endpoint.api_name, heard.endpoint.model, heard.own_len, speeds)
+    endpoint = heard.endpoint
+    return Server(endpoint.url, endpoint.api_name, endpoint.model, heard.own_len, speeds, heard.failures)
 
 
 def _depth(own: Wanted, draft_len: int | None) -> int:

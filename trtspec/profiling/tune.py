@@ -53,7 +53,8 @@ def run(asked: Asked, screen: Screen) -> Tuning:
         raise TrtspecError("there is nothing to tune: its method is none", hint="trtspec profile says what may draft")
     finished = Finished("tune")
     with workplace("tune") as folder:
-        candidate = build(asked, own, in_process()[0], folder / "own", screen)
+        deepest = replace(own, draft_len=asked.limits.max_draft_len)  # of what is tried, also of trees
+        candidate = build(asked, deepest, in_process()[0], folder / "own", screen)
         with screen.counting() as on_progress:
             work = _Work(candidate, _texts(asked, candidate, finished, on_progress), finished, on_progress)
             tuning = _halved(work, loaded, asked)

@@ -6,13 +6,18 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from safetensors.torch import load_file, save_file
 
 from tests.conftest import Run
+from trtspec.errors import TrtspecError
+from trtspec.measure.profile.candidate import Candidate
+from trtspec.measure.profile.measured import Measured
 from trtspec.paths import recipes_dir
+from trtspec.profiling import profile
 
 pytestmark = pytest.mark.integration
 
@@ -77,6 +82,46 @@ def test_where_nothing_can_be_written_nothing_is_measured(workplace: Path, trtsp
     outcome = trtspec("profile", "quickstart", "--write")
     assert outcome.code == 1
     assert outcome.err.startswith("error: quickstart: there is no file to write to")
+
+
+def test_what_cannot_be_measured_is_said_and_the_rest_goes_on(
+    recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = profile.measure
+
+    def measure(candidate: Candidate, *rest: Any) -> Measured:
+        if candidate.method == "draft_target":
+            raise TrtspecError("it has no room")
+        return real(candidate, *rest)
+
+    monkeypatch.setattr(profile, "measure", measure)
+    asked = (
+        "profile",
+        recipe,
+        *SMALL,
+        "--set",
+        "engine.max_batch_size=1",
+        "--json",
+        "--drafts",
+        "./nowhere",
+        "--methods",
+    )
+    document = trtspec(*asked, "draft_target,ngram").document
+    assert [each["method"] for each in document["methods"]] == ["ngram"]
+    left_out = {each["method"]: each["why"] for each in document["left_out"]}
+    assert left_out.pop("./nowhere")
+    assert list(left_out.values()) == ["it has no room"]
+    alone = trtspec(*asked, "draft_target")
+    assert alone.code == 1
+    assert "it has no room" in alone.out
+
+
+def test_a_draft_longer_than_the_engine_has_room_for_is_said(recipe: Path, trtspec: Run) -> None:
+    """Of 64 tokens in all a draft of 64 leaves no room for a text."""
+    sizes = ("--set", "engine.max_seq_len=64", "--set", "engine.max_input_len=32", "--set", "engine.max_batch_size=1")
+    outcome = trtspec("profile", recipe, *SMALL[:-1], 64, *sizes, "--methods", "ngram")
+    assert outcome.code == 1
+    assert "ngram: engine.max_seq_len leaves no room" in outcome.err
 
 
 def test_what_cannot_be_tried_is_said(recipe: Path, trtspec: Run) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from trtspec.measure.profile.acceptance import Acceptance, Counts, count_steps
@@ -50,6 +51,19 @@ def test_means_by_step_and_by_text() -> None:
     assert found.request_weighted.value == pytest.approx(3.0)
     assert found.of_kind("a").token_weighted.value == 5.0
     assert found.token_weighted.low < 1.4 < found.token_weighted.high
+
+
+def test_of_one_text_nothing_is_sure() -> None:
+    """Its draft was accepted whole, as that of each of two equal ones was, and of another it might not be."""
+    cost = {1: {0: 1.0, 2: 1.0}}
+    two = measured("ngram", {2: 200}, cost)
+    one = replace(two, acceptance={2: Acceptance(two.acceptance[2].texts[:1], ("",))})
+    for mean in (one.acceptance[2].token_weighted, one.acceptance[2].request_weighted):
+        assert (mean.value, mean.low, mean.high) == (3.0, 1.0, 3.0)
+    assert (verdict(one, 1), verdict(two, 1)) == ("too slow", "pays")
+    assert (recommend([one], 1).candidate, recommend([two], 1).candidate) == (None, two.candidate)
+    tree = Acceptance((Counts(2, 14, 1, (1, 0), (2, 1)),), ("",)).token_weighted
+    assert (tree.value, tree.low, tree.high) == (1.5, 1.0, 2.5)
 
 
 def test_the_fastest_length_by_batch_becomes_the_schedule() -> None:
@@ -109,10 +123,114 @@ def test_one_length_for_all_needs_no_schedule() -> None:
     assert (found.schedule, found.draft_len) == ((), 2)
 
 
+def test_what_pays_with_many_alone_is_drafted_where_fewer_do_not_lose() -> None:
+    """A schedule drafts no more for many than for few: with 1, 2 and 4 requests it is 1.01 times as fast."""
+    even, cheap = {0: 1.0, 1: 1.6, 2: 1.78}, {0: 1.0, 1: 1.0, 2: 1.0}
+    found = recommend(
+        [measured("ngram", {1: 60, 2: 80}, {1: even, 4: even, 8: cheap, 64: {0: 1.0, 1: 4.0, 2: 5.0}})], 8
+    )
+    assert (found.draft_len, found.schedule) == (2, ((16, 2),))
+    assert found.speedup == pytest.approx(1.8)
+
+
+def test_what_pays_with_many_alone_is_not_recommended_where_fewer_lose() -> None:
+    """Without a schedule it would draft for 64 requests, too; a schedule that drafts for 8 drafts for one."""
+    dear, cheap = {0: 1.0, 1: 1.8, 2: 2.0}, {0: 1.0, 1: 1.0, 2: 1.0}
+    found = recommend([measured("ngram", {1: 60, 2: 80}, {1: dear, 8: cheap, 64: dear})], 8)
+    assert (found.candidate, found.schedule, found.speedup) == (None, (), 1.0)
+    assert found.why == (
+        "the best of what was tried, ngram, makes it 1.80 (1.80 to 1.80) times as fast with 8 requests at once, but "
+        "fewer requests would have to draft as much, and with one request at a time it is 0.90 times as fast"
+    )
+
+
+def test_many_requests_take_a_length_that_fewer_do_not_lose_by() -> None:
+    """Two tokens are 1.8 times as fast with 8 requests and 0.9 times with one; one token is 1.6 and 1.07 times."""
+    cost = {1: {0: 1.0, 1: 1.5, 2: 2.0}, 8: {0: 1.0, 1: 1.0, 2: 1.0}}
+    found = recommend([measured("ngram", {1: 60, 2: 80}, cost)], 8)
+    assert (found.draft_len, found.schedule) == (1, ())
+    assert found.speedup == pytest.approx(1.6)
+    assert "drafting 1 tokens" in found.why
+
+
+def test_the_speed_is_that_of_what_the_schedule_does() -> None:
+    """With 4 requests one token is 1.02 times as fast as the two that the schedule keeps."""
+    even = {0: 1.0, 1: 1.2, 2: 1.37}
+    slow = {0: 1.0, 1: 1.5, 2: 1.5}
+    candidate = measured("ngram", {1: 60, 2: 79}, {1: slow, 4: even})
+    found = recommend([candidate], 4)
+    assert (candidate.best(4).draft_len, found.draft_len, found.schedule) == (1, 2, ())
+    assert found.speedup == candidate.speedup(4, 2).expected.value < candidate.best(4).expected.value
+
+
+def test_what_is_not_sure_to_pay_with_many_is_not_recommended_for_them() -> None:
+    """With 4 requests it is 1.04 times as fast, where a schedule ends: so nothing would be drafted."""
+    found = measured("ngram", {1: 60}, {1: {0: 1.0, 1: 1.0}, 4: {0: 1.0, 1: 1.54}})
+    assert found.best(4).expected.low > 1.02
+    alone = recommend([found], 4)
+    assert (alone.candidate, alone.speedup, alone.schedule) == (None, 1.0, ())
+    assert alone.why.endswith("with 4 requests at once, but less than 1.05 times is not sure to be faster")
+    assert recommend([found], 1).schedule == ((2, 1),)
+
+
+def test_a_candidate_that_cannot_be_scheduled_yields_to_one_that_can() -> None:
+    cheap, dear = {0: 1.0, 1: 1.0}, {0: 1.0, 1: 2.0}
+    fast = measured("draft_target", {1: 80}, {1: dear, 8: cheap})
+    good = measured("ngram", {1: 60}, {1: cheap, 8: cheap})
+    found = recommend([fast, good], 8)
+    assert found.candidate is good.candidate
+    assert "next is draft_target, 1.80 times, but fewer requests" in found.why
+
+
+def test_what_takes_no_length_has_no_schedule() -> None:
+    """`check` refuses one: it is recommended where it loses with no number of requests."""
+    cheap, dear = {0: 1.0, 3: 1.0}, {0: 1.0, 3: 2.0}
+    plain = Candidate("medusa", None, {}, False, Path())
+    good = replace(measured("medusa", {3: 60}, {1: cheap, 8: {0: 1.0, 3: 1.55}}), candidate=plain)
+    found = recommend([good], 1)
+    assert (found.candidate, found.schedule, found.speculation) == (plain, (), {"method": "medusa"})
+    alone = recommend([replace(measured("medusa", {3: 60}, {1: cheap, 8: dear}), candidate=plain)], 1)
+    assert alone.candidate is None
+    assert alone.why.endswith(
+        "it drafts however many requests run, and with 8 requests at once it is 0.80 times as fast"
+    )
+
+
+@pytest.mark.parametrize("batch", [1, 4, 16, 64])
+def test_no_recommendation_is_slower_than_the_target_alone(batch: int) -> None:
+    """Of step times at random: with every number of requests, by what is expected, and lengths never grow."""
+    draws = np.random.default_rng(batch)
+    recommended = 0
+    for _ in range(200):
+        cost = {rows: {0: 1.0} | {n: float(each) for n, each in zip((1, 2, 3), draws.uniform(1, 3, 3), strict=True)}
+                for rows in (1, 4, 16, 64)}  # fmt: skip
+        found = measured("ngram", {1: 70, 2: 120, 3: 150}, cost)
+        best = recommend([found], batch)
+        recommended += best.candidate is not None
+        pairs = best.schedule or ((64, best.draft_len),) * (best.candidate is not None)
+        drafted = {rows: next((length for most, length in pairs if rows <= most), 0) for rows in cost}
+        speeds = {
+            rows: found.speedup(rows, length).expected.value if length else 1.0 for rows, length in drafted.items()
+        }
+        assert min(speeds.values()) >= 1.0
+        assert speeds[batch] == best.speedup
+        assert list(drafted.values()) == sorted(drafted.values(), reverse=True)
+        assert bool(drafted[batch]) == (best.candidate is not None)
+        assert not pairs or best.draft_len == pairs[0][1], "a recipe's schedule begins with its draft_len"
+    assert recommended > 20
+
+
 def test_of_two_as_good_the_shorter_is_taken() -> None:
     even = {0: 1.0, 1: 1.0, 2: 1.5}
     best = measured("ngram", {1: 50, 2: 125}, {1: even}).best(1)
     assert (best.draft_len, best.expected.value) == (1, 1.5)
+
+
+@pytest.mark.parametrize(("longer_s", "taken"), [(1.015, 2), (1.035, 1)])
+def test_a_longer_draft_is_taken_where_more_is_expected_of_it_than_noise(longer_s: float, taken: int) -> None:
+    """Two tokens are expected to be 3.5 or 1.5 % faster than one."""
+    found = measured("ngram", {1: 500, 2: 576}, {1: {0: 1.0, 1: 1.0, 2: longer_s}}, steps=1000)
+    assert found.best(1).draft_len == taken
 
 
 def test_the_better_draft_first_and_none_where_none_pays() -> None:
@@ -126,9 +244,14 @@ def test_the_better_draft_first_and_none_where_none_pays() -> None:
     assert recommend([], 1).speculation == {"method": "none"}
 
 
-@pytest.mark.parametrize(("accepted", "word"), [(196, "harmful"), (220, "train"), (260, "pays")])
-def test_words_for_acceptance(accepted: int, word: str) -> None:
-    assert verdict(measured("ngram", {4: accepted}, {1: {0: 1.0, 4: 1.1}}), 1) == word
+@pytest.mark.parametrize(
+    ("accepted", "step_s", "word"),
+    [(196, 3.0, "harmful"), (196, 1.1, "train"), (220, 1.1, "train"), (260, 1.1, "pays"), (260, 4.0, "too slow")],
+)
+def test_words_for_acceptance(accepted: int, step_s: float, word: str) -> None:
+    found = measured("ngram", {4: accepted}, {1: {0: 1.0, 4: step_s}})
+    assert verdict(found, 1) == word
+    assert (recommend([found], 1).candidate is None) == (word in ("harmful", "too slow"))
 
 
 def test_times_between_measured_lengths() -> None:

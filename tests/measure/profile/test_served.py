@@ -174,6 +174,43 @@ def refused(body: dict[str, Any], seen: list[str]) -> Script:
     return Script(status=400, refusal="too long") if body["prompt"] in seen else answer(body)
 
 
+def test_requests_that_fail_are_no_prompts_that_are_too_long(trtspec: Run, recipe: Path) -> None:
+    """One fails in the answers, and later one of a round, which does not count: the others' times do."""
+    seen: list[str] = []
+
+    def script(body: dict[str, Any]) -> Script:
+        seen.append(body["prompt"])
+        loads = sum(prompt != "Hello" for prompt in seen)
+        fails = body["prompt"] != "Hello" and loads in (1, 20)
+        return Script(status=500, refusal="out of memory") if fails else answer(body)
+
+    with scripted(script) as server:
+        document = trtspec("profile", recipe, "--server", server.url, *ASKED).document
+        seen.clear()
+        said = trtspec("profile", recipe, "--server", server.url, *ASKED[:-1])
+    assert (document["prompts"], document["prompts_left_out"]) == (3, 0)
+    assert document["server"]["requests_failed"] == 2
+    for row in method(document)["speedups"]:
+        assert row["speedup"] == pytest.approx(expected(row["draft_len"]), abs=1e-3)
+    assert "2 requests failed and do not count: the server answered 500: out of memory" in said.out + said.err
+    assert "too long" not in said.out + said.err
+
+
+def test_a_server_that_fails_in_every_round_ends_the_profile(trtspec: Run, recipe: Path) -> None:
+    """One request in four fails once streams are timed, so fewer run at once than are timed."""
+    seen: list[str] = []
+
+    def script(body: dict[str, Any]) -> Script:
+        seen.append(body["prompt"])
+        timing = len(seen) > 4 * OWN_LEN + 4  # behind four answers of each length, and the probes
+        return Script(status=503, refusal="busy") if timing and len(seen) % 4 == 0 else answer(body)
+
+    with scripted(script) as server:
+        outcome = trtspec("profile", recipe, "--server", server.url, *ASKED)
+    assert outcome.code != 0
+    assert "in each round with 1 at once requests failed: the server answered 503: busy" in outcome.err
+
+
 def silent(body: dict[str, Any]) -> Script:
     return replace(answer(body), drafts=None)
 

@@ -56,6 +56,11 @@ class Counts:
         """Return tokens a step."""
         return 1.0 + self.accepted / self.steps if self.steps else 1.0
 
+    @property
+    def in_a_row(self) -> int:
+        """Return the most tokens that could have been accepted: of a tree one branch, where its places are told."""
+        return sum(self.drafted_at) or self.drafted
+
     def cut(self, draft_len: int) -> Counts:
         """Return what the same steps would have come to, had the drafts of a chain ended there."""
         reached, drafted_at = self.reached[:draft_len], self.drafted_at[:draft_len]
@@ -94,7 +99,7 @@ class Acceptance:
     @cached_property
     def depth_rate(self) -> float:
         """Return accepted tokens of those drafted in a row: of a tree only one branch can be accepted."""
-        drafted = sum(sum(text.drafted_at) or text.drafted for text in self.texts)
+        drafted = sum(text.in_a_row for text in self.texts)
         return sum(text.accepted for text in self.texts) / drafted if drafted else 0.0
 
     @cached_property
@@ -173,13 +178,19 @@ def change_of(before: Sequence[Counts], after: Sequence[Counts]) -> Estimate:
 
 
 def _estimate(texts: Sequence[Counts], mean: Callable[[Array, Array], Any]) -> Estimate:
-    """Return a mean of steps and accepted tokens [..., texts] with its interval; equal texts give equal ones."""
+    """Return a mean of steps and accepted tokens [..., texts] with its interval; equal texts give equal ones.
+
+    One text says nothing of others: its interval is from no drafted token accepted to all of them.
+    """
     import numpy as np
 
     own = [text for text in texts if text.steps]
     if not own:
         return Estimate(1.0, 1.0, 1.0)
     steps, accepted = np.array([text.steps for text in own]), np.array([text.accepted for text in own])
+    value = float(mean(steps, accepted))
+    if len(own) == 1:
+        return Estimate(value, 1.0, 1.0 + own[0].in_a_row / own[0].steps)
     drawn = np.random.default_rng(0).integers(len(own), size=(RESAMPLES, len(own)))
     low, high = np.percentile(mean(steps[drawn], accepted[drawn]), PERCENTILES)
-    return Estimate(float(mean(steps, accepted)), float(low), float(high))
+    return Estimate(value, float(low), float(high))

@@ -17,13 +17,17 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True)
 class Server:
-    """A running server that was asked, at which draft lengths (0 is the target alone), and its tokens a second."""
+    """A running server that was asked, at which draft lengths (0 is the target alone), and its tokens a second.
+
+    `failures` are why requests have no answer, one each.
+    """
 
     url: str
     api: str
     model: str
     draft_len: int
     tokens_per_s: Mapping[Case, float]
+    failures: Sequence[str] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return its part of the document."""
@@ -31,7 +35,14 @@ class Server:
             {"batch": batch, "draft_len": length, "output_tokens_per_s": round(speed, 1)}
             for (batch, length), speed in sorted(self.tokens_per_s.items())
         ]
-        return {"url": self.url, "api": self.api, "model": self.model, "draft_len": self.draft_len, "speeds": speeds}
+        return {
+            "url": self.url,
+            "api": self.api,
+            "model": self.model,
+            "draft_len": self.draft_len,
+            "requests_failed": len(self.failures),
+            "speeds": speeds,
+        }
 
 
 @dataclass(frozen=True)

@@ -9,21 +9,18 @@ from typing import Any
 
 from trtspec.measure.profile.candidate import Candidate
 from trtspec.measure.profile.measured import Measured, Speedup
+from trtspec.measure.profile.schedule import PAYS, Schedule, requests_at_once, schedule_of
 
-HARMFUL, TRAINABLE = 0.5, 0.6  # acceptance rates below which a draft costs more than it brings, or is worth training
-PAYS = 1.02  # times as fast: less is within what a machine's noise makes of two equal runs
-# Times as fast, for more requests than the fewest: what was expected of one token for many was up to 9 % too much
-# (docs/log.md), and drafting in vain makes a server slower than its target alone.
-GOES_ON = 1.05
-CHANGES = 1.04  # times as fast as the length before: expectations were seen to err by 5 % (docs/log.md)
+# Acceptance rates below which a draft that does not pay is harmful, and one that pays is worth training.
+HARMFUL, TRAINABLE = 0.5, 0.6
 
 
 @dataclass(frozen=True)
 class Recommendation:
     """The recipe's section to use: `candidate` is None where the target alone is fastest.
 
-    `speedup` is expected at `batch` requests at once; `schedule` are pairs (requests, draft_len) where the best length
-    depends on them, empty where one will do.
+    `speedup` is expected of the section at `batch` requests at once; `schedule` are pairs (requests, draft_len) where
+    the best length depends on them, empty where one will do.
     """
 
     candidate: Candidate | None
@@ -64,71 +61,50 @@ class Recommendation:
 
 
 def verdict(measured: Measured, batch: int) -> str:
-    """Return what is to be thought of a candidate: "pays", "train", "harmful" or "too slow"."""
+    """Return what is to be thought of a candidate: "pays", "train", "harmful" or "too slow".
+
+    What pays is not harmful, however little of it is accepted: of a deep tree much is drafted at little cost.
+    """
     best = measured.best(batch)
     rate = measured.acceptance[best.draft_len].depth_rate
-    if rate < HARMFUL:
-        return "harmful"
-    if best.expected.low < PAYS:
-        return "too slow"
-    return "train" if rate < TRAINABLE else "pays"
+    if best.expected.low >= PAYS:
+        return "train" if rate < TRAINABLE else "pays"
+    return "harmful" if rate < HARMFUL else "too slow"
 
 
 def recommend(found: Sequence[Measured], batch: int) -> Recommendation:
-    """Return the candidate that is expected to be fastest with so many requests at once."""
-    ranked = sorted(found, key=lambda each: -each.best(batch).expected.value)
-    best = ranked[0].best(batch) if ranked else None
-    if best is None or best.expected.low < PAYS:
-        return Recommendation(None, batch, 0, 1.0, (), _alone(ranked, best))
-    first = ranked[0]
-    schedule = _schedule(first)
-    lens = {length for _, length in schedule}
-    only = schedule if len(lens) > 1 or not schedule or schedule[-1][0] < max(first.batches) else ()
-    longest = max([best.draft_len, *lens])
-    return Recommendation(first.candidate, batch, longest, best.expected.value, only, _why(ranked, best))
+    """Return the candidate that is expected to be fastest with so many requests at once, and never slow with others."""
+    plans = [
+        (each, schedule_of(each, batch)) for each in sorted(found, key=lambda each: -each.best(batch).expected.value)
+    ]
+    paying = [(each, plan, plan.at) for each, plan in plans if plan.at and plan.at.expected.low >= PAYS]
+    if not paying:
+        return Recommendation(None, batch, 0, 1.0, (), _alone(plans, batch))
+    first, plan, at = max(paying, key=lambda each: each[2].expected.value)
+    lens = {length for _, length in plan.pairs}
+    schedule = plan.pairs if len(lens) > 1 or plan.pairs[-1][0] < max(first.batches) else ()
+    others = [each for each in plans if each[0] is not first]
+    return Recommendation(first.candidate, batch, max(lens), at.expected.value, schedule, _why(first, at, others))
 
 
-def _schedule(measured: Measured) -> tuple[tuple[int, int], ...]:
-    """Return the best draft length up to each batch that was measured, and up to the powers of two between them.
-
-    It ends where drafting is not clearly expected to pay: to wait until that is sure would give away what it mostly
-    brings. The length changes only where another is expected to be clearly faster, as the one before is known to
-    do well.
-    """
-    pairs: list[tuple[int, int]] = []
-    fewest, most = measured.batches[0], measured.batches[-1]
-    between = (1 << power for power in range(fewest.bit_length(), most.bit_length()))
-    for batch in sorted({*measured.batches, *(each for each in between if each < most)}):
-        best, least = measured.best(batch), (GOES_ON if pairs else PAYS) * measured.idle(batch)
-        if best.expected.value < least:
-            break
-        length = best.draft_len
-        if pairs:
-            before = pairs[-1][1]
-            kept = measured.speedup(batch, before).expected.value
-            if kept >= max(least, best.expected.value / CHANGES) or length > before:
-                pairs.pop()
-                length = before
-        pairs.append((batch, length))
-    return tuple(pairs)
-
-
-def _alone(ranked: Sequence[Measured], best: Speedup | None) -> str:
-    if best is None:
+def _alone(plans: Sequence[tuple[Measured, Schedule]], batch: int) -> str:
+    """Return why the target alone is recommended, by the first of the plans."""
+    if not plans:
         return "nothing was measured that could draft"
-    return f"the best of what was tried, {ranked[0].candidate.name}, makes it {best.expected} times as fast"
+    first, plan = plans[0]
+    best = first.best(batch)
+    said = f"the best of what was tried, {first.candidate.name}, makes it {best.expected} times as fast"
+    if not plan.why_not or best.expected.low < PAYS:
+        return said
+    return f"{said} with {requests_at_once(batch)}, but {plan.why_not}"
 
 
-def _why(ranked: Sequence[Measured], best: Speedup) -> str:
-    first = ranked[0]
-    acceptance = first.acceptance[best.draft_len]
-    why = f"{best.expected} times as fast as the target alone with {_requests(best.batch)}, drafting {best.draft_len}"
+def _why(first: Measured, at: Speedup, others: Sequence[tuple[Measured, Schedule]]) -> str:
+    acceptance = first.acceptance[at.draft_len]
+    why = f"{at.expected} times as fast as the target alone with {requests_at_once(at.batch)}, drafting {at.draft_len}"
     why += f" tokens a step, of which {acceptance.depth_rate:.0%} are accepted"
-    if len(ranked) > 1:
-        second = ranked[1].best(best.batch)
-        why += f"; next is {ranked[1].candidate.name}, {second.expected.value:.2f} times"
+    if others:
+        second, plan = others[0]
+        why += f"; next is {second.candidate.name}, {second.best(at.batch).expected.value:.2f} times"
+        why += f", but {plan.why_not}" if plan.why_not else ""
     return why
-
-
-def _requests(batch: int) -> str:
-    return "one request at a time" if batch == 1 else f"{batch} requests at once"
