@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from trtspec.deploy.beside import Beside
@@ -84,7 +84,7 @@ class Supervisor:
     def _give_up(self, record: Record | None, reason: str) -> None:
         say(f"failed: {reason}")
         if record and record.pid == os.getpid():  # else it ended before it wrote one
-            with suppress(OSError):  # a full disk: the process is gone all the same, which `status` tells
+            with self._noting():
                 self.journal.move(record, "failed", reason)
 
     def _watch(self) -> int:
