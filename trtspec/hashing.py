@@ -119,6 +119,13 @@ class _Reading:
         wanted = self._buffer[: min(nbytes, PIECE_BYTES)]
         self.piece = wanted[: os.preadv(self.file.fileno(), [wanted], self.hashed, flags)]
 
+    def ensure_whole(self) -> None:
+        """Raise TrtspecError where less, or more, was hashed than the file has."""
+        if self.hashed != (size := os.fstat(self.file.fileno()).st_size):
+            message = f"{self.hashed:,} of its {size:,} bytes were read: it changed meanwhile"
+            hint = "wait until whatever writes it has ended"
+            raise TrtspecError(message, where=str(self.file.name), hint=hint)
+
 
 class FilesBeside:
     """Files that are hashed by threads of their own, and by any other that hashes and can take another one along.
@@ -175,7 +182,8 @@ class FilesBeside:
         for each in (taken := self._take(most)):
             try:
                 each.read(nbytes, RWF_NOWAIT)
-                ready.append(each)
+                if each.piece:  # some kernels say so of what is not in the page cache: it need not be the end
+                    ready.append(each)
             except OSError as error:
                 if error.errno not in NOT_READY:
                     self._fail(error)
@@ -204,6 +212,7 @@ class FilesBeside:
             for each in taken:
                 each.hashed += each.piece.nbytes
                 if not each.piece:
+                    each.ensure_whole()
                     self._found[each.number] = each.digest.hexdigest()
         except BaseException as error:  # whose digests may be of anything
             self._fail(error)
