@@ -191,6 +191,26 @@ def test_a_file_that_ends_before_its_size_has_no_digest(
     assert f"{paths[1]}: {2 * LONG:,} of its {3 * LONG + 77:,} bytes were read: it changed meanwhile" in first
 
 
+def test_an_interrupt_where_files_are_taken_leaves_nobody_waiting(code: Several, paths: list[Path]) -> None:
+    class Interrupted(FilesBeside):
+        def _take(self, *arguments: Any) -> Any:
+            super()._take(*arguments)
+            raise KeyboardInterrupt
+
+    raised = list[BaseException]()
+
+    def run() -> None:
+        try:
+            Interrupted(paths).digests(1)
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert [type(each) for each in raised] == [KeyboardInterrupt]
+
+
 def test_small_pieces_go_alone(code: Several, paths: list[Path]) -> None:
     holding = Holding(code, paths)
     grow(code, [(code.begin(), memoryview(b"x" * (LONG - 1)))], 3)

@@ -178,37 +178,47 @@ class FilesBeside:
 
         None where there are none. It waits for no disk: what is not in the page cache is not lent.
         """
-        ready = list[_Reading]()
-        for each in (taken := self._take(most)):
+        with self._returned() as taken:
+            self._take(most, taken)
+            self._leave_ready(taken, nbytes)
+            yield taken
+
+    def _leave_ready(self, taken: list[_Reading], nbytes: int) -> None:
+        """Read the next piece of each, and put back those that have none without waiting."""
+        for each in [*taken]:
             try:
                 each.read(nbytes, RWF_NOWAIT)
-                if each.piece:  # some kernels say so of what is not in the page cache: it need not be the end
-                    ready.append(each)
+                is_ready = bool(each.piece)  # nothing need not be the end: some kernels say so of what is not cached
             except OSError as error:
                 if error.errno not in NOT_READY:
                     self._fail(error)
-        self._put_back([each for each in taken if each not in ready])
-        with self._returned(ready):
-            yield ready
+                is_ready = False
+            if not is_ready:
+                self._put_back([each])
+                taken.remove(each)
 
     def _hash(self) -> None:
         with self._changed:
             self._threads += 1
         try:
-            while taken := self._await():
-                with self._returned(taken):
+            has_more = True
+            while has_more:
+                with self._returned() as taken:
+                    self._await(taken)
                     for each in taken:
                         each.read(PIECE_BYTES)
                     self.code.grow([(each.digest, each.piece) for each in taken])
+                    has_more = bool(taken)
         finally:
             with self._changed:
                 self._threads -= 1
 
     @contextmanager
-    def _returned(self, taken: Sequence[_Reading]) -> Iterator[None]:
-        """Put files back behind the block, which hashes their pieces; one whose piece is empty is done."""
+    def _returned(self) -> Iterator[list[_Reading]]:
+        """Put back what the block takes and hashes, whatever interrupts it; a file whose piece is empty is done."""
+        taken = list[_Reading]()
         try:
-            yield
+            yield taken
             for each in taken:
                 each.hashed += each.piece.nbytes
                 if not each.piece:
@@ -235,16 +245,15 @@ class FilesBeside:
             self._failure = self._failure or error
             self._changed.notify_all()
 
-    def _await(self) -> list[_Reading]:
-        """Return a thread's share of the files as soon as there are any, none once all are hashed."""
-        while True:
-            if taken := self._take(self._share):
-                return taken
+    def _await(self, taken: list[_Reading]) -> None:
+        """Take a thread's share of the files as soon as there are any, none once all are hashed."""
+        while not taken:
+            self._take(self._share, taken)
             with self._changed:
                 if self._failure:
                     raise self._failure
-                if self._is_stopped or not self._unfinished:
-                    return []
+                if taken or self._is_stopped or not self._unfinished:
+                    return
                 if not self._can_lend():
                     self._changed.wait()  # unbounded: others hash, or whoever decides about room wakes
 
@@ -259,28 +268,29 @@ class FilesBeside:
     def _can_lend(self) -> bool:
         return bool(self._idle or self._unopened) and not self._is_stopped and self._has_room()
 
-    def _take(self, most: int) -> list[_Reading]:
+    def _take(self, most: int, taken: list[_Reading]) -> None:
+        """Take files that nobody hashes; they are `taken` before they are lent, so that an interrupt loses none."""
         with self._changed:
             if self._failure or not self._can_lend():
-                return []
+                return
             try:
                 while len(self._idle) < most and self._unopened:
                     self._idle.append(_Reading(*self._unopened[0], self.code.begin()))
                     self._unopened.popleft()
             except OSError as error:
                 self._fail(error)
-                return []
-            taken, self._idle = self._idle[:most], self._idle[most:]
+                return
+            taken += self._idle[:most]
             self._lent += taken
-            return taken
+            del self._idle[:most]
 
     def _put_back(self, taken: Sequence[_Reading]) -> None:
         with self._changed:
+            self._lent = [each for each in self._lent if each not in taken]
             for each in taken:
-                self._lent.remove(each)
                 if self._found[each.number]:
                     each.file.close()
-                else:
+                elif each not in self._idle:
                     self._idle.append(each)
             self._idle.sort(key=attrgetter("number"))
             self._changed.notify_all()
