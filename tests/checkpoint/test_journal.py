@@ -72,3 +72,9 @@ def test_a_disk_that_fails_at_the_end_is_told(file: int, notes: Path, monkeypatc
     with pytest.raises(OSError, match="Input/output error"), ConversionJournal(notes, [file], "stamp") as noted:
         noted.finish("one")
     assert notes.read_text() == "stamp\n"
+
+
+def test_notes_of_bytes_that_are_no_text_are_begun_anew(file: int, notes: Path) -> None:
+    notes.write_bytes(b"\xff\xfe\x00\ntask\n")
+    assert ConversionJournal(notes, [file], "stamp").done == frozenset()
+    assert notes.read_text() == "stamp\n"

@@ -79,7 +79,7 @@ class ConversionJournal:
 def _tasks_done(path: Path, stamp: str) -> frozenset[str]:
     """Return the tasks of a journal, and cut off what a loss of power left of a last line."""
     whole, newline, _ = path.read_bytes().rpartition(b"\n") if path.exists() else (b"", b"", b"")
-    first, *names = whole.decode().split("\n")
+    first, *names = whole.decode(errors="replace").split("\n")
     if not newline or first != stamp:
         path.write_text(f"{stamp}\n")
         return frozenset()
