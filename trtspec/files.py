@@ -55,11 +55,15 @@ def read_bounded(path: Path, max_bytes: int) -> bytes:
     return data
 
 
+def identity_of(path: Path) -> str:
+    """Return what changes with each writing to a file, as far as the system can tell."""
+    stat = path.stat()
+    return f"{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}:{stat.st_ctime_ns}"
+
+
 def stamp_of(paths: Sequence[Path]) -> str:
     """Return what changes when a file is replaced, were it by the same bytes: what was read meanwhile may differ."""
-    stats = [path.stat() for path in paths]
-    seen = [(path.name, stat.st_size, stat.st_mtime_ns) for path, stat in zip(paths, stats, strict=True)]
-    return hashlib.sha256(repr(seen).encode()).hexdigest()
+    return hashlib.sha256(repr([(path.name, identity_of(path)) for path in paths]).encode()).hexdigest()
 
 
 def private_directory(path: Path) -> Path:

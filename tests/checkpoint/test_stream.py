@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -170,13 +171,29 @@ def test_a_task_is_noted_only_once_its_bytes_are_on_the_disk(
         lines = noted[1]
 
 
-def test_a_source_that_was_replaced_is_converted_from_the_start(source: Path, tmp_path: Path) -> None:
+def write_again(path: Path) -> None:
+    """Write the same bytes, and hide it as far as a user can."""
+    before = path.stat()
+    path.write_bytes(path.read_bytes())
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def put_a_copy(path: Path) -> None:
+    """Put another file of the same bytes and times in the place."""
+    shutil.copy2(path, path.with_name("copy"))
+    os.replace(path.with_name("copy"), path)
+
+
+@pytest.mark.parametrize("replace", [lambda path: os.utime(path, ns=(1, 1)), write_again, put_a_copy])
+def test_a_source_that_was_replaced_is_converted_from_the_start(
+    source: Path, tmp_path: Path, replace: Callable[[Path], object]
+) -> None:
     out, notes, shard = tmp_path / "c", tmp_path / "notes", source / "model.safetensors"
     expected, content = digests(convert(source, out, journal=notes)), shard.read_bytes()
     with (out / RANK).open("r+b") as file:
         file.seek(-64, os.SEEK_END)
         file.write(b"x" * 64)  # as if the source had said so for a while
-    os.utime(shard, ns=(1, 1))
+    replace(shard)
     convert(source, out, journal=notes)
     assert shard.read_bytes() == content
     assert digests(out) == expected

@@ -73,8 +73,16 @@ def test_a_file_that_cannot_be_read(root: Path, digests: DigestCache) -> None:
         FileReader(digests).read(root, [root / "a", root / "nosuch"])
 
 
+def swap(root: Path) -> None:
+    """Put another file of the same size and time in the place."""
+    (root / "c").write_text("eno")
+    os.utime(root / "c", ns=(LONG_AGO, LONG_AGO))
+    os.replace(root / "c", root / "a")
+
+
 CHANGES: list[Callable[[Path], object]] = [
     lambda root: (root / "a").write_text("one"),
+    swap,
     lambda root: (root / "a").unlink(),
     lambda root: ((root / "a").unlink(), (root / "a").mkdir()),
 ]

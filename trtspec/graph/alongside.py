@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Any, cast
 
 from trtspec.errors import StepError, TrtspecError
-from trtspec.files import UNREAD, in_threads
-from trtspec.graph.digest import DigestCache, ensure_unchanged, identity_of
+from trtspec.files import UNREAD, identity_of, in_threads
+from trtspec.graph.digest import DigestCache, ensure_unchanged
 from trtspec.graph.files import Files
 from trtspec.graph.step import Progress, Step
 from trtspec.hashing import FilesBeside, threads_beside
