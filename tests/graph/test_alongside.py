@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from trtspec.errors import StepError, TrtspecError
+from trtspec.errors import SourceChanged, StepError, TrtspecError
 from trtspec.failpoint import failpoint
 from trtspec.graph import alongside
 from trtspec.graph.alongside import Sources
@@ -23,6 +23,7 @@ from trtspec.graph.files import FileReader, Files
 from trtspec.graph.plan import Plan
 from trtspec.graph.step import Inputs, Progress, Step, notes_of
 from trtspec.graph.store import Store
+from trtspec.hashing import FilesBeside
 
 PIECE = 1000
 
@@ -275,6 +276,35 @@ def test_a_file_that_is_not_what_the_hub_calls_it_is_refused(blob: Any, store: S
     ):
         run(Upper(files(linked, digests)), store, digests)
     assert store.entries() == []
+
+
+def test_what_was_made_of_a_damaged_file_is_not_gone_on_with(
+    blob: Any, source: Path, store: Store, digests: DigestCache
+) -> None:
+    """The disk said something else for a while: nothing that identifies the file changes."""
+    good = source.read_bytes()
+    linked = blob(hashlib.sha256(good).hexdigest())
+    step = Upper(files(linked, digests), lambda done: damage(done) if done == PIECE else None)
+
+    def damage(done: int) -> None:
+        with (store.root / "partial" / step.key / "files" / "upper").open("r+b") as copy:
+            copy.write(b"?")  # what was read of it then
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FilesBeside, "digests", lambda self, threads: ["cd" * 32])
+        with pytest.raises(SourceChanged, match="it is damaged"):
+            run(step, store, digests)
+    result = run(Upper(files(linked, digests)), store, digests)
+    assert (result.entry.files_dir / "upper").read_bytes() == good.upper()
+
+
+def test_what_was_made_of_a_file_that_changed_is_not_gone_on_with(
+    source: Path, store: Store, digests: DigestCache
+) -> None:
+    step = Upper(files(source, digests), lambda done: overwrite(source) if done == PIECE else None)
+    with pytest.raises(SourceChanged, match="the file changed while it was being read"):
+        run(step, store, digests)
+    assert not (store.root / "partial" / step.key / "notes").exists()
 
 
 @pytest.mark.parametrize("name", ["a" * 40, "A" * 64, "weights"])

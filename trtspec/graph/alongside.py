@@ -7,14 +7,14 @@ import operator
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from threading import Condition
 from types import TracebackType
 from typing import Any, cast
 
-from trtspec.errors import StepError, TrtspecError
+from trtspec.errors import SourceChanged, TrtspecError
 from trtspec.files import UNREAD, identity_of, in_threads
 from trtspec.graph.digest import DigestCache, ensure_unchanged
 from trtspec.graph.files import Files
@@ -117,17 +117,18 @@ class Alongside:
         self._progress.say(text)
 
     def digests(self) -> dict[Path, str]:
-        """Return the files' digests once the step is over; StepError where one changed or is not what it is called."""
+        """Return the files' digests once the step is over; SourceChanged where one is not what it was or is called."""
         self._is_over = True
         self._files.wake()
         self._files.join_in()  # this thread has nothing else to do
-        found = dict(zip(self._paths, self._work.result(), strict=True))
-        ensure_unchanged(self._identities)
+        with _as_change():
+            found = dict(zip(self._paths, self._work.result(), strict=True))
+            ensure_unchanged(self._identities)
         for path, digest in found.items():
             supposed = self._supposed[path]
             if not supposed.startswith(UNREAD) and supposed != digest:
                 message = f"its SHA-256 is {digest}, and the hub calls it {supposed}: it is damaged"
-                raise StepError(message, where=str(path), hint="remove it and build again, which downloads it")
+                raise SourceChanged(message, where=str(path), hint="remove it and build again, which downloads it")
         return found
 
     def remember(self) -> None:
@@ -182,6 +183,15 @@ def _files_in(value: object) -> Iterator[Files]:
             yield from _files_in(each)
     elif is_dataclass(value) and not isinstance(value, Step | type):
         yield from _files_in(tuple(getattr(value, field.name) for field in fields(value)))
+
+
+@contextmanager
+def _as_change() -> Iterator[None]:
+    """Raise what is wrong with a source as what makes a step's work of no use."""
+    try:
+        yield
+    except TrtspecError as error:
+        raise SourceChanged(error.message, where=error.where, hint=error.hint) from None
 
 
 def _settled(path: Path) -> str:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trtspec.errors import StepError
+from trtspec.errors import SourceChanged, StepError
 from trtspec.files import UNREAD, Absent, identity_of, in_threads
 from trtspec.graph.digest import DigestCache
 from trtspec.paths import hub_cache_dir
@@ -44,13 +44,13 @@ class Files:
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Raise StepError when the block ends, however it does, where a file is not the one whose digest is known."""
+        """Raise SourceChanged when the block ends, however it does, where a file is not the one of the known digest."""
         try:
             yield
         finally:
             for path, before in zip(self.paths, self.identities, strict=True):
                 if not path.is_file() or identity_of(path) != before:
-                    raise StepError("the file changed during the build", where=str(path), hint="build again")
+                    raise SourceChanged("the file changed during the build", where=str(path), hint="build again")
 
 
 class FileReader:
