@@ -194,6 +194,12 @@ def test_a_library_of_other_sources_is_not_found(sources: Path) -> None:
     assert find_libraries() == []
 
 
+def test_a_library_of_other_flags_is_not_found(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build_library(plan_library())
+    monkeypatch.setattr(build, "FLAGS", ("-Ofast",))
+    assert find_libraries() == []
+
+
 def test_a_damaged_description_is_none(sources: Path) -> None:
     path = build_library(plan_library())
     path.with_name("library.json").write_text("{}")

@@ -8,6 +8,7 @@ import logging
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -141,6 +142,37 @@ def test_a_large_conversion_compiles_its_library_once(workplace: Path, monkeypat
     assert [source for source in sources if "avx512" not in source] == [
         "common/abi.cpp", "common/no_cuda.cpp", "quantize/cpu.cpp", "sha256/cpu.cpp",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", ["count", "cast", "quantizer", "quantize_rows"])
+def test_a_library_that_computes_something_else_is_not_used(
+    wrong: str, build_kernels: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = build_kernels(*HOST_PLUGINS)
+    monkeypatch.setenv("TRTSPEC_CACHE", str(path.parents[2]))
+    monkeypatch.setattr(CompiledArithmetic, wrong, one_value_off(getattr(CompiledArithmetic, wrong)))
+    assert isinstance(choose_arithmetic(WORTH_BYTES), NumpyArithmetic)
+    assert caplog.messages == [
+        f"{path}: its arithmetic is wrong on this machine; weights are converted in numpy, which is slower"
+    ]
+
+
+def one_value_off(function: Callable[..., Any]) -> Callable[..., Any]:
+    """As a function of arithmetic, or one that returns such a function, with the first value changed."""
+
+    def change(*arguments: Any) -> Any:
+        found = function(*arguments)
+        if callable(found):
+            return one_value_off(found)
+        if isinstance(found, tuple):
+            return one_value_off(lambda: found[0])(), *found[1:]
+        if isinstance(found, int):
+            return found + 1
+        found = found.copy()
+        found.flat[0] += 1
+        return found
+
+    return change
 
 
 @pytest.mark.slow

@@ -80,7 +80,7 @@ class LibrarySpec:
 
     plugins: tuple[str, ...]
     architectures: tuple[str, ...]
-    sources: str  # their digest
+    sources: str  # a digest of them and of the compilers' flags
     toolchain: Toolchain
 
     @property
@@ -169,7 +169,7 @@ def build_library(spec: LibrarySpec, timeout_s: float = TIMEOUT_S) -> Path:
 
 
 def find_libraries(names: tuple[str, ...] = ()) -> list[Path]:
-    """Return the libraries of the current sources that have these plugins, or all; most GPU architectures first."""
+    """Return the libraries of these sources and flags that have some plugins, or all; most GPU architectures first."""
     wanted, sources = set(names or discover_plugins()), _digest_sources()
     made = (one for one in list_libraries() if one.sources == sources and one.machine == platform.machine())
     fitting = [one for one in made if wanted <= set(one.plugins)]
@@ -242,13 +242,14 @@ def _source_line(found: re.Match[str]) -> str:
 
 
 def _digest_sources() -> str:
-    """Return the digest of all source files of the plugins."""
+    """Return the digest of all source files of the plugins, and of what compilers are told of them."""
     folder = plugins_dir()
     headers = (path.relative_to(folder).as_posix() for pattern in HEADERS for path in folder.glob(pattern))
     plugins = discover_plugins().values()
     sources = (path for plugin in plugins for path in plugin.paths(tuple(plugin.architectures), "x86_64"))
     files = sorted({*headers, *COMMON_SOURCES, *WITHOUT_CUDA, *sources})
-    return digest_of("trtspec.plugins.sources/1", [(file, (folder / file).read_bytes()) for file in files])
+    read = [(file, (folder / file).read_bytes()) for file in files]
+    return digest_of("trtspec.plugins.sources/2", (FLAGS, read))
 
 
 def _libraries() -> Path:
