@@ -28,6 +28,7 @@ RWF_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 NOT_READY = (errno.EAGAIN, errno.EOPNOTSUPP)  # not in the page cache; a file system that does not tell
 
 OnBytes = Callable[[int], None]
+OnFound = Callable[[int, str], None]  # the number of a file, its digest
 
 
 class Digest(Protocol):
@@ -131,13 +132,18 @@ class FilesBeside:
     """Files that are hashed by threads of their own, and by any other that hashes and can take another one along.
 
     All of them hash with one `code`. Nothing is read while `has_room` says no; whoever changes what it says calls
-    `wake`. `on_bytes` is told how much was hashed. Both are called from all these threads, and must not wait.
+    `wake`. `on_bytes` is told how much was hashed, and `on_found` each digest; what they raise ends it. All are called
+    from all these threads, and must not wait.
     """
 
     def __init__(
-        self, paths: Sequence[Path], on_bytes: OnBytes | None = None, has_room: Callable[[], bool] = lambda: True
+        self,
+        paths: Sequence[Path],
+        on_bytes: OnBytes | None = None,
+        has_room: Callable[[], bool] = lambda: True,
+        on_found: OnFound = lambda number, digest: None,
     ) -> None:
-        self.code, self._on_bytes, self._has_room = hashing(), on_bytes, has_room
+        self.code, self._on_bytes, self._has_room, self._on_found = hashing(), on_bytes, has_room, on_found
         self._unopened, self._idle = deque(enumerate(paths)), list[_Reading]()
         self._lent = list[_Reading]()
         self._found = [""] * len(paths)
@@ -224,6 +230,7 @@ class FilesBeside:
                 if not each.piece:
                     each.ensure_whole()
                     self._found[each.number] = each.digest.hexdigest()
+                    self._on_found(each.number, self._found[each.number])
         except BaseException as error:  # whose digests may be of anything
             self._fail(error)
             raise

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,17 +14,18 @@ from typing import Any
 
 import pytest
 
+from tests.graph.writing import Unshown
 from trtspec.errors import SourceChanged, StepError, TrtspecError
 from trtspec.failpoint import failpoint
 from trtspec.graph import alongside
-from trtspec.graph.alongside import Sources
+from trtspec.graph.alongside import Alongside, Sources
 from trtspec.graph.digest import DigestCache
 from trtspec.graph.executor import StepResult, Unobserved, execute
 from trtspec.graph.files import FileReader, Files
 from trtspec.graph.plan import Plan
 from trtspec.graph.step import Inputs, Progress, Step, notes_of
 from trtspec.graph.store import Store
-from trtspec.hashing import FilesBeside
+from trtspec.hashing import Hashlib
 
 PIECE = 1000
 
@@ -291,11 +293,39 @@ def test_what_was_made_of_a_damaged_file_is_not_gone_on_with(
             copy.write(b"?")  # what was read of it then
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FilesBeside, "digests", lambda self, threads: ["cd" * 32])
+        patch.setattr(Hashlib, "grow", lambda self, grown: None)
         with pytest.raises(SourceChanged, match="it is damaged"):
             run(step, store, digests)
     result = run(Upper(files(linked, digests)), store, digests)
     assert (result.entry.files_dir / "upper").read_bytes() == good.upper()
+
+
+def test_a_damaged_file_ends_a_step_as_soon_as_it_is_hashed(
+    blob: Any, source: Path, store: Store, digests: DigestCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    linked, hashed, pieces, wake = blob("ab" * 32), threading.Event(), list[int](), Alongside._wake
+    monkeypatch.setattr(Alongside, "_wake", lambda self: (wake(self), hashed.set()))
+
+    def wait_for_digest(done: int) -> None:
+        pieces.append(done)
+        assert hashed.wait(30)
+
+    step = Upper(files(linked, digests), wait_for_digest)
+    with pytest.raises(SourceChanged, match="it is damaged"):
+        run(step, store, digests)
+    assert pieces == [PIECE]
+
+
+def test_a_digest_is_looked_at_when_its_file_ends(blob: Any, source: Path, store: Store, digests: DigestCache) -> None:
+    """The hashing of a damaged file ends that of all others."""
+    linked = blob("ab" * 32)
+    other = linked.with_name("zzz")
+    other.write_bytes(b"x" * PIECE)
+    both = FileReader(digests, 0).read(linked.parent, [linked, other])
+    hashed = Alongside(Upper(both), digests, Unshown())._files
+    with pytest.raises(SourceChanged, match="it is damaged"):
+        hashed.digests(1)
+    assert hashed._found[1] == ""
 
 
 def test_what_was_made_of_a_file_that_changed_is_not_gone_on_with(

@@ -91,7 +91,7 @@ class Alongside:
         self._moved, self._is_over = Condition(), False
         self._pool = ThreadPoolExecutor(1, "source")
         self._paths = sorted(self._supposed)
-        self._files = FilesBeside(self._paths, self._on_hashed, self._has_room)
+        self._files = FilesBeside(self._paths, self._on_hashed, self._has_room, self._on_found)
 
     def __enter__(self) -> Alongside:
         self._identities = {path: _settled(path) for path in self._supposed}
@@ -104,12 +104,14 @@ class Alongside:
         self._pool.shutdown(cancel_futures=True)
 
     def advance(self, n_bytes: int) -> None:
-        """Count what the step has read; waits where it is far ahead."""
+        """Count what the step has read; waits where it is far ahead, raises what is wrong with what was hashed."""
         with self._moved:
             self._read += n_bytes
         self._files.wake()
         with self._moved:  # unbounded: files are being hashed
             self._moved.wait_for(lambda: self._read - self._hashed <= LEAD_BYTES or self._work.done())
+        if self._work.done():
+            self._result()
         self._progress.advance(n_bytes)
 
     def say(self, text: str) -> None:
@@ -121,14 +123,9 @@ class Alongside:
         self._is_over = True
         self._files.wake()
         self._files.join_in()  # this thread has nothing else to do
+        found = dict(zip(self._paths, self._result(), strict=True))
         with _as_change():
-            found = dict(zip(self._paths, self._work.result(), strict=True))
             ensure_unchanged(self._identities)
-        for path, digest in found.items():
-            supposed = self._supposed[path]
-            if not supposed.startswith(UNREAD) and supposed != digest:
-                message = f"its SHA-256 is {digest}, and the hub calls it {supposed}: it is damaged"
-                raise SourceChanged(message, where=str(path), hint="remove it and build again, which downloads it")
         return found
 
     def remember(self) -> None:
@@ -136,6 +133,17 @@ class Alongside:
         found = zip(self._paths, self._work.result(), strict=True)
         with suppress(TrtspecError, OSError):  # a file that has changed since is unknown again
             self._digests.learn({path: (self._identities[path], digest) for path, digest in found})
+
+    def _result(self) -> list[str]:
+        with _as_change():
+            return self._work.result()
+
+    def _on_found(self, number: int, digest: str) -> None:
+        path = self._paths[number]
+        supposed = self._supposed[path]
+        if not supposed.startswith(UNREAD) and supposed != digest:
+            message = f"its SHA-256 is {digest}, and the hub calls it {supposed}: it is damaged"
+            raise SourceChanged(message, where=str(path), hint="remove it and build again, which downloads it")
 
     def _on_hashed(self, count: int) -> None:
         with self._moved:
