@@ -216,6 +216,15 @@ def test_progress_counts_every_source_byte_once(source: Path, tmp_path: Path, ac
         (tmp_path / "notes").unlink()
 
 
+def test_what_is_done_already_counts_as_that(source: Path, tmp_path: Path) -> None:
+    out, notes, read, resumed = tmp_path / "c", tmp_path / "notes", list[int](), list[int]()
+    nbytes = sum(tensor.nbytes for tensor in load_file(source / "model.safetensors").values())
+    for expected in ((nbytes, 0), (0, nbytes)):
+        read.clear(), resumed.clear()
+        convert(source, out, journal=notes, on_bytes=read.append, on_resumed=resumed.append)
+        assert (sum(read), sum(resumed)) == expected
+
+
 def damage(source: Path, **values: float) -> None:
     tensors = load_file(source / "model.safetensors")
     for name, value in values.items():

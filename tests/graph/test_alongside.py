@@ -235,6 +235,27 @@ def test_neither_waits_for_ever(
     assert run(Upper(files(source, digests), tells=tells), store, digests).status == "built"
 
 
+def test_a_step_that_goes_on_waits_for_nobody_to_hash_what_is_done(
+    source: Path, store: Store, digests: DigestCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what is read now should be found in the page cache by who hashes."""
+    monkeypatch.setattr(alongside, "LEAD_BYTES", 2 * PIECE)
+    begun, resumed, in_time, told = threading.Event(), threading.Event(), list[bool](), list[int]()
+    monkeypatch.setattr(Hashlib, "grow", lambda self, grown: (begun.set(), in_time.append(resumed.wait(10))))
+
+    class Told(Unshown):
+        def resume(self, n_bytes: int) -> None:
+            told.append(n_bytes)
+
+    with Alongside(Upper(files(source, digests)), digests, Told()) as beside:
+        assert begun.wait(30)
+        beside.resume(20 * PIECE)
+        beside.advance(PIECE)
+        resumed.set()
+    assert all(in_time)
+    assert told == [20 * PIECE]
+
+
 def test_a_step_that_fails_ends_the_hashing(source: Path, store: Store, digests: DigestCache) -> None:
     def fail(done: int) -> None:
         raise StepError("no more")

@@ -26,6 +26,8 @@ LONG_AGO = 10**18
 class Unshown:
     def advance(self, n_bytes: int) -> None: ...
 
+    def resume(self, n_bytes: int) -> None: ...
+
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:

@@ -217,6 +217,7 @@ def run_tasks(
     *,
     flaws: Flaws,
     on_bytes: Callable[[int], None],
+    on_resumed: Callable[[int], None],
     journal: Path | None = None,
     stamp: str = "",
     threads: int | None = None,
@@ -227,9 +228,9 @@ def run_tasks(
     Returns the SHA-256 of what was written, by file name.
 
     Without a journal nothing can be resumed, nor with one of another `stamp` of the sources. `on_bytes` is told the
-    source bytes done since the last call, from one thread at a time; with `keep_cached` sources stay in the page cache,
-    because somebody else reads them meanwhile. Raises CheckpointError where source values cannot
-    be converted; the files are whole only if it returns.
+    source bytes done since the last call, from one thread at a time, and `on_resumed` those of tasks that were done
+    before; with `keep_cached` sources stay in the page cache, because somebody else reads them meanwhile. Raises
+    CheckpointError where source values cannot be converted; the files are whole only if it returns.
     """
     lock = threading.Lock()
 
@@ -245,7 +246,7 @@ def run_tasks(
         notes = stack.enter_context(ConversionJournal(journal, files, stamp))
         writes = {task.name: sorted(set(written_by(task.encoding))) for task in tasks if task.name not in notes.done}
         todo = sorted((task for task in tasks if task.name in writes), key=lambda task: writes[task.name][:1])
-        advance(sum(task.nbytes for task in tasks) - sum(task.nbytes for task in todo))
+        on_resumed(sum(task.nbytes for task in tasks) - sum(task.nbytes for task in todo))
         growing = stack.enter_context(GrowingDigests(files, layouts, writes))
 
         def done(task: Writing) -> None:

@@ -80,14 +80,14 @@ class Alongside:
     """Hashes a step's unproven files in threads of its own while the step runs, and is the step's progress meanwhile.
 
     The two stay within `LEAD_BYTES` of each other, so that a disk is read once. Each is told to wait by what the other
-    has read, never both: neither can wait for ever.
+    has read, never both: neither can wait for ever. What an earlier run of the step has done is hashed meanwhile.
     """
 
     def __init__(self, step: Step, digests: DigestCache, progress: Progress) -> None:
         self._step, self._digests, self._progress = step, digests, progress
         self._supposed = unproven(step)
         self._identities: dict[Path, str] = {}
-        self._hashed = self._read = 0
+        self._hashed = self._read = self._resumed = 0
         self._moved, self._is_over = Condition(), False
         self._pool = ThreadPoolExecutor(1, "source")
         self._paths = sorted(self._supposed)
@@ -113,6 +113,13 @@ class Alongside:
         if self._work.done():
             self._result()
         self._progress.advance(n_bytes)
+
+    def resume(self, n_bytes: int) -> None:
+        """Count what an earlier run has read: it has to be hashed, and nothing waits for that."""
+        with self._moved:
+            self._resumed += n_bytes
+        self._files.wake()
+        self._progress.resume(n_bytes)
 
     def say(self, text: str) -> None:
         """Tell people in words what is being done."""
@@ -151,7 +158,7 @@ class Alongside:
             self._moved.notify_all()
 
     def _has_room(self) -> bool:
-        return self._hashed - self._read <= LEAD_BYTES or self._is_over
+        return self._hashed - self._read - self._resumed <= LEAD_BYTES or self._is_over
 
     def _wake(self) -> None:
         with self._moved:

@@ -181,6 +181,9 @@ class _Meter:
             with self._run.observing() as observer:
                 observer.step_advanced(self._step, n_bytes)
 
+    def resume(self, n_bytes: int) -> None:
+        self.advance(n_bytes)
+
     def say(self, text: str) -> None:
         with self._run.observing() as observer:
             observer.step_said(self._step, text)
