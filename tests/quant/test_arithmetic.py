@@ -185,3 +185,5 @@ def test_a_library_that_cannot_be_loaded_is_none(
     for path in (workplace / "cache").rglob("*.so"):
         path.write_bytes(b"\x7fELF")
     assert isinstance(choose_arithmetic(WORTH_BYTES), NumpyArithmetic)
+    monkeypatch.setattr(build, "_run", run_build)
+    assert isinstance(choose_arithmetic(COMPILE_BYTES), CompiledArithmetic)  # which is built again where it pays

@@ -9,6 +9,7 @@ Only `build_library` compiles; `find_libraries` searches the cache.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import platform
@@ -16,6 +17,7 @@ import re
 import shlex
 import subprocess
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,7 +25,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from trtspec.errors import StepError, StepTimeout, TrtspecError
-from trtspec.files import in_threads
+from trtspec.files import in_threads, sync
 from trtspec.graph.digest import digest_of
 from trtspec.graph.sealed import load_sealed, seal
 from trtspec.kernels.toolchain import FLAGS, Toolchain, probe_toolchain
@@ -149,18 +151,18 @@ def plan_library(names: tuple[str, ...] = (), architectures: tuple[str, ...] = (
 
 
 def build_library(spec: LibrarySpec, timeout_s: float = TIMEOUT_S) -> Path:
-    """Return the library, building it if needed; each run of a compiler takes at most `timeout_s`.
+    """Return the library, building it where there is none that loads; each run of a compiler takes at most `timeout_s`.
 
     Raises StepError with the compiler's first error, and StepTimeout where it, or a process that builds the same, takes
     longer.
     """
-    if not spec.path.exists():
+    if not loads(spec.path):
         from filelock import FileLock, Timeout
 
         _libraries().mkdir(parents=True, exist_ok=True)
         try:
             with FileLock(_libraries() / f"{spec.key}.lock", timeout_s):
-                if not spec.path.exists():
+                if not loads(spec.path):
                     _publish(spec, timeout_s)
         except Timeout:
             message = f"another process has been building it for {timeout_s:.0f} s"
@@ -182,6 +184,15 @@ def list_libraries() -> list[BuiltLibrary]:
     return [BuiltLibrary(path.with_name(LIBRARY), **made["library"]) for path, made in read if made]
 
 
+def loads(path: Path) -> bool:
+    """Return whether there is a library that the system loads: a loss of power may have left something else."""
+    try:
+        ctypes.CDLL(str(path))
+    except OSError:
+        return False
+    return True
+
+
 def _publish(spec: LibrarySpec, timeout_s: float) -> None:
     """Compile in a temporary sibling directory, and rename it when it is complete."""
     with tempfile.TemporaryDirectory(dir=_libraries(), prefix="tmp-", ignore_cleanup_errors=True) as temporary:
@@ -189,7 +200,12 @@ def _publish(spec: LibrarySpec, timeout_s: float) -> None:
         made.mkdir()
         _compile(spec, Path(temporary), made / LIBRARY, timeout_s)
         (made / DESCRIPTION).write_bytes(seal(SCHEMA, spec.describe()))
+        for path in (made / LIBRARY, made / DESCRIPTION, made):
+            sync(path)
+        with suppress(FileNotFoundError):  # one that does not load
+            os.rename(spec.path.parent, Path(temporary) / "broken")
         os.rename(made, spec.path.parent)
+    sync(_libraries())
 
 
 def _compile(spec: LibrarySpec, workdir: Path, library: Path, timeout_s: float) -> None:
