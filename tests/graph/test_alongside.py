@@ -129,6 +129,42 @@ def test_what_depends_on_it_has_its_final_key_too(source: Path, store: Store, di
     assert (results[1].entry.files_dir / "size").read_text() == str(source.stat().st_size)
 
 
+def test_a_build_holds_the_keys_that_it_finds(source: Path, store: Store, digests: DigestCache) -> None:
+    """Another process that clears the store between two steps leaves what the second one needs."""
+    other, removed = Store(store.root), list[bool]()
+
+    @dataclass(frozen=True)
+    class Cleared(After):
+        def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
+            removed.append(other.remove(self.upper.key))
+            super().run(out, inputs, progress)
+
+    plan = Plan([Cleared(Upper(files(source, digests)))])
+    with store.holding([step.key for step in plan.steps], "recipe"):
+        results = execute(plan, store, Unobserved(), sources=Sources(digests))
+        assert removed == [False]
+        assert [other.remove(result.key) for result in results] == [False, False]
+    assert [other.remove(result.key) for result in results] == [True, True]
+
+
+def test_a_key_is_held_before_it_is_published(
+    source: Path, store: Store, digests: DigestCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, step, held = Store(store.root), Upper(files(source, digests)), list[bool]()
+    final = Upper(files(source, DigestCache(store.root / "none.json"), read=True)).key
+    rename = os.rename
+
+    def look(old: Path, new: Path) -> None:
+        if old.exists() and new.name == final:
+            held.append(final in other.uses.held())
+        rename(old, new)
+
+    monkeypatch.setattr(os, "rename", look)
+    with store.holding([step.key], "recipe"):
+        run(step, store, digests)
+    assert held == [True]
+
+
 def test_what_another_source_with_these_bytes_gave_stays(source: Path, store: Store, digests: DigestCache) -> None:
     first = run(Upper(files(source, digests)), store, digests)
     copy = source.parent.parent / "copy" / "weights"
