@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -300,6 +301,18 @@ def test_rows_too_long_for_a_buffer_are_refused(source: Path, tmp_path: Path, mo
         CheckpointError, match=r"rows of 96 bytes in 'model.*down_proj.weight'; at most 64 are converted"
     ):
         convert(source, tmp_path / "c")
+
+
+def test_a_file_system_that_reserves_nothing_will_do(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = digests(convert(source, tmp_path / "one"))
+
+    def refuse(*_: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, "no such thing here")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    assert digests(convert(source, tmp_path / "other")) == expected
 
 
 def test_all_zero_weights_convert(source: Path, tmp_path: Path, activations: Activations) -> None:

@@ -32,6 +32,7 @@ from trtspec.checkpoint.journal import ConversionJournal
 from trtspec.checkpoint.output import Output, Writing, open_output
 from trtspec.checkpoint.safetensors import ITEM_BYTES, FileLayout, TensorInfo
 from trtspec.errors import CheckpointError
+from trtspec.files import reserve
 
 CHUNK_BYTES = 2 << 20
 MOST_THREADS = 12  # each has some MB of buffers
@@ -278,7 +279,7 @@ def _open_file(stack: ExitStack, path: Path, layout: FileLayout) -> int:
     stack.callback(os.close, descriptor)
     if not laid_out:
         os.ftruncate(descriptor, 0)  # padding is never written: it is what is zero from here on
-        os.posix_fallocate(descriptor, 0, layout.nbytes)  # a full disk is found before the work
+        reserve(descriptor, layout.nbytes)
         os.pwrite(descriptor, layout.header, 0)
     return descriptor
 
