@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from trtspec.file_records import FileRecord
-from trtspec.files import copy_tree, replace_file, sync_directories
+from trtspec.files import copy_tree, replace_file, reserve, sync_directories
 from trtspec.hashing import file_sha256
 
 
@@ -21,6 +21,29 @@ def test_file_sha256_reads_the_whole_file_in_pieces(tmp_path: Path) -> None:
     pieces: list[int] = []
     assert file_sha256(path, pieces.append) == hashlib.sha256(data).hexdigest()
     assert pieces == [1 << 20, 5]
+
+
+@pytest.mark.parametrize("code", [None, errno.EOPNOTSUPP, errno.EINVAL])
+def test_room_is_reserved_or_the_size_alone_is_set(
+    code: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: int) -> None:
+        raise OSError(code, "no such thing here")
+
+    if code:
+        monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with (tmp_path / "file").open("wb") as file:
+        reserve(file.fileno(), 100_000)
+    assert (tmp_path / "file").read_bytes() == bytes(100_000)
+
+
+def test_a_full_disk_is_told_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with (tmp_path / "file").open("wb") as file, pytest.raises(OSError, match="full"):
+        reserve(file.fileno(), 100_000)
 
 
 @pytest.mark.parametrize(

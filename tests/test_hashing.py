@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from trtspec import hashing
+from trtspec.errors import TrtspecError
 from trtspec.hashing import FilesBeside, Hashlib, grow, hash_with
 
 LONG = hashing.LEAST_COMPANY_BYTES
@@ -156,6 +157,58 @@ def test_what_is_not_in_the_page_cache_is_not_taken_along(
     assert code.given == [1, 1, 1]
     holding.release()
     assert holding.digests == [sha256_of(path) for path in paths]
+
+
+def test_only_a_reading_that_waits_finds_the_end(
+    code: Several, paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux 5.9 and 5.10 may say 0 of what is not in the page cache (preadv2(2))."""
+    preadv = os.preadv
+
+    def says_nothing(file: int, buffers: Any, offset: int, flags: int = 0) -> int:
+        return 0 if flags == hashing.RWF_NOWAIT else preadv(file, buffers, offset, flags)
+
+    monkeypatch.setattr(os, "preadv", says_nothing)
+    holding = Holding(code, paths)
+    take_along(code, 3)
+    assert code.given == [1, 1, 1]
+    holding.release()
+    assert holding.digests == [sha256_of(path) for path in paths]
+
+
+def test_a_file_that_ends_before_its_size_has_no_digest(
+    code: Several, paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preadv = os.preadv
+
+    def ends_early(file: int, buffers: Any, offset: int, flags: int = 0) -> int:
+        return 0 if offset >= 2 * LONG else preadv(file, buffers, offset, flags)
+
+    monkeypatch.setattr(os, "preadv", ends_early)
+    with pytest.raises(TrtspecError) as caught:
+        FilesBeside(paths[:3]).digests(1)
+    first = str(caught.value)
+    assert f"{paths[1]}: {2 * LONG:,} of its {3 * LONG + 77:,} bytes were read: it changed meanwhile" in first
+
+
+def test_an_interrupt_where_files_are_taken_leaves_nobody_waiting(code: Several, paths: list[Path]) -> None:
+    class Interrupted(FilesBeside):
+        def _take(self, *arguments: Any) -> Any:
+            super()._take(*arguments)
+            raise KeyboardInterrupt
+
+    raised = list[BaseException]()
+
+    def run() -> None:
+        try:
+            Interrupted(paths).digests(1)
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert [type(each) for each in raised] == [KeyboardInterrupt]
 
 
 def test_small_pieces_go_alone(code: Several, paths: list[Path]) -> None:

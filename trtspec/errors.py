@@ -9,6 +9,7 @@
       Overloaded              1   too much is asked of a server at once
       EngineFailed            1   an engine ended, and serves no more requests
       StepError             100   a build step failed
+        SourceChanged       100   what a step read is not, or no longer, what its key says
       StepTimeout           101   a build step or a server ran out of its time
       DigestMismatch        102   bytes on disk are not the bytes that were recorded
         UnknownCode         102   an artifact has code that this trtspec did not emit
@@ -109,6 +110,12 @@ class StepError(TrtspecError):
 
     exit_code = 100
     remedy = "remove the cause and build again: what was made is kept"
+
+
+class SourceChanged(StepError):
+    """What a step read is not, or no longer, what its key says: nothing that was made of it is of use."""
+
+    remedy = "build again"
 
 
 class StepTimeout(TrtspecError):

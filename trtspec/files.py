@@ -17,6 +17,7 @@ from typing import BinaryIO, TypeVar
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+_CANNOT_RESERVE = {errno.EINVAL, errno.EOPNOTSUPP}
 _CANNOT_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 
 T = TypeVar("T")
@@ -55,11 +56,15 @@ def read_bounded(path: Path, max_bytes: int) -> bytes:
     return data
 
 
+def identity_of(path: Path) -> str:
+    """Return what changes with each writing to a file, as far as the system can tell."""
+    stat = path.stat()
+    return f"{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}:{stat.st_ctime_ns}"
+
+
 def stamp_of(paths: Sequence[Path]) -> str:
     """Return what changes when a file is replaced, were it by the same bytes: what was read meanwhile may differ."""
-    stats = [path.stat() for path in paths]
-    seen = [(path.name, stat.st_size, stat.st_mtime_ns) for path, stat in zip(paths, stats, strict=True)]
-    return hashlib.sha256(repr(seen).encode()).hexdigest()
+    return hashlib.sha256(repr([(path.name, identity_of(path)) for path in paths]).encode()).hexdigest()
 
 
 def private_directory(path: Path) -> Path:
@@ -120,6 +125,16 @@ def copy_tree(source: Path, out: Path, *, without: str = "", follow_links: bool 
             copy_tree(path, out / path.name, without=without, follow_links=follow_links)
         else:
             shutil.copy2(path, out / path.name, follow_symlinks=follow_links)
+
+
+def reserve(descriptor: int, nbytes: int) -> None:
+    """Give a file its size and room on the disk, so that a full one is found before the work; else its size alone."""
+    try:
+        os.posix_fallocate(descriptor, 0, nbytes)
+    except OSError as error:  # file systems of other machines have no such thing
+        if error.errno not in _CANNOT_RESERVE:
+            raise
+        os.ftruncate(descriptor, nbytes)
 
 
 def replace_file(path: Path, data: bytes, temporary: Path) -> None:

@@ -28,6 +28,7 @@ RWF_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 NOT_READY = (errno.EAGAIN, errno.EOPNOTSUPP)  # not in the page cache; a file system that does not tell
 
 OnBytes = Callable[[int], None]
+OnFound = Callable[[int, str], None]  # the number of a file, its digest
 
 
 class Digest(Protocol):
@@ -119,18 +120,30 @@ class _Reading:
         wanted = self._buffer[: min(nbytes, PIECE_BYTES)]
         self.piece = wanted[: os.preadv(self.file.fileno(), [wanted], self.hashed, flags)]
 
+    def ensure_whole(self) -> None:
+        """Raise TrtspecError where less, or more, was hashed than the file has."""
+        if self.hashed != (size := os.fstat(self.file.fileno()).st_size):
+            message = f"{self.hashed:,} of its {size:,} bytes were read: it changed meanwhile"
+            hint = "wait until whatever writes it has ended"
+            raise TrtspecError(message, where=str(self.file.name), hint=hint)
+
 
 class FilesBeside:
     """Files that are hashed by threads of their own, and by any other that hashes and can take another one along.
 
     All of them hash with one `code`. Nothing is read while `has_room` says no; whoever changes what it says calls
-    `wake`. `on_bytes` is told how much was hashed. Both are called from all these threads, and must not wait.
+    `wake`. `on_bytes` is told how much was hashed, and `on_found` each digest; what they raise ends it. All are called
+    from all these threads, and must not wait.
     """
 
     def __init__(
-        self, paths: Sequence[Path], on_bytes: OnBytes | None = None, has_room: Callable[[], bool] = lambda: True
+        self,
+        paths: Sequence[Path],
+        on_bytes: OnBytes | None = None,
+        has_room: Callable[[], bool] = lambda: True,
+        on_found: OnFound = lambda number, digest: None,
     ) -> None:
-        self.code, self._on_bytes, self._has_room = hashing(), on_bytes, has_room
+        self.code, self._on_bytes, self._has_room, self._on_found = hashing(), on_bytes, has_room, on_found
         self._unopened, self._idle = deque(enumerate(paths)), list[_Reading]()
         self._lent = list[_Reading]()
         self._found = [""] * len(paths)
@@ -171,40 +184,53 @@ class FilesBeside:
 
         None where there are none. It waits for no disk: what is not in the page cache is not lent.
         """
-        ready = list[_Reading]()
-        for each in (taken := self._take(most)):
+        with self._returned() as taken:
+            self._take(most, taken)
+            self._leave_ready(taken, nbytes)
+            yield taken
+
+    def _leave_ready(self, taken: list[_Reading], nbytes: int) -> None:
+        """Read the next piece of each, and put back those that have none without waiting."""
+        for each in [*taken]:
             try:
                 each.read(nbytes, RWF_NOWAIT)
-                ready.append(each)
+                is_ready = bool(each.piece)  # nothing need not be the end: some kernels say so of what is not cached
             except OSError as error:
                 if error.errno not in NOT_READY:
                     self._fail(error)
-        self._put_back([each for each in taken if each not in ready])
-        with self._returned(ready):
-            yield ready
+                is_ready = False
+            if not is_ready:
+                self._put_back([each])
+                taken.remove(each)
 
     def _hash(self) -> None:
         with self._changed:
             self._threads += 1
         try:
-            while taken := self._await():
-                with self._returned(taken):
+            has_more = True
+            while has_more:
+                with self._returned() as taken:
+                    self._await(taken)
                     for each in taken:
                         each.read(PIECE_BYTES)
                     self.code.grow([(each.digest, each.piece) for each in taken])
+                    has_more = bool(taken)
         finally:
             with self._changed:
                 self._threads -= 1
 
     @contextmanager
-    def _returned(self, taken: Sequence[_Reading]) -> Iterator[None]:
-        """Put files back behind the block, which hashes their pieces; one whose piece is empty is done."""
+    def _returned(self) -> Iterator[list[_Reading]]:
+        """Put back what the block takes and hashes, whatever interrupts it; a file whose piece is empty is done."""
+        taken = list[_Reading]()
         try:
-            yield
+            yield taken
             for each in taken:
                 each.hashed += each.piece.nbytes
                 if not each.piece:
+                    each.ensure_whole()
                     self._found[each.number] = each.digest.hexdigest()
+                    self._on_found(each.number, self._found[each.number])
         except BaseException as error:  # whose digests may be of anything
             self._fail(error)
             raise
@@ -226,16 +252,15 @@ class FilesBeside:
             self._failure = self._failure or error
             self._changed.notify_all()
 
-    def _await(self) -> list[_Reading]:
-        """Return a thread's share of the files as soon as there are any, none once all are hashed."""
-        while True:
-            if taken := self._take(self._share):
-                return taken
+    def _await(self, taken: list[_Reading]) -> None:
+        """Take a thread's share of the files as soon as there are any, none once all are hashed."""
+        while not taken:
+            self._take(self._share, taken)
             with self._changed:
                 if self._failure:
                     raise self._failure
-                if self._is_stopped or not self._unfinished:
-                    return []
+                if taken or self._is_stopped or not self._unfinished:
+                    return
                 if not self._can_lend():
                     self._changed.wait()  # unbounded: others hash, or whoever decides about room wakes
 
@@ -250,28 +275,29 @@ class FilesBeside:
     def _can_lend(self) -> bool:
         return bool(self._idle or self._unopened) and not self._is_stopped and self._has_room()
 
-    def _take(self, most: int) -> list[_Reading]:
+    def _take(self, most: int, taken: list[_Reading]) -> None:
+        """Take files that nobody hashes; they are `taken` before they are lent, so that an interrupt loses none."""
         with self._changed:
             if self._failure or not self._can_lend():
-                return []
+                return
             try:
                 while len(self._idle) < most and self._unopened:
                     self._idle.append(_Reading(*self._unopened[0], self.code.begin()))
                     self._unopened.popleft()
             except OSError as error:
                 self._fail(error)
-                return []
-            taken, self._idle = self._idle[:most], self._idle[most:]
+                return
+            taken += self._idle[:most]
             self._lent += taken
-            return taken
+            del self._idle[:most]
 
     def _put_back(self, taken: Sequence[_Reading]) -> None:
         with self._changed:
+            self._lent = [each for each in self._lent if each not in taken]
             for each in taken:
-                self._lent.remove(each)
                 if self._found[each.number]:
                     each.file.close()
-                else:
+                elif each not in self._idle:
                     self._idle.append(each)
             self._idle.sort(key=attrgetter("number"))
             self._changed.notify_all()

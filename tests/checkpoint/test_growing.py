@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,6 +71,49 @@ def test_a_file_that_shrinks_is_an_error(file: int) -> None:
     os.ftruncate(file, 1200)
     with GrowingDigests([file], [LAYOUT], {}) as digests, pytest.raises(CheckpointError, match="ends at byte 1,200"):
         digests.digests()
+
+
+def test_nobody_waits_for_a_hashing_that_failed(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits may look once more before the thread that fails has ended."""
+    monkeypatch.setattr(growing, "MOST_UNHASHED", 1)
+    waits, goes_on = list[int](), [threading.Event(), threading.Event()]
+    ended, raised = threading.Event(), list[BaseException]()
+    hash_files = GrowingDigests._hash
+
+    class Watched(threading.Condition):
+        def wait(self, timeout: float | None = None) -> bool:
+            if threading.current_thread() is writer and len(waits) < 2:
+                goes_on[len(waits)].set()
+                waits.append(1)
+            return super().wait(timeout)
+
+    def fail(digests: GrowingDigests, files: object) -> None:
+        assert goes_on[0].wait(30)
+        raise OSError(errno.EIO, "a bad disk")
+
+    def hash_and_linger(digests: GrowingDigests) -> None:
+        try:
+            hash_files(digests)
+        finally:
+            goes_on[1].wait(30)
+
+    def wait_for_room() -> None:
+        try:
+            digests.wait_for_room()
+        except OSError as error:
+            raised.append(error)
+        goes_on[1].set()
+        ended.set()
+
+    monkeypatch.setattr(growing, "Condition", Watched)
+    monkeypatch.setattr(GrowingDigests, "_hash_stretches", fail)
+    monkeypatch.setattr(GrowingDigests, "_hash", hash_and_linger)
+    writer = threading.Thread(target=wait_for_room, daemon=True)
+    with GrowingDigests([file], [LAYOUT], {}) as digests:
+        writer.start()
+        has_ended = ended.wait(10)
+    assert has_ended
+    assert [str(error) for error in raised] == ["[Errno 5] a bad disk"]  # and writes no more
 
 
 def test_who_writes_waits_for_who_hashes(file: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -170,13 +172,29 @@ def test_a_task_is_noted_only_once_its_bytes_are_on_the_disk(
         lines = noted[1]
 
 
-def test_a_source_that_was_replaced_is_converted_from_the_start(source: Path, tmp_path: Path) -> None:
+def write_again(path: Path) -> None:
+    """Write the same bytes, and hide it as far as a user can."""
+    before = path.stat()
+    path.write_bytes(path.read_bytes())
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def put_a_copy(path: Path) -> None:
+    """Put another file of the same bytes and times in the place."""
+    shutil.copy2(path, path.with_name("copy"))
+    os.replace(path.with_name("copy"), path)
+
+
+@pytest.mark.parametrize("replace", [lambda path: os.utime(path, ns=(1, 1)), write_again, put_a_copy])
+def test_a_source_that_was_replaced_is_converted_from_the_start(
+    source: Path, tmp_path: Path, replace: Callable[[Path], object]
+) -> None:
     out, notes, shard = tmp_path / "c", tmp_path / "notes", source / "model.safetensors"
     expected, content = digests(convert(source, out, journal=notes)), shard.read_bytes()
     with (out / RANK).open("r+b") as file:
         file.seek(-64, os.SEEK_END)
         file.write(b"x" * 64)  # as if the source had said so for a while
-    os.utime(shard, ns=(1, 1))
+    replace(shard)
     convert(source, out, journal=notes)
     assert shard.read_bytes() == content
     assert digests(out) == expected
@@ -197,6 +215,15 @@ def test_progress_counts_every_source_byte_once(source: Path, tmp_path: Path, ac
         convert(source, tmp_path / str(len(options)), on_bytes=counted.append, journal=tmp_path / "notes", **options)
         assert sum(counted) == nbytes
         (tmp_path / "notes").unlink()
+
+
+def test_what_is_done_already_counts_as_that(source: Path, tmp_path: Path) -> None:
+    out, notes, read, resumed = tmp_path / "c", tmp_path / "notes", list[int](), list[int]()
+    nbytes = sum(tensor.nbytes for tensor in load_file(source / "model.safetensors").values())
+    for expected in ((nbytes, 0), (0, nbytes)):
+        read.clear(), resumed.clear()
+        convert(source, out, journal=notes, on_bytes=read.append, on_resumed=resumed.append)
+        assert (sum(read), sum(resumed)) == expected
 
 
 def damage(source: Path, **values: float) -> None:
@@ -274,6 +301,18 @@ def test_rows_too_long_for_a_buffer_are_refused(source: Path, tmp_path: Path, mo
         CheckpointError, match=r"rows of 96 bytes in 'model.*down_proj.weight'; at most 64 are converted"
     ):
         convert(source, tmp_path / "c")
+
+
+def test_a_file_system_that_reserves_nothing_will_do(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = digests(convert(source, tmp_path / "one"))
+
+    def refuse(*_: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, "no such thing here")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    assert digests(convert(source, tmp_path / "other")) == expected
 
 
 def test_all_zero_weights_convert(source: Path, tmp_path: Path, activations: Activations) -> None:

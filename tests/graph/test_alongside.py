@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,16 +14,18 @@ from typing import Any
 
 import pytest
 
-from trtspec.errors import StepError, TrtspecError
+from tests.graph.writing import Unshown
+from trtspec.errors import SourceChanged, StepError, TrtspecError
 from trtspec.failpoint import failpoint
 from trtspec.graph import alongside
-from trtspec.graph.alongside import Sources
+from trtspec.graph.alongside import Alongside, Sources
 from trtspec.graph.digest import DigestCache
 from trtspec.graph.executor import StepResult, Unobserved, execute
 from trtspec.graph.files import FileReader, Files
 from trtspec.graph.plan import Plan
 from trtspec.graph.step import Inputs, Progress, Step, notes_of
 from trtspec.graph.store import Store
+from trtspec.hashing import Hashlib
 
 PIECE = 1000
 
@@ -124,6 +127,42 @@ def test_what_depends_on_it_has_its_final_key_too(source: Path, store: Store, di
     final = After(Upper(files(source, digests, read=True)))
     assert [each.key for each in results] == [final.upper.key, final.key]
     assert (results[1].entry.files_dir / "size").read_text() == str(source.stat().st_size)
+
+
+def test_a_build_holds_the_keys_that_it_finds(source: Path, store: Store, digests: DigestCache) -> None:
+    """Another process that clears the store between two steps leaves what the second one needs."""
+    other, removed = Store(store.root), list[bool]()
+
+    @dataclass(frozen=True)
+    class Cleared(After):
+        def run(self, out: Path, inputs: Inputs, progress: Progress) -> None:
+            removed.append(other.remove(self.upper.key))
+            super().run(out, inputs, progress)
+
+    plan = Plan([Cleared(Upper(files(source, digests)))])
+    with store.holding([step.key for step in plan.steps], "recipe"):
+        results = execute(plan, store, Unobserved(), sources=Sources(digests))
+        assert removed == [False]
+        assert [other.remove(result.key) for result in results] == [False, False]
+    assert [other.remove(result.key) for result in results] == [True, True]
+
+
+def test_a_key_is_held_before_it_is_published(
+    source: Path, store: Store, digests: DigestCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, step, held = Store(store.root), Upper(files(source, digests)), list[bool]()
+    final = Upper(files(source, DigestCache(store.root / "none.json"), read=True)).key
+    rename = os.rename
+
+    def look(old: Path, new: Path) -> None:
+        if old.exists() and new.name == final:
+            held.append(final in other.uses.held())
+        rename(old, new)
+
+    monkeypatch.setattr(os, "rename", look)
+    with store.holding([step.key], "recipe"):
+        run(step, store, digests)
+    assert held == [True]
 
 
 def test_what_another_source_with_these_bytes_gave_stays(source: Path, store: Store, digests: DigestCache) -> None:
@@ -232,6 +271,27 @@ def test_neither_waits_for_ever(
     assert run(Upper(files(source, digests), tells=tells), store, digests).status == "built"
 
 
+def test_a_step_that_goes_on_waits_for_nobody_to_hash_what_is_done(
+    source: Path, store: Store, digests: DigestCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what is read now should be found in the page cache by who hashes."""
+    monkeypatch.setattr(alongside, "LEAD_BYTES", 2 * PIECE)
+    begun, resumed, in_time, told = threading.Event(), threading.Event(), list[bool](), list[int]()
+    monkeypatch.setattr(Hashlib, "grow", lambda self, grown: (begun.set(), in_time.append(resumed.wait(10))))
+
+    class Told(Unshown):
+        def resume(self, n_bytes: int) -> None:
+            told.append(n_bytes)
+
+    with Alongside(Upper(files(source, digests)), digests, Told()) as beside:
+        assert begun.wait(30)
+        beside.resume(20 * PIECE)
+        beside.advance(PIECE)
+        resumed.set()
+    assert all(in_time)
+    assert told == [20 * PIECE]
+
+
 def test_a_step_that_fails_ends_the_hashing(source: Path, store: Store, digests: DigestCache) -> None:
     def fail(done: int) -> None:
         raise StepError("no more")
@@ -275,6 +335,63 @@ def test_a_file_that_is_not_what_the_hub_calls_it_is_refused(blob: Any, store: S
     ):
         run(Upper(files(linked, digests)), store, digests)
     assert store.entries() == []
+
+
+def test_what_was_made_of_a_damaged_file_is_not_gone_on_with(
+    blob: Any, source: Path, store: Store, digests: DigestCache
+) -> None:
+    """The disk said something else for a while: nothing that identifies the file changes."""
+    good = source.read_bytes()
+    linked = blob(hashlib.sha256(good).hexdigest())
+    step = Upper(files(linked, digests), lambda done: damage(done) if done == PIECE else None)
+
+    def damage(done: int) -> None:
+        with (store.root / "partial" / step.key / "files" / "upper").open("r+b") as copy:
+            copy.write(b"?")  # what was read of it then
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Hashlib, "grow", lambda self, grown: None)
+        with pytest.raises(SourceChanged, match="it is damaged"):
+            run(step, store, digests)
+    result = run(Upper(files(linked, digests)), store, digests)
+    assert (result.entry.files_dir / "upper").read_bytes() == good.upper()
+
+
+def test_a_damaged_file_ends_a_step_as_soon_as_it_is_hashed(
+    blob: Any, source: Path, store: Store, digests: DigestCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    linked, hashed, pieces, wake = blob("ab" * 32), threading.Event(), list[int](), Alongside._wake
+    monkeypatch.setattr(Alongside, "_wake", lambda self: (wake(self), hashed.set()))
+
+    def wait_for_digest(done: int) -> None:
+        pieces.append(done)
+        assert hashed.wait(30)
+
+    step = Upper(files(linked, digests), wait_for_digest)
+    with pytest.raises(SourceChanged, match="it is damaged"):
+        run(step, store, digests)
+    assert pieces == [PIECE]
+
+
+def test_a_digest_is_looked_at_when_its_file_ends(blob: Any, source: Path, store: Store, digests: DigestCache) -> None:
+    """The hashing of a damaged file ends that of all others."""
+    linked = blob("ab" * 32)
+    other = linked.with_name("zzz")
+    other.write_bytes(b"x" * PIECE)
+    both = FileReader(digests, 0).read(linked.parent, [linked, other])
+    hashed = Alongside(Upper(both), digests, Unshown())._files
+    with pytest.raises(SourceChanged, match="it is damaged"):
+        hashed.digests(1)
+    assert hashed._found[1] == ""
+
+
+def test_what_was_made_of_a_file_that_changed_is_not_gone_on_with(
+    source: Path, store: Store, digests: DigestCache
+) -> None:
+    step = Upper(files(source, digests), lambda done: overwrite(source) if done == PIECE else None)
+    with pytest.raises(SourceChanged, match="the file changed while it was being read"):
+        run(step, store, digests)
+    assert not (store.root / "partial" / step.key / "notes").exists()
 
 
 @pytest.mark.parametrize("name", ["a" * 40, "A" * 64, "weights"])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.graph.writing import Append, Unshown, Write, build, fail, leftovers
-from trtspec.errors import StepError, TrtspecError
+from trtspec.errors import SourceChanged, StepError, TrtspecError
 from trtspec.graph.step import Inputs
 from trtspec.graph.store import Store
 
@@ -132,6 +132,14 @@ def test_a_resumable_step_goes_on_where_it_failed(store: Store) -> None:
     assert [file.path for file in entry.files] == ["file0", "file1", "file2"]
     assert sorted(path.name for path in entry.directory.iterdir()) == ["entry.json", "files"]
     assert not partial.exists()
+
+
+def test_a_resumable_step_whose_source_changed_begins_anew(store: Store) -> None:
+    with pytest.raises(SourceChanged):
+        store.build(Append(lambda: raise_(SourceChanged("another"))(Path())), Inputs({}), Unshown())
+    runs = list[str]()
+    store.build(Append(lambda: runs.append("run")), Inputs({}), Unshown())
+    assert len(runs) == 3
 
 
 @pytest.mark.parametrize("point", ["store.before-entry", "store.before-rename"])

@@ -16,6 +16,8 @@ from trtspec.graph.store import Store
 class Unshown:
     def advance(self, n_bytes: int) -> None: ...
 
+    def resume(self, n_bytes: int) -> None: ...
+
 
 @dataclass(frozen=True)
 class Write(Step):

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from tests.durability import synced  # noqa: F401
 from trtspec.errors import StepError, StepTimeout, TrtspecError
 from trtspec.kernels import build, toolchain
 from trtspec.kernels.build import (
@@ -99,6 +100,24 @@ def test_what_a_library_is_known_by(sources: Path, monkeypatch: pytest.MonkeyPat
     assert len({key, *(each.key for each in other)}) == 5
     monkeypatch.setattr(build, "FLAGS", ("-O0",))
     assert spec.key != key
+
+
+def test_a_library_is_on_the_disk_before_it_is_in_place(sources: Path, synced: list[str]) -> None:  # noqa: F811
+    path = build_library(plan_library())
+    moved = synced.index("rename")
+    assert [Path(each).name for each in synced[:moved]] == [LIBRARY, "library.json", "made"]
+    assert synced[moved + 1] == str(path.parent.parent)
+
+
+@pytest.mark.parametrize("left", [b"", bytes(1000)])
+def test_what_a_loss_of_power_left_of_a_library_is_built_again(sources: Path, compiled: list[str], left: bytes) -> None:
+    path = build_library(plan_library())
+    path.unlink()
+    path.write_bytes(left)
+    assert build_library(plan_library()) == path
+    assert len(compiled) == 10
+    assert ctypes.CDLL(str(path)).two() == 42
+    assert [each.name for each in path.parents[1].iterdir() if each.is_dir()] == [path.parent.name]
 
 
 def test_two_at_once_compile_once(sources: Path, compiled: list[str]) -> None:
@@ -191,6 +210,12 @@ def test_what_serves_most_gpus_is_found_first(monkeypatch: pytest.MonkeyPatch) -
 def test_a_library_of_other_sources_is_not_found(sources: Path) -> None:
     build_library(plan_library())
     (sources / "common" / "number.h").write_text("inline int number() { return 43; }\n")
+    assert find_libraries() == []
+
+
+def test_a_library_of_other_flags_is_not_found(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build_library(plan_library())
+    monkeypatch.setattr(build, "FLAGS", ("-Ofast",))
     assert find_libraries() == []
 
 

@@ -8,6 +8,7 @@ import logging
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -143,6 +144,37 @@ def test_a_large_conversion_compiles_its_library_once(workplace: Path, monkeypat
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("wrong", ["count", "cast", "quantizer", "quantize_rows"])
+def test_a_library_that_computes_something_else_is_not_used(
+    wrong: str, build_kernels: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = build_kernels(*HOST_PLUGINS)
+    monkeypatch.setenv("TRTSPEC_CACHE", str(path.parents[2]))
+    monkeypatch.setattr(CompiledArithmetic, wrong, one_value_off(getattr(CompiledArithmetic, wrong)))
+    assert isinstance(choose_arithmetic(WORTH_BYTES), NumpyArithmetic)
+    assert caplog.messages == [
+        f"{path}: its arithmetic is wrong on this machine; weights are converted in numpy, which is slower"
+    ]
+
+
+def one_value_off(function: Callable[..., Any]) -> Callable[..., Any]:
+    """As a function of arithmetic, or one that returns such a function, with the first value changed."""
+
+    def change(*arguments: Any) -> Any:
+        found = function(*arguments)
+        if callable(found):
+            return one_value_off(found)
+        if isinstance(found, tuple):
+            return one_value_off(lambda: found[0])(), *found[1:]
+        if isinstance(found, int):
+            return found + 1
+        found = found.copy()
+        found.flat[0] += 1
+        return found
+
+    return change
+
+
 @pytest.mark.slow
 def test_a_library_that_cannot_be_loaded_is_none(
     workplace: Path, build_kernels: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
@@ -153,3 +185,5 @@ def test_a_library_that_cannot_be_loaded_is_none(
     for path in (workplace / "cache").rglob("*.so"):
         path.write_bytes(b"\x7fELF")
     assert isinstance(choose_arithmetic(WORTH_BYTES), NumpyArithmetic)
+    monkeypatch.setattr(build, "_run", run_build)
+    assert isinstance(choose_arithmetic(COMPILE_BYTES), CompiledArithmetic)  # which is built again where it pays

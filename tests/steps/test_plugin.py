@@ -23,6 +23,8 @@ class Told:
 
     def advance(self, n_bytes: int) -> None: ...
 
+    def resume(self, n_bytes: int) -> None: ...
+
     def say(self, text: str) -> None:
         self.said.append(text)
 

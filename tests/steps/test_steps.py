@@ -26,6 +26,8 @@ LONG_AGO = 10**18
 class Unshown:
     def advance(self, n_bytes: int) -> None: ...
 
+    def resume(self, n_bytes: int) -> None: ...
+
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
@@ -73,8 +75,16 @@ def test_a_file_that_cannot_be_read(root: Path, digests: DigestCache) -> None:
         FileReader(digests).read(root, [root / "a", root / "nosuch"])
 
 
+def swap(root: Path) -> None:
+    """Put another file of the same size and time in the place."""
+    (root / "c").write_text("eno")
+    os.utime(root / "c", ns=(LONG_AGO, LONG_AGO))
+    os.replace(root / "c", root / "a")
+
+
 CHANGES: list[Callable[[Path], object]] = [
     lambda root: (root / "a").write_text("one"),
+    swap,
     lambda root: (root / "a").unlink(),
     lambda root: ((root / "a").unlink(), (root / "a").mkdir()),
 ]

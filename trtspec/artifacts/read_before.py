@@ -14,7 +14,8 @@ from pathlib import Path
 
 from trtspec.artifacts.manifest import Manifest, verify_files
 from trtspec.errors import TrtspecError
-from trtspec.graph.digest import DigestCache, identity_of
+from trtspec.files import identity_of
+from trtspec.graph.digest import DigestCache
 from trtspec.hashing import file_sha256
 from trtspec.paths import cache_dir
 

@@ -126,6 +126,8 @@ class GrowingDigests:
 
     def __enter__(self) -> GrowingDigests:
         self._work = [self._pool.submit(self._hash) for _ in range(self._hashing)]
+        for each in self._work:
+            each.add_done_callback(lambda _: self._wake())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
@@ -183,9 +185,10 @@ class GrowingDigests:
             self._changed.notify_all()
 
     def wait_for_room(self) -> None:
-        """Return once little is written that is not hashed yet."""
+        """Return once little is written that is not hashed yet; raises what ended the hashing."""
         with self._changed:  # unbounded: it is being hashed
             self._changed.wait_for(lambda: self._stopped or self._is_ended() or self._unhashed() < MOST_UNHASHED)
+        self.raise_error()
 
     def digests(self) -> list[str | None]:
         """Return the digest of each file once all of it is hashed."""
@@ -226,6 +229,10 @@ class GrowingDigests:
     def _are_enough(self, waiting: Sequence[_File], growing: int) -> bool:
         """Return whether to begin: several files together take little more than the time of one."""
         return len(waiting) >= min(self._code.most, growing) or sum(each.unhashed for each in waiting) >= STRETCH_BYTES
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     def _unhashed(self) -> int:
         return sum(max(0, file.ready - file.hashed) for file in self._files)

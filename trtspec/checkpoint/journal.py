@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import TracebackType
 
 from trtspec.failpoint import failpoint
 
@@ -20,7 +21,8 @@ class ConversionJournal:
     The first line is `stamp`, what the tasks were done from; a journal with another one is begun anew.
     A name is written only after the task's bytes have reached the disk. A thread of its own waits for that, twice a
     second for all tasks that were finished meanwhile, and without a pause where that takes longer: the disk is never
-    idle while there is something to write. A loss of power costs a second of work and never a wrong byte.
+    idle while there is something to write. A loss of power costs a second of work and never a wrong byte. Where the
+    disk fails nothing is noted any more, and `finish` and the end raise it: systems tell an error of writing once.
     """
 
     def __init__(self, path: Path | None, files: Sequence[int], stamp: str = "") -> None:
@@ -28,19 +30,25 @@ class ConversionJournal:
         self._path, self._files = path, files
         self._finished: list[str] = []
         self._lock, self._stop = threading.Lock(), threading.Event()
+        self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="journal", daemon=True)
 
     def __enter__(self) -> ConversionJournal:
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
         self._stop.set()
         self._thread.join()  # unbounded: the disk
-        self._commit()
+        if not self._failure:
+            self._commit()
+        elif not kind:
+            raise self._failure
 
     def finish(self, name: str) -> None:
-        """Take note that all bytes of a task are written."""
+        """Take note that all bytes of a task are written; raises what kept earlier ones from the disk."""
+        if self._failure:
+            raise self._failure
         with self._lock:
             self._finished.append(name)
         failpoint("journal.finished")
@@ -49,7 +57,11 @@ class ConversionJournal:
         begun = time.monotonic()
         while not self._stop.wait(max(0.0, begun + COMMIT_EVERY_S - time.monotonic())):
             begun = time.monotonic()
-            self._commit()
+            try:
+                self._commit()
+            except BaseException as error:
+                self._failure = error
+                return
 
     def _commit(self) -> None:
         with self._lock:
@@ -67,7 +79,7 @@ class ConversionJournal:
 def _tasks_done(path: Path, stamp: str) -> frozenset[str]:
     """Return the tasks of a journal, and cut off what a loss of power left of a last line."""
     whole, newline, _ = path.read_bytes().rpartition(b"\n") if path.exists() else (b"", b"", b"")
-    first, *names = whole.decode().split("\n")
+    first, *names = whole.decode(errors="replace").split("\n")
     if not newline or first != stamp:
         path.write_text(f"{stamp}\n")
         return frozenset()

@@ -32,6 +32,7 @@ from trtspec.checkpoint.journal import ConversionJournal
 from trtspec.checkpoint.output import Output, Writing, open_output
 from trtspec.checkpoint.safetensors import ITEM_BYTES, FileLayout, TensorInfo
 from trtspec.errors import CheckpointError
+from trtspec.files import reserve
 
 CHUNK_BYTES = 2 << 20
 MOST_THREADS = 12  # each has some MB of buffers
@@ -217,6 +218,7 @@ def run_tasks(
     *,
     flaws: Flaws,
     on_bytes: Callable[[int], None],
+    on_resumed: Callable[[int], None],
     journal: Path | None = None,
     stamp: str = "",
     threads: int | None = None,
@@ -227,9 +229,9 @@ def run_tasks(
     Returns the SHA-256 of what was written, by file name.
 
     Without a journal nothing can be resumed, nor with one of another `stamp` of the sources. `on_bytes` is told the
-    source bytes done since the last call, from one thread at a time; with `keep_cached` sources stay in the page cache,
-    because somebody else reads them meanwhile. Raises CheckpointError where source values cannot
-    be converted; the files are whole only if it returns.
+    source bytes done since the last call, from one thread at a time, and `on_resumed` those of tasks that were done
+    before; with `keep_cached` sources stay in the page cache, because somebody else reads them meanwhile. Raises
+    CheckpointError where source values cannot be converted; the files are whole only if it returns.
     """
     lock = threading.Lock()
 
@@ -245,7 +247,7 @@ def run_tasks(
         notes = stack.enter_context(ConversionJournal(journal, files, stamp))
         writes = {task.name: sorted(set(written_by(task.encoding))) for task in tasks if task.name not in notes.done}
         todo = sorted((task for task in tasks if task.name in writes), key=lambda task: writes[task.name][:1])
-        advance(sum(task.nbytes for task in tasks) - sum(task.nbytes for task in todo))
+        on_resumed(sum(task.nbytes for task in tasks) - sum(task.nbytes for task in todo))
         growing = stack.enter_context(GrowingDigests(files, layouts, writes))
 
         def done(task: Writing) -> None:
@@ -277,7 +279,7 @@ def _open_file(stack: ExitStack, path: Path, layout: FileLayout) -> int:
     stack.callback(os.close, descriptor)
     if not laid_out:
         os.ftruncate(descriptor, 0)  # padding is never written: it is what is zero from here on
-        os.posix_fallocate(descriptor, 0, layout.nbytes)  # a full disk is found before the work
+        reserve(descriptor, layout.nbytes)
         os.pwrite(descriptor, layout.header, 0)
     return descriptor
 

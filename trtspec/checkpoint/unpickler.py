@@ -16,6 +16,7 @@ from pickle import UnpicklingError
 from typing import TYPE_CHECKING, NoReturn
 
 from trtspec.checkpoint.safetensors import lay_out
+from trtspec.files import reserve
 
 if TYPE_CHECKING:
     import torch
@@ -82,7 +83,7 @@ def _write(tensors: dict[str, torch.Tensor], out: Path) -> None:
 
     layout = lay_out((name, DTYPES[_dtype(tensor)], tuple(tensor.shape)) for name, tensor in tensors.items())
     with out.open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, layout.nbytes)  # a full disk is found before the work
+        reserve(file.fileno(), layout.nbytes)
         file.write(layout.header)
         for tensor in tensors.values():
             file.write(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)

@@ -7,16 +7,16 @@ import operator
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from threading import Condition
 from types import TracebackType
 from typing import Any, cast
 
-from trtspec.errors import StepError, TrtspecError
-from trtspec.files import UNREAD, in_threads
-from trtspec.graph.digest import DigestCache, ensure_unchanged, identity_of
+from trtspec.errors import SourceChanged, TrtspecError
+from trtspec.files import UNREAD, identity_of, in_threads
+from trtspec.graph.digest import DigestCache, ensure_unchanged
 from trtspec.graph.files import Files
 from trtspec.graph.step import Progress, Step
 from trtspec.hashing import FilesBeside, threads_beside
@@ -80,18 +80,18 @@ class Alongside:
     """Hashes a step's unproven files in threads of its own while the step runs, and is the step's progress meanwhile.
 
     The two stay within `LEAD_BYTES` of each other, so that a disk is read once. Each is told to wait by what the other
-    has read, never both: neither can wait for ever.
+    has read, never both: neither can wait for ever. What an earlier run of the step has done is hashed meanwhile.
     """
 
     def __init__(self, step: Step, digests: DigestCache, progress: Progress) -> None:
         self._step, self._digests, self._progress = step, digests, progress
         self._supposed = unproven(step)
         self._identities: dict[Path, str] = {}
-        self._hashed = self._read = 0
+        self._hashed = self._read = self._resumed = 0
         self._moved, self._is_over = Condition(), False
         self._pool = ThreadPoolExecutor(1, "source")
         self._paths = sorted(self._supposed)
-        self._files = FilesBeside(self._paths, self._on_hashed, self._has_room)
+        self._files = FilesBeside(self._paths, self._on_hashed, self._has_room, self._on_found)
 
     def __enter__(self) -> Alongside:
         self._identities = {path: _settled(path) for path in self._supposed}
@@ -104,30 +104,35 @@ class Alongside:
         self._pool.shutdown(cancel_futures=True)
 
     def advance(self, n_bytes: int) -> None:
-        """Count what the step has read; waits where it is far ahead."""
+        """Count what the step has read; waits where it is far ahead, raises what is wrong with what was hashed."""
         with self._moved:
             self._read += n_bytes
         self._files.wake()
         with self._moved:  # unbounded: files are being hashed
             self._moved.wait_for(lambda: self._read - self._hashed <= LEAD_BYTES or self._work.done())
+        if self._work.done():
+            self._result()
         self._progress.advance(n_bytes)
+
+    def resume(self, n_bytes: int) -> None:
+        """Count what an earlier run has read: it has to be hashed, and nothing waits for that."""
+        with self._moved:
+            self._resumed += n_bytes
+        self._files.wake()
+        self._progress.resume(n_bytes)
 
     def say(self, text: str) -> None:
         """Tell people in words what is being done."""
         self._progress.say(text)
 
     def digests(self) -> dict[Path, str]:
-        """Return the files' digests once the step is over; StepError where one changed or is not what it is called."""
+        """Return the files' digests once the step is over; SourceChanged where one is not what it was or is called."""
         self._is_over = True
         self._files.wake()
         self._files.join_in()  # this thread has nothing else to do
-        found = dict(zip(self._paths, self._work.result(), strict=True))
-        ensure_unchanged(self._identities)
-        for path, digest in found.items():
-            supposed = self._supposed[path]
-            if not supposed.startswith(UNREAD) and supposed != digest:
-                message = f"its SHA-256 is {digest}, and the hub calls it {supposed}: it is damaged"
-                raise StepError(message, where=str(path), hint="remove it and build again, which downloads it")
+        found = dict(zip(self._paths, self._result(), strict=True))
+        with _as_change():
+            ensure_unchanged(self._identities)
         return found
 
     def remember(self) -> None:
@@ -136,13 +141,24 @@ class Alongside:
         with suppress(TrtspecError, OSError):  # a file that has changed since is unknown again
             self._digests.learn({path: (self._identities[path], digest) for path, digest in found})
 
+    def _result(self) -> list[str]:
+        with _as_change():
+            return self._work.result()
+
+    def _on_found(self, number: int, digest: str) -> None:
+        path = self._paths[number]
+        supposed = self._supposed[path]
+        if not supposed.startswith(UNREAD) and supposed != digest:
+            message = f"its SHA-256 is {digest}, and the hub calls it {supposed}: it is damaged"
+            raise SourceChanged(message, where=str(path), hint="remove it and build again, which downloads it")
+
     def _on_hashed(self, count: int) -> None:
         with self._moved:
             self._hashed += count
             self._moved.notify_all()
 
     def _has_room(self) -> bool:
-        return self._hashed - self._read <= LEAD_BYTES or self._is_over
+        return self._hashed - self._read - self._resumed <= LEAD_BYTES or self._is_over
 
     def _wake(self) -> None:
         with self._moved:
@@ -182,6 +198,15 @@ def _files_in(value: object) -> Iterator[Files]:
             yield from _files_in(each)
     elif is_dataclass(value) and not isinstance(value, Step | type):
         yield from _files_in(tuple(getattr(value, field.name) for field in fields(value)))
+
+
+@contextmanager
+def _as_change() -> Iterator[None]:
+    """Raise what is wrong with a source as what makes a step's work of no use."""
+    try:
+        yield
+    except TrtspecError as error:
+        raise SourceChanged(error.message, where=error.where, hint=error.hint) from None
 
 
 def _settled(path: Path) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from trtspec.errors import StepError
+from trtspec.errors import SourceChanged, StepError
 from trtspec.failpoint import failpoint
 from trtspec.file_records import FileRecord
 from trtspec.files import sync
@@ -37,14 +37,19 @@ class Output:
 
 @contextmanager
 def workspace_of(layout: Layout, step: Step) -> Iterator[Path]:
-    """Lend a step the directory for its files and notes; what a resumable one wrote stays where it fails."""
+    """Lend a step the directory for its files and notes; what a resumable one wrote stays where it fails.
+
+    It does not go on with what it made of a source that is another one: that may be of other bytes.
+    """
     workspace = layout.partial(step.key) if step.RESUMABLE else layout.temporary(step.key)
     try:
         _make_workspace(workspace, step)
         yield workspace
-    except BaseException:  # an interrupt too leaves nothing behind but what can be resumed
+    except BaseException as error:  # an interrupt too leaves nothing behind but what can be resumed
         if not step.RESUMABLE:
             shutil.rmtree(workspace, ignore_errors=True)
+        elif isinstance(error, SourceChanged):
+            shutil.rmtree(notes_of(workspace / "files"))
         raise
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from trtspec.errors import TrtspecError
-from trtspec.files import replace_file
+from trtspec.files import identity_of, replace_file
 from trtspec.graph.sealed import load_sealed, seal
 from trtspec.hashing import file_sha256
 
@@ -108,12 +108,6 @@ class DigestCache:
     def _load(self) -> dict[str, str]:
         document = load_sealed(CACHE_SCHEMA, self._path) or {"digests": {}}
         return cast(dict[str, str], document["digests"])
-
-
-def identity_of(path: Path) -> str:
-    """Return what changes with each writing to a file, as far as the system can tell."""
-    stat = path.stat()
-    return f"{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}:{stat.st_ctime_ns}"
 
 
 def ensure_unchanged(before: Mapping[Path, str]) -> None:

@@ -103,6 +103,7 @@ class _Run:
     def bring(self, step: Step, devices: tuple[str, ...] = ()) -> None:
         """Take a step's output from the store, or build it."""
         started, step = time.perf_counter(), self._looked_at(self.known(step))
+        self._store.uses.hold_too(step.key)  # which follows from sources that were read since the build began
         lookup = self._store.get(step.key)
         entry, built = lookup.entry, False
         if entry is None:
@@ -180,6 +181,9 @@ class _Meter:
         if n_bytes:
             with self._run.observing() as observer:
                 observer.step_advanced(self._step, n_bytes)
+
+    def resume(self, n_bytes: int) -> None:
+        self.advance(n_bytes)
 
     def say(self, text: str) -> None:
         with self._run.observing() as observer:

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trtspec.errors import StepError
-from trtspec.files import UNREAD, Absent, in_threads
-from trtspec.graph.digest import DigestCache, identity_of
+from trtspec.errors import SourceChanged, StepError
+from trtspec.files import UNREAD, Absent, identity_of, in_threads
+from trtspec.graph.digest import DigestCache
 from trtspec.paths import hub_cache_dir
 
 
@@ -22,13 +22,15 @@ class Files:
 
     A plan may leave a large file that nobody has read yet `unread`, with what identifies it meanwhile; `is_read` tells.
     Such a plan shows what would be done; its keys are not those the build will use. `unproven` are the names of those
-    files, and of those whose digest is what the hub calls them: whoever reads them hashes them.
+    files, and of those whose digest is what the hub calls them: whoever reads them hashes them. `identities` tell the
+    files whose digests these are from any that take their places later.
     """
 
     root: Path = field(metadata={"key": False})
     digests: tuple[tuple[str, str], ...]
     stats: tuple[tuple[int, int], ...] = field(metadata={"key": False})
     unproven: tuple[str, ...] = field(default=(), metadata={"key": False})
+    identities: tuple[str, ...] = field(default=(), metadata={"key": False})
 
     @property
     def is_read(self) -> bool:
@@ -42,13 +44,13 @@ class Files:
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Raise StepError when the block ends, however it does, where a file is not the one whose digest is known."""
+        """Raise SourceChanged when the block ends, however it does, where a file is not the one of the known digest."""
         try:
             yield
         finally:
-            for path, before in zip(self.paths, self.stats, strict=True):
-                if not path.is_file() or _stat(path) != before:
-                    raise StepError("the file changed during the build", where=str(path), hint="build again")
+            for path, before in zip(self.paths, self.identities, strict=True):
+                if not path.is_file() or identity_of(path) != before:
+                    raise SourceChanged("the file changed during the build", where=str(path), hint="build again")
 
 
 class FileReader:
@@ -75,6 +77,7 @@ class FileReader:
         """Return files below `root`; raises StepError for one that cannot be read."""
         paths = sorted(paths)
         try:
+            identities = tuple(self._identity(path) for path in paths)  # before any digest: none is of an older file
             stats = tuple(self._stat(path) for path in paths)
             known = [self._lookup(path) for path in paths]
             new = sum(size for (size, _), digest in zip(stats, known, strict=True) if digest is None)
@@ -86,7 +89,11 @@ class FileReader:
                 found = in_threads(self._digest, paths)
         except OSError as error:
             raise StepError(f"cannot be read: {error.strerror}", where=str(error.filename)) from None
-        return Files(root, tuple(zip((path.name for path in paths), found, strict=True)), stats, unproven)
+        named = tuple(zip((path.name for path in paths), found, strict=True))
+        return Files(root, named, stats, unproven, identities)
+
+    def _identity(self, path: Path) -> str:
+        return "" if path in self._absent else identity_of(path)
 
     def _stat(self, path: Path) -> tuple[int, int]:
         return self._absent[path][1:] if path in self._absent else _stat(path)

@@ -23,6 +23,9 @@ class Progress(Protocol):
     def advance(self, n_bytes: int) -> None:
         """Count `n_bytes` more of the step's `total_bytes` as done; raises Stopped where the step is to end."""
 
+    def resume(self, n_bytes: int) -> None:
+        """Count bytes as done that an earlier run has done: nothing is read for them; raises as `advance` does."""
+
     def say(self, text: str) -> None:
         """Tell people in words what is being done."""
 

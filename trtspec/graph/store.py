@@ -159,6 +159,7 @@ class Store:
 
     def _publish_as(self, step: Step, unread: Step, output: Output) -> tuple[Entry, bool]:
         """Publish what an unread step wrote, now that its key is known: unless it was there all along."""
+        self.uses.hold_too(step.key)
         with nullcontext() if step.key == unread.key else self._layout.lock(step.key):
             if not (entry := self._get_locked(step.key).entry):
                 return publish_output(self._layout, step, output, self._clock), True

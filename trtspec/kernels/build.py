@@ -9,6 +9,7 @@ Only `build_library` compiles; `find_libraries` searches the cache.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import platform
@@ -16,6 +17,7 @@ import re
 import shlex
 import subprocess
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,7 +25,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from trtspec.errors import StepError, StepTimeout, TrtspecError
-from trtspec.files import in_threads
+from trtspec.files import in_threads, sync
 from trtspec.graph.digest import digest_of
 from trtspec.graph.sealed import load_sealed, seal
 from trtspec.kernels.toolchain import FLAGS, Toolchain, probe_toolchain
@@ -80,7 +82,7 @@ class LibrarySpec:
 
     plugins: tuple[str, ...]
     architectures: tuple[str, ...]
-    sources: str  # their digest
+    sources: str  # a digest of them and of the compilers' flags
     toolchain: Toolchain
 
     @property
@@ -149,18 +151,18 @@ def plan_library(names: tuple[str, ...] = (), architectures: tuple[str, ...] = (
 
 
 def build_library(spec: LibrarySpec, timeout_s: float = TIMEOUT_S) -> Path:
-    """Return the library, building it if needed; each run of a compiler takes at most `timeout_s`.
+    """Return the library, building it where there is none that loads; each run of a compiler takes at most `timeout_s`.
 
     Raises StepError with the compiler's first error, and StepTimeout where it, or a process that builds the same, takes
     longer.
     """
-    if not spec.path.exists():
+    if not loads(spec.path):
         from filelock import FileLock, Timeout
 
         _libraries().mkdir(parents=True, exist_ok=True)
         try:
             with FileLock(_libraries() / f"{spec.key}.lock", timeout_s):
-                if not spec.path.exists():
+                if not loads(spec.path):
                     _publish(spec, timeout_s)
         except Timeout:
             message = f"another process has been building it for {timeout_s:.0f} s"
@@ -169,7 +171,7 @@ def build_library(spec: LibrarySpec, timeout_s: float = TIMEOUT_S) -> Path:
 
 
 def find_libraries(names: tuple[str, ...] = ()) -> list[Path]:
-    """Return the libraries of the current sources that have these plugins, or all; most GPU architectures first."""
+    """Return the libraries of these sources and flags that have some plugins, or all; most GPU architectures first."""
     wanted, sources = set(names or discover_plugins()), _digest_sources()
     made = (one for one in list_libraries() if one.sources == sources and one.machine == platform.machine())
     fitting = [one for one in made if wanted <= set(one.plugins)]
@@ -182,6 +184,15 @@ def list_libraries() -> list[BuiltLibrary]:
     return [BuiltLibrary(path.with_name(LIBRARY), **made["library"]) for path, made in read if made]
 
 
+def loads(path: Path) -> bool:
+    """Return whether there is a library that the system loads: a loss of power may have left something else."""
+    try:
+        ctypes.CDLL(str(path))
+    except OSError:
+        return False
+    return True
+
+
 def _publish(spec: LibrarySpec, timeout_s: float) -> None:
     """Compile in a temporary sibling directory, and rename it when it is complete."""
     with tempfile.TemporaryDirectory(dir=_libraries(), prefix="tmp-", ignore_cleanup_errors=True) as temporary:
@@ -189,7 +200,12 @@ def _publish(spec: LibrarySpec, timeout_s: float) -> None:
         made.mkdir()
         _compile(spec, Path(temporary), made / LIBRARY, timeout_s)
         (made / DESCRIPTION).write_bytes(seal(SCHEMA, spec.describe()))
+        for path in (made / LIBRARY, made / DESCRIPTION, made):
+            sync(path)
+        with suppress(FileNotFoundError):  # one that does not load
+            os.rename(spec.path.parent, Path(temporary) / "broken")
         os.rename(made, spec.path.parent)
+    sync(_libraries())
 
 
 def _compile(spec: LibrarySpec, workdir: Path, library: Path, timeout_s: float) -> None:
@@ -242,13 +258,14 @@ def _source_line(found: re.Match[str]) -> str:
 
 
 def _digest_sources() -> str:
-    """Return the digest of all source files of the plugins."""
+    """Return the digest of all source files of the plugins, and of what compilers are told of them."""
     folder = plugins_dir()
     headers = (path.relative_to(folder).as_posix() for pattern in HEADERS for path in folder.glob(pattern))
     plugins = discover_plugins().values()
     sources = (path for plugin in plugins for path in plugin.paths(tuple(plugin.architectures), "x86_64"))
     files = sorted({*headers, *COMMON_SOURCES, *WITHOUT_CUDA, *sources})
-    return digest_of("trtspec.plugins.sources/1", [(file, (folder / file).read_bytes()) for file in files])
+    read = [(file, (folder / file).read_bytes()) for file in files]
+    return digest_of("trtspec.plugins.sources/2", (FLAGS, read))
 
 
 def _libraries() -> Path:

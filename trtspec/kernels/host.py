@@ -7,7 +7,7 @@ import logging
 
 from trtspec.errors import TrtspecError
 from trtspec.kernels.bindings import KernelLibrary, load_library
-from trtspec.kernels.build import HOST_PLUGINS, build_library, find_libraries, plan_library
+from trtspec.kernels.build import HOST_PLUGINS, build_library, find_libraries, loads, plan_library
 
 log = logging.getLogger(__name__)
 
@@ -17,7 +17,7 @@ COMPILE_S = 60
 
 
 def host_library(nbytes: int) -> KernelLibrary | None:
-    """Return the library for work on so many bytes, compiled within `COMPILE_S` where there is none and they are many.
+    """Return the library for work on so many bytes, compiled within `COMPILE_S` where none loads and they are many.
 
     None where it would not pay, or there is neither a library nor a compiler: numpy and hashlib say the same.
     """
@@ -25,9 +25,9 @@ def host_library(nbytes: int) -> KernelLibrary | None:
         return None
     try:
         found = next(iter(find_libraries(HOST_PLUGINS)), None)
-        if found is None and nbytes < COMPILE_BYTES:
-            return None
-        return load_library(found or build_library(plan_library(HOST_PLUGINS), COMPILE_S))
+        if nbytes >= COMPILE_BYTES and not (found and loads(found)):
+            found = build_library(plan_library(HOST_PLUGINS), COMPILE_S)
+        return load_library(found) if found else None
     except (TrtspecError, OSError) as error:
         log.info("weights are converted in numpy and hashed by hashlib, which is slower and says the same: %s", error)
         return None

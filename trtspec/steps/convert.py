@@ -120,6 +120,7 @@ class ConvertCheckpoint(Step):
                 allow_nonfinite=self.allow_nonfinite,
                 vocab_size=self.vocab_size,
                 on_bytes=progress.advance,
+                on_resumed=progress.resume,
                 journal=notes_of(out) / "journal",
                 keep_cached=any(files.unproven for files in self.sources),
             )
@@ -137,6 +138,7 @@ def convert_checkpoint(
     allow_nonfinite: bool = False,
     vocab_size: int = 0,
     on_bytes: Callable[[int], None] = lambda count: None,
+    on_resumed: Callable[[int], None] | None = None,
     journal: Path | None = None,
     threads: int | None = None,
     keep_cached: bool = False,
@@ -146,8 +148,8 @@ def convert_checkpoint(
     Returns the SHA-256 of the ranks' files.
 
     `load_head` reads what drafts from inside it and is stored with it; `on_bytes` is told the source bytes done since
-    the last call, and with `keep_cached` somebody else reads the source meanwhile. Raises CheckpointError where the
-    source does not add up.
+    the last call, `on_resumed` (or it) those that were done before, and with `keep_cached` somebody else reads the
+    source meanwhile. Raises CheckpointError where the source does not add up.
     """
     from trtspec.checkpoint.stream import Flaws, run_tasks  # numpy, which planning does without
     from trtspec.quant.tasks import plan_tasks
@@ -173,6 +175,7 @@ def convert_checkpoint(
         tasks,
         flaws=flaws,
         on_bytes=on_bytes,
+        on_resumed=on_resumed or on_bytes,
         journal=journal,
         stamp=stamp,
         threads=threads,

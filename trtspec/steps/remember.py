@@ -91,5 +91,8 @@ class _Unheard:
     def advance(self, n_bytes: int) -> None:
         """Count nothing."""
 
+    def resume(self, n_bytes: int) -> None:
+        """Count nothing."""
+
     def say(self, text: str) -> None:
         """Say nothing."""
