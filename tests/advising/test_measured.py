@@ -43,6 +43,7 @@ def ours(ended: float) -> str:
     drafts = '{model="tensorrt_llm_bls",method="draft_target"}'
     return (
         text + f"trtspec_accepted_tokens_total{drafts} {24 * ended}\ntrtspec_decode_steps_total{drafts} {16 * ended}\n"
+        f"trtspec_drafted_tokens_total{drafts} {48 * ended}\n"
     )
 
 
@@ -76,6 +77,13 @@ def test_a_server_of_ours_is_read_by_the_model_that_makes_texts() -> None:
     found = read(ours(10), ours(30))
     assert found.pop("request_rate") > 0
     assert found == ANSWERS
+
+
+def test_a_server_that_drafts_nothing_says_nothing_of_drafts() -> None:
+    """It counts its steps all the same: that one gives a token is no reason against drafting."""
+    found = read(*(text.replace(f" {48 * ended}\n", " 0\n") for ended in (10, 30) for text in [ours(ended)]))
+    assert "mean_accepted_len" not in found
+    assert found["output_tokens"] == 40
 
 
 def test_what_is_new_counts_before_what_was() -> None:
@@ -117,7 +125,7 @@ def test_names_of_ours_are_those_that_are_exported() -> None:
         name
         for entries in readings().values()
         for each in entries
-        for name in (each.gauge, each.rate, each.ratio, each.per)
+        for name in (each.gauge, each.rate, each.ratio, each.per, each.where)
     }
     for name in filter(lambda name: name.startswith("trtspec_"), names):
         assert f"| `{name.removesuffix('_sum').removesuffix('_count')}` |" in page

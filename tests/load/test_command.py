@@ -96,7 +96,7 @@ def test_a_least_ratio_is_a_gate(trtspec: Run, workplace: Path) -> None:
     assert held.code == 0
     assert held.out.rstrip().endswith("the least ratio 1 holds")
     assert missed.code == 112
-    assert missed.document["gate"] == {"min_ratio": 1.0, "ok": False, "is_decided": True}
+    assert missed.document["gate"] == {"min_ratio": 1.0, "ok": False, "is_decided": True, "unfit": []}
     assert missed.document["crossover"]["concurrency"] == 2
 
 

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,14 +14,16 @@ import pytest
 from trtspec.errors import TrtspecError
 from trtspec.load.by_kind import speedup_by_kind
 from trtspec.load.counters import Counters, parse_counters
-from trtspec.load.document import outliers_of
+from trtspec.load.document import crossover_of, outliers_of
 from trtspec.load.loads.closed import Closed
 from trtspec.load.loads.poisson import Poisson
 from trtspec.load.noise import noise_of
 from trtspec.load.rounds import Round
 from trtspec.load.sample import Sample
+from trtspec.load.samples import samples_file, write_samples
 from trtspec.load.slo import Slo, parse_slo
 from trtspec.load.summary import spread_of, summary_of
+from trtspec.load.sweep import BASELINE, SERVED, Point
 
 
 def sample(due_s: float, chunks_s: list[float], tokens: int | None = None, **more: object) -> Sample:
@@ -172,3 +177,35 @@ def test_noise_is_how_far_the_quartiles_are_apart() -> None:
 
 def test_no_values_have_no_spread() -> None:
     assert spread_of([]) is None
+
+
+def test_a_draft_of_which_nothing_is_accepted_has_a_rate() -> None:
+    assert Counters(10, 40, 0).as_dict() == {"acceptance_rate": 0.0, "mean_accepted_len": 1.0}
+    assert Counters(0, 0, 0).as_dict() == {"acceptance_rate": None, "mean_accepted_len": None}
+
+
+def compared(served: Sequence[Sample], alone: Sequence[Sample]) -> Point:
+    return Point(Closed(1), 2, {SERVED: [Round(served)] * 3, BASELINE: [Round(alone)] * 3})
+
+
+def test_arms_of_which_one_fails_are_not_compared() -> None:
+    """Half of the requests are answered sooner than all of them: that is no speed-up."""
+    quick, slow, broken = sample(0.0, [0.1]), sample(0.0, [0.2]), Sample("p", "", 0.0, 0.0, error="503")
+    assert compared([quick, quick], [slow, slow]).speedup
+    failing = compared([quick, broken], [slow, slow])
+    assert (failing.speedups(), failing.speedup) == ([], None)
+    assert failing.unfit == "3 of 6 requests failed (served)"
+    assert crossover_of([compared([slow, broken], [quick, quick])]) is None
+
+
+def test_chunks_are_not_taken_for_tokens() -> None:
+    counted, chunks = sample(0.0, [0.1, 0.2]), sample(0.0, [0.1, 0.2], is_counted=False)
+    assert compared([counted], [counted]).unfit == ""
+    assert compared([chunks], [counted]).unfit == "the server does not count its tokens (served)"
+
+
+def test_what_a_server_says_that_is_no_utf8_can_be_written(tmp_path: Path) -> None:
+    with samples_file(tmp_path / "raw.jsonl") as file:
+        assert file
+        write_samples(file, Closed(1), 0, SERVED, Round([sample(0.0, [0.1], finish_reason="\ud800")]))
+    assert json.loads((tmp_path / "raw.jsonl").read_text())["finish_reason"] == "\ud800"

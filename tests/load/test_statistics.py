@@ -188,9 +188,20 @@ def test_a_runs_own_gate_is_as_strict_as_that_of_two(loads: int, ok: bool) -> No
     speedups = [0.95, 0.96, 0.97, 0.94, 0.955]
     near = [0.985, 0.95, 0.97, 0.94, 0.965]
     assert ratio_of_rounds(near).high < 0.985 < ratio_of_rounds(near, CONFIDENCE).high
-    assert load_gate({"points": [{"speedups": near}]}, 0.985).ok
-    points = [{"speedups": speedups}, *[{"speedups": [1.2, 1.3, 1.25]}] * (loads - 1), {"speedups": []}]
+    assert load_gate({"points": [{"speedups": near, "unfit": None}]}, 0.985).ok
+    found = [speedups, *[[1.2, 1.3, 1.25]] * (loads - 1), []]
+    points = [{"speedups": each, "unfit": None} for each in found]
     assert load_gate({"points": points}, 0.982).ok is ok
+
+
+def test_what_cannot_be_compared_holds_no_gate() -> None:
+    points = [
+        {"speedups": [2.0, 2.1, 2.2], "unfit": None},
+        {"speedups": [], "unfit": "9 of 20 requests failed (served)"},
+    ]
+    gate = load_gate({"points": points}, 0.5)
+    assert not gate.ok
+    assert gate.as_dict()["unfit"] == ["9 of 20 requests failed (served)"]
 
 
 def test_several_loads_are_judged_more_strictly() -> None:

@@ -45,12 +45,15 @@ class Reading:
     rate: str = ""
     ratio: str = ""
     per: str = ""
+    where: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     times: float = 1
     plus: float = 0
 
     def of(self, numbers: Numbers) -> float | None:
         """Return its answer."""
+        if self.where and not numbers.ratio(self.where, self.per, self.labels):
+            return None
         if self.ratio:
             value = numbers.ratio(self.ratio, self.per, self.labels)
         else:

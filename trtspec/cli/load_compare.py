@@ -49,10 +49,10 @@ def load_gate(document: dict[str, Any], least: float) -> Gate:
     from trtspec.load.comparison import Gate, confidence_for
     from trtspec.load.intervals import ratio_of_rounds
 
-    found = [point["speedups"] for point in document["points"] if point["speedups"]]
-    if not found:
-        raise GateNotMet("--min-ratio has nothing to judge: there is no baseline", hint="name one with --baseline")
-    return Gate(least, tuple(ratio_of_rounds(each, confidence_for(len(found))) for each in found))
+    points = document["points"]
+    found, unfit = [point["speedups"] for point in points if point["speedups"]], [point["unfit"] for point in points]
+    ratios = tuple(ratio_of_rounds(each, confidence_for(len(found))) for each in found)
+    return Gate(least, ratios, tuple(reason for reason in unfit if reason))
 
 
 def _remarks(found: Sequence[Compared]) -> list[str]:

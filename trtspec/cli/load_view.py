@@ -157,5 +157,7 @@ def show_gate(gate: Document | None) -> None:
     if gate["ok"]:
         say(f"{limit} holds" if gate["is_decided"] else f"{limit}: not shown to be missed, and not shown to hold",
             "green" if gate["is_decided"] else "yellow")  # fmt: skip
+    elif gate["unfit"]:
+        say(f"{limit} cannot be judged: {'; '.join(dict.fromkeys(gate['unfit']))}", "red")
     else:
         say(f"{limit} is MISSED", "red")

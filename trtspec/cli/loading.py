@@ -82,7 +82,8 @@ def _plan(
 
     timeout_s = parse_seconds(asked.timeout, "--timeout") if asked.timeout else TIMEOUT_S
     driver, tokenizer = asked.driver or DRIVER, _tokenizer(asked, root)
-    return Plan(served, other, workload, _loads(asked), _effort(asked, runs), timeout_s, driver, tokenizer)
+    is_judged = asked.min_ratio is not None
+    return Plan(served, other, workload, _loads(asked), _effort(asked, runs), timeout_s, driver, tokenizer, is_judged)
 
 
 def _tokenizer(asked: LoadAsked, root: Path | None) -> Path | None:

@@ -19,11 +19,11 @@ from typing import Any
 from trtspec.errors import TrtspecError
 from trtspec.load.intervals import Ratio, ratio_between
 from trtspec.load.load import LARGER_IS_BETTER
+from trtspec.load.rounds import MAX_FAILED
 from trtspec.load.saved import SavedLoad, SavedPoint
 
 FORMAT_VERSION, KIND = 1, "load_comparison"
 CONFIDENCE = 0.99
-MAX_FAILED = 0.01  # of the requests
 SPEEDUP, SERVED, BASELINE = "speedup", "served", "baseline"
 VERDICTS = {1: "faster", -1: "slower", 0: "no difference shown"}
 
@@ -54,15 +54,19 @@ class Compared:
 
 @dataclass(frozen=True)
 class Gate:
-    """The least ratio that is good enough. It fails where an interval shows less, and is open where it cannot tell."""
+    """The least ratio that is good enough. It fails where an interval shows less, and is open where it cannot tell.
+
+    It fails too where loads are `unfit` to be compared, for these reasons.
+    """
 
     least: float
     ratios: tuple[Ratio, ...]
+    unfit: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
         """Return whether no ratio is shown to be too small."""
-        return all(ratio.high >= self.least for ratio in self.ratios)
+        return not self.unfit and all(ratio.high >= self.least for ratio in self.ratios)
 
     @property
     def is_decided(self) -> bool:
@@ -71,7 +75,7 @@ class Gate:
 
     def as_dict(self) -> dict[str, Any]:
         """Return its part of a document."""
-        return {"min_ratio": self.least, "ok": self.ok, "is_decided": self.is_decided}
+        return {"min_ratio": self.least, "ok": self.ok, "is_decided": self.is_decided, "unfit": [*self.unfit]}
 
 
 def compare(a: SavedLoad, b: SavedLoad, *, absolutely: bool = False) -> list[Compared]:

@@ -6,6 +6,7 @@ Counters are of all that a server answers meanwhile; they are right where nobody
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,8 +40,8 @@ class Counters:
     def as_dict(self) -> dict[str, Any]:
         """Return rates as a server that tells them with each text does; null where there are no counters."""
         return {
-            "acceptance_rate": round(self.accepted / self.drafted, 4) if self.drafted and self.accepted else None,
-            "mean_accepted_len": round(1 + self.accepted / self.steps, 4) if self.steps and self.accepted else None,
+            "acceptance_rate": round((self.accepted or 0.0) / self.drafted, 4) if self.drafted else None,
+            "mean_accepted_len": round(1 + (self.accepted or 0.0) / self.steps, 4) if self.steps else None,
         }
 
 
@@ -48,7 +49,7 @@ async def read_counters(client: LoadClient, endpoint: Endpoint) -> Counters:
     """Ask a server for its counters; it need not have any."""
     try:
         status, content = await client.get(f"{endpoint.url}/metrics", endpoint.headers)
-    except (aiohttp.ClientError, OSError, TimeoutError):
+    except (aiohttp.ClientError, OSError, TimeoutError, asyncio.TimeoutError):  # two of them before Python 3.11
         return Counters()
     return parse_counters(content) if status == 200 else Counters()
 

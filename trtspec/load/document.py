@@ -64,11 +64,12 @@ def _point(point: Point, slo: Slo | None) -> dict[str, Any]:
         "requests_per_round": point.requests,
         "arms": arms,
         "judged_by": point.load.judged_by,
+        "unfit": point.unfit or None,
         "speedup": speedup.as_dict() if speedup else None,
         "speedups": [round(each, 4) for each in point.speedups()],
         "outlier_rounds": outliers_of(point.speedups()),
-        "served_to_baseline": _ratios(point),
-        "speedup_by_kind": speedup_by_kind(*_arms(point)) if BASELINE in point.rounds else {},
+        "served_to_baseline": {} if point.unfit else _ratios(point),
+        "speedup_by_kind": {} if point.unfit or BASELINE not in point.rounds else speedup_by_kind(*_arms(point)),
         "identical_texts": _identical(point),
     }
 

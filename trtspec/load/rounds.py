@@ -18,6 +18,8 @@ from trtspec.load.slo import Slo
 from trtspec.load.workload import Workload
 from trtspec.prompts.prompt import Prompt
 
+MAX_FAILED = 0.01  # of the requests: beyond that those that were answered are not what was asked
+
 
 @dataclass(frozen=True)
 class Round:

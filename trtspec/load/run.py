@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
+from trtspec.errors import GateNotMet
 from trtspec.load.client import Endpoint, LoadClient, load_client
 from trtspec.load.load import Load
 from trtspec.load.servers import AUTO, KEY_VARIABLE, ensure_answers, find_endpoint, target_alone
@@ -42,6 +43,7 @@ class Plan:
     timeout_s: float = TIMEOUT_S
     driver: str = DRIVER
     tokenizer: Path | None = None  # which a driver may want
+    is_judged: bool = False  # by a speed-up, which needs a baseline
 
 
 def measure(
@@ -57,6 +59,8 @@ async def _measure(
     ask_round = find("trtspec.load.drivers", "DRIVER", plan.driver, "driver")(plan.tokenizer, plan.timeout_s)
     async with load_client(plan.timeout_s) as client:
         arms = await find_arms(client, plan.served, plan.baseline)
+        if plan.is_judged and BASELINE not in arms:
+            raise GateNotMet("--min-ratio has nothing to judge: there is no baseline", hint="name one with --baseline")
         sweep = Sweep(arms, plan.workload, plan.loads, plan.effort, samples, on_progress, ask_round)
         return arms, await sweep.run(client)
 

@@ -33,5 +33,5 @@ def write_samples(file: TextIO, load: Load, number: int, arm: str, done: Round) 
     """Write a round."""
     for place, sample in enumerate(done.samples):
         where = {"load": load.as_dict(), "round": number, "arm": arm, "request": place}
-        file.write(json.dumps({**where, **sample.as_dict()}, ensure_ascii=False) + "\n")
+        file.write(json.dumps({**where, **sample.as_dict()}) + "\n")  # ASCII: servers say what UTF-8 cannot
     file.flush()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -71,7 +72,7 @@ async def _models(client: LoadClient, url: str, headers: Mapping[str, str]) -> l
         data = document(content).get("data") if status == 200 else None
     except BadAnswer:
         return []
-    except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+    except (aiohttp.ClientError, OSError, TimeoutError, asyncio.TimeoutError, ValueError) as error:
         reason = getattr(error, "os_error", None) or error
         raise DeployError(f"the server cannot be reached: {reason or type(error).__name__}", where=url) from None
     entries = data if isinstance(data, list) else []

@@ -15,9 +15,9 @@ from trtspec.errors import DeployError
 from trtspec.load.client import Endpoint, LoadClient, clock
 from trtspec.load.counters import Counters, read_counters
 from trtspec.load.intervals import Ratio, ratio_of_rounds
-from trtspec.load.load import LARGER_IS_BETTER, Load
+from trtspec.load.load import LARGER_IS_BETTER, THROUGHPUT, Load
 from trtspec.load.noise import work_ms
-from trtspec.load.rounds import AskRound, Round, run_round
+from trtspec.load.rounds import MAX_FAILED, AskRound, Round, run_round
 from trtspec.load.samples import write_samples
 from trtspec.load.workload import Workload
 
@@ -58,8 +58,25 @@ class Point:
         found = [(value(served), value(alone)) for served, alone in pairs if served.answered and alone.answered]
         return [ours / theirs for ours, theirs in found if ours and theirs]
 
+    @property
+    def unfit(self) -> str:
+        """Return why the arms say nothing about each other, "" where they do.
+
+        What fails takes no time, and chunks are no tokens: who drafts sends several in one.
+        """
+        for name, rounds in self.rounds.items() if BASELINE in self.rounds else ():
+            samples = [sample for each in rounds for sample in each.samples]
+            failed = sum(not sample.ok for sample in samples)
+            if failed > MAX_FAILED * len(samples):
+                return f"{failed} of {len(samples)} requests failed ({name})"
+            if self.load.judged_by == THROUGHPUT and not all(each.is_counted for each in samples if each.ok):
+                return f"the server does not count its tokens ({name})"
+        return ""
+
     def speedups(self) -> list[float]:
         """Return how many times as fast each round was with speculation, by what its load is judged by."""
+        if self.unfit:
+            return []
         ratios = self.ratios(lambda each: getattr(each, self.load.judged_by))
         return ratios if LARGER_IS_BETTER[self.load.judged_by] else [1 / ratio for ratio in ratios]
 

@@ -10,9 +10,8 @@ from itertools import cycle, islice
 from trtspec.errors import DeployError
 from trtspec.load.api import Wanted
 from trtspec.load.client import Endpoint, LoadClient, load_client
-from trtspec.load.comparison import MAX_FAILED
 from trtspec.load.loads.closed import Closed
-from trtspec.load.rounds import Round, ask_all
+from trtspec.load.rounds import MAX_FAILED, Round, ask_all
 from trtspec.load.run import TIMEOUT_S, Server, find_arm, find_arms
 from trtspec.load.sample import Sample
 from trtspec.load.sweep import BASELINE, SERVED
