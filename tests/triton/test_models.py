@@ -66,6 +66,9 @@ class FakeEngine:
         handle.cancel = lambda: self.cancelled.append(number)
         return handle
 
+    def tell_draft_failures(self, on_fallback, on_open) -> None:
+        self.draft_failures = on_fallback, on_open
+
     def close(self) -> None:
         self.closed = True
 

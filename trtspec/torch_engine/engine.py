@@ -89,6 +89,10 @@ class Engine:
             self._enqueue(running)
         return running.handle
 
+    def tell_draft_failures(self, on_fallback: Callable[[str], None], on_open: Callable[[bool], None]) -> None:
+        """Tell from now on why texts go on without drafts, and whether what drafts is left alone."""
+        self.speculator.guard.tell(on_fallback, on_open)
+
     @property
     def occupancy(self) -> tuple[int, int]:
         """Return how many requests run and how many wait."""

@@ -73,7 +73,7 @@ class TritonPythonModel:
         if settings.flag("warmup"):  # here, as Triton's own warm-up waits for no answer of a decoupled model
             warm_up(self.engine)
         self.metrics = Metrics(pb_utils, args, METRICS, lambda: self.engine.occupancy)
-        self.engine.speculator.guard.tell(self.metrics.fallback, self.metrics.breaker)
+        self.engine.tell_draft_failures(self.metrics.fallback, self.metrics.breaker)
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
         generations = [self.start(request) for request in requests]
