@@ -102,7 +102,7 @@ def _keeper(journal: DeploymentJournal, models: Path, ports: Ports, prefix: str)
     argv = ("sh", "-c", APPEND, str(journal.log), *command)
     child = Child("tritonserver", argv, Client(ports.http).where, server.environment, LOADING_S)
     write_children(place / "server.json", [child])
-    return EndKeeper(journal.root, place, journal.log, prefix)
+    return EndKeeper(journal.root, place, prefix)
 
 
 def _numbers(ports: Ports) -> tuple[int, int, int]:

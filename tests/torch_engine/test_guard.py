@@ -17,6 +17,7 @@ from tests.torch_engine.test_joining import Joining, alone
 from trtspec.generation.breaker import FAILURES, Breaker
 from trtspec.generation.request import Request, SamplingOptions
 from trtspec.torch_engine.drafting.base import Draft
+from trtspec.torch_engine.drafting.guard import Guard
 from trtspec.torch_engine.engine import Engine
 
 LEN = 6
@@ -163,3 +164,14 @@ def test_an_error_of_the_target_is_none_of_the_drafter(models: Models, monkeypat
         monkeypatch.setattr(engine.speculator.target, "forward_with_features", broken)
         with pytest.raises(Exception, match="the engine failed: the target broke"):
             engine.generate(asked(0.0, 1))
+
+
+def test_rows_that_are_begun_anew_are_given_up(models: Models) -> None:
+    """As whoever times steps begins them, without an end of those before."""
+    with loaded(models, "ngram") as engine:
+        guard = Guard(engine.speculator.drafter)
+        for prompts in ([[1, 2, 3]] * 3, [[4, 5]] * 2, [[6]] * 4):
+            guard.begin(prompts, 0, 99)
+            assert guard.drafted == [*range(len(prompts))]
+        guard.begin([[7], [8]], 4, 99)
+        assert guard.drafted == [*range(6)]

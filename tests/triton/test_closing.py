@@ -96,4 +96,4 @@ def test_the_token_stays_until_its_own_process_has_said_something(monkeypatch: p
         assert "x" * 64 in arguments.read_text()
     finally:
         process.kill()
-        process.communicate()
+        process.communicate(timeout=10)

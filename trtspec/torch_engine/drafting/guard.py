@@ -46,8 +46,10 @@ class Guard:
         return [places[place] for place in range(len(places))]
 
     def begin(self, prompts: Sequence[Sequence[int]], first_row: int, max_tokens: int) -> None:
-        """Process the prompts of new requests, which become the last rows."""
+        """Process the prompts of new requests, which become the last rows; those that were there are given up."""
+        given_up = len(self._places[first_row:]) - self._places[first_row:].count(None)
         del self._places[first_row:]
+        del self._texts[len(self._texts) - given_up :]
         self._begins = not self.drafter.remembers or self.breaker.allows()
         if not self._begins:
             self._places += [None] * len(prompts)
