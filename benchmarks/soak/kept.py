@@ -19,10 +19,11 @@ from trtspec.deploy.judge import STOPPED_S, Judge, Look
 from trtspec.deploy.keeper import LOOK_EVERY_S, Keeper, Over
 from trtspec.deploy.revision import place_of
 from trtspec.deploy.supervisor import Supervisor
-from trtspec.deploy.token import new_token
+from trtspec.deploy.token import PLACEHOLDER, new_token
 from trtspec.ports import free_ports
 from trtspec.system import start_time, wait_until
 from trtspec.triton.client import Client
+from trtspec.triton.closing import closing_options
 from trtspec.triton.server import Ports, find_server, server_command
 
 NAME = "kept"
@@ -99,7 +100,7 @@ def _keeper(journal: DeploymentJournal, models: Path, ports: Ports, prefix: str)
     journal.log.touch()
     new_token(journal.root)
     command = server_command(server, models, ports, model="*", shm_prefix=prefix)
-    argv = ("sh", "-c", APPEND, str(journal.log), *command)
+    argv = ("sh", "-c", APPEND, str(journal.log), *command, *closing_options(server, PLACEHOLDER))
     child = Child("tritonserver", argv, Client(ports.http).where, server.environment, LOADING_S)
     write_children(place / "server.json", [child])
     return EndKeeper(journal.root, place, prefix)
