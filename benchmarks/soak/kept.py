@@ -19,11 +19,10 @@ from trtspec.deploy.judge import STOPPED_S, Judge, Look
 from trtspec.deploy.keeper import LOOK_EVERY_S, Keeper, Over
 from trtspec.deploy.revision import place_of
 from trtspec.deploy.supervisor import Supervisor
-from trtspec.deploy.token import PLACEHOLDER, new_token
+from trtspec.deploy.token import new_token
 from trtspec.ports import free_ports
 from trtspec.system import start_time, wait_until
 from trtspec.triton.client import Client
-from trtspec.triton.closing import closing_options
 from trtspec.triton.server import Ports, find_server, server_command
 
 NAME = "kept"
@@ -61,6 +60,10 @@ class Kept:
 
 class EndKeeper(Keeper):
     """Takes nothing but the end of the server for a fault: what is hurt on purpose is loaded again by who hurt it."""
+
+    def is_open(self) -> bool:
+        """Return that it is as it should be: models are loaded again by its control APIs."""
+        return False
 
     def fault(self, over: Over, stopped_s: float = STOPPED_S) -> str:
         judge = Judge(stopped_s)
@@ -100,7 +103,7 @@ def _keeper(journal: DeploymentJournal, models: Path, ports: Ports, prefix: str)
     journal.log.touch()
     new_token(journal.root)
     command = server_command(server, models, ports, model="*", shm_prefix=prefix)
-    argv = ("sh", "-c", APPEND, str(journal.log), *command, *closing_options(server, PLACEHOLDER))
+    argv = ("sh", "-c", APPEND, str(journal.log), *command)
     child = Child("tritonserver", argv, Client(ports.http).where, server.environment, LOADING_S)
     write_children(place / "server.json", [child])
     return EndKeeper(journal.root, place, prefix)

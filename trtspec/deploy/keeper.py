@@ -95,11 +95,15 @@ class Keeper:
                 return fault
             if is_ready:
                 close_shared_memory(self.shm_prefix)
-                return OPEN if opens_to_filler(self.server.url, read_token(self.root)) else ""
+                return OPEN if self.is_open() else ""
             if time.monotonic() >= deadline:
                 return f"the server did not answer within {self.server.start_s:.0f} s of its start: it was not ready"
             time.sleep(LOOK_EVERY_S)
         return ""
+
+    def is_open(self) -> bool:
+        """Return whether anybody can use the control APIs of the server that is ready."""
+        return opens_to_filler(self.server.url, read_token(self.root))
 
     def until_answered(self, over: Over, stopped_s: float = STOPPED_S) -> str:
         """Return "" once it has answered a request, or `over` came first; else why it did not."""
