@@ -14,6 +14,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
@@ -58,6 +59,9 @@ class Load:
             prompt, stream = PROMPTS[asked % len(PROMPTS)], asked % 3 > 0
             try:
                 text, revisions = self.ask(prompt, stream)
+            except HTTPError as error:
+                self.failed.append(f"{error.code}: {error.read().decode()}")
+                continue
             except Exception as error:
                 self.failed.append(repr(error))
                 continue
@@ -167,8 +171,9 @@ def is_server(pid: int, place: bytes) -> bool:
 def test_a_server_that_dies_costs_no_text_that_has_begun(live: tuple[str, Path]) -> None:
     """Greedy texts are gone on with once the server is back; who asks meanwhile is told to come again."""
     url, _ = live
-    record = DeploymentJournal("tiny").known()
-    place = str(place_of(DeploymentJournal("tiny"), record.revision)).encode()
+    journal = DeploymentJournal("tiny")
+    record = journal.known()
+    place = str(place_of(journal, record.revision)).encode()
     wanted, _ = Load(url).ask(PROMPTS[0], True)
     body = {"model": "tiny", "prompt": PROMPTS[0], "max_tokens": TOKENS, "temperature": 0, "stream": True}
     asked = json.dumps(body | {"ignore_eos": True}).encode()
@@ -178,7 +183,22 @@ def test_a_server_that_dies_costs_no_text_that_has_begun(live: tuple[str, Path])
         os.kill(server, signal.SIGKILL)
         rest = events((first + answer.read()).decode())
     assert "".join(each["choices"][0]["text"] for each in rest) == wanted
-    assert wait_until(lambda: DeploymentJournal("tiny").known().state == "live", 120)
+    assert wait_until(lambda: is_back(journal, record.restarts), 120), (
+        "the text may have been whole before the server died"
+    )
+    assert wait_until(lambda: answers(url), BACK_S)
+
+
+def is_back(journal: DeploymentJournal, restarts: int) -> bool:
+    record = journal.known()
+    return record.restarts > restarts and record.state == "live"
+
+
+def answers(url: str) -> bool:
+    try:
+        return bool(Load(url).ask(PROMPTS[0], stream=False))
+    except HTTPError:
+        return False
 
 
 def test_shares_are_those_that_were_asked_for_until_it_is_promoted(live: tuple[str, Path]) -> None:

@@ -24,7 +24,7 @@ from trtspec.triton.python_models.tensors import SHUTTING_DOWN
 READY_TIMEOUT_S = 1.0
 READY_FOR_S = 0.25  # an answer about readiness is kept for so long
 ENDS_S = 1.0  # for the server to end a stream that it has answered
-RECONNECT = [("grpc.min_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000)]
+RECONNECT = [(f"grpc.{which}_reconnect_backoff_ms", 200) for which in ("initial", "min", "max")]  # it is on this host
 
 FULL = ("maximum queue size", "timeout expired", "the queue is full")  # in the words of Triton and our engine
 
