@@ -88,6 +88,12 @@ class Build:
         return all(files.is_read for files in self.files)
 
     @property
+    def target_key(self) -> str:
+        """Return the key of the converted target without what drafts from inside, "" where nothing is converted."""
+        target = self.artifact.steps.get(checkpoint("target"))
+        return target.bare_key if isinstance(target, ConvertCheckpoint) else ""
+
+    @property
     def files(self) -> list[Files]:
         """Return what steps read outside the store."""
         steps = (step for step in self.plan.steps if isinstance(step, ConvertCheckpoint | CopyFiles))
@@ -255,7 +261,6 @@ def _publish(build: Build, out: Path, results: Sequence[StepResult]) -> Literal[
             path = f"{directory}/{file.path}" if directory else file.path
             records.append(FileRecord(path=path, size=file.size, sha256=file.sha256))
             files[path] = entry.files_dir / file.path
-    target = build.artifact.steps.get(checkpoint("target"))
     manifest = Manifest(
         recipe=build.recipe.without_places(),
         steps=tuple(StepRecord(name=result.name, key=result.key) for result in results),
@@ -264,7 +269,7 @@ def _publish(build: Build, out: Path, results: Sequence[StepResult]) -> Literal[
         gpu=dict(build.artifact.gpu),
         backend=BackendRecord(name=build.recipe.engine.backend, why=build.recipe.engine.backend_why),
         memory=tuple(device_memory(device) for device in build.memory()),
-        target_key=target.bare_key if isinstance(target, ConvertCheckpoint) else "",
+        target_key=build.target_key,
     )
     status = publish_artifact(out, files, manifest)
     remember_published(out, manifest)

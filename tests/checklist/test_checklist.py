@@ -14,6 +14,7 @@ import pytest
 
 from tests.advising.serving import serving
 from tests.conftest import Run
+from trtspec.artifacts.manifest import load_manifest
 from trtspec.artifacts.paths import MANIFEST
 from trtspec.checklist import built, measured
 from trtspec.checklist.checklist import ROWS
@@ -22,6 +23,7 @@ from trtspec.checklist.row import DONE, MISSING, NOT_NEEDED, Row
 from trtspec.deploy.journal import DeploymentJournal, Record
 from trtspec.measure.documents import KINDS
 from trtspec.measure.report import manifest_sha256
+from trtspec.measure.target import target_sha256
 from trtspec.monitoring.rules import rules
 from trtspec.recipe.resolve import ResolvedRecipe
 from trtspec.system import start_time
@@ -150,6 +152,31 @@ def test_a_document_of_this_manifest_counts_however_old_it_is(artifact: Path, tr
     document = {"kind": "tune", "manifest": manifest_sha256(artifact)}
     path = write(artifact.parent / "t.json", document, 10_000)
     assert rows(trtspec, artifact, "--with", path)["tuning"]["state"] == DONE
+
+
+@pytest.mark.slow
+def test_what_was_measured_before_the_build_is_found_by_the_target(recipe: Path, trtspec: Run) -> None:
+    few = ("--samples", 2, "--max-tokens", 8, "--max-draft-len", 2, "--set", "engine.max_batch_size=1")
+    assert trtspec("profile", recipe, "--methods", "ngram,draft_target", *few).code == 0
+    assert trtspec("tune", recipe, *few).code == 0
+    built = {name: recipe.parent / name for name in ("same", "ngram", "other")}
+    for name, changes in {
+        "same": (),
+        "ngram": ("speculation={method: ngram}",),
+        "other": ("target.dtype=float16",),
+    }.items():
+        sets = [part for change in changes for part in ("--set", change)]
+        assert trtspec("build", recipe, "--out", built[name], *sets).code == 0
+    same, ngram, other = (rows(trtspec, built[name]) for name in built)
+    assert [same[name]["state"] for name in ("profile", "tuning")] == [DONE, DONE], same
+    assert [ngram[name]["state"] for name in ("profile", "tuning")] == [DONE, MISSING]
+    assert "of draft_target, and ngram drafts here" in ngram["tuning"]["evidence"] or not ngram["tuning"]["documents"]
+    assert [other[name]["state"] for name in ("profile", "tuning")] == [MISSING, MISSING]
+    for row in (same["profile"], same["tuning"]):
+        document = json.loads(Path(row["documents"][0]["path"]).read_text())
+        assert document["target"]["sha256"] == target_sha256(load_manifest(built["same"]))
+        assert document["prompt_set"]["sha256"] == gather(built["same"], (), None).prompts
+        assert (document["kind"], document["machine"]["cores"] > 0) == (row["documents"][0]["kind"], True)
 
 
 @pytest.mark.slow

@@ -61,6 +61,23 @@ def test_a_sweep(trtspec: Run, workplace: Path) -> None:
 
 
 @pytest.mark.slow  # a server answers by the clock
+def test_a_server_that_dies_costs_the_loads_that_were_not_measured(trtspec: Run, workplace: Path) -> None:
+    def dies(body: dict[str, Any]) -> Script:
+        return Script(status=503, refusal="gone") if server.most_at_once > 3 else pays(body)
+
+    with scripted(dies) as server:
+        asked = ("bench", server.url, "--concurrency", "1,8,9", *FEW, "--requests", 9, "--json")
+        done = trtspec(*asked)
+    assert done.code == 1
+    document = done.document
+    assert [point["load"]["concurrency"] for point in document["points"]] == [1]
+    assert document["ended_by"].startswith("concurrency 8: ")
+    assert "gone" in document["ended_by"]
+    assert document["ended_by"] in document["warnings"][0]
+    assert "concurrency 8" in done.err
+
+
+@pytest.mark.slow  # a server answers by the clock
 def test_the_page_has_every_field(trtspec: Run, workplace: Path) -> None:
     with scripted(pays) as server:
         done = trtspec("bench", server.url, "--concurrency", "1", *FEW, "--runs", 1, "--max-rounds", 1,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,11 +15,12 @@ import pytest
 from tests.load.scripted import Script, Server, scripted, steady
 from trtspec.errors import DeployError
 from trtspec.load.api import Wanted
+from trtspec.load.client import Endpoint
 from trtspec.load.loads.closed import Closed
 from trtspec.load.loads.poisson import Poisson
 from trtspec.load.run import Plan, measure
 from trtspec.load.run import Server as Address
-from trtspec.load.sweep import Effort
+from trtspec.load.sweep import Effort, Point
 from trtspec.load.workload import Workload
 from trtspec.prompts.prompt import Prompt
 
@@ -32,6 +34,12 @@ def planned(server: Server, *loads: Any, effort: Effort = ONCE, **address: Any) 
     return Plan(
         Address(server.url, **address), None, Workload(PROMPTS, Wanted(8), "test"), loads or [Closed(2)], effort, 20.0
     )
+
+
+def swept(plan: Plan, raw: Any = None) -> tuple[Mapping[str, Endpoint], Sequence[Point]]:
+    found = measure(plan, raw)
+    assert not found.ended_by
+    return found.arms, found.points
 
 
 def drafts_or_not(body: dict[str, Any]) -> Script:
@@ -53,7 +61,7 @@ def noted_e2e_ms(server: Server, *, alone: bool) -> list[float]:
 def test_figures_are_the_servers_by_every_api(api: str) -> None:
     """Never sooner than the schedule, and hardly later than the server noted, however busy the machine is."""
     with scripted(drafts_or_not) as server:
-        arms, (point,) = measure(planned(server, Closed(2), api=api))
+        arms, (point,) = swept(planned(server, Closed(2), api=api))
     assert set(arms) == {"served", "baseline"}
     for name, e2e_ms, gaps in (("served", 40, 2), ("baseline", 90, 7)):
         (one,) = point.rounds[name]
@@ -73,7 +81,7 @@ def test_figures_are_the_servers_by_every_api(api: str) -> None:
 def test_times_are_those_at_which_the_server_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Request by request: what the client noticed is what the server noted in the same process, and hardly later."""
     with scripted(lambda body: steady(0.03, 0.012, 6), ours=False) as server:
-        _, (point,) = measure(planned(server, Closed(1)))
+        _, (point,) = swept(planned(server, Closed(1)))
         noted = [server.sent[number] for number in server.of_load()[point.requests :]]
     samples = point.rounds["served"][0].samples
     assert len(noted) == len(samples)
@@ -112,7 +120,7 @@ def test_what_waits_for_a_slow_server_counts_from_when_it_was_due() -> None:
     """One answer of 40 ms at a time and 50 requests a second: the queue grows."""
     load = Poisson(50.0)
     with scripted(lambda body: Script([(0.04, 1)]), ours=False, at_once=1) as server:
-        _, (point,) = measure(planned(server, load, effort=replace(ONCE, requests=40)))
+        _, (point,) = swept(planned(server, load, effort=replace(ONCE, requests=40)))
     (one,) = point.rounds["served"]
     arrivals = load.arrivals(point.requests, Workload(PROMPTS, Wanted(8), "test").arrivals_seed(0))
     noted = [server.sent[number] for number in server.of_load()[point.requests :]]
@@ -129,13 +137,13 @@ def test_what_waits_for_a_slow_server_counts_from_when_it_was_due() -> None:
 def test_rounds_end_when_the_interval_is_narrow_or_at_the_most() -> None:
     with scripted(drafts_or_not) as server:
         steadily = Effort(least_rounds=3, most_rounds=9, interval=1e9, requests=4)
-        _, (point,) = measure(planned(server, Closed(4), effort=steadily))
+        _, (point,) = swept(planned(server, Closed(4), effort=steadily))
         assert len(point.rounds["served"]) == 3
         never = Effort(least_rounds=1, most_rounds=5, interval=1e-9, requests=4)
-        _, (point,) = measure(planned(server, Closed(4), effort=never))
+        _, (point,) = swept(planned(server, Closed(4), effort=never))
         assert len(point.rounds["served"]) == len(point.rounds["baseline"]) == 5
         briefly = Effort(least_rounds=1, most_rounds=99, interval=None, duration_s=0.3, requests=4)
-        _, (point,) = measure(planned(server, Closed(4), effort=briefly))
+        _, (point,) = swept(planned(server, Closed(4), effort=briefly))
         assert 1 <= len(point.rounds["served"]) < 10
 
 
@@ -149,7 +157,7 @@ def test_a_sweep_ends_at_the_crossover() -> None:
 
     with scripted(script) as server:
         effort = Effort(least_rounds=5, most_rounds=5, requests=6, until_crossover=True)
-        _, points = measure(planned(server, Closed(1), Closed(4), Closed(8), effort=effort))
+        _, points = swept(planned(server, Closed(1), Closed(4), Closed(8), effort=effort))
     assert [point.load for point in points] == [Closed(1), Closed(4)]
     assert points[0].speedup is not None
     assert points[0].speedup.shows == 1
@@ -164,7 +172,7 @@ def test_a_baseline_may_be_another_server() -> None:
         scripted(lambda body: steady(0.005, 0.01, 8), ours=False) as slow,
     ):
         plan = planned(fast, Closed(2), effort=Effort(3, 3))
-        arms, (point,) = measure(Plan(plan.served, Address(slow.url), plan.workload, plan.loads, plan.effort))
+        arms, (point,) = swept(Plan(plan.served, Address(slow.url), plan.workload, plan.loads, plan.effort))
         assert arms["baseline"].url == slow.url
         assert not any("num_draft_tokens" in body for body in slow.asked)
     assert point.speedup is not None
@@ -174,22 +182,22 @@ def test_a_baseline_may_be_another_server() -> None:
 def test_a_server_that_does_not_read_how_much_to_draft_has_no_baseline() -> None:
     """It takes the number, and drafts all the same: its texts would be compared with themselves."""
     with scripted(drafts_or_not, ours=False) as server:
-        arms, (point,) = measure(planned(server))
+        arms, (point,) = swept(planned(server))
     assert set(arms) == {"served"}
     assert point.speedup is None
 
 
 def test_an_api_is_found_by_asking() -> None:
     with scripted(drafts_or_not) as openai, scripted(drafts_or_not, models=()) as triton:
-        assert measure(planned(openai))[0]["served"].api_name == "completions"
-        assert measure(planned(openai))[0]["served"].model == "scripted"
-        assert measure(planned(triton))[0]["served"].api_name == "triton"
+        assert swept(planned(openai))[0]["served"].api_name == "completions"
+        assert swept(planned(openai))[0]["served"].model == "scripted"
+        assert swept(planned(triton))[0]["served"].api_name == "triton"
 
 
 def test_raw_samples_say_what_the_summary_says() -> None:
     raw = io.StringIO()
     with scripted(drafts_or_not) as server:
-        _, (point,) = measure(planned(server), raw)
+        _, (point,) = swept(planned(server), raw)
     lines = [json.loads(line) for line in raw.getvalue().splitlines()]
     assert len(lines) == 32
     for name in ("served", "baseline"):
@@ -213,7 +221,7 @@ def test_counters_are_those_of_the_measured_rounds() -> None:
         return "".join(f"vllm:spec_decode_num_{name}_total {made[0] * n}\n" for name, n in counts.items())
 
     with scripted(script, ours=False, metrics=metrics) as server:
-        _, (point,) = measure(planned(server))
+        _, (point,) = swept(planned(server))
     counted = point.counters["served"]
     assert (counted.steps, counted.drafted, counted.accepted) == (16, 64, 48)
 
@@ -221,7 +229,7 @@ def test_counters_are_those_of_the_measured_rounds() -> None:
 def test_a_key_is_sent_and_shown_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", "sk-secret")
     with scripted(drafts_or_not, key="sk-secret") as server:
-        arms, _ = measure(planned(server, key_variable="MY_KEY"))
+        arms, _ = swept(planned(server, key_variable="MY_KEY"))
         assert "sk-secret" not in repr(arms)
         with pytest.raises(DeployError, match="no such key"):
             measure(planned(server))
@@ -250,7 +258,7 @@ def test_what_a_stranger_answers_is_an_error_of_the_request(kind: str) -> None:
         return Script(raw=raw) if body["prompt"].endswith(("1", "3", "5", "7", "9")) else steady(0.001, 0.001, 2)
 
     with scripted(script, ours=False) as server:
-        _, (point,) = measure(planned(server, api="completions"))
+        _, (point,) = swept(planned(server, api="completions"))
     errors = {sample.error for sample in point.rounds["served"][0].samples}
     assert "" in errors
     assert all(said in error for error in errors - {""})
@@ -285,7 +293,7 @@ def test_an_answer_that_never_ends_is_given_up() -> None:
 
     with scripted(script, ours=False) as server:
         plan = planned(server, Closed(16))
-        _, (point,) = measure(Plan(plan.served, None, plan.workload, plan.loads, plan.effort, timeout_s=0.5))
+        _, (point,) = swept(Plan(plan.served, None, plan.workload, plan.loads, plan.effort, timeout_s=0.5))
     failed = [sample.error for sample in point.rounds["served"][0].samples if not sample.ok]
     assert failed
     assert set(failed) == {"no whole answer within 0.5 s"}

@@ -28,4 +28,8 @@ def test_it_lies_where_the_line_meets_one(ratios: list[float | None], place: flo
 def test_words_where_it_does_not_cross() -> None:
     assert pays(LOADS, [2.0, 1.5, 1.2, 1.1]) == "up to 64+"
     assert pays(LOADS, [0.9, 0.8, 0.7, 0.7]) == "nowhere"
+    assert pays(LOADS, [None, None, None, None]) == "nowhere"
+    assert pays(LOADS, [0.99, 1.2, 1.3, 1.4]) == "from 4 on"
+    assert pays(LOADS, [0.9, 1.25, 0.5, None]) == "from 4 to ~6"
+    assert pays(LOADS, [None, 1.25, 0.5, 1.1]) == "up to ~6 and from 64 on"
     assert pays(LOADS, [2.0, 1.5, 1.1, 0.9]) == "up to ~32"

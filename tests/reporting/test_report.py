@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.conftest import Run
+from trtspec.measure.report import manifest_sha256
 
 VOID = {"meta", "line", "rect", "circle", "path", "polyline"}
 
@@ -191,7 +192,7 @@ def test_the_page_is_whole_and_fetches_nothing(artifact: Path, saved: list[objec
 def test_numbers_of_plots_stand_in_tables(artifact: Path, saved: list[object], trtspec: Run) -> None:
     text = trtspec("report", artifact, *saved, "--format", "markdown").out
     assert "| draft\\_target (./draft) | 2.00 (2) | 0.80 (2) | up to ~10 |" in text
-    assert "| 1 | 1,000 | 1,000 | 2.00 (1.90 to 2.10) | 75.0% |" in text
+    assert "| 1 at once | 1,000 | 1,000 | 2.00 (1.90 to 2.10) | 75.0% |" in text
     assert "| 16 at once, target alone | 5.0 | 9.0 | 9.5 | 9.9 | 1,234.5 |" in text
     assert "| 0.8 | 3.00 | 2.00 | up to 4+ |" in text
     assert "* **up to ~10** requests at once it pays for" in text
@@ -202,6 +203,37 @@ def test_numbers_of_plots_stand_in_tables(artifact: Path, saved: list[object], t
     assert "| tokens/s | 120.0 | 100.0 | 140.0 |" in text
     assert "| a request, s | 0.200 | 0.400 | 0.250 |" in text
     assert "| c | 70.0% | 0.80 | 0.60 |" in text
+
+
+@pytest.mark.slow
+def test_one_load_is_shown_with_what_failed_and_was_not_compared(artifact: Path, trtspec: Run) -> None:
+    document = load()
+    first, *_, rate = document["points"]
+    for arm in (*first["arms"].values(), *rate["arms"].values()):
+        arm |= {"failed": 3, "goodput_share": 0.5}
+    rate |= {"unfit": "3 of 35 requests failed (served)"}
+    path = artifact.parent / "load.json"
+    path.write_text(json.dumps(document | {"points": [first, rate], "ended_by": "x", "warnings": ["the sweep ended"]}))
+    text = trtspec("report", artifact, "--with", path, "--format", "markdown").out
+    assert "| 1 at once | 1,000 | 1,000 | 2.00 (1.90 to 2.10) | 75.0% | 50% | 50% | 3 | 3 |" in text
+    assert "| 2.5/s | 1,000 | 75.0% | 50% | 3 |" in text
+    assert "2.5/s: not compared, as 3 of 35 requests failed (served)" in text
+    assert "Warning: the sweep ended." in text
+
+
+@pytest.mark.slow
+def test_what_is_of_another_artifact_is_said_to_be(artifact: Path, trtspec: Run) -> None:
+    path = artifact.parent / "theirs.json"
+    for told, against in (
+        ({"deployment": {"manifest": "0" * 64}}, "of another artifact"),
+        ({"target": {"sha256": "0" * 64}}, "of another target"),
+        ({"name": "huge"}, "of another recipe, huge"),
+        ({"deployment": {"manifest": manifest_sha256(artifact)}}, ""),
+    ):
+        path.write_text(json.dumps(load() | told))
+        text = trtspec("report", artifact, "--with", path, "--format", "markdown").out
+        assert ("Warning: theirs.json is" in text) == bool(against)
+        assert not against or f"Warning: theirs.json is {against}" in text
 
 
 @pytest.mark.slow

@@ -15,9 +15,10 @@ from trtspec.artifacts.paths import MANIFEST
 from trtspec.deploy.journal import DeploymentJournal, Record, deployment_names
 from trtspec.errors import TrtspecError
 from trtspec.measure.artifact import artifact_prompts
-from trtspec.measure.baseline import target_sha256
+from trtspec.measure.belonging import manifest_named, objection
 from trtspec.measure.documents import Saved, kept_documents, prompts_sha256, read_document
 from trtspec.measure.report import REPORT, Verification, manifest_sha256, read_report
+from trtspec.measure.target import target_sha256
 from trtspec.monitoring.prometheus import Prometheus
 from trtspec.recipe.resolve import ResolvedRecipe
 
@@ -62,18 +63,14 @@ class Facts:
 
     def objection(self, document: Saved) -> str:
         """Return why a document does not count for this artifact, "" where it does."""
-        if target := document.text("target", "sha256"):
-            return "" if target == target_sha256(self.manifest) else "of another target"
-        if told := document.text("manifest") or document.text("deployment", "manifest"):
-            return "" if told == self.manifest_sha256 else "of another artifact"
-        name = document.text("name")
-        if name not in ("", self.recipe.name):
-            return f"of another recipe, {name}"
-        return "" if document.time >= self.published else "older than the artifact"
+        if against := objection(document, self.manifest, self.manifest_sha256):
+            return against
+        is_named = document.text("target", "sha256") or manifest_named(document)
+        return "" if is_named or document.time >= self.published else "older than the artifact"
 
     def remark(self, document: Saved) -> str:
         """Return what is to be said of a document that counts."""
-        told = document.text("prompts", "sha256")
+        told = document.text("prompts", "sha256") or document.text("prompt_set", "sha256")
         return "by other prompts than the artifact's own" if told and told != self.prompts else ""
 
 
@@ -86,7 +83,7 @@ def gather(root: Path, others: Sequence[Path], prometheus: Prometheus | None) ->
         manifest_sha256=manifest_sha256(root),
         published=modified(root / MANIFEST),
         report=read_report(root),
-        documents=[*_kept(root), *(read_document(path) for path in others)],
+        documents=[*_kept(root, target_sha256(manifest)), *(read_document(path) for path in others)],
         deployed=list(_deployed(manifest.recipe.name, manifest_sha256(root))),
         prometheus=prometheus,
     )
@@ -97,8 +94,8 @@ def modified(path: Path) -> datetime:
     return datetime.fromtimestamp(path.stat().st_mtime, timezone.utc)
 
 
-def _kept(root: Path) -> Iterator[Saved]:
-    for path in kept_documents(root):
+def _kept(root: Path, target: str) -> Iterator[Saved]:
+    for path in kept_documents(root, target):
         with suppress(TrtspecError):  # a file of ours that somebody damaged is as good as none
             yield read_document(path)
 

@@ -28,20 +28,24 @@ def bench_load(
     """Measure, show what was found, and return the exit code."""
     from trtspec.cli.load_compare import load_gate
     from trtspec.cli.load_view import show_gate, show_load
-    from trtspec.cli.render import print_json
+    from trtspec.cli.render import note, print_json
     from trtspec.measure.documents import keep_document
 
     document, root = load_document(what, asked, prompts, max_tokens, runs, baseline)
     gate = load_gate(document, asked.min_ratio) if asked.min_ratio is not None else None
     document["gate"] = gate.as_dict() if gate else None
-    if root:
+    if root and not document["ended_by"]:  # what is missing is still to be done
         keep_document(root, document["kind"], document)
     if json:
         print_json(document)
     else:
         show_load(document, what)
         show_gate(document["gate"])
-    return 0 if gate is None or gate.ok else GateNotMet.exit_code
+    if document["ended_by"]:
+        note(f"error: what was measured is whole, and then it ended: {document['ended_by']}", "red")
+    if gate is not None and not gate.ok:
+        return GateNotMet.exit_code
+    return DeployError.exit_code if document["ended_by"] else 0
 
 
 def load_document(
@@ -71,8 +75,8 @@ def _measured(plan: Plan, asked: LoadAsked, slo: Any) -> dict[str, Any]:
     from trtspec.load.samples import samples_file
 
     with samples_file(asked.samples) as samples, counter() as on_progress:
-        arms, points = measure(plan, samples, on_progress)
-    return document_of(arms, plan.workload, points, slo, plan.driver)
+        swept = measure(plan, samples, on_progress)
+    return document_of(swept, plan.workload, slo, plan.driver)
 
 
 def _plan(

@@ -69,6 +69,7 @@ def profile(
     from trtspec.cli.profiled import show
     from trtspec.cli.progress import build_bars, counter
     from trtspec.cli.render import print_json
+    from trtspec.profiling.about import keep
     from trtspec.profiling.asked import Asked, Limits, Screen
     from trtspec.recipe.edit import check_editable
 
@@ -80,6 +81,7 @@ def profile(
     limits = Limits(samples, max_tokens, max_draft_len, concurrency, seed)
     asked = Asked(recipe, set_ or [], prompts, _names(drafts), _names(methods), limits)
     found = _run(asked, servers, Screen(build_bars, counter))
+    keep(found.as_dict(), "profile")
     if json:
         print_json(found.as_dict())
     else:

@@ -42,6 +42,7 @@ def tune(
     """
     from trtspec.cli.progress import build_bars, counter
     from trtspec.cli.render import print_json
+    from trtspec.profiling.about import keep
     from trtspec.profiling.asked import Asked, Limits, Screen
     from trtspec.profiling.tune import run
     from trtspec.recipe.edit import check_editable
@@ -50,6 +51,7 @@ def tune(
         check_editable(recipe)  # before minutes of measuring
     limits = Limits(samples, max_tokens, max_draft_len, concurrency, seed)
     found = run(Asked(recipe, set_ or [], prompts, None, None, limits), Screen(build_bars, counter))
+    keep(found.as_dict(), f"tune-{found.method}")
     if json:
         print_json(found.as_dict())
     else:

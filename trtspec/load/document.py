@@ -7,7 +7,7 @@ import math
 import os
 import platform
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -20,7 +20,7 @@ from trtspec.load.remarks import remarks_on
 from trtspec.load.rounds import Round
 from trtspec.load.slo import Slo
 from trtspec.load.summary import summary_of
-from trtspec.load.sweep import BASELINE, SERVED, Point
+from trtspec.load.sweep import BASELINE, SERVED, Point, Swept
 from trtspec.load.workload import Workload
 
 FORMAT_VERSION, KIND = 1, "load"
@@ -29,26 +29,27 @@ COMPARED = {"output_tokens_per_s": THROUGHPUT, "ttft_ms": "mean_ttft_ms", "tpot_
             "e2e_ms": "mean_e2e_ms"}  # fmt: skip
 
 
-def document_of(
-    arms: Mapping[str, Endpoint], workload: Workload, points: Sequence[Point], slo: Slo | None, driver: str = "trtspec"
-) -> dict[str, Any]:
+def document_of(swept: Swept, workload: Workload, slo: Slo | None, driver: str = "trtspec") -> dict[str, Any]:
     """Return the whole document."""
+    points = swept.points
     found = [_point(point, slo) for point in points]
     noise = noise_of([each for point in points for each in point.work_ms])
+    ended = [f"the sweep ended there: {swept.ended_by}"] if swept.ended_by else []
     return {
         "format_version": FORMAT_VERSION,
         "kind": KIND,
         "trtspec_version": __version__,
         "driver": driver,
         "ended_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "arms": {name: _arm(endpoint) for name, endpoint in arms.items()},
+        "arms": {name: _arm(endpoint) for name, endpoint in swept.arms.items()},
         "workload": workload.as_dict(),
         "slo": slo.as_dict() if slo else None,
         "client": {"machine": platform.machine(), "processors": os.cpu_count(), "python": platform.python_version()},
         "noise": noise,
         "points": found,
         "crossover": crossover_of(points),
-        "warnings": remarks_on(found, noise),
+        "ended_by": swept.ended_by or None,
+        "warnings": [*ended, *remarks_on(found, noise)],
     }
 
 

@@ -12,7 +12,7 @@ from trtspec.errors import GateNotMet
 from trtspec.load.client import Endpoint, LoadClient, load_client
 from trtspec.load.load import Load
 from trtspec.load.servers import AUTO, KEY_VARIABLE, ensure_answers, find_endpoint, target_alone
-from trtspec.load.sweep import BASELINE, SERVED, Effort, OnProgress, Point, Sweep
+from trtspec.load.sweep import BASELINE, SERVED, Effort, OnProgress, Sweep, Swept
 from trtspec.load.workload import Workload
 from trtspec.registry import find
 
@@ -48,21 +48,19 @@ class Plan:
 
 def measure(
     plan: Plan, samples: TextIO | None = None, on_progress: OnProgress = lambda what, done, total: None
-) -> tuple[dict[str, Endpoint], list[Point]]:
-    """Return the endpoints that were asked, by arm, and what each load came to; raises DeployError for no answers."""
+) -> Swept:
+    """Return what each load came to; raises DeployError for no answers."""
     return runner()(_measure(plan, samples, on_progress))
 
 
-async def _measure(
-    plan: Plan, samples: TextIO | None, on_progress: OnProgress
-) -> tuple[dict[str, Endpoint], list[Point]]:
+async def _measure(plan: Plan, samples: TextIO | None, on_progress: OnProgress) -> Swept:
     ask_round = find("trtspec.load.drivers", "DRIVER", plan.driver, "driver")(plan.tokenizer, plan.timeout_s)
     async with load_client(plan.timeout_s) as client:
         arms = await find_arms(client, plan.served, plan.baseline)
         if plan.is_judged and BASELINE not in arms:
             raise GateNotMet("--min-ratio has nothing to judge: there is no baseline", hint="name one with --baseline")
         sweep = Sweep(arms, plan.workload, plan.loads, plan.effort, samples, on_progress, ask_round)
-        return arms, await sweep.run(client)
+        return await sweep.run(client)
 
 
 async def find_arms(client: LoadClient, served: Server, baseline: Server | None) -> dict[str, Endpoint]:

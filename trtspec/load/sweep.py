@@ -87,6 +87,15 @@ class Point:
         return ratio_of_rounds(ratios) if ratios else None
 
 
+@dataclass(frozen=True)
+class Swept:
+    """The endpoints that were asked, by arm, and what each load came to; `ended_by` is why there is no more."""
+
+    arms: Mapping[str, Endpoint]
+    points: Sequence[Point]
+    ended_by: str = ""
+
+
 @dataclass
 class Sweep:
     """What is measured: the arms' endpoints, what is asked, at which loads, and how long."""
@@ -99,15 +108,23 @@ class Sweep:
     on_progress: OnProgress = lambda what, done, total: None
     ask_round: AskRound = run_round
 
-    async def run(self, client: LoadClient) -> list[Point]:
-        """Measure the loads in their order; raises DeployError where a server answers nothing."""
-        points = []
+    async def run(self, client: LoadClient) -> Swept:
+        """Measure the loads in their order; raises DeployError where a server answers nothing from the first on.
+
+        One that dies later ends the sweep: whole loads that were measured count.
+        """
+        points: list[Point] = []
         for load in self.loads:
-            points.append(await self._measure(client, load))
+            try:
+                points.append(await self._measure(client, load))
+            except DeployError as error:
+                if not points:
+                    raise
+                return Swept(self.arms, points, f"{load}: {error}")
             speedup = points[-1].speedup
             if self.effort.until_crossover and speedup and speedup.shows < 0:
                 break
-        return points
+        return Swept(self.arms, points)
 
     async def _measure(self, client: LoadClient, load: Load) -> Point:
         point = Point(load, self.effort.requests or load.requests_a_round, {name: [] for name in self.arms})

@@ -17,12 +17,12 @@ from typing import Any
 from trtspec import __version__
 from trtspec.artifacts.manifest import Manifest
 from trtspec.errors import DeployError
-from trtspec.graph.digest import digest_of
 from trtspec.measure.artifact import OpenArtifact
 from trtspec.measure.bench import drafts_on_request
 from trtspec.measure.documents import prompts_sha256
 from trtspec.measure.machine import describe_machine
 from trtspec.measure.report import manifest_sha256
+from trtspec.measure.target import target_of
 from trtspec.prompts.prompt import Prompt
 from trtspec.triton.client import Client
 
@@ -113,7 +113,7 @@ def describe(
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "name": manifest.recipe.name,
         "manifest": manifest_sha256(root),
-        "target": {"model": manifest.recipe.target.model, "sha256": target_sha256(manifest)},
+        "target": target_of(manifest),
         "engine": {"backend": engine.backend, "version": engine.version, "measured_by": measured_by},
         "machine": describe_machine(),
         "versions": {**manifest.tools, "trtspec": __version__},
@@ -126,18 +126,6 @@ def describe(
             for prompt, tokens, seconds in samples
         ],
     }
-
-
-def target_sha256(manifest: Manifest) -> str:
-    """Return what tells the target of an artifact from others, whatever drafts for it.
-
-    Where nothing is converted, that is the recipe's section of it, the steps that copied it, and the engine.
-    """
-    if manifest.target_key:
-        return manifest.target_key
-    recipe, steps = manifest.recipe, [step.key for step in manifest.steps if step.name.endswith("target")]
-    engine = (recipe.engine.backend, recipe.engine.version)
-    return digest_of("trtspec.target/1", [recipe.target.model_dump(mode="json"), steps, list(engine)])
 
 
 def _percentiles(values: Sequence[float]) -> dict[str, float]:

@@ -2,8 +2,8 @@
 """Saved documents of what was measured: told by their form, and kept by artifact.
 
 An artifact's contents are fixed, so commands that measure one leave their document in the state directory, below the
-SHA-256 of its manifest: documents/SHA256/KIND.json, the newest of each kind. Files of strangers are bounded before they
-are parsed.
+SHA-256 of its manifest: documents/SHA256/KIND.json, the newest of each kind. What is measured before there is an
+artifact lies below the SHA-256 of its target. Files of strangers are bounded before they are parsed.
 """
 
 from __future__ import annotations
@@ -50,20 +50,29 @@ class Saved:
 
 def keep_document(root: Path, kind: str, document: Mapping[str, Any]) -> None:
     """Keep what was measured of an artifact; a directory that takes nothing costs the copy, nothing else."""
-    path = _folder(root) / f"{kind}.json"
+    _keep(_folder(manifest_sha256(root)), kind, document)
+
+
+def keep_of_target(sha256: str, name: str, document: Mapping[str, Any]) -> None:
+    """Keep what was measured of a target, as one of the same name; as with an artifact."""
+    _keep(_folder(sha256), name, document)
+
+
+def _keep(folder: Path, name: str, document: Mapping[str, Any]) -> None:
+    path = folder / f"{name}.json"
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         data = json.dumps(document, indent=1).encode() + b"\n"
         replace_file(path, data, path.with_suffix(f".{os.getpid()}.tmp"))
 
 
-def kept_documents(root: Path) -> list[Path]:
-    """Return the files that were kept of an artifact."""
-    return sorted(_folder(root).glob("*.json"))
+def kept_documents(root: Path, target: str) -> list[Path]:
+    """Return the files that were kept of an artifact, and of its target by that one's SHA-256."""
+    return [path for each in (manifest_sha256(root), target) for path in sorted(_folder(each).glob("*.json"))]
 
 
-def _folder(root: Path) -> Path:
-    return state_dir() / "documents" / manifest_sha256(root)
+def _folder(sha256: str) -> Path:
+    return state_dir() / "documents" / sha256
 
 
 def read_document(path: Path) -> Saved:

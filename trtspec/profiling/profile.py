@@ -17,6 +17,7 @@ from trtspec.measure.profile.on_engine import measure, say
 from trtspec.measure.profile.recommend import recommend
 from trtspec.measure.report import Check
 from trtspec.measure.sources import find_source as find_origin
+from trtspec.profiling.about import about
 from trtspec.profiling.asked import Asked, Screen
 from trtspec.profiling.build import build, workplace
 from trtspec.profiling.texts import batches_of, check_said, drawn, fitting
@@ -60,7 +61,8 @@ def _measure(
                 left_out[each.name] = why_not(error)
     _raise_for_none(measured, left_out)
     best, too_long = recommend(measured, limits.concurrency), len(asked_for) - len(prompts)
-    return Profile(loaded.recipe.name, texts.kinds, texts.tokens, measured, left_out, best, parity, too_long)
+    head, name = about("profile", asked, candidates[0].root), loaded.recipe.name
+    return Profile(head, name, texts.kinds, texts.tokens, measured, left_out, best, parity, too_long)
 
 
 def _raise_for_none(left: Sequence[object], left_out: dict[str, str]) -> None:

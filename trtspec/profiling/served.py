@@ -19,6 +19,7 @@ from trtspec.measure.profile.document import Profile, Server
 from trtspec.measure.profile.measured import Measured, least_seconds
 from trtspec.measure.profile.recommend import recommend
 from trtspec.methods.base import find_method
+from trtspec.profiling.about import about
 from trtspec.profiling.asked import Asked, Screen, Servers
 from trtspec.profiling.asking import Answer, Asking, Heard
 from trtspec.profiling.build import candidate_of
@@ -41,7 +42,8 @@ def run(asked: Asked, servers: Servers, screen: Screen) -> Profile:
     measured = measured_of(candidate_of(asked, own, Path()), heard, limits.max_draft_len)
     answers, best = heard.answers[heard.own_len], recommend([measured], limits.concurrency)
     kinds, name = [prompt.kind for prompt, _ in answers], loaded.recipe.name
-    return Profile(name, kinds, _tokens(answers), [measured], {}, best, None, heard.refused, _server(heard))
+    head = about("profile", asked, servers.root)
+    return Profile(head, name, kinds, _tokens(answers), [measured], {}, best, None, heard.refused, _server(heard))
 
 
 def measured_of(candidate: Candidate, heard: Heard, max_draft_len: int) -> Measured:

@@ -21,6 +21,7 @@ from trtspec.measure.profile.recommend import recommend
 from trtspec.measure.profile.saved import dump_measured, dump_texts, read_measured, read_texts
 from trtspec.measure.profile.tuning import Tuning
 from trtspec.methods.base import Method, find_method
+from trtspec.profiling.about import about
 from trtspec.profiling.asked import Asked, Screen
 from trtspec.profiling.build import build, workplace
 from trtspec.profiling.finished import Finished
@@ -117,7 +118,8 @@ def _halved(work: _Work, loaded: LoadedRecipe, asked: Asked) -> Tuning:
     last = [found[arm.settings, sizes[-1]] for arm, value in rungs[-1].scores if value]
     if not last:
         raise TrtspecError("; ".join(left_out.values()))
-    return Tuning(loaded.recipe.name, work.texts, rungs, found, left_out, recommend(last, limits.concurrency))
+    best, head = recommend(last, limits.concurrency), about("tune", asked, work.own.root)
+    return Tuning(head, loaded.recipe.name, work.own.method, work.texts, rungs, found, left_out, best)
 
 
 def _arms(own: Candidate, own_len: int | None, max_draft_len: int) -> Iterator[Candidate]:

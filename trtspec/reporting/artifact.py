@@ -31,7 +31,7 @@ def summary(facts: Facts) -> Iterator[Section]:
         ("GPU", str(manifest.gpu.get("name", "none named"))),
         ("made with", ", ".join(f"{name} {version}" for name, version in sorted(manifest.tools.items()))),
         ("manifest", facts.manifest_sha256),
-        *((f"shown: {source.name}", source.sha256) for source in facts.sources),
+        *((f"shown: {each.name}", f"{each.sha256}{each.against and f' ({each.against})'}") for each in facts.sources),
     ]
     yield Section("What it is", "", tables=[Table("The artifact", ("", ""), rows)])
 

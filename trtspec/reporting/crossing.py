@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import dropwhile, pairwise
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,13 @@ def crossing(loads: Sequence[float], ratios: Sequence[float | None], limit: floa
 
 def pays(loads: Sequence[float], ratios: Sequence[float | None]) -> str:
     """Return in a few words for which loads speculation is faster."""
-    first = next((ratio for ratio in ratios if ratio is not None), 0.0)
-    if found := crossing(loads, ratios):
-        return f"up to {found}"
-    return f"up to {loads[-1]:g}+" if first > 1.0 else "nowhere"
+    known = [(load, ratio) for load, ratio in zip(loads, ratios, strict=True) if ratio is not None]
+    spans, rest = list[str](), known
+    while rest := list(dropwhile(lambda each: each[1] <= 1.0, rest)):
+        found, since = crossing([load for load, _ in rest], [ratio for _, ratio in rest]), rest[0][0]
+        if rest[0] == known[0]:
+            spans.append(f"up to {found or f'{rest[-1][0]:g}+'}")
+        else:
+            spans.append(f"from {since:g} to {found}" if found else f"from {since:g} on")
+        rest = list(dropwhile(lambda each: each[1] > 1.0, rest))
+    return " and ".join(spans) or "nowhere"

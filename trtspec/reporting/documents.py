@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from trtspec.artifacts.manifest import Manifest, load_manifest
 from trtspec.checkpoint.untrusted import parse_object, shown
 from trtspec.errors import TrtspecError
 from trtspec.files import read_bounded, unreadable
+from trtspec.measure.belonging import objection
+from trtspec.measure.documents import Saved
 from trtspec.measure.report import Verification, manifest_sha256, read_report
 from trtspec.reporting.forms.baseline import BaselineDocument
 from trtspec.reporting.forms.bench import BenchDocument
@@ -44,10 +47,11 @@ FORMS: dict[str, tuple[str, type[BaseModel]]] = {
 
 @dataclass(frozen=True)
 class Source:
-    """A file that a report was made of."""
+    """A file that a report was made of; `against` is why it is not of the artifact, "" where it may be."""
 
     name: str
     sha256: str
+    against: str
 
 
 @dataclass
@@ -82,14 +86,15 @@ def gather(root: Path, others: Sequence[Path]) -> Facts:
     """Read an artifact's manifest and report, and further documents; raises TrtspecError for what is none."""
     facts = Facts(root, load_manifest(root), manifest_sha256(root), read_report(root))
     for path in others:
-        what, document, digest = _read(path)
-        facts.sources.append(Source(path.name, digest))
+        what, saved, document = _read(path)
+        against = objection(saved, facts.manifest, facts.manifest_sha256)
+        facts.sources.append(Source(path.name, saved.sha256, against))
         setattr(facts, what, document)
     return facts
 
 
-def _read(path: Path) -> tuple[str, BaseModel, str]:
-    """Return what a document is, the document, and its digest."""
+def _read(path: Path) -> tuple[str, Saved, BaseModel]:
+    """Return where a document belongs, what it says, and that as its form has it."""
     try:
         data = read_bounded(path, MAX_BYTES)
         values = parse_object(data, MAX_VALUES)
@@ -102,8 +107,10 @@ def _read(path: Path) -> tuple[str, BaseModel, str]:
         raise TrtspecError("not a document that a report shows", where=str(path), hint=KNOWN)
     what, form = FORMS[key]
     try:
-        return what, form.model_validate(values), hashlib.sha256(data).hexdigest()
+        document = form.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         where = shown(".".join(map(str, first["loc"])))
         raise TrtspecError(f"{where}: {first['msg']}", where=str(path), hint=KNOWN) from None
+    time = datetime.fromtimestamp(path.stat().st_mtime, timezone.utc)
+    return what, Saved(path, what, hashlib.sha256(data).hexdigest(), time, values), document

@@ -23,7 +23,8 @@ def _sentence(facts: Facts) -> str:
     manifest = facts.manifest
     speculation, models = manifest.recipe.speculation, manifest.recipe.models
     drafts = f" with {models['draft'].model}" if "draft" in models else ""
-    return f"{models['target'].model}, {speculation.method}{drafts}, on the {manifest.backend.name} backend"
+    said = f"{models['target'].model}, {speculation.method}{drafts}, on the {manifest.backend.name} backend"
+    return said + "".join(f". Warning: {each.name} is {each.against}" for each in facts.sources if each.against)
 
 
 def _speedup(facts: Facts) -> Iterator[Figure]:

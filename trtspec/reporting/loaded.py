@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from trtspec.reporting.against_load import RING, against_load
 from trtspec.reporting.crossing import pays
@@ -19,31 +20,41 @@ LATENCIES = {
     "itl_ms": "Time between chunks",
     "e2e_ms": "Time to the last token",
 }
+AT_ONCE = "requests at once"
+CLOSED = "Tokens a second over those of the target alone, measured in turn."
+OPEN = "How many times as soon whole answers are there as the target alone's, measured in turn."
 HOW = "A dot is the median, the bar ends at the 90th percentile, the line goes from the least to the 99th."
 
 
 def throughput(facts: Facts) -> Iterator[Section]:
-    """Yield the tokens a second of both arms by concurrency, and where drafting stops paying."""
-    points = closed(facts)
-    ratios = [point.speedup.ratio if point.speedup else None for point in points]
-    if len(points) < 2 or not any(ratios):
-        return
-    loads = [point.load.concurrency or 1 for point in points]
-    rows = [
-        (
-            str(point.load.concurrency),
-            *(f"{point.arms[arm].output_tokens_per_s:,.0f}" if arm in point.arms else "-" for arm in ARMS),
-            _interval(point.speedup),
-            _accepted(point),
-        )
-        for point in points
-    ]
-    columns = ("requests at once", *(f"{name}, tokens/s" for name in ARMS.values()), "speed-up", "accepted")
-    table = Table.of_numbers("By requests at once, with 95 % intervals", columns, rows)
-    plot = against_load("Measured speed-up by requests at once", loads, {"speculative": ratios}, "requests at once")
-    words = f"Tokens a second over those of the target alone, measured in turn: pays {pays(loads, ratios)}. {RING}"
-    words += "".join(f" Warning: {each}." for each in (facts.load.warnings if facts.load else []))
-    yield Section("Measured: speed-up against load", words, plot, [table])
+    """Yield what both arms did by concurrency and by arrival rate, and where drafting stops paying."""
+    for points, name, of in ((closed(facts), AT_ONCE, CLOSED), (_open(facts), "requests a second", OPEN)):
+        if not points:
+            continue
+        ratios = [point.speedup.ratio if point.speedup else None for point in points]
+        words, plot = f"{of} ", ""
+        if len(points) > 1 and any(ratios):
+            loads = [point.load.concurrency or point.load.requests_per_s or 1 for point in points]
+            plot = against_load(f"Measured speed-up by {name}", loads, {"speculative": ratios}, name)
+            words += f"Pays {pays(loads, ratios)} {name}. {RING}"
+        said = [f"{point.load.name}: not compared, as {point.unfit}" for point in points if point.unfit]
+        words += "".join(f" Warning: {each}." for each in [*said, *(facts.load.warnings if facts.load else [])])
+        yield Section(f"Measured: speed-up by {name}", words.strip(), plot, [_by_load(points, name)])
+
+
+def _by_load(points: Sequence[LoadPoint], name: str) -> Table:
+    """Return a row for each load; columns of which nobody knows anything are left out."""
+    cells: dict[str, Callable[[LoadPoint], str]] = {
+        **{f"{said}, tokens/s": partial(_of_arm, arm, "{.output_tokens_per_s:,.0f}") for arm, said in ARMS.items()},
+        "speed-up": lambda point: _interval(point.speedup),
+        "accepted": partial(_of_arm, "served", "{.acceptance_rate:.1%}"),
+        **{f"{said}, goodput": partial(_of_arm, arm, "{.goodput_share:.0%}") for arm, said in ARMS.items()},
+        **{f"{said}, failed": partial(_of_arm, arm, "{.failed}") for arm, said in ARMS.items()},
+    }
+    columns = {head: [cell(point) for point in points] for head, cell in cells.items()}
+    known = {head: found for head, found in columns.items() if {*found} - {"-", "0"}}
+    rows = [(point.load.name, *row) for point, *row in zip(points, *known.values(), strict=True)]
+    return Table.of_numbers(f"By {name}, with 95 % intervals", (name, *known), rows)
 
 
 def latencies(facts: Facts) -> Iterator[Section]:
@@ -76,6 +87,10 @@ def closed(facts: Facts) -> list[LoadPoint]:
     return [point for point in facts.load.points if point.load.concurrency] if facts.load else []
 
 
+def _open(facts: Facts) -> list[LoadPoint]:
+    return [point for point in facts.load.points if point.load.requests_per_s] if facts.load else []
+
+
 def _percentiles(point: LoadPoint, arm: str, key: str) -> Percentiles | None:
     found: Percentiles | None = getattr(point.arms.get(arm), key, None)
     return found
@@ -92,6 +107,9 @@ def _interval(found: Ratio | None) -> str:
     return f"{found.ratio:.2f}{known}"
 
 
-def _accepted(point: LoadPoint) -> str:
-    served = point.arms.get("served")
-    return f"{served.acceptance_rate:.1%}" if served and served.acceptance_rate is not None else "-"
+def _of_arm(arm: str, form: str, point: LoadPoint) -> str:
+    """Return a figure of an arm; "-" where it is not known."""
+    try:
+        return form.format(point.arms[arm])
+    except (KeyError, TypeError):  # None takes no form
+        return "-"

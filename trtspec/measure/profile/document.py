@@ -49,10 +49,12 @@ class Server:
 class Profile:
     """What was measured of a target's candidates, why others were not, and what follows.
 
+    `about` is the document's head: what it is of.
     `kinds` are those of the prompts that were answered, with so many `tokens`. `too_long` counts the prompts that the
     engine does not take with so many new tokens. `server` is None where the torch engine ran.
     """
 
+    about: Mapping[str, Any]
     name: str
     kinds: Sequence[str]
     tokens: int
@@ -68,6 +70,7 @@ class Profile:
         chosen = self.chosen
         return {
             "format_version": FORMAT_VERSION,
+            **self.about,
             "name": self.name,
             "prompts": len(self.kinds),
             "prompts_left_out": self.too_long,

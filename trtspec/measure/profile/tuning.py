@@ -17,9 +17,14 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True)
 class Tuning:
-    """The rounds, what was measured by (settings, texts), why others were left out, and what follows."""
+    """The rounds, what was measured by (settings, texts), why others were left out, and what follows.
 
+    `about` is the document's head: what it is of.
+    """
+
+    about: Mapping[str, Any]
     name: str
+    method: str
     texts: Texts
     rungs: Sequence[Rung[Candidate]]
     measured: Mapping[tuple[str, int], Measured]
@@ -35,8 +40,9 @@ class Tuning:
         """Return the document."""
         return {
             "format_version": FORMAT_VERSION,
-            "kind": "tune",
+            **self.about,
             "name": self.name,
+            "method": self.method,
             "prompts": len(self.texts.prompts),
             "tokens": self.texts.tokens,
             "rounds": [self._rung(rung) for rung in self.rungs],

@@ -34,6 +34,7 @@ class LoadArm(BaseModel):
     itl_ms: Percentiles | None = None
     acceptance_rate: Share | None
     mean_accepted_len: Positive | None
+    goodput_share: Share | None = None
 
 
 class LoadSize(BaseModel):
@@ -63,6 +64,7 @@ class LoadPoint(BaseModel):
     load: LoadSize
     arms: Annotated[dict[Text, LoadArm], Field(min_length=1, max_length=2)]
     speedup: Ratio | None
+    unfit: Text | None = None
 
 
 class LoadDocument(BaseModel):
