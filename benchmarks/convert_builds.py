@@ -4,7 +4,8 @@
 Of each encoding and number of ranks, source cold and in the page cache: the seconds of the command, of its steps and
 of opening the artifact again; and beside them, measured in the same run, what the slowest of the things takes that have
 to be done: reading, hashing every byte read and written, hashing the largest file (a chain, on one core),
-quantizing where weights are quantized, writing. The peer is a loop over ranks (rank_loop.py), which hashes nothing.
+quantizing where weights are quantized, writing, and where the source is cold reading it while as much is written (what
+the disk does of both at once). The peer is a loop over ranks (rank_loop.py), which hashes nothing.
 
     python benchmarks/convert_builds.py [--gigabytes 4] [--runs 3] [--encodings none] [--ranks 1 4] [--out FILE]
 """
@@ -25,7 +26,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from convert_limits import CORES, measure_cached_read, measure_hashing, measure_quantizing, measure_read, measure_write
+from convert_limits import (
+    CORES,
+    measure_both,
+    measure_cached_read,
+    measure_hashing,
+    measure_quantizing,
+    measure_read,
+    measure_write,
+)
 from convert_source import LLAMA_8B, Shape, forget, make_source, remember
 from machine import cpu_name
 
@@ -49,7 +58,7 @@ engine: {{backend: embedded, max_seq_len: 512}}
 
 @dataclass(frozen=True)
 class Limits:
-    """Bytes per second of this machine, just now."""
+    """Bytes per second of this machine, just now; `disk_s` are seconds of reading by the bytes written beside it."""
 
     cold_read: float
     cached_read: float
@@ -57,13 +66,17 @@ class Limits:
     hashing: float
     hashing_one: float
     quantizing: float
+    disk_s: dict[int, float]
 
     @classmethod
     def measure(cls, root: Path, nbytes: int) -> Limits:
         """Measure them all, on the source's files and a new file of its size beside them."""
         source, few = root / "source", min(nbytes, 1 << 30)
-        cold = measure_read(source)
+        cold, disk_s = measure_read(source), {}
         write = measure_write(root / "probe", nbytes)
+        for written in (nbytes, nbytes // 2):  # as many, and half of it where weights are quantized
+            (root / "probe").unlink()
+            disk_s[written] = measure_both(source, root / "probe", written)
         (root / "probe").unlink()
         remember(source)
         return cls(
@@ -73,6 +86,7 @@ class Limits:
             hashing=measure_hashing(CORES, few),
             hashing_one=measure_hashing(1, few),
             quantizing=measure_quantizing(few),
+            disk_s=disk_s,
         )
 
     def seconds(self, read: int, written: Sequence[int], weights: str, *, cold: bool) -> dict[str, float]:
@@ -83,7 +97,12 @@ class Limits:
             "hash the largest file": max(written) / self.hashing_one,
             "quantize": 0.0 if weights == "none" else read / self.quantizing,
             "write": sum(written) / self.write,
+            "read and write": self._both(sum(written)) if cold else 0.0,
         }
+
+    def _both(self, written: int) -> float:
+        """Return the seconds of the nearest that was measured."""
+        return self.disk_s[min(self.disk_s, key=lambda each: abs(each - written))]
 
 
 def measure_builds(

@@ -38,9 +38,25 @@ def measure_quantizing(nbytes: int = 1 << 30) -> float:
     return nbytes / (time.perf_counter() - started)
 
 
-def measure_read(root: Path, limit: int = 2 << 30) -> float:
-    """Return the bytes/s of reading cold files with as many threads as a conversion has."""
+def measure_both(root: Path, probe: Path, nbytes: int) -> float:
+    """Return the seconds of reading all cold files while so many bytes are written to another and synced.
+
+    A disk that does one at a time, or whose bandwidth they share, takes longer for both than for the slower of them.
+    """
+    source_bytes = sum(path.stat().st_size for path in root.glob("model-*.safetensors"))
     forget(root)
+    started = time.perf_counter()
+    with ThreadPoolExecutor(2) as pool:
+        writing = pool.submit(measure_write, probe, nbytes)
+        pool.submit(measure_read, root, source_bytes, cold=True).result()
+        writing.result()
+    return time.perf_counter() - started
+
+
+def measure_read(root: Path, limit: int = 2 << 30, *, cold: bool = False) -> float:
+    """Return the bytes/s of reading cold files with as many threads as a conversion has; `cold` is who made them so."""
+    if not cold:
+        forget(root)
     paths = sorted(root.glob("model-*.safetensors"), key=lambda path: -path.stat().st_size)
     ranges = [(path, offset) for path in paths for offset in range(0, path.stat().st_size, BLOCK_BYTES)]
     ranges = ranges[: limit // BLOCK_BYTES]

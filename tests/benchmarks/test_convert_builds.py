@@ -24,7 +24,8 @@ def test_a_small_run_has_all_its_numbers(tmp_path: Path) -> None:
         (False, 2, "fp8_rowwise"),
     ]
     for sample in found["builds"]:
-        assert set(sample["least"]) == {"read", "hash", "hash the largest file", "quantize", "write"}
+        assert set(sample["least"]) == {"read", "hash", "hash the largest file", "quantize", "write", "read and write"}
+        assert bool(sample["least"]["read and write"]) == sample["cold"]
         assert sample["of_limit"] == max(sample["least"].values()) / sample["seconds"]
         assert set(sample["steps"]) == {"convert-target", "copy-tokenizer", "emit-repository"}
         assert sample["peak_bytes"] < 200e6
