@@ -152,6 +152,14 @@ class Method:
     suggest: Callable[[Source], Suggestion | None] | None = None
     variants: Callable[[Any], Iterable[dict[str, Any]]] = _no_variants
 
+    @property
+    def follows_text(self) -> bool:
+        """Return whether a draft follows from the text before it, wherever a step begins.
+
+        What drafts from the target's hidden states is surer of the first tokens of a step than of its later ones.
+        """
+        return self.draft_passes == "none" or (self.drafts_with == "model" and self.draft_passes == "each")
+
     def parse(self, options: dict[str, Any]) -> Options:
         """Return the parsed options; raises TrtspecError for invalid ones."""
         try:

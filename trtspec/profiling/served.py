@@ -2,8 +2,8 @@
 """A profile of a running server: acceptance by its own answers, and steps by the times of its streams.
 
 A server that can be told how much to draft was asked for several lengths. Of any other its own length alone is known,
-and those of further servers: drafts of lengths between are taken to be accepted as the beginnings of the next longer
-ones are, and their steps to lie on the line between their neighbours'.
+and those of further servers: what is accepted of lengths between follows from the next longer ones, and their steps are
+taken to lie on the line between their neighbours'.
 """
 
 from __future__ import annotations
@@ -54,19 +54,20 @@ def measured_of(candidate: Candidate, heard: Heard, max_draft_len: int) -> Measu
     answers = heard.answers[heard.own_len]
     return Measured(
         candidate,
-        _acceptance(heard, max_draft_len),
+        _acceptance(heard, max_draft_len, follows_text=find_method(candidate.method).follows_text),
         seconds,
         {batch: (waits[batch, 0], waits[batch, heard.own_len]) for batch in batches},
         _tokens(answers) / len(answers),
     )
 
 
-def _acceptance(heard: Heard, max_draft_len: int) -> dict[int, Acceptance]:
-    """Return the acceptance of each length: its own answers', else that of the beginnings of the next longer drafts."""
+def _acceptance(heard: Heard, max_draft_len: int, *, follows_text: bool) -> dict[int, Acceptance]:
+    """Return the acceptance of each length: its own answers', else what the next longer drafts would have come to."""
     own = {length: _of_answers(answers, length) for length, answers in heard.answers.items()}
     tells = heard.is_chain and any(text.reached for text in own[heard.own_len].texts)
     lens = {*own, *range(1, min(heard.own_len, max_draft_len) + 1)} if tells else {*own}
-    return {length: own.get(length) or own[min(each for each in own if each > length)].cut(length)
+    shorter = Acceptance.redrafted if follows_text else Acceptance.cut
+    return {length: own.get(length) or shorter(own[min(each for each in own if each > length)], length)
             for length in sorted(lens)}  # fmt: skip
 
 

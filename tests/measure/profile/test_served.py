@@ -48,13 +48,17 @@ def step_seconds(draft_len: int) -> float:
 
 
 def drafting(draft_len: int) -> Script:
-    """Accept the first two tokens of every draft."""
-    accepted = min(ACCEPTED, draft_len)
-    steps = (TOKENS - 1) // (accepted + 1)
-    histogram = [0] * (OWN_LEN + 1)
-    histogram[accepted] = steps
-    drafts = (steps * draft_len, steps * accepted, steps) if draft_len else None
-    return Script([(0.0, 1), *[(0.0, accepted + 1)] * steps], drafts, histogram)
+    """Draft the text but for every third token, wherever a step begins."""
+    accepted = accepted_of(draft_len)
+    histogram = [accepted.count(length) for length in range(OWN_LEN + 1)]
+    drafts = (len(accepted) * draft_len, sum(accepted), len(accepted)) if draft_len else None
+    return Script([(0.0, 1), *[(0.0, each + 1) for each in accepted]], drafts, histogram)
+
+
+def accepted_of(draft_len: int) -> list[int]:
+    """Return what each step accepts."""
+    of_three = {0: [0, 0, 0], 1: [1, 0]}.get(draft_len, [ACCEPTED])
+    return of_three * ((TOKENS - 1) // 3)
 
 
 def of_length(draft_len: int) -> Script:
@@ -74,7 +78,7 @@ def unasked(body: dict[str, Any]) -> Script:
 
 def expected(draft_len: int) -> float:
     """Return the speed-up of whole answers."""
-    steps = (TOKENS - 1) / (min(ACCEPTED, draft_len) + 1)
+    steps = len(accepted_of(draft_len))
     return (FIRST_S + (TOKENS - 1) * step_seconds(0)) / (FIRST_S + steps * step_seconds(draft_len))
 
 
@@ -91,7 +95,7 @@ def test_a_server_that_is_told_how_much_to_draft(trtspec: Run, recipe: Path) -> 
     found = method(document)
     assert {row["draft_len"] for row in document["server"]["speeds"]} == {0, 1, 2, 3, 4}
     assert (document["server"]["draft_len"], document["server"]["api"]) == (OWN_LEN, "completions")
-    assert found["mean_accepted_lens"] == {"1": 2.0, "2": 3.0, "3": 3.0, "4": 3.0}
+    assert found["mean_accepted_lens"] == {"1": 1.5, "2": 3.0, "3": 3.0, "4": 3.0}
     assert found["by_position"] == [1.0, 1.0]
     assert document["by_position"] == [1.0, 1.0]
     for row in found["speedups"]:
@@ -105,13 +109,13 @@ def test_a_server_that_is_told_how_much_to_draft(trtspec: Run, recipe: Path) -> 
 
 
 def test_of_another_its_own_length_tells_of_shorter_ones(trtspec: Run, recipe: Path) -> None:
-    """Steps lie on a line here, and every draft is accepted alike, so that nothing is lost."""
+    """Steps lie on a line here, and what drafts sees the text alone, so that nothing is lost."""
     with scripted(unasked, ours=False) as server, scripted(lambda body: drafting(0), ours=False) as alone:
         document = trtspec("profile", recipe, "--server", server.url, "--baseline", alone.url, *ASKED).document
     found = method(document)
     assert {row["draft_len"] for row in document["server"]["speeds"]} == {0, 4}
     assert {row["draft_len"] for row in found["step_seconds"]} == {0, 4}
-    assert found["mean_accepted_lens"] == {"1": 2.0, "2": 3.0, "3": 3.0, "4": 3.0}
+    assert found["mean_accepted_lens"] == {"1": 1.5, "2": 3.0, "3": 3.0, "4": 3.0}
     for row in found["speedups"]:
         assert row["speedup"] == pytest.approx(expected(row["draft_len"]), abs=1e-3)
     assert document["recommendation"]["draft_len"] == 2

@@ -66,6 +66,31 @@ def test_shorter_drafts_are_the_beginnings_of_longer_ones() -> None:
         assert cut.by_position == pytest.approx(shorter.by_position, abs=0.03)
 
 
+@pytest.mark.slow
+def test_shorter_drafts_of_what_sees_the_text_alone_are_drafted_again() -> None:
+    """Looked-up tokens are right for long or not at all: beginnings of long drafts say too little of short ones."""
+    draws = Random(0)
+
+    def text() -> list[bool]:
+        return [right for _ in range(30) for right in [True] * int(draws.choice((0, draws.expovariate(0.1)))) + [False]]
+
+    rights = [text() for _ in range(200)]
+    made = [[Proposed(10, 10, min(10, in_a_row(right[at:]))) for at in range(len(right))] for right in rights]
+    whole = Acceptance(tuple(count_steps(each, 10) for each in made), ("",) * 200)
+    for draft_len in (1, 2, 3, 5, 8, 10):
+        shorter = Acceptance(tuple(count_steps(each, draft_len) for each in made), ("",) * 200)
+        again = whole.redrafted(draft_len)
+        assert again.token_weighted.value == pytest.approx(shorter.token_weighted.value, rel=0.02)
+        assert again.rate == pytest.approx(shorter.rate, abs=0.02)
+        assert again.by_position == pytest.approx(shorter.by_position, abs=0.03)
+    assert whole.cut(2).token_weighted.value < 0.95 * whole.redrafted(2).token_weighted.value
+
+
+def in_a_row(right: list[bool]) -> int:
+    """Return how many of the first are true."""
+    return next((number for number, each in enumerate(right) if not each), len(right))
+
+
 def test_totals_alone_say_nothing_of_places() -> None:
     sample = Sample("", "", 0.0, 0.0, (0.1, 0.2), None, 21, True, 30, 12, 8)
     found = counts_of(sample, 4)

@@ -11,10 +11,10 @@ Means are told twice: token-weighted (all steps alike, which is what a server's 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 RESAMPLES = 1000
 PERCENTILES = (2.5, 97.5)
+SUREST, LONGEST = 0.98, 256  # a token of those in a row that are right; how many are looked at behind a whole draft
 
 
 class Place(Protocol):
@@ -65,6 +66,40 @@ class Counts:
         """Return what the same steps would have come to, had the drafts of a chain ended there."""
         reached, drafted_at = self.reached[:draft_len], self.drafted_at[:draft_len]
         return Counts(self.steps, sum(drafted_at), sum(reached), reached, drafted_at)
+
+    def redrafted(self, draft_len: int, goes_on: float) -> Counts:
+        """Return what the text would have come to with shorter drafts of a chain that follows from the text alone.
+
+        What a step accepted behind its first `draft_len` tokens and the target's own is drafted again there, and
+        accepted again: tokens in a row that are right, with the one behind them, take a step for `draft_len` + 1 each.
+        Each token behind a draft that was right to its end is right with probability `goes_on`.
+        """
+        drafting, reached, tokens = 0.0, [0.0] * draft_len, 0.0
+        for length, many in self._in_a_row(goes_on):
+            whole, rest = divmod(length, draft_len + 1)
+            drafting, tokens = drafting + many * (whole + (rest > 0)), tokens + many * length
+            for place in range(draft_len):
+                reached[place] += many * (whole + (place < rest - 1))
+        scale = (self.accepted + self.drafted_at[0]) / max(1.0, tokens)
+        right = (*(round(scale * each) for each in reached),)
+        steps = round(scale * drafting)
+        growth = steps / max(1, self.drafted_at[0])  # of the steps near a text's end, too, whose drafts are shorter
+        drafted_at = (*map(max, right, (round(growth * each) for each in self.drafted_at)),)
+        return Counts(self.steps - self.drafted_at[0] + steps, sum(drafted_at), sum(right), right, drafted_at)
+
+    def _in_a_row(self, goes_on: float) -> Iterator[tuple[int, float]]:
+        """Yield (tokens in a row that are right and the one behind them, how often this text is expected to have it).
+
+        Those that are right to the end of a draft are followed by steps of their own, which are not counted again.
+        """
+        most = len(self.reached)
+        *ended, whole = (more - further for more, further in pairwise((self.drafted_at[0], *self.reached, 0)))
+        for accepted, many in enumerate(ended):
+            following = whole * goes_on ** (accepted + 1) * (1 - goes_on)
+            yield accepted + 1, max(0.0, many - following)
+        first = whole * (1 - goes_on ** (most + 1))
+        for further in range(LONGEST):
+            yield most + further + 1, first * goes_on**further * (1 - goes_on)
 
 
 @dataclass(frozen=True)
@@ -129,6 +164,13 @@ class Acceptance:
     def cut(self, draft_len: int) -> Acceptance:
         """Return that of shorter drafts, as far as steps that begin elsewhere are accepted alike."""
         return Acceptance(tuple(text.cut(draft_len) for text in self.texts), self.kinds)
+
+    def redrafted(self, draft_len: int) -> Acceptance:
+        """Return that of shorter drafts where the same is drafted behind the same text, wherever a step begins."""
+        columns = zip(*((text.drafted_at[0], *text.reached) for text in self.texts), strict=True)
+        *_, before, last = map(sum, columns)
+        goes_on = min(SUREST, last / before) if before else 0.0
+        return Acceptance(tuple(text.redrafted(draft_len, goes_on) for text in self.texts), self.kinds)
 
     def as_dict(self) -> dict[str, Any]:
         """Return its keys of the document."""
