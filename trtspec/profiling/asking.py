@@ -21,7 +21,7 @@ from trtspec.profiling.asked import Limits, Servers
 from trtspec.profiling.stream_times import StreamTimes, stream_times
 from trtspec.prompts.prompt import Prompt
 
-ROUNDS = 3
+ROUNDS = 5
 LEAST, A_PLACE = 16, 3  # requests of a round, in all and for each that runs at once
 DRAFTS_ALWAYS = "it drafts whatever is asked: name a server without speculation with --baseline"
 TELLS = "vLLM tells it with --per-request-spec-decode-metrics summary; our own servers do by themselves"
