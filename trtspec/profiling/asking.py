@@ -35,15 +35,15 @@ Answer = tuple[Prompt, Sample]
 class Heard:
     """What a server, which drafts `own_len` tokens by itself, said: its answers by draft length, and their times.
 
-    `is_chain` tells whether it drafts at most one token at each place. It `refused` so many prompts, and `failures` are
-    why other requests have no answer.
+    `is_chain` tells whether it drafts at most one token at each place. Times are by requests at once and draft length.
+    It `refused` so many prompts, and `failures` are why other requests have no answer.
     """
 
     endpoint: Endpoint
     own_len: int
     is_chain: bool
     answers: Mapping[int, Sequence[Answer]]
-    times: Mapping[Case, Sequence[StreamTimes]]
+    times: Mapping[Case, StreamTimes]
     refused: int = 0
     failures: Sequence[str] = ()
 
@@ -121,40 +121,50 @@ class Asking:
 
     async def _times(
         self, client: LoadClient, endpoints: Mapping[int, Endpoint], prompts: Sequence[Prompt]
-    ) -> dict[Case, list[StreamTimes]]:
-        """Time the streams of each length in turns; every second round goes through them backwards."""
-        found: dict[Case, list[StreamTimes]] = {
+    ) -> dict[Case, StreamTimes]:
+        """Time the streams of each length in turns; every second round goes through them backwards.
+
+        All rounds ask the same, and each request counts by the round that answered it fastest: what else a machine does
+        only adds to one, and meets some requests of every round.
+        """
+        found: dict[Case, list[list[Sample]]] = {
             (batch, length): [] for batch in self.batches for length in sorted(endpoints)
         }
         for batch in self.batches:
             for number in range(ROUNDS):
                 for length in sorted(endpoints, reverse=bool(number % 2)):
-                    timed = await self._round(client, endpoints[length], prompts, batch, length)
+                    timed = await self._round(client, endpoints[length], prompts, batch)
                     found[batch, length] += [timed] if timed else []
                 self.on_progress(f"streams, {batch} at once", number + 1, ROUNDS)
             for length, endpoint in endpoints.items():
                 if not found[batch, length]:
                     reason = f"in each round with {batch} at once requests failed: {self.failures[-1]}"
                     raise DeployError(reason, where=endpoint.url, hint=FEWER)
-        return found
+        return {case: stream_times(_fastest(rounds), *case) for case, rounds in found.items()}
 
     async def _round(
-        self, client: LoadClient, endpoint: Endpoint, prompts: Sequence[Prompt], batch: int, length: int
-    ) -> StreamTimes | None:
-        """Time a closed loop; its last requests end while places are empty, and do not count.
+        self, client: LoadClient, endpoint: Endpoint, prompts: Sequence[Prompt], batch: int
+    ) -> list[Sample]:
+        """Return the requests of a closed loop; its last ones end while places are empty, and do not count.
 
-        None where requests failed: fewer ran at once than are timed.
+        Empty where requests failed: fewer ran at once than are timed.
         """
         asked = list(islice(cycle(prompts), max(LEAST, A_PLACE * batch)))
         done, failures = await self._asked(client, endpoint, asked, batch)
         if len(failures) > MAX_FAILED * len(asked):
-            return None
-        whole = [sample for sample in done.samples[: len(asked) - batch] if _is_whole(sample)]
-        if not whole:
+            return []
+        timed = list(done.samples[: len(asked) - batch])
+        if not any(map(_is_whole, timed)):
             raise DeployError(f"no request was answered: {done.samples[0].error}", where=endpoint.url)
-        if not any(sample.itl_ms for sample in whole):
+        if not any(sample.itl_ms for sample in timed):
             raise DeployError("its answers come in one piece, and streams are timed", where=endpoint.url, hint=STREAMS)
-        return stream_times(whole, batch, length)
+        return timed
+
+
+def _fastest(rounds: Sequence[Sequence[Sample]]) -> list[Sample]:
+    """Return each request as it was answered fastest, without those that have no whole answer in any round."""
+    whole = ([sample for sample in request if _is_whole(sample)] for request in zip(*rounds, strict=True))
+    return [min(samples, key=lambda sample: sample.e2e_ms) for samples in whole if samples]
 
 
 def _is_whole(sample: Sample) -> bool:

@@ -49,8 +49,8 @@ def run(asked: Asked, servers: Servers, screen: Screen) -> Profile:
 def measured_of(candidate: Candidate, heard: Heard, max_draft_len: int) -> Measured:
     """Return what a server said as measurements of what drafts there."""
     batches = sorted({batch for batch, _ in heard.times})
-    seconds = least_seconds({case: [each.step_s for each in rounds] for case, rounds in heard.times.items()})
-    waits = {case: min(each.first_s for each in rounds) for case, rounds in heard.times.items()}
+    seconds = least_seconds({case: [each.step_s] for case, each in heard.times.items()})
+    waits = {case: each.first_s for case, each in heard.times.items()}
     answers = heard.answers[heard.own_len]
     return Measured(
         candidate,
@@ -81,7 +81,7 @@ def _tokens(answers: Sequence[Answer]) -> int:
 
 
 def _server(heard: Heard) -> Server:
-    speeds = {case: max(each.tokens_per_s for each in rounds) for case, rounds in heard.times.items()}
+    speeds = {case: each.tokens_per_s for case, each in heard.times.items()}
     endpoint = heard.endpoint
     return Server(endpoint.url, endpoint.api_name, endpoint.model, heard.own_len, speeds, heard.failures)
 
