@@ -3,14 +3,16 @@
 1, 4 and 16 requests at once within 15 %, from servers that draft 10 tokens, one and none.
 
     TRTSPEC_VLLM=.venv-vllm python benchmarks/predicted.py --out FILE.json [--methods draft_target ngram eagle3]
-        [--lens 1 2 4 6 8 10] [--batches 1 4 16] [--rounds 3]
+        [--lens 1 2 4 6 8 10] [--batches 1 4 16] [--rounds 3] [--profiles 3]
 
 The quickstart pair on a CPU in float32. What is predicted for a length is held against `trtspec bench` on a server that
 drafts so much, beside the one that drafts none, in rounds of both: it knows nothing of how the prediction was made. All
 rounds ask the same, and each request counts by the round in which it was answered fastest, as what else the machine
 does only adds to one; the last ones, which end while places are empty, do not count. `interval` is of whole rounds. The
-lengths that the profile chooses are measured too. FILE has each length as soon as it is measured, and what it has is
-not measured again. A length takes two minutes, a prediction four: three quarters of an hour for three methods.
+lengths that the profile chooses are measured too. Of several profiles the median counts, and the last one's choice: a
+machine that others share makes the same profile say up to 15 % more or less. FILE has each length as soon as it is
+measured, and what it has is not measured again. A length takes two minutes, a profile three: three quarters of an hour
+for one of each of three methods.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -47,6 +50,7 @@ def main() -> None:
     parser.add_argument("--lens", nargs="+", type=int, default=[1, 2, 4, 6, 8, 10])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 4, 16])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--profiles", type=int, default=1, help="of each method, in all that FILE has")
     parser.add_argument("--samples", type=int, default=32, help="prompts")
     asked = parser.parse_args()
     document = json.loads(asked.out.read_text()) if asked.out.exists() else {"methods": {}, "machine": environment()}
@@ -68,13 +72,15 @@ def save(document: dict[str, Any], path: Path) -> None:
 
 def measured(method: str, found: dict[str, Any], asked: argparse.Namespace, root: Path) -> Iterator[None]:
     """Measure what a method lacks, and yield behind each part that can be judged."""
-    if "predicted" in found and not lacking(found, asked):
+    predictions = found.setdefault("predictions", [])
+    if len(predictions) >= asked.profiles and not lacking(found, asked):
         return
     arguments = vllm_arguments(method, root)
     with serving(written(arguments, root, 0)) as alone:
-        if "predicted" not in found:
+        while len(predictions) < asked.profiles:
             with serving(written(arguments, root, MOST)) as most, serving(written(arguments, root, SHORT)) as short:
-                found["predicted"] = predicted(method, (most, short), alone, asked)
+                predictions.append(predicted(method, (most, short), alone, asked))
+            yield
         for length in lacking(found, asked):
             with serving(written(arguments, root, length)) as drafting:
                 found["measured"][str(length)] = {
@@ -85,7 +91,7 @@ def measured(method: str, found: dict[str, Any], asked: argparse.Namespace, root
 
 def lacking(found: dict[str, Any], asked: argparse.Namespace) -> list[int]:
     """Return the lengths that are still to be measured: those asked for, and those that were chosen."""
-    wanted = {*asked.lens, *found["predicted"]["best"].values()}
+    wanted = {*asked.lens, *found["predictions"][-1]["best"].values()}
     return sorted(length for length in wanted if str(length) not in found["measured"])
 
 
@@ -151,19 +157,31 @@ def rows(found: dict[str, Any]) -> list[dict[str, Any]]:
     """Return predicted beside measured, by requests at once, and how good the length is that the profile chooses."""
     lens = sorted(found["measured"], key=int)
     told = []
-    for batch, expected in found["predicted"]["speedups"].items():
+    for batch, expected in expectations(found).items():
         seen = {length: found["measured"][length][batch]["ratio"] for length in lens
                 if batch in found["measured"][length]}  # fmt: skip
         if not seen:
             continue
         errors = {length: abs(expected[length] / ratio - 1) for length, ratio in seen.items()}
-        best, chosen = max(seen.values()), str(found["predicted"]["best"][batch])
+        best, chosen = max(seen.values()), str(found["predictions"][-1]["best"][batch])
         told.append({
             "batch": int(batch), "predicted": {length: expected[length] for length in seen}, "measured": seen,
             "error": round(max(errors.values()), 3), "within": max(errors.values()) <= WITHIN, "chosen": int(chosen),
             "chosen_of_best": round(seen[chosen] / best, 3) if chosen in seen else None,
         })  # fmt: skip
     return told
+
+
+def expectations(found: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Return the speed-ups that are expected, by requests at once and draft length: the medians of all profiles."""
+    speedups = [each["speedups"] for each in found["predictions"]]
+    return {
+        batch: {
+            length: round(statistics.median(each[batch][length] for each in speedups), 3)
+            for length in speedups[-1][batch]
+        }
+        for batch in speedups[-1]
+    }
 
 
 def trtspec(*arguments: object) -> dict[str, Any]:
