@@ -219,6 +219,7 @@ def test_one_load_is_shown_with_what_failed_and_was_not_compared(artifact: Path,
     assert "| 2.5/s | 1,000 | 75.0% | 50% | 3 |" in text
     assert "2.5/s: not compared, as 3 of 35 requests failed (served)" in text
     assert "Warning: the sweep ended." in text
+    assert "* **2.00×** as fast as the target alone (1.90 to 2.10, 1 at once)" in text
 
 
 @pytest.mark.slow

@@ -57,6 +57,11 @@ class Ratio(BaseModel):
     low: Number | None
     high: Number | None
 
+    @property
+    def interval(self) -> str:
+        """Return its interval in words, to be followed by others; "" where it is not known."""
+        return f"{self.low:.2f} to {self.high:.2f}, " if self.low and self.high else ""
+
 
 class LoadPoint(BaseModel):
     """A load, and what each arm did under it."""
