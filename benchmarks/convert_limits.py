@@ -48,14 +48,14 @@ def measure_both(root: Path, probe: Path, nbytes: int) -> float:
     started = time.perf_counter()
     with ThreadPoolExecutor(2) as pool:
         writing = pool.submit(measure_write, probe, nbytes)
-        pool.submit(measure_read, root, source_bytes, cold=True).result()
+        pool.submit(measure_read, root, source_bytes, is_forgotten=True).result()
         writing.result()
     return time.perf_counter() - started
 
 
-def measure_read(root: Path, limit: int = 2 << 30, *, cold: bool = False) -> float:
-    """Return the bytes/s of reading cold files with as many threads as a conversion has; `cold` is who made them so."""
-    if not cold:
+def measure_read(root: Path, limit: int = 2 << 30, *, is_forgotten: bool = False) -> float:
+    """Return the bytes/s of reading files, cold from here on or from before, with as many threads as a conversion has."""
+    if not is_forgotten:
         forget(root)
     paths = sorted(root.glob("model-*.safetensors"), key=lambda path: -path.stat().st_size)
     ranges = [(path, offset) for path in paths for offset in range(0, path.stat().st_size, BLOCK_BYTES)]

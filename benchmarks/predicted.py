@@ -59,7 +59,7 @@ def main() -> None:
             found = document["methods"].setdefault(method, {"measured": {}})
             for _ in measured(method, found, asked, Path(place) / method):
                 found["rows"] = rows(found)
-                found["largest_error"] = max(row["error"] for row in found["rows"])
+                found["largest_error"] = max((row["error"] for row in found["rows"]), default=None)
                 save(document, asked.out)
     print(json.dumps(document, indent=1))
 

@@ -22,6 +22,7 @@ def test_predictions_are_held_against_what_was_measured() -> None:
             "within": False, "chosen": 3, "chosen_of_best": 0.88,
         }
     ]  # fmt: skip
+    assert rows(found | {"measured": {}}) == []
     assert lacking(found, argparse.Namespace(lens=[1, 2])) == [1]
 
 

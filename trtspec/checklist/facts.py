@@ -63,9 +63,9 @@ class Facts:
 
     def objection(self, document: Saved) -> str:
         """Return why a document does not count for this artifact, "" where it does."""
-        if against := objection(document, self.manifest, self.manifest_sha256):
+        if against := objection(document.values, self.manifest, self.manifest_sha256):
             return against
-        is_named = document.text("target", "sha256") or manifest_named(document)
+        is_named = document.text("target", "sha256") or manifest_named(document.values)
         return "" if is_named or document.time >= self.published else "older than the artifact"
 
     def remark(self, document: Saved) -> str:

@@ -81,9 +81,10 @@ def profile(
     limits = Limits(samples, max_tokens, max_draft_len, concurrency, seed)
     asked = Asked(recipe, set_ or [], prompts, _names(drafts), _names(methods), limits)
     found = _run(asked, servers, Screen(build_bars, counter))
-    keep(found.as_dict(), "profile")
+    document = found.as_dict()
+    keep(document, "profile")
     if json:
-        print_json(found.as_dict())
+        print_json(document)
     else:
         show(found)
     if write:

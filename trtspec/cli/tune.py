@@ -51,9 +51,10 @@ def tune(
         check_editable(recipe)  # before minutes of measuring
     limits = Limits(samples, max_tokens, max_draft_len, concurrency, seed)
     found = run(Asked(recipe, set_ or [], prompts, None, None, limits), Screen(build_bars, counter))
-    keep(found.as_dict(), f"tune-{found.method}")
+    document = found.as_dict()
+    keep(document, f"tune-{found.method}")
     if json:
-        print_json(found.as_dict())
+        print_json(document)
     else:
         show(found)
     if write:

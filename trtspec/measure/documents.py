@@ -42,10 +42,15 @@ class Saved:
 
     def text(self, *keys: str) -> str:
         """Return a text within it, "" where there is none."""
-        found: Any = self.values
-        for key in keys:
-            found = found.get(key) if isinstance(found, Mapping) else None
-        return found if isinstance(found, str) else ""
+        return text_in(self.values, *keys)
+
+
+def text_in(values: Mapping[str, Any], *keys: str) -> str:
+    """Return a text within a document, "" where there is none."""
+    found: Any = values
+    for key in keys:
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found if isinstance(found, str) else ""
 
 
 def keep_document(root: Path, kind: str, document: Mapping[str, Any]) -> None:

@@ -17,10 +17,10 @@ from trtspec.measure.machine import describe_machine
 from trtspec.measure.target import planned_sha256, target_of
 from trtspec.pipeline import plan_build
 from trtspec.profiling.asked import Asked
-from trtspec.recipe.load import LoadedRecipe, load_recipe
+from trtspec.recipe.load import LoadedRecipe
 
 
-def about(kind: str, asked: Asked, root: Path | None) -> dict[str, Any]:
+def about(kind: str, asked: Asked, loaded: LoadedRecipe, root: Path | None) -> dict[str, Any]:
     """Return the head of a document; `root` is an artifact that was measured, None where only an address is known.
 
     `prompt_set` is what the prompts were drawn from. A target that nobody knows is None.
@@ -30,7 +30,7 @@ def about(kind: str, asked: Asked, root: Path | None) -> dict[str, Any]:
     return {
         "kind": kind,
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "target": _target(load_recipe(asked.recipe, asked.overrides), manifest) if manifest else None,
+        "target": _target(loaded, manifest) if manifest else None,
         "machine": describe_machine(),
         "versions": {**(manifest.tools if manifest else {}), "trtspec": __version__},
         "prompt_set": {"count": len(prompts), "sha256": prompts_sha256(prompt.text for prompt in prompts)},

@@ -61,7 +61,7 @@ def _measure(
                 left_out[each.name] = why_not(error)
     _raise_for_none(measured, left_out)
     best, too_long = recommend(measured, limits.concurrency), len(asked_for) - len(prompts)
-    head, name = about("profile", asked, candidates[0].root), loaded.recipe.name
+    head, name = about("profile", asked, loaded, candidates[0].root), loaded.recipe.name
     return Profile(head, name, texts.kinds, texts.tokens, measured, left_out, best, parity, too_long)
 
 

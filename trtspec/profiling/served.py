@@ -42,7 +42,7 @@ def run(asked: Asked, servers: Servers, screen: Screen) -> Profile:
     measured = measured_of(candidate_of(asked, own, Path()), heard, limits.max_draft_len)
     answers, best = heard.answers[heard.own_len], recommend([measured], limits.concurrency)
     kinds, name = [prompt.kind for prompt, _ in answers], loaded.recipe.name
-    head = about("profile", asked, servers.root)
+    head = about("profile", asked, loaded, servers.root)
     return Profile(head, name, kinds, _tokens(answers), [measured], {}, best, None, heard.refused, _server(heard))
 
 

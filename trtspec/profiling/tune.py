@@ -118,7 +118,7 @@ def _halved(work: _Work, loaded: LoadedRecipe, asked: Asked) -> Tuning:
     last = [found[arm.settings, sizes[-1]] for arm, value in rungs[-1].scores if value]
     if not last:
         raise TrtspecError("; ".join(left_out.values()))
-    best, head = recommend(last, limits.concurrency), about("tune", asked, work.own.root)
+    best, head = recommend(last, limits.concurrency), about("tune", asked, loaded, work.own.root)
     return Tuning(head, loaded.recipe.name, work.own.method, work.texts, rungs, found, left_out, best)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from trtspec.checkpoint.untrusted import parse_object, shown
 from trtspec.errors import TrtspecError
 from trtspec.files import read_bounded, unreadable
 from trtspec.measure.belonging import objection
-from trtspec.measure.documents import Saved
 from trtspec.measure.report import Verification, manifest_sha256, read_report
 from trtspec.reporting.forms.baseline import BaselineDocument
 from trtspec.reporting.forms.bench import BenchDocument
@@ -86,15 +84,15 @@ def gather(root: Path, others: Sequence[Path]) -> Facts:
     """Read an artifact's manifest and report, and further documents; raises TrtspecError for what is none."""
     facts = Facts(root, load_manifest(root), manifest_sha256(root), read_report(root))
     for path in others:
-        what, saved, document = _read(path)
-        against = objection(saved, facts.manifest, facts.manifest_sha256)
-        facts.sources.append(Source(path.name, saved.sha256, against))
+        what, values, document, digest = _read(path)
+        against = objection(values, facts.manifest, facts.manifest_sha256)
+        facts.sources.append(Source(path.name, digest, against))
         setattr(facts, what, document)
     return facts
 
 
-def _read(path: Path) -> tuple[str, Saved, BaseModel]:
-    """Return where a document belongs, what it says, and that as its form has it."""
+def _read(path: Path) -> tuple[str, dict[str, Any], BaseModel, str]:
+    """Return what a document is, what it says, that as its form has it, and its digest."""
     try:
         data = read_bounded(path, MAX_BYTES)
         values = parse_object(data, MAX_VALUES)
@@ -107,10 +105,8 @@ def _read(path: Path) -> tuple[str, Saved, BaseModel]:
         raise TrtspecError("not a document that a report shows", where=str(path), hint=KNOWN)
     what, form = FORMS[key]
     try:
-        document = form.model_validate(values)
+        return what, values, form.model_validate(values), hashlib.sha256(data).hexdigest()
     except ValidationError as error:
         first = error.errors()[0]
         where = shown(".".join(map(str, first["loc"])))
         raise TrtspecError(f"{where}: {first['msg']}", where=str(path), hint=KNOWN) from None
-    time = datetime.fromtimestamp(path.stat().st_mtime, timezone.utc)
-    return what, Saved(path, what, hashlib.sha256(data).hexdigest(), time, values), document

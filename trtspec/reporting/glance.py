@@ -33,7 +33,9 @@ def _speedup(facts: Facts) -> Iterator[Figure]:
         yield Figure(f"{found.speedup:.2f}×", "as fast as the target alone", f"{low:.2f} to {high:.2f}, one request")
     elif loads := [(point.load.name, point.speedup) for point in closed(facts) if point.speedup]:
         name, speedup = loads[0]
-        yield Figure(f"{speedup.ratio:.2f}×", "as fast as the target alone", f"{speedup.interval}{name}")
+        yield Figure(
+            f"{speedup.ratio:.2f}×", "as fast as the target alone", ", ".join(filter(None, (speedup.interval, name)))
+        )
     elif (first := next(iter(ranked(facts)), None)) and first.best:
         best = first.best[0]
         yield Figure(f"{best.speedup:.2f}×", "expected speed-up", f"{first.name}, {requests(best.batch)}")

@@ -103,8 +103,7 @@ def _spread(found: Percentiles | None) -> Spread | None:
 def _interval(found: Ratio | None) -> str:
     if found is None:
         return "-"
-    known = f" ({found.low:.2f} to {found.high:.2f})" if found.low and found.high else ""
-    return f"{found.ratio:.2f}{known}"
+    return f"{found.ratio:.2f} ({found.interval})" if found.interval else f"{found.ratio:.2f}"
 
 
 def _of_arm(arm: str, form: str, point: LoadPoint) -> str:

@@ -59,8 +59,8 @@ class Ratio(BaseModel):
 
     @property
     def interval(self) -> str:
-        """Return its interval in words, to be followed by others; "" where it is not known."""
-        return f"{self.low:.2f} to {self.high:.2f}, " if self.low and self.high else ""
+        """Return its interval in words, "" where it is not known."""
+        return f"{self.low:.2f} to {self.high:.2f}" if self.low and self.high else ""
 
 
 class LoadPoint(BaseModel):
