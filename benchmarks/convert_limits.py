@@ -54,7 +54,7 @@ def measure_both(root: Path, probe: Path, nbytes: int) -> float:
 
 
 def measure_read(root: Path, limit: int = 2 << 30, *, is_forgotten: bool = False) -> float:
-    """Return the bytes/s of reading files, cold from here on or from before, with as many threads as a conversion has."""
+    """Return the bytes/s of reading cold files with as many threads as a conversion has."""
     if not is_forgotten:
         forget(root)
     paths = sorted(root.glob("model-*.safetensors"), key=lambda path: -path.stat().st_size)

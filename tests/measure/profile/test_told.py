@@ -10,6 +10,7 @@ import pytest
 
 from trtspec.load.sample import Sample
 from trtspec.measure.profile.acceptance import Acceptance, Counts, count_steps
+from trtspec.profiling.asking import _fastest
 from trtspec.profiling.stream_times import stream_times
 from trtspec.profiling.told import counts_of
 from trtspec.torch_engine.replay import Proposed
@@ -89,6 +90,17 @@ def test_shorter_drafts_of_what_sees_the_text_alone_are_drafted_again() -> None:
 def in_a_row(right: list[bool]) -> int:
     """Return how many of the first are true."""
     return next((number for number, each in enumerate(right) if not each), len(right))
+
+
+def test_each_request_counts_by_the_round_that_answered_it_fastest() -> None:
+    """One that failed in a round counts by the others; one without any whole answer does not count."""
+
+    def sample(last_s: float, error: str = "") -> Sample:
+        return Sample("", "", 0.0, 0.0, (0.1, last_s), None, 9, error=error)
+
+    first = [sample(2.0), sample(1.0, "gone"), sample(3.0), sample(1.0, "gone")]
+    second = [sample(1.5), sample(5.0), sample(4.0), sample(1.0, "gone")]
+    assert _fastest([first, second]) == [second[0], second[1], first[2]]
 
 
 def test_totals_alone_say_nothing_of_places() -> None:
