@@ -3,23 +3,19 @@
 1, 4 and 16 requests at once within 15 %, from servers that draft 10 tokens, one and none.
 
     TRTSPEC_VLLM=.venv-vllm python benchmarks/predicted.py --out FILE.json [--methods draft_target ngram eagle3]
-        [--lens 1 2 4 6 8 10] [--batches 1 4 16] [--rounds 3] [--profiles 3]
+        [--lens 1 2 4 6 8 10] [--batches 1 4 16] [--rounds 8] [--profiles 3]
 
-The quickstart pair on a CPU in float32. What is predicted for a length is held against `trtspec bench` on a server that
-drafts so much, beside the one that drafts none, in rounds of both: it knows nothing of how the prediction was made. All
-rounds ask the same, and each request counts by the round in which it was answered fastest, as what else the machine
-does only adds to one; the last ones, which end while places are empty, do not count. `interval` is of whole rounds. The
-lengths that the profile chooses are measured too. Of several profiles the median counts, and the last one's choice: a
-machine that others share makes the same profile say up to 15 % more or less. FILE has each length as soon as it is
-measured, and what it has is not measured again. A length takes two minutes, a profile three: three quarters of an hour
-for one of each of three methods.
+The quickstart pair on a CPU in float32. What is predicted for a length is held against what `trtspec bench` says of a
+server that drafts so much, beside the one that drafts none, in rounds of both: it knows nothing of how the prediction
+was made. The lengths that the profile chooses are measured too. Of several profiles the median counts, and the last
+one's choice. FILE has each length as soon as it is measured, and what it has is not measured again. A length takes
+three minutes, a profile four: an hour for one of each of three methods.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import subprocess
 import sys
@@ -41,6 +37,7 @@ MOST, TOKENS, WITHIN, WITHIN_S = 10, 64, 0.15, 1800.0
 VLLM = ("engine.backend=vllm", "engine.device=cpu", "target.dtype=float32", f"speculation.draft_len={MOST}")
 SHORT = 1  # tokens that a second server drafts for the prediction
 LEAST, A_PLACE = 32, 4  # requests of an arm in a round, in all and for each that runs at once: all prompts, n times
+LEAST_ROUNDS = 4
 
 
 def main() -> None:
@@ -49,7 +46,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=RECIPES, default=[*RECIPES])
     parser.add_argument("--lens", nargs="+", type=int, default=[1, 2, 4, 6, 8, 10])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 4, 16])
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=8, help="of each length and load, at most")
     parser.add_argument("--profiles", type=int, default=1, help="of each method, in all that FILE has")
     parser.add_argument("--samples", type=int, default=32, help="prompts")
     asked = parser.parse_args()
@@ -84,7 +81,7 @@ def measured(method: str, found: dict[str, Any], asked: argparse.Namespace, root
         for length in lacking(found, asked):
             with serving(written(arguments, root, length)) as drafting:
                 found["measured"][str(length)] = {
-                    str(batch): benched(drafting, alone, batch, asked, root / "samples") for batch in asked.batches
+                    str(batch): benched(drafting, alone, batch, asked) for batch in asked.batches
                 }
             yield
 
@@ -130,27 +127,15 @@ def predicted(method: str, drafting: Sequence[str], alone: str, asked: argparse.
             "speeds": document["server"]["speeds"]}  # fmt: skip
 
 
-def benched(drafting: str, alone: str, batch: int, asked: argparse.Namespace, samples: Path) -> dict[str, Any]:
-    """Return the speed-up by the fastest answers, the interval of whole rounds, and the mean accepted length."""
-    rounds = ("--runs", asked.rounds, "--max-rounds", asked.rounds, "--interval", 0, "--samples", samples)
+def benched(drafting: str, alone: str, batch: int, asked: argparse.Namespace) -> dict[str, Any]:
+    """Return the speed-up with its interval, and the mean accepted length."""
+    rounds = ("--runs", min(LEAST_ROUNDS, asked.rounds), "--max-rounds", asked.rounds)
     document = trtspec("bench", drafting, "--baseline", alone, "--concurrency", batch, "--prompts", "quickstart",
                        "--requests", max(LEAST, A_PLACE * batch), "--max-tokens", TOKENS, *rounds)  # fmt: skip
     [point] = document["points"]
-    same, speedup = point["identical_texts"], point["speedup"]
-    ms = fastest_ms(samples, point["requests_per_round"] - batch)
-    return {"ratio": round(ms["baseline"] / ms["served"], 4), "interval": [speedup["low"], speedup["high"]],
-            "mean_accepted_len": point["arms"]["served"]["mean_accepted_len"],
+    same = point["identical_texts"]
+    return {**point["speedup"], "mean_accepted_len": point["arms"]["served"]["mean_accepted_len"],
             "same_texts": f"{same['same']} of {same['compared']}", "noise": document["noise"]["spread"]}  # fmt: skip
-
-
-def fastest_ms(samples: Path, requests: int) -> dict[str, float]:
-    """Return what an arm's first requests took in all, each in its fastest round: rounds ask the same in one order."""
-    least: dict[tuple[str, int], float] = {}
-    for sample in map(json.loads, samples.read_text().splitlines()):
-        place = sample["arm"], sample["request"]
-        if sample["request"] < requests:
-            least[place] = min(least.get(place, math.inf), sample["e2e_ms"])
-    return {arm: sum(ms for (other, _), ms in least.items() if other == arm) for arm, _ in least}
 
 
 def rows(found: dict[str, Any]) -> list[dict[str, Any]]:

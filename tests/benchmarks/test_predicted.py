@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 import argparse
-import json
-from pathlib import Path
 
-from benchmarks.predicted import fastest_ms, lacking, rows
+from benchmarks.predicted import lacking, rows
 
 
 def test_predictions_are_held_against_what_was_measured() -> None:
@@ -24,17 +22,3 @@ def test_predictions_are_held_against_what_was_measured() -> None:
     ]  # fmt: skip
     assert rows(found | {"measured": {}}) == []
     assert lacking(found, argparse.Namespace(lens=[1, 2])) == [1]
-
-
-def test_requests_count_by_their_fastest_rounds(tmp_path: Path) -> None:
-    """The third request ends alone, and is not asked for."""
-    took = {"served": ([5.0, 2.0, 1.0], [4.0, 3.0, 1.0]), "baseline": ([9.0, 9.0, 9.0], [9.5, 8.0, 9.0])}
-    lines = [
-        json.dumps({"arm": arm, "round": number, "request": request, "e2e_ms": ms})
-        for arm, rounds in took.items()
-        for number, each in enumerate(rounds)
-        for request, ms in enumerate(each)
-    ]
-    path = tmp_path / "samples"
-    path.write_text("\n".join(lines) + "\n")
-    assert fastest_ms(path, 2) == {"served": 6.0, "baseline": 17.0}

@@ -30,7 +30,7 @@ SCREEN = Screen(build_bars, counter)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time few requests: what they take is not looked at here."""
     monkeypatch.setattr("trtspec.profiling.asking.LEAST", 4)
-    monkeypatch.setattr("trtspec.profiling.asking.ROUNDS", 1)
+    monkeypatch.setattr("trtspec.profiling.asking.MOST_ROUNDS", 1)
 
 
 @pytest.fixture

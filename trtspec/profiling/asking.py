@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import cycle, islice
+from itertools import chain, cycle, islice
 
 from trtspec.errors import DeployError
 from trtspec.load.api import Wanted
 from trtspec.load.client import Endpoint, LoadClient, load_client
+from trtspec.load.intervals import ratio_of_rounds
 from trtspec.load.loads.closed import Closed
 from trtspec.load.rounds import MAX_FAILED, Round, ask_all
 from trtspec.load.run import TIMEOUT_S, Server, find_arm, find_arms
@@ -21,7 +22,8 @@ from trtspec.profiling.asked import Limits, Servers
 from trtspec.profiling.stream_times import StreamTimes, stream_times
 from trtspec.prompts.prompt import Prompt
 
-ROUNDS = 5
+LEAST_ROUNDS, MOST_ROUNDS = 5, 10
+SURE = 0.05  # half the width of a speed-up's interval, as a part of it, with which there are enough rounds
 LEAST, A_PLACE = 16, 3  # requests of a round, in all and for each that runs at once
 DRAFTS_ALWAYS = "it drafts whatever is asked: name a server without speculation with --baseline"
 TELLS = "vLLM tells it with --per-request-spec-decode-metrics summary; our own servers do by themselves"
@@ -124,28 +126,30 @@ class Asking:
     ) -> dict[Case, StreamTimes]:
         """Time the streams of each length in turns; every second round goes through them backwards.
 
-        All rounds ask the same, and each request counts by the round that answered it fastest: what else a machine does
-        only adds to one, and meets some requests of every round.
+        All rounds count, in which all ask the same: what a request takes at its best says little of what many take that
+        share a machine. There are more rounds until it is sure how the lengths compare, as `bench` has them.
         """
         found: dict[Case, list[list[Sample]]] = {
             (batch, length): [] for batch in self.batches for length in sorted(endpoints)
         }
         for batch in self.batches:
-            for number in range(ROUNDS):
+            rounds = {length: found[batch, length] for length in sorted(endpoints)}
+            for number in range(MOST_ROUNDS):
                 for length in sorted(endpoints, reverse=bool(number % 2)):
-                    timed = await self._round(client, endpoints[length], prompts, batch)
-                    found[batch, length] += [timed] if timed else []
-                self.on_progress(f"streams, {batch} at once", number + 1, ROUNDS)
+                    rounds[length].append(await self._round(client, endpoints[length], prompts, batch))
+                self.on_progress(f"streams, {batch} at once", number + 1, MOST_ROUNDS)
+                if number + 1 >= LEAST_ROUNDS and _are_sure(rounds):
+                    break
             for length, endpoint in endpoints.items():
-                if not found[batch, length]:
+                if not any(rounds[length]):
                     reason = f"in each round with {batch} at once requests failed: {self.failures[-1]}"
                     raise DeployError(reason, where=endpoint.url, hint=FEWER)
-        return {case: stream_times(_fastest(rounds), *case) for case, rounds in found.items()}
+        return {case: stream_times([*chain.from_iterable(rounds)], *case) for case, rounds in found.items()}
 
     async def _round(
         self, client: LoadClient, endpoint: Endpoint, prompts: Sequence[Prompt], batch: int
     ) -> list[Sample]:
-        """Return the requests of a closed loop; its last ones end while places are empty, and do not count.
+        """Return the whole answers of a closed loop; its last ones end while places are empty, and do not count.
 
         Empty where requests failed: fewer ran at once than are timed.
         """
@@ -153,18 +157,26 @@ class Asking:
         done, failures = await self._asked(client, endpoint, asked, batch)
         if len(failures) > MAX_FAILED * len(asked):
             return []
-        timed = list(done.samples[: len(asked) - batch])
-        if not any(map(_is_whole, timed)):
+        timed = [sample for sample in done.samples[: len(asked) - batch] if _is_whole(sample)]
+        if not timed:
             raise DeployError(f"no request was answered: {done.samples[0].error}", where=endpoint.url)
         if not any(sample.itl_ms for sample in timed):
             raise DeployError("its answers come in one piece, and streams are timed", where=endpoint.url, hint=STREAMS)
         return timed
 
 
-def _fastest(rounds: Sequence[Sequence[Sample]]) -> list[Sample]:
-    """Return each request as it was answered fastest, without those that have no whole answer in any round."""
-    whole = ([sample for sample in request if _is_whole(sample)] for request in zip(*rounds, strict=True))
-    return [min(samples, key=lambda sample: sample.e2e_ms) for samples in whole if samples]
+def _are_sure(rounds: Mapping[int, Sequence[Sequence[Sample]]]) -> bool:
+    """Return whether the rounds of each draft length tell how it compares with the target alone, length 0."""
+    return all(
+        ratio_of_rounds(ratios).half_width <= SURE
+        for length, timed in rounds.items()
+        if length and (ratios := [_token_ms(alone) / _token_ms(own) for alone, own in zip(rounds[0], timed, strict=True)
+                                  if alone and own])
+    )  # fmt: skip
+
+
+def _token_ms(samples: Sequence[Sample]) -> float:
+    return sum(sample.e2e_ms for sample in samples) / sum(sample.output_tokens for sample in samples)
 
 
 def _is_whole(sample: Sample) -> bool:

@@ -31,7 +31,7 @@ def by_rule(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("trtspec.profiling.asking.ask_all", ask)
     monkeypatch.setattr("trtspec.profiling.asking.LEAST", 4)
-    monkeypatch.setattr("trtspec.profiling.asking.ROUNDS", 2)
+    monkeypatch.setattr("trtspec.profiling.asking.MOST_ROUNDS", 2)
 
 
 def timed(sample: Sample) -> Sample:

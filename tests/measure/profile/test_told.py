@@ -10,7 +10,7 @@ import pytest
 
 from trtspec.load.sample import Sample
 from trtspec.measure.profile.acceptance import Acceptance, Counts, count_steps
-from trtspec.profiling.asking import _fastest
+from trtspec.profiling.asking import _are_sure
 from trtspec.profiling.stream_times import stream_times
 from trtspec.profiling.told import counts_of
 from trtspec.torch_engine.replay import Proposed
@@ -92,15 +92,18 @@ def in_a_row(right: list[bool]) -> int:
     return next((number for number, each in enumerate(right) if not each), len(right))
 
 
-def test_each_request_counts_by_the_round_that_answered_it_fastest() -> None:
-    """One that failed in a round counts by the others; one without any whole answer does not count."""
+def test_rounds_end_once_all_draft_lengths_are_sure() -> None:
+    """Rounds in which requests failed tell nothing; a length without any other has no say."""
 
-    def sample(last_s: float, error: str = "") -> Sample:
-        return Sample("", "", 0.0, 0.0, (0.1, last_s), None, 9, error=error)
+    def timed(*seconds: float) -> list[list[Sample]]:
+        return [[Sample("", "", 0.0, 0.0, (0.1, last_s), None, 9)] if last_s else [] for last_s in seconds]
 
-    first = [sample(2.0), sample(1.0, "gone"), sample(3.0), sample(1.0, "gone")]
-    second = [sample(1.5), sample(5.0), sample(4.0), sample(1.0, "gone")]
-    assert _fastest([first, second]) == [second[0], second[1], first[2]]
+    alone, steady, unsteady = timed(4.0, 8.0, 4.0, 4.0), timed(2.0, 4.0, 2.0, 2.02), timed(2.0, 2.0, 2.0, 2.0)
+    assert _are_sure({0: alone, 1: steady})
+    assert not _are_sure({0: alone, 1: steady, 2: unsteady})
+    assert _are_sure({0: alone, 1: steady, 2: timed(2.0, 0.0, 2.0, 2.0)})
+    assert not _are_sure({0: alone, 1: timed(2.0, 0.0, 0.0, 0.0)})
+    assert _are_sure({0: alone, 1: steady, 2: timed(0.0, 0.0, 0.0, 0.0)})
 
 
 def test_totals_alone_say_nothing_of_places() -> None:
