@@ -49,6 +49,24 @@ def test_a_request_has_the_figures_of_the_field() -> None:
     assert sample(0.0, [0.2]).tpot_ms is None
 
 
+def test_a_closed_loop_counts_while_each_place_has_a_request() -> None:
+    """Two places make a token a second each until the last request is sent after 4 s, which takes 20 s more alone."""
+    samples = [sample(0.0, [1, 2, 3, 4.5]), sample(0.0, [1, 2]), sample(2.0, [1, 2]), sample(4.0, [2, 11, 20])]
+    closed, open_loop = Round(samples, places=2), Round(samples)
+    assert (closed.full_s, closed.seconds) == (4.0, 24.0)
+    assert closed.full_tokens == pytest.approx(4 * (4 - 1) / 3.5 + 2 + 2)
+    assert closed.output_tokens_per_s == pytest.approx(closed.full_tokens / 4)
+    assert open_loop.output_tokens_per_s == pytest.approx(11 / 24)
+    assert summary_of([closed, closed], Counters(), None)["output_tokens_per_s"] == round(closed.output_tokens_per_s, 3)
+    assert Round(samples, places=4).output_tokens_per_s == pytest.approx(11 / 24)
+
+
+def test_the_tokens_of_an_answer_lie_evenly_behind_its_first() -> None:
+    one, whole = sample(0.0, [1.0, 2.0, 3.0], tokens=8), sample(0.0, [4.0], tokens=8)
+    assert [one.tokens_within(seconds) for seconds in (-1.0, 1.0, 1.5, 3.0, 9.0)] == [0, 0, 2, 8, 8]
+    assert [whole.tokens_within(seconds) for seconds in (0.0, 1.0, 4.0)] == [0, 2, 8]
+
+
 def test_an_arm_has_the_percentiles_of_numpy_over_all_rounds() -> None:
     rounds = [Round(drawn(seed, 40)) for seed in range(3)]
     found = summary_of(rounds, Counters(), None)
@@ -159,7 +177,7 @@ def test_loads_say_what_they_are() -> None:
     assert Closed(8).as_dict() == {"kind": "closed", "concurrency": 8}
     assert Poisson(0.5).as_dict() == {"kind": "poisson", "requests_per_s": 0.5}
     assert (str(Closed(8)), str(Poisson(0.5))) == ("concurrency 8", "0.5 requests/s")
-    assert (Closed(4).requests_a_round, Closed(64).requests_a_round) == (16, 128)
+    assert (Closed(4).requests_a_round, Closed(64).requests_a_round) == (16, 192)
 
 
 def test_a_round_far_from_the_others_is_told() -> None:

@@ -28,6 +28,11 @@ class Load(ABC):
     def requests_a_round(self) -> int:
         """Return how many requests a round has unless it is told."""
 
+    @property
+    def places(self) -> int | None:
+        """Return how many requests there are at once, each followed by the next; None where they come by themselves."""
+        return None
+
     @abstractmethod
     async def run(self, ask: Ask, requests: int, seed: int) -> None:
         """Ask each request of a round when it is due, and return when all are answered."""

@@ -25,11 +25,12 @@ MAX_FAILED = 0.01  # of the requests: beyond that those that were answered are n
 class Round:
     """The requests of a round in the order they were asked; `client_cpu_s` is the processor time that asking took.
 
-    It is None where another program asked.
+    It is None where another program asked. `places` is how many a closed loop asks at once, None of an open one.
     """
 
     samples: Sequence[Sample]
     client_cpu_s: float | None = None
+    places: int | None = None
 
     @cached_property
     def answered(self) -> list[Sample]:
@@ -46,10 +47,27 @@ class Round:
         """Return the tokens of all answers."""
         return sum(sample.output_tokens for sample in self.answered)
 
+    @cached_property
+    def full_s(self) -> float:
+        """Return how long each place of a closed loop had a request: until the last was sent; else all seconds."""
+        if self.places is None or len(self.samples) <= self.places:
+            return self.seconds
+        return max(sample.due_s for sample in self.samples) or self.seconds
+
+    @cached_property
+    def full_tokens(self) -> float:
+        """Return the tokens that were made in that time.
+
+        Behind it places are empty, the longer the more the answers differ in length: with drafts more than without.
+        """
+        if self.full_s == self.seconds:
+            return self.output_tokens
+        return sum(sample.tokens_within(self.full_s - sample.due_s) for sample in self.answered)
+
     @property
     def output_tokens_per_s(self) -> float:
-        """Return the tokens a second of all requests together."""
-        return self.output_tokens / self.seconds
+        """Return the tokens a second of all requests together, of a closed loop while each place had one."""
+        return self.full_tokens / self.full_s
 
     @property
     def mean_e2e_ms(self) -> float:
@@ -119,7 +137,7 @@ async def ask_all(
         samples[place] = await client.ask(endpoint, prompts[place], bodies[place], began, due)
 
     await load.run(ask, len(prompts), seed)
-    return Round([samples[place] for place in range(len(prompts))], time.process_time() - cpu)
+    return Round([samples[place] for place in range(len(prompts))], time.process_time() - cpu, load.places)
 
 
 def sent_late_ms(rounds: Sequence[Round]) -> list[float]:

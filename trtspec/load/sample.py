@@ -75,6 +75,13 @@ class Sample:
         """Return the tokens a second of this request alone."""
         return self.output_tokens / self.chunks_s[-1]
 
+    def tokens_within(self, seconds: float) -> float:
+        """Return the tokens that there were so long after it was due, the later ones spread evenly behind the first."""
+        first, last = (self.chunks_s[0] if len(self.chunks_s) > 1 else 0.0), self.chunks_s[-1]
+        if seconds >= last:
+            return self.output_tokens
+        return self.output_tokens * max(0.0, seconds - first) / (last - first)
+
     def as_dict(self) -> dict[str, Any]:
         """Return its line of `--samples`."""
         return {

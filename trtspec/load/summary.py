@@ -33,7 +33,7 @@ def summary_of(rounds: Sequence[Round], counters: Counters, slo: Slo | None) -> 
         "output_tokens": sum(sample.output_tokens for sample in samples),
         "tokens_are_counted": all(sample.is_counted for sample in samples),
         "requests_per_s": round(len(samples) / seconds, 4),
-        "output_tokens_per_s": round(sum(sample.output_tokens for sample in samples) / seconds, 3),
+        "output_tokens_per_s": round(sum(each.full_tokens for each in rounds) / sum(each.full_s for each in rounds), 3),
         "request_tokens_per_s": spread_of([sample.tokens_per_s for sample in samples]),
         "ttft_ms": spread_of([sample.ttft_ms for sample in samples]),
         "tpot_ms": spread_of([sample.tpot_ms for sample in samples if sample.tpot_ms is not None]),

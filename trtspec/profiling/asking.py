@@ -126,8 +126,10 @@ class Asking:
     ) -> dict[Case, StreamTimes]:
         """Time the streams of each length in turns; every second round goes through them backwards.
 
-        All rounds count, in which all ask the same: what a request takes at its best says little of what many take that
-        share a machine. There are more rounds until it is sure how the lengths compare, as `bench` has them.
+        A round asks the same of each length, and goes on in the prompts where the one before it ended: what steps take
+        differs with the text, so that what is accepted and what it takes are to be of the same ones. All rounds count:
+        what a request takes at its best says little of what many take that share a machine. There are more rounds until
+        it is sure how the lengths compare, as `bench` has them.
         """
         found: dict[Case, list[list[Sample]]] = {
             (batch, length): [] for batch in self.batches for length in sorted(endpoints)
@@ -136,7 +138,9 @@ class Asking:
             rounds = {length: found[batch, length] for length in sorted(endpoints)}
             for number in range(MOST_ROUNDS):
                 for length in sorted(endpoints, reverse=bool(number % 2)):
-                    rounds[length].append(await self._round(client, endpoints[length], prompts, batch))
+                    rounds[length].append(
+                        await self._round(client, endpoints[length], _asked_in(number, prompts, batch), batch)
+                    )
                 self.on_progress(f"streams, {batch} at once", number + 1, MOST_ROUNDS)
                 if number + 1 >= LEAST_ROUNDS and _are_sure(rounds):
                     break
@@ -153,16 +157,22 @@ class Asking:
 
         Empty where requests failed: fewer ran at once than are timed.
         """
-        asked = list(islice(cycle(prompts), max(LEAST, A_PLACE * batch)))
-        done, failures = await self._asked(client, endpoint, asked, batch)
-        if len(failures) > MAX_FAILED * len(asked):
+        done, failures = await self._asked(client, endpoint, prompts, batch)
+        if len(failures) > MAX_FAILED * len(prompts):
             return []
-        timed = [sample for sample in done.samples[: len(asked) - batch] if _is_whole(sample)]
+        timed = [sample for sample in done.samples[: len(prompts) - batch] if _is_whole(sample)]
         if not timed:
             raise DeployError(f"no request was answered: {done.samples[0].error}", where=endpoint.url)
         if not any(sample.itl_ms for sample in timed):
             raise DeployError("its answers come in one piece, and streams are timed", where=endpoint.url, hint=STREAMS)
         return timed
+
+
+def _asked_in(number: int, prompts: Sequence[Prompt], batch: int) -> list[Prompt]:
+    """Return the prompts of a round: those that count, the next of all, and as many as run at once behind them."""
+    asked = max(LEAST, A_PLACE * batch)
+    begin = number * (asked - batch) % len(prompts)
+    return list(islice(cycle(prompts), begin, begin + asked))
 
 
 def _are_sure(rounds: Mapping[int, Sequence[Sequence[Sample]]]) -> bool:

@@ -10,9 +10,10 @@ import pytest
 
 from trtspec.load.sample import Sample
 from trtspec.measure.profile.acceptance import Acceptance, Counts, count_steps
-from trtspec.profiling.asking import _are_sure
+from trtspec.profiling.asking import _are_sure, _asked_in
 from trtspec.profiling.stream_times import stream_times
 from trtspec.profiling.told import counts_of
+from trtspec.prompts.prompt import Prompt
 from trtspec.torch_engine.replay import Proposed
 
 
@@ -90,6 +91,16 @@ def test_shorter_drafts_of_what_sees_the_text_alone_are_drafted_again() -> None:
 def in_a_row(right: list[bool]) -> int:
     """Return how many of the first are true."""
     return next((number for number, each in enumerate(right) if not each), len(right))
+
+
+def test_what_counts_of_rounds_goes_through_all_prompts() -> None:
+    """The last of a round, as many as run at once, do not count, and come again."""
+    prompts = [Prompt(str(number)) for number in range(10)]
+    rounds = [_asked_in(number, prompts, 4) for number in range(5)]
+    counted = [prompt for each in rounds for prompt in each[: len(each) - 4]]
+    assert [len(each) for each in rounds] == [16] * 5
+    assert counted == [*prompts * 6]
+    assert len(_asked_in(3, prompts[:1], 16)) == 48
 
 
 def test_rounds_end_once_all_draft_lengths_are_sure() -> None:
