@@ -95,7 +95,7 @@ def in_a_row(right: list[bool]) -> int:
 
 def test_what_counts_of_rounds_goes_through_all_prompts() -> None:
     """The last of a round, as many as run at once, do not count, and come again."""
-    prompts = [Prompt(str(number)) for number in range(10)]
+    prompts = [Prompt(str(number), "", "") for number in range(10)]
     rounds = [_asked_in(number, prompts, 4) for number in range(5)]
     counted = [prompt for each in rounds for prompt in each[: len(each) - 4]]
     assert [len(each) for each in rounds] == [16] * 5
