@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 4, 16])
     parser.add_argument("--rounds", type=int, default=8, help="of each length and load, at most")
     parser.add_argument("--profiles", type=int, default=1, help="of each method, in all that FILE has")
-    parser.add_argument("--samples", type=int, default=32, help="prompts")
+    parser.add_argument("--samples", type=int, default=64, help="prompts of the profile; bench asks all 64")
     asked = parser.parse_args()
     document = json.loads(asked.out.read_text()) if asked.out.exists() else {"methods": {}, "machine": environment()}
     with TemporaryDirectory() as place:
