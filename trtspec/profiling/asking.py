@@ -124,31 +124,34 @@ class Asking:
     async def _times(
         self, client: LoadClient, endpoints: Mapping[int, Endpoint], prompts: Sequence[Prompt]
     ) -> dict[Case, StreamTimes]:
-        """Time the streams of each length in turns; every second round goes through them backwards.
-
-        A round asks the same of each length, and goes on in the prompts where the one before it ended: what steps take
-        differs with the text, so that what is accepted and what it takes are to be of the same ones. All rounds count:
-        what a request takes at its best says little of what many take that share a machine. There are more rounds until
-        it is sure how the lengths compare, as `bench` has them.
-        """
-        found: dict[Case, list[list[Sample]]] = {
-            (batch, length): [] for batch in self.batches for length in sorted(endpoints)
-        }
+        """Time the streams of each length. All rounds count: a request at its best tells little of many beside it."""
+        found: dict[Case, StreamTimes] = {}
         for batch in self.batches:
-            rounds = {length: found[batch, length] for length in sorted(endpoints)}
-            for number in range(MOST_ROUNDS):
-                for length in sorted(endpoints, reverse=bool(number % 2)):
-                    rounds[length].append(
-                        await self._round(client, endpoints[length], _asked_in(number, prompts, batch), batch)
-                    )
-                self.on_progress(f"streams, {batch} at once", number + 1, MOST_ROUNDS)
-                if number + 1 >= LEAST_ROUNDS and _are_sure(rounds):
-                    break
-            for length, endpoint in endpoints.items():
-                if not any(rounds[length]):
-                    reason = f"in each round with {batch} at once requests failed: {self.failures[-1]}"
-                    raise DeployError(reason, where=endpoint.url, hint=FEWER)
-        return {case: stream_times([*chain.from_iterable(rounds)], *case) for case, rounds in found.items()}
+            for length, rounds in (await self._rounds(client, endpoints, prompts, batch)).items():
+                found[batch, length] = stream_times([*chain.from_iterable(rounds)], batch, length)
+        return found
+
+    async def _rounds(
+        self, client: LoadClient, endpoints: Mapping[int, Endpoint], prompts: Sequence[Prompt], batch: int
+    ) -> dict[int, list[list[Sample]]]:
+        """Return rounds of each length in turns, as many as make it sure how they compare.
+
+        Every second one goes through the lengths backwards. A round asks the same of each, and goes on in the prompts
+        where the one before it ended: what steps take differs with the text, as what is accepted does.
+        """
+        rounds: dict[int, list[list[Sample]]] = {length: [] for length in sorted(endpoints)}
+        for number in range(MOST_ROUNDS):
+            asked = _asked_in(number, prompts, batch)
+            for length in sorted(endpoints, reverse=bool(number % 2)):
+                rounds[length].append(await self._round(client, endpoints[length], asked, batch))
+            self.on_progress(f"streams, {batch} at once", number + 1, MOST_ROUNDS)
+            if number + 1 >= LEAST_ROUNDS and all(_is_sure(rounds[0], timed) for timed in rounds.values()):
+                break
+        for length, endpoint in endpoints.items():
+            if not any(rounds[length]):
+                reason = f"in each round with {batch} at once requests failed: {self.failures[-1]}"
+                raise DeployError(reason, where=endpoint.url, hint=FEWER)
+        return rounds
 
     async def _round(
         self, client: LoadClient, endpoint: Endpoint, prompts: Sequence[Prompt], batch: int
@@ -175,14 +178,10 @@ def _asked_in(number: int, prompts: Sequence[Prompt], batch: int) -> list[Prompt
     return list(islice(cycle(prompts), begin, begin + asked))
 
 
-def _are_sure(rounds: Mapping[int, Sequence[Sequence[Sample]]]) -> bool:
-    """Return whether the rounds of each draft length tell how it compares with the target alone, length 0."""
-    return all(
-        ratio_of_rounds(ratios).half_width <= SURE
-        for length, timed in rounds.items()
-        if length and (ratios := [_token_ms(alone) / _token_ms(own) for alone, own in zip(rounds[0], timed, strict=True)
-                                  if alone and own])
-    )  # fmt: skip
+def _is_sure(alone: Sequence[Sequence[Sample]], timed: Sequence[Sequence[Sample]]) -> bool:
+    """Return whether rounds tell how a length compares with the target alone; true where none tells anything."""
+    ratios = [_token_ms(theirs) / _token_ms(ours) for theirs, ours in zip(alone, timed, strict=True) if theirs and ours]
+    return not ratios or ratio_of_rounds(ratios).half_width <= SURE
 
 
 def _token_ms(samples: Sequence[Sample]) -> float:

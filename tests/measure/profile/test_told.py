@@ -10,7 +10,7 @@ import pytest
 
 from trtspec.load.sample import Sample
 from trtspec.measure.profile.acceptance import Acceptance, Counts, count_steps
-from trtspec.profiling.asking import _are_sure, _asked_in
+from trtspec.profiling.asking import _asked_in, _is_sure
 from trtspec.profiling.stream_times import stream_times
 from trtspec.profiling.told import counts_of
 from trtspec.prompts.prompt import Prompt
@@ -103,18 +103,19 @@ def test_what_counts_of_rounds_goes_through_all_prompts() -> None:
     assert len(_asked_in(3, prompts[:1], 16)) == 48
 
 
-def test_rounds_end_once_all_draft_lengths_are_sure() -> None:
+def test_rounds_end_once_it_is_sure_how_a_length_compares() -> None:
     """Rounds in which requests failed tell nothing; a length without any other has no say."""
 
     def timed(*seconds: float) -> list[list[Sample]]:
         return [[Sample("", "", 0.0, 0.0, (0.1, last_s), None, 9)] if last_s else [] for last_s in seconds]
 
-    alone, steady, unsteady = timed(4.0, 8.0, 4.0, 4.0), timed(2.0, 4.0, 2.0, 2.02), timed(2.0, 2.0, 2.0, 2.0)
-    assert _are_sure({0: alone, 1: steady})
-    assert not _are_sure({0: alone, 1: steady, 2: unsteady})
-    assert _are_sure({0: alone, 1: steady, 2: timed(2.0, 0.0, 2.0, 2.0)})
-    assert not _are_sure({0: alone, 1: timed(2.0, 0.0, 0.0, 0.0)})
-    assert _are_sure({0: alone, 1: steady, 2: timed(0.0, 0.0, 0.0, 0.0)})
+    alone = timed(4.0, 8.0, 4.0, 4.0)
+    assert _is_sure(alone, timed(2.0, 4.0, 2.0, 2.02))
+    assert _is_sure(alone, timed(2.0, 0.0, 2.0, 2.0))
+    assert _is_sure(alone, timed(0.0, 0.0, 0.0, 0.0))
+    assert _is_sure(alone, alone)
+    assert not _is_sure(alone, timed(2.0, 2.0, 2.0, 2.0))
+    assert not _is_sure(alone, timed(2.0, 0.0, 0.0, 0.0))
 
 
 def test_totals_alone_say_nothing_of_places() -> None:
