@@ -9,7 +9,7 @@ The quickstart pair on a CPU in float32. What is predicted for a length is held 
 server that drafts so much, beside the one that drafts none, in rounds of both: it knows nothing of how the prediction
 was made. The lengths that the profile chooses are measured too. Of several profiles the median counts, and the last
 one's choice. FILE has each length as soon as it is measured, and what it has is not measured again. A length takes
-three minutes, a profile four: an hour for one of each of three methods.
+three minutes, a profile six: 70 minutes for one of each of three methods.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RECIPES = {"draft_target": "quickstart", "ngram": "quickstart-ngram", "eagle3": 
 MOST, TOKENS, WITHIN, WITHIN_S = 10, 64, 0.15, 1800.0
 VLLM = ("engine.backend=vllm", "engine.device=cpu", "target.dtype=float32", f"speculation.draft_len={MOST}")
 SHORT = 1  # tokens that a second server drafts for the prediction
-LEAST, A_PLACE = 32, 4  # requests of an arm in a round, in all and for each that runs at once: all prompts, n times
+LEAST, A_PLACE = 32, 4  # requests of an arm in a round, in all and for each that runs at once
 LEAST_ROUNDS = 4
 
 

@@ -61,6 +61,7 @@ def test_its_records_become_our_samples(trtspec: Run, workplace: Path, monkeypat
     assert (arm["requests"], arm["output_tokens"], arm["prompt_tokens"], arm["client_cpu_share"]) == (4, 36, 20, None)
     assert (arm["ttft_ms"]["p50"], arm["e2e_ms"]["p50"], arm["tpot_ms"]["p50"]) == (100.0, 130.0, 3.75)
     assert (arm["itl_ms"]["mean"], arm["seconds"]) == (15.0, 0.28)
+    assert arm["output_tokens_per_s"] == pytest.approx(60, rel=0.01)  # of the first alone, until the last is sent
     assert (arm["acceptance_rate"], arm["mean_accepted_len"]) == (0.6, 3.0)
     assert arm["acceptance_histogram"] == [4, 0, 0, 8]
     assert document["points"][0]["identical_texts"] is None

@@ -58,7 +58,7 @@ class Round:
     def full_tokens(self) -> float:
         """Return the tokens that were made in that time.
 
-        Behind it places are empty, the longer the more the answers differ in length: with drafts more than without.
+        Behind it places are empty, the longer the more the answers differ in what they take.
         """
         if self.full_s == self.seconds:
             return self.output_tokens

@@ -108,6 +108,21 @@ def test_a_server_that_is_told_how_much_to_draft(trtspec: Run, recipe: Path) -> 
     assert "draft_len 4" in shown
 
 
+@pytest.mark.parametrize(("sure", "rounds"), [(0.05, 3), (-1.0, 4)])
+def test_there_are_rounds_until_it_is_sure_how_lengths_compare(
+    trtspec: Run, recipe: Path, monkeypatch: pytest.MonkeyPatch, sure: float, rounds: int
+) -> None:
+    """All rounds take the same here; of no ratio can one be surer than that."""
+    monkeypatch.setattr("trtspec.profiling.asking.LEAST_ROUNDS", 3)
+    monkeypatch.setattr("trtspec.profiling.asking.MOST_ROUNDS", 4)
+    monkeypatch.setattr("trtspec.profiling.asking.SURE", sure)
+    with scripted(answer) as server:
+        trtspec("profile", recipe, "--server", server.url, *ASKED)
+        of_load = len(server.of_load())
+    asked = 4  # prompts to learn what is accepted of each length but 0, and requests of a round
+    assert of_load == asked * OWN_LEN + asked * (OWN_LEN + 1) * rounds
+
+
 def test_of_another_its_own_length_tells_of_shorter_ones(trtspec: Run, recipe: Path) -> None:
     """Steps lie on a line here, and what drafts sees the text alone, so that nothing is lost."""
     with scripted(unasked, ours=False) as server, scripted(lambda body: drafting(0), ours=False) as alone:
