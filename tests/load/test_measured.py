@@ -95,9 +95,10 @@ def test_times_are_those_at_which_the_server_sent(monkeypatch: pytest.MonkeyPatc
 def test_a_closed_loop_has_as_many_open_as_it_says_and_asks_all_prompts_of_all_arms() -> None:
     with scripted(lambda body: steady(0.02, 0.002, 3)) as server:
         effort = Effort(least_rounds=2, most_rounds=2, requests=10)
-        measure(planned(server, Closed(4), effort=effort))
+        rounds = swept(planned(server, Closed(4), effort=effort))[1][0].rounds
         bodies = [server.asked[number] for number in server.of_load()]
     assert server.most_at_once == 4
+    assert [each.places for arm in rounds.values() for each in arm] == [4] * 4
     assert len(bodies) == 10 * 2 * 3  # of two arms, each warm and two rounds
     of_arm: dict[bool, list[str]] = {True: [], False: []}
     for body in bodies[20:]:

@@ -3,14 +3,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
+from dataclasses import replace
 from random import Random
 
 import pytest
 
+from trtspec.load.api import Wanted
+from trtspec.load.loads.closed import Closed
+from trtspec.load.rounds import Round
 from trtspec.load.sample import Sample
 from trtspec.measure.profile.acceptance import Acceptance, Counts, count_steps
-from trtspec.profiling.asking import _asked_in, _is_sure
+from trtspec.profiling.asked import Limits
+from trtspec.profiling.asking import Asking, _asked_in, _is_sure
 from trtspec.profiling.stream_times import stream_times
 from trtspec.profiling.told import counts_of
 from trtspec.prompts.prompt import Prompt
@@ -91,6 +97,23 @@ def test_shorter_drafts_of_what_sees_the_text_alone_are_drafted_again() -> None:
 def in_a_row(right: list[bool]) -> int:
     """Return how many of the first are true."""
     return next((number for number, each in enumerate(right) if not each), len(right))
+
+
+def test_all_rounds_count_but_their_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last two requests of each end beside empty places; 9 tokens take 2 and 4 s alone, 1 and 3 s with drafts."""
+    seconds = {"alone": iter((2.0, 4.0)), "drafts": iter((3.0, 1.0))}
+
+    async def ask(client: None, endpoint: str, load: Closed, prompts: list[Prompt], wanted: Wanted) -> Round:
+        counted = Sample("", "", 0.0, 0.0, (0.1, next(seconds[endpoint])), None, 9, drafted=4, accepted=4, steps=4)
+        end = replace(counted, chunks_s=(0.1, 100.0))
+        return Round([counted] * (len(prompts) - load.concurrency) + [end] * load.concurrency)
+
+    monkeypatch.setattr("trtspec.profiling.asking.ask_all", ask)
+    monkeypatch.setattr("trtspec.profiling.asking.MOST_ROUNDS", 2)
+    asking = Asking([Prompt("", "", "")], Limits(1, 9, 1, 1, 0), [2], 0, lambda what, done, total: None)
+    found = asyncio.run(asking._times(None, {0: "alone", 1: "drafts"}, asking.prompts))  # type: ignore[arg-type,dict-item]
+    speeds = {case: times.tokens_per_s for case, times in found.items()}
+    assert speeds == pytest.approx({(2, 0): 2 * 9 / 3, (2, 1): 2 * 9 / 2})
 
 
 def test_what_counts_of_rounds_goes_through_all_prompts() -> None:
