@@ -61,10 +61,18 @@ def test_a_closed_loop_counts_while_each_place_has_a_request() -> None:
     assert Round(samples, places=4).output_tokens_per_s == pytest.approx(11 / 24)
 
 
+def test_a_closed_loop_without_a_token_before_its_last_request_counts_whole() -> None:
+    """The first request of a place fails at once, and the last is sent in its stead."""
+    samples = [sample(0.0, [], error="refused"), sample(0.0, [1, 2]), sample(0.01, [1, 2])]
+    assert Round(samples, places=2).full_s == pytest.approx(2.01)
+    assert Round(samples, places=2).output_tokens_per_s == pytest.approx(4 / 2.01)
+
+
 def test_the_tokens_of_an_answer_lie_evenly_behind_its_first() -> None:
     one, whole = sample(0.0, [1.0, 2.0, 3.0], tokens=8), sample(0.0, [4.0], tokens=8)
     assert [one.tokens_within(seconds) for seconds in (-1.0, 1.0, 1.5, 3.0, 9.0)] == [0, 0, 2, 8, 8]
     assert [whole.tokens_within(seconds) for seconds in (0.0, 1.0, 4.0)] == [0, 2, 8]
+    assert [sample(0.0, [1.0, 1.0], tokens=8).tokens_within(seconds) for seconds in (0.5, 1.0)] == [0, 8]
 
 
 def test_an_arm_has_the_percentiles_of_numpy_over_all_rounds() -> None:

@@ -49,10 +49,14 @@ class Round:
 
     @cached_property
     def full_s(self) -> float:
-        """Return how long each place of a closed loop had a request: until the last was sent; else all seconds."""
+        """Return how long each place of a closed loop had a request: until the last was sent; else all seconds.
+
+        All seconds too where no token came in that time, as when a place's first request fails at once.
+        """
         if self.places is None or len(self.samples) <= self.places:
             return self.seconds
-        return max(sample.due_s for sample in self.samples) or self.seconds
+        until = max(sample.due_s for sample in self.samples)
+        return until if self._tokens_until(until) else self.seconds
 
     @cached_property
     def full_tokens(self) -> float:
@@ -60,9 +64,10 @@ class Round:
 
         Behind it places are empty, the longer the more the answers differ in what they take.
         """
-        if self.full_s == self.seconds:
-            return self.output_tokens
-        return sum(sample.tokens_within(self.full_s - sample.due_s) for sample in self.answered)
+        return self.output_tokens if self.full_s == self.seconds else self._tokens_until(self.full_s)
+
+    def _tokens_until(self, seconds: float) -> float:
+        return sum(sample.tokens_within(seconds - sample.due_s) for sample in self.answered)
 
     @property
     def output_tokens_per_s(self) -> float:

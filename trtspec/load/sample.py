@@ -80,7 +80,7 @@ class Sample:
         first, last = (self.chunks_s[0] if len(self.chunks_s) > 1 else 0.0), self.chunks_s[-1]
         if seconds >= last:
             return self.output_tokens
-        return self.output_tokens * max(0.0, seconds - first) / (last - first)
+        return self.output_tokens * (seconds - first) / (last - first) if seconds > first else 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """Return its line of `--samples`."""

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
@@ -281,13 +282,19 @@ def test_the_scheduler_tells_who_waits_and_how_long_each_did(served: Served) -> 
     if served.method != "none":
         pytest.skip("seen with method none")
     place = SimpleNamespace(metrics=urlsplit(served.record.endpoints["metrics"]).port)
-    most, before = 0.0, exported(place, "vllm_model")
+    before, seen = exported(place, "vllm_model"), Event()
+
+    def ask(prompt: str) -> None:
+        while not seen.is_set():
+            stream(served.client, prompt, max_tokens=200, end_id=-1)
+
     with ThreadPoolExecutor(len(PROMPTS)) as pool:  # the batch has 16 places
-        asking = [pool.submit(stream, served.client, prompt, max_tokens=200, end_id=-1) for prompt in PROMPTS]
-        while not all(each.done() for each in asking):
-            most = max(most, exported(place, "vllm_model")["trtspec_requests_waiting"])
-            time.sleep(0.1)
-    assert most > 8
+        asking = [pool.submit(ask, prompt) for prompt in PROMPTS]
+        try:
+            assert wait_until(lambda: exported(place, "vllm_model")["trtspec_requests_waiting"] > 8, 60)
+        finally:
+            seen.set()
+        assert [each.result() for each in asking] == [None] * len(PROMPTS)
 
     def has_told() -> bool:  # the supervisor asks too, once a second
         now = exported(place, "vllm_model")
