@@ -94,9 +94,16 @@ class DeployError(TrtspecError):
 
 
 class Overloaded(TrtspecError):
-    """Too much is asked of a server at once: what is asked later may be done. `status` is Triton's name of the kind."""
+    """More is asked of a server at once than may wait: what is asked later may be done.
+
+    `status` is Triton's name of the kind. Where only words come through, it is known by `WORDS`.
+    """
 
     status = "UNAVAILABLE"
+    WORDS = "the queue is full"
+
+    def __init__(self, waiting: int) -> None:
+        super().__init__(f"{self.WORDS}: {waiting} requests wait (serving.max_queue_size)")
 
 
 class EngineFailed(TrtspecError):

@@ -202,7 +202,7 @@ def test_a_library_that_was_compiled_here_may_run(changed: Path, monkeypatch: py
 
 @pytest.mark.slow
 def test_what_changes_between_check_and_copy_is_not_served(changed: Path, tmp_path: Path) -> None:
-    replace(changed, CONFIG, "max_queue_size: 128", "max_queue_size: 129")
+    replace(changed, CONFIG, "microseconds: 100", "microseconds: 101")
     with pytest.raises(DigestMismatch, match=r"tensorrt_llm/config\.pbtxt: sha256 differs"):
         stage_repository(changed, find_backend("embedded").serving(), tmp_path / "stage")
 

@@ -27,6 +27,7 @@ from trtspec.monitoring.dashboard import dashboard
 from trtspec.monitoring.rules import RULES
 from trtspec.monitoring.scrape import scrape_config
 from trtspec.paths import model_repository_dir
+from trtspec.system import wait_until
 from trtspec.triton.emission import emit_model
 from trtspec.triton.python_models import metric_families as known
 
@@ -73,6 +74,7 @@ def watched(served: Served, tmp_path_factory) -> Iterator[Prometheus]:
     config = scrape_config({"tiny": f"http://127.0.0.1:{served.metrics}/metrics"})
     config |= {"global": {"scrape_interval": "500ms", "evaluation_interval": "1s"}, "rule_files": [str(RULES)]}
     with prometheus(tmp_path_factory.mktemp("prometheus"), config) as running:
+        assert wait_until(lambda: bool(running.query("up == 1")), 30)
         for _ in range(ROUNDS):
             work(served)
             time.sleep(1)  # so that some of it falls between two scrapes

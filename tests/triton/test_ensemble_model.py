@@ -16,11 +16,12 @@ from tests.triton.answering import WAIT_S, Models, Response, answering, response
 from tests.triton.artifact import make_tokenizer
 from tests.triton.fakes import FINAL, Request, load_model, make_pb_utils, model_args
 from trtspec.checkpoint.tokenizer import Tokenizer
+from trtspec.errors import Overloaded
 from trtspec.paths import model_repository_dir
 from trtspec.triton.python_models.departures import Departures
 from trtspec.triton.python_models.faults import fault_of
 from trtspec.triton.python_models.own_server import OwnServer
-from trtspec.triton.python_models.responses import Places
+from trtspec.triton.python_models.responses import Places, Room
 
 TEXT = "né!"
 
@@ -215,15 +216,24 @@ def test_a_text_that_cannot_be_a_prompt_is_refused_before_anything_is_asked(
     assert (sent[0][0].error.code, models.made, tokenized) == ("invalid", [], [text] if not text else [])
 
 
-def test_a_request_waits_for_a_place_where_the_server_counts_it() -> None:
+def test_a_request_waits_for_a_place_in_execute_so_that_the_server_counts_it() -> None:
     places, going = Places(1), threading.Event()
-    with ThreadPoolExecutor(places.count + 2) as threads:
+    with ThreadPoolExecutor(places.count) as threads, ThreadPoolExecutor(1) as executing:
         for _ in range(places.count):
             places.hold(lambda: threads.submit(going.wait, WAIT_S))
-        third = threads.submit(places.take)
+        third = executing.submit(places.hold, lambda: threads.submit(going.wait, WAIT_S))
         assert not third.done()
         going.set()
         third.result(WAIT_S)
+
+
+def test_a_model_that_waits_for_none_refuses_what_goes_beyond_its_room() -> None:
+    room = Room(max_batch_size=1, max_queue_size=1)
+    with room, room:
+        with room, pytest.raises(Overloaded, match="the queue is full: 1 requests wait"), room:
+            pass
+        with room:
+            pass
 
 
 @pytest.mark.slow

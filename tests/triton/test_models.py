@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -468,24 +467,11 @@ def test_postprocessing_decodes_as_many_ids_as_there_are(artifact, pb_utils, mon
     assert empty.outputs["OUTPUT"].tolist() == [b""]
 
 
-def test_a_request_beyond_the_places_waits_with_the_server(artifact: Path, pb_utils, monkeypatch) -> None:
-    """Where the server's own queue is full too, it says so with its own status and counts it."""
-    model = start(artifact, pb_utils, monkeypatch)
-    requests = [ask(1, 2) for _ in range(model.places.count + 1)]
-    with ThreadPoolExecutor(1) as threads:
-        executing = threads.submit(model.execute, requests)
-        assert wait_until(lambda: len(model.engine.asked) == model.places.count, 10)
-        assert not executing.done()
-        model.engine.tell[0](Update((), "cancelled", STATS))
-        executing.result(10)
-    assert len(model.engine.asked) == len(requests)
-
-
 def test_a_full_queue_of_the_engine_is_no_mistake_of_the_client(artifact: Path, pb_utils, monkeypatch) -> None:
     model = start(artifact, pb_utils, monkeypatch)
 
     def full(request, on_update) -> None:
-        raise Overloaded("the queue is full")
+        raise Overloaded(128)
 
     model.engine.submit = full
     request = ask(1)

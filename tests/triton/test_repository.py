@@ -80,7 +80,10 @@ def test_the_values_of_the_recipe_are_in_their_fields(tmp_path: Path) -> None:
     model = configs["tensorrt_llm"]
     assert model.model_transaction_policy.decoupled
     assert model.dynamic_batching.max_queue_delay_microseconds == 77
-    assert model.dynamic_batching.default_queue_policy.max_queue_size == 9
+    assert not model.dynamic_batching.HasField("default_queue_policy")  # the engine counts those that wait
+    assert configs["ensemble"].dynamic_batching.default_queue_policy.max_queue_size == 9
+    whole = emitted(tmp_path / "whole", max_queue_size=9, streaming=False)["tensorrt_llm"]
+    assert whole.dynamic_batching.default_queue_policy.max_queue_size == 9
     assert parameters(model) == {
         "gpt_model_path": "../../checkpoints/target",
         "draft_model_path": "../../checkpoints/draft",

@@ -28,6 +28,7 @@ from trtspec.deploy.local import deploy_local, stop
 from trtspec.deploy.options import DeployOptions
 from trtspec.errors import DeployError
 from trtspec.generation.request import Request
+from trtspec.system import wait_until
 from trtspec.torch_engine.engine import Engine
 from trtspec.torch_engine.settings import EngineSettings
 from trtspec.triton.client import Client
@@ -278,10 +279,36 @@ def test_a_client_that_hangs_up_frees_its_place(record, client: Client) -> None:
     assert time.monotonic() - start < 10
 
 
+def test_a_model_of_texts_nudges_its_server(client: Client) -> None:
+    """So that what came while it executed is handed over; a nudge gets to no other model and wants no other nudge."""
+
+    def counted() -> tuple[int, int, int]:
+        stats = {each["name"]: each for each in client.statistics()["model_stats"]}
+        ensemble, engine = stats["ensemble"], stats["tensorrt_llm"]
+        failed = int(ensemble["inference_stats"]["fail"]["count"])
+        return ensemble["inference_count"] - engine["inference_count"], engine["inference_count"], failed
+
+    nudges, texts, failed = counted()
+    assert client.generate(CANONICAL)["num_output_tokens"]
+    assert wait_until(lambda: counted()[0] > nudges, 10)
+    time.sleep(0.2)
+    now = counted()
+    assert now[0] - nudges < 10 * (now[1] - texts)
+    assert now[2] == failed
+
+
 def test_overload_is_told_as_such(client: Client) -> None:
-    """Whoever asks the ensemble, and whoever asks the engine."""
+    """Whoever asks the ensemble, and whoever asks the engine, which refuses by itself.
+
+    Triton reads the status of a response when it has thrown that away, so that HTTP says 400 of any that has an error.
+    """
     prompt = {"input_ids": [5], "input_lengths": 1, "request_output_len": 120, "end_id": -1}
     asked = {"ensemble": {"text_input": "a", "max_tokens": 120, "end_id": -1}, "tensorrt_llm": prompt}
+    full = f"the queue is full: {SERVING.max_queue_size} requests wait (serving.max_queue_size)"
+    said = {
+        "ensemble": "the server answered 503: [request id: <id_unknown>] Exceeds maximum queue size",
+        "tensorrt_llm": f'the server answered 400: data: {{"error":"{full}"}}\n\n',
+    }
     client = replace(client, timeout_s=120)
     with ThreadPoolExecutor(SERVING.max_queue_size + 6 * SERVING.max_batch_size) as pool:
 
@@ -298,7 +325,7 @@ def test_overload_is_told_as_such(client: Client) -> None:
         for model in asked:
             refused = Event()
             told = {*pool.map(partial(ask, refused=refused), [model] * pool._max_workers)}
-            assert told == {"served", "the server answered 503: [request id: <id_unknown>] Exceeds maximum queue size"}
+            assert told == {"served", said[model]}
 
 
 def test_a_repository_without_streaming_gives_whole_answers(

@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from trtspec.errors import Overloaded
 from trtspec.openai.errors import RETRY_AFTER_S, ApiError, overloaded, shutting_down, wrong
 from trtspec.openai.internal import internal_error
 from trtspec.openai.tensors import BIAS, Model, read_outputs
@@ -26,7 +27,7 @@ READY_FOR_S = 0.25  # an answer about readiness is kept for so long
 ENDS_S = 1.0  # for the server to end a stream that it has answered
 RECONNECT = [(f"grpc.{which}_reconnect_backoff_ms", 200) for which in ("initial", "min", "max")]  # it is on this host
 
-FULL = ("maximum queue size", "timeout expired", "the queue is full")  # in the words of Triton and our engine
+FULL = ("maximum queue size", "timeout expired", Overloaded.WORDS)
 
 Code = grpc.StatusCode
 log = logging.getLogger(__name__)

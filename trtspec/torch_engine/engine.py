@@ -84,8 +84,7 @@ class Engine:
         self._check(request)
         running = Running(request, on_update, self.tokenizer)
         with self._changed:
-            if len(self._waiting) >= self.settings.max_queue_size:
-                raise Overloaded(f"the queue is full: {len(self._waiting)} requests wait (serving.max_queue_size)")
+            self._refuse_if_full()
             self._enqueue(running)
         return running.handle
 
@@ -122,6 +121,10 @@ class Engine:
     def _check(self, request: Request) -> None:
         check_request(request, self.settings.limits, self.vocab_size, self.tokenizer is not None)
         self.speculator.options_of(request)
+
+    def _refuse_if_full(self) -> None:
+        if sum(self.occupancy) >= self.settings.max_batch_size + self.settings.max_queue_size:
+            raise Overloaded(self.settings.max_queue_size)
 
     def _enqueue(self, running: Running) -> None:
         if self._closed:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 Parameters: TypeAlias = Mapping[str, str | int | float | bool | None]
 
 CONFIG = "config.pbtxt"
+PYTHON = "python"
+MAX_QUEUE_SIZE = "max_queue_size"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +87,16 @@ def write_model(model: Path, source: Path, config: ModelConfig) -> None:
 
 def _set_fields(config: ModelConfig, settings: ServingSettings) -> None:
     """Set the fields that the model of this name has."""
+    from trtspec.triton.config import set_parameter
+
     config.max_batch_size = settings.max_batch_size
     if config.HasField("model_transaction_policy"):
         config.model_transaction_policy.decoupled = settings.streaming
     if config.HasField("dynamic_batching"):
-        config.dynamic_batching.max_queue_delay_microseconds = settings.max_queue_delay_us
-        config.dynamic_batching.default_queue_policy.max_queue_size = settings.max_queue_size
+        batching = config.dynamic_batching
+        batching.max_queue_delay_microseconds = settings.max_queue_delay_us
+        # a model of Python that answers in `execute` leaves the rest to the server's queue
+        if batching.HasField("default_queue_policy") or (config.backend == PYTHON and not settings.streaming):
+            batching.default_queue_policy.max_queue_size = settings.max_queue_size
+    if MAX_QUEUE_SIZE in config.parameters:
+        set_parameter(config, MAX_QUEUE_SIZE, settings.max_queue_size)

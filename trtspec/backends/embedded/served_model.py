@@ -28,7 +28,7 @@ from trtspec.triton.python_models.departures import Departures
 from trtspec.triton.python_models.metric_text import Text
 from trtspec.triton.python_models.metrics import Metrics
 from trtspec.triton.python_models.nvidia import refuse_unserved
-from trtspec.triton.python_models.responses import Places, Responder
+from trtspec.triton.python_models.responses import Responder
 from trtspec.triton.python_models.score_tensors import read_edits, read_wanted_scores
 from trtspec.triton.python_models.shutdown import Shutdown
 from trtspec.triton.python_models.tensors import (
@@ -60,7 +60,6 @@ class TritonPythonModel:
         self.lock = threading.Lock()
         self.departures = Departures()
         self.shutdown = Shutdown(args["model_repository"])
-        self.places = Places(settings.max_batch_size)
         self.by_id: weakref.WeakValueDictionary[str, Generation] = weakref.WeakValueDictionary()
         engine_settings = EngineSettings.from_json(settings.parameter("engine_settings"))
         artifact = Path(args["model_repository"]).parents[1]
@@ -86,17 +85,9 @@ class TritonPythonModel:
         self.shutdown.close()
 
     def start(self, request: Any) -> Generation:
-        """Hand one request to the engine, once there is a place; a request that it cannot serve is answered here."""
+        """Hand one request to the engine; a request that it cannot serve is answered here."""
         text = self.metrics.text()
-        self.places.take()
-        responder = Responder(
-            pb_utils,
-            request,
-            self.lock,
-            decoupled=self.decoupled,
-            shutdown=self.shutdown,
-            on_end=self.places.give_back,
-        )
+        responder = Responder(pb_utils, request, self.lock, decoupled=self.decoupled, shutdown=self.shutdown)
         generation = Generation(responder, text, self.departures)
         try:
             inputs = RequestTensors(pb_utils, request)

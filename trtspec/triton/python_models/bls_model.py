@@ -43,6 +43,7 @@ from trtspec.triton.python_models.departures import Departures
 from trtspec.triton.python_models.draft_lengths import DraftLengths, Lengths, Scheduled
 from trtspec.triton.python_models.metric_text import Text
 from trtspec.triton.python_models.metrics import Metrics
+from trtspec.triton.python_models.nudge import Nudge
 from trtspec.triton.python_models.nvidia import refuse_unserved
 from trtspec.triton.python_models.own_server import Line, own_server
 from trtspec.triton.python_models.refusals import ModelRefusal
@@ -109,12 +110,15 @@ class TritonPythonModel:
         self.breaker = Breaker(on_change=self.tell_breaker)
         self.places = Places(settings.max_batch_size)
         self.threads = ThreadPoolExecutor(self.places.count)
+        self.nudge = Nudge(self.server, args["model_name"])
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
-        responders = [self.start(request) for request in requests]
-        return None if self.decoupled else [responder.result() for responder in responders]
+        with self.nudge.behind(requests):
+            responders = [self.start(request) for request in requests]
+            return None if self.decoupled else [responder.result() for responder in responders]
 
     def finalize(self) -> None:
+        self.nudge.close()
         self.threads.shutdown()
         self.departures.close()
         self.server.close()
@@ -130,6 +134,9 @@ class TritonPythonModel:
     def start(self, request: Any) -> Responder:
         """Give one request a thread, once there is a place for it."""
         responder = Responder(pb_utils, request, self.lock, decoupled=self.decoupled, shutdown=self.shutdown)
+        if self.nudge.is_own(request):
+            responder.send_tensors(list, final=True)
+            return responder
         text = self.metrics.text()
         inputs = HeldTensors(RequestTensors(pb_utils, request), self.inputs)
         self.places.hold(lambda: self.threads.submit(self.answer, inputs, responder, text))

@@ -20,6 +20,7 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import np_to_triton_dtype, triton_to_np_dtype
 
 from trtspec.triton.python_models.departures import Departures
+from trtspec.triton.python_models.nudge import Nudge
 from trtspec.triton.python_models.nvidia import refuse_unserved
 from trtspec.triton.python_models.own_server import own_server
 from trtspec.triton.python_models.responses import Places, Responder
@@ -77,12 +78,15 @@ class TritonPythonModel:
         self.shutdown = Shutdown(args["model_repository"])
         self.places = Places(settings.max_batch_size)
         self.threads = ThreadPoolExecutor(self.places.count)
+        self.nudge = Nudge(self.server, args["model_name"])
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
-        responders = [self.start(request) for request in requests]
-        return None if self.decoupled else [responder.result() for responder in responders]
+        with self.nudge.behind(requests):
+            responders = [self.start(request) for request in requests]
+            return None if self.decoupled else [responder.result() for responder in responders]
 
     def finalize(self) -> None:
+        self.nudge.close()
         self.threads.shutdown()
         self.departures.close()
         self.server.close()
@@ -91,6 +95,9 @@ class TritonPythonModel:
     def start(self, request: Any) -> Responder:
         """Give one request a thread, once there is a place for it."""
         responder = Responder(pb_utils, request, self.lock, decoupled=self.decoupled, shutdown=self.shutdown)
+        if self.nudge.is_own(request):
+            responder.send_tensors(list, final=True)
+            return responder
         inputs = HeldTensors(RequestTensors(pb_utils, request), self.inputs)
         wanted = request.requested_output_names()
         self.places.hold(lambda: self.threads.submit(self.answer, inputs, wanted, responder))

@@ -12,7 +12,6 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -23,7 +22,7 @@ from trtspec.errors import TrtspecError
 from trtspec.generation.checks import check_request
 from trtspec.generation.request import Limits, Request, SamplingOptions, Update
 from trtspec.triton.python_models.metrics import Metrics
-from trtspec.triton.python_models.responses import Places, Responder
+from trtspec.triton.python_models.responses import Responder, Room
 from trtspec.triton.python_models.shutdown import Shutdown
 from trtspec.triton.python_models.tensors import (
     RequestTensors,
@@ -84,18 +83,15 @@ class LoopModel:
         self.lock = threading.Lock()
         self.shutdown = Shutdown(args["model_repository"])
         self.metrics = Metrics(pb_utils, args, self.METRICS)
-        self.places = Places(settings.max_batch_size)
+        self.room = Room(settings.max_batch_size, settings.count("max_queue_size"))
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, name="requests", daemon=True)
         self.thread.start()
         self.start_engine(Path(args["model_repository"]), int(args["model_version"]), settings)
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
-        running = [self.places.hold(partial(self.start, request)) for request in requests]
+        running = [asyncio.run_coroutine_threadsafe(self.serve(request), self.loop) for request in requests]
         return None if self.decoupled else [each.result() for each in running]
-
-    def start(self, request: Any) -> Future[Any]:
-        return asyncio.run_coroutine_threadsafe(self.serve(request), self.loop)
 
     def finalize(self) -> None:
         asyncio.run_coroutine_threadsafe(stop_tasks(), self.loop).result(SHUTDOWN_S)
@@ -110,16 +106,17 @@ class LoopModel:
         responder = Responder(pb_utils, request, self.lock, decoupled=self.decoupled, shutdown=self.shutdown)
         text = self.metrics.text()
         try:
-            inputs = RequestTensors(pb_utils, request)
-            asked = self.read(inputs)
-            streaming = wants_stream(inputs, "streaming", decoupled=self.decoupled)
-            unsent = Unsent(inputs, asked.prompt_ids, streaming=streaming)
-            text.handed_over()
-            async for update in self.generate(asked, responder.is_cancelled):
-                text.updated(update)
-                unsent.add(update.new_ids)
-                if update.finish_reason or streaming:
-                    responder.send_tensors(partial(unsent.take, update.stats), final=bool(update.finish_reason))
+            with self.room:
+                inputs = RequestTensors(pb_utils, request)
+                asked = self.read(inputs)
+                streaming = wants_stream(inputs, "streaming", decoupled=self.decoupled)
+                unsent = Unsent(inputs, asked.prompt_ids, streaming=streaming)
+                text.handed_over()
+                async for update in self.generate(asked, responder.is_cancelled):
+                    text.updated(update)
+                    unsent.add(update.new_ids)
+                    if update.finish_reason or streaming:
+                        responder.send_tensors(partial(unsent.take, update.stats), final=bool(update.finish_reason))
         except Cancelled:
             text.ended("cancelled")
             responder.send_cancelled()

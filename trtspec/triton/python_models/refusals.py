@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from trtspec.errors import TrtspecError
+from trtspec.errors import Overloaded, TrtspecError
 from trtspec.triton.python_models.tensors import SHUTTING_DOWN
 
 REFUSED = "INVALID_ARG"
@@ -28,6 +28,7 @@ STATUSES = {
 # In the words of Triton's core, its Python backend, TensorRT-LLM's backend, and our own models.
 WORDS = {
     "maximum queue size": "UNAVAILABLE",
+    Overloaded.WORDS: "UNAVAILABLE",
     "timeout expired": "UNAVAILABLE",
     "is not ready": "UNAVAILABLE",
     "is not at ready state": "UNAVAILABLE",

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from trtspec.errors import Overloaded
 from trtspec.triton.python_models.shutdown import Shutdown
 from trtspec.triton.python_models.tensors import Array, cancelled, failure, respond, shutting_down
 
@@ -21,26 +22,35 @@ REQUESTS_PER_PLACE = 2  # so that an engine does not wait for the next one
 class Places:
     """How many requests a model of several threads has at once; others wait in the server's own queue.
 
-    That queue has the recipe's bound: the server refuses what goes beyond it with its own status, and counts it.
+    That queue has the recipe's bound: the server refuses what goes beyond it with its own status.
     """
 
     def __init__(self, max_batch_size: int) -> None:
         self.count = REQUESTS_PER_PLACE * max_batch_size
         self._free = threading.Semaphore(self.count)
 
-    def take(self) -> None:
-        """Wait for a place; called by `execute`, so that the server's queue fills meanwhile."""
+    def hold(self, start: Callable[[], Future[Any]]) -> None:
+        """Start what answers a request, once there is a place for it, which it has until it is done.
+
+        Called by `execute`, so that the server's queue fills meanwhile.
+        """
         self._free.acquire()
+        start().add_done_callback(lambda _: self._free.release())
 
-    def give_back(self) -> None:
+
+class Room:
+    """How many requests a model takes in that waits for none: beyond that it refuses them itself."""
+
+    def __init__(self, max_batch_size: int, max_queue_size: int) -> None:
+        self._max_queue_size = max_queue_size
+        self._free = threading.Semaphore(REQUESTS_PER_PLACE * max_batch_size + max_queue_size)
+
+    def __enter__(self) -> None:
+        if not self._free.acquire(blocking=False):
+            raise Overloaded(self._max_queue_size)
+
+    def __exit__(self, *_: object) -> None:
         self._free.release()
-
-    def hold(self, start: Callable[[], Future[Any]]) -> Future[Any]:
-        """Start what answers a request, once there is a place for it, which it has until it is done."""
-        self.take()
-        running = start()
-        running.add_done_callback(lambda _: self.give_back())
-        return running
 
 
 class Responder:
@@ -54,9 +64,7 @@ class Responder:
         *,
         decoupled: bool,
         shutdown: Shutdown,
-        on_end: Callable[[], None] = lambda: None,
     ) -> None:
-        self._on_end = on_end  # called once, behind the last response
         self._pb_utils = pb_utils
         self._lock = lock
         self._sender = request.get_response_sender() if decoupled else None
@@ -116,9 +124,7 @@ class Responder:
 
     def abandon(self) -> None:
         """Let `result` return, whether or not the last response was sent."""
-        if not self._done.is_set():
-            self._done.set()
-            self._on_end()
+        self._done.set()
 
     def result(self) -> Any:
         """Return the response once there is one."""
