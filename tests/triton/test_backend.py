@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -160,6 +161,18 @@ def test_a_request_carries_one_prompt() -> None:
     with pytest.raises(TrtspecError, match="x is not UTF-8 text"):
         inputs(x=np.array([[b"\xff"]], dtype=object)).texts("x")
     assert inputs(x=np.array([[b"a", b""]], dtype=object)).texts("x") == ["a"]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"parameters": {"max_queue_size": {"string_value": "7"}}, "dynamic_batching": {}},
+        {"parameters": {}, "dynamic_batching": {"default_queue_policy": {"max_queue_size": 7}}},
+    ],
+    ids=["counted by the model", "an artifact of before"],
+)
+def test_how_many_may_wait_is_read_where_an_artifact_says_it(config: dict[str, object]) -> None:
+    assert Settings({"model_config": json.dumps(config), "model_repository": "/m"}).max_queue_size == 7
 
 
 def test_a_missing_parameter_names_itself_and_its_file() -> None:

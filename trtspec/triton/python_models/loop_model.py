@@ -83,7 +83,7 @@ class LoopModel:
         self.lock = threading.Lock()
         self.shutdown = Shutdown(args["model_repository"])
         self.metrics = Metrics(pb_utils, args, self.METRICS)
-        self.room = Room(settings.max_batch_size, settings.count("max_queue_size"))
+        self.room = Room(settings.max_batch_size, settings.max_queue_size)
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, name="requests", daemon=True)
         self.thread.start()

@@ -63,6 +63,12 @@ class Settings:
         return int(self._config["max_batch_size"])
 
     @property
+    def max_queue_size(self) -> int:
+        """Return how many requests may wait; artifacts of before say it of the server's queue and not of the model's."""
+        policy = self._config.get("dynamic_batching", {}).get("default_queue_policy", {})
+        return self.count("max_queue_size") or int(policy.get("max_queue_size", 0))
+
+    @property
     def inputs(self) -> list[str]:
         """Return the names of the tensors that a request may bring."""
         return [tensor["name"] for tensor in self._config["input"]]
