@@ -64,7 +64,7 @@ class Settings:
 
     @property
     def max_queue_size(self) -> int:
-        """Return how many requests may wait; artifacts of before say it of the server's queue and not of the model's."""
+        """Return how many requests may wait; artifacts of before say it of the server's queue, not of the model's."""
         policy = self._config.get("dynamic_batching", {}).get("default_queue_policy", {})
         return self.count("max_queue_size") or int(policy.get("max_queue_size", 0))
 
