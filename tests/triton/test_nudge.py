@@ -94,7 +94,7 @@ def test_nothing_is_nudged_that_executes(nudge: Nudge, server: Server, monkeypat
     executing.start()
     assert not wait_until(lambda: bool(server.asked), 0.3)
     goes_on.set()
-    executing.join()
+    executing.join(10)
     assert wait_until(lambda: bool(server.asked), 10)
 
 
