@@ -164,7 +164,7 @@ def test_all_models_of_a_repository_take_as_many_and_stream_or_not(emitted) -> N
         assert decoupled == {REPOSITORIES[method].streaming}
         assert {config.max_batch_size for config in repository.values()} == {8}
         batching = repository["tensorrt_llm"].dynamic_batching
-        assert not batching.HasField("default_queue_policy")  # its executor takes in all that comes
+        assert batching.default_queue_policy.max_queue_size == 128
         assert batching.max_queue_delay_microseconds == REPOSITORIES[method].max_queue_delay_us
 
 
