@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from tests.backends.answering import ANSWERS, AnswersFromATable, asked, make_checkpoints
 from tests.triton.serving import DOUBLES, Served, serving
 from trtspec.backends.sglang.repository import ENGINE_JSON, EmitSglangRepository
+from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.errors import DeployError
 from trtspec.triton.client import Client
 from trtspec.triton.emission import ServingSettings
@@ -34,10 +36,10 @@ ARGUMENTS = {
 ADAPTIVE = {"1": {"candidate_steps": [3]}, "3": {"candidate_steps": [0]}}
 
 
-def make_artifact(root: Path, arguments: dict[str, Any], *, streaming: bool = True) -> None:
+def make_artifact(root: Path, arguments: dict[str, Any], **serving: Any) -> None:
     """Lay out an artifact whose models are tables."""
     make_checkpoints(root, pause_s=0.001)
-    settings = ServingSettings(max_batch_size=4, streaming=streaming)
+    settings = ServingSettings(**{"max_batch_size": 4, **serving})
     documents = (json.dumps(arguments), json.dumps(ADAPTIVE))
     EmitSglangRepository((), settings, *documents, max_input_len=32, max_seq_len=256, gpu_ids=(1,)).emit(
         root / "model_repository"
@@ -122,6 +124,25 @@ def test_without_streams_one_response_is_sent_and_the_engine_is_shut_down(tmp_pa
         with pytest.raises(DeployError, match="stream is not served by this repository"):
             server.client.generate({"text_input": "prompt 1", "max_tokens": 64, "stream": True})
     assert asked(root)[-1] == {"event": "shutdown"}
+
+
+def test_more_than_may_wait_are_refused(tmp_path: Path) -> None:
+    """By the model itself, which takes in all that comes."""
+    make_artifact(tmp_path / "artifact", ARGUMENTS, max_batch_size=1, max_queue_size=1)
+    ids = Tokenizer(tmp_path / "artifact" / "tokenizer").encode("until")
+    asked = {"input_ids": ids, "input_lengths": len(ids), "request_output_len": 64}
+    with serving(tmp_path, tmp_path / "artifact" / "model_repository") as served, ThreadPoolExecutor(16) as pool:
+
+        def ask(_: int) -> str:
+            try:
+                return "served" if list(served.client.generate_stream(asked, "tensorrt_llm")) else ""
+            except DeployError as error:
+                return error.message
+
+        told = [*pool.map(ask, range(64))]
+    refused = [each for each in told if each != "served"]
+    assert 0 < len(refused) < len(told)
+    assert all("the queue is full: 1 requests wait (serving.max_queue_size)" in each for each in refused)
 
 
 def test_arguments_that_the_engine_does_not_take_keep_the_model_from_loading(tmp_path: Path) -> None:
