@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 
 from benchmarks.predicted import lacking, rows
+from benchmarks.predicted_pool import pooled
 
 
 def test_predictions_are_held_against_what_was_measured() -> None:
@@ -22,3 +23,19 @@ def test_predictions_are_held_against_what_was_measured() -> None:
     ]  # fmt: skip
     assert rows(found | {"measured": {}}) == []
     assert lacking(found, argparse.Namespace(lens=[1, 2])) == [1]
+
+
+def test_profiles_are_held_against_all_servers_that_were_measured() -> None:
+    """The first run's second length was 2.0 by a server whose like made 1.0 in the second."""
+    predictions = [
+        {"speedups": {"1": {"1": 1.2, "2": by_two, "3": 1.0}}, "best": {"1": best}}
+        for by_two, best in ((1.5, 2), (1.2, 1))
+    ]
+    runs = [
+        {"predictions": predictions[:1], "measured": {"2": {"1": {"ratio": 2.0}}, "1": {"1": {"ratio": 1.2}}}},
+        {"predictions": predictions[1:], "measured": {"2": {"1": {"ratio": 1.0}}}},
+    ]
+    found = pooled(runs)
+    assert [*found["measured"]] == ["1", "2"]
+    assert found["measured"]["2"]["1"] == {"ratio": 1.4142, "servers": 2, "most": 2.0, "least": 1.0}
+    assert found["summary"] == {"1": {"errors": [0.061, 0.151], "chosen": [2, 1], "chosen_of_best": [1.0, 0.849]}}
