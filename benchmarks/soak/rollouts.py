@@ -267,7 +267,7 @@ def tell(report: Report, rolled: Sequence[Rolled], records: Sequence[Record]) ->
         "none_stuck": all(each.code is not None for each in rolled),
         "each_ends_as_it_should": all(each.as_expected for each in rolled),
         "each_fault_came": all(each.at is not None for each in rolled if each.kind in FAULTS),
-        "in_midst_of_requests": not struck or 0 < met >= len(struck) - max(1, OUTSIDE * len(struck)),
+        "in_midst_of_requests": not struck or (met > 0 and len(struck) - met <= max(1, OUTSIDE * len(struck))),
         "rolled_back_in_time": all(seconds < BACK_S for seconds in back),
     }
 
