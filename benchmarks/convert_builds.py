@@ -194,6 +194,7 @@ sys.exit(done.returncode)
 def _timed(command: list[str], root: Path) -> tuple[dict[str, Any], str]:
     """Run a command; return what it took, as STARTER has it, and what it printed."""
     environment = {**os.environ, "TRTSPEC_CACHE": str(root / "cache"), "TRTSPEC_STATE": str(root / "state")}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has its bytecode
     starter = [sys.executable, "-c", STARTER, str(root / "timed.json")]
     done = subprocess.run([*starter, *command], env=environment, stdout=subprocess.PIPE, timeout=BOUND_S, check=True)
     return json.loads((root / "timed.json").read_text()), done.stdout.decode()

@@ -149,6 +149,18 @@ def tail(path: Path, lines: int = 20, max_bytes: int = 64 << 10) -> str:
     return "\n".join(text.splitlines()[-lines:])
 
 
+def available_memory(root: Path = Path("/")) -> int:
+    """Return how many bytes the page cache may hold: what is available, at most what the control group may have at all.
+
+    0 where the system does not tell (Linux's /proc/meminfo, proc_meminfo(5), and cgroup v2's memory.max do).
+    """
+    meminfo = dict(line.split(":", 1) for line in _read(root / "proc/meminfo").splitlines() if ":" in line)
+    available = int(meminfo.get("MemAvailable", "0 kB").split()[0]) * 1024
+    group = _read(root / "proc/self/cgroup").partition("0::/")[2].strip()
+    limit = _read(root / "sys/fs/cgroup" / group / "memory.max").strip()  # "max" is no limit
+    return min(available, int(limit)) if limit.isdecimal() else available
+
+
 @contextlib.contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
     """Turn SIGTERM into KeyboardInterrupt within the block, so that it is cleaned up like Ctrl-C.

@@ -16,6 +16,7 @@ from trtspec.checkpoint import growing
 from trtspec.checkpoint.growing import GrowingDigests
 from trtspec.checkpoint.safetensors import lay_out
 from trtspec.errors import CheckpointError
+from trtspec.hashing import Hashlib
 
 LAYOUT = lay_out([("one", "U8", (1000,)), ("two", "U8", (3000,)), ("three", "U8", (500,))])
 PLACES = {name: [(0, LAYOUT.offsets[name])] for name in LAYOUT.offsets}
@@ -124,6 +125,21 @@ def test_who_writes_waits_for_who_hashes(file: int, monkeypatch: pytest.MonkeyPa
             assert digests._unhashed() < 1
             digests.finish(name)
         assert digests.digests() == [whole(file)]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_single_file_is_hashed_without_company(file: int, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Of several the one waits for the other anyway."""
+    most = set[int]()
+
+    class Three(Hashlib):
+        most = 3
+
+    monkeypatch.setattr(growing, "hashing", Three)
+    monkeypatch.setattr(growing, "grow", lambda code, grown, limit: (most.add(limit), code.grow(grown)))
+    with GrowingDigests([file] * count, [LAYOUT] * count, {}) as digests:
+        assert digests.digests() == [whole(file)] * count
+    assert most == {1 if count == 1 else 3}
 
 
 def test_an_error_ends_the_hashing(file: int) -> None:

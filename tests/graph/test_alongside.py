@@ -268,6 +268,7 @@ def test_neither_waits_for_ever(
     source: Path, store: Store, digests: DigestCache, monkeypatch: pytest.MonkeyPatch, lead: int, tells: bool
 ) -> None:
     monkeypatch.setattr(alongside, "LEAD_BYTES", lead)
+    monkeypatch.setattr(alongside, "available_memory", lambda: 0)
     assert run(Upper(files(source, digests), tells=tells), store, digests).status == "built"
 
 
@@ -276,6 +277,7 @@ def test_a_step_that_goes_on_waits_for_nobody_to_hash_what_is_done(
 ) -> None:
     """Only what is read now should be found in the page cache by who hashes."""
     monkeypatch.setattr(alongside, "LEAD_BYTES", 2 * PIECE)
+    monkeypatch.setattr(alongside, "available_memory", lambda: 0)
     begun, resumed, in_time, told = threading.Event(), threading.Event(), list[bool](), list[int]()
     monkeypatch.setattr(Hashlib, "grow", lambda self, grown: (begun.set(), in_time.append(resumed.wait(10))))
 
@@ -290,6 +292,22 @@ def test_a_step_that_goes_on_waits_for_nobody_to_hash_what_is_done(
         resumed.set()
     assert all(in_time)
     assert told == [20 * PIECE]
+
+
+@pytest.mark.parametrize(("memory", "waits"), [(0, True), (39 * PIECE, True), (40 * PIECE, False)])
+def test_a_step_may_be_ahead_as_far_as_memory_holds_what_is_hashed_later(
+    source: Path, store: Store, digests: DigestCache, monkeypatch: pytest.MonkeyPatch, memory: int, waits: bool
+) -> None:
+    """A calibration counts a table of embeddings at once, of which it reads a few rows."""
+    monkeypatch.setattr(alongside, "LEAD_BYTES", PIECE)
+    monkeypatch.setattr(alongside, "available_memory", lambda: memory)
+    begun, ahead, seen = threading.Event(), threading.Event(), list[bool]()
+    monkeypatch.setattr(Hashlib, "grow", lambda self, grown: (begun.set(), seen.append(ahead.wait(0.3))))
+    with Alongside(Upper(files(source, digests)), digests, Unshown()) as beside:
+        assert begun.wait(30)
+        beside.advance(10 * PIECE)
+        ahead.set()
+    assert seen[0] is not waits
 
 
 def test_a_step_that_fails_ends_the_hashing(source: Path, store: Store, digests: DigestCache) -> None:

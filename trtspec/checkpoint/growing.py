@@ -121,6 +121,7 @@ class GrowingDigests:
             file.settle()
         self._changed, self._stopped = Condition(), False
         self._hashing = threads_beside(len(files))
+        self._most = self._code.most if len(files) > 1 else 1  # a single chain is what all waits for: no company
         self._pool = ThreadPoolExecutor(self._hashing, "digest")
         self._work: list[Future[None]] = []
 
@@ -209,7 +210,7 @@ class GrowingDigests:
     def _hash_stretches(self, files: Sequence[_File]) -> None:
         stretches = [(file.digest, file.read_stretch()) for file in files]
         while grown := [(digest, piece) for digest, stretch in stretches if (piece := next(stretch, None))]:
-            grow(self._code, grown, len(self._files) + 1)  # a single file is as long a chain as the conversion
+            grow(self._code, grown, self._most)
 
     def _take(self) -> list[_File]:
         """Return the files that are furthest behind, once there are any; none where there is nothing left to do."""

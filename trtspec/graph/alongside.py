@@ -20,9 +20,11 @@ from trtspec.graph.digest import DigestCache, ensure_unchanged
 from trtspec.graph.files import Files
 from trtspec.graph.step import Progress, Step
 from trtspec.hashing import FilesBeside, threads_beside
+from trtspec.system import available_memory
 
 TICK_S = 0.02  # times of files move in ticks of at most 10 ms
 LEAD_BYTES = 256 << 20  # what one reads the other finds in the page cache
+SHARE_OF_MEMORY = 4  # so much of what is free may wait there to be hashed
 
 
 def files_of(step: Step) -> Iterator[Files]:
@@ -79,8 +81,9 @@ def _with_files(value: Any, change: Callable[[Files], Files]) -> Any:
 class Alongside:
     """Hashes a step's unproven files in threads of its own while the step runs, and is the step's progress meanwhile.
 
-    The two stay within `LEAD_BYTES` of each other, so that a disk is read once. Each is told to wait by what the other
-    has read, never both: neither can wait for ever. What an earlier run of the step has done is hashed meanwhile.
+    Hashing stays within `LEAD_BYTES` of the step, and the step, which may count much at once, within a share of the
+    free memory of the hashing, so that a disk is read once. Each is told to wait by what the other has read, never
+    both: neither can wait for ever. What an earlier run of the step has done is hashed meanwhile.
     """
 
     def __init__(self, step: Step, digests: DigestCache, progress: Progress) -> None:
@@ -88,6 +91,7 @@ class Alongside:
         self._supposed = unproven(step)
         self._identities: dict[Path, str] = {}
         self._hashed = self._read = self._resumed = 0
+        self._most_ahead = max(LEAD_BYTES, available_memory() // SHARE_OF_MEMORY)
         self._moved, self._is_over = Condition(), False
         self._pool = ThreadPoolExecutor(1, "source")
         self._paths = sorted(self._supposed)
@@ -109,7 +113,7 @@ class Alongside:
             self._read += n_bytes
         self._files.wake()
         with self._moved:  # unbounded: files are being hashed
-            self._moved.wait_for(lambda: self._read - self._hashed <= LEAD_BYTES or self._work.done())
+            self._moved.wait_for(lambda: self._read - self._hashed <= self._most_ahead or self._work.done())
         if self._work.done():
             self._result()
         self._progress.advance(n_bytes)
