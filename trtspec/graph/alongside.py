@@ -24,7 +24,7 @@ from trtspec.system import available_memory
 
 TICK_S = 0.02  # times of files move in ticks of at most 10 ms
 LEAD_BYTES = 256 << 20  # what one reads the other finds in the page cache
-SHARE_OF_MEMORY = 4  # so much of what is free may wait there to be hashed
+SHARE_OF_MEMORY = 4  # a quarter of what is free may wait there to be hashed
 
 
 def files_of(step: Step) -> Iterator[Files]:
