@@ -98,11 +98,11 @@ def write_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def commit_each_task(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no commit take several tasks along: else how many there are is the machine's."""
-    finish, one_by_one = journal.ConversionJournal.finish, threading.Lock()
+    note, one_by_one = journal.ConversionJournal.finish, threading.Lock()
 
     def finish_and_wait(notes: journal.ConversionJournal, name: str) -> None:
         with one_by_one:
-            finish(notes, name)
+            note(notes, name)
             assert wait_until(lambda: not notes._finished, 30, interval_s=0.001)
 
     monkeypatch.setattr(journal, "COMMIT_EVERY_S", 0.0)
