@@ -13,6 +13,7 @@ WORK = ROOT / "build" / "gpu"
 LIBRARY = WORK / "libtrtspec.so"
 
 KERNEL_TESTS = ("tests/plugins/test_cuda.py",)
+PLUGIN_TESTS = ("tests/plugins/test_tensorrt_gpu.py",)
 ENGINE_TESTS = (
     "tests/torch_engine/test_gpu.py",
     "tests/torch_engine/test_gpu_methods.py",
@@ -51,10 +52,11 @@ def parts(python: str, architecture: str = "") -> list[Part]:
         if architecture
         else Part("build", "tests", 170, build, (*gpu, "nvcc")),
         Part("kernels", "tests", 270, _pytest(python, KERNEL_TESTS, f"not {SANITIZER_TEST}"), (*gpu, "pytest"), True),
+        Part("plugin", "tests", 300, _pytest(python, PLUGIN_TESTS), (*gpu, "pytest"), True),
         Part(
             "sanitizer",
             "tests",
-            340,
+            350,
             _pytest(python, KERNEL_TESTS, sanitizers),
             (*gpu, "pytest", "compute-sanitizer"),
             True,

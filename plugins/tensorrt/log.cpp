@@ -5,7 +5,6 @@
 
 #include <atomic>
 #include <cstdio>
-#include <initializer_list>
 
 #define TRTSPEC_QUOTED(text) #text
 #define TRTSPEC_EXPANDED(macro) TRTSPEC_QUOTED(macro)
@@ -13,6 +12,14 @@
 
 namespace trtspec::tensorrt {
 namespace {
+
+constexpr const char* kRuntimes[] = {
+    "libnvinfer.so." TRTSPEC_TENSORRT_MAJOR,
+    "libnvinfer_lean.so." TRTSPEC_TENSORRT_MAJOR,
+#if NV_TENSORRT_MAJOR >= 11
+    "libtensorrt_rtx.so.1",  // its registry is laid out like TensorRT 11's
+#endif
+};
 
 std::atomic<nvinfer1::ILoggerFinder*> logger_finder{nullptr};
 
@@ -29,7 +36,7 @@ nvinfer1::ILogger* find_logger() {
 void* tensorrt_symbol(const char* name) noexcept {
     // By file, not by symbol: a program may have loaded TensorRT for itself alone, as tritonserver does. And of this
     // version only: the next one's classes are laid out in another way.
-    for (const char* file : {"libnvinfer.so." TRTSPEC_TENSORRT_MAJOR, "libnvinfer_lean.so." TRTSPEC_TENSORRT_MAJOR}) {
+    for (const char* file : kRuntimes) {
         if (void* loaded = dlopen(file, RTLD_NOW | RTLD_NOLOAD)) {
             void* symbol = dlsym(loaded, name);
             dlclose(loaded);  // what the program has loaded stays

@@ -80,6 +80,14 @@ void check_columns(const Extents& extents, Role role, Axis axis, int32_t ids) {
     }
 }
 
+/// Refuses more rows a request than a kernel takes.
+void check_tokens(const PluginType& type, const Extents& extents) {
+    if (extents[static_cast<int>(Axis::kTokens)] > type.max_tokens) {
+        throw Refused("tokens has " + std::to_string(extents[static_cast<int>(Axis::kTokens)]) +
+                      " columns; at most " + std::to_string(type.max_tokens) + " are supported");
+    }
+}
+
 /// The options, if they can be those of a plugin of this type.
 const Options& checked(const PluginType& type, const Options& options) {
     if (options.vocab == 0) {
@@ -121,9 +129,16 @@ nvinfer1::IPluginV3* VerifyPlugin::clone() noexcept {
 
 int32_t VerifyPlugin::getNbOutputs() const noexcept { return static_cast<int32_t>(type_.outputs.size()); }
 
-int32_t VerifyPlugin::getOutputDataTypes(DataType* types, int32_t outputs, const DataType*, int32_t) const noexcept {
-    std::fill_n(types, outputs, DataType::kINT32);
-    return 0;
+int32_t VerifyPlugin::getOutputDataTypes(DataType* types, int32_t outputs, const DataType* input_types,
+                                         int32_t inputs) const noexcept {
+    return guarded(type_.name, kFailed, [&] {
+        check_count("inputs", inputs, inputs_);
+        for (int32_t i = 0; i < inputs; ++i) {
+            check_type(inputs_[i], input_types[i], input_types[0]);
+        }
+        std::fill_n(types, outputs, DataType::kINT32);
+        return 0;
+    });
 }
 
 int32_t VerifyPlugin::getOutputShapes(const DimsExprs* inputs, int32_t input_count, const DimsExprs*, int32_t,
@@ -149,7 +164,8 @@ bool VerifyPlugin::supportsFormatCombination(int32_t position, const DynamicPlug
         check_count("inputs", inputs, inputs_);
         check_count("outputs", outputs, type_.outputs);
         const Tensor& tensor = position < inputs ? inputs_[position] : type_.outputs[position - inputs];
-        return supports(tensor, tensors[position].desc);
+        const PluginTensorDesc& desc = tensors[position].desc;
+        return desc.format == nvinfer1::TensorFormat::kLINEAR && supports(tensor, desc.type, tensors[0].desc.type);
     });
 }
 
@@ -210,6 +226,7 @@ template <class DimsOf>
 Extents VerifyPlugin::checked_extents(int32_t inputs, DimsOf dims) const {
     check_count("inputs", inputs, inputs_);
     const Extents extents = extents_of(inputs_, dims);
+    check_tokens(type_, extents);
     check_columns(extents, Role::kTarget, Axis::kTargetColumns, options_.vocab);
     check_columns(extents, Role::kDraft, Axis::kDraftColumns,
                   options_.draft_vocab > 0 ? options_.draft_vocab : options_.vocab);

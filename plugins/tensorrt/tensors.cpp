@@ -25,23 +25,61 @@ std::string text_of(const nvinfer1::Dims& dims) {
     return text + "]";
 }
 
+std::string text_of(DataType type) {
+    switch (type) {
+        case DataType::kFLOAT:
+            return "float32";
+        case DataType::kHALF:
+            return "float16";
+        case DataType::kBF16:
+            return "bfloat16";
+        case DataType::kINT32:
+            return "int32";
+        case DataType::kINT64:
+            return "int64";
+        default:
+            return "of TensorRT's type " + std::to_string(static_cast<int32_t>(type));
+    }
+}
+
+std::string supported_types(const Tensor& tensor, DataType target) {
+    switch (tensor.type) {
+        case Type::kLogits:
+            return "float32, float16 or bfloat16";
+        case Type::kTargetLogits:
+            return text_of(target) + ", the type of target";
+        case Type::kFloat:
+            return "float32";
+        case Type::kInt:
+            return "int32";
+    }
+    return "";
+}
+
 }  // namespace
 
 const char* name_of(Role role) { return kNames[static_cast<int>(role)]; }
 
-bool supports(const Tensor& tensor, const nvinfer1::PluginTensorDesc& desc) {
-    if (desc.format != nvinfer1::TensorFormat::kLINEAR) {
-        return false;
-    }
+bool supports(const Tensor& tensor, DataType type, DataType target) {
+    const bool is_float = type == DataType::kFLOAT || type == DataType::kHALF || type == DataType::kBF16;
     switch (tensor.type) {
         case Type::kLogits:
-            return desc.type == DataType::kFLOAT || desc.type == DataType::kHALF || desc.type == DataType::kBF16;
+            return is_float;
+        case Type::kTargetLogits:
+            return is_float && type == target;
         case Type::kFloat:
-            return desc.type == DataType::kFLOAT;
+            return type == DataType::kFLOAT;
         case Type::kInt:
-            return desc.type == DataType::kINT32;
+            return type == DataType::kINT32;
     }
     return false;
+}
+
+void check_type(const Tensor& tensor, DataType type, DataType target) {
+    if (!supports(tensor, type, target)) {
+        throw Refused(std::string(name_of(tensor.role)) + " is " + text_of(type) + ", must be " +
+                      supported_types(tensor, target));
+    }
 }
 
 void merge_extents(const Tensor& tensor, const nvinfer1::Dims& dims, Extents& extents) {

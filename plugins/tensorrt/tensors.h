@@ -11,7 +11,8 @@
 namespace trtspec::tensorrt {
 
 enum class Type {
-    kLogits,  ///< float32, float16 or bfloat16
+    kLogits,        ///< float32, float16 or bfloat16
+    kTargetLogits,  ///< the type of the target's logits
     kFloat,
     kInt,
 };
@@ -45,8 +46,11 @@ using Extents = std::array<int64_t, kAxes>;
 /// A tensor's name, for networks and messages.
 const char* name_of(Role role);
 
-/// Whether a tensor of this type and format will do.
-bool supports(const Tensor& tensor, const nvinfer1::PluginTensorDesc& desc);
+/// Whether a tensor may have this type, beside a target of type `target`.
+bool supports(const Tensor& tensor, nvinfer1::DataType type, nvinfer1::DataType target);
+
+/// Throws Refused, with both types in its message, where a tensor may not have this type.
+void check_type(const Tensor& tensor, nvinfer1::DataType type, nvinfer1::DataType target);
 
 /// Takes over the lengths of axes that are not known yet and compares the others: Refused where they contradict each
 /// other. A dimension of -1 says nothing.

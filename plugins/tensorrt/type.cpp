@@ -45,7 +45,7 @@ void append_draft(const Options& options, std::vector<Tensor>& inputs) {
     if (options.draft_kind == TRTSPEC_DRAFT_CHOSEN) {
         return;
     }
-    const Type type = options.draft_kind == TRTSPEC_DRAFT_PROBABILITIES ? Type::kFloat : Type::kLogits;
+    const Type type = options.draft_kind == TRTSPEC_DRAFT_PROBABILITIES ? Type::kFloat : Type::kTargetLogits;
     inputs.push_back({Role::kDraft, type, {{Axis::kBatch}, {Axis::kTokens}, {Axis::kDraftColumns}}});
     if (options.draft_vocab > 0) {
         inputs.push_back({Role::kDraftColumn, Type::kInt, {{Axis::kIds}}});

@@ -40,6 +40,7 @@ struct PluginType {
     void (*check)(const Options&);  ///< Refuses options that contradict each other
     std::vector<Tensor> (*inputs)(const Options&);
     std::vector<Tensor> outputs;
+    int64_t max_tokens;  ///< of Axis::kTokens: drafted tokens of a chain, nodes of a tree
     uint64_t (*workspace_bytes)(const Call&);
     int32_t (*launch)(const Call&, cudaStream_t);  ///< 0, or an error of the C ABI
 };

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // TrtspecVerifyChain: verify_chain as a TensorRT plugin.
+#include "common/request.h"
 #include "tensorrt/type.h"
 
 namespace trtspec::tensorrt {
@@ -60,6 +61,7 @@ const PluginType& chain_type() {
             {Role::kNext, Type::kInt, {{Axis::kBatch}}},
             {Role::kStatus, Type::kInt, {{Axis::kBatch}}},
         },
+        kRowLimit - 1,
         workspace_bytes,
         launch,
     };

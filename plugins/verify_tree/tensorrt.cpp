@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // TrtspecVerifyTree: verify_tree as a TensorRT plugin.
+#include "common/request.h"
 #include "tensorrt/type.h"
 
 namespace trtspec::tensorrt {
@@ -81,6 +82,7 @@ const PluginType& tree_type() {
             {Role::kNext, Type::kInt, {{Axis::kBatch}}},
             {Role::kStatus, Type::kInt, {{Axis::kBatch}}},
         },
+        kRowLimit,
         workspace_bytes,
         launch,
     };

@@ -52,8 +52,16 @@ def run_all(chosen: list[Part], place: Place, **lacks: str) -> list[dict[str, An
 def test_the_parts_and_their_time() -> None:
     """Nine minutes for the tests, nine for the benchmark, each part ending after the one before."""
     known = table.parts("python")
-    assert [one.name for one in known] == ["build", "kernels", "sanitizer", "verify", "engine-tests", "engine"]
-    assert [one.group for one in known] == ["tests"] * 5 + ["engine"]
+    assert [one.name for one in known] == [
+        "build",
+        "kernels",
+        "plugin",
+        "sanitizer",
+        "verify",
+        "engine-tests",
+        "engine",
+    ]
+    assert [one.group for one in known] == ["tests"] * 6 + ["engine"]
     ends = [one.until for one in known if one.group == "tests"]
     assert ends == sorted(ends)
     assert max(one.until for one in known) + runner.GRACE_S <= 9 * 60
@@ -73,7 +81,7 @@ def test_every_test_of_a_gpu_is_run() -> None:
         for path in (ROOT / "tests").rglob("test_*.py")
         if "pytest.mark.gpu" in path.read_text() and path != Path(__file__)
     }
-    assert marked == {*table.KERNEL_TESTS, *table.ENGINE_TESTS, "tests/kernels/test_tensorrt.py"}
+    assert marked == {*table.KERNEL_TESTS, *table.PLUGIN_TESTS, *table.ENGINE_TESTS, "tests/kernels/test_tensorrt.py"}
 
 
 def test_choosing_parts() -> None:
@@ -83,7 +91,7 @@ def test_choosing_parts() -> None:
     assert chosen() == chosen("engine", "tests")
     assert chosen("engine") == ["engine"]
     assert chosen("verify", "build") == ["build", "verify"]
-    with pytest.raises(SystemExit, match="no part nothing; known: build, engine, engine-tests, kernels, sanitizer"):
+    with pytest.raises(SystemExit, match="no part nothing; known: build, engine, engine-tests, kernels, plugin"):
         chosen("nothing")
 
 

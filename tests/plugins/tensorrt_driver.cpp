@@ -24,6 +24,7 @@ using namespace nvinfer1;
 EXPORT void setLoggerFinder(ILoggerFinder* finder);
 EXPORT IPluginCreatorInterface* const* getCreators(int32_t& count);
 
+#ifndef TRTSPEC_WITH_CUDA  // with it, the driver is linked with a library that has CUDA's kernels
 // Linked with --wrap: what the plugins call is this.
 #define WRAPPED(name) EXPORT __typeof__(trtspec_##name) __wrap_trtspec_##name;
 
@@ -46,6 +47,7 @@ uint64_t __wrap_trtspec_verify_chain_workspace(const trtspec_chain_args* args) {
 uint64_t __wrap_trtspec_verify_tree_workspace(const trtspec_tree_args* args) {
     return 100 * args->batch + 10 * args->nodes + args->target.dtype;
 }
+#endif
 
 namespace {
 
@@ -268,7 +270,9 @@ EXPORT int supported(void* plugin, int position, const char* tensors, int output
 EXPORT const char* output_shapes(void* plugin, const char* inputs) {
     Builder builder;
     std::vector<DimsExprs> shapes;
+    std::vector<DataType> input_types;
     for (const Described& one : parse(inputs)) {
+        input_types.push_back(one.type);
         DimsExprs shape{static_cast<int32_t>(one.shape.size()), {}};
         for (size_t i = 0; i < one.shape.size(); ++i) {
             shape.d[i] = builder.named(one.shape[i]);
@@ -280,7 +284,8 @@ EXPORT const char* output_shapes(void* plugin, const char* inputs) {
     const auto count = static_cast<int32_t>(outputs.size());
     if (build_of(plugin).getOutputShapes(shapes.data(), static_cast<int32_t>(shapes.size()), nullptr, 0, outputs.data(),
                                          count, builder) != 0 ||
-        build_of(plugin).getOutputDataTypes(types.data(), count, nullptr, 0) != 0) {
+        build_of(plugin).getOutputDataTypes(types.data(), count, input_types.data(),
+                                            static_cast<int32_t>(input_types.size())) != 0) {
         return nullptr;
     }
     std::string text;
@@ -304,10 +309,10 @@ EXPORT uint64_t workspace(void* plugin, const char* inputs) {
     return build_of(plugin).getWorkspaceSize(all.data(), static_cast<int32_t>(all.size()), nullptr, 0);
 }
 
-EXPORT int launch(void* plugin, const char* inputs, const void* const* data, void* const* outputs) {
+/// Pointers are of the memory that the library computes in: the host's here, the device's with its CUDA kernels.
+EXPORT int launch(void* plugin, const char* inputs, const void* const* data, void* const* outputs, void* space) {
     const auto all = concrete_of(inputs);
-    std::vector<char> space(workspace(plugin, inputs));
     IPluginV3OneRuntime& runtime = runtime_of(plugin);
     const int changed = runtime.onShapeChange(all.data(), static_cast<int32_t>(all.size()), nullptr, 0);
-    return changed != 0 ? changed : runtime.enqueue(all.data(), nullptr, data, outputs, space.data(), nullptr);
+    return changed != 0 ? changed : runtime.enqueue(all.data(), nullptr, data, outputs, space, nullptr);
 }

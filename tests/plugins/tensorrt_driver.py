@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorRT's plugins without TensorRT: tensorrt_driver.cpp compiled against its headers and called from here."""
+"""The plugin library for tests: tensorrt_driver.cpp and plugins/tensorrt compiled for the host, and called from here.
+
+NVIDIA's headers are used where TENSORRT_ROOT is set, the declarations in tests/plugins/declared elsewhere.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,33 +22,37 @@ from tests.compiled import compile_once
 PLUGINS = Path(__file__).parents[2] / "plugins"
 SOURCES = ("tensorrt/*.cpp", "verify_*/tensorrt.cpp", "verify_*/cpu.cpp", "common/*.cpp")
 FLAGS = ("-std=c++17", "-O1", "-g", "-fopenmp", "-ffp-contract=off", "-mfma", "-mf16c", "-mavx2", "-fPIC", "-shared")
+CUDA_SOURCES = ("tensorrt/*.cpp", "verify_*/tensorrt.cpp")
 STRICT = ("-fvisibility=hidden", "-Wall", "-Wextra", "-Werror", "-Wl,--no-undefined")
 WRAPPED = ("verify_chain_cuda", "verify_tree_cuda", "verify_chain_workspace", "verify_tree_workspace")
-SYSTEM = ("/usr/include", "/usr/include/x86_64-linux-gnu", "/usr/local/tensorrt/include")
+DECLARED = Path(__file__).with_name("declared")
+NEWEST = 11  # major version of TensorRT's interface that is declared
 
 
-def find_includes() -> list[Path]:
-    """Return where TensorRT's and CUDA's headers are, or skip the test."""
-    roots = [Path(os.environ[name]) for name in ("TENSORRT_ROOT", "CUDA_HOME") if name in os.environ]
+def find_includes(major: int) -> list[str]:
+    """Return the compiler's options for TensorRT's and CUDA's headers; skips where NVIDIA's are of another major."""
+    if "TENSORRT_ROOT" not in os.environ:
+        return [f"-isystem{DECLARED}", f"-DNV_TENSORRT_MAJOR={major}"]
+    root = Path(os.environ["TENSORRT_ROOT"]) / "include"
+    version = (root / "NvInferVersion.h").read_text()
+    found = re.search(r"define (?:NV_TENSORRT_MAJOR|TRT_MAJOR_ENTERPRISE) +(\d+)", version)
+    if found is None or int(found[1]) != major:
+        pytest.skip(f"TENSORRT_ROOT has no headers of TensorRT {major}")
     nvcc = shutil.which("nvcc")
-    folders = [*(root / "include" for root in roots), *(Path(folder) for folder in SYSTEM)]
-    folders += [Path("/usr/local/cuda/include"), *sorted(Path("/usr/local").glob("cuda-*/include"))]
+    folders = [Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"]
     folders += [Path(nvcc).resolve().parents[1] / "include"] if nvcc else []
-    found = []
-    for header, variable in (("NvInferRuntime.h", "TENSORRT_ROOT"), ("cuda_runtime_api.h", "CUDA_HOME")):
-        folder = next((folder for folder in folders if (folder / header).is_file()), None)
-        if folder is None:
-            pytest.skip(f"{header} is not here: set {variable} to the directory with include/{header}")
-        found.append(folder)
-    return found
+    cuda = next((folder for folder in folders if (folder / "cuda_runtime_api.h").is_file()), None)
+    if cuda is None:
+        pytest.skip("cuda_runtime_api.h is not here: set CUDA_HOME to the directory with include/cuda_runtime_api.h")
+    return [f"-isystem{root}", f"-isystem{cuda}"]
 
 
-def compile_driver(out: Path) -> Path:
+def compile_driver(out: Path, major: int = NEWEST) -> Path:
     """Return the driver as a shared library below `out`; skips where a compiler or headers are missing."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("g++ is not on PATH")
-    includes = [f"-I{PLUGINS}", f"-I{PLUGINS / 'include'}", *(f"-isystem{folder}" for folder in find_includes())]
+    includes = [f"-I{PLUGINS}", f"-I{PLUGINS / 'include'}", *find_includes(major)]
     sources = [str(path) for pattern in SOURCES for path in sorted(PLUGINS.glob(pattern))]
     sources.append(str(Path(__file__).with_suffix(".cpp")))
     wraps = [f"-Wl,--wrap=trtspec_{name}" for name in WRAPPED]
@@ -53,10 +61,71 @@ def compile_driver(out: Path) -> Path:
     return library
 
 
-class Driver:
-    """The compiled driver; `message` is what a plugin said last to TensorRT's logger."""
+def compile_cuda_driver(out: Path, kernels: Path) -> Path:
+    """Return the driver below `out`, linked with a library of CUDA's kernels; skips where g++ is missing."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("g++ is not on PATH")
+    includes = [f"-I{PLUGINS}", f"-I{PLUGINS / 'include'}", *find_includes(NEWEST), "-DTRTSPEC_WITH_CUDA"]
+    sources = [str(path) for pattern in CUDA_SOURCES for path in sorted(PLUGINS.glob(pattern))]
+    sources.append(str(Path(__file__).with_suffix(".cpp")))
+    library, kernels = out / "driver.so", kernels.resolve()
+    command = [compiler, *FLAGS, *STRICT, *includes, *sources, str(kernels), f"-Wl,-rpath,{kernels.parent}"]
+    compile_once([*command, "-o", str(library), "-ldl"], out)
+    return library
 
-    def __init__(self, library: Path) -> None:
+
+class HostMemory:
+    """Arrays as the host has them."""
+
+    def pointers(self, arrays: Sequence[np.ndarray]) -> Any:
+        """Return the arrays' addresses, to be read and written."""
+        return _addresses([array.ctypes.data for array in arrays])
+
+    def allocate(self, size: int) -> int:
+        """Return the address of `size` bytes that live as long as this object."""
+        self._space = np.empty(max(1, size), np.uint8)
+        return int(self._space.ctypes.data)
+
+    def finish(self) -> None:
+        """Return when the arrays hold what was written."""
+
+
+class CudaMemory:
+    """Copies of arrays on a GPU, copied back by `finish`."""
+
+    def __init__(self) -> None:
+        self._copies: list[tuple[np.ndarray, Any]] = []
+
+    def pointers(self, arrays: Sequence[np.ndarray]) -> Any:
+        """Return the addresses of copies on the device."""
+        import torch
+
+        copies = [torch.from_numpy(array.view(np.uint8).reshape(-1)).cuda() for array in arrays]
+        self._copies += zip(arrays, copies, strict=True)
+        return _addresses([copy.data_ptr() for copy in copies])
+
+    def allocate(self, size: int) -> int:
+        """Return the address of `size` bytes on the device that live as long as this object."""
+        import torch
+
+        self._space = torch.zeros(max(1, size), dtype=torch.uint8, device="cuda")
+        return int(self._space.data_ptr())
+
+    def finish(self) -> None:
+        """Wait for the device and copy everything back."""
+        import torch
+
+        torch.cuda.synchronize()
+        for array, copy in self._copies:
+            array.view(np.uint8).reshape(-1)[:] = copy.cpu().numpy()
+
+
+class Driver:
+    """The compiled driver; `message` is the last message to TensorRT's logger, `memory` where launches compute."""
+
+    def __init__(self, library: Path, memory: type[HostMemory] | type[CudaMemory] = HostMemory) -> None:
+        self.memory = memory
         self._library = ctypes.CDLL(str(library))
         for name in ("create", "cloned", "from_plan"):
             getattr(self._library, name).restype = ctypes.c_void_p
@@ -100,15 +169,23 @@ class Plugin:
     def launch(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], types: str | None = None) -> int:
         """Let it compute; inputs are described by their own types, or by `types` where numpy lacks one."""
         described = types or " ".join(f"{array.dtype}[{','.join(map(str, array.shape))}]" for array in inputs)
-        answer = self.call("launch", described, _pointers(inputs), _pointers(outputs))
+        memory = self._driver.memory()
+        space = ctypes.c_void_p(memory.allocate(self.call("workspace", described)))
+        answer = self.call("launch", described, memory.pointers(inputs), memory.pointers(outputs), space)
+        memory.finish()
         assert isinstance(answer, int)
         return answer
+
+
+def created(driver: Driver, plugin: str, fields: str) -> Plugin:
+    made = driver.create(plugin, fields)
+    assert made is not None, driver.message
+    return made
 
 
 def _passed(argument: Any) -> Any:
     return argument.encode() if isinstance(argument, str) else argument
 
 
-def _pointers(arrays: Sequence[np.ndarray]) -> Any:
-    assert all(array.flags.c_contiguous for array in arrays)
-    return (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
+def _addresses(addresses: Sequence[int]) -> Any:
+    return (ctypes.c_void_p * len(addresses))(*addresses)

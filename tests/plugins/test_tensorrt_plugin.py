@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from tests.plugins.tensorrt_driver import Driver, Plugin, compile_driver
-from trtspec.kernels.exact import ChainBatch, DraftKind, Mode, TreeBatch, verify_chain, verify_tree
+from tests.plugins.launches import check_chain, check_greedy_bfloat16_chain, check_tree
+from tests.plugins.tensorrt_driver import Driver, Plugin, compile_cuda_driver, compile_driver, created
+from trtspec.kernels.exact import DraftKind, Mode, TreeBatch
 from trtspec.kernels.tensorrt import ChainLayer, TreeLayer, VerifyLayer
 
 CHAIN = "TrtspecVerifyChain"
@@ -40,6 +43,19 @@ REFUSED_FIELDS = {
     "vocab=7 mode=1": "field mode 1 (recursive) needs a draft tensor: set draft_kind",
     "vocab=7 mode=2 draft_kind=1": "field draft_kind must be 0 in this mode, which does not look at the draft",
 }
+REFUSED_TYPES = {
+    "vocab=7 sampled=0": {
+        "int32[2,4,8] int32[2,3] int32[2]": "target is int32, must be float32, float16 or bfloat16",
+        "float16[2,4,8] int64[2,3] int32[2]": "tokens is int64, must be int32",
+    },
+    "vocab=7 sampled=0 draft_kind=1": {
+        "float16[2,4,8] int32[2,3] int32[2] float32[2,3,8]": "draft is float32, must be float16, the type of target",
+        "float32[2,4,8] int32[2,3] int32[2] bfloat16[2,3,8]": "draft is bfloat16, must be float32, the type of target",
+    },
+    "vocab=7 sampled=0 draft_kind=2": {
+        "float16[2,4,8] int32[2,3] int32[2] float16[2,3,8]": "draft is float16, must be float32",
+    },
+}
 REFUSED_SHAPES = {
     "float16[B,4,8] int32[B,3]": "takes 3 inputs (target, tokens, lengths), not 2",
     "float16[B,32] int32[B,3] int32[B]": "target is [-1, 32], must have 3 dimensions",
@@ -53,12 +69,6 @@ REFUSED_SHAPES = {
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
     return Driver(compile_driver(tmp_path_factory.mktemp("tensorrt")))
-
-
-def created(driver: Driver, plugin: str, fields: str) -> Plugin:
-    made = driver.create(plugin, fields)
-    assert made is not None, driver.message
-    return made
 
 
 def made_from(driver: Driver, layer: VerifyLayer) -> Plugin:
@@ -130,6 +140,31 @@ def test_shapes_that_contradict_each_other_are_refused(driver: Driver, inputs: s
 
 
 @pytest.mark.parametrize(
+    ("fields", "inputs", "message"),
+    [(fields, inputs, message) for fields, table in REFUSED_TYPES.items() for inputs, message in table.items()],
+)
+def test_types_that_the_kernels_do_not_take_are_refused(driver: Driver, fields: str, inputs: str, message: str) -> None:
+    assert created(driver, CHAIN, fields).call("output_shapes", inputs) is None
+    assert driver.message == f"{CHAIN}: {message}"
+
+
+@pytest.mark.parametrize(
+    ("plugin", "fields", "most", "inputs"),
+    [
+        (CHAIN, "vocab=7 sampled=0", 65_535, "float16[1,{more},8] int32[1,{n}] int32[1]"),
+        (TREE, "vocab=7 sampled=0", 65_536, "float16[1,{n},8] int32[1,{n}] int32[1,{n}] int32[1]"),
+    ],
+)
+def test_more_tokens_than_a_kernel_takes_are_refused(
+    driver: Driver, plugin: str, fields: str, most: int, inputs: str
+) -> None:
+    made = created(driver, plugin, fields)
+    assert made.call("configure", inputs.format(n=most, more=most + 1)) == 0
+    assert made.call("configure", inputs.format(n=most + 1, more=most + 2)) == 1
+    assert driver.message == f"{plugin}: tokens has {most + 1} columns; at most {most} are supported"
+
+
+@pytest.mark.parametrize(
     ("columns", "message"),
     [("9,6", "draft has 8 columns for 9 ids"), ("8,6", "draft_column has 6 columns for 7 ids"), ("8,7", "")],
 )
@@ -163,6 +198,14 @@ def test_logits_are_floats_of_three_kinds_and_the_rest_is_what_it_is(driver: Dri
             assert plugin.call("supported", position, tensors, 4, 0) == 0
 
 
+def test_logits_of_a_draft_have_the_targets_type(driver: Driver) -> None:
+    plugin = created(driver, CHAIN, "vocab=7 draft_kind=1 sampled=0")
+    for target in ("float32", "float16", "bfloat16"):
+        for draft in ("float32", "float16", "bfloat16"):
+            tensors = f"{target}[2,4,8] int32[2,3] int32[2] {draft}[2,3,8] int32[2] int32[2,4] int32[2] int32[2]"
+            assert plugin.call("supported", 3, tensors, 4, 1) == (draft == target)
+
+
 def test_probabilities_are_float32(driver: Driver) -> None:
     plugin = created(driver, CHAIN, "vocab=7 draft_kind=2 sampled=0")
     for dtype in ("float32", "float16"):
@@ -178,132 +221,37 @@ def test_the_workspace_is_asked_for_with_the_call_s_sizes(driver: Driver) -> Non
     assert tree.call("workspace", "bfloat16[2,6,8] int32[2,6] int32[2,6] int32[2]") == 263
 
 
-def empty(*shapes: tuple[int, ...]) -> list[np.ndarray]:
-    return [np.full(shape, -7, np.int32) for shape in shapes]
-
-
-def sampling(rng: np.random.Generator, batch: int, uniforms: int) -> list[np.ndarray]:
-    """Temperatures, top_p, top_k and uniforms; the first request is greedy."""
-    temperature = np.linspace(0.0, 1.5, batch, dtype=np.float32)
-    top_p = np.full(batch, 0.9, np.float32)
-    top_k = np.arange(batch, dtype=np.int32)
-    return [temperature, top_p, top_k, rng.integers(0, 1 << 32, (batch, uniforms), np.uint32)]
-
-
-def as_int32(arrays: list[np.ndarray]) -> list[np.ndarray]:
-    return [array.view(np.int32) if array.dtype == np.uint32 else array for array in arrays]
-
-
-def bfloat16_bits(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Values cut down to bfloat16: as float32, and as the bits alone."""
-    cut = values.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)
-    return cut.view(np.float32), (cut >> np.uint32(16)).astype(np.uint16)
-
-
 @pytest.mark.parametrize("draft", [None, DraftKind.LOGITS, DraftKind.PROBABILITIES])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_a_chain_launched_through_the_plugin_is_the_oracle_s(
+def test_chain_launched_through_the_plugin_equals_the_oracle(
     driver: Driver, draft: DraftKind | None, dtype: str
 ) -> None:
-    """With columns that are no ids, and a draft with its own vocabulary."""
-    rng = np.random.default_rng(3)
-    batch, draft_len, vocab, draft_vocab = 6, 4, 23, 9
-    target = rng.normal(0, 2, (batch, draft_len + 1, vocab + 5)).astype(dtype)
-    target[:, :, vocab:] = 50
-    rows = rng.normal(0, 2, (batch, draft_len, draft_vocab + 2)).astype(dtype)
-    if draft is DraftKind.PROBABILITIES:
-        rows = np.full((batch, draft_len, draft_vocab + 2), 1 / draft_vocab, np.float32)
-    column = np.full(vocab, -1, np.int32)
-    drafted = rng.permutation(vocab)[:draft_vocab]
-    column[drafted] = np.arange(draft_vocab)
-    tokens = rng.choice(drafted, (batch, draft_len)).astype(np.int32)
-    lengths = np.arange(batch, dtype=np.int32) % (draft_len + 1)
-    how = sampling(rng, batch, draft_len + 1)
-
-    fields = f"vocab={vocab}" + (f" draft_kind={int(draft)} draft_vocab={draft_vocab}" if draft else "")
-    outputs = empty((batch,), (batch, draft_len + 1), (batch,), (batch,))
-    inputs = [target, tokens, lengths, *([rows, column] if draft else []), *as_int32(how)]
-    assert created(driver, CHAIN, fields).launch(inputs, outputs) == 0, driver.message
-
-    expected = verify_chain(
-        ChainBatch(
-            target=target[:, :, :vocab],
-            tokens=tokens,
-            lengths=lengths,
-            draft=rows[:, :, :draft_vocab] if draft else None,
-            draft_kind=draft or DraftKind.LOGITS,
-            draft_column=column if draft else None,
-            temperature=how[0],
-            top_p=how[1],
-            top_k=how[2],
-            uniforms=how[3],
-        )
-    )
-    assert len(set(expected.accepted.tolist())) > 1
-    for got, wanted in zip(outputs, (expected.accepted, expected.output, expected.next, expected.status), strict=True):
-        np.testing.assert_array_equal(got, wanted)
+    check_chain(driver, draft, dtype)
 
 
-def test_a_greedy_chain_in_bfloat16_is_the_oracle_s(driver: Driver) -> None:
-    rng = np.random.default_rng(5)
-    values, bits = bfloat16_bits(rng.normal(0, 3, (3, 3, 11)))
-    tokens = values.argmax(-1)[:, :2].astype(np.int32)
-    tokens[1, 1] = (tokens[1, 1] + 1) % 11
-    lengths = np.array([2, 2, 1], np.int32)
-    outputs = empty((3,), (3, 3), (3,), (3,))
-    plugin = created(driver, CHAIN, "vocab=11 sampled=0")
-    assert plugin.launch([bits, tokens, lengths], outputs, "bfloat16[3,3,11] int32[3,2] int32[3]") == 0, driver.message
-    expected = verify_chain(ChainBatch(target=values, tokens=tokens, lengths=lengths))
-    assert expected.accepted.tolist() == [2, 1, 1]
-    for got, wanted in zip(outputs, (expected.accepted, expected.output, expected.next, expected.status), strict=True):
-        np.testing.assert_array_equal(got, wanted)
+def test_greedy_chain_in_bfloat16_equals_the_oracle(driver: Driver) -> None:
+    check_greedy_bfloat16_chain(driver)
 
 
 @pytest.mark.parametrize("mode", Mode)
-def test_a_tree_launched_through_the_plugin_is_the_oracle_s(driver: Driver, mode: Mode) -> None:
-    rng = np.random.default_rng(8)
-    batch, vocab = 8, 6
-    parents = np.tile(np.array([-1, 0, 0, 1, 1, 2, 3], np.int32), (batch, 1))
-    nodes = parents.shape[1]
-    target = rng.normal(0, 1, (batch, nodes, vocab + 2)).astype(np.float16)
-    target[:, :, vocab:] = 50
-    draft = rng.normal(0, 1, (batch, nodes, vocab)).astype(np.float16)
-    tokens = np.tile(np.array([0, 1, 2, 3, 4, 5, 1], np.int32), (batch, 1))
-    limits = np.array([4, 4, 4, 1] * (batch // 4), np.int32)
-    how = sampling(rng, batch, nodes)
-    sampled = mode is Mode.SAMPLED
-
-    fields = f"vocab={vocab} mode={int(mode)} threshold=0.2 alpha=0.5 draft_kind={int(sampled)}"
-    outputs = empty((batch, nodes), (batch,), (batch,), (batch,))
-    inputs = [target, tokens, parents, limits, *([draft] if sampled else []), *as_int32(how)]
-    assert created(driver, TREE, fields).launch(inputs, outputs) == 0, driver.message
-
-    expected = verify_tree(
-        TreeBatch(
-            target=target[:, :, :vocab],
-            tokens=tokens,
-            parents=parents,
-            limits=limits,
-            draft=draft if sampled else None,
-            mode=mode,
-            threshold=0.2,
-            alpha=0.5,
-            temperature=how[0],
-            top_p=how[1],
-            top_k=how[2],
-            uniforms=how[3],
-        )
-    )
-    assert len(set(expected.path_len.tolist())) > 1
-    for got, wanted in zip(outputs, (expected.path, expected.path_len, expected.next, expected.status), strict=True):
-        np.testing.assert_array_equal(got, wanted)
+def test_tree_launched_through_the_plugin_equals_the_oracle(driver: Driver, mode: Mode) -> None:
+    check_tree(driver, mode)
 
 
 def test_what_the_library_refuses_is_said_and_returned(driver: Driver) -> None:
     plugin = created(driver, CHAIN, "vocab=7 sampled=0")
     inputs = "float16[2,4,8] int32[2,3] int32[2]"
     nowhere = np.zeros(4, np.uintp).ctypes
-    assert plugin.call("launch", inputs, nowhere, nowhere) == -5
+    assert plugin.call("launch", inputs, nowhere, nowhere, None) == -5
     assert driver.message == f"{CHAIN}: {driver.call('trtspec_error', -5)}"
-    assert plugin.call("launch", "float16[2,9,8] int32[2,3] int32[2]", nowhere, nowhere) == 1
+    assert plugin.call("launch", "float16[2,9,8] int32[2,3] int32[2]", nowhere, nowhere, None) == 1
     assert driver.message == f"{CHAIN}: tokens is [2, 3], dimension 1 must be 8 (tokens)"
+
+
+def test_driver_for_a_gpu_links_with_the_kernels_and_reports_a_missing_gpu(
+    kernel_library: Path, tmp_path: Path
+) -> None:
+    plugin = created(Driver(compile_cuda_driver(tmp_path, kernel_library)), CHAIN, "vocab=7 sampled=0")
+    target, tokens, lengths = np.zeros((2, 4, 8), np.float16), np.zeros((2, 3), np.int32), np.zeros(2, np.int32)
+    outputs = [np.zeros(shape, np.int32) for shape in ((2,), (2, 4), (2,), (2,))]
+    assert plugin.launch([target, tokens, lengths], outputs) == -7

@@ -219,9 +219,11 @@ def create_plugin(trt: Any, layer: VerifyLayer) -> Any:
         kind = trt.PluginFieldType.INT32 if isinstance(value, int) else trt.PluginFieldType.FLOAT32
         return trt.PluginField(name, np.array([value], np.int32 if isinstance(value, int) else np.float32), kind)
 
-    fields = trt.PluginFieldCollection([field(name, value) for name, value in layer.fields().items()])
+    # The collection copies pointers and keeps nothing alive: the list holds the values until the plugin has read them.
+    fields = [field(name, value) for name, value in layer.fields().items()]
+    collection = trt.PluginFieldCollection(fields)
     creator = trt.get_plugin_registry().get_creator(layer.plugin, PLUGIN_VERSION, "")
-    return creator.create_plugin(layer.plugin, fields, trt.TensorRTPhase.BUILD)
+    return creator.create_plugin(layer.plugin, collection, trt.TensorRTPhase.BUILD)
 
 
 def _profile(builder: Any, layer: VerifyLayer, max_batch_size: int) -> Any:
