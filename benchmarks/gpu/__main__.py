@@ -5,7 +5,8 @@
 
 Parts, in order: build (the kernels' library), kernels (their tests), plugin (TensorRT's, without TensorRT), sanitizer,
 verify (benchmarks/verify.py), engine-tests; then engine, the benchmark of the torch engine. "tests" are all but the
-last: each group takes at most 9 minutes. A part that fails or is ended stops no other. The exit code is 0 where every part chosen passed.
+last: each group takes at most 9 minutes. A part that fails or is ended stops no other. The exit code is 0 where every
+part chosen passed.
 """
 
 from __future__ import annotations
