@@ -14,6 +14,8 @@ from trtspec.backends.context import PlanContext
 from trtspec.backends.knobs import check_placed, check_warmup
 from trtspec.check.chosen import Chosen, look_up
 from trtspec.check.findings import Findings
+from trtspec.check.memory import CODE as MEMORY
+from trtspec.check.memory import check_memory
 from trtspec.check.method import check_method
 from trtspec.check.models import check_target, longest
 from trtspec.check.pair import check_draft
@@ -58,6 +60,8 @@ def check_recipe(loaded: LoadedRecipe, *, will_prepare: bool = False) -> CheckRe
     context = _context(chosen, options, target, draft)
     if context and chosen.backend:
         findings.add(chosen.backend.check(context))
+        if not any(each.code == MEMORY for each in findings.diagnostics):
+            findings.add(check_memory(context, chosen.backend))
         if not findings.count_errors():
             findings.add(warn_of_loss(context))
     _check_rest(findings, recipe)

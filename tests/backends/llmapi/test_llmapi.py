@@ -505,7 +505,9 @@ def test_memory_is_that_of_the_source_on_each_gpu() -> None:
     assert plain.weights_bytes == 8_030_261_248
     assert plain.kv_cache_bytes == 4 * 1024 * 2 * 32 * 4 * 128 * 2
     assert plain.draft_bytes == 0
-    assert plain.limit_bytes == 79 << 30
+    # a tenth of what weights and activations leave stays free of KV caches
+    free = (79 << 30) - plain.weights_bytes - plain.activation_bytes
+    assert plain.limit_bytes == (79 << 30) - int(free * (1 - 0.9))
     quantized, _ = BACKEND.memory(case("1.2.1", **divided, target_facts=facts(quantization=FP8)))
     # embedding and head stay as they are: 128,256 x 4,096 of 2 bytes each
     assert quantized.weights_bytes == (2 * 128256 * 4096 * 2 + 8_030_261_248 - 2 * 128256 * 4096) // 2

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from trtspec.backends.common.memory import MemoryPlan
@@ -82,17 +83,54 @@ def check_online(context: PlanContext, engine: str, online: Iterable[str]) -> It
             yield Diagnostic(f"{path}.quantization.exclude", "unused", message, severity="warning")
 
 
-def plan_source_memory(context: PlanContext) -> list[MemoryPlan]:
+@dataclass(frozen=True)
+class Budget:
+    """What `serving.kv_cache_fraction` leaves an engine of a GPU, in bytes: `memory` is all of the GPU's.
+
+    `fixed` is what weights and activations take, `activations` the latter alone.
+    """
+
+    memory: int
+    fraction: float
+    fixed: int
+    activations: int
+
+
+def whole_gpu(budget: Budget) -> int:
+    """Return the limit of an engine that takes all of the GPU."""
+    return budget.memory
+
+
+def share_of_all(budget: Budget) -> int:
+    """Return the limit where the fraction is of all memory, weights and activations included."""
+    return int(budget.memory * budget.fraction)
+
+
+def share_without_activations(budget: Budget) -> int:
+    """Return the limit where the fraction is of all memory for weights and KV cache; activations take of the rest."""
+    share = int(budget.memory * budget.fraction)
+    return share + min(budget.activations, budget.memory - share)
+
+
+def share_of_the_rest(budget: Budget) -> int:
+    """Return the limit where the fraction is of what weights and activations leave for KV caches."""
+    return budget.memory - int(max(0, budget.memory - budget.fixed) * (1 - budget.fraction))
+
+
+def plan_source_memory(context: PlanContext, limit: Callable[[Budget], int] = whole_gpu) -> list[MemoryPlan]:
     """Return a plan for each GPU that the target is divided over; none for a model whose config says too little.
 
     What drafts lies on the same GPUs, divided alike. The KV cache is that of full batches of the longest texts: servers
-    take all that is left, and hold as many texts as fit.
+    take all that is left, and hold as many texts as fit. `limit` returns what the engine may take of a GPU.
     """
     recipe, found = context.recipe, _taken(context, "target")
     if found is None:
         return []
     placement, gpu = recipe.serving.placement, GPUS.get((recipe.engine.gpu or "").lower())
     draft = _draft_bytes(context)
+    is_known = gpu is not None and recipe.engine.device != "cpu"
+    fixed = found.weights + found.activation + draft
+    budget = Budget(gpu.memory_bytes if gpu else 0, recipe.serving.kv_cache_fraction, fixed, found.activation)
     return [
         MemoryPlan(
             id=str(number),
@@ -100,7 +138,7 @@ def plan_source_memory(context: PlanContext) -> list[MemoryPlan]:
             kv_cache_bytes=found.cache,
             draft_bytes=draft,
             activation_bytes=found.activation,
-            limit_bytes=gpu.memory_bytes if gpu else 0,
+            limit_bytes=limit(budget) if is_known else 0,
         )
         for number in (placement.target if placement else range(recipe.target.parallel.ranks))
     ]
@@ -135,7 +173,7 @@ def _taken(context: PlanContext, role: str) -> Taken | None:
         except CheckpointError:
             return None
     engine, parallel = context.recipe.engine, context.recipe.target.parallel
-    cache = engine.max_batch_size * engine.max_seq_len * _kv_bytes(model.config, stored, parallel.tensor)
+    cache = engine.max_batch_size * _text_bytes(model.config, engine.max_seq_len, stored, parallel.tensor)
     activation = _activation_bytes(
         context,
         model.config.hidden_size,
@@ -177,11 +215,17 @@ def stored_format(source: Source, asked: ModelSource) -> QuantFormat:
     )
 
 
-def _kv_bytes(config: ModelConfig, quant_format: QuantFormat, tensor: int) -> int:
-    """Return the bytes of a token's keys and values on one GPU; each has a whole head at least."""
+def _text_bytes(config: ModelConfig, tokens: int, quant_format: QuantFormat, tensor: int) -> int:
+    """Return the bytes of a text's keys and values on one GPU, which has a whole head of each at least.
+
+    Layers with a sliding window keep the tokens of the window.
+    """
     heads = max(1, config.num_kv_heads // tensor)
     item = 1 if quant_format.kv_cache == "fp8" else ITEM_BYTES
-    return config.kv_bytes_per_token(item) // config.num_kv_heads * heads
+    kept = [
+        min(tokens, config.sliding_window) if config.has_window(layer) else tokens for layer in range(config.num_layers)
+    ]
+    return 2 * sum(kept) * heads * config.head_size * item
 
 
 def _activation_bytes(context: PlanContext, hidden: int, attention: int, inner: int, vocab: int) -> int:

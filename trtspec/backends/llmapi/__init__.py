@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from trtspec.backends.artifact_plan import ArtifactPlan
 from trtspec.backends.base import Auto, Backend, Offer
-from trtspec.backends.common.sources import plan_source_memory
+from trtspec.backends.common.sources import plan_source_memory, share_of_the_rest
 from trtspec.backends.common.trtllm_versions import version_specs
 from trtspec.backends.context import PlanContext
 from trtspec.backends.llmapi.check import check
@@ -65,7 +66,7 @@ def _offer(method: str, gpu: str | None) -> Offer:
 BACKEND = Backend(
     summary="TensorRT-LLM's LLM API on its PyTorch backend",
     methods=_methods,
-    memory=plan_source_memory,
+    memory=partial(plan_source_memory, limit=share_of_the_rest),
     plan=_plan,
     converts=False,
     knobs=KNOBS,

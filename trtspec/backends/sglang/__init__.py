@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from trtspec.backends.artifact_plan import ArtifactPlan
 from trtspec.backends.base import Backend
-from trtspec.backends.common.sources import plan_source_memory
+from trtspec.backends.common.sources import plan_source_memory, share_without_activations
 from trtspec.backends.context import PlanContext
 from trtspec.backends.sglang.check import check
 from trtspec.backends.sglang.versions import releases
@@ -46,7 +47,7 @@ def _serving() -> ServingHooks:
 BACKEND = Backend(
     summary="SGLang, in a Python model of Triton's",
     methods=_methods,
-    memory=plan_source_memory,
+    memory=partial(plan_source_memory, limit=share_without_activations),
     plan=_plan,
     converts=False,
     knobs=frozenset({"schedule", "verify"}),

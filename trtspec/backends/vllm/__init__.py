@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from trtspec.backends.artifact_plan import ArtifactPlan
 from trtspec.backends.base import Backend
-from trtspec.backends.common.sources import plan_source_memory
+from trtspec.backends.common.sources import plan_source_memory, share_of_all
 from trtspec.backends.context import PlanContext
 from trtspec.backends.vllm.check import check
 from trtspec.backends.vllm.environment import probe_vllm
@@ -45,7 +46,7 @@ def _serving() -> ServingHooks:
 BACKEND = Backend(
     summary="vLLM, behind Triton's vLLM backend",
     methods=_methods,
-    memory=plan_source_memory,
+    memory=partial(plan_source_memory, limit=share_of_all),
     plan=_plan,
     converts=False,
     maps_vocabularies=maps_vocabularies,
