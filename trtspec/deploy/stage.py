@@ -70,6 +70,7 @@ def stage_repository(artifact: Path, serving: ServingHooks, stage: Path) -> Path
     shutil.rmtree(copied)
     for name in sorted({record.path.split("/")[0] for record in manifest.files} - {*RUNS}):
         (stage / name).symlink_to(artifact / name)
+    (stage / MANIFEST).symlink_to(artifact / MANIFEST)  # by which the served models name their metrics' method
     return stage / REPOSITORY
 
 
