@@ -394,7 +394,7 @@ def test_without_decoupling_execute_returns_all_responses_in_order(artifact, pb_
     first, refused, second = model.execute([ask(1), ask(1, streaming=True), ask(1)])
     assert first.outputs["output_ids"].tolist() == [[[1]]]
     assert second.outputs["output_ids"].tolist() == [[[2]]]
-    assert refused.error.message.startswith("stream is not served by this repository")
+    assert refused.error.message.startswith("streaming is not served by this repository")
 
 
 @pytest.mark.slow

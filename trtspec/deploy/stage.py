@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trtspec.artifacts.contents import BYTE_CODE
 from trtspec.artifacts.manifest import Manifest, load_manifest, verify_files
-from trtspec.artifacts.paths import PLUGINS, REPOSITORY
+from trtspec.artifacts.paths import MANIFEST, PLUGINS, REPOSITORY
 from trtspec.backends.code import check_code
 from trtspec.backends.serving import ServingHooks, StandIn
 from trtspec.errors import DeployError, DigestMismatch
