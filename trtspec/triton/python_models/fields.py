@@ -122,7 +122,7 @@ def renamed(message: str, names: Mapping[str, str]) -> str:
     """Return a message with names in the place of others, where they stand as words."""
     if not names:
         return message
-    pattern = rf"(?<![\w.])({'|'.join(map(re.escape, names))})(?!\w)"
+    pattern = rf"(?<![\w.\"])({'|'.join(map(re.escape, names))})(?!\w)"
     return re.sub(pattern, lambda match: names[match[0]], message)
 
 
