@@ -21,9 +21,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from trtspec import __version__
-from trtspec.http_hosts import BAD_REQUEST, FORBIDDEN, MISDIRECTED, HostRefusal, HostRules, host_rules
+from trtspec.http_hosts import BAD_REQUEST, FORBIDDEN, MISDIRECTED, HostRules, host_rules
 from trtspec.openai.bodies import Bodies
 from trtspec.openai.config import EntryConfig
+from trtspec.openai.connections import MAX_LINES
 from trtspec.openai.errors import ApiError, overloaded
 from trtspec.openai.exchange import TICK_S, Exchange
 from trtspec.openai.gate import Gate
@@ -120,24 +121,27 @@ class Texts:
         )
 
 
-class HostCheck:
-    """Refuses requests whose Host or Origin is not accepted, whatever they ask for."""
+class HeadCheck:
+    """Refuses requests with too many headers, or whose Host or Origin is not accepted, whatever they ask for."""
 
     def __init__(self, app: ASGIApp, rules: HostRules, entry: Callable[[], Entry]) -> None:
         self._app, self._rules, self._entry = app, rules, entry
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http" and (refusal := self._refusal(scope["headers"])) is not None:
-            error = ApiError(refusal.status, refusal.message, code=HOST_CODES[refusal.status])
-            await self._entry().count("other", error)(scope, receive, send)
-        else:
+        error = self._error(scope["headers"]) if scope["type"] == "http" else None
+        if error is None:
             await self._app(scope, receive, send)
+        else:
+            await self._entry().count("other", error)(scope, receive, send)
 
-    def _refusal(self, headers: list[tuple[bytes, bytes]]) -> HostRefusal | None:
+    def _error(self, headers: list[tuple[bytes, bytes]]) -> ApiError | None:
+        if len(headers) > MAX_LINES:  # which one of uvicorn's parsers hands on
+            return ApiError(431, f"the request has more than {MAX_LINES} headers", code="too_many_headers")
         hosts, origins = (
             [value.decode("latin-1") for name, value in headers if name == wanted] for wanted in (b"host", b"origin")
         )
-        return self._rules.refusal(hosts, origins)
+        refusal = self._rules.refusal(hosts, origins)
+        return refusal and ApiError(refusal.status, refusal.message, code=HOST_CODES[refusal.status])
 
 
 def make_app(config: EntryConfig, keys: list[str], rules: HostRules | None = None) -> Starlette:
@@ -166,7 +170,7 @@ def make_app(config: EntryConfig, keys: list[str], rules: HostRules | None = Non
     routes = [Route(path, Texts(entry, path, chat=chat), methods=["POST"]) for path, chat in texts]
     routes += [Route(path, _counted(entry, path, get)) for path, get in GETS.items()]
     handlers: Any = {HTTPException: partial(_no_route, entry)}
-    checked = Middleware(HostCheck, rules=rules or host_rules(config.host), entry=entry)
+    checked = Middleware(HeadCheck, rules=rules or host_rules(config.host), entry=entry)
     return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers, middleware=[checked])
 
 
