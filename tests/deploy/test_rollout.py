@@ -18,6 +18,7 @@ import pytest
 
 from tests.processes import words_of
 from tests.triton.artifact import make_echo_artifact
+from trtspec.artifacts.manifest import load_manifest
 from trtspec.deploy import rolling
 from trtspec.deploy.base import history
 from trtspec.deploy.journal import DeploymentJournal, Record
@@ -29,6 +30,7 @@ from trtspec.deploy.rollout import ROLLBACK, Limits, ask, read_rollout, under_wa
 from trtspec.errors import DeployError, RolledBack
 from trtspec.system import session_of, wait_until
 from trtspec.triton.client import Client
+from trtspec.triton.python_models.metrics import method_of
 from trtspec.triton.server import find_server
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
@@ -101,6 +103,10 @@ def test_a_good_one_takes_the_place_and_the_one_before_comes_back(live: Live) ->
     record = live.record
     assert (record.artifact, record.pid, record.state_now) == (str(artifact), before.pid, "live")
     assert record.endpoints["http"] != before.endpoints["http"]
+    repository = place_of(live.journal, revision) / "served" / "model_repository"
+    assert any(f"--model-repository={repository}" in words_of(pid) for pid in live.processes(revision))
+    method = load_manifest(artifact).recipe.speculation.method
+    assert method_of({"model_repository": str(repository / "ensemble")}) == method, "as its metrics are labelled"
     assert live.answers()
     assert wait_until(lambda: not live.processes(before.revision), 30), "the one before has ended"
     assert not Client.at(before.endpoints["http"], 2).is_ready(), "its ports are gone with it"
@@ -200,6 +206,7 @@ def test_somebody_promotes_or_rolls_back_what_is_held(live: Live) -> None:
 DEPLOYER = """
 import sys
 from pathlib import Path
+from trtspec.artifacts.manifest import load_manifest
 from trtspec.deploy import rolling
 from trtspec.deploy.local import deploy_local
 from trtspec.deploy.options import DeployOptions

@@ -26,6 +26,7 @@ from tests.triton.artifact import make_tokenizer
 from trtspec.openai.config import EntryConfig, Limits
 from trtspec.triton.python_models.faults import fault_of
 
+HEAD = "Host: localhost\r\nContent-Type: application/json\r\n"
 LIMITS = Limits(
     max_body_bytes=30_000,
     max_texts=3,
@@ -221,7 +222,7 @@ def test_a_model_that_never_answers_is_too_late(fake: Fake, failing: Running) ->
 def test_a_client_that_leaves_ends_the_request_within_a_second(stream: bool, fake: Fake, failing: Running) -> None:
     fake.waits = True
     body = json.dumps({"model": "m", "prompt": "x", "stream": stream}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    head = f"POST /v1/completions HTTP/1.1\r\n{HEAD}Content-Length: {len(body)}"
     with socket.create_connection(("127.0.0.1", failing.config.port), timeout=10) as client:
         client.sendall(head.encode() + b"\r\n\r\n" + body)
         wait_until(lambda: bool(fake.made))
@@ -233,7 +234,7 @@ def test_a_client_that_leaves_ends_the_request_within_a_second(stream: bool, fak
 def test_a_client_that_reads_nothing_ends_its_request(fake: Fake, failing: Running) -> None:
     fake.serve, fake.waits = says(*["x" * 500] * 1500), True
     body = json.dumps({"model": "m", "prompt": "x", "stream": True, "max_tokens": 100_000}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    head = f"POST /v1/completions HTTP/1.1\r\n{HEAD}Content-Length: {len(body)}"
     # on a busy machine the other limits might end the request before the client's buffer is full
     limits = replace(LIMITS, stall_s=WAIT_S, timeout_s=WAIT_S)
     with running(replace(failing.config, port=0, limits=limits)) as entry, socket.socket() as client:
@@ -313,7 +314,7 @@ def test_a_body_that_grows_or_drips_is_not_waited_for(failing: Running) -> None:
     chunks = (b" " * 1000 for _ in range(40))
     url, headers = f"{failing.url}/v1/completions", {"Content-Type": "application/json"}
     assert requests.post(url, data=chunks, headers=headers, timeout=10).status_code == 413
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
+    head = f"POST /v1/completions HTTP/1.1\r\n{HEAD}Content-Length: 9\r\n\r\n{{".encode()
     with socket.create_connection(("127.0.0.1", failing.config.port), timeout=5) as client:
         client.sendall(head)
         assert client.recv(100).startswith(b"HTTP/1.1 408")

@@ -103,7 +103,7 @@ def test_another_model_is_none() -> None:
     check_model({"model": "m"}, "m")
     with pytest.raises(ApiError, match="you must provide a model") as missing:
         check_model({}, "m")
-    with pytest.raises(ApiError, match="'x' does not exist") as other:
+    with pytest.raises(ApiError, match='"x" does not exist') as other:
         check_model({"model": "x"}, "m")
     assert (missing.value.status, other.value.status) == (400, 404)
 

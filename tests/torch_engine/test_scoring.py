@@ -164,6 +164,16 @@ def test_no_end_id_comes_before_min_tokens(least: int, worded: tuple[Engine, Any
     assert list(result.ids) == (expected[:-1] if expected[-1] == end else expected)
 
 
+@pytest.mark.parametrize("end_id", [1_048_576, 2**31 - 1, -1])
+def test_min_tokens_with_an_end_id_outside_the_vocabulary_masks_nothing(
+    end_id: int, worded: tuple[Engine, Any]
+) -> None:
+    engine, _ = worded
+    (plain,) = engine.generate([Request((1, 2), 12)])
+    (result,) = engine.generate([Request((1, 2), 12, end_ids=(end_id,), edits=LogitEdits(min_tokens=12))])
+    assert result.ids == plain.ids
+
+
 def test_no_stop_text_is_seen_before_min_tokens(worded: tuple[Engine, Any]) -> None:
     engine = worded[0]
     (plain,) = engine.generate([Request((1, 2), 20)])

@@ -74,14 +74,18 @@ class AllOutputs(set[str]):
 
 
 class Request:
-    def __init__(self, wanted: Collection[str] = (), **inputs: Any) -> None:
+    def __init__(self, wanted: Collection[str] = (), *, sent: dict[str, Any] | None = None, **inputs: Any) -> None:
         self.inputs = inputs
+        self.sent = sent or {}  # what is no input: Triton makes parameters of that
         self.wanted = wanted
         self.sender = Sender()
         self.cancelled = False
 
     def request_id(self) -> str:
         return ""
+
+    def parameters(self) -> str:
+        return json.dumps(self.sent)
 
     def requested_output_names(self) -> set[str]:
         return set(self.wanted) or AllOutputs()

@@ -20,6 +20,8 @@ from trtspec.generation.logit_edits import LogitEdits
 from trtspec.generation.request import SamplingOptions, Stats, Update
 from trtspec.generation.scores import Scores
 from trtspec.system import wait_until
+from trtspec.triton.departed import forget_departed, mark_departed, tagged
+from trtspec.triton.python_models import responses
 from trtspec.triton.python_models.departures import POLL_S
 from trtspec.triton.python_models.faults import fault_of
 from trtspec.triton.python_models.tensors import tensor_of_words, words_of_tensor
@@ -394,7 +396,7 @@ def test_without_decoupling_execute_returns_all_responses_in_order(artifact, pb_
     first, refused, second = model.execute([ask(1), ask(1, streaming=True), ask(1)])
     assert first.outputs["output_ids"].tolist() == [[[1]]]
     assert second.outputs["output_ids"].tolist() == [[[2]]]
-    assert refused.error.message.startswith("stream is not served by this repository")
+    assert refused.error.message.startswith("streaming is not served by this repository")
 
 
 @pytest.mark.slow
@@ -504,3 +506,48 @@ def test_a_model_whose_triton_takes_no_metrics_serves_on(artifact, pb_utils, mon
     model.engine.tell[0](Update((3,), "length", STATS))
     assert answers(request) == [([3], False, True)]
     assert [said[:35] for said in pb_utils.logged] == ["this model exports no metrics: Attr"]
+
+
+@pytest.mark.parametrize("name", ["tensorrt_llm", "preprocessing"])
+def test_a_field_that_nothing_reads_is_refused_by_a_model(name: str, artifact, pb_utils, monkeypatch) -> None:
+    model = start(artifact, pb_utils, monkeypatch, name)
+    if name == "tensorrt_llm":
+        request, nearest = ask(1), "temperature"
+        request.sent = {"tempreature": 1.0}
+        model.execute([request])
+        ((response, _),) = request.sender.sent
+    else:
+        request, nearest = Request(sent={"QUERRY": "a"}, QUERY=b"a", REQUEST_OUTPUT_LEN=3), "QUERY"
+        (response,) = model.execute([request])
+    assert response.error.code == "invalid"
+    assert response.error.message.endswith(f"hint: did you mean {nearest}?")
+
+
+def test_older_names_reach_the_engine_and_errors_have_the_requests_names(artifact, pb_utils, monkeypatch) -> None:
+    model = start(artifact, pb_utils, monkeypatch)
+    request = ask(1, runtime_top_p=0.9, random_seed=np.uint64(7))
+    request.sent = {"min_length": 3, "accumulate_tokens": True}
+    model.execute([request])
+    (asked,) = model.engine.asked
+    assert (asked.sampling.seed, asked.edits.min_tokens) == (7, 3)
+    refused = ask(1, seed=np.uint64(8), random_seed=np.uint64(7))
+    model.execute([refused])
+    ((response, _),) = refused.sender.sent
+    assert response.error.message.startswith("seed is 8 and random_seed is 7: they are the same field")
+
+
+def test_a_client_that_the_proxy_reports_as_departed_ends_its_request(
+    artifact, pb_utils, monkeypatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(responses, "DEPARTURES", str(tmp_path))
+    model, request, other = start(artifact, pb_utils, monkeypatch), ask(1), ask(2)
+    token, body = tagged(b'{"a": 1}')
+    request.sent = json.loads(body)
+    del request.sent["a"]
+    other.sent = {"trtspec_client": "../" + token}
+    model.execute([request, other])
+    mark_departed(tmp_path, token)
+    assert wait_until(lambda: model.engine.cancelled == [0], 10)
+    forget_departed(tmp_path, token)
+    forget_departed(tmp_path, token)
+    assert not [*tmp_path.iterdir()]

@@ -6,6 +6,7 @@ The tokenizer's tokens are single bytes and the models are random, so almost eve
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -17,11 +18,13 @@ from pathlib import Path
 from queue import Queue
 from threading import Event
 from typing import Any
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
 
 from tests.triton.artifact import ENGINE, SERVING, VOCAB, emit_repository, make_artifact, write_manifest
+from trtspec.artifacts.manifest import load_manifest
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.deploy.journal import DeploymentJournal
 from trtspec.deploy.local import deploy_local, stop
@@ -277,6 +280,61 @@ def test_a_client_that_hangs_up_frees_its_place(record, client: Client) -> None:
     start = time.monotonic()
     assert client.generate(CANONICAL)["num_output_tokens"]
     assert time.monotonic() - start < 10
+
+
+def test_older_names_and_misspelt_ones_over_http_and_grpc(record, client: Client) -> None:
+    from tritonclient import grpc
+
+    asked = {"text_input": "a", "max_tokens": 12, "temperature": 1.0, "top_p": 0.99, "end_id": -1}
+    texts = [client.generate({**asked, name: 5})["text_output"] for name in ("seed", "random_seed")]
+    assert texts[0] == texts[1] != client.generate({**asked, "random_seed": 6})["text_output"]
+    for model, sent, said in (
+        ("ensemble", {"tempreature": 1.0}, "did you mean temperature?"),
+        ("ensemble", {"seed": 1, "random_seed": 2}, "seed is 1 and random_seed is 2"),
+        ("ensemble", {"min_length": -2}, "min_length is -2, expected 0 or more"),
+        ("ensemble", {"top_k": -2}, "top_k is -2, expected"),
+        ("ensemble", {"max_tokens": 0}, "max_tokens is 0, expected"),
+    ):
+        with pytest.raises(DeployError, match=re.escape(said)):
+            client.generate({**asked, **sent}, model)
+    assert client.generate({**asked, "length_penalty": 0.8, "beam_width": 1})["text_output"]
+    bench = {**asked, "accumulate_tokens": True, "min_length": 12, "end_id": 1_048_576}
+    assert client.generate(bench)["num_output_tokens"] == 12
+
+    def infer(**tensors: np.ndarray) -> Any:
+        inputs = []
+        kinds = {"O": "BYTES", "i": "INT32", "u": "UINT64", "f": "FP32"}
+        for name, array in tensors.items():
+            inputs.append(grpc.InferInput(name, array.shape, kinds[array.dtype.kind]))
+            inputs[-1].set_data_from_numpy(array)
+        answers: Queue[Any] = Queue()
+        with grpc.InferenceServerClient(record.endpoints["grpc"]) as connection:
+            connection.start_stream(lambda result, error: answers.put(error or result))
+            connection.async_stream_infer("ensemble", inputs)
+            found = answers.get(timeout=20)
+            connection.stop_stream()
+        return found
+
+    same = {
+        "text_input": np.array([[b"a"]], object),
+        "max_tokens": np.array([[12]], np.int32),
+        "temperature": np.array([[1.0]], np.float32),
+        "top_p": np.array([[0.99]], np.float32),
+        "end_id": np.array([[-1]], np.int32),
+    }
+    found = infer(**same, random_seed=np.array([[5]], np.uint64))
+    assert found.as_numpy("text_output").item().decode() == texts[0]
+    found = infer(**same, seed=np.array([[4]], np.uint64), random_seed=np.array([[5]], np.uint64))
+    assert "seed is 4 and random_seed is 5" in str(found)
+
+
+def test_the_metrics_of_a_deployed_server_name_the_method(record, artifact: Path, client: Client) -> None:
+    method = load_manifest(artifact).recipe.speculation.method
+    assert client.generate(CANONICAL)["num_output_tokens"]
+    with urlopen(record.endpoints["metrics"], timeout=10) as answer:
+        samples = [line for line in answer.read().decode().splitlines() if line.startswith("trtspec_")]
+    assert samples
+    assert all(f'method="{method}"' in line for line in samples), samples[:3]
 
 
 def test_a_model_of_texts_nudges_its_server(client: Client) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trtspec.artifacts.contents import BYTE_CODE
 from trtspec.artifacts.manifest import Manifest, load_manifest, verify_files
-from trtspec.artifacts.paths import PLUGINS, REPOSITORY
+from trtspec.artifacts.paths import MANIFEST, PLUGINS, REPOSITORY
 from trtspec.backends.code import check_code
 from trtspec.backends.serving import ServingHooks, StandIn
 from trtspec.errors import DeployError, DigestMismatch
@@ -70,6 +70,7 @@ def stage_repository(artifact: Path, serving: ServingHooks, stage: Path) -> Path
     shutil.rmtree(copied)
     for name in sorted({record.path.split("/")[0] for record in manifest.files} - {*RUNS}):
         (stage / name).symlink_to(artifact / name)
+    (stage / MANIFEST).symlink_to(artifact / MANIFEST)  # by which the served models name their metrics' method
     return stage / REPOSITORY
 
 

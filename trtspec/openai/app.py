@@ -14,12 +14,17 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from trtspec import __version__
+from trtspec.http_hosts import BAD_REQUEST, FORBIDDEN, MISDIRECTED, HostRules, host_rules
+from trtspec.openai.bodies import Bodies
 from trtspec.openai.config import EntryConfig
+from trtspec.openai.connections import MAX_LINES
 from trtspec.openai.errors import ApiError, overloaded
 from trtspec.openai.exchange import TICK_S, Exchange
 from trtspec.openai.gate import Gate
@@ -31,6 +36,7 @@ from trtspec.openai.prompts import Prompts
 from trtspec.openai.versions import Versions
 
 REJECTED = (401, 429, 503)
+HOST_CODES = {BAD_REQUEST: "invalid_host", FORBIDDEN: "foreign_origin", MISDIRECTED: "foreign_host"}
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
@@ -43,6 +49,7 @@ class Entry:
         self.metrics = Metrics()
         self.versions = Versions(config, prompts, self.gate)
         self.open: set[Exchange] = set()
+        self.bodies = Bodies(config.limits.max_body_bytes)
         self.created = int(time.time())
 
     async def watch(self) -> None:
@@ -68,7 +75,8 @@ class Entry:
     async def _answer(self, exchange: Exchange, *, chat: bool) -> None:
         """Answer one request; raises ApiError for one that cannot be."""
         self.gate.check(exchange.headers.get("authorization", ""))
-        await self.versions.answer(exchange, await exchange.document(), chat=chat)
+        body = await exchange.document(self.versions.most_values)
+        await self.versions.answer(exchange, body, chat=chat)
 
     def count(self, endpoint: str, error: ApiError) -> Response:
         """Return the response that an error is, and count it."""
@@ -108,11 +116,39 @@ class Texts:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         entry = self._entry()
-        await entry.serve(Exchange(scope, receive, send, entry.config.limits), self._path, chat=self._chat)
+        await entry.serve(
+            Exchange(scope, receive, send, entry.config.limits, entry.bodies), self._path, chat=self._chat
+        )
 
 
-def make_app(config: EntryConfig, keys: list[str]) -> Starlette:
-    """Return the application; raises TrtspecError for a tokenizer that cannot be read."""
+class HeadCheck:
+    """Refuses requests with too many headers, or whose Host or Origin is not accepted, whatever they ask for."""
+
+    def __init__(self, app: ASGIApp, rules: HostRules, entry: Callable[[], Entry]) -> None:
+        self._app, self._rules, self._entry = app, rules, entry
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        error = self._error(scope["headers"]) if scope["type"] == "http" else None
+        if error is None:
+            await self._app(scope, receive, send)
+        else:
+            await self._entry().count("other", error)(scope, receive, send)
+
+    def _error(self, headers: list[tuple[bytes, bytes]]) -> ApiError | None:
+        if len(headers) > MAX_LINES:  # which one of uvicorn's parsers hands on
+            return ApiError(431, f"the request has more than {MAX_LINES} headers", code="too_many_headers")
+        hosts, origins = (
+            [value.decode("latin-1") for name, value in headers if name == wanted] for wanted in (b"host", b"origin")
+        )
+        refusal = self._rules.refusal(hosts, origins)
+        return refusal and ApiError(refusal.status, refusal.message, code=HOST_CODES[refusal.status])
+
+
+def make_app(config: EntryConfig, keys: list[str], rules: HostRules | None = None) -> Starlette:
+    """Return the application; raises TrtspecError for a tokenizer that cannot be read.
+
+    `rules` are the hosts that it accepts, by default those of a server at the configured host.
+    """
     prompts = Prompts(config)
     entries: list[Entry] = []
 
@@ -134,7 +170,8 @@ def make_app(config: EntryConfig, keys: list[str]) -> Starlette:
     routes = [Route(path, Texts(entry, path, chat=chat), methods=["POST"]) for path, chat in texts]
     routes += [Route(path, _counted(entry, path, get)) for path, get in GETS.items()]
     handlers: Any = {HTTPException: partial(_no_route, entry)}
-    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
+    checked = Middleware(HeadCheck, rules=rules or host_rules(config.host), entry=entry)
+    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers, middleware=[checked])
 
 
 async def _models(entry: Entry, request: Request) -> Response:

@@ -14,13 +14,14 @@ from trtspec.openai.answers import Answer, ChatAnswer
 from trtspec.openai.config import EntryConfig
 from trtspec.openai.errors import ApiError
 from trtspec.openai.exchange import Exchange
-from trtspec.openai.parameters import Asked, check_model, read_parameters
+from trtspec.openai.parameters import Asked, Sizes, check_model, read_parameters
 from trtspec.openai.prompts import Prompt, Prompts
 from trtspec.openai.tensors import Ends, Model, seed_of, text_request, token_request
 from trtspec.openai.text import Delta, GrowingText, PlainText, TokenText
 from trtspec.openai.triton import Triton
 
 RESCUES = 2  # of one text
+MANY_BIASES = 1000  # more are read beside the loop, which others wait for
 Rescue: TypeAlias = "Callable[[ApiError], Awaitable[Triton | None]]"
 Merged: TypeAlias = "AsyncGenerator[tuple[int, Delta], None]"
 
@@ -87,11 +88,21 @@ class Completions:
 
     def __init__(self, config: EntryConfig, triton: Triton, prompts: Prompts) -> None:
         self._config, self._triton, self._prompts = config, triton, prompts
+        self._sizes = Sizes(config.max_input_len, config.limits.max_choices, prompts.bias_len)
+
+    @property
+    def most_values(self) -> int:
+        """Return how many JSON values a request may have."""
+        return self._sizes.most_values
 
     async def read(self, body: Mapping[str, Any], *, chat: bool) -> Job:
         """Return what a body asks for; raises ApiError for one that asks for what cannot be."""
         check_model(body, self._config.model)
-        asked = read_parameters(body, chat=chat)
+        self._sizes.check(body)
+        if len(body.get("logit_bias") or ()) > MANY_BIASES:
+            asked = await asyncio.to_thread(read_parameters, body, chat=chat)
+        else:
+            asked = read_parameters(body, chat=chat)
         self._prompts.check_bias(asked)
         return Job(asked, await self._prompts.read(body, asked["n"], chat=chat), chat)
 

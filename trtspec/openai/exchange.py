@@ -8,18 +8,17 @@ goes wrong before the response began has a status; later it is an event of the s
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 
 from trtspec.openai.answers import DONE
+from trtspec.openai.bodies import Bodies
 from trtspec.openai.config import Limits
-from trtspec.openai.errors import SHUTTING_DOWN, ApiError, shutting_down, wrong
+from trtspec.openai.errors import SHUTTING_DOWN, ApiError, shutting_down
 from trtspec.openai.internal import internal_error
 
 TICK_S = 0.2
@@ -42,14 +41,14 @@ class Exchange:
         ended: why `look` ended it, if it did.
     """
 
-    def __init__(self, scope: Mapping[str, Any], receive: Receive, send: Send, limits: Limits) -> None:
+    def __init__(self, scope: Mapping[str, Any], receive: Receive, send: Send, limits: Limits, bodies: Bodies) -> None:
         self.headers = Headers(raw=scope["headers"])
         self.status = 0
         self.error: ApiError | None = None
         self.broken: str | None = None
         self.began_at = self._since = time.monotonic()
         self.first_token_at: float | None = None
-        self._receive, self._send, self._limits = receive, send, limits
+        self._receive, self._send, self._limits, self._bodies = receive, send, limits, bodies
         self._writes = self._streams = False
         self._body_read = asyncio.Event()
         self._work: asyncio.Future[None] | None = None
@@ -80,14 +79,20 @@ class Exchange:
         elif self._streams and waited > self._limits.stall_s:
             self._end(ApiError(504, "the model says nothing", code="stalled"))
 
-    async def document(self) -> dict[str, Any]:
-        """Return the body; raises ApiError for one that is no JSON object, too large, too slow or not sent as JSON."""
+    async def document(self, most_values: int) -> dict[str, Any]:
+        """Return the body, an object of at most so many JSON values.
+
+        Raises ApiError for one that is no JSON object, too large, too slow or not sent as JSON.
+        """
         self._check_headers()
+        parts: list[bytes] = []
         try:
-            raw = await asyncio.wait_for(self._body(), self._limits.body_timeout_s)
+            await asyncio.wait_for(self._read_body(parts), self._limits.body_timeout_s)
+            return await self._bodies.parse(b"".join(parts), most_values)
         except (asyncio.TimeoutError, TimeoutError):
             raise ApiError(408, "the body did not arrive in time", code="timeout") from None
-        return parse_object(raw)
+        finally:
+            self._bodies.release(sum(map(len, parts)))
 
     async def begin_stream(self) -> None:
         """Send the head of a stream of events."""
@@ -152,54 +157,29 @@ class Exchange:
             pass
 
     def _check_headers(self) -> None:
-        """Refuse what a page of another site can send without asking: a form, or anything with its Origin."""
+        """Refuse what a page of another site can send without asking its browser: a form, or plain text."""
         kind = self.headers.get("content-type", "").split(";")[0].strip().lower()
         if kind != "application/json":
             raise ApiError(415, "send JSON, with Content-Type: application/json", code="unsupported_media_type")
-        origin = self.headers.get("origin")
-        if origin and _host_of(origin) != self.headers.get("host"):
-            raise ApiError(403, "requests of another site are not taken", code="foreign_origin")
 
-    async def _body(self) -> bytes:
-        """Return the body; one that says how long it is, or turns out to be, too long is not read to its end."""
+    async def _read_body(self, parts: list[bytes]) -> None:
+        """Read the body into `parts`; one that says how long it is, or turns out to be, too long is not read on."""
         declared = self.headers.get("content-length", "")
         if declared.isdigit() and int(declared) > self._limits.max_body_bytes:
             raise self._too_large()
-        parts, size, more = [], 0, True
+        size, more = 0, True
         while more:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise ApiError(LEFT, "the client left", code="client_left")
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            more = message.get("more_body", False)
-            if size > self._limits.max_body_bytes:
+            part = message.get("body", b"")
+            if size + len(part) > self._limits.max_body_bytes:
                 raise self._too_large()
+            self._bodies.grow(size, len(part))
+            parts.append(part)
+            size += len(part)
+            more = message.get("more_body", False)
         self._body_read.set()
-        return b"".join(parts)
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"the body is larger than {self._limits.max_body_bytes:,} bytes", code="body_too_large")
-
-
-def _host_of(origin: str) -> str:
-    """Return the host and port of an Origin, "" of what is none."""
-    try:
-        return urlsplit(origin).netloc
-    except ValueError:
-        return ""
-
-
-def parse_object(raw: bytes) -> dict[str, Any]:
-    """Return a JSON object; raises ApiError for anything else, NaN and infinity included."""
-    try:
-        value = json.loads(raw.decode(), parse_constant=_no_number)
-    except (ValueError, RecursionError):
-        raise wrong("the body is not JSON", code="invalid_json") from None
-    if not isinstance(value, dict):
-        raise wrong("the body is not a JSON object", code="invalid_json")
-    return value
-
-
-def _no_number(name: str) -> float:
-    raise ValueError(name)

@@ -63,7 +63,7 @@ ERROR = {
         }
     },
 }
-FAILS = (400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504)
+FAILS = (400, 401, 403, 404, 408, 413, 415, 421, 429, 500, 503, 504)
 
 
 def describe(config: EntryConfig, version: str) -> dict[str, Any]:

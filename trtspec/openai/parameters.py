@@ -9,19 +9,22 @@ knows is refused, as OpenAI does, because a misspelled limit would otherwise be 
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trtspec.openai.errors import ApiError, unsupported, wrong
+from trtspec.openai.errors import ApiError, too_long, unsupported, wrong
 from trtspec.prompts.messages import is_text
 
 MOST = 2**31 - 1
 MAX_STOPS = 4
 MAX_STOP_CHARS = 1024
 MAX_BIAS = 100
+MAX_SHOWN = 64
+OTHER_VALUES = 10_000  # JSON values of a request beside token ids and biases
 TOKEN_ID = re.compile(r"[0-9]{1,10}")
 NUMBER, INTEGER, BOOLEAN = "number", "integer", "boolean"
 
@@ -71,6 +74,7 @@ SHARED = {
     "stream": Parameter(BOOLEAN, False),
     "ignore_eos": Parameter(BOOLEAN, False),
     "num_draft_tokens": Parameter(INTEGER, None, 0, MOST),  # ours: 0 asks for the target alone
+    "length_penalty": Parameter(NUMBER, 1.0),  # of a beam search, which is refused: with one beam it has no effect
 }
 COMPLETION = SHARED | {
     "max_tokens": Parameter(INTEGER, 16, 1, MOST),
@@ -89,7 +93,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "min_p": (0,),
     "use_beam_search": (False,),
-    "length_penalty": (1,),
     "tools": ([],),
     "functions": ([],),
     "tool_choice": ("none", "auto"),
@@ -99,6 +102,23 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "prediction": (),
     "web_search_options": (),
+}
+# Names of other APIs, and what to use here.
+ELSEWHERE = {
+    "random_seed": "seed",
+    "min_length": "min_tokens",
+    "min_new_tokens": "min_tokens",
+    "max_new_tokens": "max_tokens",
+    "max_length": "max_tokens",
+    "output_len": "max_tokens",
+    "request_output_len": "max_tokens",
+    "runtime_top_k": "top_k",
+    "runtime_top_p": "top_p",
+    "len_penalty": "length_penalty",
+    "streaming": "stream",
+    "stop_words": "stop",
+    "text_input": "prompt",
+    "num_return_sequences": "n",
 }
 # They change no token.
 IGNORED = (
@@ -113,6 +133,7 @@ IGNORED = (
     "reasoning_effort",
     "verbosity",
 )
+_ENCODER = json.JSONEncoder(ensure_ascii=True)
 STRUCTURED = ("model", "stop", "stream_options", "logit_bias")
 
 
@@ -156,12 +177,43 @@ def read_parameters(body: Mapping[str, Any], *, chat: bool) -> Asked:
     )
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """How large the parts of a request may be, told by their lengths before any of their values is looked at."""
+
+    max_input_len: int
+    max_choices: int
+    vocab_size: int
+
+    @property
+    def most_values(self) -> int:
+        """Return how many JSON values a request may have."""
+        return self.max_choices * self.max_input_len + self.vocab_size + OTHER_VALUES
+
+    def check(self, body: Mapping[str, Any]) -> None:
+        """Raise ApiError for a prompt, or a number of biases, that no request may have."""
+        bias, prompt = body.get("logit_bias"), body.get("prompt")
+        if isinstance(bias, dict) and len(bias) > self.vocab_size:
+            raise wrong(
+                f"logit_bias has {len(bias):,} entries, and the model {self.vocab_size:,} token ids", "logit_bias"
+            )
+        if not isinstance(prompt, list) or not prompt:
+            return
+        several = not isinstance(prompt[0], int)
+        if several and len(prompt) > self.max_choices:
+            message = f"prompt has {len(prompt):,} items, at most {self.max_choices} texts are made for one request"
+            raise wrong(message, "prompt")
+        for each in prompt if several else [prompt]:
+            if isinstance(each, list) and len(each) > self.max_input_len:
+                raise too_long(len(each), 0, self.max_input_len, "prompt")
+
+
 def _check_names(body: Mapping[str, Any], table: Mapping[str, Parameter], text: str) -> None:
     known = {text, *STRUCTURED, *table, *NEUTRAL, *IGNORED}
     for name in body:
         if name not in known:
-            near = difflib.get_close_matches(name[:64], known, 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            near = ELSEWHERE.get(name) or next(iter(difflib.get_close_matches(name[:64], known, 1)), None)
+            hint = f"; did you mean {near}?" if near in known else ""
             raise wrong(f"Unrecognized request argument supplied: {_shown(name)}{hint}", name[:64], "unknown_parameter")
 
 
@@ -226,8 +278,13 @@ def no_model(model: str) -> ApiError:
 
 
 def _shown(value: Any) -> str:
-    text = ascii(value)
-    return text if len(text) <= 64 else f"{text[:60]}..."
+    """Return the beginning of a value as JSON, however large the value is."""
+    text = ""
+    for part in _ENCODER.iterencode(value[:MAX_SHOWN] if isinstance(value, str) else value):
+        text += part[:MAX_SHOWN]
+        if len(text) > MAX_SHOWN:
+            return f"{text[: MAX_SHOWN - 4]}..."
+    return text
 
 
 def _article(kind: str) -> str:

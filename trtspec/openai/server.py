@@ -12,6 +12,7 @@ import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from trtspec.errors import TrtspecError
+from trtspec.http_hosts import allowed_hosts, host_rules
 from trtspec.openai.app import make_app
 from trtspec.openai.config import EntryConfig
 from trtspec.openai.connections import HEAD_S, bounded, most_connections
@@ -25,7 +26,7 @@ SEND_BUFFER_BYTES = 64 << 10  # what a client does not read is noticed before it
 def serve(config: EntryConfig) -> None:
     """Serve until SIGTERM or SIGINT; raises TrtspecError for what keeps it from starting."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    app = make_app(config, load_keys(config.keys_file))
+    app = make_app(config, load_keys(config.keys_file), host_rules(config.host, allowed_hosts()))
     listener = _listen(config.host, config.port)
     server = uvicorn.Server(server_config(app, config))
     print(f"listening at http://{config.host}:{config.port}", file=sys.stderr, flush=True)  # noqa: T201
@@ -37,6 +38,7 @@ def server_config(app: Any, config: EntryConfig, head_s: float = HEAD_S) -> uvic
     return uvicorn.Config(
         app,
         http=bounded(AutoHTTPProtocol, most_connections(), head_s),
+        ws="none",
         log_config=None,
         access_log=False,
         server_header=False,

@@ -18,6 +18,7 @@ from trtspec.openai.errors import RETRY_AFTER_S, ApiError, overloaded, shutting_
 from trtspec.openai.internal import internal_error
 from trtspec.openai.tensors import BIAS, Model, read_outputs
 from trtspec.triton.python_models.faults import fault_of, fault_words
+from trtspec.triton.python_models.fields import TEXT_NAMES, renamed
 from trtspec.triton.python_models.own_server import IS_LAST, NO_LIMIT
 from trtspec.triton.python_models.refusals import REFUSED, is_last, status_of
 from trtspec.triton.python_models.tensors import SHUTTING_DOWN
@@ -27,6 +28,7 @@ READY_FOR_S = 0.25  # an answer about readiness is kept for so long
 ENDS_S = 1.0  # for the server to end a stream that it has answered
 RECONNECT = [(f"grpc.{which}_reconnect_backoff_ms", 200) for which in ("initial", "min", "max")]  # it is on this host
 
+OPENAI_NAMES = {**TEXT_NAMES, "stop_words_list": "stop", BIAS: "logit_bias"}  # by those of the model
 FULL = ("maximum queue size", "timeout expired", Overloaded.WORDS)
 
 Code = grpc.StatusCode
@@ -146,9 +148,10 @@ def _refused(message: str) -> ApiError:
         return _broken()
     if status != REFUSED:
         return _model_failed(message)
-    message = message.split("\n", 1)[0]
-    if message.startswith(BIAS):  # an engine that takes the tensor and does nothing with it
-        return wrong(message.replace(BIAS, "logit_bias"), "logit_bias", "unsupported_parameter")
+    unsupported = message.startswith(BIAS)  # an engine that takes the tensor and does nothing with it
+    message = renamed(message.split("\n", 1)[0], OPENAI_NAMES)
+    if unsupported:
+        return wrong(message, "logit_bias", "unsupported_parameter")
     return wrong(message, code="refused_by_model")
 
 

@@ -126,6 +126,11 @@ class Versions:
         """Return the revision that gets most requests."""
         return max(self.all.values(), key=lambda version: version.route.share)
 
+    @property
+    def most_values(self) -> int:
+        """Return how many JSON values a request to any revision may have."""
+        return max(version.completions.most_values for version in self.all.values())
+
     async def answer(self, exchange: Exchange, body: dict[str, Any], *, chat: bool) -> None:
         """Answer a request by the revision whose turn it is, or by another where it fails before it said a word.
 

@@ -57,7 +57,7 @@ def _edit_row(logits: Tensor, running: Running, tokens: Tensor, sees: Bools) -> 
     if edits.penalizes:
         _penalize(logits, edits, running.text, len(running.request.prompt_ids), tokens, sees)
     if edits.bad_words or edits.min_tokens:
-        for node, forbidden in enumerate(_forbidden(running, tokens.tolist(), sees)):
+        for node, forbidden in enumerate(_forbidden(running, tokens.tolist(), sees, logits.shape[-1])):
             logits[node, forbidden] = NEVER
 
 
@@ -83,22 +83,26 @@ def _penalize(
     logits[:, ids] = after - edits.presence_penalty * (counts > 0) - edits.frequency_penalty * counts
 
 
-def _forbidden(running: Running, tokens: list[int], sees: Bools) -> list[list[int]]:
-    """Return the ids that must not follow on each node."""
+def _forbidden(running: Running, tokens: list[int], sees: Bools, vocab_size: int) -> list[list[int]]:
+    """Return the ids that must not follow on each node.
+
+    An end id may be outside the vocabulary: clients that measure send one so that nothing ends a text.
+    """
     edits, text = running.request.edits, running.text
     behind: dict[tuple[int, ...], list[int]] = {}
     for word in edits.bad_words:
         behind.setdefault(word[:-1], []).append(word[-1])
     output_len = len(text) - len(running.request.prompt_ids)
     longest = max(map(len, behind), default=0)
+    ends = [token for token in running.request.end_ids if 0 <= token < vocab_size]
     forbidden = []
     for path in sees:
         drafted = [tokens[node] for node in np.flatnonzero(path)]
-        ids = [*running.request.end_ids] if output_len + len(drafted) < edits.min_tokens else []
+        ids = ends if output_len + len(drafted) < edits.min_tokens else []
         tail = (*text[len(text) - min(longest, len(text)) :], *drafted)
         for prefix, last in behind.items():
             if tail[len(tail) - len(prefix) :] == prefix:
-                ids += last
+                ids = [*ids, *last]
         forbidden.append(ids)
     return forbidden
 

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from trtspec.errors import DeployError, StepTimeout
 from trtspec.ports import LOOPBACK
+from trtspec.triton.names import DRAFT, TARGET
 
 MAX_ANSWER_BYTES = 64 << 20
 MAX_EVENT_BYTES = 4 << 20
@@ -82,7 +83,8 @@ class Client:
 
     def generate_stream(self, request: Mapping[str, Any], model: str = "ensemble") -> Iterator[dict[str, Any]]:
         """Yield the answers of a streamed request as they come."""
-        with self._request("POST", f"/v2/models/{model}/generate_stream", {"stream": True, **request}) as answer:
+        streams = "streaming" if model in (TARGET, DRAFT) else "stream"
+        with self._request("POST", f"/v2/models/{model}/generate_stream", {streams: True, **request}) as answer:
             if answer.status != 200:
                 raise self._refused(answer.status, b"".join(self._chunks(answer)))
             for event in _events(self._chunks(answer), self.where):

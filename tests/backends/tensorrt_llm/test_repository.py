@@ -20,6 +20,7 @@ from tests.triton.upstream import Tensor
 from trtspec.backends.tensorrt_llm.repository import EmitEngineRepository, EngineServing, relocate
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.triton.config import load_config
+from trtspec.triton.python_models.fields import OLDER
 from trtspec.triton.python_models.tensors import words_of_tensor
 
 DOUBLE = Path(__file__).parents[2] / "doubles" / "tensorrtllm" / "model.py"
@@ -125,7 +126,8 @@ def test_texts_are_asked_for_by_nvidias_tensors(emitted, method: str, model: str
     config = emitted[method][model]
     known, ours = {*upstream.ENSEMBLE_INPUTS}, {*map(facts, config.input)}
     added = ("num_draft_tokens", "use_draft_logits", *LOOKAHEAD_SIZES)  # the first two are those of NVIDIA's BLS model
-    assert {tensor.name for tensor in ours - known} == {*added}
+    older = {name for name, _ in OLDER.values()}  # what NVIDIA's models of before v0.18 have
+    assert {tensor.name for tensor in ours - known} == {*added, *older}
     assert {tensor.name for tensor in known - ours} == {
         *("decoder_text_input", "prompt_embedding_table", "prompt_table_extra_id", "prompt_vocab_size"),
         *("lora_task_id", "lora_weights", "lora_config"),

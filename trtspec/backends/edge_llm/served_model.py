@@ -43,7 +43,7 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         settings = Settings(args)
-        self.decoupled = settings.decoupled
+        self.decoupled, self.inputs = settings.decoupled, settings.inputs
         self.end_ids = settings.tokenizer().end_ids
         self.lock = threading.Lock()
         self.shutdown = Shutdown(args["model_repository"])
@@ -69,9 +69,10 @@ class TritonPythonModel:
         responder = Responder(pb_utils, request, self.lock, decoupled=self.decoupled, shutdown=self.shutdown)
         try:
             inputs = RequestTensors(pb_utils, request)
-            asked = self.read(inputs)
+            with inputs.naming():
+                asked = self.read(inputs)
+                streaming = wants_stream(inputs, "stream", decoupled=self.decoupled)
             text.started()
-            streaming = wants_stream(inputs, "stream", decoupled=self.decoupled)
             answer = Answer(asked.stop, "" if inputs.scalar("exclude_input_in_output", True) else asked.text)
             deltas = self.generate(asked)
             for delta in deltas:
@@ -96,6 +97,7 @@ class TritonPythonModel:
 
     def read(self, inputs: RequestTensors) -> Asked:
         """Return what the tensors of a request ask for; raises for what Edge-LLM does not do."""
+        inputs.refuse_unknown(self.inputs, ENGINE)
         refuse_unsupported(inputs, ENGINE)
         if inputs.scalar("return_generation_logits", False):
             raise TrtspecError(f"return_generation_logits is not supported by {ENGINE}")

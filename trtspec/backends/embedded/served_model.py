@@ -25,6 +25,7 @@ from trtspec.torch_engine.settings import EngineSettings
 from trtspec.torch_engine.warmup import warm_up
 from trtspec.triton.python_models import metric_families as known
 from trtspec.triton.python_models.departures import Departures
+from trtspec.triton.python_models.fields import TOKEN_NAMES
 from trtspec.triton.python_models.metric_text import Text
 from trtspec.triton.python_models.metrics import Metrics
 from trtspec.triton.python_models.nvidia import refuse_unserved
@@ -94,14 +95,16 @@ class TritonPythonModel:
             if inputs.scalar("stop", False):
                 self.stop(request.request_id(), generation)
                 return generation
-            refuse_other_than(NEUTRAL, inputs, "the torch engine")
-            refuse_unserved(inputs, self.inputs, "the torch engine")
-            refuse_lossy(inputs)
-            asked = self.read(inputs)
-            generation.streaming = wants_stream(inputs, "streaming", decoupled=self.decoupled)
-            generation.unsent = Unsent(inputs, asked.prompt_ids, streaming=generation.streaming)
-            self.by_id[request.request_id()] = generation
-            generation.begin(self.engine.submit(asked, generation.on_update))
+            with inputs.naming(TOKEN_NAMES):
+                inputs.refuse_unknown(self.inputs, "the torch engine")
+                refuse_other_than(NEUTRAL, inputs, "the torch engine")
+                refuse_unserved(inputs, self.inputs, "the torch engine")
+                refuse_lossy(inputs)
+                asked = self.read(inputs)
+                generation.streaming = wants_stream(inputs, "streaming", decoupled=self.decoupled)
+                generation.unsent = Unsent(inputs, asked.prompt_ids, streaming=generation.streaming)
+                self.by_id[request.request_id()] = generation
+                generation.begin(self.engine.submit(asked, generation.on_update))
         except Exception as error:
             generation.watch.close()
             generation.text.failed(error)

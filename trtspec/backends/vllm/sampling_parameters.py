@@ -15,6 +15,7 @@ import triton_python_backend_utils as pb_utils
 from trtspec.errors import TrtspecError
 from trtspec.generation.checks import check_request
 from trtspec.generation.request import Limits, Request, SamplingOptions
+from trtspec.triton.python_models.fields import TEXT_NAMES
 from trtspec.triton.python_models.tensors import (
     Array,
     RequestTensors,
@@ -33,13 +34,19 @@ class TritonPythonModel:
     """Triton calls these by name."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        self.end_ids = Settings(args).tokenizer().end_ids
+        settings = Settings(args)
+        self.end_ids = settings.tokenizer().end_ids
+        self.inputs = [TEXT_NAMES.get(name, name) for name in settings.inputs]  # as the ensemble has them
 
     def execute(self, requests: list[Any]) -> list[Any]:
         return respond_each(pb_utils, requests, self.answer)
 
     def answer(self, inputs: RequestTensors) -> list[tuple[str, Array]]:
         """Return the tensors that vLLM's model takes beside the text."""
+        with inputs.naming():
+            return self.tensors(inputs)
+
+    def tensors(self, inputs: RequestTensors) -> list[tuple[str, Array]]:
         self.check(inputs)
         exclude_input = inputs.scalar("exclude_input_in_output", True)
         if inputs.scalar("stream", False) and not exclude_input:
@@ -53,6 +60,7 @@ class TritonPythonModel:
 
     def check(self, inputs: RequestTensors) -> None:
         """Raise for what vLLM does not do, or would say less clearly."""
+        inputs.refuse_unknown(self.inputs, ENGINE)
         refuse_unsupported(inputs, ENGINE)
         if inputs.texts("bad_words"):
             raise TrtspecError(f"bad_words is not supported by {ENGINE}")

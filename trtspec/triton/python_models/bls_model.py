@@ -41,6 +41,7 @@ from trtspec.triton.python_models.bls import (
 )
 from trtspec.triton.python_models.departures import Departures
 from trtspec.triton.python_models.draft_lengths import DraftLengths, Lengths, Scheduled
+from trtspec.triton.python_models.fields import TEXT_NAMES
 from trtspec.triton.python_models.metric_text import Text
 from trtspec.triton.python_models.metrics import Metrics
 from trtspec.triton.python_models.nudge import Nudge
@@ -146,8 +147,9 @@ class TritonPythonModel:
         """Answer one request; whatever goes wrong is its own error."""
         left = False
         try:
-            self.refuse(inputs)
-            job = self.read(inputs)
+            with inputs.naming():
+                self.refuse(inputs)
+                job = self.read(inputs)
             text.started()
             streams = bool(inputs.scalar("stream", False))
             transcript = Transcript(
@@ -161,7 +163,8 @@ class TritonPythonModel:
                 watch = self.departures.watch(responder.is_cancelled, line.cancel)
                 try:
                     steps = self.steps(job, line, inputs)
-                    follow(steps, transcript, responder, text, watch.close, streams=streams)
+                    with inputs.naming(TEXT_NAMES):
+                        follow(steps, transcript, responder, text, watch.close, streams=streams)
                 finally:
                     watch.close()
                     left = watch.has_left
@@ -205,6 +208,7 @@ class TritonPythonModel:
 
     def refuse(self, inputs: RequestTensors) -> None:
         """Raise for the first input that asks for what is not done here."""
+        inputs.refuse_unknown(self.inputs, NAME)
         refuse_other_than(UNSERVED, inputs, NAME)
         refuse_unserved(inputs, self.inputs, NAME)
         if inputs.scalar("return_generation_logits", False):
@@ -238,7 +242,7 @@ class TritonPythonModel:
         }
         for complaint in (said for said, holds in complaints.items() if holds):
             raise TrtspecError(complaint)
-        passed, least = self.edits(inputs), inputs.scalar("min_tokens", 0)
+        passed, least = self.edits(inputs), self.min_tokens(inputs)
         end_ids, stop = self.end_ids(inputs.scalar("end_id")), tuple(inputs.texts("stop_words"))
         if least > 1 and len(end_ids) > 1:
             raise TrtspecError(
@@ -263,12 +267,23 @@ class TritonPythonModel:
             return end_ids_of(self.tokenizer, asked)
         return self.tokenizer.named("eos_token") if asked is None else nvidia_end_ids(asked)
 
+    def min_tokens(self, inputs: RequestTensors) -> int:
+        """Return how many tokens a text has at least; 0 where no end id has a logit that could be masked.
+
+        Clients that measure send min_tokens with an end id beyond the vocabulary, so that nothing ends a text.
+        """
+        least: int = inputs.scalar("min_tokens", 0)
+        ends = self.end_ids(inputs.scalar("end_id"))
+        has_end = not self.vocab_size or any(0 <= token < self.vocab_size for token in ends)
+        return least if has_end or least < 0 else 0
+
     def edits(self, inputs: RequestTensors) -> list[tuple[str, Array]]:
         """Return the tensors that change the target's logits, where a request has any.
 
         TensorRT-LLM's executor counts no token of a draft when it verifies the next: the target then writes alone.
         """
-        asked = ((name, inputs.whole(name)) for name in EDITS)
+        least = self.min_tokens(inputs)
+        asked = ((name, inputs.whole(name)) for name in EDITS if name != "min_tokens" or least)
         found = [(name, array) for name, array in asked if array is not None and array.item() not in EDITS[name]]
         if words := self.reader.words(inputs.texts("bad_words")):
             found.append(("bad_words_list", tensor_of_words(words)[None]))

@@ -20,6 +20,7 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import np_to_triton_dtype, triton_to_np_dtype
 
 from trtspec.triton.python_models.departures import Departures
+from trtspec.triton.python_models.fields import TEXT_NAMES
 from trtspec.triton.python_models.nudge import Nudge
 from trtspec.triton.python_models.nvidia import refuse_unserved
 from trtspec.triton.python_models.own_server import own_server
@@ -107,7 +108,7 @@ class TritonPythonModel:
         """Answer one request; whatever goes wrong is its own error."""
         left = False
         try:
-            with closing(self.server.ask(self.request(inputs, wanted))) as reply:
+            with inputs.naming(TEXT_NAMES), closing(self.server.ask(self.request(inputs, wanted))) as reply:
                 watch = self.departures.watch(responder.is_cancelled, reply.close)
                 try:
                     self.hand_on(reply, watch.close, responder)
@@ -139,6 +140,7 @@ class TritonPythonModel:
 
     def read(self, inputs: HeldTensors) -> list[tuple[str, Array]]:
         """Return the tensors that say in ids what a request says in text."""
+        inputs.refuse_unknown(self.inputs, "this model")
         refuse_unserved(inputs, self.inputs, "this model")
         prompt = self.reader.prompt(inputs.texts("text_input"))
         end_id, _ = self.reader.ends(inputs.scalar("end_id"))
@@ -170,5 +172,6 @@ class TritonPythonModel:
 
 def passed_on(inputs: HeldTensors) -> list[tuple[str, Array]]:
     """Return what a request brings that is the model's own."""
-    found = ((inner, inputs.array(name)) for name, inner in PASSED.items())
+    beams = (inputs.scalar("beam_width") or 1) > 1  # with one, a penalty of the length has no effect
+    found = ((inner, inputs.array(name)) for name, inner in PASSED.items() if beams or name != "length_penalty")
     return [(inner, array[None]) for inner, array in found if array is not None]

@@ -21,6 +21,7 @@ import triton_python_backend_utils as pb_utils
 from trtspec.errors import TrtspecError
 from trtspec.generation.checks import check_request
 from trtspec.generation.request import Limits, Request, SamplingOptions, Update
+from trtspec.triton.python_models.fields import TOKEN_NAMES
 from trtspec.triton.python_models.metrics import Metrics
 from trtspec.triton.python_models.responses import Responder, Room
 from trtspec.triton.python_models.shutdown import Shutdown
@@ -73,7 +74,7 @@ class LoopModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         settings = Settings(args)
-        self.decoupled = settings.decoupled
+        self.decoupled, self.inputs = settings.decoupled, settings.inputs
         self.tokenizer = settings.tokenizer()
         self.reader = TokenReader(self.tokenizer)
         self.limits = Limits(int(settings.parameter("max_seq_len")), int(settings.parameter("max_input_len")))
@@ -108,8 +109,9 @@ class LoopModel:
         try:
             with self.room:
                 inputs = RequestTensors(pb_utils, request)
-                asked = self.read(inputs)
-                streaming = wants_stream(inputs, "streaming", decoupled=self.decoupled)
+                with inputs.naming(TOKEN_NAMES):
+                    asked = self.read(inputs)
+                    streaming = wants_stream(inputs, "streaming", decoupled=self.decoupled)
                 unsent = Unsent(inputs, asked.prompt_ids, streaming=streaming)
                 text.handed_over()
                 async for update in self.generate(asked, responder.is_cancelled):
@@ -127,6 +129,7 @@ class LoopModel:
 
     def read(self, inputs: RequestTensors) -> Request:
         """Return what the tensors of a request ask for; raises for what this engine does not do."""
+        inputs.refuse_unknown(self.inputs, self.NAME)
         refuse_unsupported(inputs, self.NAME)
         if inputs.scalar("return_generation_logits", False):
             raise TrtspecError(f"return_generation_logits is not supported by {self.NAME}")

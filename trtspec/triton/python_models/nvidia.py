@@ -6,19 +6,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from trtspec.errors import TrtspecError
-from trtspec.triton.nvidia import INPUTS, unserved
+from trtspec.triton.python_models.fields import NEUTRAL, UNSERVED
 from trtspec.triton.python_models.tensors import Array, RequestTensors, refuse_other_than
-
-UNSERVED = frozenset(name for model in INPUTS for name in unserved(model))
-# Of these inputs the values that ask for nothing; a search with one beam has no use for the first two.
-NEUTRAL: dict[str, tuple[float, ...]] = {
-    "early_stopping": (False, True),
-    "beam_search_diversity_rate": (0,),
-    "runtime_top_p_min": (0,),
-    "runtime_top_p_decay": (1,),
-    "runtime_top_p_reset_ids": (-1,),
-    "prompt_vocab_size": (0,),
-}
 
 
 def refuse_unserved(inputs: RequestTensors, declared: Collection[str], engine: str) -> None:

@@ -31,6 +31,7 @@ class TritonPythonModel:
         return respond_each(pb_utils, requests, self.encode)
 
     def encode(self, inputs: RequestTensors) -> list[tuple[str, Array]]:
+        inputs.refuse_unknown(self.inputs, "this model")
         refuse_unserved(inputs, self.inputs, "this model")
         prompt = self.reader.prompt(inputs.texts("QUERY"))
         end_id, more_ends = self.reader.ends(inputs.scalar("END_ID"))

@@ -7,15 +7,19 @@ final flag is set on the last response of a request.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 from trtspec.errors import Overloaded
+from trtspec.triton.departed import PARAMETER, VARIABLE, has_departed
+from trtspec.triton.python_models.fields import parameters_of
 from trtspec.triton.python_models.shutdown import Shutdown
 from trtspec.triton.python_models.tensors import Array, cancelled, failure, respond, shutting_down
 
+DEPARTURES = os.environ.get(VARIABLE, "")
 REQUESTS_PER_PLACE = 2  # so that an engine does not wait for the next one
 
 
@@ -69,6 +73,7 @@ class Responder:
         self._lock = lock
         self._sender = request.get_response_sender() if decoupled else None
         self._wanted = request.requested_output_names()
+        self._client = parameters_of(request).get(PARAMETER)
         self._done = threading.Event()
         self._is_cancelled: Callable[[], bool] = (self._sender or request).is_cancelled
         self._own = threading.Lock()
@@ -80,7 +85,7 @@ class Responder:
     def is_cancelled(self) -> bool:
         """Return whether nobody waits for a response any more; behind the last one the server is not asked."""
         with self._own:
-            return self._is_final or self._is_cancelled()
+            return self._is_final or self._is_cancelled() or has_departed(DEPARTURES, self._client)
 
     def send_tensors(self, make: Callable[[], list[tuple[str, Array]]], *, final: bool) -> None:
         """Send those of the tensors that `make` returns which the request names."""

@@ -7,7 +7,8 @@ Runs inside Triton's Python stub. The stub's own module is handed in, so that al
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -20,18 +21,18 @@ from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.errors import TrtspecError
 from trtspec.triton.nvidia import NVIDIA, PARAMETER
 from trtspec.triton.python_models.faults import fault_of, fault_words, new_fault
+from trtspec.triton.python_models.fields import OLDER, parameters_of, refuse_unknown, renamed, value_of
 
 Array = npt.NDArray[Any]
 NO_ID = -1
 REFUSED, INTERNAL = "INVALID_ARG", "INTERNAL"  # Triton's names of kinds of errors
 SHUTTING_DOWN = "the server is shutting down"
 
-# Tensors that clients send with every request and no engine here acts on: the values that ask for nothing.
+# Tensors that clients send with every request and no engine here acts on: the values that ask for nothing. A penalty of
+# the length is of a search by beams: with one beam it has no effect, whatever it is.
 NEUTRAL: dict[str, tuple[float, ...]] = {
     "beam_width": (0, 1),
     "num_return_sequences": (0, 1),
-    "len_penalty": (0, 1),
-    "length_penalty": (0, 1),
     "return_context_logits": (False,),
 }
 # Those that not every engine acts on.
@@ -125,11 +126,54 @@ class RequestTensors:
     def __init__(self, pb_utils: Any, request: Any) -> None:
         self._get = pb_utils.get_input_tensor_by_name
         self._request = request
+        self.parameters = parameters_of(request)
 
     def whole(self, name: str) -> Array | None:
-        """Return a tensor with its batch dimension; None where the client sent none."""
+        """Return a tensor with its batch dimension, also one with an older name; None where the client sent none.
+
+        Raises TrtspecError for a request with both names and different values.
+        """
+        array = self.sent(name)
+        if name not in OLDER or (other := self._older(name)) is None:
+            return array
+        if array is not None and array.tolist() != other.tolist():
+            older = OLDER[name][0]
+            said = f"{name} is {array.item()} and {older} is {other.item()}"
+            raise TrtspecError(f"{said}: they are the same field", hint="send one of them")
+        return other
+
+    def sent(self, name: str) -> Array | None:
+        """Return the tensor of just this name; None where the client sent none."""
         tensor = self._get(self._request, name)
         return None if tensor is None else tensor.as_numpy()
+
+    def _older(self, name: str) -> Array | None:
+        """Return the field by its older name: a tensor, or a parameter."""
+        older, kind = OLDER[name]
+        array = self.sent(older)
+        if array is None and older in self.parameters:
+            array = value_of(older, self.parameters[older], kind)
+        return array
+
+    def refuse_unknown(self, declared: Sequence[str], engine: str) -> None:
+        """Raise TrtspecError for a field that is not one of the `declared` inputs, and that nothing reads."""
+        refuse_unknown(self.parameters, declared, engine)
+
+    @contextmanager
+    def naming(self, names: Mapping[str, str] | None = None) -> Iterator[None]:
+        """Name fields in errors as the request does: by `names`, and by older names where it has those."""
+        try:
+            yield
+        except TrtspecError as error:
+            used = {
+                name: older
+                for name, (older, _) in OLDER.items()
+                if older in self.parameters or self.sent(older) is not None
+            }
+            message = renamed(error.message, names or {})
+            # both stand in an error about two names of one field
+            error.message = message if any(older in message for older in used.values()) else renamed(message, used)
+            raise
 
     def array(self, name: str) -> Array | None:
         """Return a tensor without its batch dimension; None where the client sent none."""
@@ -178,10 +222,11 @@ class HeldTensors(RequestTensors):
     """The input tensors of one request as they were, for a thread that reads them when the server's memory is gone."""
 
     def __init__(self, inputs: RequestTensors, names: Sequence[str]) -> None:
-        found = ((name, inputs.whole(name)) for name in names)
+        found = ((name, inputs.sent(name)) for name in names)
         self._arrays = {name: array.copy() for name, array in found if array is not None}
+        self.parameters = inputs.parameters
 
-    def whole(self, name: str) -> Array | None:
+    def sent(self, name: str) -> Array | None:
         return self._arrays.get(name)
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.errors import TrtspecError
 from trtspec.generation.text import Pieces
+from trtspec.triton.python_models.fields import shown
 from trtspec.triton.python_models.tensors import NO_ID, check_end_id
 
 
@@ -85,7 +86,9 @@ class TextReader:
         bias = np.zeros(self._vocab_size, np.float32)
         for text, ids, weight in zip(texts, self.words(texts), weights, strict=True):
             if max(ids, default=0) >= self._vocab_size:
-                raise TrtspecError(f"embedding_bias_words has {text!r}, and the model has no logit for all its tokens")
+                raise TrtspecError(
+                    f"embedding_bias_words has {shown(text)}, and the model has no logit for all its tokens"
+                )
             np.add.at(bias, ids, weight)
         return bias
 
