@@ -7,6 +7,7 @@ from trtspec.check.chosen import Chosen
 from trtspec.check.findings import Findings
 from trtspec.check.models import check_format
 from trtspec.check.sources import DRAFT, Checkpoint, find_source, read_checkpoint
+from trtspec.check.tokenizers import check_rows
 from trtspec.checkpoint.hub_preview import compare_tokenizers
 from trtspec.checkpoint.tokenizer import TokenizersDiffer
 from trtspec.errors import TrtspecError
@@ -34,6 +35,7 @@ def check_draft(
     check_format(findings, chosen, "speculation.draft", asked, draft.model)
     if method:
         findings.add(each.below("speculation.draft") for each in method.check_model(draft.model.source))
+    check_rows(findings, DRAFT, draft.model.source, draft.model.config.vocab_size)
     if target.model is None:
         return draft
     model, is_other = draft.model, chosen.maps_vocabularies and _is_other(chosen, target.model, draft.model)

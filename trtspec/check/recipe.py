@@ -18,6 +18,8 @@ from trtspec.check.method import check_method
 from trtspec.check.models import check_target, longest
 from trtspec.check.pair import check_draft
 from trtspec.check.sources import TARGET, Checkpoint, read_checkpoint
+from trtspec.check.tokenizers import check_end_ids
+from trtspec.checkpoint.generation_config import EndIds
 from trtspec.diagnostics import Diagnostic, position
 from trtspec.gpus import find_gpu
 from trtspec.methods.base import Options
@@ -34,6 +36,7 @@ class CheckResult:
 
     diagnostics: list[Diagnostic]
     context: PlanContext | None
+    end_ids: EndIds | None = None  # of the target; None where they cannot be read
 
     @property
     def errors(self) -> list[Diagnostic]:
@@ -50,6 +53,7 @@ def check_recipe(loaded: LoadedRecipe, *, will_prepare: bool = False) -> CheckRe
     chosen = look_up(findings)
     target = read_checkpoint(findings, chosen, TARGET, recipe.target)
     has_tokenizer = check_target(findings, chosen, target)
+    end_ids = check_end_ids(findings, TARGET, target.source) if target.source else None
     options = check_method(findings, chosen, chosen.method, target.model) if chosen.method else None
     draft = check_draft(findings, chosen, options, target, has_tokenizer=has_tokenizer)
     if chosen.backend:
@@ -63,7 +67,7 @@ def check_recipe(loaded: LoadedRecipe, *, will_prepare: bool = False) -> CheckRe
     _check_rest(findings, recipe)
     _warn_of_loosened(findings, recipe, options)
     findings.diagnostics.sort(key=position)
-    return CheckResult(findings.diagnostics, context)
+    return CheckResult(findings.diagnostics, context, end_ids)
 
 
 def _check_rest(findings: Findings, recipe: Recipe) -> None:

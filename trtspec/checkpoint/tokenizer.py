@@ -14,7 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from trtspec.checkpoint.source import MAX_CONFIG_BYTES, MAX_TOKENIZER_BYTES, Source, read_json
+from trtspec.checkpoint.generation_config import find_end_ids, special_token
+from trtspec.checkpoint.source import MAX_TOKENIZER_BYTES, Source
 from trtspec.errors import CheckpointError, TrtspecError
 
 MODEL = re.compile(rb'"model"\s*:\s*\{')
@@ -98,21 +99,13 @@ class Tokenizer:
 
     @cached_property
     def end_ids(self) -> tuple[int, ...]:
-        """Return the ids that end a text: generation_config.json's if it names any, else the eos token's."""
-        generation = self.root / "generation_config.json"
-        if generation.is_file():
-            eos = read_json(generation, MAX_CONFIG_BYTES).get("eos_token_id")
-            ids = eos if isinstance(eos, list) else [eos]
-            if found := tuple(token for token in ids if isinstance(token, int)):
-                return found
-        return self.named("eos_token")
+        """Return the ids that end a text; raises CheckpointError where the directory's documents have no valid ones."""
+        return find_end_ids(self.root, self._backend.token_to_id).ids
 
     def named(self, key: str) -> tuple[int, ...]:
-        """Return the id of a token that tokenizer_config.json names, as "eos_token"; none where it does not."""
-        config = self.root / "tokenizer_config.json"
-        said = read_json(config, MAX_CONFIG_BYTES).get(key) if config.is_file() else None
-        content = said.get("content") if isinstance(said, dict) else said
-        token = self._backend.token_to_id(content) if isinstance(content, str) else None
+        """Return the id of a token that the tokenizer's documents name, as "eos_token"; none where they do not."""
+        content = special_token(self.root, key)
+        token = self._backend.token_to_id(content) if content is not None else None
         return () if token is None else (token,)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:

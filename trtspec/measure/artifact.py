@@ -14,6 +14,7 @@ from trtspec.artifacts.paths import PROMPTS, TOKENIZER, checkpoint
 from trtspec.artifacts.read_before import verify_changed
 from trtspec.backends.base import find_backend
 from trtspec.backends.code import check_code
+from trtspec.checkpoint.generation_config import CONFIG, GENERATION_CONFIG
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.errors import DigestMismatch, TrtspecError
 from trtspec.generation.request import Request, SamplingOptions
@@ -67,7 +68,19 @@ def read_artifact(root: Path) -> Manifest:
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise DigestMismatch("; ".join(problems[:3]) + more, where=str(root), hint="build it again")
     check_code(root, manifest)
+    check_end_ids(root, manifest)
     return manifest
+
+
+def check_end_ids(root: Path, manifest: Manifest) -> None:
+    """Raise TrtspecError for an artifact whose tokenizer directory cannot say which ids end a text.
+
+    Earlier versions copied no config.json, which is where a model without generation_config.json has its end ids.
+    """
+    names = {Path(record.path).name for record in manifest.files if record.path.startswith(f"{TOKENIZER}/")}
+    if names and not names & {CONFIG, GENERATION_CONFIG}:
+        message = "built by an earlier trtspec, which did not keep the end ids of the target's config.json"
+        raise TrtspecError(message, where=str(root), hint="build it again")
 
 
 @contextmanager

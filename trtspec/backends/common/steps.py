@@ -8,6 +8,7 @@ from pathlib import Path
 
 from trtspec.artifacts.paths import PLUGINS, PROMPTS, TOKENIZER, checkpoint, from_model
 from trtspec.backends.context import PlanContext
+from trtspec.checkpoint.generation_config import CONFIG
 from trtspec.graph.files import FileReader
 from trtspec.graph.step import Step
 from trtspec.methods.base import method_version
@@ -81,7 +82,9 @@ def serving_settings(context: PlanContext) -> ServingSettings:
 def companions(context: PlanContext, reader: FileReader) -> dict[str, Step]:
     """Return the steps of what goes along with the models: tokenizer, prompts of the gates, compiled plugins."""
     recipe, source = context.resolved, context.sources["target"]
-    steps: dict[str, Step] = {TOKENIZER: CopyFiles("tokenizer", reader.read(source.root, source.tokenizer_files))}
+    # config.json may be the only file that names the end ids
+    documents = [*source.tokenizer_files, source.root / CONFIG]
+    steps: dict[str, Step] = {TOKENIZER: CopyFiles("tokenizer", reader.read(source.root, documents))}
     if recipe.gates.prompts:
         prompts = Path(recipe.gates.prompts)
         steps[PROMPTS] = CopyFiles("prompts", reader.read(prompts.parent, [prompts]))
