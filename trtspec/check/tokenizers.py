@@ -48,7 +48,9 @@ def _check_rows(findings: Findings, path: str, files: VocabularyFiles, rows: int
             f"{files.root}: tokenizer.json lacks the token {shown(token)}{more}, which transformers adds as id {number}"
         )
         hint = "save the tokenizer again with transformers, which then writes it into tokenizer.json"
-        findings.warn(path, "tokenizer", f"{said}: a text with it is other tokens here", hint)
+        findings.warn(
+            path, "tokenizer", f"{said}: what reads tokenizer.json alone splits its text into other tokens", hint
+        )
 
 
 def check_end_ids(findings: Findings, path: str, source: Source) -> EndIds | None:

@@ -162,15 +162,15 @@ class TokenizersDiffer(TrtspecError):
 
 
 def check_tokenizers(target: Path, draft: Path) -> None:
-    """Raise TokenizersDiffer where a draft's tokenizer does not give the target's ids.
+    """Raise TokenizersDiffer where the ids of a draft's tokenizer mean other texts than the target's.
 
     Equal files are equal tokenizers; otherwise vocabularies, merges and the encodings of a text full of edges decide.
+    One may have added tokens that the other lacks, such as a pad token, as long as their ids are free in the other.
     """
     if tokenizer_file(target).read_bytes() == tokenizer_file(draft).read_bytes():
         return
     ours, theirs = Tokenizer(target), Tokenizer(draft)
-    if ours.vocabulary != theirs.vocabulary:
-        odd = sorted(set(ours.vocabulary.items()) ^ set(theirs.vocabulary.items()))[0]
+    if odd := _differing_token(ours, theirs):
         raise TokenizersDiffer(
             f"draft and target have different tokenizers: their vocabularies differ, as at {odd[0]!r} (id {odd[1]})",
             hint="draft tokens would mean other texts; choose a draft of the target's family",
@@ -180,3 +180,15 @@ def check_tokenizers(target: Path, draft: Path) -> None:
             "draft and target have different tokenizers: equal vocabularies, but they split a text differently",
             hint="choose a draft of the target's family",
         )
+
+
+def _differing_token(one: Tokenizer, other: Tokenizer) -> tuple[str, int] | None:
+    """Return a token and its id in one of two vocabularies that the other contradicts; None where they agree."""
+    found = []
+    for own, foreign in ((one, other), (other, one)):
+        known, taken = foreign.vocabulary, {*foreign.vocabulary.values()}
+        for token, number in own.vocabulary.items():
+            is_free = token not in known and number in own.added and number not in taken
+            if known.get(token) != number and not is_free:
+                found.append((token, number))
+    return min(found, default=None)

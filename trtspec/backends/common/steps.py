@@ -53,12 +53,13 @@ def served_path(role: str) -> str:
 
 
 def padding_notes(context: PlanContext) -> tuple[str, ...]:
-    """Say where a draft's vocabulary is padded."""
+    """Say where a draft's vocabulary is padded or cut."""
     draft = context.draft
     if draft is None or not draft.padded_to:
         return ()
-    rows = f"{draft.source.config['vocab_size']} to the target's {draft.padded_to} rows"
-    return (f"the draft's embedding and head are padded with zeros from {rows}",)
+    stored = draft.source.config["vocab_size"]
+    what = "padded with zeros" if stored < draft.padded_to else "cut"
+    return (f"the draft's embedding and head are {what} from {stored} to the target's {draft.padded_to} rows",)
 
 
 def gpu_record(context: PlanContext) -> dict[str, str]:
