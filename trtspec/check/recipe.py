@@ -15,10 +15,10 @@ from trtspec.backends.knobs import check_placed, check_warmup
 from trtspec.check.chosen import Chosen, look_up
 from trtspec.check.findings import Findings
 from trtspec.check.method import check_method
-from trtspec.check.models import check_target, longest
+from trtspec.check.models import check_target, longest, vocabulary_of
 from trtspec.check.pair import check_draft
 from trtspec.check.sources import TARGET, Checkpoint, read_checkpoint
-from trtspec.check.tokenizers import check_end_ids
+from trtspec.check.tokenizers import check_defaults, check_end_ids
 from trtspec.checkpoint.generation_config import EndIds
 from trtspec.diagnostics import Diagnostic, position
 from trtspec.gpus import find_gpu
@@ -53,7 +53,10 @@ def check_recipe(loaded: LoadedRecipe, *, will_prepare: bool = False) -> CheckRe
     chosen = look_up(findings)
     target = read_checkpoint(findings, chosen, TARGET, recipe.target)
     has_tokenizer = check_target(findings, chosen, target)
-    end_ids = check_end_ids(findings, TARGET, target.source) if target.source else None
+    end_ids = None
+    if target.source:
+        end_ids = check_end_ids(findings, TARGET, target.source)
+        check_defaults(findings, TARGET, target.source, vocabulary_of(target))
     options = check_method(findings, chosen, chosen.method, target.model) if chosen.method else None
     draft = check_draft(findings, chosen, options, target, has_tokenizer=has_tokenizer)
     if chosen.backend:

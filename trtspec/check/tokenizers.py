@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
+from trtspec.backends.base import backends
 from trtspec.check.findings import Findings
 from trtspec.checkpoint.generation_config import (
     CONFIG,
@@ -16,6 +18,8 @@ from trtspec.checkpoint.generation_config import (
 from trtspec.checkpoint.source import Source
 from trtspec.checkpoint.untrusted import shown
 from trtspec.checkpoint.vocabulary import TOKENIZER, VocabularyFiles
+from trtspec.errors import CheckpointError
+from trtspec.generation.model_defaults import MODEL, SAMPLING, ids_of, read_defaults, stated, unapplied
 
 ROWS_HINT = (
     "save the model with as many rows as its tokenizer has ids: model.resize_token_embeddings(len(tokenizer)) in"
@@ -69,6 +73,42 @@ def check_end_ids(findings: Findings, path: str, source: Source) -> EndIds | Non
         hint = f"write eos_token_id into {GENERATION_CONFIG} to have both end alike"
         findings.warn(path, "end-ids", message, hint)
     return found
+
+
+def check_defaults(findings: Findings, path: str, source: Source, rows: int) -> None:
+    """Name the settings of generation_config.json that requests do not get, and refuse values that cannot be taken."""
+    takes_them = findings.loaded.recipe.serving.defaults == MODEL
+    try:
+        config = read_generation_config(source.root)
+    except CheckpointError:
+        return  # reported with the end ids
+    if takes_them:
+        read = findings.attempt(
+            "serving.defaults", "generation-config", lambda: (read_defaults(config), unapplied(config))
+        )
+        if read is None:
+            return
+        defaults, left = read
+        if rows and (odd := max(ids_of(defaults), default=0)) >= rows:
+            message = f"{config.path}: the id {odd} is outside of the vocabulary of {rows:,}"
+            findings.error("serving.defaults", "generation-config", message, "remove it from the file")
+    else:
+        left = stated(config)
+    if not left:
+        return
+    names = ", ".join(f"{key} {shown(str(value))[1:-1]}" for key, value in left.items())
+    message = f"{config.path}: {names}: not applied to requests, unlike in transformers' generate"
+    hint = "no engine here has it as a default" if takes_them else _how_to_apply(left)
+    findings.warn("serving.defaults" if takes_them else path, "generation-config", message, hint)
+
+
+def _how_to_apply(left: Mapping[str, object]) -> str:
+    """Return what applies settings: a key of the recipe, or a field of requests."""
+    fields = {"min_new_tokens": "min_tokens"} | {key: key for key in (*SAMPLING, "repetition_penalty")}
+    own = [fields[key] for key in left if key in fields]
+    taken = [name for name, each in backends().items() if MODEL in each.defaults]
+    hint = f"serving.defaults: model makes them the defaults (engine.backend: {' or '.join(taken)})"
+    return f"{hint}; a request may set {', '.join(own)}" if own else hint
 
 
 def _warn_of_none(findings: Findings, path: str, source: Source, found: EndIds) -> None:

@@ -60,7 +60,11 @@ def read_generation_config(root: Path) -> GenerationConfig:
     """Return the generation settings of a directory; raises CheckpointError where the file cannot be read."""
     path = root / GENERATION_CONFIG
     if path.exists() or path.is_symlink():
-        return GenerationConfig(_set(_read(path)), path)
+        try:
+            return GenerationConfig(_set(_read(path)), path)
+        except CheckpointError as error:
+            hint = "repair the file, or remove it: then config.json names the end ids"
+            raise CheckpointError(error.message, where=error.where, hint=hint) from None
     path = root / CONFIG
     document = _set(_read(path)) if path.is_file() else {}
     return GenerationConfig(_set(_text_section(document)) | document, path)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from trtspec.backends.code import check_code
 from trtspec.checkpoint.generation_config import CONFIG, GENERATION_CONFIG
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.errors import DigestMismatch, TrtspecError
+from trtspec.generation.model_defaults import MODEL, ModelDefaults, load_model_defaults
 from trtspec.generation.request import Request, SamplingOptions
 from trtspec.paths import default_prompts
 from trtspec.prompts.load import load_prompts
@@ -56,8 +58,20 @@ class OpenArtifact:
     def request_of(
         self, ids: tuple[int, ...], max_tokens: int, sampling: SamplingOptions | None = None, **options: Any
     ) -> Request:
-        """Return a request for the text of a prompt's tokens."""
-        return Request(ids, max_tokens, sampling or SamplingOptions(), end_ids=self.tokenizer.end_ids, **options)
+        """Return a request for a prompt's tokens, with the model's penalties where the recipe takes its defaults."""
+        edits = {"edits": self.defaults.edits_for(len(ids))} if self.takes_model_defaults else {}
+        options = {"end_ids": self.tokenizer.end_ids, **edits, **options}
+        return Request(ids, max_tokens, sampling or SamplingOptions(), **options)
+
+    @property
+    def takes_model_defaults(self) -> bool:
+        """Return whether requests take the defaults of the model's generation_config.json."""
+        return self.recipe.serving.defaults == MODEL
+
+    @cached_property
+    def defaults(self) -> ModelDefaults:
+        """Return the defaults of the model's author."""
+        return load_model_defaults(self.root / TOKENIZER)
 
 
 def read_artifact(root: Path) -> Manifest:

@@ -101,7 +101,7 @@ def check_parity(
         return _quantized_parity(checkpoint.quantization.algo, compared, limit)
     if any(not each.is_tie for answer in compared for each in answer.disagreements) and reference.round_weights(served):
         compared = [
-            _judge_rounding(answer, reference, result, served)
+            _judge_rounding(artifact, answer, reference, result, served)
             for answer, (_, result) in zip(compared, texts, strict=True)
         ]
     return _exact_parity(compared)
@@ -164,7 +164,7 @@ def _quantized_parity(algorithm: str, compared: Sequence[_Compared], limit: floa
 def _compare(artifact: OpenArtifact, reference: Reference, prompt: Prompt, result: Result) -> _Compared:
     """Return every place where the source model prefers another token; an end that was chosen is a token too."""
     before, ours = reference.prompt_ids(prompt), artifact.tokenizer.encode(prompt.text)
-    logits = reference.logits(before, result.ids)
+    logits = _logits(artifact, reference, before, result)
     chosen = [*result.ids, *([END] if result.finish_reason == "end_id" else [])]
     pairs = enumerate(zip(logits.argmax(-1).tolist(), chosen, strict=False))
     found = [each for place, (theirs, own) in pairs if (each := _differs(reference, logits, place, theirs, own))]
@@ -192,7 +192,15 @@ def _differs(reference: Reference, logits: torch.Tensor, place: int, theirs: int
     return _Disagreement(place, theirs, ours, float(logits[place, theirs]), float(logits[place, ours]))
 
 
-def _judge_rounding(answer: _Compared, reference: Reference, result: Result, served: str) -> _Compared:
+def _logits(artifact: OpenArtifact, reference: Reference, before: Sequence[int], result: Result) -> torch.Tensor:
+    """Return the source's logits of an answer, with the penalties of its author where the recipe takes them."""
+    follow = reference.scores if artifact.takes_model_defaults else reference.logits
+    return follow(before, result.ids)
+
+
+def _judge_rounding(
+    artifact: OpenArtifact, answer: _Compared, reference: Reference, result: Result, served: str
+) -> _Compared:
     """Mark the places where the source, its weights rounded to the served type, chooses as the artifact does.
 
     The lead of the other token must also be within what that rounding explains: a source whose values the type cannot
@@ -200,7 +208,7 @@ def _judge_rounding(answer: _Compared, reference: Reference, result: Result, ser
     """
     if all(each.is_tie for each in answer.disagreements):
         return answer
-    rounded, judged = reference.logits(answer.before, result.ids), []
+    rounded, judged = _logits(artifact, reference, answer.before, result), []
     for each in answer.disagreements:
         row = rounded[each.place]
         agrees = each.ours != END and float(row.max() - row[each.ours]) <= TIE

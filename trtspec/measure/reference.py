@@ -58,6 +58,33 @@ class Reference:
             found: torch.Tensor = self.model(ids).logits[0, len(before) - 1 :]
         return found
 
+    def scores(self, before: Sequence[int], text: Sequence[int]) -> torch.Tensor:
+        """Return the same by `generate`, after the logits processors of the source's generation_config.json.
+
+        Rows behind an end id are missing: `generate` stops there.
+        """
+        import torch
+
+        ids, rows = torch.tensor([[*before]]), []
+
+        def follow(_: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            """Note the scores of a place, and leave only the token of the text."""
+            rows.append(scores[0].clone())
+            only = torch.full_like(scores, -math.inf)
+            only[:, text[min(len(rows), len(text)) - 1] if text else 0] = 0.0
+            return only
+
+        self.model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            logits_processor=[follow],
+            max_new_tokens=len(text) + 1,
+            do_sample=False,
+            num_beams=1,
+            pad_token_id=0,
+        )
+        return torch.stack(rows)
+
     def round_weights(self, dtype: str) -> bool:
         """Round the weights to a type, for good; return whether that changes any."""
         import torch
@@ -76,7 +103,8 @@ class Reference:
         number; each is at most the rounding of the type, relative to the spread of the logits.
         """
         layers = int(getattr(self.model.config.get_text_config(decoder=True), "num_hidden_layers", 1))
-        spread = float(logits.max() - logits.min())
+        finite = logits[logits.isfinite()]  # without tokens that a logits processor excludes
+        spread = float(finite.max() - finite.min())
         return ROUNDING.get(dtype, 0.0) * math.sqrt(2 * layers + 2) * spread
 
 

@@ -33,7 +33,10 @@ class TritonPythonModel:
     """Triton calls these by name."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        self.end_ids = Settings(args).tokenizer().end_ids
+        tokenizer = Settings(args).tokenizer()
+        self.end_ids = tokenizer.end_ids
+        # vLLM itself ends a text at the tokenizer's eos token too
+        self.ends_alike = bool(self.end_ids) and {*tokenizer.named("eos_token")} <= {*self.end_ids}
 
     def execute(self, requests: list[Any]) -> list[Any]:
         return respond_each(pb_utils, requests, self.answer)
@@ -80,6 +83,6 @@ class TritonPythonModel:
             "top_p": sampling.top_p,
             "seed": sampling.seed,
             "stop": list(asked.stop),
-            "ignore_eos": not is_own,
+            "ignore_eos": not (is_own and self.ends_alike),
             "stop_token_ids": list(self.end_ids) if is_own else [end_id] * (end_id >= 0),
         }
