@@ -147,3 +147,16 @@ def test_copies_of_the_tokenizer_are_compared_with_the_source(recipe: Path, trts
     assert done.code == 110
     sources = next(check for check in done.document["checks"] if check["name"] == "sources")
     assert "tokenizer/generation_config.json" in sources["detail"]
+
+
+def test_penalties_of_the_model_are_compared_with_those_of_transformers(recipe: Path, trtspec: Run) -> None:
+    settings = {"eos_token_id": 0, "repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "min_new_tokens": 3}
+    path = recipe.parent / "target" / "generation_config.json"
+    path.write_text(json.dumps(settings))
+    with_defaults = ("--set", "serving.defaults=model")
+    assert trtspec("build", recipe, *with_defaults).code == 0
+    artifact = recipe.parent / "build" / "tiny"
+    assert _parity(trtspec, artifact, 0)["value"] == 3
+    said = _greedy_ids(trtspec, artifact)
+    path.write_text(json.dumps(settings | {"suppress_tokens": said[:3]}))
+    assert "the source prefers" in _parity(trtspec, artifact, 110)["detail"]
