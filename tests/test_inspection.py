@@ -29,6 +29,7 @@ def test_a_source(recipe: Path) -> None:
         "quantization": "none",
         "skipped": {},
         "converts_to": {"dtype": "bfloat16", "quantization": "none", "bytes_by_rank": [2 * PARAMETERS]},
+        "end_ids": "0 (generation_config.json)",
     }
 
 

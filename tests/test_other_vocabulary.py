@@ -78,7 +78,7 @@ def test_other_engines_refuse_it(trtspec: Run, recipe: Path, backend: str) -> No
 
 
 def test_a_parallel_draft_has_the_targets_vocabulary(trtspec: Run, recipe: Path) -> None:
-    assert ("error", "vocabulary") in [
+    assert ("error", "tokenizer") in [
         found[:2] for found in problems(trtspec, recipe, "--set", "speculation.method=pard")
     ]
 

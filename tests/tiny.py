@@ -111,6 +111,9 @@ def make_tokenizer(root: Path, merges: tuple[tuple[str, str], ...] = MERGES) -> 
     root.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(root / "tokenizer.json"))
     (root / "tokenizer_config.json").write_text('{"eos_token": "<end>"}')
+    settings = root / "generation_config.json"
+    if settings.is_file():  # a model is there: its texts end at <end>
+        settings.write_text(json.dumps(json.loads(settings.read_text()) | {"eos_token_id": 0}))
     return root
 
 

@@ -4,17 +4,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from trtspec.artifacts.manifest import load_manifest
 from trtspec.artifacts.paths import MANIFEST
+from trtspec.artifacts.paths import TOKENIZER as TOKENIZER_DIR
+from trtspec.checkpoint.generation_config import find_end_ids
 from trtspec.checkpoint.prepare import choose_commit, find_source, is_hub_id
 from trtspec.checkpoint.safetensors import bytes_by_dtype
 from trtspec.checkpoint.sharding import ParallelMapping
 from trtspec.checkpoint.source import Source, load_source
 from trtspec.checkpoint.trtllm import TrtllmQuantization, is_converted, load_checkpoint
+from trtspec.checkpoint.vocabulary import TOKENIZER, VocabularyFiles
 from trtspec.errors import CheckpointError, UnknownArchitecture
 from trtspec.models.source_model import SourceModel, read_model
 from trtspec.quant.conversion import plan_conversion
@@ -73,8 +77,18 @@ def _describe(source: Source, mapping: ParallelMapping, scheme: Scheme) -> dict[
         "quantization": source_format(source).weights,
         "skipped": [],
         "converts_to": {},
+        "end_ids": _end_ids(source.root, source.absent),
     }
     return headers | said
+
+
+def _end_ids(root: Path, absent: Collection[str] = ()) -> str:
+    """Return the ids that end a text and the file that names them, or why they cannot be read."""
+    try:
+        is_here = TOKENIZER not in absent and (root / TOKENIZER).is_file()
+        return str(find_end_ids(root, VocabularyFiles(root).token_id if is_here else lambda token: None))
+    except CheckpointError as error:
+        return f"unknown: {error}"
 
 
 def _converting(model: SourceModel, mapping: ParallelMapping, scheme: Scheme) -> dict[str, Any]:
@@ -124,6 +138,7 @@ def _artifact(path: Path) -> dict[str, Any]:
         "method": speculation.method,
         "draft_len": speculation.draft_len,
         "acceptance": speculation.acceptance,
+        "end_ids": _end_ids(path / TOKENIZER_DIR),
         "files": len(manifest.files),
         "bytes": sum(file.size for file in manifest.files),
         "tools": manifest.tools,

@@ -17,11 +17,11 @@ from trtspec.registry import discover
 def test_a_pair_that_fits(trtspec: Run, recipe: Path) -> None:
     checked = trtspec("check", recipe, "--json")
     fits = {"format_version": 1, "ok": True, "problems": []}
-    only = {"name": "tiny", "file": str(recipe)}
+    only = {"name": "tiny", "file": str(recipe), "end_ids": [0], "end_ids_from": "generation_config.json"}
     assert (checked.code, checked.document) == (0, {**fits, "recipes": [{**fits, **only}]})
     assert checked.err == ""
     shown = trtspec("check", recipe)
-    assert (shown.out, shown.err) == ("tiny: fits together\n", "")
+    assert (shown.out, shown.err) == ("end ids: 0 (generation_config.json)\ntiny: fits together\n", "")
 
 
 def test_people_see_place_line_message_and_hint(trtspec: Run, recipe: Path) -> None:

@@ -82,7 +82,8 @@ END_CASES = [
     ({}, {}, ()),
     ({"generation_config.json": {"eos_token_id": 3}}, {"eos_token": "<end>"}, (3,)),
     ({"generation_config.json": {"eos_token_id": [3, 4]}}, {}, (3, 4)),
-    ({"generation_config.json": {"eos_token_id": None}}, {"eos_token": "<end>"}, (0,)),
+    ({"generation_config.json": {"eos_token_id": None}}, {"eos_token": "<end>"}, ()),
+    ({"config.json": {"eos_token_id": 7}}, {"eos_token": "<end>"}, (7,)),
     ({}, {"eos_token": {"content": "<end>"}}, (0,)),
     ({}, {"eos_token": "<nosuch>"}, ()),
 ]

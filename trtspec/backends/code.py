@@ -29,6 +29,7 @@ from trtspec.errors import TrtspecError, UnknownCode
 from trtspec.files import read_bounded
 from trtspec.hashing import file_sha256
 from trtspec.paths import model_repository_dir
+from trtspec.triton.nvidia import MODEL, NVIDIA, PARAMETER
 
 ALLOW = "TRTSPEC_ALLOW_CODE"  # SHA-256 digests, divided by commas
 CONFIG = re.compile(r"[^/]+/config\.pbtxt")
@@ -113,6 +114,8 @@ def _why_not_config(path: Path, ours: list[Any]) -> str:
     if any("/" in file for file in files):
         return "its warm-up reads a file elsewhere"
     for key, parameter in config.parameters.items():
+        if key == PARAMETER and parameter.string_value in (NVIDIA, MODEL):  # which emission adds
+            continue
         values = {each.parameters[key].string_value for each in ours if key in each.parameters}
         if not values:
             return f"no model of ours has the parameter {key}"

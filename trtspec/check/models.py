@@ -8,6 +8,7 @@ from pathlib import Path
 from trtspec.check.chosen import Chosen
 from trtspec.check.findings import Findings
 from trtspec.check.sources import Checkpoint
+from trtspec.check.tokenizers import check_rows
 from trtspec.checkpoint.tokenizer import check_tokenizer
 from trtspec.errors import CheckpointError
 from trtspec.models.outline import read_outline
@@ -24,6 +25,8 @@ def check_target(findings: Findings, chosen: Chosen, target: Checkpoint) -> bool
     if source is None:
         return False
     findings.attempt("target.model", "tokenizer", lambda: check_tokenizer(source))
+    if findings.count_errors() == before:
+        check_rows(findings, "target.model", source, vocabulary_of(target))
     if target.model:
         check_format(findings, chosen, "target", chosen.recipe.target, target.model)
     _check_sizes(findings, chosen, target)
@@ -48,6 +51,16 @@ def check_format(findings: Findings, chosen: Chosen, path: str, asked: ModelSour
         message = "no calibration prompts are named; activations are measured on the ones that trtspec brings"
         hint = "name some of your own kind of text: calibration: {prompts: FILE}"
         findings.warn(f"{path}.quantization", "default-prompts", message, hint)
+
+
+def vocabulary_of(checkpoint: Checkpoint) -> int:
+    """Return the number of rows of a model's embedding, 0 where that is not known."""
+    if checkpoint.model:
+        return checkpoint.model.config.vocab_size
+    try:
+        return read_outline(checkpoint.source).vocab_size if checkpoint.source else 0
+    except CheckpointError:
+        return 0
 
 
 def longest(chosen: Chosen, target: Checkpoint) -> int:

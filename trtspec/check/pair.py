@@ -7,7 +7,9 @@ from trtspec.check.chosen import Chosen
 from trtspec.check.findings import Findings
 from trtspec.check.models import check_format
 from trtspec.check.sources import DRAFT, Checkpoint, find_source, read_checkpoint
+from trtspec.check.tokenizers import check_rows
 from trtspec.checkpoint.hub_preview import compare_tokenizers
+from trtspec.checkpoint.source import Source
 from trtspec.checkpoint.tokenizer import TokenizersDiffer
 from trtspec.errors import TrtspecError
 from trtspec.methods.base import Options
@@ -17,6 +19,7 @@ from trtspec.recipe.schema import ModelSource
 
 # Smaller drafts are rarely right, larger ones rarely cheap: what published pairs use.
 USUAL_SIZES = (10, 50)
+TEXT_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id")  # that no draft reads by itself
 
 
 def check_draft(
@@ -34,6 +37,7 @@ def check_draft(
     check_format(findings, chosen, "speculation.draft", asked, draft.model)
     if method:
         findings.add(each.below("speculation.draft") for each in method.check_model(draft.model.source))
+    check_rows(findings, DRAFT, draft.model.source, draft.model.config.vocab_size)
     if target.model is None:
         return draft
     model, is_other = draft.model, chosen.maps_vocabularies and _is_other(chosen, target.model, draft.model)
@@ -57,13 +61,12 @@ def _check_pair(findings: Findings, chosen: Chosen, target: SourceModel, draft: 
 
 
 def _is_other(chosen: Chosen, target: SourceModel, draft: SourceModel) -> bool:
-    """Return whether a draft's ids mean other texts than the target's, or are too many to be padded."""
-    ours, theirs = target.config.vocab_size, draft.config.vocab_size
-    if theirs > ours or (theirs < ours and not chosen.converts):
+    """Return whether a draft's ids mean other texts than the target's, or the backend cannot fit its rows to them."""
+    sources, are_equal = (target.source, draft.source), target.config.vocab_size == draft.config.vocab_size
+    if not (are_equal or chosen.converts):
         return True
-    sources = target.source, draft.source
     if not all((each.root / "tokenizer.json").is_file() for each in sources):
-        return False
+        return draft.config.vocab_size > target.config.vocab_size
     try:
         compare_tokenizers(*sources)
     except TokenizersDiffer:
@@ -76,14 +79,29 @@ def _is_other(chosen: Chosen, target: SourceModel, draft: SourceModel) -> bool:
 def _with_vocabulary(
     findings: Findings, chosen: Chosen, target: SourceModel, draft: SourceModel, has_tokenizer: bool
 ) -> SourceModel:
-    """Check that the same ids mean the same texts; return the draft, padded where it has fewer rows."""
+    """Check that the same ids mean the same texts; return the draft with as many rows as the target.
+
+    Models of one tokenizer are published with different numbers of unused rows: rows that the target lacks are left
+    out, and missing ones are zeros.
+    """
     ours, theirs = target.config.vocab_size, draft.config.vocab_size
-    if theirs > ours or (theirs < ours and not chosen.converts):
+    can_cut = chosen.converts and has_tokenizer and (draft.source.root / "tokenizer.json").is_file()
+    can_cut = can_cut and not _reads_beyond(draft.source, ours)
+    if (theirs > ours and not can_cut) or (theirs < ours and not chosen.converts):
         message = f"the draft has {theirs} vocabulary entries, the target {ours}"
         findings.error(DRAFT, "vocabulary", message, "a draft has to share the target's vocabulary")
     elif has_tokenizer:
         findings.attempt(DRAFT, "tokenizer", lambda: compare_tokenizers(target.source, draft.source))
-    return padded(draft, ours) if theirs < ours else draft  # published with fewer unused rows
+    return padded(draft, ours) if theirs != ours and chosen.converts else draft
+
+
+def _reads_beyond(source: Source, rows: int) -> bool:
+    """Return whether a draft reads a token of its own behind so many rows, as parallel drafts read a mask token."""
+    return any(
+        isinstance(value, int) and value >= rows
+        for key, value in source.config.items()
+        if key.endswith(("_token", "_token_id")) and key not in TEXT_TOKENS
+    )
 
 
 def _check_head(

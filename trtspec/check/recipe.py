@@ -17,9 +17,11 @@ from trtspec.check.findings import Findings
 from trtspec.check.memory import CODE as MEMORY
 from trtspec.check.memory import check_memory
 from trtspec.check.method import check_method
-from trtspec.check.models import check_target, longest
+from trtspec.check.models import check_target, longest, vocabulary_of
 from trtspec.check.pair import check_draft
 from trtspec.check.sources import TARGET, Checkpoint, read_checkpoint
+from trtspec.check.tokenizers import check_defaults, check_end_ids
+from trtspec.checkpoint.generation_config import EndIds
 from trtspec.diagnostics import Diagnostic, position
 from trtspec.gpus import find_gpu
 from trtspec.methods.base import Options
@@ -36,6 +38,7 @@ class CheckResult:
 
     diagnostics: list[Diagnostic]
     context: PlanContext | None
+    end_ids: EndIds | None = None  # of the target; None where they cannot be read
 
     @property
     def errors(self) -> list[Diagnostic]:
@@ -52,6 +55,10 @@ def check_recipe(loaded: LoadedRecipe, *, will_prepare: bool = False) -> CheckRe
     chosen = look_up(findings)
     target = read_checkpoint(findings, chosen, TARGET, recipe.target)
     has_tokenizer = check_target(findings, chosen, target)
+    end_ids = None
+    if target.source:
+        end_ids = check_end_ids(findings, TARGET, target.source)
+        check_defaults(findings, TARGET, target.source, vocabulary_of(target))
     options = check_method(findings, chosen, chosen.method, target.model) if chosen.method else None
     draft = check_draft(findings, chosen, options, target, has_tokenizer=has_tokenizer)
     if chosen.backend:
@@ -67,7 +74,7 @@ def check_recipe(loaded: LoadedRecipe, *, will_prepare: bool = False) -> CheckRe
     _check_rest(findings, recipe)
     _warn_of_loosened(findings, recipe, options)
     findings.diagnostics.sort(key=position)
-    return CheckResult(findings.diagnostics, context)
+    return CheckResult(findings.diagnostics, context, end_ids)
 
 
 def _check_rest(findings: Findings, recipe: Recipe) -> None:

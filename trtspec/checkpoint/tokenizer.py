@@ -14,7 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from trtspec.checkpoint.source import MAX_CONFIG_BYTES, MAX_TOKENIZER_BYTES, Source, read_json
+from trtspec.checkpoint.generation_config import find_end_ids, special_token
+from trtspec.checkpoint.source import MAX_TOKENIZER_BYTES, Source
 from trtspec.errors import CheckpointError, TrtspecError
 
 MODEL = re.compile(rb'"model"\s*:\s*\{')
@@ -98,21 +99,13 @@ class Tokenizer:
 
     @cached_property
     def end_ids(self) -> tuple[int, ...]:
-        """Return the ids that end a text: generation_config.json's if it names any, else the eos token's."""
-        generation = self.root / "generation_config.json"
-        if generation.is_file():
-            eos = read_json(generation, MAX_CONFIG_BYTES).get("eos_token_id")
-            ids = eos if isinstance(eos, list) else [eos]
-            if found := tuple(token for token in ids if isinstance(token, int)):
-                return found
-        return self.named("eos_token")
+        """Return the ids that end a text; raises CheckpointError where the directory's documents have no valid ones."""
+        return find_end_ids(self.root, self._backend.token_to_id).ids
 
     def named(self, key: str) -> tuple[int, ...]:
-        """Return the id of a token that tokenizer_config.json names, as "eos_token"; none where it does not."""
-        config = self.root / "tokenizer_config.json"
-        said = read_json(config, MAX_CONFIG_BYTES).get(key) if config.is_file() else None
-        content = said.get("content") if isinstance(said, dict) else said
-        token = self._backend.token_to_id(content) if isinstance(content, str) else None
+        """Return the id of a token that the tokenizer's documents name, as "eos_token"; none where they do not."""
+        content = special_token(self.root, key)
+        token = self._backend.token_to_id(content) if content is not None else None
         return () if token is None else (token,)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -169,15 +162,15 @@ class TokenizersDiffer(TrtspecError):
 
 
 def check_tokenizers(target: Path, draft: Path) -> None:
-    """Raise TokenizersDiffer where a draft's tokenizer does not give the target's ids.
+    """Raise TokenizersDiffer where the ids of a draft's tokenizer mean other texts than the target's.
 
     Equal files are equal tokenizers; otherwise vocabularies, merges and the encodings of a text full of edges decide.
+    One may have added tokens that the other lacks, such as a pad token, as long as their ids are free in the other.
     """
     if tokenizer_file(target).read_bytes() == tokenizer_file(draft).read_bytes():
         return
     ours, theirs = Tokenizer(target), Tokenizer(draft)
-    if ours.vocabulary != theirs.vocabulary:
-        odd = sorted(set(ours.vocabulary.items()) ^ set(theirs.vocabulary.items()))[0]
+    if odd := _differing_token(ours, theirs):
         raise TokenizersDiffer(
             f"draft and target have different tokenizers: their vocabularies differ, as at {odd[0]!r} (id {odd[1]})",
             hint="draft tokens would mean other texts; choose a draft of the target's family",
@@ -187,3 +180,15 @@ def check_tokenizers(target: Path, draft: Path) -> None:
             "draft and target have different tokenizers: equal vocabularies, but they split a text differently",
             hint="choose a draft of the target's family",
         )
+
+
+def _differing_token(one: Tokenizer, other: Tokenizer) -> tuple[str, int] | None:
+    """Return a token and its id in one of two vocabularies that the other contradicts; None where they agree."""
+    found = []
+    for own, foreign in ((one, other), (other, one)):
+        known, taken = foreign.vocabulary, {*foreign.vocabulary.values()}
+        for token, number in own.vocabulary.items():
+            is_free = token not in known and number in own.added and number not in taken
+            if known.get(token) != number and not is_free:
+                found.append((token, number))
+    return min(found, default=None)

@@ -12,6 +12,7 @@ import typer
 from trtspec.cli.options import Cell, Json, Recipes, Set
 
 if TYPE_CHECKING:
+    from trtspec.checkpoint.generation_config import EndIds
     from trtspec.diagnostics import Diagnostic
 
 
@@ -21,10 +22,12 @@ class Checked(NamedTuple):
     file: str
     name: str | None
     diagnostics: list[Diagnostic]
+    end_ids: EndIds | None = None
 
     def where(self) -> dict[str, Any]:
-        """Return which recipe it is."""
-        return {"name": self.name, "file": self.file}
+        """Return which recipe it is, and where its texts end."""
+        ends = {"end_ids": [*self.end_ids.ids], "end_ids_from": self.end_ids.source} if self.end_ids else {}
+        return {"name": self.name, "file": self.file, **ends}
 
 
 def check(recipes: Recipes, set_: Set = None, cell: Cell = None, json: Json = False) -> None:
@@ -55,7 +58,8 @@ def _check(file: Path, overrides: Sequence[str], cells: Sequence[str]) -> list[C
         found = load_matrix(file, overrides, cells)
     except RecipeError as error:
         return [Checked(name, None, list(error.diagnostics))]
-    return [Checked(name, loaded.recipe.name, check_recipe(loaded).diagnostics) for loaded in found]
+    results = [(loaded.recipe.name, check_recipe(loaded)) for loaded in found]
+    return [Checked(name, recipe, result.diagnostics, result.end_ids) for recipe, result in results]
 
 
 def _show(checked: Sequence[Checked]) -> None:
@@ -67,6 +71,8 @@ def _show(checked: Sequence[Checked]) -> None:
     show_diagnostics(found, are_result=True)
     errors = _count_errors(found)
     names = ", ".join(each.name or "" for each in checked)
+    for ends in dict.fromkeys(str(each.end_ids) for each in checked if each.end_ids):
+        say(f"end ids: {ends}")
     say(f"{counted(errors, 'error')} in {checked[0].file}" if errors else f"{names}: fits together")
 
 

@@ -29,7 +29,8 @@ class LogitEdits:
     `repetition_penalty` where positive and multiplied by it where negative. `presence_penalty` is subtracted once from
     those of ids that stand in the text behind its first `prompt_ignore_len` tokens of prompt, `frequency_penalty` once
     for each time. An id that would complete one of `bad_words` is not chosen, and none that ends the text before it has
-    `min_tokens`; stop texts are not looked for before.
+    `min_tokens`; stop texts are not looked for before. An id is not chosen that would repeat `no_repeat_ngram` tokens
+    in a row of prompt and output (0: any may), and the first one is none of `begin_suppressed`.
     """
 
     repetition_penalty: float = 1.0
@@ -39,6 +40,8 @@ class LogitEdits:
     min_tokens: int = 0
     bad_words: tuple[tuple[int, ...], ...] = ()
     bias: Mapping[int, float] = field(default_factory=dict)
+    no_repeat_ngram: int = 0
+    begin_suppressed: tuple[int, ...] = ()
 
     @property
     def penalizes(self) -> bool:
@@ -51,7 +54,7 @@ NO_EDITS = LogitEdits()
 
 def complaints_about(edits: LogitEdits, vocab_size: int) -> dict[str, bool]:
     """Return what may be wrong with a request's edits, and whether it is."""
-    ids = {*edits.bias, *(token for word in edits.bad_words for token in word)}
+    ids = {*edits.bias, *edits.begin_suppressed, *(token for word in edits.bad_words for token in word)}
     return {
         f"repetition_penalty is {edits.repetition_penalty}, expected more than 0 and at most {LARGEST:g}": (
             not 1 / LARGEST <= edits.repetition_penalty <= LARGEST
@@ -64,6 +67,7 @@ def complaints_about(edits: LogitEdits, vocab_size: int) -> dict[str, bool]:
         ),
         f"prompt_ignore_length is {edits.prompt_ignore_len}, expected 0 or more": edits.prompt_ignore_len < 0,
         f"min_tokens is {edits.min_tokens}, expected 0 or more": edits.min_tokens < 0,
+        f"no_repeat_ngram_size is {edits.no_repeat_ngram}, expected 0 or more": edits.no_repeat_ngram < 0,
         "a bad word is empty": any(not word for word in edits.bad_words),
         f"a bad word or a bias has a token id outside 0..{vocab_size - 1}": (
             any(not 0 <= token < vocab_size for token in ids)

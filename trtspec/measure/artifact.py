@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,10 @@ from trtspec.artifacts.paths import PROMPTS, TOKENIZER, checkpoint
 from trtspec.artifacts.read_before import verify_changed
 from trtspec.backends.base import find_backend
 from trtspec.backends.code import check_code
+from trtspec.checkpoint.generation_config import CONFIG, GENERATION_CONFIG
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.errors import DigestMismatch, TrtspecError
+from trtspec.generation.model_defaults import MODEL, ModelDefaults, load_model_defaults
 from trtspec.generation.request import Request, SamplingOptions
 from trtspec.paths import default_prompts
 from trtspec.prompts.load import load_prompts
@@ -55,8 +58,20 @@ class OpenArtifact:
     def request_of(
         self, ids: tuple[int, ...], max_tokens: int, sampling: SamplingOptions | None = None, **options: Any
     ) -> Request:
-        """Return a request for the text of a prompt's tokens."""
-        return Request(ids, max_tokens, sampling or SamplingOptions(), end_ids=self.tokenizer.end_ids, **options)
+        """Return a request for a prompt's tokens, with the model's penalties where the recipe takes its defaults."""
+        edits = {"edits": self.defaults.edits_for(len(ids))} if self.takes_model_defaults else {}
+        options = {"end_ids": self.tokenizer.end_ids, **edits, **options}
+        return Request(ids, max_tokens, sampling or SamplingOptions(), **options)
+
+    @property
+    def takes_model_defaults(self) -> bool:
+        """Return whether requests take the defaults of the model's generation_config.json."""
+        return self.recipe.serving.defaults == MODEL
+
+    @cached_property
+    def defaults(self) -> ModelDefaults:
+        """Return the defaults of the model's author."""
+        return load_model_defaults(self.root / TOKENIZER)
 
 
 def read_artifact(root: Path) -> Manifest:
@@ -67,7 +82,19 @@ def read_artifact(root: Path) -> Manifest:
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
         raise DigestMismatch("; ".join(problems[:3]) + more, where=str(root), hint="build it again")
     check_code(root, manifest)
+    check_end_ids(root, manifest)
     return manifest
+
+
+def check_end_ids(root: Path, manifest: Manifest) -> None:
+    """Raise TrtspecError for an artifact whose tokenizer directory cannot say which ids end a text.
+
+    Earlier versions copied no config.json, which is where a model without generation_config.json has its end ids.
+    """
+    names = {Path(record.path).name for record in manifest.files if record.path.startswith(f"{TOKENIZER}/")}
+    if names and not names & {CONFIG, GENERATION_CONFIG}:
+        message = "built by an earlier trtspec, which did not keep the end ids of the target's config.json"
+        raise TrtspecError(message, where=str(root), hint="build it again")
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trtspec.artifacts.manifest import Manifest
 from trtspec.artifacts.origins import recall_origin
-from trtspec.artifacts.paths import checkpoint
+from trtspec.artifacts.paths import TOKENIZER, checkpoint
 from trtspec.checkpoint.prepare import locate_source
 from trtspec.checkpoint.source import load_source
 from trtspec.checkpoint.trtllm import load_checkpoint
@@ -59,7 +59,8 @@ def check_sources(root: Path, manifest: Manifest, given: Path | None) -> Check |
         raise TrtspecError("no such directory", where=str(given), hint=HINT)
     pairs: list[tuple[Path, FileRecord]] = []
     for role in manifest.recipe.models:
-        copies = [record for record in manifest.files if record.path.startswith(f"{checkpoint(role)}/")]
+        folders = (f"{checkpoint(role)}/", *([f"{TOKENIZER}/"] if role == "target" else []))
+        copies = [record for record in manifest.files if record.path.startswith(folders)]
         try:
             source = given if given and role == "target" else _origin(root, manifest, role) if copies else Path()
         except CheckpointError as error:

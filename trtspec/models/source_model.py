@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trtspec.checkpoint.model_config import ModelConfig
-from trtspec.checkpoint.rules import Matched, Rule, match
+from trtspec.checkpoint.rules import Matched, Rule, SourceTensor, match
 from trtspec.checkpoint.sharding import ParallelMapping, fitting, mapping_problems
 from trtspec.checkpoint.source import Source, load_source
 from trtspec.checkpoint.trtllm import EMBEDDING, LM_HEAD
@@ -25,7 +25,7 @@ class SourceModel:
     """A complete source: its config, the rules of its tensors, and its quantization if it has one.
 
     `family_version` is that of the package that provides the family, "" for a built-in family. `padded_to` is the size
-    that its vocabulary is padded to, 0 if it is not padded.
+    that its vocabulary is padded or cut to, 0 if it keeps its own.
     """
 
     source: Source
@@ -81,18 +81,24 @@ class SourceModel:
 
 
 def padded(model: SourceModel, vocab_size: int) -> SourceModel:
-    """Return a model whose vocabulary has `vocab_size` entries: its embedding and LM head get rows of zeros.
+    """Return a model whose vocabulary has `vocab_size` entries: embedding and LM head get rows of zeros, or lose rows.
 
     Models of one tokenizer are published with different numbers of unused rows (Qwen2.5: 151,936 up to 3B, 152,064
     from 7B on), and engines require equal ones in a pair (NVIDIA/TensorRT-LLM issue 2789).
     """
-    wider = [
-        replace(rule, sources=tuple(replace(source, least_rows=vocab_size) for source in rule.sources))
+    fitted = [
+        replace(rule, sources=tuple(_with_rows(source, vocab_size) for source in rule.sources))
         if rule.target in (EMBEDDING, LM_HEAD)
         else rule
         for rule in model.rules
     ]
-    return replace(model, config=replace(model.config, vocab_size=vocab_size), rules=wider, padded_to=vocab_size)
+    return replace(model, config=replace(model.config, vocab_size=vocab_size), rules=fitted, padded_to=vocab_size)
+
+
+def _with_rows(source: SourceTensor, rows: int) -> SourceTensor:
+    if rows >= source.shape[0]:
+        return replace(source, least_rows=rows)
+    return replace(source, shape=(rows, *source.shape[1:]), stored_rows=source.stored_rows or source.shape[0])
 
 
 def mapping_of(asked: ModelSource) -> ParallelMapping:

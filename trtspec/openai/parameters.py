@@ -151,6 +151,7 @@ class Asked:
     top_logprobs: int | None
     include_usage: bool
     logit_bias: Mapping[int, float]
+    given: frozenset[str] = frozenset()  # the names that the request itself has, without those that are null
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
@@ -174,6 +175,7 @@ def read_parameters(body: Mapping[str, Any], *, chat: bool) -> Asked:
         _top_logprobs(values, chat),
         _include_usage(body),
         _logit_bias(body.get("logit_bias")),
+        frozenset(name for name, value in body.items() if value is not None),
     )
 
 

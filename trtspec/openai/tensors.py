@@ -16,6 +16,7 @@ from tritonclient.grpc import service_pb2
 
 from trtspec.openai.errors import unsupported
 from trtspec.openai.parameters import Asked
+from trtspec.triton.nvidia import MODEL, PARAMETER
 from trtspec.triton.python_models.own_server import ASKS_FOR_LAST
 from trtspec.triton.python_models.tensors import tensor_of_words
 
@@ -37,6 +38,7 @@ class Model:
     outputs: frozenset[str]
     decoupled: bool
     own_counts: bool = False  # num_output_tokens counts a response's own tokens, not those of the text so far
+    takes_model_defaults: bool = False  # omitted fields take the values of the model's generation_config.json
 
     @classmethod
     def of(cls, config: Any) -> Model:
@@ -48,6 +50,7 @@ class Model:
             frozenset(outputs),
             config.model_transaction_policy.decoupled,
             own_counts=outputs.get("num_output_tokens") == [-1],  # as Triton's backends of one text a request have it
+            takes_model_defaults=PARAMETER in config.parameters and config.parameters[PARAMETER].string_value == MODEL,
         )
 
     @property
@@ -67,7 +70,7 @@ class RequestBuilder:
     """One ModelInferRequest; tensors that the model has not are an error that names the parameter."""
 
     def __init__(self, model: Model) -> None:
-        self._model = model
+        self._model, self.takes_model_defaults = model, model.takes_model_defaults
         self.message = service_pb2.ModelInferRequest(model_name=model.name)
         self.message.parameters[ASKS_FOR_LAST].bool_param = True
 
@@ -174,15 +177,23 @@ def _texts(values: Iterable[str]) -> bytes:
 
 
 def _add_sampling(request: RequestBuilder, asked: Asked, seed: int, prefix: str, *, greedy_temperature: float) -> None:
-    """Add all of it always: what engines take for those that are missing is not what OpenAI's clients mean."""
+    """Add all of it: what engines take for those that are missing is not what OpenAI's clients mean.
+
+    A model that has defaults of its own gets those alone that the request names.
+    """
     greedy = asked["temperature"] == 0 or asked["top_p"] == 0
-    request.add("temperature", [greedy_temperature if greedy else asked["temperature"]], "FP32")
-    request.add(f"{prefix}top_k", [1 if greedy else max(0, asked["top_k"])], "INT32")
-    request.add(f"{prefix}top_p", [1.0 if greedy else asked["top_p"]], "FP32")
+    leaves_out = request.takes_model_defaults and not greedy
+    for name, tensor, value, kind in (
+        ("temperature", "temperature", greedy_temperature if greedy else asked["temperature"], "FP32"),
+        ("top_k", f"{prefix}top_k", 1 if greedy else max(0, asked["top_k"]), "INT32"),
+        ("top_p", f"{prefix}top_p", 1.0 if greedy else asked["top_p"], "FP32"),
+    ):
+        if name in asked.given or not leaves_out:
+            request.add(tensor, [value], kind)
     request.add("seed", [seed], "UINT64")
     request.add_known("exclude_input_in_output", True, "BOOL")
     request.add_known("return_perf_metrics", True, "BOOL")
-    for name, value, kind in _wanted(asked):
+    for name, value, kind in _wanted(asked, keeps_neutral=request.takes_model_defaults):
         request.add_asked(name, name, value, kind)
     if asked["presence_penalty"] or asked["frequency_penalty"]:
         request.add_known("prompt_ignore_length", WHOLE_PROMPT, "INT32")
@@ -200,11 +211,11 @@ def _dense(biases: Mapping[int, float], length: int) -> npt.NDArray[np.float32]:
     return dense
 
 
-def _wanted(asked: Asked) -> Iterator[tuple[str, Any, str]]:
-    """Yield the parameters of a request that differ from those of a request without them."""
+def _wanted(asked: Asked, *, keeps_neutral: bool) -> Iterator[tuple[str, Any, str]]:
+    """Yield the parameters of a request that differ from those of a request without them, or are named at all."""
     for name in PENALTIES:
         neutral = 1.0 if name == "repetition_penalty" else 0
-        if asked[name] != neutral:
+        if asked[name] != neutral or (keeps_neutral and name in asked.given):
             yield name, asked[name], "INT32" if name == "min_tokens" else "FP32"
     if asked["num_draft_tokens"] is not None:
         yield "num_draft_tokens", asked["num_draft_tokens"], "INT32"

@@ -343,8 +343,9 @@ class Serving(StrictModel):
     limits: EntryLimits = Field(default=EntryLimits(), description="What that takes of OpenAI's clients")
     rollout: Rollout = Field(default=Rollout(), description="How it takes the place of one that is live")
     max_queue_delay_us: int = Field(default=100, ge=0, description="Microseconds a request may wait for company")
-    defaults: Literal["trtspec", "nvidia"] = Field(
-        default="trtspec", description="What a request means that does not say: ours, or exactly NVIDIA's repository's"
+    defaults: Literal["trtspec", "nvidia", "model"] = Field(
+        default="trtspec",
+        description="What omitted fields of a request mean: ours, NVIDIA's repository's, or generation_config.json's",
     )
 
 

@@ -56,7 +56,7 @@ def _edit_row(logits: Tensor, running: Running, tokens: Tensor, sees: Bools) -> 
         logits[:, ids] += torch.tensor(list(edits.bias.values()), device=logits.device, dtype=logits.dtype)
     if edits.penalizes:
         _penalize(logits, edits, running.text, len(running.request.prompt_ids), tokens, sees)
-    if edits.bad_words or edits.min_tokens:
+    if edits.bad_words or edits.min_tokens or edits.no_repeat_ngram or edits.begin_suppressed:
         for node, forbidden in enumerate(_forbidden(running, tokens.tolist(), sees, logits.shape[-1])):
             logits[node, forbidden] = NEVER
 
@@ -98,13 +98,28 @@ def _forbidden(running: Running, tokens: list[int], sees: Bools, vocab_size: int
     forbidden = []
     for path in sees:
         drafted = [tokens[node] for node in np.flatnonzero(path)]
-        ids = ends if output_len + len(drafted) < edits.min_tokens else []
+        ids = list(ends) if output_len + len(drafted) < edits.min_tokens else []
+        if output_len + len(drafted) == 0:
+            ids += edits.begin_suppressed
+        if edits.no_repeat_ngram:
+            ids += _repeating([*text, *drafted], edits.no_repeat_ngram)
         tail = (*text[len(text) - min(longest, len(text)) :], *drafted)
         for prefix, last in behind.items():
             if tail[len(tail) - len(prefix) :] == prefix:
                 ids = [*ids, *last]
         forbidden.append(ids)
     return forbidden
+
+
+def _repeating(text: Sequence[int], size: int) -> list[int]:
+    """Return the ids that would end a sequence of `size` tokens that the text has already."""
+    if len(text) < size:
+        return []
+    ids = np.asarray(text)
+    windows = np.lib.stride_tricks.sliding_window_view(ids, size)
+    matches = (windows[:, :-1] == ids[len(ids) - size + 1 :]).all(axis=1)
+    found: list[int] = np.unique(windows[matches, -1]).tolist()
+    return found
 
 
 def score(request: Request, logits: Tensor, tokens: Sequence[int]) -> Scores:

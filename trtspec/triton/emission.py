@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from trtspec.errors import TrtspecError
 from trtspec.files import copy_tree
 from trtspec.paths import model_repository_dir
-from trtspec.triton.nvidia import NVIDIA, adapt
+from trtspec.triton.nvidia import MODEL, NVIDIA, PARAMETER, adapt
 from trtspec.triton.warmup import FOLDER as WARMUP
 from trtspec.triton.warmup import Sample, add_samples
 
@@ -39,7 +39,7 @@ class ServingSettings:
     max_queue_delay_us: int = 100
     streaming: bool = True
     warmup: bool = False
-    defaults: str = "trtspec"  # or NVIDIA
+    defaults: str = "trtspec"  # or NVIDIA, or MODEL
 
 
 def emit_model(
@@ -71,6 +71,8 @@ def emit_model(
             set_parameter(config, key, value)
     if settings.defaults == NVIDIA:
         adapt(config)
+    elif settings.defaults == MODEL and config.backend == PYTHON:
+        set_parameter(config, PARAMETER, MODEL)
     add_samples(config, out / model, samples)
     write_model(out / model, source, config)
 

@@ -16,7 +16,7 @@ from trtspec.triton.names import BLS, ENSEMBLE, PREPROCESSING, TARGET
 if TYPE_CHECKING:
     from trtspec.triton.config import ModelConfig
 
-NVIDIA, PARAMETER = "nvidia", "defaults"
+NVIDIA, MODEL, PARAMETER = "nvidia", "model", "defaults"
 
 _LORA = """
     lora_task_id UINT64 1

@@ -119,6 +119,18 @@ def test_a_request_is_said_in_vllms_words(inputs, changed, adapter) -> None:
     assert outputs["return_counts"].tolist() == [[True]]
 
 
+@pytest.mark.parametrize(("ids", "stops"), [([5], [5]), ([5, 0], [5, 0]), ([], [])])
+def test_vllm_ends_at_the_ids_of_config_json_alone(ids: list[int], stops: list[int], tmp_path: Path) -> None:
+    make_tokenizer(tmp_path / "tokenizer")
+    (tmp_path / "tokenizer" / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
+    emit_vllm("ngram", tmp_path / "model_repository")
+    model = load_model("sampling_parameters", make_pb_utils()).TritonPythonModel()
+    model.initialize(model_args(tmp_path / "model_repository" / "sampling_parameters"))
+    said = json.loads(answer(model).outputs["sampling_parameters"].item())
+    assert said["stop_token_ids"] == stops
+    assert said["ignore_eos"] == (0 not in ids), "vLLM would end a text at the tokenizer's eos token, which is 0"
+
+
 def test_the_prompt_comes_back_where_it_is_asked_for(adapter) -> None:
     assert answer(adapter, exclude_input_in_output=False).outputs["exclude_input"].tolist() == [[False]]
 

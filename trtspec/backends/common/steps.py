@@ -8,6 +8,7 @@ from pathlib import Path
 
 from trtspec.artifacts.paths import PLUGINS, PROMPTS, TOKENIZER, checkpoint, from_model
 from trtspec.backends.context import PlanContext
+from trtspec.checkpoint.generation_config import CONFIG
 from trtspec.graph.files import FileReader
 from trtspec.graph.step import Step
 from trtspec.methods.base import method_version
@@ -52,12 +53,13 @@ def served_path(role: str) -> str:
 
 
 def padding_notes(context: PlanContext) -> tuple[str, ...]:
-    """Say where a draft's vocabulary is padded."""
+    """Say where a draft's vocabulary is padded or cut."""
     draft = context.draft
     if draft is None or not draft.padded_to:
         return ()
-    rows = f"{draft.source.config['vocab_size']} to the target's {draft.padded_to} rows"
-    return (f"the draft's embedding and head are padded with zeros from {rows}",)
+    stored = draft.source.config["vocab_size"]
+    what = "padded with zeros" if stored < draft.padded_to else "cut"
+    return (f"the draft's embedding and head are {what} from {stored} to the target's {draft.padded_to} rows",)
 
 
 def gpu_record(context: PlanContext) -> dict[str, str]:
@@ -81,7 +83,9 @@ def serving_settings(context: PlanContext) -> ServingSettings:
 def companions(context: PlanContext, reader: FileReader) -> dict[str, Step]:
     """Return the steps of what goes along with the models: tokenizer, prompts of the gates, compiled plugins."""
     recipe, source = context.resolved, context.sources["target"]
-    steps: dict[str, Step] = {TOKENIZER: CopyFiles("tokenizer", reader.read(source.root, source.tokenizer_files))}
+    # config.json may be the only file that names the end ids
+    documents = [*source.tokenizer_files, source.root / CONFIG]
+    steps: dict[str, Step] = {TOKENIZER: CopyFiles("tokenizer", reader.read(source.root, documents))}
     if recipe.gates.prompts:
         prompts = Path(recipe.gates.prompts)
         steps[PROMPTS] = CopyFiles("prompts", reader.read(prompts.parent, [prompts]))

@@ -46,7 +46,7 @@ BACKEND = Backend(
     knobs=frozenset({"schedule", "confidence", "verify"}),
     warms=True,
     maps_vocabularies=lambda version, method: method == "draft_target",
-    defaults=("trtspec", "nvidia"),
+    defaults=("trtspec", "nvidia", "model"),
     check=check,
     serving=_serving,
     auto=Auto(rank=99, offer=lambda method, gpu: Offer(takes=True, why="")),

@@ -17,6 +17,7 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from trtspec.errors import EngineFailed, TrtspecError
+from trtspec.generation.model_defaults import ModelDefaults, load_model_defaults
 from trtspec.generation.request import Request, SamplingOptions, Update
 from trtspec.generation.running import RequestHandle
 from trtspec.kernels.verifier import libraries_of
@@ -58,6 +59,9 @@ class TritonPythonModel:
         self.inputs = settings.inputs
         self.decoupled = settings.decoupled
         self.reader = TokenReader(settings.tokenizer(), is_nvidia=settings.is_nvidia)
+        self.defaults = ModelDefaults()
+        if settings.takes_model_defaults:
+            self.defaults = load_model_defaults(settings.required_path("tokenizer_dir"))
         self.lock = threading.Lock()
         self.departures = Departures()
         self.shutdown = Shutdown(args["model_repository"])
@@ -125,15 +129,16 @@ class TritonPythonModel:
     def read(self, inputs: RequestTensors) -> Request:
         """Return what the tensors of a request ask for."""
         draft_ids, draft_logits = inputs.array("draft_input_ids"), inputs.array("draft_logits")
+        text = self.reader.read(inputs)
         return Request(
-            **self.reader.read(inputs),
-            sampling=SamplingOptions(**read_sampling(inputs, "runtime_")),
+            **text,
+            sampling=SamplingOptions(**read_sampling(inputs, "runtime_", self.defaults.sampling)),
             draft_len=inputs.scalar("num_draft_tokens"),
             options=read_lookahead(inputs),
             draft_ids=() if draft_ids is None else tuple(draft_ids.tolist()),
             # the server's memory, which ends with `execute`
             draft_logits=None if draft_logits is None else draft_logits.copy(),
-            edits=read_edits(inputs),
+            edits=read_edits(inputs, self.defaults.edits_for(len(text["prompt_ids"]))),
             **read_wanted_scores(inputs),
         )
 

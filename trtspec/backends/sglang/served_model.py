@@ -41,7 +41,8 @@ class TritonPythonModel(LoopModel):
         """Yield what can be shown as it comes; the last update has a finish reason."""
         updates: list[Update] = []
         running = Running(asked, updates.append, self.tokenizer)
-        answer = Answer(self.engine, self.tokenizer.end_ids)
+        # SGLang itself ends a text at the tokenizer's eos token too
+        answer = Answer(self.engine, (*self.tokenizer.end_ids, *self.tokenizer.named("eos_token")))
         reason = None
         async for new in answer.steps(asked, is_cancelled):
             if reason := running.advance(Progress(0, list(new[:-1]), new[-1])):

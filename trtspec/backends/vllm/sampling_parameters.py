@@ -35,7 +35,10 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         settings = Settings(args)
-        self.end_ids = settings.tokenizer().end_ids
+        tokenizer = settings.tokenizer()
+        self.end_ids = tokenizer.end_ids
+        # vLLM itself ends a text at the tokenizer's eos token too
+        self.ends_alike = bool(self.end_ids) and {*tokenizer.named("eos_token")} <= {*self.end_ids}
         self.inputs = [TEXT_NAMES.get(name, name) for name in settings.inputs]  # as the ensemble has them
 
     def execute(self, requests: list[Any]) -> list[Any]:
@@ -88,6 +91,6 @@ class TritonPythonModel:
             "top_p": sampling.top_p,
             "seed": sampling.seed,
             "stop": list(asked.stop),
-            "ignore_eos": not is_own,
+            "ignore_eos": not (is_own and self.ends_alike),
             "stop_token_ids": list(self.end_ids) if is_own else [end_id] * (end_id >= 0),
         }

@@ -21,9 +21,15 @@ def maps_vocabularies(version: str, method: str) -> bool:
 
 def has_other_vocabulary(context: PlanContext) -> bool:
     """Return whether the draft model's vocabulary has another size, or other tokens, than the target's."""
+    return _has_other_rows(context) or _has_other_tokens(context)
+
+
+def _has_other_rows(context: PlanContext) -> bool:
     ours, theirs = context.target_config, context.draft_config
-    if ours and theirs and ours.vocab_size != theirs.vocab_size:
-        return True
+    return bool(ours and theirs and ours.vocab_size != theirs.vocab_size)
+
+
+def _has_other_tokens(context: PlanContext) -> bool:
     target, draft = (context.sources[role].root for role in ("target", "draft"))
     if not all((root / "tokenizer.json").is_file() for root in (target, draft)):
         return False
@@ -38,5 +44,12 @@ def check_vocabulary(context: PlanContext) -> Iterable[Diagnostic]:
     """Yield that a draft of another vocabulary drafts fewer tokens than it could."""
     if maps_vocabularies(context.version, context.recipe.speculation.method) and has_other_vocabulary(context):
         message = "draft and target have other vocabularies: vLLM drafts tokens that both have, on its V1 model runner"
+        ours, theirs = context.target_config, context.draft_config
+        if ours and theirs and not _has_other_tokens(context):
+            message = f"draft and target have one tokenizer, but {theirs.vocab_size} and {ours.vocab_size} rows: vLLM"
+            message += " maps the tokens that both have, on its V1 model runner"
+            hint = "save both with equal vocabularies to do without: resize_token_embeddings in transformers"
+            yield Diagnostic("speculation.draft.model", "vocabulary", message, hint, "warning", source=FIELD)
+            return
         hint = "a draft of the target's own family is accepted more often"
         yield Diagnostic("speculation.draft.model", "vocabulary", message, hint, "warning", source=FIELD)

@@ -10,22 +10,31 @@ from typing import Any
 
 import numpy as np
 
-from trtspec.generation.logit_edits import LogitEdits
+from trtspec.generation.logit_edits import NO_EDITS, LogitEdits
 from trtspec.generation.scores import Scores
 from trtspec.triton.python_models.tensors import Array, RequestTensors, words_of_tensor
 
 
-def read_edits(inputs: RequestTensors) -> LogitEdits:
-    """Return how a request changes the target's logits."""
+def read_edits(inputs: RequestTensors, defaults: LogitEdits = NO_EDITS) -> LogitEdits:
+    """Return how a request changes the target's logits.
+
+    Omitted tensors take the values of `defaults`. What has no tensor, bad words and biases of `defaults` count beside
+    those of the request.
+    """
     words, bias = inputs.array("bad_words_list"), inputs.array("embedding_bias")
     return LogitEdits(
-        repetition_penalty=inputs.scalar("repetition_penalty", 1.0),
+        repetition_penalty=inputs.scalar("repetition_penalty", defaults.repetition_penalty),
         presence_penalty=inputs.scalar("presence_penalty", 0.0),
         frequency_penalty=inputs.scalar("frequency_penalty", 0.0),
         prompt_ignore_len=inputs.scalar("prompt_ignore_length", 0),
-        min_tokens=inputs.scalar("min_tokens", 0),
-        bad_words=() if words is None else tuple(map(tuple, words_of_tensor(words))),
-        bias={} if bias is None else {int(token): float(bias[token]) for token in np.flatnonzero(bias)},
+        min_tokens=inputs.scalar("min_tokens", defaults.min_tokens),
+        bad_words=(*defaults.bad_words, *(() if words is None else map(tuple, words_of_tensor(words)))),
+        bias={
+            **defaults.bias,
+            **({} if bias is None else {int(token): float(bias[token]) for token in np.flatnonzero(bias)}),
+        },
+        no_repeat_ngram=defaults.no_repeat_ngram,
+        begin_suppressed=defaults.begin_suppressed,
     )
 
 

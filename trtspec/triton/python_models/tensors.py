@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,7 +20,7 @@ import numpy.typing as npt
 
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.errors import TrtspecError
-from trtspec.triton.nvidia import NVIDIA, PARAMETER
+from trtspec.triton.nvidia import MODEL, NVIDIA, PARAMETER
 from trtspec.triton.python_models.faults import fault_of, fault_words, new_fault
 from trtspec.triton.python_models.fields import OLDER, parameters_of, refuse_unknown, renamed, value_of
 
@@ -93,6 +94,11 @@ class Settings:
     def is_nvidia(self) -> bool:
         """Return whether a request means what it does not say as NVIDIA's model of this name has it."""
         return bool(self._config["parameters"].get(PARAMETER) == {"string_value": NVIDIA})
+
+    @property
+    def takes_model_defaults(self) -> bool:
+        """Return whether omitted fields of a request take the values of the model's generation_config.json."""
+        return bool(self._config["parameters"].get(PARAMETER) == {"string_value": MODEL})
 
     def json(self, key: str) -> dict[str, Any]:
         """Return a parameter that is a JSON object."""
@@ -311,14 +317,18 @@ def words_of_tensor(tensor: Array) -> list[list[int]]:
     return [ids[start:end] for start, end in pairwise(bounds)]
 
 
-def read_sampling(inputs: RequestTensors, prefix: str = "") -> dict[str, Any]:
+def read_sampling(
+    inputs: RequestTensors, prefix: str = "", defaults: Mapping[str, float] = MappingProxyType({})
+) -> dict[str, Any]:
     """Return how to sample, as TensorRT-LLM's executor does: greedy unless top_k or top_p ask for more than one token.
 
     A temperature alone does not, and a top_p of 0 is none (NVIDIA/TensorRT-LLM:cpp/tensorrt_llm/layers/
     defaultDecodingParams.h@1020a8d7, triton_backend's utils.cc). With neither limit, `top_p` 1 samples from all tokens.
+    `defaults` are the values of omitted ones.
     """
-    top_k, top_p = inputs.scalar(f"{prefix}top_k", 0), inputs.scalar(f"{prefix}top_p", 0.0)
-    temperature = inputs.scalar("temperature", 1.0)
+    top_k = inputs.scalar(f"{prefix}top_k", int(defaults.get("top_k", 0)))
+    top_p = inputs.scalar(f"{prefix}top_p", defaults.get("top_p", 0.0))
+    temperature = inputs.scalar("temperature", defaults.get("temperature", 1.0))
     if (top_k == 1 or (top_k == 0 and top_p <= 0)) and temperature >= 0:
         temperature = 0.0
     return {
