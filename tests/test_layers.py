@@ -27,6 +27,7 @@ LEVELS = [
         "failpoint",
         "diagnostics",
         "exposition",
+        "http_hosts",
         "own_data",
         "interpreter",
     },
