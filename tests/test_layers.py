@@ -31,7 +31,7 @@ LEVELS = [
         "own_data",
         "interpreter",
     },
-    {"hashing", "swap"},
+    {"hashing", "swap", "front"},
     {"recipe", "graph", "probe", "gpus"},
     {"artifacts", "disk"},
     {"checkpoint", "kernels"},
