@@ -138,9 +138,9 @@ class Beside:
             return f"ended by itself with status {status}"
         if process_state(pid) == "T":
             return "is stopped"
-        if (since := self._probe.silent_since) is not None and now - since >= SILENT_S:
-            if now - since >= BLOCKED_S or not computes(pid):
-                return f"has not answered for {now - since:.0f} s"
+        silent_s = now - (self._probe.silent_since or now)
+        if silent_s >= BLOCKED_S or (silent_s >= SILENT_S and not computes(pid)):
+            return f"has not answered for {silent_s:.0f} s"
         if (since := self._probe.closed_since) is not None and now - since >= self.running.child.start_s:
             return f"has not listened for {now - since:.0f} s"
         return ""

@@ -49,8 +49,8 @@ class Record:
     `pid` and `started` together name its supervisor, also after a reboot or a reused pid. `since` is when the state
     began, in seconds of the epoch. `restarts` counts how often the server was started again, `reason` says why it last
     was, `beside` what last went wrong with what runs beside it; `drain_s` are the seconds that open requests get at its
-    end; `openai` is the port of OpenAI's clients; `revision` counts the artifacts of this name; `front` says that the HTTP
-    ports are those of a front (`trtspec.front`). What an earlier version did not note is "", 0 or false.
+    end; `openai` is the port of OpenAI's clients; `revision` counts the artifacts of this name; `front` says that the
+    HTTP ports are those of a front (`trtspec.front`). What an earlier version did not note is "", 0 or false.
     """
 
     name: str

@@ -20,9 +20,11 @@ from trtspec.deploy.revision import SOCKETS
 from trtspec.deploy.running import Running
 from trtspec.deploy.token import PLACEHOLDER, read_token
 from trtspec.errors import TrtspecError
-from trtspec.front.command import DOORS
+from trtspec.files import private_directory
 from trtspec.triton.client import Client
 from trtspec.triton.closing import OPEN, hide_token, opens_to_filler
+from trtspec.triton.names import DEPARTURES
+from trtspec.triton.names import SOCKETS as SOCKET_NAMES
 from trtspec.triton.python_models.shutdown import ending_file
 from trtspec.triton.server import close_shared_memory, remove_shared_memory
 
@@ -50,9 +52,9 @@ class Keeper:
         """Start it, with nothing of its token left for others to read."""
         self._ending.unlink(missing_ok=True)
         self.server, *front = read_children(self.place / "server.json")
+        token, sockets = read_token(self.root), self._socket_directory()
         if front and self.front is None:
             self.front = Beside.start(front[0])
-        token, sockets = read_token(self.root), self._socket_directory()
         argv = [word.replace(PLACEHOLDER, token).replace(SOCKETS, sockets) for word in self.server.argv]
         self.running = Running.start(replace(self.server, argv=argv))
         self._starting = StartLook(self.running.process.pid)
@@ -63,8 +65,10 @@ class Keeper:
 
         What the last server left there is removed, since the server does not do that itself.
         """
-        for door in DOORS.values():
-            (self.place / door.socket).unlink(missing_ok=True)
+        for name in SOCKET_NAMES.values():
+            (self.place / name).unlink(missing_ok=True)
+        for left in private_directory(self.place / DEPARTURES).iterdir():
+            left.unlink(missing_ok=True)
         if self._sockets is None:
             self._sockets = os.open(self.place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         return f"/proc/{os.getpid()}/fd/{self._sockets}"

@@ -27,11 +27,14 @@ from trtspec.deploy.stage import check_repository, put_in_place, stage_repositor
 from trtspec.deploy.token import PLACEHOLDER
 from trtspec.errors import DigestMismatch
 from trtspec.files import private_directory
-from trtspec.front.command import DOORS, FRONT_SOCKET, front_command
+from trtspec.front.command import FRONT_SOCKET, front_command
 from trtspec.hashing import file_sha256
 from trtspec.http_hosts import VARIABLE, allowed_hosts
 from trtspec.triton.client import UNIX
 from trtspec.triton.closing import closing_options
+from trtspec.triton.departed import VARIABLE as DEPARTED_VARIABLE
+from trtspec.triton.names import DEPARTURES
+from trtspec.triton.names import SOCKETS as SOCKET_NAMES
 from trtspec.triton.server import Ports, find_server
 
 log = logging.getLogger(__name__)
@@ -64,7 +67,7 @@ def place_of(journal: DeploymentJournal, revision: int) -> Path:
 
 def server_url(journal: DeploymentJournal, revision: int) -> str:
     """Return the address by which this user reaches the server of a revision, past its front."""
-    return f"{UNIX}{place_of(journal, revision) / DOORS['http'].socket}"
+    return f"{UNIX}{place_of(journal, revision) / SOCKET_NAMES['http']}"
 
 
 def front_url(journal: DeploymentJournal, revision: int) -> str:
@@ -95,7 +98,7 @@ def prepare(
         server = put_in_place(stand_in, server, serving.triton_backend, place / "backends", repository)
     command = launch.command(server, repository, replace(ports, sockets=SOCKETS), shm_prefix, drain_s)
     log.info("run %s (%s), its output goes to %s", shlex.join(command), server.source, journal.log)
-    environment = {**server.environment, **launch.environment}
+    environment = {**server.environment, **launch.environment, DEPARTED_VARIABLE: str(place / DEPARTURES)}
     child = Child(SERVER, command, server_url(journal, revision), environment, start_s)
     doors = front_command(place, ports.host, {"http": ports.http, "metrics": ports.metrics})
     front = Child(FRONT, doors, front_url(journal, revision), _allowed_hosts(), FRONT_START_S)

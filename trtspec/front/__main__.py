@@ -14,12 +14,14 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Coroutine
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from trtspec.errors import TrtspecError
 from trtspec.front.command import DOORS, FRONT_SOCKET, PORT_IN_USE, STARTED
 from trtspec.front.proxy import ClientConnection, Front, HealthConnection
 from trtspec.http_hosts import allowed_hosts, host_rules
+from trtspec.triton.names import DEPARTURES
 
 LOG = logging.getLogger("front")
 MOST = 1024
@@ -48,7 +50,8 @@ def main() -> int:
     except (TrtspecError, OSError) as error:
         LOG.error("it cannot start: %s", error)
         return 1
-    front = Front(rules, _most_connections())
+    departures = Path(DEPARTURES)
+    front = Front(rules, _most_connections(), departures=departures if departures.is_dir() else None)
     _run(_serve(front, listening))
     return 0
 

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from trtspec.triton.names import SOCKETS
+
 FRONT_SOCKET = "front.sock"  # where the front answers the supervisor, whatever its ports are busy with
 PORT_IN_USE = errno.EADDRINUSE  # the exit status of a front that cannot listen
 STARTED = "it listens"
@@ -23,8 +25,8 @@ class Door:
 
 
 DOORS: Mapping[str, Door] = {
-    "http": Door("http.sock", (b"GET", b"POST")),
-    "metrics": Door("metrics.sock", (b"GET",)),
+    "http": Door(SOCKETS["http"], (b"GET", b"POST")),
+    "metrics": Door(SOCKETS["metrics"], (b"GET",)),
 }
 
 

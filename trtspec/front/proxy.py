@@ -11,7 +11,9 @@ import asyncio
 import enum
 import json
 import logging
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import cast
 
 from trtspec.front.requests import (
@@ -27,6 +29,7 @@ from trtspec.front.requests import (
 )
 from trtspec.front.responses import Malformed, Response
 from trtspec.http_hosts import HostRules
+from trtspec.triton.departed import forget_departed, mark_departed, tagged
 
 LOG = logging.getLogger(__name__)
 
@@ -42,6 +45,7 @@ AHEAD_BYTES = 16 << 10  # of further requests, while one is answered
 HIGH_WATER = 64 << 10  # of a response that the client has not taken yet
 MAX_HELD_BYTES = 256 << 20  # of all bodies together
 SMALL_BODY = 64 << 10  # which is copied behind its head
+DEPARTED_S = 30.0  # until the models have ended the request of a client that left
 DOWN = "the server does not take requests now: it is starting, restarting or ending"
 
 
@@ -60,6 +64,8 @@ class Front:
     most: int
     clients: dict[ClientConnection, None] = field(default_factory=dict)  # in the order in which they began to wait
     held: int = 0  # bytes of bodies
+    departures: Path | None = None  # the directory in which clients that left are noted for the models
+    departed: dict[ServerConnection, float] = field(default_factory=dict)  # of such clients, by the time they left
     served: int = 0
     refused: int = 0
 
@@ -79,8 +85,11 @@ class Front:
         while True:  # unbounded: until the process ends
             await asyncio.sleep(CHECK_EVERY_S)
             now = loop.time()
-            for each in [*self.clients]:
-                each.check(now)
+            for client in [*self.clients]:
+                client.check(now)
+            for server, since in [*self.departed.items()]:
+                if now - since > DEPARTED_S:
+                    server.close()
 
     def counts(self) -> bytes:
         """Return what the front has done, as JSON."""
@@ -249,7 +258,10 @@ class ClientConnection(asyncio.Protocol):
     def _forward(self, request: Request, content: bytes | bytearray) -> None:
         self._enter(State.RESPONSE)
         self._chunks = None
-        self._upstream = ServerConnection(self, request.render(content), content)
+        token = ""
+        if request.is_generate and self._front.departures is not None:
+            token, content = tagged(bytes(content))
+        self._upstream = ServerConnection(self, self._front, request.render(content), content, token)
         self._connecting = self._loop.create_task(self._upstream.connect(self._server))
 
     def sent(self) -> None:
@@ -312,8 +324,11 @@ class ClientConnection(asyncio.Protocol):
 class ServerConnection(asyncio.Protocol):
     """The server's side of one request."""
 
-    def __init__(self, client: ClientConnection, head: bytes, content: bytes | bytearray) -> None:
+    def __init__(
+        self, client: ClientConnection, front: Front, head: bytes, content: bytes | bytearray, token: str
+    ) -> None:
         self._client: ClientConnection | None = client
+        self._front, self._token = front, token
         self._head, self._content = head, content
         self._response = Response()
         self._has_begun = False
@@ -346,12 +361,14 @@ class ServerConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         client = self._client
-        if client is None:
-            return
         try:
             count = self._response.follow(data)
         except Malformed:
             self._fail(Refused(502, "the server's response is malformed"))
+            return
+        if client is None:  # it left: nobody reads the response
+            if self._response.is_over:
+                self.close()
             return
         self._has_begun = True
         client.pass_on(data if count == len(data) else data[:count])
@@ -360,6 +377,7 @@ class ServerConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if (client := self._client) is None:
+            self.close()
             return
         if exc is None and self._response.ends():
             self._finish(client)
@@ -375,10 +393,30 @@ class ServerConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def abandon(self) -> None:
-        """Close the connection: the client left."""
+        """Close the connection: the client left.
+
+        Where the server does not notice that, the client is noted for the models, and the connection is closed once
+        they have ended the request.
+        """
         self._client = None
+        self._content = b""
+        if self._transport is None or not self._token or len(self._front.departed) >= self._front.most:
+            self.close()
+            return
+        self._transport.resume_reading()
+        self._front.departed[self] = asyncio.get_running_loop().time()
+        try:
+            mark_departed(cast(Path, self._front.departures), self._token)
+        except OSError as error:
+            LOG.warning("a client that left cannot be noted: %s", error.strerror)
+
+    def close(self) -> None:
+        """Close the connection, and remove the note that its client left."""
         if self._transport is not None:
             self._transport.abort()
+        if self._front.departed.pop(self, None) is not None:
+            with suppress(OSError):  # the models ignore a note that is too old
+                forget_departed(cast(Path, self._front.departures), self._token)
 
     def _finish(self, client: ClientConnection) -> None:
         self._client = None
@@ -388,8 +426,7 @@ class ServerConnection(asyncio.Protocol):
 
     def _fail(self, refused: Refused) -> None:
         client, self._client = self._client, None
-        if self._transport is not None:
-            self._transport.abort()
+        self.close()
         if client is not None:
             client.failed(None if self._has_begun else refused)
 

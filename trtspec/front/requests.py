@@ -12,6 +12,7 @@ import json
 import re
 import zlib
 from dataclasses import dataclass, field
+from urllib.parse import unquote_to_bytes
 
 from trtspec.http_hosts import HostRules
 
@@ -29,6 +30,7 @@ BARE_END = re.compile(rb"(?<!\r)\n\r?\n")
 REQUEST_LINE = re.compile(rb"([A-Z]{1,16}) (/[!-~]*) HTTP/1\.([01])")
 HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([\t -~\x80-\xff]*)")
 LENGTH = re.compile(rb"[0-9]{1,10}")
+GENERATE = re.compile(rb"/v2/models/[^/]+(?:/versions/[0-9]+)?/generate")
 CHUNK_SIZE = re.compile(rb"[0-9A-Fa-f]{1,8}")
 STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)  # one that does not end reaches to the end
 NO_BRACKET = bytes(byte for byte in range(256) if byte not in b"[]{}")
@@ -91,6 +93,8 @@ class Request:
         is_form: whether its Content-Type is that of a form, which curl sends with JSON too.
         encoding: "gzip", "deflate" or "".
         json_length: bytes of the JSON that a body begins with; None for all of it.
+        is_generate: whether the server makes one response while it reads nothing, and so does not notice that a client
+            leaves.
     """
 
     head: bytes
@@ -101,6 +105,7 @@ class Request:
     is_form: bool = False
     encoding: str = ""
     json_length: int | None = None
+    is_generate: bool = False
 
     def render(self, body: bytes | bytearray) -> bytes:
         """Return the head to forward with a body."""
@@ -147,11 +152,14 @@ def parse_head(head: bytes, rules: HostRules, methods: tuple[bytes, ...] = (b"GE
     if repeated := next((name for name in ONCE if len(headers.get(name, ())) > 1), None):
         raise Refused(400, f"the request has several headers {repeated.decode()}")
     _check_sender(headers, rules, method)
-    return _request(method, minor, headers, forwarded)
+    request = _request(method, minor, headers, forwarded)
+    path = target.partition(b"?")[0]
+    request.is_generate = GENERATE.fullmatch(unquote_to_bytes(path) if b"%" in path else path) is not None
+    return request
 
 
 def _request(method: bytes, minor: bytes, headers: dict[bytes, list[bytes]], forwarded: list[bytes]) -> Request:
-    length = _length(method, minor, headers)
+    length = _length(minor, headers)
     kind = headers.get(b"content-type", [b""])[0].lower()
     if MULTIPART in kind:
         raise Refused(415, f"forms are not supported; {CONTENT_TYPE_HINT}")
@@ -169,7 +177,7 @@ def _request(method: bytes, minor: bytes, headers: dict[bytes, list[bytes]], for
     return Request(
         b"\r\n".join(forwarded) + b"\r\n",
         length,
-        has_length=method != b"GET",
+        has_length=method != b"GET" or length != 0,
         keeps=keeps,
         expects=expects != b"" and minor == b"1",
         is_form=is_form,
@@ -197,7 +205,7 @@ def _check_sender(headers: dict[bytes, list[bytes]], rules: HostRules, method: b
         raise Refused(403, "requests from pages of another site are refused")
 
 
-def _length(method: bytes, minor: bytes, headers: dict[bytes, list[bytes]]) -> int | None:
+def _length(minor: bytes, headers: dict[bytes, list[bytes]]) -> int | None:
     """Return the length of the body, None for one in chunks."""
     encoding, length = headers.get(b"transfer-encoding"), headers.get(b"content-length")
     if encoding is not None:
@@ -207,8 +215,6 @@ def _length(method: bytes, minor: bytes, headers: dict[bytes, list[bytes]]) -> i
             raise Refused(400, "HTTP/1.0 has no Transfer-Encoding")
         if encoding[0].lower() != b"chunked":
             raise Refused(501, "the only supported Transfer-Encoding is chunked")
-        if method == b"GET":
-            raise Refused(400, "a GET request has no body")
         return None
     if length is None:
         return 0
@@ -217,8 +223,6 @@ def _length(method: bytes, minor: bytes, headers: dict[bytes, list[bytes]]) -> i
     count = int(length[0])
     if count > MAX_BODY_BYTES:
         raise _too_large()
-    if count and method == b"GET":
-        raise Refused(400, "a GET request has no body")
     return count
 
 

@@ -19,13 +19,13 @@ from importlib import metadata
 from pathlib import Path
 
 from trtspec.errors import DeployError
-from trtspec.front.command import DOORS
 from trtspec.interpreter import VERSION as PYTHON
 from trtspec.interpreter import libpython, libpython_name
 from trtspec.paths import cache_dir
 from trtspec.ports import LOOPBACK
 from trtspec.probe import Probe
 from trtspec.triton import python_stub
+from trtspec.triton.names import SOCKETS
 
 VARIABLE = "TRTSPEC_TRITONSERVER"
 WHEEL = "nvidia-pytriton"
@@ -61,8 +61,8 @@ class Ports:
     sockets: str = ""
 
     def address(self, door: str) -> str:
-        """Return the address that a server listens at for what has a door in the front."""
-        return f"unix:{self.sockets}/{DOORS[door].socket}" if self.sockets else self.host
+        """Return the address that a server listens at for one of SOCKETS."""
+        return f"unix:{self.sockets}/{SOCKETS[door]}" if self.sockets else self.host
 
 
 def find_server() -> Server:
