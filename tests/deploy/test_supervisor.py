@@ -157,7 +157,9 @@ def is_refused(client: Client) -> bool:
 
 @pytest.mark.triton
 @pytest.mark.slow
-@pytest.mark.parametrize(("text", "drain_s", "ends"), [("brief", 30, "brief"), ("slow", 1, "does not take requests now")])
+@pytest.mark.parametrize(
+    ("text", "drain_s", "ends"), [("brief", 30, "brief"), ("slow", 1, "does not take requests now")]
+)
 def test_open_requests_get_the_time_they_are_given_and_new_ones_none(
     live, tmp_path: Path, text: str, drain_s: int, ends: str
 ) -> None:

@@ -153,8 +153,8 @@ class Client:
 class UnixConnection(HTTPConnection):
     """An HTTP connection to a Unix socket. Its path may be longer than the 108 bytes of a socket's address."""
 
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost")
+    def __init__(self, path: str, timeout_s: float = 60.0) -> None:
+        super().__init__("localhost", timeout=timeout_s)
         self.path = path
 
     def connect(self) -> None:
