@@ -162,25 +162,6 @@ def test_the_log_of_the_server_before_is_kept(deployment: LocalDeployment) -> No
     assert "echo starts" in deployment.journal.log.read_text()
 
 
-def test_code_is_loaded_by_nobody_else(deployment: LocalDeployment, tmp_path: Path, token: str) -> None:
-    """The last test: it ends with another process of the model."""
-    evil = base64.b64encode(EVIL.replace(b"PLACE", repr(str(tmp_path / "run")).encode())).decode()
-    body = {"parameters": {"config": json.dumps(EVIL_CONFIG), "file:1/model.py": evil}}
-    path = "/v2/repository/models/ensemble/load"
-    for headers in ({}, {"Content-Type": "text/plain"}, {HEADER: "0" * 64}):
-        assert asked(deployment, "POST", path, body, **headers) == (
-            403,
-            f'{{"error":"This API is restricted, expecting header \'{HEADER}\'"}}',
-        )
-    page = {"Content-Type": "text/plain", "Origin": "http://evil.example", HEADER: token}
-    assert asked(deployment, "POST", path, body, **page)[0] == 403, "a page may not, not even with the token"
-    assert not (tmp_path / "run").exists()
-    status, _ = asked(deployment, "POST", path, body, **{HEADER: token})
-    assert (tmp_path / "run").exists(), "the attack works for whoever has the token"
-    Client(deployment.record.http, token=token).load("ensemble")
-    assert status in (200, 400)
-
-
 def form(size: int) -> bytes:
     return b"a=" + b"b" * size
 
@@ -236,7 +217,7 @@ def test_request_that_would_end_the_server_does_not_reach_it(
         assert not response.startswith("HTTP/1.1 503 "), attack
     assert asked(deployment, "POST", GENERATE, {"text_input": "x", "max_tokens": 1})[0] == 200
     record = deployment.journal.known()
-    assert (record.state, record.restarts) == ("live", 0)
+    assert (record.state, record.restarts, record.reason) == ("live", 0, "")
     for pid in stubs(deployment):
         size = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
         assert size is None or int(size[1]) < 600_000
@@ -277,8 +258,9 @@ def listens(pid: int) -> list[int]:
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(OSError):
             nodes.add(entry.readlink().name)
-    lines = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
-    return [int(line[1].split(":")[1], 16) for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in nodes]
+    tables = (Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:] for table in ("tcp", "tcp6"))
+    lines = [line.split() for table in tables for line in table]
+    return [int(line[1].rpartition(":")[2], 16) for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in nodes]
 
 
 def test_nvidia_s_client_sends_binary_tensors_through_the_front(deployment: LocalDeployment) -> None:
@@ -292,6 +274,25 @@ def test_nvidia_s_client_sends_binary_tensors_through_the_front(deployment: Loca
         tokens.set_data_from_numpy(numpy.array([[1]], dtype=numpy.int32))
         with pytest.raises(Exception, match="decoupled"):  # what the server says of a model that streams
             client.infer("ensemble", [text, tokens], request_compression_algorithm="gzip")
+
+
+def test_code_is_loaded_by_nobody_else(deployment: LocalDeployment, tmp_path: Path, token: str) -> None:
+    """The last test: it ends with another process of the model."""
+    evil = base64.b64encode(EVIL.replace(b"PLACE", repr(str(tmp_path / "run")).encode())).decode()
+    body = {"parameters": {"config": json.dumps(EVIL_CONFIG), "file:1/model.py": evil}}
+    path = "/v2/repository/models/ensemble/load"
+    for headers in ({}, {"Content-Type": "text/plain"}, {HEADER: "0" * 64}):
+        assert asked(deployment, "POST", path, body, **headers) == (
+            403,
+            f'{{"error":"This API is restricted, expecting header \'{HEADER}\'"}}',
+        )
+    page = {"Content-Type": "text/plain", "Origin": "http://evil.example", HEADER: token}
+    assert asked(deployment, "POST", path, body, **page)[0] == 403, "a page may not, not even with the token"
+    assert not (tmp_path / "run").exists()
+    status, _ = asked(deployment, "POST", path, body, **{HEADER: token})
+    assert (tmp_path / "run").exists(), "the attack works for whoever has the token"
+    Client(deployment.record.http, token=token).load("ensemble")
+    assert status in (200, 400)
 
 
 @pytest.mark.slow

@@ -231,7 +231,7 @@ def _start(
 
 def _supervise(journal: DeploymentJournal, record: Record) -> subprocess.Popen[bytes]:
     """Start the supervisor in a session of its own, all it says going to the log; unless detached it dies with us."""
-    command = str(os.getpid()), str(start_time(os.getpid()))
+    command = str(os.getpid()), str(start_time(os.getpid())), str(journal.root)
     argv = [sys.executable, "-m", "trtspec.deploy.supervisor", journal.name, str(record.revision), record.shm_prefix]
     with private_file(journal.log) as output:
         return subprocess.Popen(

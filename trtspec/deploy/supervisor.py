@@ -182,8 +182,11 @@ def say(what: str) -> None:
 
 
 def main() -> None:
-    """Supervise a deployment: of this name, from this revision, with this shared memory, begun by this command."""
-    name, revision, shm_prefix, pid, started = sys.argv[1:]
+    """Supervise a deployment: of this name, from this revision, with this shared memory, begun by this command.
+
+    The last argument, the deployment's directory, is for whoever looks for the process (`trtspec.deploy.lost`).
+    """
+    name, revision, shm_prefix, pid, started, _ = sys.argv[1:]
     journal = DeploymentJournal(name)
     keeper = Keeper(journal.root, place_of(journal, int(revision)), shm_prefix)
     supervisor = Supervisor(journal, keeper, read_children(journal.children), command=(int(pid), int(started)))
