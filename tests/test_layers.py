@@ -39,7 +39,7 @@ LEVELS = [
     {"quant", "methods"},
     {"models", "generation"},
     {"torch_engine", "triton"},
-    {"steps", "openai"},
+    {"steps", "openai", "front"},
     {"backends"},
     {"planner"},
     {"check", "compare", "completion", "dialects", "inspection", "doctor", "migration"},

@@ -113,6 +113,13 @@ def test_a_server_is_started_again_later_each_time_and_in_the_end_no_more() -> N
     assert [restarts.delay(now) for now in range(7)] == [0.0, 1.0, 2.0, 4.0, 8.0, None, None]
 
 
+def test_restarts_after_a_successful_start_never_end() -> None:
+    restarts = Restarts(came_up=True)
+    delays = [restarts.delay(now) for now in range(2000)]
+    assert delays[:8] == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    assert set(delays[8:]) == {30.0}
+
+
 def test_what_failed_long_ago_is_forgotten() -> None:
     restarts = Restarts(within_s=100)
     assert [restarts.delay(now) for now in range(0, 2000, 200)] == [0.0] * 10

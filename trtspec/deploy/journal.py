@@ -7,7 +7,7 @@ deployments/NAME/server.log      what the server said; server.log.1 and so on wh
 deployments/NAME/children.json   how what runs beside the servers is started
 deployments/NAME/token           what the servers' control APIs ask for
 deployments/NAME/rollout.json    the last Rollout, and `rollout.ask` what somebody wants of it
-deployments/NAME/revisions/N/    what is served, or was before (`trtspec.deploy.revision`)
+deployments/NAME/revisions/N/    what is served, or was before (`trtspec.deploy.revision`), with a copy of its Record
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
-from typing import IO, Any
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from filelock import FileLock, Timeout
 
 from trtspec.deploy.address import reachable
+from trtspec.deploy.lost import fields_of, supervisor_of, supervisors
 from trtspec.errors import DeployError
 from trtspec.files import private_directory, read_bounded, replace_file
 from trtspec.paths import state_dir
@@ -33,12 +35,31 @@ from trtspec.registry import did_you_mean
 from trtspec.system import is_alive
 from trtspec.triton.server import EXIT_TIMEOUT_S, Ports
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+DataclassT = TypeVar("DataclassT", bound="DataclassInstance")
 log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 MAX_STATE_BYTES = 1 << 20
 STARTING = ("staged", "loaded", "smoke")
 RUNNING = ("live", "restarting")
+COPY = "record.json"
+ENTRY: dict[str, type | tuple[type, ...]] = {
+    "time": (int, float),
+    "state": str,
+    "pid": int,
+    "detail": str,
+}  # of the journal, by key
+PLAIN: dict[str, type | tuple[type, ...]] = {
+    "str": str,
+    "int": int,
+    "float": (int, float),
+    "bool": bool,
+    "int | None": (int, type(None)),
+    "dict[str, Any]": dict,
+}
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
@@ -49,8 +70,8 @@ class Record:
     `pid` and `started` together name its supervisor, also after a reboot or a reused pid. `since` is when the state
     began, in seconds of the epoch. `restarts` counts how often the server was started again, `reason` says why it last
     was, `beside` what last went wrong with what runs beside it; `drain_s` are the seconds that open requests get at its
-    end; `openai` is the port of OpenAI's clients; `revision` counts the artifacts of this name. What an earlier version
-    did not note is "" or 0.
+    end; `openai` is the port of OpenAI's clients; `revision` counts the artifacts of this name; `front` says that the
+    HTTP ports are those of a front (`trtspec.front`). What an earlier version did not note is "", 0 or false.
     """
 
     name: str
@@ -75,6 +96,7 @@ class Record:
     drain_s: float = EXIT_TIMEOUT_S
     openai: int = 0
     revision: int = 0
+    front: bool = False
     format_version: int = FORMAT_VERSION
 
     @property
@@ -126,8 +148,10 @@ def status_of(journal: DeploymentJournal, record: Record, state: str) -> dict[st
 
 
 def deployment_names() -> list[str]:
-    """Return the names that were ever deployed, sorted."""
-    found = (path.parent.name for path in (state_dir() / "deployments").glob("*/state.json"))
+    """Return the names that were ever deployed, sorted, and those whose files were lost and whose processes run."""
+    directory = state_dir() / "deployments"
+    found = {path.parent.name for path in directory.glob("*/state.json")}
+    found |= {process.name for process in supervisors(directory)}
     return sorted(name for name in found if NAME.fullmatch(name))
 
 
@@ -143,18 +167,37 @@ class DeploymentJournal:
         self.children = self.root / "children.json"
 
     def read(self) -> Record | None:
-        """Return the last record; None where this name was never deployed."""
+        """Return the last record; None where this name was never deployed.
+
+        Where the file is lost or damaged and the deployment runs, its record is that of its processes.
+        """
         path = self.root / "state.json"
         try:
-            document = json.loads(read_bounded(path, MAX_STATE_BYTES))
-            known = {field.name for field in fields(Record)}
-            return Record(**{key: value for key, value in document.items() if key in known})
+            return read_record(path)
         except FileNotFoundError:
-            return None
-        except (OSError, ValueError, TypeError, AttributeError) as error:
+            return self._running_record()
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            if (found := self._running_record()) is not None:
+                return found
             raise DeployError(
-                f"the deployment's state cannot be read: {error}", where=str(path), hint="remove the file"
+                f"the deployment's state cannot be read: {error}",
+                where=str(path),
+                hint="none of its processes runs: remove the file",
             ) from None
+
+    def _running_record(self) -> Record | None:
+        """Return the record of a deployment that runs, by its supervisor's process and the copies of its record."""
+        process = supervisor_of(self.root)
+        if process is None:
+            return None
+        records = [each for path in self.root.glob(f"revisions/*/{COPY}") if (each := _copy_in(path))]
+        own = [each for each in records if (each.pid, each.started) == (process.pid, process.started)]
+        if own:
+            return max(own, key=lambda each: each.since)
+        last: dict[str, Any] = next((entry for entry in reversed(self.entries()) if entry["pid"] == process.pid), {})
+        noted = {key: last[key] for key in ("artifact", "manifest") if isinstance(last.get(key), str)}
+        lost = {"name": self.name, "state": last.get("state", "live"), "artifact": "", "detached": True}
+        return Record(**(lost | noted | fields_of(process)))
 
     def known(self) -> Record:
         """Return the last record; a name that was never deployed is an error that lists those that were."""
@@ -181,6 +224,9 @@ class DeploymentJournal:
     def _put(self, record: Record) -> None:
         state = json.dumps(asdict(record), indent=1).encode()
         replace_file(self.root / "state.json", state, self.root / f"state.json.{os.getpid()}")
+        place = self.root / "revisions" / str(record.revision)
+        if place.is_dir():
+            replace_file(place / COPY, state, place / f"{COPY}.{os.getpid()}")
 
     def note(self, record: Record, state: str, detail: str = "") -> None:
         """Add what became of a revision to the journal; the state of the deployment stays."""
@@ -216,6 +262,32 @@ class DeploymentJournal:
             raise DeployError(f"another process is deploying {self.name!r} right now") from None
 
 
+def read_record(path: Path) -> Record:
+    """Return the record in a file; raises OSError where it cannot be read, ValueError or TypeError for other files."""
+    document = json.loads(read_bounded(path, MAX_STATE_BYTES))
+    if not isinstance(document, dict):
+        raise TypeError("it is not a JSON object")
+    known = {field.name for field in fields(Record)}
+    return checked(Record(**{key: value for key, value in document.items() if key in known}))
+
+
+def _copy_in(path: Path) -> Record | None:
+    try:
+        return read_record(path)
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None
+
+
+def checked(value: DataclassT) -> DataclassT:
+    """Return a dataclass of plain values as it is; raises TypeError for a field of another type than it has to be."""
+    for field in fields(value):
+        found, kind = getattr(value, field.name), str(field.type)
+        allowed = PLAIN.get(kind)
+        if allowed is not None and (not isinstance(found, allowed) or (isinstance(found, bool) and kind != "bool")):
+            raise TypeError(f"{field.name} is {type(found).__name__} where {kind} is needed")
+    return value
+
+
 def _end_of_cut_line(journal: IO[bytes], size: int) -> bytes:
     """Return what ends the last line of a journal that a crash cut off: the next one is not to go on with it."""
     if size == 0:
@@ -225,9 +297,11 @@ def _end_of_cut_line(journal: IO[bytes], size: int) -> bytes:
 
 
 def _entry(line: bytes) -> dict[str, Any] | None:
-    """Return a line of a journal as it was written, None for a part of one, which is no JSON."""
+    """Return a line of a journal as it was written, None for a part of one, or for what is no transition."""
     try:
         entry = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return entry if isinstance(entry, dict) else None
+    if not isinstance(entry, dict) or not all(isinstance(entry.get(key), kind) for key, kind in ENTRY.items()):
+        return None
+    return entry

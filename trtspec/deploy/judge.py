@@ -17,6 +17,7 @@ BUSY_S = 600.0  # no answer, and something computes: a long text before this one
 DIED, STOPPED = "the process of {} died", "the process of {} is stopped"
 COMPUTES = 0.3  # of the looks at a server that has to do something
 REFUSALS = 3  # in a row
+MOST_DOUBLINGS = 30
 
 
 @dataclass(frozen=True)
@@ -117,18 +118,23 @@ def leaves_target(fault: str) -> bool:
 
 @dataclass
 class Restarts:
-    """When what failed is started again: at once, then later and later, and in the end no more."""
+    """Restart policy: immediately, then with exponential back-off up to `longest_s`.
+
+    A server that never came up is given up after `at_most` restarts. One that came up once is started again for ever:
+    the cause of its death may be a request, and whoever sends it is not to end the deployment.
+    """
 
     at_most: int = 5
     within_s: float = 300.0
     first_s: float = 1.0
     longest_s: float = 30.0
+    came_up: bool = False
     _failed: list[float] = field(default_factory=list)
 
     def delay(self, now: float) -> float | None:
         """Note a failure; returns the seconds until the next start, None to give up."""
         self._failed = [*(time for time in self._failed if now - time < self.within_s), now]
         before = len(self._failed) - 1
-        if before >= self.at_most:
+        if before >= self.at_most and not self.came_up:
             return None
-        return min(self.longest_s, self.first_s * 2.0 ** (before - 1)) if before else 0.0
+        return min(self.longest_s, self.first_s * 2.0 ** min(before - 1, MOST_DOUBLINGS)) if before else 0.0

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One server of a deployment: started, looked at, started again, ended."""
+"""One server of a deployment and its HTTP front: started, watched, started again, ended."""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -11,18 +12,24 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trtspec.artifacts.paths import REPOSITORY
+from trtspec.deploy.beside import Beside
 from trtspec.deploy.children import Child, read_children
 from trtspec.deploy.judge import STOPPED_S, Judge
 from trtspec.deploy.look import READY_TIMEOUT_S, SMOKE_REQUEST, ServerLook, StartLook
+from trtspec.deploy.revision import SOCKETS
 from trtspec.deploy.running import Running
 from trtspec.deploy.token import PLACEHOLDER, read_token
 from trtspec.errors import TrtspecError
+from trtspec.files import private_directory
 from trtspec.triton.client import Client
 from trtspec.triton.closing import OPEN, hide_token, opens_to_filler
+from trtspec.triton.names import DEPARTURES
+from trtspec.triton.names import SOCKETS as SOCKET_NAMES
 from trtspec.triton.python_models.shutdown import ending_file
 from trtspec.triton.server import close_shared_memory, remove_shared_memory
 
 LOOK_EVERY_S = 0.25
+FLUSH_S = 6.0  # a second more than the front itself takes
 ANSWER_S = 10.0  # for a first token; a server that is slower is asked again
 
 Over = Callable[[], bool]  # asked at every look: whether that was the last
@@ -37,17 +44,39 @@ class Keeper:
     shm_prefix: str
     server: Child = field(init=False)  # once it was started
     running: Running | None = field(default=None, init=False)
+    front: Beside | None = field(default=None, init=False)  # it goes on while the server is started again
+    _sockets: int | None = field(default=None, init=False)  # the open directory of the sockets
     _starting: StartLook = field(init=False)  # on the processes of the last start
 
     def start(self) -> None:
         """Start it, with nothing of its token left for others to read."""
         self._ending.unlink(missing_ok=True)
-        (self.server,) = read_children(self.place / "server.json")
-        token = read_token(self.root)
-        argv = [word.replace(PLACEHOLDER, token) for word in self.server.argv]
+        self.server, *front = read_children(self.place / "server.json")
+        token, sockets = read_token(self.root), self._socket_directory()
+        if front and self.front is None:
+            self.front = Beside.start(front[0])
+        argv = [word.replace(PLACEHOLDER, token).replace(SOCKETS, sockets) for word in self.server.argv]
         self.running = Running.start(replace(self.server, argv=argv))
         self._starting = StartLook(self.running.process.pid)
         threading.Thread(target=hide_token, args=(self.running.process, token), daemon=True).start()
+
+    def _socket_directory(self) -> str:
+        """Return a path of the directory of the sockets that is short enough for a socket's address of 108 bytes.
+
+        What the last server left there is removed, since the server does not do that itself.
+        """
+        for name in SOCKET_NAMES.values():
+            (self.place / name).unlink(missing_ok=True)
+        for left in private_directory(self.place / DEPARTURES).iterdir():
+            left.unlink(missing_ok=True)
+        if self._sockets is None:
+            self._sockets = os.open(self.place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        return f"/proc/{os.getpid()}/fd/{self._sockets}"
+
+    @property
+    def front_ended(self) -> int | None:
+        """Return the status with which its front ended, None while that runs."""
+        return self.front.ended if self.front is not None else None
 
     @property
     def _ending(self) -> Path:
@@ -64,6 +93,15 @@ class Keeper:
         return self.running.process.poll()
 
     def end(self, drain_s: float) -> None:
+        """End it and then its front, whose clients read what is left of their responses."""
+        self.end_server(drain_s)
+        if self.front is not None:
+            self.front.end(min(drain_s, FLUSH_S))
+        if self._sockets is not None:
+            os.close(self._sockets)
+            self._sockets = None
+
+    def end_server(self, drain_s: float) -> None:
         """End it; its open requests get `drain_s` seconds, and what is open then an error."""
         if self.running is not None:
             self.running.end(drain_s, self._say_ending)

@@ -25,6 +25,7 @@ from typing import Any
 
 from trtspec.artifacts.manifest import load_manifest
 from trtspec.deploy.base import Deployment, Target
+from trtspec.deploy.beside import responds
 from trtspec.deploy.children import read_children, write_children
 from trtspec.deploy.entry import answers, openai_entry
 from trtspec.deploy.journal import RUNNING, DeploymentJournal, Record, document_of, status_of
@@ -32,7 +33,7 @@ from trtspec.deploy.log import rotate
 from trtspec.deploy.look import SMOKE_REQUEST
 from trtspec.deploy.options import DeployOptions
 from trtspec.deploy.ports import choose_ports
-from trtspec.deploy.revision import next_revision, prepare, record_of, throw_away
+from trtspec.deploy.revision import front_url, next_revision, prepare, record_of, server_url, throw_away
 from trtspec.deploy.rolling import promote, roll_over, rollback
 from trtspec.deploy.rollout import read_rollout
 from trtspec.deploy.token import new_token, read_token
@@ -55,6 +56,7 @@ from trtspec.triton.server import EXIT_TIMEOUT_S, Ports, close_shared_memory, re
 log = logging.getLogger(__name__)
 
 PROBE_TIMEOUT_S = 10.0
+READY_TIMEOUT_S = 2.0
 STOP_MARGIN_S = 10.0  # beyond what open requests get
 NOTE_TIMEOUT_S = 2.0  # between the end of a server and the note of who ended it
 POLL_S = 0.05
@@ -125,15 +127,17 @@ class LocalDeployment:
 
     def await_ready(self, deadline: float) -> None:
         """Return when the server says that its models are loaded."""
-        client = Client.at(self.record.endpoints["http"], timeout_s=2.0)
-        while not client.is_ready():
+        url = server_url(self.journal, self.record.revision)
+        client = Client.at(url, READY_TIMEOUT_S)
+        front = front_url(self.journal, self.record.revision)
+        while not (client.is_ready() and responds(front, READY_TIMEOUT_S)):
             if (code := self.process.poll()) is not None:
                 raise DeployError(f"the server ended with status {code} while it started", hint=_log_hint(self.journal))
             if time.monotonic() >= deadline:
                 raise StepTimeout("the server was not ready in time", hint=_log_hint(self.journal))
             time.sleep(POLL_S)
         close_shared_memory(self.record.shm_prefix)
-        if opens_to_filler(self.record.endpoints["http"], read_token(self.journal.root)):
+        if opens_to_filler(url, read_token(self.journal.root)):
             raise DeployError(OPEN, hint="deploy it again")
         self.record = self.journal.move(self.record, "loaded")
 
@@ -227,7 +231,7 @@ def _start(
 
 def _supervise(journal: DeploymentJournal, record: Record) -> subprocess.Popen[bytes]:
     """Start the supervisor in a session of its own, all it says going to the log; unless detached it dies with us."""
-    command = str(os.getpid()), str(start_time(os.getpid()))
+    command = str(os.getpid()), str(start_time(os.getpid())), str(journal.root)
     argv = [sys.executable, "-m", "trtspec.deploy.supervisor", journal.name, str(record.revision), record.shm_prefix]
     with private_file(journal.log) as output:
         return subprocess.Popen(
@@ -273,6 +277,10 @@ def _probe_result(record: Record) -> dict[str, Any]:
         error = None
     except TrtspecError as caught:
         error = caught.message
+    if error is None and "openai" in record.endpoints:
+        url = record.endpoints["openai"].removesuffix("/v1") + "/health"
+        if not responds(url, PROBE_TIMEOUT_S):
+            error = f"the gateway for OpenAI's clients did not answer at {url}"
     return {"ok": error is None, "seconds": time.monotonic() - start, "error": error}
 
 

@@ -3,7 +3,8 @@
 
 revisions/N/artifact/      the artifact, its files linked: it stays what it was, whatever is built in its place
 revisions/N/served/        what the server reads: a copy of the models, links to the rest
-revisions/N/server.json    how the server is started
+revisions/N/server.json    how the server and its front are started
+revisions/N/*.sock         where both listen for this user alone
 """
 
 from __future__ import annotations
@@ -20,21 +21,27 @@ from pathlib import Path
 from trtspec.artifacts.manifest import Manifest, load_manifest
 from trtspec.artifacts.paths import MANIFEST
 from trtspec.backends.base import find_backend
-from trtspec.deploy.address import reachable
 from trtspec.deploy.children import Child, write_children
 from trtspec.deploy.journal import DeploymentJournal, Record
 from trtspec.deploy.stage import check_repository, put_in_place, stage_repository, stand_in_for
 from trtspec.deploy.token import PLACEHOLDER
 from trtspec.errors import DigestMismatch
 from trtspec.files import private_directory
+from trtspec.front.command import FRONT_SOCKET, front_command
 from trtspec.hashing import file_sha256
-from trtspec.triton.client import Client
+from trtspec.http_hosts import VARIABLE, allowed_hosts
+from trtspec.triton.client import UNIX
 from trtspec.triton.closing import closing_options
+from trtspec.triton.departed import VARIABLE as DEPARTED_VARIABLE
+from trtspec.triton.names import DEPARTURES
+from trtspec.triton.names import SOCKETS as SOCKET_NAMES
 from trtspec.triton.server import Ports, find_server
 
 log = logging.getLogger(__name__)
 
-SERVER = "tritonserver"
+SERVER, FRONT = "tritonserver", "HTTP front"
+SOCKETS = "<sockets>"  # what stands for the directory of the sockets in the command of a server
+FRONT_START_S = 60.0
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
 
 
@@ -58,6 +65,16 @@ def place_of(journal: DeploymentJournal, revision: int) -> Path:
     return journal.root / "revisions" / str(revision)
 
 
+def server_url(journal: DeploymentJournal, revision: int) -> str:
+    """Return the address by which this user reaches the server of a revision, past its front."""
+    return f"{UNIX}{place_of(journal, revision) / SOCKET_NAMES['http']}"
+
+
+def front_url(journal: DeploymentJournal, revision: int) -> str:
+    """Return the address by which this user reaches the front itself."""
+    return f"{UNIX}{place_of(journal, revision) / FRONT_SOCKET}"
+
+
 def prepare(
     journal: DeploymentJournal, revision: int, artifact: Path, ports: Ports, drain_s: int, start_s: float
 ) -> Prepared:
@@ -79,13 +96,19 @@ def prepare(
     repository = stage_repository(pinned, serving, place / "served")
     if stand_in:
         server = put_in_place(stand_in, server, serving.triton_backend, place / "backends", repository)
-    command = launch.command(server, repository, ports, shm_prefix, drain_s)
+    command = launch.command(server, repository, replace(ports, sockets=SOCKETS), shm_prefix, drain_s)
     log.info("run %s (%s), its output goes to %s", shlex.join(command), server.source, journal.log)
-    environment = {**server.environment, **launch.environment}
-    url = Client(ports.http, reachable(ports.host)).where
-    child = Child(SERVER, command, url, environment, start_s)
-    write_children(place / "server.json", [child])
+    environment = {**server.environment, **launch.environment, DEPARTED_VARIABLE: str(place / DEPARTURES)}
+    child = Child(SERVER, command, server_url(journal, revision), environment, start_s)
+    doors = front_command(place, ports.host, {"http": ports.http, "metrics": ports.metrics})
+    front = Child(FRONT, doors, front_url(journal, revision), _allowed_hosts(), FRONT_START_S)
+    write_children(place / "server.json", [child, front])
     return Prepared(place, manifest, child, shm_prefix)
+
+
+def _allowed_hosts() -> dict[str, str]:
+    """Return the variable of the hosts that are allowed, as the command that deploys has it."""
+    return {VARIABLE: ",".join(allowed_hosts())}
 
 
 def record_of(
@@ -116,6 +139,7 @@ def record_of(
         host=ports.host,
         drain_s=drain_s,
         revision=revision,
+        front=True,
     )
 
 

@@ -23,7 +23,7 @@ from trtspec.deploy.journal import DeploymentJournal, Record
 from trtspec.deploy.judge import leaves_target
 from trtspec.deploy.keeper import LOOK_EVERY_S, Keeper
 from trtspec.deploy.pairs import Pairs
-from trtspec.deploy.revision import place_of, throw_away
+from trtspec.deploy.revision import place_of, server_url, throw_away
 from trtspec.deploy.rollout import PROMOTE, ROLLBACK, Rollout, asked, keep_rollout, moved, note_rollout, write_rollout
 from trtspec.deploy.shadowing import summary
 from trtspec.deploy.shares import Shares
@@ -138,13 +138,18 @@ class Roller(threading.Thread):
 
     def _check(self, objection: str = "") -> None:
         """Raise Stopped where the rollout may not go on."""
-        if self._fault or objection:
-            raise Stopped(self._fault or objection)
+        if fault := self._fault or objection or self._front_fault():
+            raise Stopped(fault)
         if self._over.is_set():
             raise Stopped("the deployment was stopped")
         self._wanted = asked(self.journal) or self._wanted
         if self._wanted == ROLLBACK:
             raise Stopped("somebody asked for it")
+
+    def _front_fault(self) -> str:
+        """Return what is wrong with the new server's front, "" for nothing."""
+        front = self._keeper.front
+        return f"the {front.running.child.name} {wrong}" if front is not None and (wrong := front.wrong()) else ""
 
     def _is_over(self) -> bool:
         with suppress(Stopped):
@@ -174,7 +179,7 @@ class Roller(threading.Thread):
         self._note(state, self._gets(share), share if self._shares.has_entry else 0)
         began, limits = time.monotonic(), self.rollout.limits
         texts = [prompt.text for prompt in artifact_prompts(self._artifact(self.rollout.record), None)]
-        pairs = Pairs(self.old.endpoints["http"], self._keeper.server.url, texts)
+        pairs = Pairs(server_url(self.journal, self.old.revision), self._keeper.server.url, texts)
         while self._wanted != PROMOTE:
             due = limits.min_requests * min(1.0, (time.monotonic() - began) / max(limits.hold_s, 1e-9))
             if len(pairs.found) < due:

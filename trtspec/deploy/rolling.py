@@ -198,7 +198,7 @@ def _check_same_place(record: Record, options: DeployOptions) -> None:
     if options.shadow and not record.openai:
         message = f"--shadow: {record.name!r} has no entry for OpenAI's clients, which is what sends shadows"
         raise DeployError(message, hint="leave it out, or stop the deployment and build with serving.openai: true")
-    if not record.revision:
+    if not record.front:
         message = f"{record.name!r} was deployed by an earlier trtspec, whose supervisor rolls nothing out"
         raise DeployError(message, hint=f"trtspec stop {record.name}, then deploy it again")
 

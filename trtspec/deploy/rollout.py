@@ -21,12 +21,13 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from trtspec.deploy.journal import MAX_STATE_BYTES, DeploymentJournal, Record
+from trtspec.deploy.journal import MAX_STATE_BYTES, DeploymentJournal, Record, checked
 from trtspec.errors import DeployError
 from trtspec.files import read_bounded, replace_file
 
 FILE, ASK = "rollout.json", "rollout.ask"
 OVER = ("promoted", "rolled-back")
+STATES = ("staged", "starting", "loaded", "smoke", "shadow", "canary", "holding", *OVER)
 PROMOTE, ROLLBACK = "promote", "rollback"
 
 
@@ -92,17 +93,28 @@ def read_rollout(journal: DeploymentJournal) -> Rollout | None:
     """Return the last rollout of a deployment; None where there was none."""
     path = journal.root / FILE
     try:
-        document = json.loads(read_bounded(path, MAX_STATE_BYTES))
-        limits = Limits(**{**document.pop("limits"), "shares": tuple(document["shares"])})
-        record = Record(**document.pop("record"))
-        skip = tuple(document.pop("skip_gates"))
-        del document["shares"]
-        return Rollout(record, limits, skip, **document)
+        return _parsed(json.loads(read_bounded(path, MAX_STATE_BYTES)))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        hint = "remove the file"
+    except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
+        hint = "remove the file; a rollout that is under way goes on until the deployment is stopped"
         raise DeployError(f"the rollout cannot be read: {error}", where=str(path), hint=hint) from None
+
+
+def _parsed(document: Any) -> Rollout:
+    """Return the rollout of a document; raises TypeError, LookupError or ValueError for what is none."""
+    if not isinstance(document, dict):
+        raise TypeError("it is not a JSON object")
+    limits, record, shares, skip = (document.pop(key) for key in ("limits", "record", "shares", "skip_gates"))
+    if not isinstance(shares, list) or not shares or not all(type(share) is int for share in shares):
+        raise TypeError("its shares are not a list of numbers")
+    if not isinstance(skip, list) or not all(isinstance(gate, str) for gate in skip):
+        raise TypeError("its skipped gates are not a list of names")
+    checked_limits = checked(Limits(**{**limits, "shares": tuple(shares)}))
+    found = checked(Rollout(checked(Record(**record)), checked_limits, tuple(skip), **document))
+    if found.state not in STATES:
+        raise ValueError(f"{found.state!r} is not a state of a rollout")
+    return found
 
 
 def write_rollout(journal: DeploymentJournal, rollout: Rollout, detail: str = "") -> Rollout:

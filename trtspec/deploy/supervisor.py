@@ -27,7 +27,6 @@ from trtspec.deploy.keeper import LOOK_EVERY_S, Keeper
 from trtspec.deploy.revision import place_of
 from trtspec.deploy.roller import Roller
 from trtspec.deploy.rollout import under_way
-from trtspec.deploy.running import Running
 from trtspec.system import is_alive
 
 
@@ -49,8 +48,9 @@ class Supervisor:
         """Return the exit status: 0 where it was told to end, the server's before it was live, 1 where it gave up."""
         try:
             self.keeper.start()
-            self.running = [Beside(Running.start(child)) for child in self.beside]
+            self.running = [Beside.start(child) for child in self.beside]
             status = self._until_live()
+            self.restarts.came_up = status is None
             return self._watch() if status is None and not self.asked.is_set() else status or 0
         finally:
             self._end_all(self.journal.known().drain_s + 1 if self.asked.is_set() else 0.0)
@@ -59,7 +59,7 @@ class Supervisor:
         """Watch another server from now on, and note that it serves; returns the one before."""
         with self._lock:
             self.journal.move(record, "live", detail)  # a full disk is noticed here, before anything has changed
-            before, self.keeper, self.restarts = self.keeper, keeper, Restarts()
+            before, self.keeper, self.restarts = self.keeper, keeper, Restarts(came_up=True)
             return before
 
     def _until_live(self) -> int | None:
@@ -68,8 +68,9 @@ class Supervisor:
         1 where the command that deploys ended first: nobody is left who would say that it is live.
         """
         while not self.asked.wait(LOOK_EVERY_S):
-            if (status := self.keeper.ended) is not None:
-                return status if status >= 0 else 128 - status
+            ended = self.keeper.ended, self.keeper.front_ended, *(each.ended for each in self.running)
+            if (status := next((each for each in ended if each is not None), None)) is not None:
+                return status if status > 0 else 128 - status
             is_left = self.command is not None and not is_alive(
                 *self.command
             )  # asked first: it may end once it is live
@@ -93,7 +94,7 @@ class Supervisor:
             keeper = self.keeper
             fault = keeper.fault(lambda watched=keeper: self._is_over(watched))  # type: ignore[misc]
             while fault and not self._is_over(keeper):
-                keeper.end(0.0)
+                keeper.end_server(0.0)
                 delay = self.restarts.delay(time.monotonic())
                 if delay is None:
                     self._note(keeper, "failed", f"{fault}; it was started again {self.restarts.at_most} times before")
@@ -101,6 +102,7 @@ class Supervisor:
                 self._note(keeper, "restarting", fault)
                 fault = self._started_again(keeper, delay)
                 if not fault and not self._is_over(keeper):
+                    self.restarts.came_up = True
                     self._note(keeper, "live", "started again")
         return 0
 
@@ -121,8 +123,9 @@ class Supervisor:
         return self.asked.is_set() or self.keeper is not keeper
 
     def _keep_beside(self) -> None:
-        """Start again what ended beside the server, or is stopped, and note why."""
-        for each in self.running:
+        """Start again what ended beside the server, is stopped or does not answer, and note why."""
+        front = self.keeper.front
+        for each in (*self.running, *([front] if front else [])):
             if fault := each.look(time.monotonic()):
                 say(fault)
                 with self._lock, self._noting():
@@ -140,7 +143,7 @@ class Supervisor:
 
     def _end_all(self, drain_s: float) -> None:
         """End all at once: each lets its open requests finish, which are also those of the others."""
-        ends = [self.keeper.end, *(each.running.end for each in self.running)]
+        ends = [self.keeper.end, *(each.end for each in self.running)]
         if self.roller is not None:
             ends.append(self.roller.end)
         with ThreadPoolExecutor(len(ends)) as threads:
@@ -179,8 +182,11 @@ def say(what: str) -> None:
 
 
 def main() -> None:
-    """Supervise a deployment: of this name, from this revision, with this shared memory, begun by this command."""
-    name, revision, shm_prefix, pid, started = sys.argv[1:]
+    """Supervise a deployment: of this name, from this revision, with this shared memory, begun by this command.
+
+    The last argument, the deployment's directory, is for whoever looks for the process (`trtspec.deploy.lost`).
+    """
+    name, revision, shm_prefix, pid, started, _ = sys.argv[1:]
     journal = DeploymentJournal(name)
     keeper = Keeper(journal.root, place_of(journal, int(revision)), shm_prefix)
     supervisor = Supervisor(journal, keeper, read_children(journal.children), command=(int(pid), int(started)))

@@ -8,12 +8,14 @@ and a size limit, because a dead Python stub leaves its requests open for ever.
 from __future__ import annotations
 
 import json
+import os
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPResponse
-from socket import socket
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -26,23 +28,28 @@ MAX_EVENT_BYTES = 4 << 20
 CHUNK_BYTES = 64 << 10
 HEADER = "trtspec-token"  # without it a server of ours refuses what CONTROLS lead to
 CONTROLS = "/v2/repository/"
+UNIX = "unix:"  # what the address of a Unix socket begins with
 
 
 @dataclass(frozen=True)
 class Client:
     """One server's HTTP endpoint; `timeout_s` bounds every whole request, streams included.
 
-    `token` is the deployment's, which its control APIs ask for (`trtspec.deploy.token`).
+    `token` is the deployment's, which its control APIs ask for (`trtspec.deploy.token`). `path` is that of a Unix
+    socket, "" for a server that is reached by host and port.
     """
 
     port: int
     host: str = LOOPBACK
     timeout_s: float = 60.0
     token: str = ""
+    path: str = ""
 
     @classmethod
     def at(cls, url: str, timeout_s: float = 60.0, token: str = "") -> Client:
-        """Return the client of an address such as http://127.0.0.1:8000."""
+        """Return the client of an address such as http://127.0.0.1:8000 or unix:/run/user/1000/http.sock."""
+        if url.startswith(UNIX):
+            return cls(0, "localhost", timeout_s, token, url.removeprefix(UNIX))
         parts = urlsplit(url)
         try:
             host, port = parts.hostname, parts.port
@@ -99,7 +106,7 @@ class Client:
     @property
     def where(self) -> str:
         """Return the server's address, as http://127.0.0.1:8000."""
-        return f"http://{self.host}:{self.port}"
+        return f"{UNIX}{self.path}" if self.path else f"http://{self.host}:{self.port}"
 
     def _whole(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> bytes:
         with self._request(method, path, body) as answer:
@@ -112,7 +119,8 @@ class Client:
     def _request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Iterator[_Answer]:
         """Send one request on a connection of its own; what goes wrong on the way names the server."""
         deadline = time.monotonic() + self.timeout_s
-        connection = HTTPConnection(self.host, self.port, timeout=self.timeout_s)
+        connection = UnixConnection(self.path) if self.path else HTTPConnection(self.host, self.port)
+        connection.timeout = self.timeout_s
         try:
             connection.request(method, path, None if body is None else json.dumps(body), self._headers(path))
             open_socket = connection.sock  # http.client forgets it where the server will close the connection
@@ -144,12 +152,31 @@ class Client:
         return DeployError(f"the server answered {status}: {said}", where=self.where)
 
 
+class UnixConnection(HTTPConnection):
+    """An HTTP connection to a Unix socket. Its path may be longer than the 108 bytes of a socket's address."""
+
+    def __init__(self, path: str, timeout_s: float = 60.0) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self.path = path
+
+    def connect(self) -> None:
+        """Connect by a path of /proc, which is short, from an open directory."""
+        place = Path(self.path)
+        directory = os.open(place.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self.sock = socket.socket(socket.AF_UNIX)
+            self.sock.settimeout(self.timeout)
+            self.sock.connect(f"/proc/self/fd/{directory}/{place.name}")
+        finally:
+            os.close(directory)
+
+
 @dataclass(frozen=True)
 class _Answer:
     """A response that is read against a deadline: a server that drips bytes is as late as a silent one."""
 
     response: HTTPResponse
-    socket: socket
+    socket: socket.socket
     deadline: float
 
     @property

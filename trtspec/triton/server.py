@@ -25,6 +25,7 @@ from trtspec.paths import cache_dir
 from trtspec.ports import LOOPBACK
 from trtspec.probe import Probe
 from trtspec.triton import python_stub
+from trtspec.triton.names import SOCKETS
 
 VARIABLE = "TRTSPEC_TRITONSERVER"
 WHEEL = "nvidia-pytriton"
@@ -48,12 +49,20 @@ class Server:
 
 @dataclass(frozen=True)
 class Ports:
-    """The ports of one server, and the address of this machine that it listens at."""
+    """The ports of one server, and the address of this machine that it listens at.
+
+    With `sockets`, a directory, it listens for HTTP and metrics at Unix sockets there, and a front at the ports.
+    """
 
     http: int
     grpc: int
     metrics: int
     host: str = LOOPBACK
+    sockets: str = ""
+
+    def address(self, door: str) -> str:
+        """Return the address that a server listens at for one of SOCKETS."""
+        return f"unix:{self.sockets}/{SOCKETS[door]}" if self.sockets else self.host
 
 
 def find_server() -> Server:
@@ -81,11 +90,11 @@ def server_command(
         f"--load-model={model}",
         "--disable-auto-complete-config",
         f"--exit-timeout-secs={drain_s}",
-        f"--http-address={ports.host}",
+        f"--http-address={ports.address('http')}",
         f"--http-port={ports.http}",
         f"--grpc-address={ports.host}",
         f"--grpc-port={ports.grpc}",
-        f"--metrics-address={ports.host}",
+        f"--metrics-address={ports.address('metrics')}",
         f"--metrics-port={ports.metrics}",
         f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
     ]
