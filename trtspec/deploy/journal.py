@@ -69,6 +69,7 @@ class Record:
     method: str = ""
     since: float = 0.0
     host: str = LOOPBACK
+    openai_host: str = ""  # "": where the server listens
     restarts: int = 0
     reason: str = ""
     beside: str = ""
@@ -94,11 +95,16 @@ class Record:
     def ports(self) -> Ports:
         return Ports(self.http, self.grpc, self.metrics, self.host)
 
+    def host_of(self, port_name: str) -> str:
+        """Return the address at which a port, such as "http" or "openai", listens."""
+        return (self.openai_host or self.host) if port_name == "openai" else self.host
+
     @property
     def endpoints(self) -> dict[str, str]:
         """Return addresses by which this machine reaches the server."""
         host = reachable(self.host)
-        openai = {"openai": f"http://{host}:{self.openai}/v1"} if self.openai else {}
+        entry = f"http://{reachable(self.host_of('openai'))}:{self.openai}/v1"
+        openai = {"openai": entry} if self.openai else {}
         return {
             "http": f"http://{host}:{self.http}",
             "grpc": f"{host}:{self.grpc}",

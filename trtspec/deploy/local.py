@@ -30,9 +30,9 @@ from trtspec.deploy.entry import answers, openai_entry
 from trtspec.deploy.journal import RUNNING, DeploymentJournal, Record, document_of, status_of
 from trtspec.deploy.log import rotate
 from trtspec.deploy.look import SMOKE_REQUEST
-from trtspec.deploy.options import DeployOptions
-from trtspec.deploy.ports import choose_ports
-from trtspec.deploy.revision import next_revision, prepare, record_of, throw_away
+from trtspec.deploy.options import PORTS, DeployOptions
+from trtspec.deploy.ports import PortTaken, former_ports, reserved_ports, taken_port
+from trtspec.deploy.revision import next_revision, place_of, prepare, record_of, throw_away
 from trtspec.deploy.rolling import promote, roll_over, rollback
 from trtspec.deploy.rollout import read_rollout
 from trtspec.deploy.token import new_token, read_token
@@ -41,6 +41,7 @@ from trtspec.errors import DeployError, SmokeTestFailed, StepTimeout, TrtspecErr
 from trtspec.files import private_file
 from trtspec.system import (
     die_with_parent,
+    family_of,
     sigterm_as_interrupt,
     start_time,
     stop_session,
@@ -58,6 +59,9 @@ PROBE_TIMEOUT_S = 10.0
 STOP_MARGIN_S = 10.0  # beyond what open requests get
 NOTE_TIMEOUT_S = 2.0  # between the end of a server and the note of who ended it
 POLL_S = 0.05
+PORTS_EVERY_S = 0.5  # between two looks at who listens at the ports of a server that starts
+PORT_TRIES = 4  # starts, each with other ports than those that were taken meanwhile
+TARGET_NAME = "local"
 DEFAULTS = DeployOptions()
 
 
@@ -75,7 +79,25 @@ def deploy_local(artifact: Path, options: DeployOptions = DEFAULTS) -> Deploymen
         if record and record.state_now in RUNNING:
             return roll_over(journal, record, artifact, options)
         _check_not_running(journal)
-        ports, openai_port = choose_ports(options)
+        for tries_left in reversed(range(PORT_TRIES)):
+            try:
+                return _served(journal, artifact, options, deadline)
+            except PortTaken as error:
+                if error.which in options.ports or not tries_left:
+                    raise
+                options.on_event("ports", f"{error.message}; starting again with another port")
+    raise AssertionError("PORT_TRIES is at least 1")
+
+
+def _served(journal: DeploymentJournal, artifact: Path, options: DeployOptions, deadline: float) -> LocalDeployment:
+    """Start a server and bring it to its first answer; PortTaken where another process took one of its ports."""
+    names = PORTS if load_manifest(artifact).recipe.serving.openai else PORTS[:3]
+    former = former_ports(journal.read(), TARGET_NAME, options)
+
+    def tell(sentence: str) -> None:
+        options.on_event("ports", sentence)
+
+    with reserved_ports(journal, options, names, former, tell) as (ports, openai_port):
         server = _start(journal, artifact, ports, openai_port, options)
         with server.stopped_on_failure():
             journal.write(server.record)
@@ -100,6 +122,7 @@ class LocalDeployment:
     journal: DeploymentJournal
     record: Record
     process: subprocess.Popen[bytes]
+    _ports_due: float = 0.0  # when ports are looked at next
 
     def as_dict(self) -> dict[str, Any]:
         """Return the document of `deploy --json`."""
@@ -126,7 +149,11 @@ class LocalDeployment:
     def await_ready(self, deadline: float) -> None:
         """Return when the server says that its models are loaded."""
         client = Client.at(self.record.endpoints["http"], timeout_s=2.0)
-        while not client.is_ready():
+        while True:
+            is_ready = client.is_ready()  # asked first: another process at this port may have answered
+            self.check_ports(at_once=is_ready)
+            if is_ready:
+                break
             if (code := self.process.poll()) is not None:
                 raise DeployError(f"the server ended with status {code} while it started", hint=_log_hint(self.journal))
             if time.monotonic() >= deadline:
@@ -136,6 +163,17 @@ class LocalDeployment:
         if opens_to_filler(self.record.endpoints["http"], read_token(self.journal.root)):
             raise DeployError(OPEN, hint="deploy it again")
         self.record = self.journal.move(self.record, "loaded")
+
+    def check_ports(self, *, at_once: bool = False) -> None:
+        """Raise PortTaken where another process has a port of this deployment; looks every PORTS_EVERY_S."""
+        now, ended = time.monotonic(), self.process.poll() is not None
+        if not at_once and not ended and now < self._ports_due:
+            return
+        self._ports_due = now + PORTS_EVERY_S
+        place = place_of(self.journal, self.record.revision)
+        children = [*read_children(place / "server.json"), *read_children(self.journal.children)]
+        if taken := taken_port(children, family_of(self.record.pid), ended=ended):
+            raise taken
 
     def smoke_test(self, deadline: float) -> None:
         """Return when the server has answered a request for one token."""
@@ -150,7 +188,12 @@ class LocalDeployment:
     def await_entry(self, deadline: float) -> None:
         """Return when what answers OpenAI's clients does so, where there is one."""
         urls = [child.url for child in read_children(self.journal.children)]
-        if not wait_until(lambda: all(map(answers, urls)), max(0.1, deadline - time.monotonic())):
+
+        def answer() -> bool:
+            self.check_ports()
+            return all(map(answers, urls))
+
+        if not wait_until(answer, max(0.1, deadline - time.monotonic())):
             raise StepTimeout("the entry for OpenAI's clients was not ready in time", hint=_log_hint(self.journal))
 
     def await_warm(self, deadline: float) -> str:
@@ -215,8 +258,8 @@ def _start(
     prepared = prepare(journal, revision, artifact, ports, drain_s, options.timeout_s)
     record = record_of(journal, revision, artifact, prepared, ports, options.detach, drain_s)
     children = []
-    if prepared.manifest.recipe.serving.openai:
-        record = replace(record, openai=openai_port)
+    if openai_port:
+        record = replace(record, openai=openai_port, openai_host=options.openai_host)
         children = [openai_entry(journal, record)]
     write_children(journal.children, children)
     rotate(journal.log)

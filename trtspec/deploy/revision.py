@@ -83,7 +83,8 @@ def prepare(
     log.info("run %s (%s), its output goes to %s", shlex.join(command), server.source, journal.log)
     environment = {**server.environment, **launch.environment}
     url = Client(ports.http, reachable(ports.host)).where
-    child = Child(SERVER, command, url, environment, start_s)
+    listens = {"http": ports.http, "grpc": ports.grpc, "metrics": ports.metrics}
+    child = Child(SERVER, command, url, environment, start_s, listens, ports.host)
     write_children(place / "server.json", [child])
     return Prepared(place, manifest, child, shm_prefix)
 
