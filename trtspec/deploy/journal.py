@@ -16,6 +16,8 @@ import json
 import logging
 import os
 import re
+import secrets
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,6 +41,8 @@ FORMAT_VERSION = 1
 MAX_STATE_BYTES = 1 << 20
 STARTING = ("staged", "loaded", "smoke")
 RUNNING = ("live", "restarting")
+OVER = ("stopped", "failed")
+STATE_FILE = "state.json"
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
@@ -133,7 +137,7 @@ def status_of(journal: DeploymentJournal, record: Record, state: str) -> dict[st
 
 def deployment_names() -> list[str]:
     """Return the names that were ever deployed, sorted."""
-    found = (path.parent.name for path in (state_dir() / "deployments").glob("*/state.json"))
+    found = (path.parent.name for path in (state_dir() / "deployments").glob(f"*/{STATE_FILE}"))
     return sorted(name for name in found if NAME.fullmatch(name))
 
 
@@ -150,7 +154,7 @@ class DeploymentJournal:
 
     def read(self) -> Record | None:
         """Return the last record; None where this name was never deployed."""
-        path = self.root / "state.json"
+        path = self.root / STATE_FILE
         try:
             document = json.loads(read_bounded(path, MAX_STATE_BYTES))
             known = {field.name for field in fields(Record)}
@@ -186,7 +190,7 @@ class DeploymentJournal:
 
     def _put(self, record: Record) -> None:
         state = json.dumps(asdict(record), indent=1).encode()
-        replace_file(self.root / "state.json", state, self.root / f"state.json.{os.getpid()}")
+        replace_file(self.root / STATE_FILE, state, self.root / f"{STATE_FILE}.{os.getpid()}")
 
     def note(self, record: Record, state: str, detail: str = "") -> None:
         """Add what became of a revision to the journal; the state of the deployment stays."""
@@ -204,6 +208,12 @@ class DeploymentJournal:
     def move(self, record: Record, state: str, detail: str = "") -> Record:
         """Note that a deployment came into another state."""
         return self.write(replace(record, state=state), detail)
+
+    def remove(self) -> None:
+        """Remove all that is kept of this name; the caller holds the lock."""
+        gone = self.root.with_name(f".{self.name}.{secrets.token_hex(8)}")  # no name of a deployment
+        self.root.rename(gone)
+        shutil.rmtree(gone)
 
     def entries(self) -> list[dict[str, Any]]:
         """Return the journal; lines that were cut off by a crash are left out."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -131,8 +132,8 @@ class Keeper:
 
     def _fault_at_start(self, judge: Judge, *, is_ready: bool) -> str:
         """Return what is wrong with its ports or its processes before it has answered."""
-        assert self.running is not None
-        if taken := taken_port([self.server], family_of(self.running.process.pid), ended=self.ended is not None):
+        children = read_children(self.place / "server.json")
+        if taken := taken_port(children, family_of(os.getpid()), ended=self.ended is not None):
             return taken.message
         if (status := self.ended) is not None:
             return f"the server ended with status {status} while it started"

@@ -26,6 +26,7 @@ from typing import Any
 from trtspec.artifacts.manifest import load_manifest
 from trtspec.deploy.base import Deployment, Target
 from trtspec.deploy.children import read_children, write_children
+from trtspec.deploy.death import cause_of_death
 from trtspec.deploy.entry import answers, openai_entry
 from trtspec.deploy.journal import RUNNING, DeploymentJournal, Record, document_of, status_of
 from trtspec.deploy.log import rotate
@@ -233,7 +234,9 @@ def status(name: str) -> dict[str, Any]:
         document["probe"] = _probe_result(record)
         document["state"] = "live" if document["probe"]["ok"] else "unhealthy"
     elif document["state"] == "dead":
-        document["log"] = tail(journal.log)
+        document |= {"cause": cause_of_death(journal, record), "log": tail(journal.log)}
+    elif document["state"] == "failed" and (entries := journal.entries()):
+        document["cause"] = str(entries[-1].get("detail", ""))
     return document | {"restarts": record.restarts, "reason": record.reason, "beside": record.beside}
 
 
@@ -243,7 +246,8 @@ def stop(name: str, timeout_s: float | None = None) -> dict[str, Any]:
     record = journal.known()
     timeout_s = record.drain_s + STOP_MARGIN_S if timeout_s is None else timeout_s
     was_running = record.is_running
-    record = _end(journal, record, "failed" if record.state == "failed" else "stopped", timeout_s)
+    why = cause_of_death(journal, record) if record.state_now == "dead" else "by trtspec stop"
+    record = _end(journal, record, "failed" if record.state == "failed" else "stopped", timeout_s, why)
     return document_of(record, record.state) | {"was_running": was_running}
 
 
@@ -294,7 +298,9 @@ def _check_not_running(journal: DeploymentJournal) -> None:
             f"{record.name!r} is starting under process {record.pid}",
             hint=f"trtspec status {record.name}, or trtspec stop {record.name}",
         )
-    _end(journal, record, "stopped" if record.state == "live" else record.state, 0.0)
+    is_dead = record.state_now == "dead"
+    why = cause_of_death(journal, record) if is_dead else ""
+    _end(journal, record, "stopped" if is_dead else record.state, 0.0, why)
 
 
 def _end(journal: DeploymentJournal, record: Record, state: str, timeout_s: float, detail: str = "") -> Record:
