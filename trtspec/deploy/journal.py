@@ -209,6 +209,13 @@ class DeploymentJournal:
         """Note that a deployment came into another state."""
         return self.write(replace(record, state=state), detail)
 
+    def forget(self, former: Record | None) -> None:
+        """Return to the record before a deployment that did not begin; without one, remove the name."""
+        if former is None:
+            self.remove()
+        else:
+            self._put(former)
+
     def remove(self) -> None:
         """Remove all that is kept of this name; the caller holds the lock."""
         gone = self.root.with_name(f".{self.name}.{secrets.token_hex(8)}")  # no name of a deployment
