@@ -18,9 +18,9 @@ from trtspec.deploy.options import DeployOptions, OnEvent
 from trtspec.deploy.rendered import Rendered, write_rendered
 from trtspec.errors import DeployError, TrtspecError, refusal, refused_at
 from trtspec.measure.gates import on_request
-from trtspec.measure.gating import deploy_load, ensure_served_gates
+from trtspec.measure.gating import deploy_estimate_s, deploy_load, ensure_served_gates
 from trtspec.measure.report import LeftOut
-from trtspec.measure.verify import OnProgress, ensure_gates
+from trtspec.measure.verify import OnMeasure, OnProgress, ensure_gates
 from trtspec.paths import state_dir
 from trtspec.ports import LOOPBACK
 from trtspec.registry import find
@@ -119,7 +119,7 @@ def deploy(
     other = Client.at(address_of(baseline)[0]) if baseline else None
     if skip:
         on_left_out([on_request(name) for name in skip])
-    if not ensure_gates(artifact, on_progress, skip):
+    if not ensure_gates(artifact, on_progress, skip, _announced(artifact, options.on_event)):
 
         def judge(url: str) -> None:
             load = deploy_load(artifact, skip, on_progress)
@@ -128,6 +128,28 @@ def deploy(
         options = replace(options, before_live=judge)
     with _in_words():
         return where.deploy(artifact, options)
+
+
+def _announced(artifact: Path, on_event: OnEvent) -> OnMeasure:
+    """Return what reports, before gates are measured, why that is done, how long it takes and how to skip it."""
+
+    def announce(gates: tuple[str, ...], in_process: bool) -> None:
+        manifest = load_manifest(artifact)
+        if in_process:
+            seconds = deploy_estimate_s(artifact, manifest)
+            takes = (
+                f"now, for about {max(10, round(seconds, -1)):.0f} s"
+                if seconds < 100
+                else (f"now, for about {round(seconds / 60)} minutes")
+            )
+        else:
+            takes = "on its server before it is live"
+        on_event(
+            "gates", f"no report of {artifact} settles its gates, so they are measured {takes}: {', '.join(gates)}"
+        )
+        on_event("", f"measure them before: trtspec verify {artifact}; or leave one out: --skip-gate {gates[0]}")
+
+    return announce
 
 
 def render(
