@@ -161,7 +161,7 @@ PLAIN = (  # what pydantic writes, and what a message of ours says instead
     (r"Input should be (greater|less) than (\S+)", r"must be \1 than \2"),
     (r"Input should be (.*)", r"expected \1"),
     (r"\w+ should have (at least|at most) (.*?)(?: after validation)?(?:, not \d+)?", r"needs \1 \2"),
-    (r"String should match pattern .*", "has characters that are not allowed here"),
+    (r"String should match pattern .*", "does not have the expected form"),
     (r"Field required", "is missing"),
     (r"Extra inputs are not permitted", "unknown key"),
     (r"Invalid JSON: (.*)", r"not valid JSON: \1"),
