@@ -23,7 +23,7 @@ from trtspec.deploy.journal import DeploymentJournal, Record
 from trtspec.deploy.options import DEFAULT_PORTS, PORTS, DeployOptions
 from trtspec.deploy.ports import PortTaken, choose_ports, former_ports, reserved_elsewhere, reserved_ports, taken_port
 from trtspec.deploy.revision import place_of
-from trtspec.errors import DeployError, SmokeTestFailed
+from trtspec.errors import DeployError
 from trtspec.ports import LOOPBACK, refused_bind
 from trtspec.system import group_of, start_time, wait_until
 from trtspec.triton.client import Client
@@ -265,7 +265,5 @@ def test_live_deployment_that_does_not_answer_fails_a_second_deploy(
         raise DeployError("the server answered 500: no")
 
     monkeypatch.setattr(Client, "generate", refuse)
-    with pytest.raises(
-        SmokeTestFailed, match="'echo' is deployed already and does not answer: the server answered 500"
-    ):
+    with pytest.raises(DeployError, match="'echo' is deployed already and does not answer: the server answered 500"):
         local.deploy_local(echo, DeployOptions(timeout_s=60))

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 ROOT = "it runs as root, and so will the server and the models in it; a user of its own is safer (--systemd)"
 ROOT_NOTE = "warned-of-root"  # in the cache: the warning comes once on a machine
 KEYS = "TRTSPEC_OPENAI_KEYS"
-Port = Annotated[
-    int | None, typer.Option(help="A port; else that of before, 8000, 8001, 8002, 9000, or the next free one.")
-]
+HttpPort = Annotated[int | None, typer.Option(help="HTTP port; by default the name's last one, 8000 or the next free.")]
+GrpcPort = Annotated[int | None, typer.Option(help="gRPC port; likewise, from 8001 on.")]
+MetricsPort = Annotated[int | None, typer.Option(help="Port of Triton's metrics; likewise, from 8002 on.")]
+OpenAIPort = Annotated[int | None, typer.Option(help="Port of OpenAI's API; likewise, from 9000 on.")]
 
 
 def deploy(
@@ -38,10 +39,10 @@ def deploy(
         typer.Option(metavar="ADDRESS", help="Where OpenAI's clients are served, if not where Triton listens."),
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Return and leave the server running.")] = False,
-    http_port: Port = None,
-    grpc_port: Port = None,
-    metrics_port: Port = None,
-    openai_port: Port = None,
+    http_port: HttpPort = None,
+    grpc_port: GrpcPort = None,
+    metrics_port: MetricsPort = None,
+    openai_port: OpenAIPort = None,
     timeout: Annotated[float, typer.Option(help="Seconds until the first answer.", min=1)] = 300.0,
     wait_warm: Annotated[
         bool, typer.Option("--wait-warm", help="Wait for a first text by Triton's entry and by OpenAI's.")

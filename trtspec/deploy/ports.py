@@ -89,8 +89,8 @@ def choose_ports(
         if refused := _refused(port, options.host_of(name), reserved):
             raise DeployError(f"{name} port {port} {refused}", hint=_other_port(name))
     for name in names:
-        if port := options.ports.get(name):
-            chosen[name] = port
+        if name in options.ports:
+            chosen[name] = options.ports[name]
             continue
         wanted = former.get(name) or DEFAULT_PORTS[name]
         avoided = {*given, *chosen.values(), *(port for other, port in DEFAULT_PORTS.items() if other != name)}

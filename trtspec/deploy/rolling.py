@@ -34,7 +34,7 @@ from trtspec.deploy.rollout import (
     under_way,
     write_rollout,
 )
-from trtspec.errors import DeployError, RolledBack, SmokeTestFailed, StepTimeout, TrtspecError
+from trtspec.errors import DeployError, RolledBack, TrtspecError
 from trtspec.hashing import file_sha256
 from trtspec.measure.gates import GATES
 from trtspec.recipe.resolve import ResolvedRecipe
@@ -111,7 +111,7 @@ def _rolled(
 
 
 def _answering(journal: DeploymentJournal, options: DeployOptions) -> Record:
-    """Return the record of a deployment once it answers; raises DeployError, StepTimeout where it does not."""
+    """Return the record of a deployment once it answers; raises DeployError where it does not."""
     deadline = time.monotonic() + min(options.timeout_s, RESTARTED_S)
     record = journal.known()
     while record.state == "restarting" and " is in use" not in record.reason and record.is_running:
@@ -130,9 +130,9 @@ def _answering(journal: DeploymentJournal, options: DeployOptions) -> Record:
     except TrtspecError as error:
         message = f"{record.name!r} is deployed already and does not answer: {error.message}"
         hint = f"trtspec status {record.name}, or trtspec stop {record.name} and deploy again"
-        raise (StepTimeout if isinstance(error, StepTimeout) else SmokeTestFailed)(message, hint=hint) from None
+        raise DeployError(message, hint=hint) from None
     if "text_output" not in answer:
-        raise SmokeTestFailed(f"{record.name!r} is deployed already, and its answer holds no text_output")
+        raise DeployError(f"{record.name!r} is deployed already, and its answer holds no text_output")
     return record
 
 
