@@ -148,6 +148,34 @@ def _window(text: str, column: int) -> str:
     return ("…" if start else "") + text[start : start + LINE_WIDTH] + "…"
 
 
+PLAIN = (  # what pydantic writes, and what a message of ours says instead
+    (r"(?:Value error|Assertion failed), ", ""),
+    (r"Input should be a valid number\b.*", "expected a number"),
+    (r"Input should be a valid integer\b.*", "expected a whole number"),
+    (r"Input should be a valid (boolean|string|list|dictionary|tuple)\b.*", r"expected a \1"),
+    (r"Input should be a valid date\b.*", "expected a date"),
+    (r"Input should be an? (?:instance|object)\b.*", "expected a mapping"),
+    (r"Input should be a (?:finite number)\b.*", "expected a finite number"),
+    (r"Input should be greater than or equal to (\S+)", r"must be at least \1"),
+    (r"Input should be less than or equal to (\S+)", r"must be at most \1"),
+    (r"Input should be (greater|less) than (\S+)", r"must be \1 than \2"),
+    (r"Input should be (.*)", r"expected \1"),
+    (r"\w+ should have (at least|at most) (.*?)(?: after validation)?(?:, not \d+)?", r"needs \1 \2"),
+    (r"String should match pattern .*", "does not have the expected form"),
+    (r"Field required", "is missing"),
+    (r"Extra inputs are not permitted", "unknown key"),
+    (r"Invalid JSON: (.*)", r"not valid JSON: \1"),
+)
+
+
+def plain_words(text: str) -> str:
+    """Return a message of pydantic's in the words of trtspec's own messages."""
+    for pattern, words in PLAIN[1:]:
+        if found := re.fullmatch(pattern, text, re.DOTALL):
+            return found.expand(words)
+    return re.sub(PLAIN[0][0], PLAIN[0][1], text)
+
+
 def printable(line: str) -> str:
     """Return a stranger's line with escapes for what would move a terminal's cursor or cannot be encoded."""
     line = line.replace("\t", "    ")

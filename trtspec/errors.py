@@ -166,3 +166,7 @@ class RolledBack(TrtspecError):
 
     exit_code = 113
     remedy = "`trtspec history NAME` says what happened, and `trtspec logs NAME` what its server said"
+
+    def __init__(self, message: str, *, where: str | None = None, hint: str | None = None, reason: str = "") -> None:
+        super().__init__(message, where=where, hint=hint)
+        self.reason = reason

@@ -3,15 +3,21 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import socket
 
 LOOPBACK = "127.0.0.1"
-
+LISTENS = "0A"  # the state of a listening socket in /proc/net/tcp, proc_pid_net(5)
+ANY = {bytes(4), bytes(16)}
+MAPPED = bytes(10) + b"\xff\xff"  # before an IPv4 address that is written as one of IPv6
 
 LOWEST, EPHEMERAL = 10_000, 32_768  # Linux takes ports of outgoing connections from here on, unless told otherwise
 TRIES = 20
@@ -46,13 +52,86 @@ def _bind(unbound: socket.socket, host: str) -> None:
 
 
 def port_in_use(port: int, host: str = LOOPBACK) -> bool:
-    """Return whether a port of an address of this machine is taken, asked as a server would: by binding it."""
+    """Return whether a server cannot bind a port of an address of this machine."""
+    return bind_error(port, host) is not None
+
+
+def bind_error(port: int, host: str = LOOPBACK) -> OSError | None:
+    """Return the error with which this process would fail to bind a port; None if it can bind it."""
     import socket
 
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError:
-            return True
-    return False
+        except OSError as error:
+            return error
+    return None
+
+
+def refused_bind(port: int, host: str = LOOPBACK) -> str:
+    """Return why a server cannot bind a port, as "is in use by NAME (process PID)"; "" if it can."""
+    if (error := bind_error(port, host)) is None:
+        return ""
+    if error.errno != errno.EADDRINUSE:
+        return f"cannot be used: {error.strerror}"
+    return f"is in use{by_owner(listening_sockets(port, host))}"
+
+
+def by_owner(sockets: Iterable[str]) -> str:
+    """Return " by NAME (process PID)" for the process that holds one of these sockets; "" where it is not visible."""
+    wanted = {*sockets}
+    for pid in _pids() if wanted else ():
+        if wanted & sockets_of(pid):
+            return f" by {_name_of(pid)} (process {pid})"
+    return ""
+
+
+def listening_sockets(port: int, host: str = LOOPBACK) -> set[str]:
+    """Return the inodes of the sockets that keep others from listening at a port of an IPv4 address of this machine."""
+    import socket
+
+    own = socket.inet_aton(host)
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for address, number, inode in _listeners(Path(f"/proc/self/net/{table}")):
+            if number == port and (address in ANY or own in ANY or address.removeprefix(MAPPED) == own):
+                found.add(inode)
+    return found
+
+
+def sockets_of(pid: int) -> set[str]:
+    """Return the inodes of a process's sockets; none of a process that this user may not look into."""
+    found = set()
+    with suppress(OSError):
+        for entry in os.scandir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                link = os.readlink(entry.path)
+                if link.startswith("socket:["):
+                    found.add(link[len("socket:[") : -1])
+    return found
+
+
+def _listeners(table: Path) -> Iterator[tuple[bytes, int, str]]:
+    """Yield address, port and inode of each listening socket of a table as proc_pid_net(5) describes it."""
+    try:
+        lines = table.read_text().splitlines()[1:]
+    except OSError:
+        return
+    for line in lines:
+        fields = line.split()
+        if len(fields) > 9 and fields[3] == LISTENS:
+            address, _, port = fields[1].partition(":")
+            words = [bytes.fromhex(address[i : i + 8])[::-1] for i in range(0, len(address), 8)]
+            yield b"".join(words), int(port, 16), fields[9]
+
+
+def _pids() -> list[int]:
+    return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
+
+
+def _name_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip() or "a process"
+    except OSError:
+        return "a process"

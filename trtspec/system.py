@@ -90,6 +90,16 @@ def group_of(pid: int) -> list[int]:
     return [each for each in every if (stat := _stat(each)) and int(stat[2]) == pid]
 
 
+def family_of(pid: int) -> set[int]:
+    """Return a process, its descendants and the rest of its process group, as far as they live."""
+    every = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    stats = {each: stat for each in every if (stat := _stat(each))}
+    found = {each for each, stat in stats.items() if pid in (each, int(stat[2]))}
+    while more := {each for each, stat in stats.items() if int(stat[1]) in found} - found:  # at most all processes
+        found |= more
+    return found
+
+
 def dead_of_group(pid: int, program: str) -> list[int]:
     """Return the processes of a program, in the group that `pid` leads, that ended and that nobody has waited for."""
     found = []

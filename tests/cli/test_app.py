@@ -29,8 +29,8 @@ HEAVY = ("torch", "transformers", "tritonclient", "tritonserver", "google.protob
 def test_the_commands() -> None:
     assert " ".join(COMMANDS) == (
         "advise baseline bench build cache check checklist compare convert-draft deploy doctor generate history init "
-        "inspect logs metrics migrate plan plugins profile promote prompts prune ps recipes report rollback schema "
-        "status stop swift train tune verify"
+        "inspect logs metrics migrate plan plugins profile promote prompts prune ps recipes report rm rollback "
+        "schema status stop swift train tune verify version"
     )
 
 
@@ -59,7 +59,7 @@ def test_wrong_usage(trtspec: Run) -> None:
         (("chek", "x"), "No such command 'chek'"),
         (("check",), "Missing argument 'RECIPE'"),
         (("check", "a", "--nosuch"), "No such option: --nosuch"),
-        (("bench", "a", "--runs", "0"), "Invalid value for '--runs': Input should be greater than or equal to 1"),
+        (("bench", "a", "--runs", "0"), "Invalid value for '--runs': must be at least 1"),
     ):
         refused = trtspec(*arguments)
         assert refused.code == 1

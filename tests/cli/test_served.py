@@ -58,7 +58,7 @@ def gates(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Note whose gates were asked after, instead of measuring."""
     asked: list[Path] = []
 
-    def hold(artifact: Path, on_progress: Any, skip: Any) -> bool:
+    def hold(artifact: Path, *_: Any, **__: Any) -> bool:
         asked.append(artifact)
         return True
 

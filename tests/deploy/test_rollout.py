@@ -113,7 +113,9 @@ def test_a_good_one_takes_the_place_and_the_one_before_comes_back(live: Live) ->
     assert live.deploy(artifact)["revision"] == revision, "what serves already is left as it is"
     found = rolling.rollback("echo", lambda state, what: None)
     assert (live.record.artifact, live.record.manifest) == (before.artifact, before.manifest)
-    assert found["revision"] == revision + 1
+    assert (found["revision"], found["files_of"]) == (revision + 1, before.revision)
+    staged = next(entry["detail"] for entry in history("echo") if entry["revision"] == revision + 1)
+    assert staged == f"its files are staged, those of revision {before.revision}"
     assert live.answers()
 
 

@@ -277,7 +277,7 @@ BAD: dict[str, tuple[bytes, str]] = {
     "several plans": (b'{"format_version": 1, "recipes": []}', "it holds the plans of several recipes"),
     "a plan of bad types": (b'{"format_version": 1, "name": "x", "steps": 3, "memory": {"gpus": []}}', "'steps': "),
     "another version": (b'{"format_version": 2, "acceptance": "exact", "checks": []}', "'format_version': "),
-    "a build": (b'{"format_version": 1, "steps": [], "name": "x"}', "'memory': Field required"),
+    "a build": (b'{"format_version": 1, "steps": [], "name": "x"}', "'memory': is missing"),
 }
 
 

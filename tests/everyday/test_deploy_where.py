@@ -65,6 +65,29 @@ def test_what_is_exposed_is_said(target: Target, workplace: Path, trtspec: Run) 
         assert done.err == (WARNING.format(host) if warned else "")
 
 
+def test_open_gateway_keeps_triton_on_loopback(target: Target, workplace: Path, trtspec: Run) -> None:
+    done = trtspec("deploy", "build/tiny", "--name", "one", "--openai-host", "0.0.0.0", "--detach", "--json")
+    assert (target.asked["host"], target.asked["openai_host"]) == ("127.0.0.1", "0.0.0.0")
+    assert "the entry for OpenAI's clients is open to whoever reaches 0.0.0.0: it has no keys" in done.err
+    assert "the server has no authentication" not in done.err
+    record = Record("x", "live", "/a", 1, 1, 2, 3, 4, "p", True, openai=5, openai_host="10.1.2.3")
+    assert (record.endpoints["http"], record.endpoints["openai"]) == ("http://127.0.0.1:2", "http://10.1.2.3:5/v1")
+
+
+def test_keys_are_said_to_guard_the_gateway_alone(
+    target: Target, workplace: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRTSPEC_OPENAI_KEYS", "secret")
+    done = trtspec("deploy", "build/tiny", "--name", "one", "--host", "0.0.0.0", "--detach", "--json")
+    assert "--host 127.0.0.1 --openai-host 0.0.0.0 keeps those on loopback" in done.err
+    assert "secret" not in done.err
+
+
+def test_gateway_of_containers_has_no_address_of_its_own(workplace: Path, trtspec: Run) -> None:
+    refused = trtspec("deploy", "build/tiny", "--target", "docker", "--openai-host", "0.0.0.0")
+    assert (refused.code, "--openai-host belongs to --target local, not docker" in refused.err) == (1, True)
+
+
 @pytest.mark.parametrize(
     "host", ["", "localhost", "::1", "1.2.3", "1.2.3.4:80", "127.0.0.1 ", "224.0.0.1", "255.255.255.255"]
 )

@@ -147,6 +147,7 @@ SCREENS = {
     "migrate-incomplete": Screen("migrate llama-3.3-70b-fp8-tp1 --to 1.3", unwrite),
     "plugins": Screen("plugins list"),
     "version": Screen("--version"),
+    "rm-refused": Screen("rm running"),
     "help": Screen("--help"),
     "unknown-command": Screen("chek recipe.yaml"),
     "missing-argument": Screen("check"),

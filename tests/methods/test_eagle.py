@@ -256,8 +256,8 @@ class TestOptions:
             ({"dynamic": True, "choices": "mc_sim_7b_63"}, "choices: choices are those of a static tree"),
             ({"top_k": 4}, "top_k: top_k is that of a dynamic tree"),
             ({"dynamic": False, "depth": 4}, "depth: depth is that of a dynamic tree"),
-            ({"dynamic": True, "nodes": 0}, "nodes: Input should be greater than or equal to 1"),
-            ({"dynamic": "yes", "top_k": 4}, "dynamic: Input should be a valid boolean"),
+            ({"dynamic": True, "nodes": 0}, "nodes: must be at least 1"),
+            ({"dynamic": "yes", "top_k": 4}, "dynamic: expected a boolean"),
         ],
     )
     def test_bad_options_are_said_with_their_place(self, written: dict[str, Any], message: str) -> None:

@@ -45,13 +45,13 @@ TURNED_OFF = "ngram 1 is lookahead turned off: window has to be 1, verification 
 @pytest.mark.parametrize(
     ("options", "where", "message"),
     [
-        ({"window": 0}, "window", "Input should be greater than or equal to 1"),
-        ({"verification": -1}, "verification", "Input should be greater than or equal to 0"),
-        ({"ngram": 33}, "ngram", "Input should be less than or equal to 32"),
+        ({"window": 0}, "window", "must be at least 1"),
+        ({"verification": -1}, "verification", "must be at least 0"),
+        ({"ngram": 33}, "ngram", "must be at most 32"),
         ({"ngram": 1}, "ngram", TURNED_OFF),
         (OFF | {"window": 2}, "ngram", TURNED_OFF),
         (OFF | {"verification": 1}, "ngram", TURNED_OFF),
-        ({"windows": 4}, "windows", "Extra inputs are not permitted"),
+        ({"windows": 4}, "windows", "unknown key"),
     ],
     ids=str,
 )

@@ -31,7 +31,7 @@ def test_a_method_says_what_fits_together(name: str) -> None:
 
 
 def test_options_that_were_never_checked_are_refused() -> None:
-    with pytest.raises(TrtspecError, match=r"speculation\.options\.stop_below: Input should be less than 1"):
+    with pytest.raises(TrtspecError, match=r"speculation\.options\.stop_below: must be less than 1"):
         METHODS["draft_target"].parse({"stop_below": 2.0})
 
 

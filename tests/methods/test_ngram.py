@@ -21,12 +21,12 @@ def test_the_defaults() -> None:
 @pytest.mark.parametrize(
     ("options", "where", "message"),
     [
-        ({"min_match": 0}, "min_match", "Input should be greater than or equal to 1"),
-        ({"max_match": 65}, "max_match", "Input should be less than or equal to 64"),
+        ({"min_match": 0}, "min_match", "must be at least 1"),
+        ({"max_match": 65}, "max_match", "must be at most 64"),
         ({"min_match": 5, "max_match": 4}, "max_match", "max_match 4 is less than min_match 5"),
         ({"min_match": 17}, "max_match", "max_match 16 is less than min_match 17"),
-        ({"min_match": True}, "min_match", "Input should be a valid integer"),
-        ({"most": 4}, "most", "Extra inputs are not permitted"),
+        ({"min_match": True}, "min_match", "expected a whole number"),
+        ({"most": 4}, "most", "unknown key"),
     ],
     ids=str,
 )

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from trtspec.artifacts.contents import unlisted
 from trtspec.artifacts.paths import MANIFEST
+from trtspec.diagnostics import plain_words
 from trtspec.errors import TrtspecError
 from trtspec.file_records import FileRecord, Sha256
 from trtspec.files import in_threads, read_bounded, unreadable
@@ -155,4 +156,4 @@ def _load_document(path: Path) -> Any:
 
 def _first_of(error: ValidationError) -> str:
     first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return f"{'.'.join(map(str, first['loc']))}: {plain_words(first['msg'])}"

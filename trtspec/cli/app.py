@@ -152,6 +152,10 @@ def _run(arguments: Sequence[str]) -> int | None:
 
 
 def _show_usage_error(error: TyperException, *, as_json: bool) -> None:
+    if error.message:  # typer lets pydantic convert values
+        from trtspec.diagnostics import plain_words
+
+        error.message = plain_words(error.message)
     if as_json:
         from trtspec.cli.render import print_json, render_error
 
@@ -169,7 +173,9 @@ def _show_version(wanted: bool) -> None:
 
 def _root(
     context: typer.Context,
-    version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Show the version."),
+    version: bool = typer.Option(
+        False, "--version", "-V", callback=_show_version, is_eager=True, help="Show the version."
+    ),
     verbose: bool = typer.Option(False, "--verbose", "-v", help="Say on stderr what is decided, run and waited for."),
 ) -> None:
     if verbose:

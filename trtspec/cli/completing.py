@@ -51,6 +51,12 @@ def deployments(incomplete: str) -> Offers:
 
 
 @_quietly
+def metrics(incomplete: str) -> Offers:
+    """Return what `metrics` prints, and the names of deployments."""
+    return [(what, "") for what in ("dashboard", "rules", "scrape")] + deployments(incomplete)
+
+
+@_quietly
 def dialects(incomplete: str) -> Offers:
     """Return the formats that drafts are written in."""
     from trtspec.dialects.dialect import dialects as known

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from trtspec.measure.report import LeftOut
 
 ROOT = "it runs as root, and so will the server and the models in it; a user of its own is safer (--systemd)"
-Port = Annotated[int | None, typer.Option(help="A port; a free one is found where none is given.")]
+ROOT_NOTE = "warned-of-root"  # in the cache: the warning comes once on a machine
+KEYS = "TRTSPEC_OPENAI_KEYS"
+HttpPort = Annotated[int | None, typer.Option(help="HTTP port; by default the name's last one, 8000 or the next free.")]
+GrpcPort = Annotated[int | None, typer.Option(help="gRPC port; likewise, from 8001 on.")]
+MetricsPort = Annotated[int | None, typer.Option(help="Port of Triton's metrics; likewise, from 8002 on.")]
+OpenAIPort = Annotated[int | None, typer.Option(help="Port of OpenAI's API; likewise, from 9000 on.")]
 
 
 def deploy(
@@ -29,11 +34,15 @@ def deploy(
     host: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Where the server listens; 0.0.0.0: on all networks.")
     ] = LOOPBACK,
+    openai_host: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Where OpenAI's clients are served, if not where Triton listens."),
+    ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Return and leave the server running.")] = False,
-    http_port: Port = None,
-    grpc_port: Port = None,
-    metrics_port: Port = None,
-    openai_port: Port = None,
+    http_port: HttpPort = None,
+    grpc_port: GrpcPort = None,
+    metrics_port: MetricsPort = None,
+    openai_port: OpenAIPort = None,
     timeout: Annotated[float, typer.Option(help="Seconds until the first answer.", min=1)] = 300.0,
     wait_warm: Annotated[
         bool, typer.Option("--wait-warm", help="Wait for a first text by Triton's entry and by OpenAI's.")
@@ -76,14 +85,17 @@ def deploy(
     from trtspec.cli.progress import counter
     from trtspec.cli.render import note, print_json
     from trtspec.cli.verify import left_out_lines
-    from trtspec.deploy.address import exposure
     from trtspec.deploy.base import deploy as serve
     from trtspec.deploy.base import render as write
     from trtspec.deploy.options import DeployOptions
+    from trtspec.errors import DeployError
     from trtspec.measure.gates import check_gate_names
 
     settings = settings_of(option or (), image)
     ports = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port, "openai": openai_port}
+    if openai_host is not None and target != "local":
+        hint = "compose files and manifests say where each port is reachable"
+        raise DeployError(f"--openai-host belongs to --target local, not {target}", hint=hint)
     if render is not None:
         skip = tuple(sorted(check_gate_names(skip_gate or ())))
         files = write(
@@ -91,15 +103,20 @@ def deploy(
         )
         show_rendered(target, render, files, json)
         return
-    if exposed := exposure(host):
-        note(f"warning: {exposed}", "yellow")
+    for line in exposures(host, openai_host or ""):
+        note(f"warning: {line}", "yellow")
     if systemd:
-        given = {"target": target, "name": name, **{f"{which}-port": port for which, port in ports.items()}}
+        given = {
+            "openai-host": openai_host,
+            "target": target,
+            "name": name,
+            **{f"{which}-port": port for which, port in ports.items()},
+        }
         more = {"drain": drain, "skip-gate": skip_gate, "allow-code": allow_code, "baseline": baseline}
         flags = ["--wait-warm"] if wait_warm else []
         print_unit(artifact, host, {**given, "timeout": timeout, **more}, flags, json=json)
         return
-    if target == "local" and os.geteuid() == 0:
+    if target == "local" and os.geteuid() == 0 and is_first_time(ROOT_NOTE):
         note(f"warning: {ROOT}", "yellow")
     left_out: list[LeftOut] = []
 
@@ -111,6 +128,7 @@ def deploy(
     options = DeployOptions(
         name=name,
         host=host,
+        openai_host=openai_host or "",
         ports={which: port for which, port in ports.items() if port is not None},
         detach=detach,
         timeout_s=timeout,
@@ -134,16 +152,48 @@ def deploy(
         deployment.wait()  # unbounded: a server in the foreground, as long as its owner wants
 
 
+def exposures(host: str, openai_host: str) -> list[str]:
+    """Return what a server and its entry for OpenAI's clients expose at their addresses; DeployError for no address."""
+    from trtspec.deploy.address import exposure, gateway_exposure
+
+    has_keys = bool(os.environ.get(KEYS))
+    found = [exposure(host)]
+    if found[0] and has_keys:
+        keep = f"--host {LOOPBACK} --openai-host {openai_host or host} keeps those on loopback"
+        found.append(f"{KEYS} guards OpenAI's API alone, and Triton's ports at {host} answer anybody; {keep}")
+    if openai_host and openai_host != host:
+        found.append(gateway_exposure(openai_host, has_keys=has_keys))
+    return [line for line in found if line]
+
+
+def is_first_time(note: str) -> bool:
+    """Return whether something was not noted in the cache of this machine before, and note it."""
+    from trtspec.paths import cache_dir
+
+    path = cache_dir() / note
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    except OSError:  # nothing can be noted there: rather twice than never
+        return True
+    return True
+
+
 def print_unit(artifact: Path, host: str, given: Mapping[str, Any], flags: Sequence[str], *, json: bool) -> None:
     """Print a systemd unit; nothing is checked of the artifact before the unit is started."""
-    from trtspec.cli.render import print_json
-    from trtspec.deploy.systemd import render_unit
+    from trtspec.cli.render import note, print_json
+    from trtspec.deploy.systemd import render_unit, unit_warnings
 
+    warnings = unit_warnings(artifact, os.environ)
+    for line in warnings:
+        note(f"warning: {line}", "yellow")
     said = {name: value if isinstance(value, list) else [value] for name, value in given.items() if value is not None}
     options = [word for name, values in said.items() for value in values for word in (f"--{name}", str(value))]
-    unit = render_unit(artifact, host, [*options, *flags], given["drain"])
+    unit = render_unit(artifact, host, [*options, *flags], given["drain"], given["openai-host"] or "")
     if json:
-        print_json({"format_version": 1, "unit": unit})
+        print_json({"format_version": 1, "unit": unit, "warnings": warnings})
     else:
         sys.stdout.write(unit)
 

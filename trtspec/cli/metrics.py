@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from trtspec.cli import completing
 from trtspec.cli.options import AnyName, Json
 
 RUNNING = ("starting", "live")
@@ -24,33 +25,67 @@ class What(str, Enum):
 
 def metrics(
     what: Annotated[
-        What,
+        str,
         typer.Argument(
             metavar="WHAT",
             help="dashboard: JSON that Grafana imports. rules: records and alerts for Prometheus. scrape: where "
-            "Prometheus finds the metrics of NAME, or of every deployment that runs.",
+            "Prometheus finds the metrics of NAME, or of every deployment that runs. The name of a deployment: its "
+            "metrics now.",
             show_default=False,
+            autocompletion=completing.metrics,
         ),
     ],
     name: AnyName = None,
     json: Json = False,
 ) -> None:
-    """Print what Grafana and Prometheus need to watch deployments; docs/metrics.md lists the metrics.
+    """Print what Grafana and Prometheus need to watch deployments, or the metrics of one; docs/metrics.md lists them.
 
     Example: trtspec metrics rules > trtspec-rules.yaml
     """
     from trtspec.cli.render import print_json
     from trtspec.errors import TrtspecError
 
-    if name is not None and what is not What.scrape:
-        raise TrtspecError(f"{what.value} is the same for all deployments", hint="leave the name out")
-    found = _document(what, name)
+    if what not in [each.value for each in What]:
+        show_metrics(what, name, json)
+        return
+    chosen = What(what)
+    if name is not None and chosen is not What.scrape:
+        raise TrtspecError(f"{chosen.value} is the same for all deployments", hint="leave the name out")
+    found = _document(chosen, name)
     if json:
-        print_json({"format_version": 1, what.value: found})
-    elif what is What.dashboard:
+        print_json({"format_version": 1, chosen.value: found})
+    elif chosen is What.dashboard:
         print_json(found)
     else:
-        sys.stdout.write(_text(what, found))
+        sys.stdout.write(_text(chosen, found))
+
+
+def show_metrics(deployment: str, name: str | None, as_json: bool) -> None:
+    """Print what a deployment's metrics are now, those of its entry for OpenAI's clients too."""
+    from trtspec.cli.render import print_json
+    from trtspec.deploy.journal import DeploymentJournal, deployment_names
+    from trtspec.errors import TrtspecError
+    from trtspec.exposition import parse_metrics
+    from trtspec.monitoring.fetch import fetch
+
+    known = [each.value for each in What]
+    if deployment not in deployment_names():
+        names = ", ".join(deployment_names()) or "none"
+        kinds = ", ".join(map(repr, known))
+        raise TrtspecError(f"{deployment!r} is not one of {kinds}, nor a deployment; deployments: {names}")
+    if name is not None:
+        raise TrtspecError("metrics takes one deployment", hint=f"trtspec metrics {deployment}")
+    endpoints = DeploymentJournal(deployment).known().endpoints
+    urls = [endpoints["metrics"]]
+    if "openai" in endpoints:
+        urls.append(endpoints["openai"].removesuffix("/v1") + "/metrics")
+    texts = [fetch(url) for url in urls]
+    if not as_json:
+        sys.stdout.write("".join(text.decode(errors="replace") for text in texts))
+        return
+    found = {key: samples for text in texts for key, samples in parse_metrics(text).items()}
+    values = {key: [{"labels": dict(each.labels), "value": each.value} for each in found[key]] for key in sorted(found)}
+    print_json({"format_version": 1, "name": deployment, "metrics": values})
 
 
 def _document(what: What, name: str | None) -> dict[str, Any]:

@@ -18,7 +18,8 @@ def rollback(name: Name, json: Json = False) -> None:
     if json:
         print_json(document)
     else:
-        say(f"{name}: revision {document['revision']} serves", "green")
+        files = f", with the files of revision {document['files_of']}" if document.get("files_of") else ""
+        say(f"{name}: revision {document['revision']} serves{files}", "green")
 
 
 command = rollback

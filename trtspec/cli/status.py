@@ -75,24 +75,39 @@ def standing(document: dict[str, Any]) -> str:
 
 
 def show(document: dict[str, Any], style: str) -> None:
-    """Show the state, what a request got, why it was started again, and of a dead one the end of its log."""
+    """Show the state, what a request got, why it was restarted, and why a dead one died."""
     from trtspec.cli.render import say
     from trtspec.diagnostics import printable
 
-    say(f"{document['name']} is {document['state']}", style)
+    cause = f": {printable(document['cause'])}" if document.get("cause") else ""
+    say(f"{document['name']} is {document['state']}{cause}", style)
     if rollout := document.get("rollout"):
         say(f"  {standing({**document, 'rollout': rollout}).partition('; ')[2]}")
     if probe := document.get("probe"):
         said = f"answered in {probe['seconds']:.2f} s" if probe["ok"] else f"did not answer: {probe['error']}"
         say(f"  {document['endpoints']['http']} {said}")
+    if document["state"] == "dead":
+        show_end_of_log(document)
+        return
     if reason := document.get("reason"):
         say(f"  started again {document['restarts']} times, last because {printable(reason)}")
     if beside := document.get("beside"):
         say(f"  beside it, last: {printable(beside)}")
-    if log := document.get("log"):
+
+
+def show_end_of_log(document: dict[str, Any]) -> None:
+    """Show the last lines of a log that report problems; a shutdown that follows a death reports none."""
+    from trtspec.cli.render import say
+    from trtspec.deploy.death import telling_lines
+    from trtspec.diagnostics import printable
+
+    whole = "" if document.get("cause") else document["log"]
+    if lines := (telling_lines(document["log"]) or whole).splitlines():
         say(f"the end of {document['log_file']}:")
-        for line in log.splitlines():
+        for line in lines:
             say(printable(line))
+    else:
+        say(f"its log reports no problem: {document['log_file']}")
 
 
 command = status

@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Field, ValidationError
 
 from trtspec.checkpoint.untrusted import parse_object, shown
+from trtspec.diagnostics import plain_words
 from trtspec.errors import TrtspecError
 from trtspec.file_records import Sha256
 from trtspec.files import read_bounded, unreadable
@@ -131,7 +132,7 @@ def _checked(values: dict[str, Any], path: Path) -> Known:
         return kind.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        message = f"{shown('.'.join(map(str, first['loc'])))}: {first['msg']}"
+        message = f"{shown('.'.join(map(str, first['loc'])))}: {plain_words(first['msg'])}"
         raise TrtspecError(message, where=str(path), hint=KNOWN) from None
 
 

@@ -28,6 +28,18 @@ def exposure(host: str) -> str:
     )
 
 
+def gateway_exposure(host: str, *, has_keys: bool) -> str:
+    """Return what an entry for OpenAI's clients at an address exposes, "" on loopback; DeployError as `exposure`."""
+    if not exposure(host):
+        return ""
+    who = (
+        "its keys and texts are not encrypted" if has_keys else "it has no keys (TRTSPEC_OPENAI_KEYS) and no encryption"
+    )
+    return (
+        f"the entry for OpenAI's clients is open to whoever reaches {host}: {who}; put a proxy with TLS in front of it"
+    )
+
+
 def check_own(host: str) -> None:
     """Raise DeployError for an address that is not one of this machine's."""
     exposure(host)

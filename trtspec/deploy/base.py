@@ -13,14 +13,14 @@ from typing import Any, Protocol
 from trtspec.artifacts.manifest import load_manifest
 from trtspec.artifacts.paths import REPOSITORY
 from trtspec.deploy.containers import Workload, workload_of
-from trtspec.deploy.journal import STARTING, DeploymentJournal, Record, deployment_names, status_of
+from trtspec.deploy.journal import OVER, STARTING, STATE_FILE, DeploymentJournal, Record, deployment_names, status_of
 from trtspec.deploy.options import DeployOptions, OnEvent
 from trtspec.deploy.rendered import Rendered, write_rendered
 from trtspec.errors import DeployError, TrtspecError, refusal, refused_at
 from trtspec.measure.gates import on_request
-from trtspec.measure.gating import deploy_load, ensure_served_gates
+from trtspec.measure.gating import deploy_estimate_s, deploy_load, ensure_served_gates
 from trtspec.measure.report import LeftOut
-from trtspec.measure.verify import OnProgress, ensure_gates
+from trtspec.measure.verify import OnMeasure, OnProgress, ensure_gates
 from trtspec.paths import state_dir
 from trtspec.ports import LOOPBACK
 from trtspec.registry import find
@@ -119,7 +119,7 @@ def deploy(
     other = Client.at(address_of(baseline)[0]) if baseline else None
     if skip:
         on_left_out([on_request(name) for name in skip])
-    if not ensure_gates(artifact, on_progress, skip):
+    if not ensure_gates(artifact, on_progress, skip, _announced(artifact, options.on_event)):
 
         def judge(url: str) -> None:
             load = deploy_load(artifact, skip, on_progress)
@@ -128,6 +128,28 @@ def deploy(
         options = replace(options, before_live=judge)
     with _in_words():
         return where.deploy(artifact, options)
+
+
+def _announced(artifact: Path, on_event: OnEvent) -> OnMeasure:
+    """Return what reports, before gates are measured, why that is done, how long it takes and how to skip it."""
+
+    def announce(gates: tuple[str, ...], in_process: bool) -> None:
+        manifest = load_manifest(artifact)
+        if in_process:
+            seconds = deploy_estimate_s(artifact, manifest)
+            takes = (
+                f"now, for about {max(10, round(seconds, -1)):.0f} s"
+                if seconds < 100
+                else (f"now, for about {round(seconds / 60)} minutes")
+            )
+        else:
+            takes = "on its server before it is live"
+        on_event(
+            "gates", f"no report of {artifact} settles its gates, so they are measured {takes}: {', '.join(gates)}"
+        )
+        on_event("", f"measure them before: trtspec verify {artifact}; or leave one out: --skip-gate {gates[0]}")
+
+    return announce
 
 
 def render(
@@ -214,6 +236,51 @@ def stop(name: str) -> dict[str, Any]:
     """End a deployment, wherever it runs."""
     with _in_words():
         return target_of(name).stop(name)
+
+
+def remove(name: str, *, force: bool = False) -> dict[str, Any]:
+    """Forget a deployment that does not run: its record, journal, logs and revisions.
+
+    One that runs is refused, or with `force` stopped first; what then cannot be stopped is forgotten all the same,
+    and `left` says why it may still run.
+    """
+    with _in_words():
+        journal = DeploymentJournal(name)
+        record, left = _last_record(journal, force=force), ""
+        if record is None:
+            left = "its record could not be read"
+        else:
+            state = find_target(record.target).state(record)
+            if state not in (*OVER, "dead") and not force:
+                hint = f"trtspec stop {name}, or trtspec rm --force {name}"
+                raise DeployError(f"{name!r} is {state}", hint=hint)
+            if state not in OVER:
+                left = _stopped(name, force=force)
+        with journal.lock():
+            journal.remove()
+        return {"name": name, "removed": True, "left": left}
+
+
+def _last_record(journal: DeploymentJournal, *, force: bool) -> Record | None:
+    """Return the last record; with `force` None where it cannot be read."""
+    try:
+        return journal.known()
+    except DeployError:
+        if not force or not (journal.root / STATE_FILE).exists():
+            raise
+        return None
+
+
+def _stopped(name: str, *, force: bool) -> str:
+    """End what is left of a deployment; returns why that failed where it may, "" where it did not."""
+    try:
+        find_target(DeploymentJournal(name).known().target).stop(name)
+    except TrtspecError as error:
+        if not force:
+            hint = f"{error.hint or error.message}\ntrtspec rm --force {name} forgets it all the same"
+            raise DeployError(f"{name!r} cannot be removed: {error.message}", hint=hint) from None
+        return error.message
+    return ""
 
 
 def promote(name: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from trtspec.deploy.children import Child
 from trtspec.deploy.judge import Restarts
+from trtspec.deploy.ports import taken_port
 from trtspec.deploy.running import Running
 from trtspec.system import computes, process_state
 from trtspec.triton.client import UNIX, UnixConnection
@@ -129,6 +130,8 @@ class Beside:
         self.running.end(0.0)
         delay = self.restarts.delay(now) or 0.0
         self._due = now + delay
+        if taken := taken_port([self.running.child], (), ended=True):
+            what += f", because {taken.message},"
         return f"{self.running.child.name} {what}, and is started again {f'in {delay:g} s' if delay else 'at once'}"
 
     def wrong(self) -> str:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from trtspec.files import read_bounded
+from trtspec.ports import LOOPBACK
 
 MAX_BYTES = 1 << 20
 
@@ -18,7 +19,7 @@ MAX_BYTES = 1 << 20
 class Child:
     """A process: its argv, what its environment has beside ours, and the HTTP address that it answers at.
 
-    `start_s` bounds the seconds until its first answer.
+    `start_s` bounds the seconds until its first answer. `listens` are its ports by name, at the address `host`.
     """
 
     name: str
@@ -26,6 +27,8 @@ class Child:
     url: str
     environment: Mapping[str, str] = field(default_factory=dict)
     start_s: float = 300.0
+    listens: Mapping[str, int] = field(default_factory=dict)
+    host: str = LOOPBACK
 
 
 def write_children(path: Path, children: Sequence[Child]) -> None:

@@ -19,12 +19,13 @@ from trtspec.artifacts.manifest import Manifest
 from trtspec.artifacts.paths import CHECKPOINTS, ENGINES
 from trtspec.backends.base import find_backend
 from trtspec.backends.serving import ServingHooks
+from trtspec.deploy.options import DEFAULT_PORTS
 from trtspec.errors import DeployError
 from trtspec.recipe.schema import IMAGE
 
 ARTIFACT, STATE, TMP, SHM = "/artifact", "/state", "/tmp", "/dev/shm"
 USER = 1000  # of Triton's images: triton-server
-PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002, "openai": 9000}  # each is an option of `trtspec deploy`
+PORTS = DEFAULT_PORTS  # each is an option of `trtspec deploy`
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "HOME": TMP,

@@ -8,27 +8,31 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trtspec.artifacts.manifest import load_manifest
 from trtspec.artifacts.paths import REPOSITORY
+from trtspec.deploy import causes
 from trtspec.deploy.address import exposure
 from trtspec.deploy.base import Target
+from trtspec.deploy.causes import ToolFailed, failure
 from trtspec.deploy.compose import FILE, SERVICE, VARIABLE, render_compose
 from trtspec.deploy.containers import CLEANUP_S, MOST_GRACE_S, PORTS, Workload, check_image, dockerfile, workload_of
 from trtspec.deploy.journal import DeploymentJournal, Record, document_of
 from trtspec.deploy.options import DeployOptions
+from trtspec.deploy.ports import former_ports, reserved_ports
 from trtspec.deploy.rendered import Rendered, settings_of, write_rendered
-from trtspec.errors import DeployError, StepTimeout
+from trtspec.errors import DeployError, StepTimeout, TrtspecError
 from trtspec.measure.report import manifest_sha256
-from trtspec.ports import free_ports
 from trtspec.system import sigterm_as_interrupt
 
 DOCKER = "docker"
 ASK_S, POLL_S = 20.0, 2.0
+MOST_UNKNOWN = 5
 STATES = {"running": "live", "restarting": "unhealthy", "created": "starting", "exited": "dead", "dead": "dead"}
 
 
@@ -56,10 +60,9 @@ def deploy_docker(artifact: Path, options: DeployOptions) -> DockerDeployment:
     _check_docker()
     manifest = load_manifest(artifact)
     journal, host = DeploymentJournal(options.name or manifest.recipe.name), options.host
-    free = dict(zip(PORTS, free_ports(len(PORTS), host), strict=True))
-    ports = {which: options.ports.get(which) or free[which] for which in PORTS}
-    with journal.lock():
+    with journal.lock(), _ports(journal, options) as ports:
         _check_not_running(journal)
+        former = journal.read()
         workload = workload_of(manifest, journal.name, options.skip_gates, options.drain_s)
         check_image(options.settings.get("image", ""), workload)
         rendered = render_docker(workload, artifact / REPOSITORY, host, ports, options.settings)
@@ -67,12 +70,24 @@ def deploy_docker(artifact: Path, options: DeployOptions) -> DockerDeployment:
         record = _record(journal, artifact, ports, host, options.detach)
         journal.write(record)
         options.on_event("staged", f"the compose file is {_folder(journal) / FILE}")
-        with _removed_on_failure(journal, record):
+        with _removed_on_failure(journal, record, former):
             wait = ("--wait", f"--wait-timeout={int(options.timeout_s)}")
             _compose(journal, "up", "--detach", *wait, timeout_s=options.timeout_s + 30)
         record = journal.move(record, "live")
         options.on_event("live", f"its container is healthy: a request was answered at {record.endpoints['http']}")
     return DockerDeployment(journal, record)
+
+
+@contextmanager
+def _ports(journal: DeploymentJournal, options: DeployOptions) -> Iterator[dict[str, int]]:
+    """Choose the ports of this machine that lead to those of the container."""
+    former = former_ports(journal.read(), "docker", options)
+
+    def tell(sentence: str) -> None:
+        options.on_event("ports", sentence)
+
+    with reserved_ports(journal, options, PORTS, former, tell) as (server, openai):
+        yield {"http": server.http, "grpc": server.grpc, "metrics": server.metrics, "openai": openai}
 
 
 @dataclass
@@ -90,7 +105,12 @@ class DockerDeployment:
         """Block until the container ends; SIGINT and SIGTERM stop it first, its own death is a DeployError."""
         try:
             with sigterm_as_interrupt():
-                while _state(self.record) in ("live", "starting", "unhealthy"):  # unbounded, as its owner wants
+                unknown = 0  # looks in a row at which docker did not say
+                while unknown < MOST_UNKNOWN:  # unbounded otherwise, as its owner wants
+                    state = _state(self.record)
+                    if state not in ("live", "starting", "unhealthy", "unknown"):
+                        break
+                    unknown = unknown + 1 if state == "unknown" else 0
                     time.sleep(POLL_S)
         except KeyboardInterrupt:
             stop(self.journal.name)
@@ -102,25 +122,31 @@ class DockerDeployment:
 class _removed_on_failure:  # noqa: N801  a context manager, used as a function
     """Remove the container where the block does not come to its end, keeping what it said."""
 
-    def __init__(self, journal: DeploymentJournal, record: Record) -> None:
-        self.journal, self.record = journal, record
+    def __init__(self, journal: DeploymentJournal, record: Record, former: Record | None) -> None:
+        self.journal, self.record, self.former = journal, record, former
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None:
-            fetch_log(self.journal)
+        if error is None:
+            return
+        if isinstance(error, ToolFailed) and error.is_before:
+            self.journal.forget(self.former)  # there is no container
+            return
+        fetch_log(self.journal)
+        with suppress(DeployError, StepTimeout):  # what went wrong before is what has to be mended
             _down(self.journal)
-            self.journal.move(self.record, "failed", str(error))
+        self.journal.move(self.record, "failed", error.message if isinstance(error, TrtspecError) else str(error))
 
 
 def stop(name: str) -> dict[str, Any]:
     """End a container; its streams may finish first, as long as the compose file lets them."""
     journal = DeploymentJournal(name)
     record = journal.known()
-    was_running = _state(record) in ("live", "starting", "unhealthy")
-    if was_running or record.state == "live":
+    state = _state(record)
+    was_running = state in ("live", "starting", "unhealthy")
+    if was_running or record.state == "live" or state == "unknown":
         fetch_log(journal)
         _down(journal)
         record = journal.move(record, "stopped")
@@ -137,8 +163,11 @@ def _state(record: Record) -> str:
     """Return the state as docker has it, live where a text was answered; what was stopped or failed stays so."""
     if record.state in ("stopped", "failed"):
         return record.state
-    lines = _ask(DeploymentJournal(record.name), "ps", "--all", "--format=json").splitlines()
-    found = [json.loads(line) for line in lines]
+    try:
+        said = _compose(DeploymentJournal(record.name), "ps", "--all", "--format=json", timeout_s=ASK_S)
+        found = [json.loads(line) for line in said.splitlines()]
+    except (DeployError, StepTimeout, ValueError):
+        return "unknown"
     container = next((each for each in found if each.get("Service") == SERVICE), None)
     if container is None:
         return "dead"
@@ -198,8 +227,8 @@ def _compose(journal: DeploymentJournal, *words: str, timeout_s: float) -> bytes
     except OSError as error:
         raise DeployError(f"{DOCKER} cannot be run: {error.strerror}", hint="is Docker installed?") from None
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines()[-5:]
-        raise DeployError(f"docker compose {words[0]} ended with status {done.returncode}", hint="\n".join(said))
+        what, said = f"docker compose {words[0]}", done.stderr.decode(errors="replace")
+        raise failure(causes.DOCKER, what, done.returncode, said)
     return done.stdout
 
 

@@ -41,7 +41,8 @@ def openai_entry(journal: DeploymentJournal, record: Record) -> Child:
     config = revision_config(journal, record)
     write_config(config, journal.root / ENTRY_FILE)
     write_routes(journal.root / ROUTES, Routes(0, (Route(record.revision, 100, config),)))
-    return Child(ENTRY, entry_command(journal.root / ENTRY_FILE), ready_url(config))
+    command, listens = entry_command(journal.root / ENTRY_FILE), {ENTRY: record.openai}
+    return Child(ENTRY, command, ready_url(config), listens=listens, host=config.host)
 
 
 def revision_config(journal: DeploymentJournal, record: Record) -> EntryConfig:
@@ -51,7 +52,7 @@ def revision_config(journal: DeploymentJournal, record: Record) -> EntryConfig:
         place_of(journal, record.revision) / "artifact",
         grpc=record.endpoints["grpc"],
         port=record.openai,
-        host=record.host,
+        host=record.host_of("openai"),
         model=journal.name,
         keys_file=str(keys_file) if keys_file.exists() else "",
         routes_file=str(journal.root / ROUTES),

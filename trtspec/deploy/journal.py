@@ -16,6 +16,8 @@ import json
 import logging
 import os
 import re
+import secrets
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,6 +47,8 @@ FORMAT_VERSION = 1
 MAX_STATE_BYTES = 1 << 20
 STARTING = ("staged", "loaded", "smoke")
 RUNNING = ("live", "restarting")
+OVER = ("stopped", "failed")
+STATE_FILE = "state.json"
 COPY = "record.json"
 ENTRY: dict[str, type | tuple[type, ...]] = {
     "time": (int, float),
@@ -90,6 +94,7 @@ class Record:
     method: str = ""
     since: float = 0.0
     host: str = LOOPBACK
+    openai_host: str = ""  # "": where the server listens
     restarts: int = 0
     reason: str = ""
     beside: str = ""
@@ -116,11 +121,16 @@ class Record:
     def ports(self) -> Ports:
         return Ports(self.http, self.grpc, self.metrics, self.host)
 
+    def host_of(self, port_name: str) -> str:
+        """Return the address at which a port, such as "http" or "openai", listens."""
+        return (self.openai_host or self.host) if port_name == "openai" else self.host
+
     @property
     def endpoints(self) -> dict[str, str]:
         """Return addresses by which this machine reaches the server."""
         host = reachable(self.host)
-        openai = {"openai": f"http://{host}:{self.openai}/v1"} if self.openai else {}
+        entry = f"http://{reachable(self.host_of('openai'))}:{self.openai}/v1"
+        openai = {"openai": entry} if self.openai else {}
         return {
             "http": f"http://{host}:{self.http}",
             "grpc": f"{host}:{self.grpc}",
@@ -150,7 +160,7 @@ def status_of(journal: DeploymentJournal, record: Record, state: str) -> dict[st
 def deployment_names() -> list[str]:
     """Return the names that were ever deployed, sorted, and those whose files were lost and whose processes run."""
     directory = state_dir() / "deployments"
-    found = {path.parent.name for path in directory.glob("*/state.json")}
+    found = {path.parent.name for path in directory.glob(f"*/{STATE_FILE}")}
     found |= {process.name for process in supervisors(directory)}
     return sorted(name for name in found if NAME.fullmatch(name))
 
@@ -171,7 +181,7 @@ class DeploymentJournal:
 
         Where the file is lost or damaged and the deployment runs, its record is that of its processes.
         """
-        path = self.root / "state.json"
+        path = self.root / STATE_FILE
         try:
             return read_record(path)
         except FileNotFoundError:
@@ -223,7 +233,7 @@ class DeploymentJournal:
 
     def _put(self, record: Record) -> None:
         state = json.dumps(asdict(record), indent=1).encode()
-        replace_file(self.root / "state.json", state, self.root / f"state.json.{os.getpid()}")
+        replace_file(self.root / STATE_FILE, state, self.root / f"{STATE_FILE}.{os.getpid()}")
         place = self.root / "revisions" / str(record.revision)
         if place.is_dir():
             replace_file(place / COPY, state, place / f"{COPY}.{os.getpid()}")
@@ -244,6 +254,19 @@ class DeploymentJournal:
     def move(self, record: Record, state: str, detail: str = "") -> Record:
         """Note that a deployment came into another state."""
         return self.write(replace(record, state=state), detail)
+
+    def forget(self, former: Record | None) -> None:
+        """Return to the record before a deployment that did not begin; without one, remove the name."""
+        if former is None:
+            self.remove()
+        else:
+            self._put(former)
+
+    def remove(self) -> None:
+        """Remove all that is kept of this name; the caller holds the lock."""
+        gone = self.root.with_name(f".{self.name}.{secrets.token_hex(8)}")  # no name of a deployment
+        self.root.rename(gone)
+        shutil.rmtree(gone)
 
     def entries(self) -> list[dict[str, Any]]:
         """Return the journal; lines that were cut off by a crash are left out."""

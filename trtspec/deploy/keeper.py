@@ -16,11 +16,13 @@ from trtspec.deploy.beside import Beside
 from trtspec.deploy.children import Child, read_children
 from trtspec.deploy.judge import STOPPED_S, Judge
 from trtspec.deploy.look import READY_TIMEOUT_S, SMOKE_REQUEST, ServerLook, StartLook
+from trtspec.deploy.ports import taken_port
 from trtspec.deploy.revision import SOCKETS
 from trtspec.deploy.running import Running
 from trtspec.deploy.token import PLACEHOLDER, read_token
 from trtspec.errors import TrtspecError
 from trtspec.files import private_directory
+from trtspec.system import family_of
 from trtspec.triton.client import Client
 from trtspec.triton.closing import OPEN, hide_token, opens_to_filler
 from trtspec.triton.names import DEPARTURES
@@ -166,7 +168,12 @@ class Keeper:
         return time.monotonic() + self.server.start_s
 
     def _fault_at_start(self, judge: Judge, *, is_ready: bool) -> str:
-        """Return what is wrong with its processes before it has answered."""
+        """Return what is wrong with its ports or its processes before it has answered."""
+        server, *front = read_children(self.place / "server.json")
+        ours = family_of(os.getpid())
+        taken = taken_port([server], ours, ended=self.ended is not None)
+        if taken := taken or taken_port(front, ours, ended=self.front_ended is not None):
+            return taken.message
         if (status := self.ended) is not None:
             return f"the server ended with status {status} while it started"
         return judge.fault(self._starting.look(is_ready=is_ready))

@@ -27,13 +27,14 @@ from trtspec.artifacts.manifest import load_manifest
 from trtspec.deploy.base import Deployment, Target
 from trtspec.deploy.beside import responds
 from trtspec.deploy.children import read_children, write_children
+from trtspec.deploy.death import cause_of_death
 from trtspec.deploy.entry import answers, openai_entry
 from trtspec.deploy.journal import RUNNING, DeploymentJournal, Record, document_of, status_of
 from trtspec.deploy.log import rotate
 from trtspec.deploy.look import SMOKE_REQUEST
-from trtspec.deploy.options import DeployOptions
-from trtspec.deploy.ports import choose_ports
-from trtspec.deploy.revision import front_url, next_revision, prepare, record_of, server_url, throw_away
+from trtspec.deploy.options import PORTS, DeployOptions
+from trtspec.deploy.ports import PortTaken, former_ports, reserved_ports, taken_port
+from trtspec.deploy.revision import front_url, next_revision, place_of, prepare, record_of, server_url, throw_away
 from trtspec.deploy.rolling import promote, roll_over, rollback
 from trtspec.deploy.rollout import read_rollout
 from trtspec.deploy.token import new_token, read_token
@@ -42,6 +43,7 @@ from trtspec.errors import DeployError, SmokeTestFailed, StepTimeout, TrtspecErr
 from trtspec.files import private_file
 from trtspec.system import (
     die_with_parent,
+    family_of,
     sigterm_as_interrupt,
     start_time,
     stop_session,
@@ -60,6 +62,9 @@ READY_TIMEOUT_S = 2.0
 STOP_MARGIN_S = 10.0  # beyond what open requests get
 NOTE_TIMEOUT_S = 2.0  # between the end of a server and the note of who ended it
 POLL_S = 0.05
+PORTS_EVERY_S = 0.5  # between two looks at who listens at the ports of a server that starts
+PORT_TRIES = 4  # starts, each with other ports than those that were taken meanwhile
+TARGET_NAME = "local"
 DEFAULTS = DeployOptions()
 
 
@@ -77,7 +82,25 @@ def deploy_local(artifact: Path, options: DeployOptions = DEFAULTS) -> Deploymen
         if record and record.state_now in RUNNING:
             return roll_over(journal, record, artifact, options)
         _check_not_running(journal)
-        ports, openai_port = choose_ports(options)
+        for tries_left in reversed(range(PORT_TRIES)):
+            try:
+                return _served(journal, artifact, options, deadline)
+            except PortTaken as error:
+                if error.which in options.ports or not tries_left:
+                    raise
+                options.on_event("ports", f"{error.message}; starting again with another port")
+    raise AssertionError("PORT_TRIES is at least 1")
+
+
+def _served(journal: DeploymentJournal, artifact: Path, options: DeployOptions, deadline: float) -> LocalDeployment:
+    """Start a server and bring it to its first answer; PortTaken where another process took one of its ports."""
+    names = PORTS if load_manifest(artifact).recipe.serving.openai else PORTS[:3]
+    former = former_ports(journal.read(), TARGET_NAME, options)
+
+    def tell(sentence: str) -> None:
+        options.on_event("ports", sentence)
+
+    with reserved_ports(journal, options, names, former, tell) as (ports, openai_port):
         server = _start(journal, artifact, ports, openai_port, options)
         with server.stopped_on_failure():
             journal.write(server.record)
@@ -102,6 +125,7 @@ class LocalDeployment:
     journal: DeploymentJournal
     record: Record
     process: subprocess.Popen[bytes]
+    _ports_due: float = 0.0  # when ports are looked at next
 
     def as_dict(self) -> dict[str, Any]:
         """Return the document of `deploy --json`."""
@@ -130,7 +154,11 @@ class LocalDeployment:
         url = server_url(self.journal, self.record.revision)
         client = Client.at(url, READY_TIMEOUT_S)
         front = front_url(self.journal, self.record.revision)
-        while not (client.is_ready() and responds(front, READY_TIMEOUT_S)):
+        while True:
+            is_ready = client.is_ready() and responds(front, READY_TIMEOUT_S)
+            self.check_ports(at_once=is_ready)
+            if is_ready:
+                break
             if (code := self.process.poll()) is not None:
                 raise DeployError(f"the server ended with status {code} while it started", hint=_log_hint(self.journal))
             if time.monotonic() >= deadline:
@@ -140,6 +168,17 @@ class LocalDeployment:
         if opens_to_filler(url, read_token(self.journal.root)):
             raise DeployError(OPEN, hint="deploy it again")
         self.record = self.journal.move(self.record, "loaded")
+
+    def check_ports(self, *, at_once: bool = False) -> None:
+        """Raise PortTaken where another process has a port of this deployment; looks every PORTS_EVERY_S."""
+        now, ended = time.monotonic(), self.process.poll() is not None
+        if not at_once and not ended and now < self._ports_due:
+            return
+        self._ports_due = now + PORTS_EVERY_S
+        place = place_of(self.journal, self.record.revision)
+        children = [*read_children(place / "server.json"), *read_children(self.journal.children)]
+        if taken := taken_port(children, family_of(self.record.pid), ended=ended):
+            raise taken
 
     def smoke_test(self, deadline: float) -> None:
         """Return when the server has answered a request for one token."""
@@ -154,7 +193,12 @@ class LocalDeployment:
     def await_entry(self, deadline: float) -> None:
         """Return when what answers OpenAI's clients does so, where there is one."""
         urls = [child.url for child in read_children(self.journal.children)]
-        if not wait_until(lambda: all(map(answers, urls)), max(0.1, deadline - time.monotonic())):
+
+        def answer() -> bool:
+            self.check_ports()
+            return all(map(answers, urls))
+
+        if not wait_until(answer, max(0.1, deadline - time.monotonic())):
             raise StepTimeout("the entry for OpenAI's clients was not ready in time", hint=_log_hint(self.journal))
 
     def await_warm(self, deadline: float) -> str:
@@ -194,7 +238,9 @@ def status(name: str) -> dict[str, Any]:
         document["probe"] = _probe_result(record)
         document["state"] = "live" if document["probe"]["ok"] else "unhealthy"
     elif document["state"] == "dead":
-        document["log"] = tail(journal.log)
+        document |= {"cause": cause_of_death(journal, record), "log": tail(journal.log)}
+    elif document["state"] == "failed" and (entries := journal.entries()):
+        document["cause"] = str(entries[-1].get("detail", ""))
     return document | {"restarts": record.restarts, "reason": record.reason, "beside": record.beside}
 
 
@@ -204,7 +250,8 @@ def stop(name: str, timeout_s: float | None = None) -> dict[str, Any]:
     record = journal.known()
     timeout_s = record.drain_s + STOP_MARGIN_S if timeout_s is None else timeout_s
     was_running = record.is_running
-    record = _end(journal, record, "failed" if record.state == "failed" else "stopped", timeout_s)
+    why = cause_of_death(journal, record) if record.state_now == "dead" else "by trtspec stop"
+    record = _end(journal, record, "failed" if record.state == "failed" else "stopped", timeout_s, why)
     return document_of(record, record.state) | {"was_running": was_running}
 
 
@@ -219,8 +266,8 @@ def _start(
     prepared = prepare(journal, revision, artifact, ports, drain_s, options.timeout_s)
     record = record_of(journal, revision, artifact, prepared, ports, options.detach, drain_s)
     children = []
-    if prepared.manifest.recipe.serving.openai:
-        record = replace(record, openai=openai_port)
+    if openai_port:
+        record = replace(record, openai=openai_port, openai_host=options.openai_host)
         children = [openai_entry(journal, record)]
     write_children(journal.children, children)
     rotate(journal.log)
@@ -255,7 +302,9 @@ def _check_not_running(journal: DeploymentJournal) -> None:
             f"{record.name!r} is starting under process {record.pid}",
             hint=f"trtspec status {record.name}, or trtspec stop {record.name}",
         )
-    _end(journal, record, "stopped" if record.state == "live" else record.state, 0.0)
+    is_dead = record.state_now == "dead"
+    why = cause_of_death(journal, record) if is_dead else ""
+    _end(journal, record, "stopped" if is_dead else record.state, 0.0, why)
 
 
 def _end(journal: DeploymentJournal, record: Record, state: str, timeout_s: float, detail: str = "") -> Record:

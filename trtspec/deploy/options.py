@@ -12,7 +12,8 @@ from trtspec.ports import LOOPBACK
 OnEvent: TypeAlias = Callable[[str, str], None]  # (state, what happened): for people, as it happens
 BeforeLive: TypeAlias = Callable[[str], None]  # gets the http address of a server that answered; raises to refuse it
 
-PORTS = ("http", "grpc", "metrics", "openai")
+DEFAULT_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002, "openai": 9000}  # as in containers of Triton
+PORTS = tuple(DEFAULT_PORTS)
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class DeployOptions:
     Attributes:
         name: what the deployment is known by, in place of the recipe's name.
         host: the address that it listens at.
+        openai_host: the address of the entry for OpenAI's clients; `host` where it is "".
         ports: by what answers there, of PORTS; those that are missing are left to the target.
         timeout_s: seconds until the first answer.
         drain_s: seconds that open requests get at the end; the target's own where it is None.
@@ -35,6 +37,7 @@ class DeployOptions:
 
     name: str | None = None
     host: str = LOOPBACK
+    openai_host: str = ""
     ports: Mapping[str, int] = field(default_factory=dict)
     detach: bool = False
     timeout_s: float = 300.0
@@ -46,3 +49,7 @@ class DeployOptions:
     settings: Mapping[str, str] = field(default_factory=dict)
     on_event: OnEvent = lambda state, what: None
     before_live: BeforeLive | None = None
+
+    def host_of(self, port_name: str) -> str:
+        """Return the address at which a port, of PORTS, listens."""
+        return (self.openai_host or self.host) if port_name == "openai" else self.host

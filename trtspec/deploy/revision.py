@@ -99,9 +99,12 @@ def prepare(
     command = launch.command(server, repository, replace(ports, sockets=SOCKETS), shm_prefix, drain_s)
     log.info("run %s (%s), its output goes to %s", shlex.join(command), server.source, journal.log)
     environment = {**server.environment, **launch.environment, DEPARTED_VARIABLE: str(place / DEPARTURES)}
-    child = Child(SERVER, command, server_url(journal, revision), environment, start_s)
-    doors = front_command(place, ports.host, {"http": ports.http, "metrics": ports.metrics})
-    front = Child(FRONT, doors, front_url(journal, revision), _allowed_hosts(), FRONT_START_S)
+    child = Child(
+        SERVER, command, server_url(journal, revision), environment, start_s, {"grpc": ports.grpc}, ports.host
+    )
+    listens = {"http": ports.http, "metrics": ports.metrics}
+    doors = front_command(place, ports.host, listens)
+    front = Child(FRONT, doors, front_url(journal, revision), _allowed_hosts(), FRONT_START_S, listens, ports.host)
     write_children(place / "server.json", [child, front])
     return Prepared(place, manifest, child, shm_prefix)
 

@@ -19,8 +19,9 @@ from typing import Any
 from trtspec.artifacts.manifest import load_manifest
 from trtspec.artifacts.paths import MANIFEST
 from trtspec.deploy.journal import RUNNING, DeploymentJournal, Record, document_of
-from trtspec.deploy.options import DeployOptions, OnEvent
-from trtspec.deploy.ports import choose_ports
+from trtspec.deploy.look import SMOKE_REQUEST
+from trtspec.deploy.options import PORTS, DeployOptions, OnEvent
+from trtspec.deploy.ports import reserved_ports
 from trtspec.deploy.revision import next_revision, place_of, prepare, record_of
 from trtspec.deploy.rollout import (
     PROMOTE,
@@ -33,17 +34,21 @@ from trtspec.deploy.rollout import (
     under_way,
     write_rollout,
 )
-from trtspec.errors import DeployError, RolledBack
+from trtspec.errors import DeployError, RolledBack, TrtspecError
 from trtspec.hashing import file_sha256
 from trtspec.measure.gates import GATES
 from trtspec.recipe.resolve import ResolvedRecipe
 from trtspec.system import tail
-from trtspec.triton.server import EXIT_TIMEOUT_S
+from trtspec.triton.client import Client
+from trtspec.triton.server import EXIT_TIMEOUT_S, Ports
 
 POLL_S = 0.1
 BEGUN_S = 30.0  # until the supervisor has begun: it looks every quarter of a second
 ROOM_BYTES = 1 << 20  # of disk, for what a rollout writes beside its staged files
 SETTLED_S = 60.0  # until it has done what it was asked for
+RESTARTED_S = 30.0  # until a server that is being restarted answers again
+ANSWER_S = 10.0  # for one token of a server that serves already
+PORT_TRIES = 3  # rollouts, each with other ports than those that were taken meanwhile
 
 
 @dataclass(frozen=True)
@@ -70,14 +75,65 @@ def roll_over(journal: DeploymentJournal, record: Record, artifact: Path, option
     _check_same_place(record, options)
     manifest, rollout = file_sha256(artifact / MANIFEST), under_way(journal, record)
     if rollout is None and manifest == record.manifest:
+        record = _answering(journal, options)
         options.on_event("live", f"this artifact serves already, as revision {record.revision}")
         return Rolled(record)
     if rollout is not None and rollout.record.manifest != manifest:
         hint = f"trtspec promote {record.name}, or trtspec rollback {record.name}"
         raise DeployError(f"revision {rollout.record.revision} is {rollout.state}: one rollout at a time", hint=hint)
-    if rollout is None:
-        rollout = _staged(journal, record, artifact, options)
-    return follow(journal, rollout.record.revision, options.on_event)
+    if rollout is not None:
+        return follow(journal, rollout.record.revision, options.on_event)
+    return _rolled(journal, record, artifact, options)
+
+
+def _rolled(
+    journal: DeploymentJournal,
+    record: Record,
+    artifact: Path,
+    options: DeployOptions,
+    *,
+    before: int = 0,
+    source: str = "",
+) -> Rolled:
+    """Stage a revision and follow its rollout; again with other ports where another process took one meanwhile."""
+    for tries_left in reversed(range(PORT_TRIES)):
+        with reserved_ports(journal, replace(options, ports=_of_server(options)), PORTS[:3]) as (ports, _):
+            rollout = _staged(journal, record, artifact, options, ports, before=before, source=source)
+            try:
+                return follow(journal, rollout.record.revision, options.on_event)
+            except RolledBack as error:
+                which, _, what = error.reason.partition(" port ")
+                is_taken = which in PORTS and " is in use" in what
+                if not tries_left or not is_taken or which in options.ports:
+                    raise
+                options.on_event("ports", f"{error.reason}; starting again with another port")
+    raise AssertionError("PORT_TRIES is at least 1")
+
+
+def _answering(journal: DeploymentJournal, options: DeployOptions) -> Record:
+    """Return the record of a deployment once it answers; raises DeployError where it does not."""
+    deadline = time.monotonic() + min(options.timeout_s, RESTARTED_S)
+    record = journal.known()
+    while record.state == "restarting" and " is in use" not in record.reason and record.is_running:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(POLL_S)
+        record = journal.known()
+    if record.state != "live" or not record.is_running:
+        hint = f"it starts again by itself once that is mended; trtspec status {record.name}"
+        if record.state_now != "restarting":
+            hint = f"trtspec logs {record.name}; trtspec deploy ARTIFACT starts it again"
+        because = f": {record.reason}" if record.reason else ""
+        raise DeployError(f"{record.name!r} is {record.state_now} and does not answer{because}", hint=hint)
+    try:
+        answer = Client.at(record.endpoints["http"], min(options.timeout_s, ANSWER_S)).generate(SMOKE_REQUEST)
+    except TrtspecError as error:
+        message = f"{record.name!r} is deployed already and does not answer: {error.message}"
+        hint = f"trtspec status {record.name}, or trtspec stop {record.name} and deploy again"
+        raise DeployError(message, hint=hint) from None
+    if "text_output" not in answer:
+        raise DeployError(f"{record.name!r} is deployed already, and its answer holds no text_output")
+    return record
 
 
 def follow(journal: DeploymentJournal, revision: int, on_event: OnEvent) -> Rolled:
@@ -89,7 +145,8 @@ def follow(journal: DeploymentJournal, revision: int, on_event: OnEvent) -> Roll
             told = what
             on_event(rollout.state, _said(rollout))
         if rollout.state == "rolled-back":
-            raise RolledBack(f"revision {revision} is rolled back: {rollout.reason}", hint=_end_of(journal))
+            message = f"revision {revision} is rolled back: {rollout.reason}"
+            raise RolledBack(message, hint=_end_of(journal), reason=rollout.reason)
         if rollout.state == "holding" or (rollout.state == "promoted" and record.revision == revision):
             return Rolled(record, rollout)
         if not record.is_running:
@@ -113,9 +170,12 @@ def rollback(name: str, on_event: OnEvent) -> dict[str, Any]:
     with journal.lock():
         _check_runs(record)
         before, source = before_of(journal, record)
-        options = DeployOptions(name=name, host=record.host, shares=(100,), skip_gates=GATES)
-        rollout = _staged(journal, record, place_of(journal, before) / "artifact", options, source=source)
-        return follow(journal, rollout.record.revision, on_event).as_dict()
+        options = DeployOptions(
+            name=name, host=record.host, openai_host=record.openai_host, shares=(100,), skip_gates=GATES
+        )
+        artifact = place_of(journal, before) / "artifact"
+        rolled = _rolled(journal, record, artifact, options, before=before, source=source)
+        return rolled.as_dict() | {"files_of": before}
 
 
 def before_of(journal: DeploymentJournal, record: Record) -> tuple[int, str]:
@@ -143,11 +203,18 @@ def limits_of(recipe: ResolvedRecipe, shares: Sequence[int]) -> Limits:
 
 
 def _staged(
-    journal: DeploymentJournal, record: Record, artifact: Path, options: DeployOptions, *, source: str = ""
+    journal: DeploymentJournal,
+    record: Record,
+    artifact: Path,
+    options: DeployOptions,
+    ports: Ports,
+    *,
+    before: int = 0,
+    source: str = "",
 ) -> Rollout:
     """Stage a new revision of a live deployment and leave word for its supervisor.
 
-    One that served before is good enough to come back at once; `source` is where it was built.
+    One that served before, as revision `before`, is good enough to come back at once; `source` is where it was built.
     """
     limits = limits_of(load_manifest(artifact).recipe, options.shares)
     if source:
@@ -156,19 +223,20 @@ def _staged(
         limits = replace(limits, shadow=options.shadow)
     if not record.openai:
         limits = replace(limits, shares=limits.shares[-1:], shadow=0)  # nobody shares requests out
-    ports, _ = choose_ports(replace(options, host=record.host, ports=_of_server(options)))
     drain_s = options.drain_s or int(record.drain_s) or EXIT_TIMEOUT_S
     revision = next_revision(journal)
     with _nothing_left(place_of(journal, revision)):
         prepared = prepare(journal, revision, artifact, ports, drain_s, options.timeout_s)
         new = record_of(journal, revision, Path(source or artifact), prepared, ports, record.detached, drain_s)
         new = replace(new, pid=record.pid, started=record.started, openai=record.openai)
+        new = replace(new, openai_host=record.openai_host)
         if bool(record.openai) != prepared.manifest.recipe.serving.openai:
             message = "one of the two artifacts has an entry for OpenAI's clients, the other has none"
             raise DeployError(message, hint="build it with the same serving.openai, or stop the deployment first")
         _check_room(journal)
+        staged = f"its files are staged, those of revision {before}" if before else "its files are staged"
         asked(journal)  # what was asked of a rollout before; from here on it is asked of this one
-        return write_rollout(journal, Rollout(new, limits, tuple(options.skip_gates)), "its files are staged")
+        return write_rollout(journal, Rollout(new, limits, tuple(options.skip_gates)), staged)
 
 
 def _check_room(journal: DeploymentJournal) -> None:
@@ -195,6 +263,13 @@ def _check_same_place(record: Record, options: DeployOptions) -> None:
     if options.host != record.host:
         message = f"{record.name!r} is deployed already, at {record.host}"
         raise DeployError(message, hint=f"say --host {record.host}, or trtspec stop {record.name} first")
+    if (options.openai_host or options.host) != record.host_of("openai") and record.openai:
+        message = (
+            f"{record.name!r} is deployed already, and its entry for OpenAI's clients is at {record.host_of('openai')}"
+        )
+        raise DeployError(
+            message, hint=f"say --openai-host {record.host_of('openai')}, or trtspec stop {record.name} first"
+        )
     if options.shadow and not record.openai:
         message = f"--shadow: {record.name!r} has no entry for OpenAI's clients, which is what sends shadows"
         raise DeployError(message, hint="leave it out, or stop the deployment and build with serving.openai: true")

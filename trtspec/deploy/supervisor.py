@@ -16,11 +16,12 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 from trtspec.deploy.beside import Beside
 from trtspec.deploy.children import Child, read_children
+from trtspec.deploy.death import note_of_signal
 from trtspec.deploy.journal import DeploymentJournal, Record
 from trtspec.deploy.judge import Restarts
 from trtspec.deploy.keeper import LOOK_EVERY_S, Keeper
@@ -190,8 +191,14 @@ def main() -> None:
     journal = DeploymentJournal(name)
     keeper = Keeper(journal.root, place_of(journal, int(revision)), shm_prefix)
     supervisor = Supervisor(journal, keeper, read_children(journal.children), command=(int(pid), int(started)))
+
+    def end(number: int, frame: object) -> None:
+        supervisor.asked.set()
+        with suppress(OSError):  # a full disk; not `say`, whose stream may be in use right now
+            os.write(sys.stderr.fileno(), note_of_signal(number))
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: supervisor.asked.set())
+        signal.signal(number, end)
     try:
         sys.exit(supervisor.run())
     except OSError as error:

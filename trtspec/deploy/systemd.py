@@ -6,13 +6,20 @@ What it is told is what `trtspec deploy` was told; state and cache lie in direct
 
 from __future__ import annotations
 
+import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Address
+from itertools import islice
 from pathlib import Path
 
+from trtspec.artifacts.paths import MANIFEST
 from trtspec.triton.server import EXIT_TIMEOUT_S
 
+PRIVATE = (Path("/tmp"), Path("/var/tmp"))
+MOVE = "move it to a directory such as /opt or /srv"
+VARIABLES = ("TRTSPEC_OPENAI_KEYS", "TRTSPEC_TRITONSERVER")  # what a deployment reads of its environment
+MOST_FILES = 10_000  # of an artifact, whose permissions are looked at
 STOP_TIMEOUT_S = 50  # beyond what open requests get: until all has ended that was told to
 # No MemoryDenyWriteExecute: torch and engines compile while they run. ProtectHome: an environment may lie there.
 UNIT = """\
@@ -67,8 +74,12 @@ WantedBy=multi-user.target
 ONLY_LOCAL = "IPAddressDeny=any\nIPAddressAllow=localhost\n"
 
 
-def render_unit(artifact: Path, host: str, options: Sequence[str], drain_s: int | None = None) -> str:
+def render_unit(
+    artifact: Path, host: str, options: Sequence[str], drain_s: int | None = None, openai_host: str = ""
+) -> str:
     """Return the unit that runs `trtspec deploy` on an artifact with `options`, listening at `host`.
+
+    `openai_host` is the address of the entry for OpenAI's clients, where `options` name another one for it.
 
     `drain_s` is what open requests get by these options, None where they leave that out.
     """
@@ -77,9 +88,64 @@ def render_unit(artifact: Path, host: str, options: Sequence[str], drain_s: int 
     return UNIT.format(
         artifact=_line(place),
         command=" ".join(map(_quoted, argv)),
-        addresses=ONLY_LOCAL if IPv4Address(host).is_loopback else "",
+        addresses=ONLY_LOCAL if all(IPv4Address(each).is_loopback for each in (host, openai_host or host)) else "",
         stop_timeout_s=(drain_s or EXIT_TIMEOUT_S) + STOP_TIMEOUT_S,
     )
+
+
+def unit_warnings(artifact: Path, environment: Mapping[str, str]) -> list[str]:
+    """Return what the unit will lack, with the fix: files that its sandbox hides, variables that it does not get."""
+    package = Path(__file__).parents[1]
+    needed = {
+        "the artifact": artifact.absolute(),
+        "Python": Path(sys.executable).absolute(),
+        "the environment of Python": Path(sys.prefix),
+        "the Python that the environment was made of": Path(sys.base_prefix),
+        "trtspec": package,
+    }
+    found: dict[str, list[str]] = {}
+    for what, path in needed.items():
+        if why := _hidden(path) or _hidden(path.resolve()) or _unreadable(path):
+            found.setdefault(why, []).append(f"{what} ({path})")
+    warnings = [f"the unit cannot read {', '.join(whats)}: {why}" for why, whats in found.items()]
+    missing = [name for name in VARIABLES if environment.get(name)]
+    if missing:
+        names = ", ".join(missing)
+        fix = "`systemctl edit` the unit and add EnvironmentFile= with a file that root alone can read"
+        warnings.append(f"the unit does not get {names} of this shell: {fix}")
+    return warnings
+
+
+def _hidden(path: Path) -> str:
+    """Return how the unit's own /tmp hides a path, with the fix; "" where it does not."""
+    for place in PRIVATE:
+        if path.is_relative_to(place):
+            return f"{place} is another directory there (PrivateTmp=yes); {MOVE} and print the unit again"
+    return ""
+
+
+def _unreadable(path: Path) -> str:
+    """Return what keeps another user, as DynamicUser=yes makes one, from reading a path; "" where nothing does."""
+    place = path.resolve()
+    for directory in reversed(place.parents):
+        if not _has(directory, stat.S_IXOTH):
+            fix = MOVE if directory == Path("/root") else f"{MOVE}, or allow that: chmod o+x {directory}"
+            return f"other users may not enter {directory} (DynamicUser=yes); {fix}"
+    files = (
+        [place, *islice(place.rglob("*"), MOST_FILES)] if place.is_dir() and (place / MANIFEST).exists() else [place]
+    )
+    for each in files:
+        if not _has(each, stat.S_IROTH | (stat.S_IXOTH if each.is_dir() else 0)):
+            return f"other users may not read {each} (DynamicUser=yes); chmod -R o+rX {place}"
+    return ""
+
+
+def _has(path: Path, bits: int) -> bool:
+    """Return whether others have these permissions; true where there is no such path, which is another error."""
+    try:
+        return path.stat().st_mode & bits == bits
+    except OSError as error:
+        return not isinstance(error, PermissionError)
 
 
 def _quoted(word: str) -> str:

@@ -18,6 +18,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from trtspec.diagnostics import plain_words
 from trtspec.file_records import FileRecord, Sha256
 from trtspec.files import in_threads, replace_file, sync, sync_directories
 from trtspec.graph.sealed import load_sealed, seal
@@ -66,7 +67,7 @@ def load_entry(directory: Path, key: str) -> Entry:
     try:
         entry = Entry.model_validate({**body, "directory": directory})
     except ValidationError as error:
-        raise UnsoundError(f"entry.json: {error.errors()[0]['msg']}") from error
+        raise UnsoundError(f"entry.json: {plain_words(error.errors()[0]['msg'])}") from error
     if entry.key != key:
         raise UnsoundError(f"entry.json is that of {entry.key}")
     return entry

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, ValidationError
 
 from trtspec.checkpoint.untrusted import parse_object, shown
+from trtspec.diagnostics import plain_words
 from trtspec.errors import TrtspecError
 from trtspec.files import read_bounded, unreadable
 from trtspec.load.load import LARGER_IS_BETTER
@@ -106,4 +107,4 @@ def read_saved(path: Path) -> SavedLoad:
     except ValidationError as error:
         first = error.errors()[0]
         where = shown(".".join(map(str, first["loc"])))
-        raise TrtspecError(f"{where}: {first['msg']}", where=str(path), hint=HINT) from None
+        raise TrtspecError(f"{where}: {plain_words(first['msg'])}", where=str(path), hint=HINT) from None

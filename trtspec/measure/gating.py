@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtspec.artifacts.manifest import Manifest, load_manifest
+from trtspec.artifacts.paths import CHECKPOINTS
 from trtspec.backends.base import find_backend
 from trtspec.errors import DeployError, TrtspecError
 from trtspec.measure.artifact import artifact_prompts, open_artifact, read_artifact
@@ -37,6 +38,8 @@ from trtspec.triton.client import Client
 
 # What is measured before an unverified artifact is deployed.
 DEPLOY_PROMPTS, DEPLOY_TOKENS = 16, 32
+# For an estimate of its time: of a token of a tiny model on a CPU, and how fast weights are read for each token.
+TOKEN_S, WEIGHTS_PER_S = 0.04, 8e9
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,13 @@ def deploy_load(root: Path, skip: Collection[str], on_progress: OnProgress) -> L
     """Return what is asked of an artifact without a report."""
     prompts = [prompt.text for prompt in artifact_prompts(root, None)[:DEPLOY_PROMPTS]]
     return Load(prompts, DEPLOY_TOKENS, 1, skip, on_progress)
+
+
+def deploy_estimate_s(root: Path, manifest: Manifest) -> float:
+    """Return about how many seconds `deploy_load` takes in this process, where one run of each side is enough."""
+    tokens = 2 * DEPLOY_TOKENS * len(artifact_prompts(root, None)[:DEPLOY_PROMPTS])
+    weights = sum(record.size for record in manifest.files if record.path.startswith(f"{CHECKPOINTS}/"))
+    return tokens * (TOKEN_S + weights / WEIGHTS_PER_S)
 
 
 def judge_engine(root: Path, manifest: Manifest, load: Load) -> tuple[Comparison, Judgement]:

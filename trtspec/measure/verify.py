@@ -50,6 +50,9 @@ NO_PARITY = "the engine runs the source itself, in a process of its own: nothing
 OnProgress = Callable[[str, int, int], None]
 
 
+OnMeasure = Callable[[tuple[str, ...], bool], None]  # gets the gates, and whether this process measures them
+
+
 @dataclass(frozen=True)
 class _Asked:
     """What a verification was asked for."""
@@ -96,9 +99,14 @@ def verify_artifact(
 
 
 def ensure_gates(
-    root: Path, on_progress: OnProgress = lambda what, done, total: None, skip: Collection[str] = ()
+    root: Path,
+    on_progress: OnProgress = lambda what, done, total: None,
+    skip: Collection[str] = (),
+    on_measure: OnMeasure = lambda gates, in_process: None,
 ) -> bool:
     """Raise unless the gates of an artifact hold: by its report, or where it has none by measuring them now.
+
+    `on_measure` is called before they are measured, here or on the server.
 
     Returns whether that is settled: an engine that does not run in this process can only be measured on its server.
     Raises DigestMismatch, VerificationFailed or GateNotMet. Needs no source model.
@@ -110,6 +118,7 @@ def ensure_gates(
     if _settled(manifest, report, in_process, skip):
         return True
     log.info("%s: no report settles its gates; %s", root, "they are measured" if in_process else "its server will")
+    on_measure(wanted_gates(manifest.recipe, skip), in_process)
     if in_process:
         _, judged = judge_engine(root, manifest, deploy_load(root, skip, on_progress))
         if failure := verification_of(root, manifest.recipe.speculation.acceptance, judged.checks).failure:

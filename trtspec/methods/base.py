@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 from trtspec.checkpoint.model_config import ModelConfig
 from trtspec.checkpoint.rules import Rule, Skip
 from trtspec.checkpoint.source import Source
-from trtspec.diagnostics import Diagnostic
+from trtspec.diagnostics import Diagnostic, plain_words
 from trtspec.errors import TrtspecError
 from trtspec.recipe.schema import StrictModel
 from trtspec.registry import discover, discover_all, find, version_of
@@ -167,7 +167,7 @@ class Method:
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, ("speculation.options", *first["loc"])))
-            raise TrtspecError(first["msg"], where=where) from None
+            raise TrtspecError(plain_words(first["msg"]), where=where) from None
 
 
 def methods() -> dict[str, Method]:

@@ -14,7 +14,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from trtspec.diagnostics import MAX_DIAGNOSTICS, Diagnostic, Mark, position
+from trtspec.diagnostics import MAX_DIAGNOSTICS, Diagnostic, Mark, plain_words, position
 from trtspec.recipe.schema import FORMAT, IDENTIFIER, SAYS, Recipe
 from trtspec.recipe.tree import Node, locate, plain, put
 from trtspec.registry import did_you_mean
@@ -108,8 +108,7 @@ def say_value(finding: Any, key: str, raw: str = "") -> Said:
         pattern = context["pattern"]
         near = _spelled(value) if pattern == IDENTIFIER else None
         return "bad-value", f"{shown(value)} is not {SAYS[pattern]}", near
-    # What remains (a list too short) pydantic says well enough.
-    return "bad-value", finding["msg"], None
+    return "bad-value", plain_words(finding["msg"]), None
 
 
 def _spelled(text: str) -> str | None:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from trtspec.artifacts.manifest import Manifest, load_manifest
 from trtspec.checkpoint.untrusted import parse_object, shown
+from trtspec.diagnostics import plain_words
 from trtspec.errors import TrtspecError
 from trtspec.files import read_bounded, unreadable
 from trtspec.measure.belonging import objection
@@ -109,4 +110,4 @@ def _read(path: Path) -> tuple[str, dict[str, Any], BaseModel, str]:
     except ValidationError as error:
         first = error.errors()[0]
         where = shown(".".join(map(str, first["loc"])))
-        raise TrtspecError(f"{where}: {first['msg']}", where=str(path), hint=KNOWN) from None
+        raise TrtspecError(f"{where}: {plain_words(first['msg'])}", where=str(path), hint=KNOWN) from None

@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from trtspec.backends.context import PlanContext
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.checkpoint.write import check_new, new_directory
+from trtspec.diagnostics import plain_words
 from trtspec.dialects.convert import Rendered, render_draft
 from trtspec.errors import TrtspecError
 from trtspec.methods.eagle3 import default_aux_layers
@@ -107,7 +108,9 @@ def _rendered(trainer: Trainer, job: Job) -> str:
         config = trainer.config(job)
     except ValidationError as error:
         wrong = error.errors()[0]
-        message = f"{trainer.title}, {'.'.join(map(str, wrong['loc']))}: {wrong['msg']}, got {wrong['input']!r}"
+        message = (
+            f"{trainer.title}, {'.'.join(map(str, wrong['loc']))}: {plain_words(wrong['msg'])}, got {wrong['input']!r}"
+        )
         raise TrtspecError(message, hint="change the option that says so") from None
     return yaml.safe_dump(config.model_dump(mode="json", exclude_none=True), sort_keys=False)
 

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
+from trtspec.diagnostics import plain_words
 from trtspec.errors import TrtspecError
 from trtspec.files import read_bounded
 from trtspec.recipe.schema import StrictModel
@@ -46,5 +47,5 @@ def read_job(result: Path) -> tuple[Path, JobRecord]:
         return root, JobRecord.model_validate_json(read_bounded(root / JOB, MOST_BYTES))
     except ValidationError as error:
         wrong = error.errors()[0]
-        message = f"not what trtspec wrote: {'.'.join(map(str, wrong['loc']))}: {wrong['msg']}"
+        message = f"not what trtspec wrote: {'.'.join(map(str, wrong['loc']))}: {plain_words(wrong['msg'])}"
         raise TrtspecError(message, where=str(root / JOB), hint="copy it again, or write the job again") from None

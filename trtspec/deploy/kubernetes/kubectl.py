@@ -6,12 +6,15 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from trtspec.artifacts.manifest import load_manifest
 from trtspec.artifacts.paths import REPOSITORY
+from trtspec.deploy import causes
+from trtspec.deploy.causes import ToolFailed, failure
 from trtspec.deploy.containers import MOST_GRACE_S, PORTS, Workload, check_image, workload_of
 from trtspec.deploy.journal import DeploymentJournal, Record, document_of
 from trtspec.deploy.kubernetes.manifests import DEFAULT_OVERLAY, render_kubernetes
@@ -19,12 +22,13 @@ from trtspec.deploy.kubernetes.settings import ClusterSettings
 from trtspec.deploy.kubernetes.workloads import machines
 from trtspec.deploy.options import DeployOptions
 from trtspec.deploy.rendered import settings_of, write_rendered
-from trtspec.errors import DeployError, StepTimeout
+from trtspec.errors import DeployError, StepTimeout, TrtspecError
 from trtspec.files import read_bounded, replace_file
 from trtspec.measure.report import manifest_sha256
 
 KUBECTL = "kubectl"
 ASK_S = 20.0
+TIMED_OUT = "timed out waiting"
 MAX_PLACE_BYTES = 1 << 16
 READY = {"leaderworkerset": "Available", "llminferenceservice": "Ready", "dynamographdeployment": "Ready"}
 DETACH = "a cluster runs it without this process: say --detach"
@@ -45,16 +49,34 @@ def deploy_kubernetes(artifact: Path, options: DeployOptions) -> ClusterDeployme
     ports = {name: options.ports.get(name) for name in PORTS if name != "openai"}
     rendered = render_kubernetes(workload, artifact / REPOSITORY, options.host, ports, options.settings)
     with journal.lock():
-        write_rendered(_folder(journal), rendered)
-        place = _note_place(journal, workload, wanted)
+        former = journal.read()
+        with _forgotten_on_failure(journal, former):
+            write_rendered(_folder(journal), rendered)
+            place = _note_place(journal, workload, wanted)
         record = journal.write(_record(journal, workload, artifact, wanted))
         options.on_event("staged", f"the manifests are in {_folder(journal)}")
-        _run(place, "apply", *place["what"])
+        with _forgotten_on_failure(journal, former, record):
+            _run(place, "apply", *place["what"])
         options.on_event("loaded", f"applied to the context {place['context']}, namespace {wanted.namespace}")
         _wait_ready(place, options.timeout_s)
         record = journal.move(record, "live")
         options.on_event("live", "every pod has answered a request")
     return ClusterDeployment(record)
+
+
+@contextmanager
+def _forgotten_on_failure(
+    journal: DeploymentJournal, former: Record | None, record: Record | None = None
+) -> Iterator[None]:
+    """Keep no record of a deployment that was not applied, but of a first one that may have been in part."""
+    try:
+        yield
+    except TrtspecError as error:
+        if former or record is None or (isinstance(error, ToolFailed) and error.is_before):
+            journal.forget(former)
+        else:
+            journal.move(record, "failed", error.message)
+        raise
 
 
 class ClusterDeployment:
@@ -121,7 +143,9 @@ def _wait_ready(place: Mapping[str, Any], timeout_s: float) -> None:
     words = ["wait", f"--for=condition={condition}"] if condition else ["rollout", "status"]
     try:
         _run(place, *words, _object(place), f"--timeout={int(timeout_s)}s", timeout_s=timeout_s + ASK_S)
-    except DeployError as error:
+    except ToolFailed as error:
+        if TIMED_OUT not in (error.hint or ""):
+            raise
         hint = f"trtspec logs {place['name']}; kubectl rollout undo brings back what ran before\n{error.hint or ''}"
         raise StepTimeout("the pods were not ready in time", hint=hint.strip()) from None
 
@@ -173,8 +197,8 @@ def _plain(command: list[str], timeout_s: float = ASK_S) -> bytes:
     except OSError as error:
         raise DeployError(f"{KUBECTL} cannot be run: {error.strerror}") from None
     if done.returncode:
-        said = "\n".join(done.stderr.decode(errors="replace").strip().splitlines()[-5:])
-        raise DeployError(f"kubectl ended with status {done.returncode}", hint=said)
+        verb = next((word for word in command[1:] if not word.startswith("-")), "")
+        raise failure(causes.KUBECTL, f"kubectl {verb}", done.returncode, done.stderr.decode(errors="replace"))
     return done.stdout
 
 

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trtspec rm`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from trtspec.cli import completing
+from trtspec.cli.options import Json
+
+
+def rm(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME",
+            help="Deployments that were stopped, failed or died.",
+            show_default=False,
+            autocompletion=completing.deployments,
+        ),
+    ] = None,
+    all_stopped: Annotated[
+        bool, typer.Option("--all-stopped", help="Remove all that were stopped, failed or died.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Stop a deployment that runs, then remove it.")] = False,
+    json: Json = False,
+) -> None:
+    """Remove deployments that do not run: record, history, logs and revisions; artifacts stay where they are.
+
+    Example: trtspec rm quickstart
+    """
+    from trtspec.cli.render import note, print_json, say
+    from trtspec.deploy.base import deployments, remove
+    from trtspec.errors import DeployError
+
+    if bool(names) == all_stopped:
+        hint = "trtspec rm NAME..., or trtspec rm --all-stopped; `trtspec ps` lists the deployments"
+        raise DeployError("rm takes either names or --all-stopped", hint=hint)
+    ended = ("stopped", "failed", "dead")
+    wanted = [each["name"] for each in deployments() if each["state"] in ended] if all_stopped else names or []
+    removed = []
+    for name in dict.fromkeys(wanted):
+        found = remove(name, force=force)
+        removed.append(found)
+        if not json:
+            say(f"{name} is removed")
+        if found["left"]:
+            note(f"warning: it may still run: {found['left']}", "yellow")
+    if json:
+        print_json({"format_version": 1, "removed": removed})
+    elif not removed:
+        say("no deployment is stopped, failed or dead")
+
+
+command = rm

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trtspec version`."""
+
+from __future__ import annotations
+
+import platform
+
+from trtspec import __version__
+from trtspec.cli.options import Json
+
+
+def version(json: Json = False) -> None:
+    """Show the versions of trtspec and Python, and the platform.
+
+    Example: trtspec version --json
+    """
+    from trtspec.cli.render import print_json, say
+
+    python, system = platform.python_version(), f"{platform.system()} {platform.machine()}"
+    if json:
+        print_json({"format_version": 1, "trtspec": __version__, "python": python, "platform": system})
+    else:
+        say(f"trtspec {__version__}, Python {python} on {system}")
+
+
+command = version
