@@ -36,6 +36,7 @@ from trtspec.deploy.rollout import (
 from trtspec.errors import DeployError, RolledBack
 from trtspec.hashing import file_sha256
 from trtspec.measure.gates import GATES
+from trtspec.measure.report import undecided_policy
 from trtspec.recipe.resolve import ResolvedRecipe
 from trtspec.system import tail
 from trtspec.triton.server import EXIT_TIMEOUT_S
@@ -168,7 +169,8 @@ def _staged(
             raise DeployError(message, hint="build it with the same serving.openai, or stop the deployment first")
         _check_room(journal)
         asked(journal)  # what was asked of a rollout before; from here on it is asked of this one
-        return write_rollout(journal, Rollout(new, limits, tuple(options.skip_gates)), "its files are staged")
+        rollout = Rollout(new, limits, tuple(options.skip_gates), undecided=undecided_policy())
+        return write_rollout(journal, rollout, "its files are staged")
 
 
 def _check_room(journal: DeploymentJournal) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from trtspec.errors import TrtspecError
 from trtspec.measure.bench import DRAFTS_ALWAYS, Again, Comparison
 from trtspec.measure.report import NOT_TOLD, ON_REQUEST, Check, LeftOut
-from trtspec.measure.speedup import Speedup
+from trtspec.measure.speedup import ENOUGH, FAILS, UNDECIDED, Speedup
 from trtspec.recipe.resolve import ResolvedGates, ResolvedRecipe
 from trtspec.registry import did_you_mean
 
@@ -97,13 +97,12 @@ def _min_speedup(gates: ResolvedGates, comparison: Comparison) -> Check | LeftOu
         detail = f"cannot be measured: {DRAFTS_ALWAYS}; --skip-gate min_speedup leaves it out"
         return Check("min_speedup", False, None, limit, detail)
     speedup = comparison.speedup
-    ok, detail = speedup.reaches(limit), f"{speedup}, at least {limit} is wanted"
-    if ok is None:
-        ok, detail = (
-            speedup.median >= limit,
-            f"{detail}; not sure after {_times(comparison.runs)}, so the median decides",
-        )
-    return Check("min_speedup", ok, round(speedup.median, 3), limit, detail)
+    state, detail = speedup.state(limit), f"{speedup}, at least {limit} is wanted"
+    if state == UNDECIDED:
+        detail += f"; undecided after {_times(comparison.runs)}: the interval includes the limit"
+    elif speedup.samples < ENOUGH:
+        detail += f"; an interval of fewer than {ENOUGH} prompts is not sure"
+    return Check("min_speedup", state != FAILS, round(speedup.median, 3), limit, detail, state=state)
 
 
 def _times(runs: int) -> str:

@@ -8,7 +8,7 @@ text and its gates are left to its server (`trtspec bench NAME --gates`), which 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from trtspec.errors import TrtspecError
 from trtspec.measure.artifact import TARGET, artifact_prompts, open_artifact, read_artifact
 from trtspec.measure.bench import measure_engine
 from trtspec.measure.gates import Judgement, judge_gates, left_out_on_request, on_request, undecided, wanted_gates
-from trtspec.measure.gating import deploy_load, judge_engine
+from trtspec.measure.gating import deploy_load, judge_engine, left_undecided
 from trtspec.measure.parity import check_parity
 from trtspec.measure.report import (
     NEEDS_SERVER,
@@ -34,6 +34,7 @@ from trtspec.measure.report import (
     LeftOut,
     Verification,
     read_report,
+    undecided_policy,
     verification_of,
     write_report,
 )
@@ -91,30 +92,44 @@ def verify_artifact(
     left_out = (*left_out_on_request(manifest.recipe, skip), *found.left_out)
     acceptance = manifest.recipe.speculation.acceptance
     verification = verification_of(root, acceptance, (files, *found.checks), left_out, found.speedup)
+    verification = verification.under(undecided_policy())
     _keep(root, manifest, verification, report, on_unwritten)
     return verification
 
 
 def ensure_gates(
-    root: Path, on_progress: OnProgress = lambda what, done, total: None, skip: Collection[str] = ()
+    root: Path,
+    on_progress: OnProgress = lambda what, done, total: None,
+    skip: Collection[str] = (),
+    on_undecided: Callable[[Sequence[LeftOut]], None] = lambda those: None,
 ) -> bool:
     """Raise unless the gates of an artifact hold: by its report, or where it has none by measuring them now.
+
+    `on_undecided` gets the gates that are undecided and pass (`undecided_policy`).
 
     Returns whether that is settled: an engine that does not run in this process can only be measured on its server.
     Raises DigestMismatch, VerificationFailed or GateNotMet. Needs no source model.
     """
     manifest = read_artifact(root)
     report, in_process = read_report(root), find_backend(manifest.backend.name).in_process
-    if failure := report and report.without(skip).failure:
-        raise failure
+    if report:
+        _ensure(report.without(skip), on_undecided)
     if _settled(manifest, report, in_process, skip):
         return True
     log.info("%s: no report settles its gates; %s", root, "they are measured" if in_process else "its server will")
     if in_process:
         _, judged = judge_engine(root, manifest, deploy_load(root, skip, on_progress))
-        if failure := verification_of(root, manifest.recipe.speculation.acceptance, judged.checks).failure:
-            raise failure
+        _ensure(verification_of(root, manifest.recipe.speculation.acceptance, judged.checks), on_undecided)
     return in_process
+
+
+def _ensure(found: Verification, on_undecided: Callable[[Sequence[LeftOut]], None]) -> None:
+    """Raise for a check that fails, by the policy for undecided ones too."""
+    judged = found.under(undecided_policy())
+    if failure := judged.failure:
+        raise failure
+    if judged.undecided:
+        on_undecided([left_undecided(check) for check in judged.undecided])
 
 
 def _settled(manifest: Manifest, report: Verification | None, in_process: bool, skip: Collection[str]) -> bool:
