@@ -28,10 +28,14 @@ def bench_load(
     """Measure, show what was found, and return the exit code."""
     from trtspec.cli.load_compare import load_gate
     from trtspec.cli.load_view import show_gate, show_load
-    from trtspec.cli.render import note, print_json
+    from trtspec.cli.render import note, print_json, say
     from trtspec.measure.documents import keep_document
+    from trtspec.measure.evidence import evidence, of_artifact, of_load
+    from trtspec.measure.verdict import verdict_of
 
     document, root = load_document(what, asked, prompts, max_tokens, runs, baseline)
+    verdict = verdict_of(evidence(of_artifact(root), of_load(document["points"])))
+    document |= verdict.as_dict()
     gate = load_gate(document, asked.min_ratio) if asked.min_ratio is not None else None
     document["gate"] = gate.as_dict() if gate else None
     if root and not document["ended_by"]:  # what is missing is still to be done
@@ -39,6 +43,7 @@ def bench_load(
     if json:
         print_json(document)
     else:
+        say(verdict.text, verdict.style)
         show_load(document, what)
         show_gate(document["gate"])
     if document["ended_by"]:

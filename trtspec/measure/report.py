@@ -24,6 +24,7 @@ REPORT = f"{REPORTS}/verify.json"
 PROCESS, SERVER = "process", "server"  # what measured a check
 # Why a check was left out: on request, it needs the running server, the engine cannot tell, there is no source.
 ON_REQUEST, NEEDS_SERVER, NOT_TOLD, NO_SOURCE = "request", "server", "engine", "source"
+FILES = "files"  # the check of the artifact itself, which `verify` makes and `bench --gates` does not
 FAIL, PASS = "fail", "pass"  # what an undecided gate does
 POLICY = "TRTSPEC_UNDECIDED"  # what --undecided sets, for this process and those that it starts
 

@@ -24,6 +24,7 @@ from trtspec.measure.gates import Judgement, judge_gates, left_out_on_request, o
 from trtspec.measure.gating import deploy_load, judge_engine, left_undecided
 from trtspec.measure.parity import check_parity
 from trtspec.measure.report import (
+    FILES,
     NEEDS_SERVER,
     NOT_TOLD,
     ON_REQUEST,
@@ -150,7 +151,7 @@ def _check_files(root: Path, manifest: Manifest, *, reread: bool) -> Check:
     problems, count = [*differing, *unknown_code(root, manifest)], len(manifest.files)
     unchanged = f", {known} of them unchanged since they were read" if known else ""
     detail = "; ".join(problems[:3]) or f"{count} files have the digests that were recorded{unchanged}"
-    return Check("files", not problems, max(0, count - len(problems)), count, detail)
+    return Check(FILES, not problems, max(0, count - len(problems)), count, detail)
 
 
 def _examine(root: Path, manifest: Manifest, asked: _Asked) -> Judgement:
