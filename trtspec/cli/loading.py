@@ -59,6 +59,7 @@ def load_document(
     """Measure, and return the document and what is served; raises TrtspecError for options that do not go together."""
     from trtspec.cli.render import note
     from trtspec.load.slo import parse_slo
+    from trtspec.measure.overlap import overlap
 
     served, deployed = server_of(what, asked.api, asked.model or "", asked.key_env)
     root = Path(deployed["artifact"]) if deployed else None
@@ -68,6 +69,8 @@ def load_document(
     if plan.workload.source == "random":
         note("random prompts load a server as text does, but say nothing of what drafts are worth", "yellow")
     document = _measured(plan, asked, slo) | {"deployment": _deployment(deployed)}
+    if root and plan.workload.source != "random" and (shared := overlap(root, (p.text for p in plan.workload.prompts))):
+        document["warnings"].append(shared.warning)
     if "baseline" not in document["arms"]:
         note(ALONE, "yellow")
     return document, root

@@ -24,7 +24,7 @@ def bench_one_at_a_time(
     """Measure, show what was found, keep it, and raise Exit for gates that do not hold."""
     from trtspec.cli.one_at_a_time_view import show_comparison
     from trtspec.cli.progress import counter
-    from trtspec.cli.render import print_json, say
+    from trtspec.cli.render import note, print_json, say
     from trtspec.measure.documents import keep_document
     from trtspec.measure.evidence import evidence, of_artifact, of_comparison
     from trtspec.measure.verdict import verdict_of
@@ -46,7 +46,8 @@ def bench_one_at_a_time(
             comparison = _measure_artifact(Path(what), measuring)
     root = root or (None if url else Path(what))
     verdict = verdict_of(evidence(of_artifact(root, found), of_comparison(comparison)))
-    document = verdict.as_dict() | comparison.as_dict() | (_of(root) if root else {})
+    warnings = _warnings(root, prompts)
+    document = verdict.as_dict() | comparison.as_dict() | (_of(root) if root else {}) | {"warnings": warnings}
     if root:
         keep_document(root, "bench", document)
     if json:
@@ -54,6 +55,8 @@ def bench_one_at_a_time(
     else:
         say(verdict.text, verdict.style)
         show_comparison(comparison, url or what)
+        for warning in warnings:
+            note(f"warning: {warning}", "yellow")
     if found:
         _end(found, what, quietly=json)
 
@@ -100,6 +103,15 @@ def _judge(
         Client.at(measuring.baseline) if measuring.baseline else None,
         lambda error: note(f"warning: {error}", "yellow"),
     )
+
+
+def _warnings(root: Path | None, prompts: Path | None) -> list[str]:
+    """Return what is wrong with the prompts, of an artifact that is known."""
+    from trtspec.measure.artifact import artifact_prompts
+    from trtspec.measure.overlap import overlap
+
+    shared = overlap(root, (prompt.text for prompt in artifact_prompts(root, prompts))) if root else None
+    return [shared.warning] if shared else []
 
 
 def _of(root: Path) -> dict[str, Any]:

@@ -59,6 +59,8 @@ def verify(
         print_json(verification.as_dict())
     else:
         show_checks(verification)
+        for warning in verification.warnings:
+            note(f"warning: {warning}", "yellow")
         if verification.speedup:
             say(f"with speculation {verification.speedup}")
         say(*said_of(artifact, verification))

@@ -21,6 +21,7 @@ from trtspec.measure.bench import (
     measure_server,
 )
 from trtspec.measure.gates import Judgement, judge_gates, left_out_on_request, undecided
+from trtspec.measure.overlap import overlap
 from trtspec.measure.report import (
     PROCESS,
     REPORT,
@@ -135,6 +136,7 @@ def bench_gates(
     comparison, judged = (
         judge_server(server, manifest, load, baseline) if server else judge_engine(root, manifest, load)
     )
+    judged = judged.noting(overlap(root, load.prompts, manifest))
     left_out = (*left_out_on_request(manifest.recipe, load.skip), *judged.left_out)
     found = verification_of(root, comparison.acceptance, judged.checks, left_out, judged.speedup)
     found = found.under(undecided_policy())

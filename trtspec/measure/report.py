@@ -34,7 +34,8 @@ class Check:
     """One claim and whether it holds; `limit` is what `value` had to reach.
 
     `gate` is the key of the recipe's gates that asks for it, `measured_by` "process" or "server"; both may be "".
-    `state` is "holds", "fails" or "undecided"; `ok` of an undecided check follows the policy (`under`).
+    `state` is "holds", "fails" or "undecided"; `ok` of an undecided check follows the policy (`under`). `seconds` is
+    what it took; gates that one measurement decides share its time.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Check:
     gate: str = ""
     measured_by: str = ""
     state: str = ""
+    seconds: float = 0.0
 
     def __post_init__(self) -> None:
         if self.state not in (HOLDS, FAILS, UNDECIDED):
@@ -68,7 +70,7 @@ class LeftOut:
 class Verification:
     """All checks of an artifact, the rule that it accepts drafts by, and the manifest they are about.
 
-    `speedup` is that of the engine that serves it, where it was measured.
+    `speedup` is that of the engine that serves it, where it was measured. `warnings` are about how it was measured.
     """
 
     checks: tuple[Check, ...]
@@ -76,6 +78,7 @@ class Verification:
     manifest_sha256: str
     left_out: tuple[LeftOut, ...] = ()
     speedup: Speedup | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -89,8 +92,9 @@ class Verification:
             "ok": self.ok,
             "acceptance": self.acceptance,
             **(self.speedup.as_dict() if self.speedup else {}),
-            "checks": [asdict(check) for check in self.checks],
+            "checks": [{**asdict(check), "seconds": round(check.seconds, 3)} for check in self.checks],
             "left_out": [asdict(each) for each in self.left_out],
+            "warnings": [*self.warnings],
             "manifest": self.manifest_sha256,
         }
 

@@ -8,8 +8,9 @@ text and its gates are left to its server (`trtspec bench NAME --gates`), which 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trtspec.artifacts.manifest import Manifest, load_manifest, verify_files
@@ -22,6 +23,7 @@ from trtspec.measure.artifact import TARGET, artifact_prompts, open_artifact, re
 from trtspec.measure.bench import measure_engine
 from trtspec.measure.gates import Judgement, judge_gates, left_out_on_request, on_request, undecided, wanted_gates
 from trtspec.measure.gating import deploy_load, judge_engine, left_undecided
+from trtspec.measure.overlap import overlap
 from trtspec.measure.parity import check_parity
 from trtspec.measure.report import (
     FILES,
@@ -93,7 +95,8 @@ def verify_artifact(
     left_out = (*left_out_on_request(manifest.recipe, skip), *found.left_out)
     acceptance = manifest.recipe.speculation.acceptance
     verification = verification_of(root, acceptance, (files, *found.checks), left_out, found.speedup)
-    verification = verification.under(undecided_policy())
+    warnings = (found.overlap.warning,) if found.overlap else ()
+    verification = replace(verification, warnings=warnings).under(undecided_policy())
     _keep(root, manifest, verification, report, on_unwritten)
     return verification
 
@@ -147,11 +150,13 @@ def _settled(manifest: Manifest, report: Verification | None, in_process: bool, 
 
 
 def _check_files(root: Path, manifest: Manifest, *, reread: bool) -> Check:
+    started = time.perf_counter()
     differing, known = (verify_files(root, manifest), 0) if reread else verify_changed(root, manifest)
     problems, count = [*differing, *unknown_code(root, manifest)], len(manifest.files)
     unchanged = f", {known} of them unchanged since they were read" if known else ""
     detail = "; ".join(problems[:3]) or f"{count} files have the digests that were recorded{unchanged}"
-    return Check(FILES, not problems, max(0, count - len(problems)), count, detail)
+    seconds = time.perf_counter() - started
+    return Check(FILES, not problems, max(0, count - len(problems)), count, detail, seconds=seconds)
 
 
 def _examine(root: Path, manifest: Manifest, asked: _Asked) -> Judgement:
@@ -169,9 +174,12 @@ def _examine(root: Path, manifest: Manifest, asked: _Asked) -> Judgement:
         texts, again = [prompt.text for prompt in prompts], undecided(manifest.recipe, skip, asked.max_runs)
         comparison, results = measure_engine(artifact, texts, asked.max_tokens, 1, asked.on_progress, again)
         if source:
-            checks = [check_parity(artifact, source, prompts, results, asked.on_progress)]
-    judged = judge_gates(manifest.recipe, comparison, PROCESS, skip)
-    return Judgement((*checks, *judged.checks), (*early, *judged.left_out), judged.speedup if in_process else None)
+            started = time.perf_counter()
+            parity = check_parity(artifact, source, prompts, results, asked.on_progress)
+            checks = [replace(parity, seconds=time.perf_counter() - started)]
+    judged = judge_gates(manifest.recipe, comparison, PROCESS, skip).noting(overlap(root, texts, manifest))
+    speedup = judged.speedup if in_process else None
+    return Judgement((*checks, *judged.checks), (*early, *judged.left_out), speedup, judged.overlap)
 
 
 def _examine_copies(root: Path, manifest: Manifest, asked: _Asked) -> Judgement:
