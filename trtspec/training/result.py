@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,6 @@ class Result:
     from_scratch: bool = False
     prompt_digests: Sequence[str] = ()
     target: Mapping[str, str] = field(default_factory=dict)
-    time: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
 
     @property
     def published(self) -> bool:
@@ -52,7 +50,6 @@ class Result:
         return {
             "format_version": FORMAT_VERSION,
             "kind": KIND,
-            "time": self.time,
             "target": dict(self.target) or None,
             "name": self.name,
             "method": self.method,
