@@ -60,14 +60,13 @@ def _check(file: Path, overrides: Sequence[str], cells: Sequence[str]) -> list[C
 
 def _show(checked: Sequence[Checked]) -> None:
     """Show what was found in a file."""
-    from trtspec.cli.layout import counted
-    from trtspec.cli.render import say, show_diagnostics
+    from trtspec.cli.render import problems_of, say, show_diagnostics
 
     found = _diagnostics(checked)
     show_diagnostics(found, are_result=True)
     errors = _count_errors(found)
     names = ", ".join(each.name or "" for each in checked)
-    say(f"{counted(errors, 'error')} in {checked[0].file}" if errors else f"{names}: fits together")
+    say(f"{problems_of(found)} in {checked[0].file}" if errors else f"{names}: fits together")
 
 
 def _diagnostics(checked: Iterable[Checked]) -> list[Diagnostic]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,7 +39,10 @@ def compare(
     from trtspec.compare.difference import compare as compare_sides
     from trtspec.compare.sides import read_side
 
-    comparison = compare_sides(*(read_side(path, _plan_of) for path in (a, b)))
+    places: dict[Path, dict[str, str]] = {}
+    comparison = compare_sides(*(read_side(path, partial(_plan_of, places)) for path in (a, b)))
+    if places.keys() == {a, b}:
+        comparison = comparison.naming(places[a], places[b])
     if json:
         print_json(comparison.as_dict(everything=all_))
     else:
@@ -46,12 +50,17 @@ def compare(
     raise typer.Exit(THEY_DIFFER if exit_code and comparison.differences else 0)
 
 
-def _plan_of(recipe: Path) -> dict[str, Any]:
+def _plan_of(places: dict[Path, dict[str, str]], recipe: Path) -> dict[str, Any]:
+    """Return a recipe's plan, and note where its models lie: a plan has their names alone."""
     from trtspec.cli.plan import describe
     from trtspec.pipeline import open_store, plan_build
+    from trtspec.proposal.choice import relative_model
     from trtspec.recipe.load import load_recipe
 
-    return describe(plan_build(load_recipe(recipe)), open_store())
+    build = plan_build(load_recipe(recipe))
+    models = {"target.model": build.recipe.target, "speculation.draft.model": build.recipe.models.get("draft")}
+    places[recipe] = {path: relative_model(each.model, Path.cwd()) for path, each in models.items() if each}
+    return describe(build, open_store())
 
 
 def show(comparison: Comparison, *, everything: bool) -> None:

@@ -102,9 +102,16 @@ def show_error(error: TrtspecError, *, as_json: bool) -> None:
         print_json(render_error(error))
     if isinstance(error, RecipeError):
         show_diagnostics(error.diagnostics)
-        note(counted(len(error.diagnostics), "error"), "red")
+        note(problems_of(error.diagnostics), "red")
     else:
         note(f"error: {error}", "red")
+
+
+def problems_of(diagnostics: Iterable[Diagnostic]) -> str:
+    """Return how many errors there are and, beside them, how many warnings; "" of neither."""
+    severities = [each.severity for each in diagnostics]
+    counts = {name: sum(each == name for each in severities) for name in ("error", "warning")}
+    return ", ".join(counted(count, name) for name, count in counts.items() if count)
 
 
 def show_diagnostics(diagnostics: Sequence[Diagnostic], *, are_result: bool = False) -> None:
