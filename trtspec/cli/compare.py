@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -99,7 +100,8 @@ def _cell(place: Place, value: Any) -> str:
         return f"{amount(value['size'])} {value['sha256'][:12]}"
     if isinstance(value, dict):  # a whole draft, which only one of them has
         value = value.get("model", value)
-    return _line(str(value)[:12] if place.section == "steps" else str(value))
+    text = value if isinstance(value, str) else json.dumps(value)
+    return _line(text[:12] if place.section == "steps" else text)
 
 
 def _line(text: str) -> str:

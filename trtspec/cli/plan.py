@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -94,7 +95,7 @@ def _told(document: dict[str, Any]) -> str:
     """Return in which words the engine is told how to speculate; a build's are among its command."""
     for name in ("model_yaml", "model_json"):
         if config := document.get(name, {}).get("speculative_config"):
-            return f"; speculative_config {config}"
+            return f"; speculative_config {json.dumps(config)}"
     return ""
 
 

@@ -14,7 +14,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from trtspec.diagnostics import MAX_DIAGNOSTICS, Diagnostic, Mark, position
+from trtspec.diagnostics import MAX_DIAGNOSTICS, Diagnostic, Mark, position, written
 from trtspec.recipe.schema import FORMAT, IDENTIFIER, SAYS, Recipe
 from trtspec.recipe.tree import Node, locate, plain, put, without
 from trtspec.registry import did_you_mean
@@ -132,8 +132,7 @@ def _spelled(text: str) -> str | None:
 
 def shown(value: Any) -> str:
     """Return a value as a message quotes it, however long it is."""
-    text = repr(value)
-    return text if len(text) <= 100 else f"{text[:99]}…"
+    return written(value)
 
 
 def _described(value: Any) -> str:
