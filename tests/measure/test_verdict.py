@@ -107,6 +107,12 @@ def evidence(**facts: Any) -> Evidence:
             id="faster-but-not-verified",
         ),
         pytest.param(
+            {"method": "unknown", "subject": "speculation", "speedup": FAST, "check": ""},
+            PAYS,
+            "It pays: 1.80 times (1.60 to 2.00) as fast as the target alone at 1 request.",
+            id="faster-on-a-server-of-an-unknown-artifact",
+        ),
+        pytest.param(
             {"speedup": FAST, "verified": True, "checks": [PARITY]},
             DO_NOT_SHIP,
             "Do not ship this artifact: parity fails: 7 of 12 texts are what transformers says.",

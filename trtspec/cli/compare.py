@@ -54,14 +54,20 @@ def compare(
 def _plan_of(places: dict[Path, dict[str, str]], recipe: Path) -> dict[str, Any]:
     """Return a recipe's plan, and note where its models lie: a plan has their names alone."""
     from trtspec.cli.plan import describe
+    from trtspec.paths import is_below, recipes_dir
     from trtspec.pipeline import open_store, plan_build
     from trtspec.proposal.choice import relative_model
     from trtspec.recipe.load import load_recipe
 
     build = plan_build(load_recipe(recipe))
     models = {"target.model": build.recipe.target, "speculation.draft.model": build.recipe.models.get("draft")}
-    places[recipe] = {path: relative_model(each.model, Path.cwd()) for path, each in models.items() if each}
-    return describe(build, open_store())
+    document = describe(build, open_store())
+    places[recipe] = {
+        path: relative_model(each.model, Path.cwd())
+        for path, each in models.items()
+        if each and not is_below(Path(each.model), recipes_dir())  # whose names tell them apart
+    }
+    return document
 
 
 def show(comparison: Comparison, *, everything: bool) -> None:

@@ -75,8 +75,8 @@ class Comparison:
         """Return it with the recipe's models as {path: directory or hub id} has them, which tells equal names apart."""
 
         def named(place: Place) -> Place:
-            ours, theirs = a.get(place.path), b.get(place.path)
-            if place.section != "recipe" or ours is None or theirs is None:
+            ours, theirs = a.get(place.path, place.a), b.get(place.path, place.b)
+            if place.section != "recipe" or place.path not in {*a, *b} or "only" in place.what:
                 return place
             return replace(place, a=ours, b=theirs, what="same" if ours == theirs else "differs")
 

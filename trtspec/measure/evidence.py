@@ -20,7 +20,7 @@ def of_artifact(root: Path | None, found: Verification | None = None) -> dict[st
     `found` is what was judged just now; an earlier verification adds what was not judged again.
     """
     if root is None:
-        return {"method": "unknown", "subject": "speculation", "verified": True}  # nothing there can be verified
+        return {"method": "unknown", "subject": "speculation", "check": ""}
     manifest, earlier = load_manifest(root), read_report(root)
     report = found.after(earlier) if found else earlier
     return of_manifest(manifest, root) | of_verification(report)

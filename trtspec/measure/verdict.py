@@ -60,7 +60,8 @@ class Evidence:
     rivals: other ways to draft, measured on the same target. limit: the recipe's `min_speedup`.
     checks, verified: of a verification, None where there is none. has_baseline: False where speculation was measured
     and the target alone was not. foreign: documents that are not of this artifact, each in words.
-    more: how to measure again; check: the command that verifies the artifact; measure: the one that measures it.
+    more: how to measure again; check: the command that verifies the artifact, "" where none is known; measure: the one
+    that measures it.
     """
 
     method: str
@@ -234,7 +235,7 @@ def _faster(found: Evidence) -> Iterator[Verdict]:
         elif found.verified and not but:
             yield Verdict(SHIP, f"Ship it: {said}.")
         else:
-            unverified = "" if found.verified else f"; not verified yet: {found.check}"
+            unverified = "" if found.verified or not found.check else f"; not verified yet: {found.check}"
             yield Verdict(PAYS, f"It pays: {said}{unverified}.")
     gate = next((check for check in found.checks if check.name == MIN_SPEEDUP and check.state == HOLDS), None)
     if gate and found.verified:
