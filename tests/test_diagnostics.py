@@ -25,7 +25,7 @@ def test_the_rendered_form() -> None:
     assert render_diagnostic(problem) == (
         "recipes/llama3-8b-fp8.yaml:14:16  speculation.draft_len\n"
         "  14 │     draft_len: 24\n"
-        "  eagle3 takes 1..16 draft tokens.        hint: use 16, or method: ngram (1..64)"
+        "  eagle3 takes 1..16 draft tokens.\n  hint: use 16, or method: ngram (1..64)"
     )
 
 
@@ -68,7 +68,7 @@ def test_a_long_source_line_is_cut_around_the_column() -> None:
 def test_control_characters_reach_no_terminal() -> None:
     mark = Mark("r\x1b[31m.yaml", 1, 1, "a:\t\x9b31m\u202e\ud800")
     rendered = render_diagnostic(Diagnostic("p\r", "c", "m\x07", "h\nx").at(mark))
-    assert rendered == "r\\x1b[31m.yaml:1:1  p\\r\n  1 │ a:    \\x9b31m\\u202e\\ud800\n  m\\x07        hint: h\\nx"
+    assert rendered == "r\\x1b[31m.yaml:1:1  p\\r\n  1 │ a:    \\x9b31m\\u202e\\ud800\n  m\\x07\n  hint: h\\nx"
 
 
 def test_tokens_are_blotted_out_of_every_text() -> None:

@@ -7,6 +7,7 @@ schema. Nothing that looks like a token leaves this module.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -122,23 +123,17 @@ def in_order(diagnostics: Sequence[Diagnostic]) -> list[Diagnostic]:
     return [*ordered[:MAX_DIAGNOSTICS], rest]
 
 
-def render_diagnostic(diagnostic: Diagnostic, width: int = LINE_WIDTH) -> str:
-    """Return the place, the numbered source line, the message and the hint, beside it where the width suffices."""
+def render_diagnostic(diagnostic: Diagnostic) -> str:
+    """Return the place, the numbered source line, the message and the hint, each on a line of its own."""
     mark = diagnostic.mark
     place = [mark.file, *(str(number) for number in (mark.line, mark.column) if number)]
     lines = ["  ".join(part for part in (":".join(place), diagnostic.path) if part)]
     if mark.line and mark.text is not None:
         lines.append(f"  {mark.line} │ {_window(mark.text, mark.column or 1)}")
     warning = "warning: " if diagnostic.severity == "warning" else ""
-    lines += _with_hint(f"  {warning}{diagnostic.message}", diagnostic.hint, width)
+    lines.append(f"  {warning}{diagnostic.message}")
+    lines += [f"  hint: {diagnostic.hint}"] if diagnostic.hint else []
     return "\n".join(printable(line) for line in lines)
-
-
-def _with_hint(said: str, hint: str | None, width: int) -> list[str]:
-    if not hint:
-        return [said]
-    beside = f"{said}        hint: {hint}"
-    return [beside] if len(beside) <= width else [said, f"  hint: {hint}"]
 
 
 def _window(text: str, column: int) -> str:
@@ -180,3 +175,12 @@ def printable(line: str) -> str:
     """Return a stranger's line with escapes for what would move a terminal's cursor or cannot be encoded."""
     line = line.replace("\t", "    ")
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in line)
+
+
+MOST_SHOWN = 100  # characters of a value in a message
+
+
+def written(value: Any) -> str:
+    """Return a value as a message quotes it: a text in single quotes, anything else as JSON writes it, both cut."""
+    text = repr(value) if isinstance(value, str) else json.dumps(value, default=str)
+    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 1]}…"

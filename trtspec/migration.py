@@ -62,7 +62,11 @@ def _named(backend: str) -> dict[str, Backend]:
     found = find_backend(backend)
     if found.migrate is None:
         moving = ", ".join(name for name, each in backends().items() if each.migrate)
-        raise TrtspecError(f"no recipe moves to {backend} by itself", hint=f"to these it does: {moving}")
+        hint = (
+            f"check RECIPE --set engine.backend={backend} --set engine.version=null tries it as it is, and init TARGET "
+            f"--backend {backend} writes a new one; recipes move by themselves to {moving}"
+        )
+        raise TrtspecError(f"no recipe moves to {backend} by itself", hint=hint)
     return {backend: found}
 
 

@@ -101,7 +101,7 @@ def test_extends_says_where_it_looked(trtspec: Run, recipe: Path) -> None:
         ("gates: {lossless: true\nplugins: []\n", "4:8", "the `{` here is not closed"),
         ("gates: {lossless: true\n\n\n", "4:8", "the `{` here is not closed"),
         ("plugins: [a,\n  b\ngates: {}\n", "4:10", "the `[` here is not closed"),
-        ("plugins: [a", "4:10", "the `[` here is not closed        hint: close it with `]`"),
+        ("plugins: [a", "4:10", "the `[` here is not closed\n  hint: close it with `]`"),
         ("gates: {lossless: true min_acceptance: 0.5}\n", "4:38", "expected `,` or `}` here"),
         ('engine: {gpu: "h200}\ngates: {}\n', "4:15", "the quote that opens here is not closed"),
     ],

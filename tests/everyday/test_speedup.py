@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from itertools import cycle
 from typing import Any
@@ -12,9 +13,12 @@ import pytest
 
 from tests.conftest import Run
 from trtspec.artifacts.manifest import load_manifest
+from trtspec.errors import GateNotMet
 from trtspec.measure.bench import Comparison, measure_server
 from trtspec.measure.gates import judge_gates, undecided
+from trtspec.measure.report import undecided_policy
 from trtspec.measure.speedup import Speedup, speedup_of
+from trtspec.measure.verify import ensure_gates
 
 PROMPTS = [f"prompt {number}" for number in range(8)]
 
@@ -64,24 +68,26 @@ def measure(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("ratios", "limit", "runs", "ok"),
+    ("ratios", "limit", "runs", "state"),
     [
-        ([1.5, 1.6, 1.7], 1.4, 1, True),
-        ([1.5, 1.6, 1.7], 1.8, 1, False),
-        ([1.0, 1.5, 2.0, 2.1], 1.7, 5, True),
-        ([1.0, 1.5, 2.0, 2.1], 1.8, 5, False),
+        ([1.5, 1.6, 1.7], 1.4, 1, "holds"),
+        ([1.5, 1.6, 1.7], 1.8, 1, "fails"),
+        ([1.0, 1.5, 2.0, 2.1], 1.7, 5, "undecided"),
+        ([1.0, 1.5, 2.0, 2.1], 1.8, 5, "undecided"),
     ],
 )
 def test_runs_are_measured_until_a_limit_is_decided(
-    ratios: list[float], limit: float, runs: int, ok: bool, recipe: Any, trtspec: Run, measure: Any
+    ratios: list[float], limit: float, runs: int, state: str, recipe: Any, trtspec: Run, measure: Any
 ) -> None:
     assert trtspec("build", recipe, "--set", f"gates.min_speedup={limit}").code == 0
     resolved = load_manifest(recipe.parent / "build" / "tiny").recipe
     rest = (lambda *progress: None, "exact", None)
     measured = measure(ratios, *rest, undecided(resolved, (), 5))
     check = judge_gates(resolved, measured, "server").checks[1]
-    assert (measured.runs, check.ok, check.limit) == (runs, ok, limit)
-    assert ("not sure after 5 runs, so the median decides" in check.detail) == (runs == 5)
+    assert (measured.runs, check.state, check.limit) == (runs, state, limit)
+    assert ("; undecided after 5 runs: the interval includes the limit" in check.detail) == (state == "undecided")
+    assert check.under("fail").ok == (state == "holds")
+    assert check.under("pass").ok == (state != "fails")
     assert measure(ratios, *rest, undecided(resolved, ["min_speedup"], 5)).runs == 1
     assert measure(ratios, *rest, undecided(resolved, (), 1)).runs == 1
 
@@ -98,7 +104,89 @@ def test_verify_and_bench_say_how_fast_and_how_sure(recipe: Any, trtspec: Run) -
     check = {each["name"]: each for each in done.document["checks"]}["min_speedup"]
     assert (check["ok"], check["value"]) == (True, done.document["speedup"])
     assert "median of 3 ratios by prompt; 95 % interval" in check["detail"]
-    assert "not sure after 5 runs, so the median decides" in check["detail"], "no run makes three prompts six"
+    assert "; an interval of fewer than 6 prompts is not sure" in check["detail"], "no run makes three prompts six"
     once = trtspec("verify", "build/tiny", "--max-tokens", 4, "--runs", 1)
-    assert "not sure after 1 run, so the median decides" in once.out + once.err
     assert "with speculation " in once.out + once.err
+
+
+@pytest.mark.parametrize(
+    ("limit", "state"), [(1.5, "holds"), (1.6, "holds"), (1.61, "undecided"), (2.4, "undecided"), (2.41, "fails")]
+)
+def test_speedup_state_is_undecided_where_the_interval_includes_the_limit(limit: float, state: str) -> None:
+    assert Speedup(2.0, 1.6, 2.4, 1.9, samples=6).state(limit) == state
+    assert Speedup(2.0, 1.6, 2.4, 1.9, samples=3).state(limit) == state
+
+
+@pytest.mark.parametrize(
+    ("environment", "policy"),
+    [
+        ({}, "pass"),
+        ({"CI": "true"}, "fail"),
+        ({"CI": "1"}, "fail"),
+        ({"CI": "false"}, "pass"),
+        ({"CI": "0"}, "pass"),
+        ({"CI": ""}, "pass"),
+        ({"CI": "true", "TRTSPEC_UNDECIDED": "pass"}, "pass"),
+        ({"TRTSPEC_UNDECIDED": "fail"}, "fail"),
+    ],
+)
+def test_undecided_policy_follows_the_option_then_ci(environment: dict[str, str], policy: str) -> None:
+    assert undecided_policy(environment) == policy
+
+
+@pytest.fixture
+def undecided_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make every measured speed-up one whose interval includes 1.05."""
+    monkeypatch.setattr(Comparison, "speedup", Speedup(1.06, 0.97, 1.25, 1.09, samples=12))
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setenv("TRTSPEC_UNDECIDED", "")  # which the options set, and monkeypatch removes again
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("command", [("verify",), ("bench", "--gates"), ("deploy", "--detach")])
+def test_undecided_gate_passes_with_a_warning_and_fails_where_asked(
+    command: tuple[str, ...], recipe: Any, trtspec: Run, undecided_speed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert trtspec("build", recipe, "--set", "gates.min_speedup=1.05").code == 0
+    name, *options = command
+    few = () if name == "deploy" else ("--max-tokens", 2, "--runs", 1)
+    failed = trtspec(name, "build/tiny", *options, *few, "--undecided", "fail")
+    assert failed.code == 112
+    assert "undecided after" in failed.out + failed.err
+    monkeypatch.setenv("TRTSPEC_UNDECIDED", "")
+    monkeypatch.setenv("CI", "true")
+    assert trtspec(name, "build/tiny", *options, *few).code == 112, "what CI does by default"
+    if name == "deploy":
+        return  # that it serves where the gate passes is said below, without a server
+    passed = trtspec(name, "build/tiny", *options, *few, "--undecided", "pass")
+    assert passed.code == 0
+    assert re.search(r"min_speedup +undecided ", passed.out)
+    document = trtspec(name, "build/tiny", *options, *few, "--undecided", "pass", "--json").document
+    check = {each["name"]: each for each in document["checks"]}["min_speedup"]
+    assert (document["ok"], check["ok"], check["state"]) == (True, True, "undecided")
+    document = trtspec(name, "build/tiny", *options, *few, "--undecided", "fail", "--json").document
+    check = {each["name"]: each for each in document["checks"]}["min_speedup"]
+    assert (document["ok"], check["ok"], check["state"]) == (False, False, "undecided")
+
+
+@pytest.mark.integration
+def test_deploy_judges_a_stored_undecided_gate_by_its_own_policy(
+    recipe: Any, trtspec: Run, undecided_speed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert trtspec("build", recipe, "--set", "gates.min_speedup=1.05").code == 0
+    root, left = recipe.parent / "build" / "tiny", []
+    assert trtspec("verify", root, "--max-tokens", 2, "--runs", 1).code == 0
+    assert ensure_gates(root, on_undecided=left.extend)
+    assert [(each.name, each.reason) for each in left] == [("min_speedup", "undecided")]
+    monkeypatch.setenv("TRTSPEC_UNDECIDED", "fail")
+    with pytest.raises(GateNotMet, match=r"min_speedup: 1\.06 times as fast .* undecided"):
+        ensure_gates(root)
+    assert ensure_gates(root, skip=["min_speedup"])
+
+
+def test_undecided_takes_fail_or_pass(trtspec: Run) -> None:
+    failed = trtspec("verify", "build/tiny", "--undecided", "maybe")
+    assert (failed.code, failed.err) == (
+        1,
+        "error: --undecided maybe: expected fail or pass\nhint: as --undecided fail\n",
+    )

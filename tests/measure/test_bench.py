@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -16,8 +17,10 @@ import pytest
 from tests.conftest import Run
 from trtspec.generation.request import Stats
 from trtspec.measure.bench import Comparison, Side, measure_server
+from trtspec.measure.report import manifest_sha256
 from trtspec.triton.client import Client
 
+BEGINNINGS = r"(It pays|Do not ship this draft|Not decided): .*\d\.\d\d times"  # by how fast the machine is today
 RUNS = ("--runs", 3, "--max-tokens", 6)
 
 
@@ -146,7 +149,12 @@ def test_an_artifact(artifact: Path, trtspec: Run) -> None:
     assert document["speedup"] > 0
     assert done.err == ""
     shown = trtspec("bench", "build/tiny", *RUNS)
-    assert shown.out.startswith("build/tiny: 3 prompts, 6 tokens each\n")
+    verdict, title, _ = shown.out.split("\n", 2)
+    assert title == "build/tiny: 3 prompts, 6 tokens each"
+    assert re.match(BEGINNINGS, verdict)
+    assert re.match(BEGINNINGS, document["verdict"])
+    assert document["decision"] in ("pays", "do_not_ship", "undecided")
+    assert (document["name"], document["manifest"]) == ("tiny", manifest_sha256(artifact))
     assert "identical text: yes (3 of 3)" in shown.out
 
 

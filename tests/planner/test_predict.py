@@ -15,6 +15,7 @@ from trtspec.backends.context import PlanContext
 from trtspec.check.recipe import check_recipe
 from trtspec.gpus import GPUS
 from trtspec.planner.capacity import largest_batch
+from trtspec.planner.document import batches_up_to
 from trtspec.planner.predict import Unpredictable, predict
 from trtspec.planner.speedup import Pair
 from trtspec.planner.warn import scheduled_depth
@@ -45,7 +46,7 @@ def pair_of(recipe: Path, *assignments: str) -> Pair:
 
 
 def test_the_document_has_what_the_formulas_give(recipe: Path, trtspec: Run) -> None:
-    found = predicted(trtspec, recipe, *ON_H200)
+    found = predicted(trtspec, recipe, *ON_H200, "--set", "engine.max_batch_size=64")
     pair = pair_of(recipe, "engine.backend=tensorrt_llm", "engine.gpu=h200")
     assert (found["why_not"], found["gpu"], found["gpus"]) == ("", "h200", 1)
     assert (found["context_tokens"], found["draft_len"], found["gpu_price"]) == (128, 3, None)
@@ -110,7 +111,9 @@ def test_where_nothing_can_be_said_the_reason_is(
 ) -> None:
     assert predicted(trtspec, recipe, *arguments)["why_not"].startswith(why)
     shown = trtspec("plan", recipe, *arguments).out
-    assert f"no speed is predicted: {why}" in shown
+    assert f"tokens a second, and more requests at once, are not predicted: {why}" in shown
+    assert "no speed is predicted" not in shown, "one was, by the models' sizes"
+    assert "trtllm-build" not in shown
     assert "break" not in shown
 
 
@@ -120,8 +123,9 @@ def test_of_a_small_target_nothing_is_said(recipe: Path, trtspec: Run) -> None:
 
 
 def test_the_table_has_speed_ups_by_batch_and_rate(recipe: Path, trtspec: Run) -> None:
-    batches = predicted(trtspec, recipe, *ON_H200)["batches"]
-    shown = trtspec("plan", recipe, *ON_H200).out.splitlines()
+    large = (*ON_H200, "--set", "engine.max_batch_size=64")
+    batches = predicted(trtspec, recipe, *large)["batches"]
+    shown = trtspec("plan", recipe, *large).out.splitlines()
     title = "predicted speed-up on 1 h200 by batch and acceptance rate; texts of 128 tokens, draft_len 3"
     names, *rows = shown[shown.index(title) + 1 :]
     assert names.split() == ["batch", "alone", "tok/s", "0.6", "0.7", "0.8", "0.9"]
@@ -182,3 +186,18 @@ def test_gpus_have_rates_with_a_source(gpu: Any) -> None:
     assert gpu.source.startswith("https://")
     assert gpu.fp8_flops == 0 or gpu.fp8_flops == pytest.approx(2 * gpu.flops, rel=0.03)
     assert bool(gpu.fp8_flops) == gpu.has_fp8
+
+
+@pytest.mark.parametrize(
+    ("most", "batches"),
+    [(1, [1]), (2, [1, 2]), (8, [1, 4, 8]), (16, [1, 4, 16]), (64, [1, 4, 16, 64]), (100, [1, 4, 16, 64, 100])],
+)
+def test_no_batch_is_predicted_that_the_recipe_does_not_allow(most: int, batches: list[int]) -> None:
+    assert batches_up_to(most) == batches
+
+
+def test_too_little_disk_stands_out(recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = trtspec("plan", recipe).out
+    assert "\ndisk for the store: " in shown
+    monkeypatch.setattr("trtspec.disk.shutil.disk_usage", lambda path: SimpleNamespace(free=1, total=1, used=0))
+    assert "\nNOT ENOUGH disk for the store: " in trtspec("plan", recipe).out

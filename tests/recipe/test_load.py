@@ -35,17 +35,17 @@ BAD_LINES = [
     (
         "engine:\n  max_batchsize: 8",
         "r.yaml:5:3  engine.max_batchsize\n  5 │   max_batchsize: 8\n"
-        "  unknown key 'max_batchsize'        hint: did you mean 'max_batch_size'?",
+        "  unknown key 'max_batchsize'\n  hint: did you mean 'max_batch_size'?",
     ),
     (
         "draft_len: 4",
         "r.yaml:4:1  draft_len\n  4 │ draft_len: 4\n"
-        "  unknown key 'draft_len'        hint: did you mean 'speculation.draft_len'?",
+        "  unknown key 'draft_len'\n  hint: did you mean 'speculation.draft_len'?",
     ),
     (
         "gates: {bananas: 1}",
         "r.yaml:4:9  gates.bananas\n  4 │ gates: {bananas: 1}\n"
-        "  unknown key 'bananas'        hint: known keys here: lossless, min_acceptance, min_speedup, quantized_parity,"
+        "  unknown key 'bananas'\n  hint: known keys here: lossless, min_acceptance, min_speedup, quantized_parity,"
         " prompts",
     ),
     (
@@ -57,17 +57,16 @@ BAD_LINES = [
     (
         'engine: {max_batch_size: "8"}',
         'r.yaml:4:26  engine.max_batch_size\n  4 │ engine: {max_batch_size: "8"}\n'
-        "  expected an integer, got the string '8'        hint: remove the quotes: 8",
+        "  expected an integer, got the string '8'\n  hint: remove the quotes: 8",
     ),
     (
         "serving: {streaming: no}",
         "r.yaml:4:22  serving.streaming\n  4 │ serving: {streaming: no}\n"
-        "  expected true or false, got the string 'no'        hint: write false",
+        "  expected true or false, got the string 'no'\n  hint: write false",
     ),
     (
         "plugins: [010]",
-        "r.yaml:4:11  plugins.0\n  4 │ plugins: [010]\n"
-        '  expected a string, got the number 10        hint: quote it: "010"',
+        'r.yaml:4:11  plugins.0\n  4 │ plugins: [010]\n  expected a string, got the number 10\n  hint: quote it: "010"',
     ),
     ("serving: 3", "r.yaml:4:10  serving\n  4 │ serving: 3\n  expected a mapping, got the number 3"),
     ("engine:", "r.yaml:4:8  engine\n  4 │ engine:\n  expected a mapping, got nothing"),
@@ -96,13 +95,13 @@ BAD_LINES = [
         "engine: {max_input_len: 3000, max_seq_len: 2999}",
         "r.yaml:4:44  engine.max_seq_len\n  4 │ engine: {max_input_len: 3000, max_seq_len: 2999}\n"
         "  max_seq_len 2999 is less than max_input_len 3000"
-        "        hint: a sequence is the prompt and the answer together",
+        "\n  hint: a sequence is the prompt and the answer together",
     ),
     (
         "engine: {max_input_len: 3000}",
         "r.yaml:4:1  engine.max_seq_len\n  4 │ engine: {max_input_len: 3000}\n"
         "  max_seq_len 2048 is less than max_input_len 3000"
-        "        hint: a sequence is the prompt and the answer together",
+        "\n  hint: a sequence is the prompt and the answer together",
     ),
     (
         "engine: {gpu: -h200}",
@@ -112,7 +111,7 @@ BAD_LINES = [
     (
         "engine: {extra: {--rm: 1}}",
         "r.yaml:4:18  engine.extra.--rm\n  4 │ engine: {extra: {--rm: 1}}\n"
-        "  '--rm' is not an identifier: lower-case letters, digits and '_', a letter first        hint: remove it",
+        "  '--rm' is not an identifier: lower-case letters, digits and '_', a letter first\n  hint: remove it",
     ),
     (
         "engine: {extra: {a: --rm}}",
@@ -141,13 +140,13 @@ BAD_LINES = [
 BAD_FILES = [
     (
         "name: x\n",
-        "r.yaml:1:1  schema\n  1 │ name: x\n  schema is required        hint: add the line schema: trtspec.recipe/1\n\n"
-        "r.yaml:1:1  target\n  1 │ name: x\n  target is required        hint: The model whose text is served",
+        "r.yaml:1:1  schema\n  1 │ name: x\n  schema is required\n  hint: add the line schema: trtspec.recipe/1\n\n"
+        "r.yaml:1:1  target\n  1 │ name: x\n  target is required\n  hint: The model whose text is served",
     ),
     (
         "schema: trtspec.recipe/2\nname: -Ab\ntarget: {model: ./t}\n",
         "r.yaml:1:9  schema\n  1 │ schema: trtspec.recipe/2\n  'trtspec.recipe/2' is not one of trtspec.recipe/1"
-        "        hint: did you mean 'trtspec.recipe/1'?\n\n"
+        "\n  hint: did you mean 'trtspec.recipe/1'?\n\n"
         "r.yaml:2:7  name\n  2 │ name: -Ab\n  '-Ab' is not a name: lower-case letters, digits, '.', '_' and '-', "
         "at most 63, a letter or digit first",
     ),
@@ -160,7 +159,7 @@ BAD_FILES = [
     (
         f"schema: trtspec.recipe/1\nname: x\ntarget: {{model: ./t, revision: {COMMIT}}}\n",
         f"r.yaml:3:32  target.revision\n  3 │ target: {{model: ./t, revision: {COMMIT}}}\n"
-        "  a directory has no revision        hint: remove it: the files themselves are recorded",
+        "  a directory has no revision\n  hint: remove it: the files themselves are recorded",
     ),
     (
         "schema: trtspec.recipe/1\nname: x\ntarget: {model: a/b, revision: main}\n",
@@ -177,7 +176,7 @@ BAD_FILES = [
         "schema: trtspec.recipe/1\nname: x\ntarget:\n  model: ./t\n  allow_pickle: true\n"
         f"  sha256: {{../a.bin: {PIN}}}\n",
         f"r.yaml:6:12  target.sha256.../a.bin\n  6 │   sha256: {{../a.bin: {PIN}}}\n"
-        "  '../a.bin' is not the name of a .bin, .pt or .pth file        hint: remove it",
+        "  '../a.bin' is not the name of a .bin, .pt or .pth file\n  hint: remove it",
     ),
     (
         "schema: trtspec.recipe/1\nname: x\ntarget: {model: ./t, allow_pickle: true, sha256: {a.bin: abc}}\n",
@@ -190,12 +189,11 @@ BAD_FILES = [
         "  'https://hub/a/b' is neither a directory nor a hub id\n"
         "  hint: a directory relative to the recipe (./models/x), or a hub id (org/name)",
     ),
-    ("", "r.yaml\n  the file is empty        hint: begin with schema: trtspec.recipe/1"),
-    ("# nothing\n", "r.yaml\n  the file is empty        hint: begin with schema: trtspec.recipe/1"),
+    ("", "r.yaml\n  the file is empty\n  hint: begin with schema: trtspec.recipe/1"),
+    ("# nothing\n", "r.yaml\n  the file is empty\n  hint: begin with schema: trtspec.recipe/1"),
     (
         "- a\n",
-        "r.yaml:1:1\n  1 │ - a\n"
-        "  a recipe is a mapping of keys to values        hint: begin with schema: trtspec.recipe/1",
+        "r.yaml:1:1\n  1 │ - a\n  a recipe is a mapping of keys to values\n  hint: begin with schema: trtspec.recipe/1",
     ),
 ]
 
@@ -277,13 +275,13 @@ def test_unreadable_files(write: Write, monkeypatch: pytest.MonkeyPatch) -> None
         return str(caught.value)
 
     assert said("quikstart.yaml") == (
-        "quikstart.yaml\n  quikstart.yaml does not exist        hint: did you mean 'quickstart.yaml'?"
+        "quikstart.yaml\n  quikstart.yaml does not exist\n  hint: did you mean 'quickstart.yaml'?"
     )
     assert said("no/where.yaml") == (
         "no/where.yaml\n  no/where.yaml does not exist\n"
         "  hint: name a recipe's .yaml file that may be read, or one that `trtspec recipes` lists"
     )
-    assert said("folder") == "folder\n  folder is not a file        hint: name the recipe's .yaml file"
+    assert said("folder") == "folder\n  folder is not a file\n  hint: name the recipe's .yaml file"
     assert said("pipe.yaml").startswith("pipe.yaml\n  pipe.yaml is not a file")
     assert said("n" * 300).partition("\n  hint: ")[0].endswith("cannot be read: File name too long")
 
@@ -302,13 +300,13 @@ def test_2_mb_are_refused_unread(write: Write) -> None:
     start = time.process_time()
     with pytest.raises(RecipeError) as caught:
         load_recipe(path)
-    assert str(caught.value) == "r.yaml\n  the file is larger than 1 MiB        hint: is it a recipe?"
+    assert str(caught.value) == "r.yaml\n  the file is larger than 1 MiB\n  hint: is it a recipe?"
     assert time.process_time() - start < 1
 
 
 def test_bytes_that_are_not_utf_8(fail: Fail) -> None:
     error = fail(b"schema: x\nname: \xe9t\xe9\n")
-    assert str(error) == "r.yaml:2:7\n  not UTF-8: byte 0xe9        hint: save the file as UTF-8"
+    assert str(error) == "r.yaml:2:7\n  not UTF-8: byte 0xe9\n  hint: save the file as UTF-8"
     error = fail("\ufeffn: é".encode() + b"\xff")
     assert str(error).startswith("r.yaml:1:5\n  not UTF-8: byte 0xff")
 
@@ -463,8 +461,8 @@ def test_set_paths_start_at_the_current_directory_and_later_ones_win(write: Writ
 @pytest.mark.parametrize(
     ("override", "rendered"),
     [
-        ("engine.gup=h200", "  engine.gup\n  unknown key 'gup'        hint: did you mean 'gpu'?"),
-        ("engin.gpu=h200", "  engin\n  unknown key 'engin'        hint: did you mean 'engine'?"),
+        ("engine.gup=h200", "  engine.gup\n  unknown key 'gup'\n  hint: did you mean 'gpu'?"),
+        ("engin.gpu=h200", "  engin\n  unknown key 'engin'\n  hint: did you mean 'engine'?"),
         ("engine.max_batch_size=no", "  engine.max_batch_size\n  expected an integer, got the string 'no'"),
         ("name.x=1", "  name\n  expected a string, got a mapping"),
         ("plugins.0=x", "  plugins\n  expected a list, got a mapping"),
@@ -475,18 +473,17 @@ def test_set_paths_start_at_the_current_directory_and_later_ones_win(write: Writ
         ),
         (
             "speculation.options={a: 1, a: 2}",
-            "  speculation.options.a\n  the key stands twice        hint: remove one of the two",
+            "  speculation.options.a\n  the key stands twice\n  hint: remove one of the two",
         ),
         (
             "engine.gpu=!!str x",
-            "  engine.gpu\n"
-            "  tags (tag:yaml.org,2002:str) are not part of a recipe        hint: quote the value instead",
+            "  engine.gpu\n  tags (tag:yaml.org,2002:str) are not part of a recipe\n  hint: quote the value instead",
         ),
         *[
             (
                 bad,
                 f"{key}\n  expected KEY=VALUE with the dotted path of a recipe's value"
-                "        hint: as in --set speculation.draft_len=4",
+                "\n  hint: as in --set speculation.draft_len=4",
             )
             for bad, key in [
                 ("engine", "  engine"),

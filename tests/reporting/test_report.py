@@ -13,7 +13,12 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.conftest import Run
+from trtspec.artifacts.manifest import load_manifest
+from trtspec.measure.bench import Comparison
+from trtspec.measure.documents import keep_document, keep_of_target
 from trtspec.measure.report import manifest_sha256
+from trtspec.measure.speedup import Speedup
+from trtspec.measure.target import target_sha256
 
 VOID = {"meta", "line", "rect", "circle", "path", "polyline"}
 
@@ -249,8 +254,147 @@ def test_checks_become_tests_and_annotations(artifact: Path, trtspec: Run) -> No
     failing = [check["name"] for check in report["checks"] if not check["ok"]]
     assert [case.get("name") for case in suite if case.find("failure") is not None] == failing
     said = trtspec("report", artifact, "--format", "github").out
+    assert said.startswith("::warning title=tiny::Not known whether this draft pays: nothing measured it; its checks ")
     assert said.count("::error ") == len(failing)
     assert said.count("::notice ") == (not failing)
+
+
+@pytest.mark.slow
+def test_junit_has_times_the_verdict_and_what_was_found(artifact: Path, trtspec: Run) -> None:
+    trtspec("verify", artifact, "--max-tokens", 4)
+    suite = ElementTree.fromstring(trtspec("report", artifact, "--format", "junit").out)
+    cases = {str(case.get("name")): case for case in suite.findall("testcase")}
+    assert suite.get("tests") == str(len(cases))
+    assert all(float(str(case.get("time"))) >= 0 for case in cases.values())
+    assert float(str(cases["parity"].get("time"))) > 0
+    assert float(str(suite.get("time"))) == pytest.approx(sum(float(str(each.get("time"))) for each in cases.values()))
+    assert cases["lossless"].findtext("system-out") == "3 of 3 texts are the same with and without speculation"
+    properties = {each.get("name"): each.get("value") for each in suite.iter("property")}
+    assert properties["verdict"] == suite.findtext("system-out")
+    assert properties["decision"] == "unknown"
+    assert properties["verification"] == "verified: files, parity, lossless"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["fail", "pass"])
+def test_an_undecided_check_fails_or_is_skipped_by_the_policy(
+    policy: str, recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Comparison, "speedup", Speedup(1.06, 0.97, 1.25, 1.09, samples=12))
+    assert trtspec("build", recipe, "--set", "gates.min_speedup=1.05").code == 0
+    trtspec("verify", "build/tiny", "--max-tokens", 2, "--runs", 1)
+    monkeypatch.setenv("TRTSPEC_UNDECIDED", policy)
+    suite = ElementTree.fromstring(trtspec("report", "build/tiny", "--format", "junit").out)
+    case = next(case for case in suite.findall("testcase") if case.get("name") == "min_speedup")
+    assert [case.find(tag) is not None for tag in ("failure", "skipped")] == [policy == "fail", policy == "pass"]
+    said = trtspec("report", "build/tiny", "--format", "github").out
+    assert ("::error title=tiny%3A min_speedup::" in said) == (policy == "fail")
+    assert ("::warning title=tiny%3A min_speedup::" in said) == (policy == "pass")
+    page = Page(trtspec("report", "build/tiny").out).text
+    assert "undecided: min_speedup; verified: files, parity, lossless" in page
+    assert "Not decided: min_speedup: 1.06 times as fast" in page
+
+
+SLOWER = {"speedup": 0.97, "speedup_interval": [0.93, 0.99]}
+BETTER = "Do not ship this draft: ngram is 2.20 times (2.10 to 2.30) as fast as the target alone here, this draft "
+
+
+def rated(of_own: float, of_ngram: float) -> dict[str, Any]:
+    """Return a profile with other speed-ups of its two methods."""
+    found = profile()
+    for method, speedup in zip(found["methods"], (of_own, of_ngram), strict=True):
+        for each in (*method["best"], *method["speedups"]):
+            each |= {"speedup": speedup, "interval": [speedup - 0.1, speedup + 0.1]}
+        method["best"] = [{**each} for each in method["best"]]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("documents", "told", "figures"),
+    [
+        ({}, "Not known whether this draft pays: nothing measured it; trtspec bench ", ()),
+        (
+            {"bench": bench() | SLOWER, "profile": rated(0.82, 2.2)},
+            f"{BETTER}0.97 times (0.93 to 0.99).",
+            ("0.97× as fast as the target alone",),
+        ),
+        ({"profile": rated(0.82, 2.2)}, f"{BETTER}0.82 times (0.72 to 0.92).", ("0.82× expected speed-up",)),
+        (
+            {"bench": bench(), "load": load()},
+            "It pays: 1.50 times (1.20 to 1.80) as fast as the target alone at 1 request; from 16 requests on it does "
+            "not pay; not verified yet: trtspec verify ",
+            ("up to ~10 requests at once it pays for",),
+        ),
+        (
+            {"bench": bench() | SLOWER | {"manifest": "0" * 64}},
+            "Not known whether this draft pays: nothing measured it, as bench.json is of another artifact; ",
+            (),
+        ),
+    ],
+)
+def test_every_form_begins_with_the_verdict_and_has_no_figure_of_another_method(
+    documents: dict[str, Any], told: str, figures: tuple[str, ...], artifact: Path, trtspec: Run
+) -> None:
+    arguments: list[object] = []
+    for name, document in documents.items():
+        path = artifact.parent / f"{name}.json"
+        path.write_text(json.dumps(document))
+        arguments += ["--with", path]
+    page = Page(trtspec("report", artifact, *arguments).out).text
+    assert page.split("At a glance")[0].rpartition("}")[2].startswith(f"tiny{told}")
+    markdown = trtspec("report", artifact, *arguments, "--format", "markdown").out
+    assert markdown.replace("\\", "").startswith(f"# tiny\n\n**{told}")
+    glance = markdown.split("## At a glance")[1].split("\n## ")[0].replace("**", "").replace("\\", "")
+    shown = [line.removeprefix("* ") for line in glance.splitlines() if line.startswith("* ")]
+    assert all(any(line.startswith(figure) for line in shown) for figure in figures)
+    assert not any("ngram" in line or "2.20" in line for line in shown)
+    assert trtspec("report", artifact, *arguments, "--format", "github").out.split("::")[2].startswith(told)
+    suite = ElementTree.fromstring(trtspec("report", artifact, *arguments, "--format", "junit").out)
+    assert str(suite.findtext("system-out")).startswith(told)
+    out = artifact.parent / "r.html"
+    assert trtspec("report", artifact, *arguments, "-o", out, "--json").document["verdict"].startswith(told)
+    assert trtspec("report", artifact, *arguments, "-o", out).err.startswith(told[:60])
+
+
+@pytest.mark.slow
+def test_a_gate_that_bench_contradicts_is_marked(recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Comparison, "speedup", Speedup(1.1, 1.06, 1.15, 1.09, samples=12))
+    assert trtspec("build", recipe, "--set", "gates.min_speedup=1.05").code == 0
+    assert trtspec("verify", "build/tiny", "--max-tokens", 2, "--runs", 1).code == 0
+    (recipe.parent / "bench.json").write_text(json.dumps(bench() | SLOWER))
+    text = trtspec("report", "build/tiny", "--with", "bench.json").out
+    row = re.search(
+        r"<tr class=\"bad\"><th scope=row>min_speedup</th><td>holds, contradicted</td><td>([^<]*)</td>", text
+    )
+    assert row
+    assert row[1].endswith(". But bench measured 0.97 times (0.93 to 0.99) as fast as the target alone")
+    assert 'class="badge ok"' not in text
+    assert '<p class="verdict bad"><strong>Do not ship this draft: it is 0.97 times' in text
+    said = trtspec("report", "build/tiny", "--with", "bench.json", "--format", "github").out
+    assert "::warning title=tiny%3A min_speedup::holds, but bench measured 0.97 times" in said
+
+
+@pytest.mark.slow
+def test_saved_documents_of_the_artifact_and_its_target_are_found(artifact: Path, trtspec: Run) -> None:
+    assert trtspec("bench", artifact, "--max-tokens", 4, "--runs", 1).code == 0
+    target = {"model": "target", "sha256": target_sha256(load_manifest(artifact))}
+    keep_of_target(target["sha256"], "profile", profile() | {"target": target})
+    keep_of_target(target["sha256"], "train-draft_target", train() | {"target": target, "method": "draft_target"})
+    keep_of_target(target["sha256"], "train-eagle3", train() | {"target": target, "method": "eagle3"})
+    keep_document(artifact, "load", load())
+    out = artifact.parent / "report.html"
+    done = trtspec("report", artifact, "-o", out, "--json").document
+    kept = {each["name"]: each["is_kept"] for each in done["documents"]}
+    assert kept == dict.fromkeys(["bench.json", "load.json", "profile.json", "train-draft_target.json"], True)
+    assert {"Training", "Draft length", "Speed with and without speculation"} <= {*done["sections"]}
+    assert "Shown with what trtspec saved of it here: bench.json" in Page(out.read_text()).text
+    assert "shown with what was saved of it here: bench.json" in trtspec("report", artifact, "-o", out).err
+    path = artifact.parent / "mine.json"
+    path.write_text(json.dumps(bench() | {"speedup": 9.5}))
+    text = trtspec("report", artifact, "--with", path, "--format", "markdown").out
+    assert "* **9.50×** as fast as the target alone" in text, "what is named comes before what is found"
+    assert "bench.json" not in text
 
 
 @pytest.mark.slow
@@ -276,7 +420,8 @@ def test_the_document_says_what_was_written(artifact: Path, trtspec: Run) -> Non
     out = artifact.parent / "report.html"
     document = trtspec("report", artifact, "-o", out, "--json").document
     assert document["report"] == str(out)
-    assert document["verdict"] == "not verified"
+    assert document["verification"] == "not verified"
+    assert document["decision"] == "unknown"
     assert "Gates" in document["sections"]
     assert trtspec("report", artifact, "--json").code == 1
     assert trtspec("report", artifact, "-o", artifact.parent / "none" / "r.html").code == 1

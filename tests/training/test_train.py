@@ -79,7 +79,9 @@ def test_a_better_draft_is_published(recipe: Path, prompts: Path, trtspec: Run) 
     assert found["after"]["mean_accepted_len"] > 1.1 * found["before"]["mean_accepted_len"]
     assert {each["kind"] for each in found["kinds"]} == {"a", "b"}
     assert sum(each["prompts"] for each in found["kinds"]) == 12
-    assert json.loads(Path("better/trtspec_training.json").read_text()) == found
+    record = json.loads(Path("better/trtspec_training.json").read_text())
+    assert len(record.pop("prompt_digests")) == found["prompts_trained_on"] == 48
+    assert record == found
     # the same form: names, types, config and tokenizer
     before, after = (load_file(root / "model.safetensors") for root in (Path("draft"), Path("better")))
     assert {name: (t.shape, t.dtype) for name, t in before.items()} == {
@@ -93,6 +95,10 @@ def test_a_better_draft_is_published(recipe: Path, prompts: Path, trtspec: Run) 
     assert load_recipe(recipe).recipe.speculation.draft.model.endswith("better")
     assert trtspec("check", recipe).code == 0
     assert trtspec("build", recipe).code == 0
+    # gates on the prompts of the training are warned about, and a report finds the training
+    benched = trtspec("bench", "build/tiny", "--prompts", prompts, "--runs", 1, "--max-tokens", 2)
+    assert "warning: 48 of 60 prompts are among the 48 that the draft was trained on" in benched.err
+    assert "train-draft_target.json" in trtspec("report", "build/tiny", "-o", "r.html").err
 
 
 def test_a_second_run_does_nothing_again(recipe: Path, prompts: Path, trtspec: Run) -> None:

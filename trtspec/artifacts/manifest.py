@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from trtspec.artifacts.contents import unlisted
 from trtspec.artifacts.paths import MANIFEST
-from trtspec.diagnostics import plain_words
+from trtspec.diagnostics import plain_words, written
 from trtspec.errors import TrtspecError
 from trtspec.file_records import FileRecord, Sha256
 from trtspec.files import in_threads, read_bounded, unreadable
@@ -97,7 +97,9 @@ def load_manifest(artifact_dir: Path) -> Manifest:
     schema = document.pop("schema", None) if isinstance(document, dict) else None
     if schema != SCHEMA:
         hint = "read it with the trtspec that wrote it, or build it again" if is_ours(artifact_dir) else None
-        raise TrtspecError(f"its schema is {schema!r}; this trtspec reads {SCHEMA!r}", where=str(path), hint=hint)
+        raise TrtspecError(
+            f"its schema is {written(schema)}; this trtspec reads {SCHEMA!r}", where=str(path), hint=hint
+        )
     try:
         recipe = ResolvedRecipe.from_dict(document.pop("recipe", None))
         return Manifest.model_validate({**document, "recipe": recipe})

@@ -9,6 +9,7 @@ from trtspec.backends.base import find_backend
 from trtspec.checklist.facts import Facts
 from trtspec.checklist.row import MEASURED, Row, done, missing, not_needed
 from trtspec.measure.gates import wanted_gates
+from trtspec.measure.speedup import UNDECIDED
 from trtspec.recipe.loosened import loosened
 
 SHORT = 12
@@ -44,6 +45,8 @@ def gates(facts: Facts) -> Row:
         return missing("gates", f"not judged: {', '.join(open_)}", command)
     if failed := [judged[name].detail for name in wanted if not judged[name].ok]:
         return missing("gates", "; ".join(failed), command)
+    if undecided := [judged[name].detail for name in wanted if judged[name].state == UNDECIDED]:
+        return missing("gates", "; ".join(undecided), command)
     return done("gates", "; ".join(judged[name].detail for name in wanted))
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from trtspec.diagnostics import written
 from trtspec.errors import CheckpointError
 
 MAX_MESSAGE = 2000
@@ -146,7 +147,7 @@ class ConfigReader:
         if kind is float and type(value) is int:
             value = float(value)
         if type(value) is not kind:
-            raise self.refuse(f"{key} is {value!r}, expected {kind.__name__}")
+            raise self.refuse(f"{key} is {written(value)}, expected {kind.__name__}")
         return value
 
     def positive(self, key: str, default: int | None = None, most: int = 1 << 31) -> int:
@@ -162,5 +163,5 @@ class ConfigReader:
         if not value:
             return None
         if not isinstance(value, dict):
-            raise self.refuse(f"{key} is {value!r}, expected a mapping")
+            raise self.refuse(f"{key} is {written(value)}, expected a mapping")
         return ConfigReader(value, f"{self.where}: {key}")

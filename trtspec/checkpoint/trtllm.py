@@ -19,6 +19,7 @@ from trtspec.checkpoint.rope import read_stored_scaling, render_longrope, render
 from trtspec.checkpoint.safetensors import TensorInfo, read_header
 from trtspec.checkpoint.sharding import ParallelMapping
 from trtspec.checkpoint.source import MAX_CONFIG_BYTES, read_json
+from trtspec.diagnostics import written
 
 DTYPES = {"bfloat16": "BF16", "float16": "F16"}
 MOST_RANKS_READ = 4096
@@ -229,7 +230,9 @@ def read_full_layers(reader: ConfigReader, default: tuple[int, ...] = ()) -> tup
         return default
     layers = reader.positive("num_hidden_layers", most=MOST_LAYERS)
     if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in LAYER_KINDS.values() for kind in kinds):
-        raise reader.refuse(f"layer_types is {kinds!r}, expected {layers} times {' or '.join(LAYER_KINDS.values())}")
+        raise reader.refuse(
+            f"layer_types is {written(kinds)}, expected {layers} times {' or '.join(LAYER_KINDS.values())}"
+        )
     return tuple(layer for layer, kind in enumerate(kinds) if kind == LAYER_KINDS[False])
 
 

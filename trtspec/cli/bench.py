@@ -12,7 +12,7 @@ from trtspec.cli import load_options as load
 from trtspec.cli.load_compare import compare_saved
 from trtspec.cli.loading import bench_load
 from trtspec.cli.one_at_a_time import bench_one_at_a_time
-from trtspec.cli.options import AllowCode, Baseline, Json, Prompts, SkipGate
+from trtspec.cli.options import AllowCode, Baseline, Json, Prompts, SkipGate, Undecided
 from trtspec.errors import TrtspecError
 from trtspec.measure.speedup import MAX_RUNS
 
@@ -36,6 +36,7 @@ def bench(
     gates: Annotated[bool, typer.Option("--gates", help="Judge the recipe's gates, and write the report.")] = False,
     allow_code: AllowCode = None,
     skip_gate: SkipGate = None,
+    undecided: Undecided = None,
     json: Json = False,
     concurrency: load.Concurrency = None,
     rate: load.Rate = None,

@@ -64,8 +64,7 @@ def _check(file: Path, overrides: Sequence[str], cells: Sequence[str]) -> list[C
 
 def _show(checked: Sequence[Checked]) -> None:
     """Show what was found in a file."""
-    from trtspec.cli.layout import counted
-    from trtspec.cli.render import say, show_diagnostics
+    from trtspec.cli.render import problems_of, say, show_diagnostics
 
     found = _diagnostics(checked)
     show_diagnostics(found, are_result=True)
@@ -73,7 +72,7 @@ def _show(checked: Sequence[Checked]) -> None:
     names = ", ".join(each.name or "" for each in checked)
     for ends in dict.fromkeys(str(each.end_ids) for each in checked if each.end_ids):
         say(f"end ids: {ends}")
-    say(f"{counted(errors, 'error')} in {checked[0].file}" if errors else f"{names}: fits together")
+    say(f"{problems_of(found)} in {checked[0].file}" if errors else f"{names}: fits together")
 
 
 def _diagnostics(checked: Iterable[Checked]) -> list[Diagnostic]:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,7 +40,10 @@ def compare(
     from trtspec.compare.difference import compare as compare_sides
     from trtspec.compare.sides import read_side
 
-    comparison = compare_sides(*(read_side(path, _plan_of) for path in (a, b)))
+    places: dict[Path, dict[str, str]] = {}
+    comparison = compare_sides(*(read_side(path, partial(_plan_of, places)) for path in (a, b)))
+    if places.keys() == {a, b}:
+        comparison = comparison.naming(places[a], places[b])
     if json:
         print_json(comparison.as_dict(everything=all_))
     else:
@@ -46,12 +51,23 @@ def compare(
     raise typer.Exit(THEY_DIFFER if exit_code and comparison.differences else 0)
 
 
-def _plan_of(recipe: Path) -> dict[str, Any]:
+def _plan_of(places: dict[Path, dict[str, str]], recipe: Path) -> dict[str, Any]:
+    """Return a recipe's plan, and note where its models lie: a plan has their names alone."""
     from trtspec.cli.plan import describe
+    from trtspec.paths import is_below, recipes_dir
     from trtspec.pipeline import open_store, plan_build
+    from trtspec.proposal.choice import relative_model
     from trtspec.recipe.load import load_recipe
 
-    return describe(plan_build(load_recipe(recipe)), open_store())
+    build = plan_build(load_recipe(recipe))
+    models = {"target.model": build.recipe.target, "speculation.draft.model": build.recipe.models.get("draft")}
+    document = describe(build, open_store())
+    places[recipe] = {
+        path: relative_model(each.model, Path.cwd())
+        for path, each in models.items()
+        if each and not is_below(Path(each.model), recipes_dir())  # whose names tell them apart
+    }
+    return document
 
 
 def show(comparison: Comparison, *, everything: bool) -> None:
@@ -90,7 +106,8 @@ def _cell(place: Place, value: Any) -> str:
         return f"{amount(value['size'])} {value['sha256'][:12]}"
     if isinstance(value, dict):  # a whole draft, which only one of them has
         value = value.get("model", value)
-    return _line(str(value)[:12] if place.section == "steps" else str(value))
+    text = value if isinstance(value, str) else json.dumps(value)
+    return _line(text[:12] if place.section == "steps" else text)
 
 
 def _line(text: str) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trtspec.cli.options import AllowCode, Artifact, Baseline, Json, SkipGate
+from trtspec.cli.options import AllowCode, Artifact, Baseline, Json, SkipGate, Undecided
 from trtspec.ports import LOOPBACK
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def deploy(
     ] = None,
     allow_code: AllowCode = None,
     skip_gate: SkipGate = None,
+    undecided: Undecided = None,
     baseline: Baseline = None,
     canary: Annotated[
         str | None,
@@ -112,7 +113,13 @@ def deploy(
             "name": name,
             **{f"{which}-port": port for which, port in ports.items()},
         }
-        more = {"drain": drain, "skip-gate": skip_gate, "allow-code": allow_code, "baseline": baseline}
+        more = {
+            "drain": drain,
+            "skip-gate": skip_gate,
+            "undecided": undecided,
+            "allow-code": allow_code,
+            "baseline": baseline,
+        }
         flags = ["--wait-warm"] if wait_warm else []
         print_unit(artifact, host, {**given, "timeout": timeout, **more}, flags, json=json)
         return

@@ -59,11 +59,18 @@ def describe(made: Made) -> dict[str, Any]:
     }
 
 
+def _shown(value: Any) -> str:
+    """Return a value as the recipe writes it; a key that is left out has none."""
+    import json
+
+    return "-" if value is None else value if isinstance(value, str) else json.dumps(value)
+
+
 def show(made: Made) -> None:
     """Show the choices, and what `check` says of them."""
     from trtspec.cli.render import say, show_diagnostics, show_table
 
-    rows = [(each.path, "-" if each.value is None else str(each.value), each.why) for each in made.choices if each.why]
+    rows = [(each.path, _shown(each.value), each.why) for each in made.choices if each.why]
     show_table("", ("key", "value", "why"), rows)
     show_diagnostics(made.problems, are_result=True)
     if made.is_fit:

@@ -21,7 +21,7 @@ BARS: dict[str, tuple[str, Callable[[Document], float]]] = {
 
 
 def show_load(document: Document, what: str) -> None:
-    """Show a document; the verdict is its last line."""
+    """Show a document, below its verdict."""
     workload = document["workload"]
     title = f"{what}: {workload['prompts']} prompts ({workload['source']}), {workload['max_tokens']} tokens each"
     has_slo = document["slo"] is not None

@@ -28,10 +28,14 @@ def bench_load(
     """Measure, show what was found, and return the exit code."""
     from trtspec.cli.load_compare import load_gate
     from trtspec.cli.load_view import show_gate, show_load
-    from trtspec.cli.render import note, print_json
+    from trtspec.cli.render import note, print_json, say
     from trtspec.measure.documents import keep_document
+    from trtspec.measure.evidence import evidence, of_artifact, of_load
+    from trtspec.measure.verdict import verdict_of
 
     document, root = load_document(what, asked, prompts, max_tokens, runs, baseline)
+    verdict = verdict_of(evidence(of_artifact(root), of_load(document["points"])))
+    document |= verdict.as_dict()
     gate = load_gate(document, asked.min_ratio) if asked.min_ratio is not None else None
     document["gate"] = gate.as_dict() if gate else None
     if root and not document["ended_by"]:  # what is missing is still to be done
@@ -39,6 +43,7 @@ def bench_load(
     if json:
         print_json(document)
     else:
+        say(verdict.text, verdict.style)
         show_load(document, what)
         show_gate(document["gate"])
     if document["ended_by"]:
@@ -54,6 +59,7 @@ def load_document(
     """Measure, and return the document and what is served; raises TrtspecError for options that do not go together."""
     from trtspec.cli.render import note
     from trtspec.load.slo import parse_slo
+    from trtspec.measure.overlap import overlap
 
     served, deployed = server_of(what, asked.api, asked.model or "", asked.key_env)
     root = Path(deployed["artifact"]) if deployed else None
@@ -63,6 +69,8 @@ def load_document(
     if plan.workload.source == "random":
         note("random prompts load a server as text does, but say nothing of what drafts are worth", "yellow")
     document = _measured(plan, asked, slo) | {"deployment": _deployment(deployed)}
+    if root and plan.workload.source != "random" and (shared := overlap(root, (p.text for p in plan.workload.prompts))):
+        document["warnings"].append(shared.warning)
     if "baseline" not in document["arms"]:
         note(ALONE, "yellow")
     return document, root

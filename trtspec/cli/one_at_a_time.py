@@ -24,30 +24,39 @@ def bench_one_at_a_time(
     """Measure, show what was found, keep it, and raise Exit for gates that do not hold."""
     from trtspec.cli.one_at_a_time_view import show_comparison
     from trtspec.cli.progress import counter
-    from trtspec.cli.render import print_json
+    from trtspec.cli.render import note, print_json, say
     from trtspec.measure.documents import keep_document
+    from trtspec.measure.evidence import evidence, of_artifact, of_comparison
+    from trtspec.measure.verdict import verdict_of
 
-    url, document = _find(what)
+    url, status = _find(what)
     other = _find(baseline)[0] if baseline else None
     if baseline and not (url and other):
         raise TrtspecError("--baseline compares two servers", hint="deploy both, and give their names or addresses")
     if skip_gate and not gates:
         raise TrtspecError("--skip-gate leaves out a gate that --gates judges", hint="add --gates")
-    root, found = Path(document["artifact"]) if document else None, None
+    root, found = Path(status["artifact"]) if status else None, None
     with counter() as on_progress:
         measuring = _Measuring(prompts, max_tokens, runs, other, on_progress)
         if gates:
-            comparison, found = _judge(what, url, document, measuring, skip_gate)
+            comparison, found = _judge(what, url, status, measuring, skip_gate)
         elif url:
             comparison = _measure_server(url, root, measuring)
         else:
             comparison = _measure_artifact(Path(what), measuring)
-    if root := root or (None if url else Path(what)):
-        keep_document(root, "bench", comparison.as_dict())
+    root = root or (None if url else Path(what))
+    verdict = verdict_of(evidence(of_artifact(root, found), of_comparison(comparison)))
+    warnings = _warnings(root, prompts)
+    document = verdict.as_dict() | comparison.as_dict() | (_of(root) if root else {}) | {"warnings": warnings}
+    if root:
+        keep_document(root, "bench", document)
     if json:
-        print_json(comparison.as_dict() | (_judged(found) if found else {}))
+        print_json(document | (_judged(found) if found else {}))
     else:
+        say(verdict.text, verdict.style)
         show_comparison(comparison, url or what)
+        for warning in warnings:
+            note(f"warning: {warning}", "yellow")
     if found:
         _end(found, what, quietly=json)
 
@@ -94,6 +103,23 @@ def _judge(
         Client.at(measuring.baseline) if measuring.baseline else None,
         lambda error: note(f"warning: {error}", "yellow"),
     )
+
+
+def _warnings(root: Path | None, prompts: Path | None) -> list[str]:
+    """Return what is wrong with the prompts, of an artifact that is known."""
+    from trtspec.measure.artifact import artifact_prompts
+    from trtspec.measure.overlap import overlap
+
+    shared = overlap(root, (prompt.text for prompt in artifact_prompts(root, prompts))) if root else None
+    return [shared.warning] if shared else []
+
+
+def _of(root: Path) -> dict[str, Any]:
+    """Return what tells which artifact was measured."""
+    from trtspec.artifacts.manifest import load_manifest
+    from trtspec.measure.report import manifest_sha256
+
+    return {"name": load_manifest(root).recipe.name, "manifest": manifest_sha256(root)}
 
 
 def _judged(found: Verification) -> dict[str, Any]:

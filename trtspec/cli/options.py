@@ -73,6 +73,15 @@ SkipGate = Annotated[
     list[str] | None,
     typer.Option("--skip-gate", metavar="NAME", help="Leave a gate of the recipe out, as min_speedup; repeatable."),
 ]
+Undecided = Annotated[
+    str | None,
+    typer.Option(
+        metavar="fail|pass",
+        help="What an undecided gate does; by default fail in CI (CI=true), else pass with a warning.",
+        show_default=False,
+        callback=lambda policy: set_undecided(policy),  # noqa: PLW0108 - it is defined below
+    ),
+]
 Baseline = Annotated[
     str | None,
     typer.Option(
@@ -90,3 +99,15 @@ def allow_code(digests: Sequence[str]) -> None:
     if digests:
         os.environ[ALLOW] = ",".join([*digests, os.environ.get(ALLOW, "")])
         allowed_digests()
+
+
+def set_undecided(policy: str | None) -> None:
+    """Set the policy for undecided gates in this process and those that it starts; TrtspecError for an unknown one."""
+    from trtspec.errors import TrtspecError
+    from trtspec.measure.report import FAIL, PASS, POLICY
+
+    if policy is None:
+        return
+    if policy not in (FAIL, PASS):
+        raise TrtspecError(f"--undecided {policy}: expected {FAIL} or {PASS}", hint=f"as --undecided {FAIL}")
+    os.environ[POLICY] = policy

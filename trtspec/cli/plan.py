@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -94,10 +95,8 @@ def _told(document: dict[str, Any]) -> str:
     """Return in which words the engine is told how to speculate; a build's are among its command."""
     for name in ("model_yaml", "model_json"):
         if config := document.get(name, {}).get("speculative_config"):
-            return f"; speculative_config {config}"
-    arguments = document["speculation"]["build_arguments"]
-    is_built = any(step["command"] for step in document["steps"])
-    return f"; an engine: trtllm-build {' '.join(arguments)}" if arguments and not is_built else ""
+            return f"; speculative_config {json.dumps(config)}"
+    return ""
 
 
 def show(document: dict[str, Any], build: Build) -> None:
@@ -133,7 +132,9 @@ def show(document: dict[str, Any], build: Build) -> None:
         say(f"download of {each['model']}: {amount(each['bytes'])}")
     for need in document["disk"]:
         sizes = f"{amount(need['needed_bytes'])} to write, {amount(need['free_bytes'])} free"
-        say(f"disk for the {need['what']}: {sizes} at {need['path']}")
+        is_short = need["needed_bytes"] > need["free_bytes"]
+        short = "NOT ENOUGH " if is_short else ""
+        say(f"{short}disk for the {need['what']}: {sizes} at {need['path']}", "red" if is_short else "")
     if document["predicted"]:
         show_predicted(document["predicted"], build.recipe.engine.max_seq_len)
     missing = sum(step["status"] == "miss" for step in steps)

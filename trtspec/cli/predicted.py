@@ -14,8 +14,11 @@ Document = dict[str, Any]
 def show_predicted(predicted: Document, max_seq_len: int) -> None:
     """Show what speculation will bring, or why that is not known."""
     if predicted["why_not"]:
-        _show_by_parameters(predicted)
-        say(f"no speed is predicted: {predicted['why_not']}")
+        is_predicted = _show_by_parameters(predicted)
+        what = (
+            "tokens a second, and more requests at once, are not predicted" if is_predicted else "no speed is predicted"
+        )
+        say(f"{what}: {predicted['why_not']}")
         return
     show_table(_title(predicted), *_table(predicted), right=range(1, 6))
     rates = {rate[-1]: f"acceptance rate {rate}" for rate in predicted["by_acceptance_rate"]}
@@ -26,10 +29,12 @@ def show_predicted(predicted: Document, max_seq_len: int) -> None:
         say(sentence)
 
 
-def _show_by_parameters(predicted: Document) -> None:
+def _show_by_parameters(predicted: Document) -> bool:
+    """Show what follows from the models' sizes alone, and return whether that is anything."""
     if by_rate := predicted.get("speedup_by_acceptance_rate"):
         rates = ", ".join(f"{value}x at {rate}" for rate, value in by_rate.items())
-        say(f"expected at batch 1, by acceptance rate: {rates}")
+        say(f"expected at batch 1 by the models' sizes alone, by acceptance rate: {rates}")
+    return bool(by_rate)
 
 
 def _title(predicted: Document) -> str:

@@ -88,7 +88,7 @@ def profile(
     else:
         show(found)
     if write:
-        write_recommendation(recipe, found.recommendation)
+        write_recommendation(recipe, found.recommendation, found.drafts_with)
 
 
 def _servers(

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trtspec.cli.layout import counted
-from trtspec.cli.recommended import show_recommendation
+from trtspec.cli.recommended import show_recommendation, show_verdict
 from trtspec.cli.render import note, show_chart, show_table
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ def show(found: Profile) -> None:
     """Print what was measured, by method and by kind of prompt, and what follows from it."""
     from trtspec.measure.profile.recommend import verdict
 
+    show_verdict(found.recommendation)
     batch = found.recommendation.batch
     batches = found.measured[0].batches if found.measured else []
     rows = []
@@ -46,7 +47,7 @@ def show(found: Profile) -> None:
     _show_kinds(found)
     if found.server:
         _show_server(found.server)
-    show_recommendation(found.recommendation)
+    show_recommendation(found.recommendation, found.drafts_with)
 
 
 def _show_chart(found: Profile) -> None:

@@ -19,8 +19,17 @@ Seed = Annotated[int, typer.Option(help="Equal seeds draw equal prompts.")]
 Write = Annotated[bool, typer.Option("--write", help="Put what is recommended into the recipe.")]
 
 
-def show_recommendation(found: Recommendation) -> None:
-    """Print why, and the section of a recipe."""
+def show_verdict(found: Recommendation) -> None:
+    """Print the verdict, which comes before everything else."""
+    from trtspec.cli.render import say
+    from trtspec.measure.verdict import verdict_of
+
+    verdict = verdict_of(found.proposal)
+    say(verdict.text, verdict.style)
+
+
+def show_recommendation(found: Recommendation, switches_off: str = "") -> None:
+    """Print why, and the section of a recipe; `switches_off` is what the recipe drafts with, where it drafts."""
     import sys
 
     import yaml
@@ -28,13 +37,18 @@ def show_recommendation(found: Recommendation) -> None:
     from trtspec.cli.render import say
 
     say(found.why)
+    if found.candidate is None and switches_off:
+        say(f"--write would switch {switches_off} off", "yellow")
     sys.stdout.write(yaml.safe_dump({"speculation": found.speculation}, sort_keys=False, default_flow_style=None))
 
 
-def write_recommendation(recipe: Path, found: Recommendation) -> None:
-    """Put the section into the recipe, and say so."""
+def write_recommendation(recipe: Path, found: Recommendation, was: str = "") -> None:
+    """Put the section into the recipe, and say so; `was` is what the recipe drafted with, "" for nothing."""
     from trtspec.cli.render import note
     from trtspec.recipe.edit import write_section
 
     written = write_section(recipe, "speculation", found.speculation)
+    if written and found.candidate is None:
+        note(f"{recipe}: speculation was switched off{f', which was {was}' if was else ''}: {found.why}", "yellow")
+        return
     note(f"{recipe}: {'speculation was changed' if written else 'says so already'}", "green")

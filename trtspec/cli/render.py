@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from trtspec.cli.chart import Marks, chart
 from trtspec.cli.layout import counted, fitted_table, folded, folded_command, plain_table
-from trtspec.diagnostics import LINE_WIDTH, Diagnostic, RecipeError, printable, render_diagnostic
+from trtspec.diagnostics import Diagnostic, RecipeError, printable, render_diagnostic
 from trtspec.errors import TrtspecError
 
 if TYPE_CHECKING:
@@ -102,18 +102,24 @@ def show_error(error: TrtspecError, *, as_json: bool) -> None:
         print_json(render_error(error))
     if isinstance(error, RecipeError):
         show_diagnostics(error.diagnostics)
-        note(counted(len(error.diagnostics), "error"), "red")
+        note(problems_of(error.diagnostics), "red")
     else:
         note(f"error: {error}", "red")
+
+
+def problems_of(diagnostics: Iterable[Diagnostic]) -> str:
+    """Return how many errors there are and, beside them, how many warnings; "" of neither."""
+    severities = [each.severity for each in diagnostics]
+    counts = {name: sum(each == name for each in severities) for name in ("error", "warning")}
+    return ", ".join(counted(count, name) for name, count in counts.items() if count)
 
 
 def show_diagnostics(diagnostics: Sequence[Diagnostic], *, are_result: bool = False) -> None:
     """Show a recipe's diagnostics, one paragraph each; only of `check` they are the result."""
     out = console(stderr=not are_result)
-    width = min(out.width, LINE_WIDTH) if is_terminal(out) else LINE_WIDTH
     for diagnostic in diagnostics:
         style = "red" if diagnostic.severity == "error" else "yellow"
-        _print(out, render_diagnostic(diagnostic, width) + "\n", style)
+        _print(out, render_diagnostic(diagnostic) + "\n", style)
 
 
 def show_table(

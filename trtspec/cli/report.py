@@ -35,18 +35,21 @@ def report(
 ) -> None:
     """Show what is known of an artifact: gates, acceptance, speed-up against load, memory, steps, digests.
 
-    The HTML is one file without scripts that fetches nothing. Exits with 0 whatever the gates say.
+    The HTML is one file without scripts that fetches nothing. Documents that bench, profile, baseline and train saved
+    of the artifact or its target are found by themselves. Exits with 0 whatever the gates say.
 
     Example: trtspec report build/quickstart -o report.html
     """
     import sys
+    from dataclasses import asdict
 
     from trtspec.cli.render import note, print_json
     from trtspec.errors import TrtspecError
     from trtspec.reporting.documents import gather
     from trtspec.reporting.jobs import render_annotations, render_junit, render_markdown
+    from trtspec.reporting.judged import standing, verdict
     from trtspec.reporting.page import render_page
-    from trtspec.reporting.sections import sections, verdict
+    from trtspec.reporting.sections import sections
 
     if json and out is None:
         raise TrtspecError("--json says what was written", hint="name the file: -o FILE")
@@ -64,9 +67,21 @@ def report(
     _write(out, text)
     if json:
         titles = [section.title for section in sections(facts)]
-        print_json({"format_version": 1, "report": str(out), "verdict": verdict(facts), "sections": titles})
+        print_json(
+            {
+                "format_version": 1,
+                **verdict(facts).as_dict(),
+                "report": str(out),
+                "verification": standing(facts),
+                "sections": titles,
+                "documents": [asdict(each) for each in facts.sources],
+            }
+        )
     else:
-        note(f"{out}: {len(text.encode()):,} bytes, {verdict(facts)}")
+        note(verdict(facts).text, verdict(facts).style)
+        if kept := [each.name for each in facts.sources if each.is_kept]:
+            note(f"shown with what was saved of it here: {', '.join(kept)}")
+        note(f"{out}: {len(text.encode()):,} bytes, {standing(facts)}")
 
 
 def _write(out: Path, text: str) -> None:

@@ -76,6 +76,7 @@ def train(
     from trtspec.cli.progress import build_bars
     from trtspec.cli.render import note, print_json
     from trtspec.errors import GateNotMet, TrtspecError
+    from trtspec.measure.documents import keep_of_target
     from trtspec.recipe.edit import check_editable, write_section
     from trtspec.training.job import write_job
     from trtspec.training.plans import Asked, section_with
@@ -99,8 +100,11 @@ def train(
         show_job(*write_job(asked, trainer, build_bars), json)
         return
     found = take_result(asked, result, build_bars) if result else run(asked, build_bars)
+    document = found.as_dict()
+    if found.target:
+        keep_of_target(found.target["sha256"], f"train-{found.method}", document)
     if json:
-        print_json(found.as_dict())
+        print_json(document)
     else:
         show(found)
     if write and found.published:

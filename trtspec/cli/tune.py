@@ -14,6 +14,7 @@ from trtspec.cli.recommended import (
     Seed,
     Write,
     show_recommendation,
+    show_verdict,
     write_recommendation,
 )
 
@@ -58,7 +59,7 @@ def tune(
     else:
         show(found)
     if write:
-        write_recommendation(recipe, found.recommendation)
+        write_recommendation(recipe, found.recommendation, found.drafts_with)
 
 
 def show(found: Tuning) -> None:
@@ -66,6 +67,7 @@ def show(found: Tuning) -> None:
     from trtspec.cli.layout import counted
     from trtspec.cli.render import note, show_table
 
+    show_verdict(found.recommendation)
     for rung in found.rungs:
         rows = []
         for place, (arm, _) in enumerate(rung.scores):
@@ -76,7 +78,7 @@ def show(found: Tuning) -> None:
         show_table(title, ("options", "draft_len", "expected speed-up", ""), rows, right=(1, 2))
     for name, why in found.left_out.items():
         note(f"{name} was left out: {why}", "yellow")
-    show_recommendation(found.recommendation)
+    show_recommendation(found.recommendation, found.drafts_with)
 
 
 command = tune

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trtspec.cli.options import AllowCode, Artifact, Json, Prompts, SkipGate
+from trtspec.cli.options import AllowCode, Artifact, Json, Prompts, SkipGate, Undecided
 from trtspec.measure.speedup import MAX_RUNS
 
 if TYPE_CHECKING:
-    from trtspec.measure.report import LeftOut, Verification
+    from trtspec.measure.report import Check, LeftOut, Verification
 
 
 def verify(
@@ -26,6 +26,7 @@ def verify(
     ] = MAX_RUNS,
     allow_code: AllowCode = None,
     skip_gate: SkipGate = None,
+    undecided: Undecided = None,
     reread: Annotated[
         bool, typer.Option("--reread", help="Read every file, those too that have not changed since they were read.")
     ] = False,
@@ -58,9 +59,11 @@ def verify(
         print_json(verification.as_dict())
     else:
         show_checks(verification)
+        for warning in verification.warnings:
+            note(f"warning: {warning}", "yellow")
         if verification.speedup:
             say(f"with speculation {verification.speedup}")
-        say(f"{artifact}: {'verified' if verification.ok else 'NOT verified'}", "green" if verification.ok else "red")
+        say(*said_of(artifact, verification))
     raise typer.Exit(verification.failure.exit_code if verification.failure else 0)
 
 
@@ -68,10 +71,25 @@ def show_checks(found: Verification) -> None:
     """Show each check with what was found, and below what was left out and why."""
     from trtspec.cli.render import say, show_table
 
-    rows = [(check.name, "holds" if check.ok else "FAILS", check.detail) for check in found.checks]
+    rows = [(check.name, state_of(check), check.detail) for check in found.checks]
     show_table("", ("check", "", "what was found"), rows)
     for line in left_out_lines(found.left_out):
         say(line, "yellow")
+
+
+def state_of(check: Check) -> str:
+    """Return a check's state as people see it."""
+    return "FAILS" if check.state == "fails" else check.state
+
+
+def said_of(artifact: Path, found: Verification) -> tuple[str, str]:
+    """Return the last line of a verification and its colour."""
+    undecided = ", ".join(check.name for check in found.undecided)
+    if not found.ok:
+        return f"{artifact}: NOT verified" + (f"; undecided, which fails here: {undecided}" if undecided else ""), "red"
+    if undecided:
+        return f"{artifact}: verified but for {undecided}, undecided (--undecided fail makes that fail)", "yellow"
+    return f"{artifact}: verified", "green"
 
 
 def left_out_lines(left_out: Sequence[LeftOut]) -> list[str]:

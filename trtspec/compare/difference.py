@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from trtspec.compare.documents import headlines
@@ -70,6 +70,17 @@ class Comparison:
     def same(self) -> dict[str, int]:
         """Return how many values of each section are the same."""
         return dict(Counter(place.section for place in self.places if place.what == "same"))
+
+    def naming(self, a: Mapping[str, str], b: Mapping[str, str]) -> Comparison:
+        """Return it with the recipe's models as {path: directory or hub id} has them, which tells equal names apart."""
+
+        def named(place: Place) -> Place:
+            ours, theirs = a.get(place.path, place.a), b.get(place.path, place.b)
+            if place.section != "recipe" or place.path not in {*a, *b} or "only" in place.what:
+                return place
+            return replace(place, a=ours, b=theirs, what="same" if ours == theirs else "differs")
+
+        return replace(self, places=tuple(map(named, self.places)))
 
     def as_dict(self, *, everything: bool = False) -> dict[str, Any]:
         """Return the document of `compare --json`; with `everything` it lists what is the same too."""

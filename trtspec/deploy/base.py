@@ -119,7 +119,7 @@ def deploy(
     other = Client.at(address_of(baseline)[0]) if baseline else None
     if skip:
         on_left_out([on_request(name) for name in skip])
-    if not ensure_gates(artifact, on_progress, skip, _announced(artifact, options.on_event)):
+    if not ensure_gates(artifact, on_progress, skip, on_left_out, _announced(artifact, options.on_event)):
 
         def judge(url: str) -> None:
             load = deploy_load(artifact, skip, on_progress)

@@ -170,7 +170,7 @@ class Roller(threading.Thread):
             return
         load = deploy_load(root, skip, lambda what, done, total: self._check())
         client = Client.at(self._keeper.server.url, GATE_S)
-        self._beside(lambda: ensure_served_gates(client, root, load))
+        self._beside(lambda: ensure_served_gates(client, root, load, undecided=self.rollout.undecided))
 
     def _canary(self, share: int) -> None:
         """Give the new revision a share of the requests, until enough is known of it; of share 0 only shadows."""

@@ -37,6 +37,7 @@ from trtspec.deploy.rollout import (
 from trtspec.errors import DeployError, RolledBack, TrtspecError
 from trtspec.hashing import file_sha256
 from trtspec.measure.gates import GATES
+from trtspec.measure.report import undecided_policy
 from trtspec.recipe.resolve import ResolvedRecipe
 from trtspec.system import tail
 from trtspec.triton.client import Client
@@ -236,7 +237,8 @@ def _staged(
         _check_room(journal)
         staged = f"its files are staged, those of revision {before}" if before else "its files are staged"
         asked(journal)  # what was asked of a rollout before; from here on it is asked of this one
-        return write_rollout(journal, Rollout(new, limits, tuple(options.skip_gates)), staged)
+        rollout = Rollout(new, limits, tuple(options.skip_gates), undecided=undecided_policy())
+        return write_rollout(journal, rollout, staged)
 
 
 def _check_room(journal: DeploymentJournal) -> None:

@@ -24,6 +24,7 @@ from typing import Any
 from trtspec.deploy.journal import MAX_STATE_BYTES, DeploymentJournal, Record, checked
 from trtspec.errors import DeployError
 from trtspec.files import read_bounded, replace_file
+from trtspec.measure.report import PASS
 
 FILE, ASK = "rollout.json", "rollout.ask"
 OVER = ("promoted", "rolled-back")
@@ -60,6 +61,7 @@ class Rollout:
     """One rollout; `record` is the deployment as it will be once it is promoted.
 
     `share` is the percent it gets now, `shadow` what its shadows came to (`trtspec.deploy.shadowing`), empty without.
+    `undecided` is the policy for undecided gates.
     """
 
     record: Record
@@ -69,6 +71,7 @@ class Rollout:
     share: int = 0
     reason: str = ""
     shadow: dict[str, Any] = field(default_factory=dict)
+    undecided: str = PASS
 
     @property
     def is_over(self) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from trtspec.checkpoint.source import Source
+from trtspec.diagnostics import written
 from trtspec.dialects.dialect import Form, forms_of
 from trtspec.methods.medusa_heads import find_heads
 
@@ -75,7 +76,9 @@ def check_keys(source: Source, kind: str, form: Form, drop: frozenset[str]) -> N
     for path, value in form.fixed.items():
         found = look_up(source.config, path)
         if found is not None and found != value:
-            raise source.reader.refuse(f"{'.'.join(path)} is {found!r}; drafts with {value!r} are understood")
+            raise source.reader.refuse(
+                f"{'.'.join(path)} is {written(found)}; drafts with {written(value)} are understood"
+            )
 
 
 def _odd_keys(source: Source, kind: str, form: Form) -> Iterator[str]:

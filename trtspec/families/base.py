@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
 from trtspec.checkpoint.rules import Rule, Skip
 from trtspec.checkpoint.source import Source
+from trtspec.diagnostics import written
 from trtspec.errors import UnknownArchitecture
 from trtspec.registry import discover, discover_all, version_of
 
@@ -40,7 +41,7 @@ def family_of(source: Source) -> tuple[str, Family]:
     reader = source.reader
     names = source.config.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
-        raise reader.refuse(f"architectures is {names!r}, expected a list with one name")
+        raise reader.refuse(f"architectures is {written(names)}, expected a list with one name")
     families: dict[str, Family] = {}
     for look in (discover, discover_all):
         families = look(PACKAGE, ATTRIBUTE)

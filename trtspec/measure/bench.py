@@ -75,6 +75,11 @@ class Comparison:
         return len(self.ratios) // self.prompts
 
     @property
+    def seconds(self) -> float:
+        """Return how long the requests of both sides took."""
+        return self.baseline.seconds + self.speculative.seconds
+
+    @property
     def speedup(self) -> Speedup:
         """Return how many times as fast prompts are answered with speculation."""
         by_prompt = [statistics.median(self.ratios[place :: self.prompts]) for place in range(self.prompts)]

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 
 from trtspec.errors import TrtspecError
 from trtspec.measure.bench import DRAFTS_ALWAYS, Again, Comparison
+from trtspec.measure.overlap import Overlap
 from trtspec.measure.report import NOT_TOLD, ON_REQUEST, Check, LeftOut
-from trtspec.measure.speedup import Speedup
+from trtspec.measure.speedup import ENOUGH, FAILS, UNDECIDED, Speedup
 from trtspec.recipe.resolve import ResolvedGates, ResolvedRecipe
 from trtspec.registry import did_you_mean
 
@@ -21,11 +22,25 @@ GATES = ("lossless", "min_acceptance", "min_speedup", "quantized_parity")
 
 @dataclass(frozen=True)
 class Judgement:
-    """The gates that were judged, those that could not be, and the speed-up where it was measured."""
+    """The gates that were judged, those that could not be, and the speed-up where it was measured.
+
+    `overlap` tells how many prompts the draft was trained on, where it was on some.
+    """
 
     checks: tuple[Check, ...]
     left_out: tuple[LeftOut, ...]
     speedup: Speedup | None = None
+    overlap: Overlap | None = None
+
+    def noting(self, overlap: Overlap | None) -> Judgement:
+        """Return it with the remark in each limit that its prompts are ones which the draft was trained on."""
+        if overlap is None:
+            return self
+        checks = (
+            replace(each, detail=f"{each.detail}; {overlap}") if each.name.startswith("min_") else each
+            for each in self.checks
+        )
+        return replace(self, checks=tuple(checks), overlap=overlap)
 
 
 def wanted_gates(recipe: ResolvedRecipe, skip: Iterable[str] = ()) -> tuple[str, ...]:
@@ -66,7 +81,9 @@ def judge_gates(
 ) -> Judgement:
     """Judge the wanted gates; `measured_by` is noted in every check."""
     found = [_JUDGES[name](recipe.gates, comparison) for name in wanted_gates(recipe, skip)]
-    checks = tuple(replace(each, gate=each.name, measured_by=measured_by) for each in found if isinstance(each, Check))
+    judged = [each for each in found if isinstance(each, Check)]
+    seconds = comparison.seconds / max(1, len(judged))
+    checks = tuple(replace(each, gate=each.name, measured_by=measured_by, seconds=seconds) for each in judged)
     compared = comparison.ratios and recipe.speculation.method != "none"
     left_out = tuple(each for each in found if isinstance(each, LeftOut))
     return Judgement(checks, left_out, comparison.speedup if compared else None)
@@ -97,13 +114,12 @@ def _min_speedup(gates: ResolvedGates, comparison: Comparison) -> Check | LeftOu
         detail = f"cannot be measured: {DRAFTS_ALWAYS}; --skip-gate min_speedup leaves it out"
         return Check("min_speedup", False, None, limit, detail)
     speedup = comparison.speedup
-    ok, detail = speedup.reaches(limit), f"{speedup}, at least {limit} is wanted"
-    if ok is None:
-        ok, detail = (
-            speedup.median >= limit,
-            f"{detail}; not sure after {_times(comparison.runs)}, so the median decides",
-        )
-    return Check("min_speedup", ok, round(speedup.median, 3), limit, detail)
+    state, detail = speedup.state(limit), f"{speedup}, at least {limit} is wanted"
+    if state == UNDECIDED:
+        detail += f"; undecided after {_times(comparison.runs)}: the interval includes the limit"
+    elif speedup.samples < ENOUGH:
+        detail += f"; an interval of fewer than {ENOUGH} prompts is not sure"
+    return Check("min_speedup", state != FAILS, round(speedup.median, 3), limit, detail, state=state)
 
 
 def _times(runs: int) -> str:

@@ -22,18 +22,21 @@ from trtspec.measure.bench import (
     measure_server,
 )
 from trtspec.measure.gates import Judgement, judge_gates, left_out_on_request, undecided
+from trtspec.measure.overlap import overlap
 from trtspec.measure.report import (
     PROCESS,
     REPORT,
     SERVER,
+    Check,
     LeftOut,
     Verification,
     manifest_sha256,
     read_report,
+    undecided_policy,
     verification_of,
     write_report,
 )
-from trtspec.measure.speedup import MAX_RUNS
+from trtspec.measure.speedup import MAX_RUNS, UNDECIDED
 from trtspec.triton.client import Client
 
 # What is measured before an unverified artifact is deployed.
@@ -103,13 +106,25 @@ def judge_server(
     return comparison, judge_gates(manifest.recipe, comparison, SERVER, load.skip)
 
 
-def ensure_served_gates(client: Client, root: Path, load: Load, baseline: Client | None = None) -> tuple[LeftOut, ...]:
-    """Raise unless the gates hold on an artifact's own server; returns what could not be measured there."""
+def ensure_served_gates(
+    client: Client, root: Path, load: Load, baseline: Client | None = None, undecided: str = ""
+) -> tuple[LeftOut, ...]:
+    """Raise unless the gates hold on an artifact's own server; returns what was not or could not be decided there.
+
+    `undecided` is the policy for undecided gates, "fail" or "pass", by default that of the environment.
+    """
     manifest = load_manifest(root)
     _, judged = judge_server(client, manifest, load, baseline, in_part=True)
-    if failure := verification_of(root, manifest.recipe.speculation.acceptance, judged.checks).failure:
+    found = verification_of(root, manifest.recipe.speculation.acceptance, judged.checks)
+    found = found.under(undecided or undecided_policy())
+    if failure := found.failure:
         raise failure
-    return judged.left_out
+    return (*judged.left_out, *map(left_undecided, found.undecided))
+
+
+def left_undecided(check: Check) -> LeftOut:
+    """Return an undecided check as one that was left out."""
+    return LeftOut(check.name, UNDECIDED, f"undecided, and taken as it is: {check.detail}")
 
 
 def bench_gates(
@@ -131,8 +146,10 @@ def bench_gates(
     comparison, judged = (
         judge_server(server, manifest, load, baseline) if server else judge_engine(root, manifest, load)
     )
+    judged = judged.noting(overlap(root, load.prompts, manifest))
     left_out = (*left_out_on_request(manifest.recipe, load.skip), *judged.left_out)
     found = verification_of(root, comparison.acceptance, judged.checks, left_out, judged.speedup)
+    found = found.under(undecided_policy())
     try:
         write_report(root / REPORT, found.after(read_report(root)))
     except TrtspecError as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,16 @@ from typing import Any
 from trtspec.artifacts.paths import MANIFEST, REPORTS
 from trtspec.errors import GateNotMet, TrtspecError, VerificationFailed
 from trtspec.files import replace_file
-from trtspec.measure.speedup import Speedup
+from trtspec.measure.speedup import FAILS, HOLDS, UNDECIDED, Speedup
 
 FORMAT_VERSION = 1
 REPORT = f"{REPORTS}/verify.json"
 PROCESS, SERVER = "process", "server"  # what measured a check
 # Why a check was left out: on request, it needs the running server, the engine cannot tell, there is no source.
 ON_REQUEST, NEEDS_SERVER, NOT_TOLD, NO_SOURCE = "request", "server", "engine", "source"
+FILES = "files"  # the check of the artifact itself, which `verify` makes and `bench --gates` does not
+FAIL, PASS = "fail", "pass"  # what an undecided gate does
+POLICY = "TRTSPEC_UNDECIDED"  # what --undecided sets, for this process and those that it starts
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,8 @@ class Check:
     """One claim and whether it holds; `limit` is what `value` had to reach.
 
     `gate` is the key of the recipe's gates that asks for it, `measured_by` "process" or "server"; both may be "".
+    `state` is "holds", "fails" or "undecided"; `ok` of an undecided check follows the policy (`under`). `seconds` is
+    what it took; gates that one measurement decides share its time.
     """
 
     name: str
@@ -40,6 +45,16 @@ class Check:
     detail: str
     gate: str = ""
     measured_by: str = ""
+    state: str = ""
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.state not in (HOLDS, FAILS, UNDECIDED):
+            object.__setattr__(self, "state", HOLDS if self.ok else FAILS)
+
+    def under(self, policy: str) -> Check:
+        """Return the check with `ok` as the policy for undecided checks, "fail" or "pass", has it."""
+        return replace(self, ok=policy == PASS) if self.state == UNDECIDED else self
 
 
 @dataclass(frozen=True)
@@ -55,7 +70,7 @@ class LeftOut:
 class Verification:
     """All checks of an artifact, the rule that it accepts drafts by, and the manifest they are about.
 
-    `speedup` is that of the engine that serves it, where it was measured.
+    `speedup` is that of the engine that serves it, where it was measured. `warnings` are about how it was measured.
     """
 
     checks: tuple[Check, ...]
@@ -63,6 +78,7 @@ class Verification:
     manifest_sha256: str
     left_out: tuple[LeftOut, ...] = ()
     speedup: Speedup | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -76,8 +92,9 @@ class Verification:
             "ok": self.ok,
             "acceptance": self.acceptance,
             **(self.speedup.as_dict() if self.speedup else {}),
-            "checks": [asdict(check) for check in self.checks],
+            "checks": [{**asdict(check), "seconds": round(check.seconds, 3)} for check in self.checks],
             "left_out": [asdict(each) for each in self.left_out],
+            "warnings": [*self.warnings],
             "manifest": self.manifest_sha256,
         }
 
@@ -87,6 +104,15 @@ class Verification:
         failed = [check for check in self.checks if not check.ok]
         error = GateNotMet if all(check.name.startswith("min_") for check in failed) else VerificationFailed
         return error("; ".join(f"{check.name}: {check.detail}" for check in failed)) if failed else None
+
+    @property
+    def undecided(self) -> tuple[Check, ...]:
+        """Return the checks whose measurement does not decide their limit."""
+        return tuple(check for check in self.checks if check.state == UNDECIDED)
+
+    def under(self, policy: str) -> Verification:
+        """Return it with undecided checks failing or passing, by the policy "fail" or "pass"."""
+        return replace(self, checks=tuple(check.under(policy) for check in self.checks))
 
     def without(self, gates: Iterable[str]) -> Verification:
         """Return it without the checks of some gates."""
@@ -103,6 +129,17 @@ class Verification:
         }
         left_out = tuple(each for each in self.left_out if each.name not in found)
         return replace(self, checks=tuple(found.values()), left_out=left_out)
+
+
+def undecided_policy(environment: Mapping[str, str] = os.environ) -> str:
+    """Return what an undecided gate does: what --undecided asks for, else "fail" in CI and "pass" elsewhere.
+
+    GitHub, GitLab and most other CI services set CI=true.
+    """
+    asked = environment.get(POLICY, "")
+    if asked in (FAIL, PASS):
+        return asked
+    return FAIL if environment.get("CI", "").strip().lower() not in ("", "0", "false", "no") else PASS
 
 
 def verification_of(

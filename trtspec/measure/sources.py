@@ -28,7 +28,7 @@ def find_source(root: Path, manifest: Manifest, given: Path | None) -> Path:
     Raises TrtspecError where there is none, or another model's.
     """
     try:
-        source = load_source(given or _origin(root, manifest, "target"))
+        source = load_source(given or origin_of(root, manifest, "target"))
         theirs, ours = source.reader.positive("vocab_size"), load_checkpoint(root / TARGET).config.vocab_size
     except CheckpointError as error:
         message = f"the source of the target cannot be read: {error.message}"
@@ -39,7 +39,7 @@ def find_source(root: Path, manifest: Manifest, given: Path | None) -> Path:
     return source.root
 
 
-def _origin(root: Path, manifest: Manifest, role: str) -> Path:
+def origin_of(root: Path, manifest: Manifest, role: str) -> Path:
     """Return where a model was built from; a manifest of an earlier trtspec says it itself."""
     model = manifest.recipe.models[role]
     if model.revision or os.path.isabs(model.model):
@@ -62,7 +62,7 @@ def check_sources(root: Path, manifest: Manifest, given: Path | None) -> Check |
         folders = (f"{checkpoint(role)}/", *([f"{TOKENIZER}/"] if role == "target" else []))
         copies = [record for record in manifest.files if record.path.startswith(folders)]
         try:
-            source = given if given and role == "target" else _origin(root, manifest, role) if copies else Path()
+            source = given if given and role == "target" else origin_of(root, manifest, role) if copies else Path()
         except CheckpointError as error:
             return LeftOut("sources", NO_SOURCE, f"the source of the {role} is not there ({error.message}): {HINT}")
         pairs += [(source / Path(record.path).name, record) for record in copies]

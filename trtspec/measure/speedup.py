@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_RUNS = 5  # of an undecided speed-up
+HOLDS, FAILS, UNDECIDED = "holds", "fails", "undecided"  # the states of a check
 RESAMPLES = 2000
 PERCENTILES = (2.5, 97.5)
 ENOUGH = 6  # of fewer prompts even the whole range holds the median in less than 95 % of cases: 1 - 2 / 2**n
@@ -34,6 +35,10 @@ class Speedup:
         if self.samples < ENOUGH or self.low < limit <= self.high:
             return None
         return self.low >= limit
+
+    def state(self, limit: float) -> str:
+        """Return whether a limit "holds", "fails", or is "undecided" because the interval includes it."""
+        return HOLDS if self.low >= limit else FAILS if self.high < limit else UNDECIDED
 
     def as_dict(self) -> dict[str, Any]:
         """Return its keys of the documents of `bench` and `verify`."""

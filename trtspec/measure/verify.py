@@ -8,8 +8,9 @@ text and its gates are left to its server (`trtspec bench NAME --gates`), which 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trtspec.artifacts.manifest import Manifest, load_manifest, verify_files
@@ -21,9 +22,11 @@ from trtspec.errors import TrtspecError
 from trtspec.measure.artifact import TARGET, artifact_prompts, open_artifact, read_artifact
 from trtspec.measure.bench import measure_engine
 from trtspec.measure.gates import Judgement, judge_gates, left_out_on_request, on_request, undecided, wanted_gates
-from trtspec.measure.gating import deploy_load, judge_engine
+from trtspec.measure.gating import deploy_load, judge_engine, left_undecided
+from trtspec.measure.overlap import overlap
 from trtspec.measure.parity import check_parity
 from trtspec.measure.report import (
+    FILES,
     NEEDS_SERVER,
     NOT_TOLD,
     ON_REQUEST,
@@ -34,6 +37,7 @@ from trtspec.measure.report import (
     LeftOut,
     Verification,
     read_report,
+    undecided_policy,
     verification_of,
     write_report,
 )
@@ -94,6 +98,8 @@ def verify_artifact(
     left_out = (*left_out_on_request(manifest.recipe, skip), *found.left_out)
     acceptance = manifest.recipe.speculation.acceptance
     verification = verification_of(root, acceptance, (files, *found.checks), left_out, found.speedup)
+    warnings = (found.overlap.warning,) if found.overlap else ()
+    verification = replace(verification, warnings=warnings).under(undecided_policy())
     _keep(root, manifest, verification, report, on_unwritten)
     return verification
 
@@ -102,28 +108,38 @@ def ensure_gates(
     root: Path,
     on_progress: OnProgress = lambda what, done, total: None,
     skip: Collection[str] = (),
+    on_undecided: Callable[[Sequence[LeftOut]], None] = lambda those: None,
     on_measure: OnMeasure = lambda gates, in_process: None,
 ) -> bool:
     """Raise unless the gates of an artifact hold: by its report, or where it has none by measuring them now.
 
-    `on_measure` is called before they are measured, here or on the server.
+    `on_undecided` gets the gates that are undecided and pass (`undecided_policy`). `on_measure` is called before they
+    are measured, here or on the server.
 
     Returns whether that is settled: an engine that does not run in this process can only be measured on its server.
     Raises DigestMismatch, VerificationFailed or GateNotMet. Needs no source model.
     """
     manifest = read_artifact(root)
     report, in_process = read_report(root), find_backend(manifest.backend.name).in_process
-    if failure := report and report.without(skip).failure:
-        raise failure
+    if report:
+        _ensure(report.without(skip), on_undecided)
     if _settled(manifest, report, in_process, skip):
         return True
     log.info("%s: no report settles its gates; %s", root, "they are measured" if in_process else "its server will")
     on_measure(wanted_gates(manifest.recipe, skip), in_process)
     if in_process:
         _, judged = judge_engine(root, manifest, deploy_load(root, skip, on_progress))
-        if failure := verification_of(root, manifest.recipe.speculation.acceptance, judged.checks).failure:
-            raise failure
+        _ensure(verification_of(root, manifest.recipe.speculation.acceptance, judged.checks), on_undecided)
     return in_process
+
+
+def _ensure(found: Verification, on_undecided: Callable[[Sequence[LeftOut]], None]) -> None:
+    """Raise for a check that fails, by the policy for undecided ones too."""
+    judged = found.under(undecided_policy())
+    if failure := judged.failure:
+        raise failure
+    if judged.undecided:
+        on_undecided([left_undecided(check) for check in judged.undecided])
 
 
 def _settled(manifest: Manifest, report: Verification | None, in_process: bool, skip: Collection[str]) -> bool:
@@ -140,11 +156,13 @@ def _settled(manifest: Manifest, report: Verification | None, in_process: bool, 
 
 
 def _check_files(root: Path, manifest: Manifest, *, reread: bool) -> Check:
+    started = time.perf_counter()
     differing, known = (verify_files(root, manifest), 0) if reread else verify_changed(root, manifest)
     problems, count = [*differing, *unknown_code(root, manifest)], len(manifest.files)
     unchanged = f", {known} of them unchanged since they were read" if known else ""
     detail = "; ".join(problems[:3]) or f"{count} files have the digests that were recorded{unchanged}"
-    return Check("files", not problems, max(0, count - len(problems)), count, detail)
+    seconds = time.perf_counter() - started
+    return Check(FILES, not problems, max(0, count - len(problems)), count, detail, seconds=seconds)
 
 
 def _examine(root: Path, manifest: Manifest, asked: _Asked) -> Judgement:
@@ -162,9 +180,12 @@ def _examine(root: Path, manifest: Manifest, asked: _Asked) -> Judgement:
         texts, again = [prompt.text for prompt in prompts], undecided(manifest.recipe, skip, asked.max_runs)
         comparison, results = measure_engine(artifact, texts, asked.max_tokens, 1, asked.on_progress, again)
         if source:
-            checks = [check_parity(artifact, source, prompts, results, asked.on_progress)]
-    judged = judge_gates(manifest.recipe, comparison, PROCESS, skip)
-    return Judgement((*checks, *judged.checks), (*early, *judged.left_out), judged.speedup if in_process else None)
+            started = time.perf_counter()
+            parity = check_parity(artifact, source, prompts, results, asked.on_progress)
+            checks = [replace(parity, seconds=time.perf_counter() - started)]
+    judged = judge_gates(manifest.recipe, comparison, PROCESS, skip).noting(overlap(root, texts, manifest))
+    speedup = judged.speedup if in_process else None
+    return Judgement((*checks, *judged.checks), (*early, *judged.left_out), speedup, judged.overlap)
 
 
 def _examine_copies(root: Path, manifest: Manifest, asked: _Asked) -> Judgement:

@@ -21,6 +21,7 @@ from typing import TypeVar
 from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
 from trtspec.checkpoint.source import Source
 from trtspec.checkpoint.trtllm import MOST_LAYERS
+from trtspec.diagnostics import written
 from trtspec.families.decoder import read_decoder
 
 MOST_BLOCK, MOST_RANK = 256, 1 << 16
@@ -171,7 +172,7 @@ def _read_target_layers(keys: Keys) -> tuple[int, ...]:
     key, first = ("aux_hidden_state_layer_ids", 1) if keys.speculators else ("target_layer_ids", 0)
     named = keys.get(key, list)
     if not 0 < len(named) <= MOST_LAYERS or not all(type(number) is int for number in named):
-        raise keys.reader.refuse(f"{key} is {named!r}, expected numbers of layers")
+        raise keys.reader.refuse(f"{key} is {written(named)}, expected numbers of layers")
     return tuple(number - first for number in named)
 
 

@@ -20,7 +20,7 @@ from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
 from trtspec.checkpoint.rules import Skip
 from trtspec.checkpoint.source import Source
 from trtspec.checkpoint.trtllm import MOST_LAYERS
-from trtspec.diagnostics import Diagnostic
+from trtspec.diagnostics import Diagnostic, written
 from trtspec.families.decoder import read_decoder
 from trtspec.methods.base import DraftHead, DraftShape, HeadTarget, LossyOptions, Method, Suggestion
 from trtspec.methods.eagle3_head import EMBEDDING, LAYER_CONFIG, NAME, Eagle3HeadConfig, Names, head_rules
@@ -188,7 +188,7 @@ def named_aux_layers(source: Source) -> tuple[int, ...]:
     outputs = inner or (reader.get("target_layer_ids", list, []) if not outer else [])
     named = outputs or outer
     if len(named) > MOST_LAYERS or not all(type(number) is int for number in named):
-        raise reader.refuse(f"{AUX_LAYERS} is {named!r}, expected numbers of layers")
+        raise reader.refuse(f"{AUX_LAYERS} is {written(named)}, expected numbers of layers")
     return tuple(number + bool(outputs) for number in named)
 
 

@@ -36,7 +36,7 @@ def describe_prediction(context: PlanContext, gpu_price: float | None = None) ->
         "context_tokens": found.pair.context,
         "draft_len": found.depth,
         "draft_ms": _ms(found.pair.drafting.seconds(found.depth, 1, found.pair.context)),
-        "batches": [_batch(found, texts, gpu_price, context) for texts in BATCHES],
+        "batches": [_batch(found, texts, gpu_price, context) for texts in batches_up_to(most)],
         "by_acceptance_rate": {str(rate): _by_rate(found, rate, most) for rate in RATES},
         "published": _published(context, found),
         "largest_batch": largest_batch(context),
@@ -44,6 +44,11 @@ def describe_prediction(context: PlanContext, gpu_price: float | None = None) ->
         "gpu_price": gpu_price,
         "fitted_to": list(machine.reached.fitted_to),
     }
+
+
+def batches_up_to(most: int) -> list[int]:
+    """Return the batches that are predicted: those that the recipe allows, its largest among them."""
+    return sorted({*(texts for texts in BATCHES if texts <= most), most})
 
 
 def _batch(found: Prediction, texts: int, gpu_price: float | None, context: PlanContext) -> Document:

@@ -21,7 +21,7 @@ from trtspec.profiling.about import about
 from trtspec.profiling.asked import Asked, Screen
 from trtspec.profiling.build import build, workplace
 from trtspec.profiling.texts import batches_of, check_said, drawn, fitting
-from trtspec.profiling.wanted import wanted, why_not
+from trtspec.profiling.wanted import own_of, wanted, why_not
 from trtspec.prompts.prompt import Prompt
 from trtspec.recipe.load import LoadedRecipe, load_recipe
 
@@ -32,18 +32,24 @@ def run(asked: Asked, screen: Screen) -> Profile:
     name, engine = in_process()
     found, left_out = wanted(loaded, asked, engine)  # before hours of building
     with workplace("profile") as folder:
-        candidates = []
+        candidates, own, own_candidate = [], own_of(loaded), None
         for number, each in enumerate(found):
             try:
                 candidates.append(build(asked, each, name, folder / str(number), screen))
+                own_candidate = candidates[-1] if each == own else own_candidate
             except TrtspecError as error:
                 left_out[each.name] = why_not(error)
         _raise_for_none(candidates, left_out)
-        return _measure(loaded, asked, candidates, left_out, screen)
+        return _measure(loaded, asked, candidates, own_candidate, left_out, screen)
 
 
 def _measure(
-    loaded: LoadedRecipe, asked: Asked, candidates: Sequence[Candidate], left_out: dict[str, str], screen: Screen
+    loaded: LoadedRecipe,
+    asked: Asked,
+    candidates: Sequence[Candidate],
+    own: Candidate | None,
+    left_out: dict[str, str],
+    screen: Screen,
 ) -> Profile:
     asked_for, limits = drawn(asked, candidates[0].root), asked.limits
     batches = batches_of(loaded.recipe, limits)
@@ -60,7 +66,7 @@ def _measure(
             except TrtspecError as error:
                 left_out[each.name] = why_not(error)
     _raise_for_none(measured, left_out)
-    best, too_long = recommend(measured, limits.concurrency), len(asked_for) - len(prompts)
+    best, too_long = recommend(measured, limits.concurrency, own), len(asked_for) - len(prompts)
     head, name = about("profile", asked, loaded, candidates[0].root), loaded.recipe.name
     return Profile(head, name, texts.kinds, texts.tokens, measured, left_out, best, parity, too_long)
 

@@ -40,7 +40,7 @@ def run(asked: Asked, servers: Servers, screen: Screen) -> Profile:
     with screen.counting() as on_progress:
         heard = runner()(Asking(prompts, limits, batches, depth, on_progress).ask(servers))
     measured = measured_of(candidate_of(asked, own, Path()), heard, limits.max_draft_len)
-    answers, best = heard.answers[heard.own_len], recommend([measured], limits.concurrency)
+    answers, best = heard.answers[heard.own_len], recommend([measured], limits.concurrency, measured.candidate)
     kinds, name = [prompt.kind for prompt, _ in answers], loaded.recipe.name
     head = about("profile", asked, loaded, servers.root)
     return Profile(head, name, kinds, _tokens(answers), [measured], {}, best, None, heard.refused, _server(heard))

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trtspec.backends.base import Backend, find_backend
@@ -25,6 +26,7 @@ from trtspec.recipe.tree import Node
 from trtspec.system import installed_version
 
 MAX_BATCH_SIZE = 8
+ONLINE = "--set target.quantization.weights=fp8 has it make FP8 while it loads, in half the memory"
 
 
 @dataclass(frozen=True)
@@ -116,12 +118,28 @@ def _sized(candidate: Candidate, refused: str) -> tuple[tuple[Choice, ...], Chec
     """Return a candidate's choices with the sizes that its memory allows, and what `check` has against them."""
     backend = candidate.backend
     length = text_len(backend, _config(candidate.target_model), _config(candidate.draft_model))
-    fitted = Fit(1, length.tokens, None, True)
+    fitted = Fit(1, length.tokens, None, True, length.tokens)
     context = _examine(candidate, tuple(_choices(candidate, fitted, length, refused))).context
     if context:
         fitted = fit(context, backend, candidate.machine)
     choices = tuple(_choices(candidate, fitted, length, refused))
-    return choices, _examine(candidate, choices)
+    result = _examine(candidate, choices)
+    if not result.errors and _quantizes_while_loading(candidate, choices):
+        choices = tuple(
+            replace(each, why=f"{each.why}; {ONLINE}") if each.path == "target.quantization" else each
+            for each in choices
+        )
+    return choices, result
+
+
+def _quantizes_while_loading(candidate: Candidate, choices: Sequence[Choice]) -> bool:
+    """Return whether the engine takes FP8 weights of a checkpoint that has none, on the GPU that is named."""
+    gpu, model = candidate.machine.gpu, candidate.target_model
+    if candidate.backend.converts or not (gpu and gpu.has_fp8) or (model and model.prequantized):
+        return False
+    kept = [each for each in choices if each.path != "target.quantization"]
+    result = _examine(candidate, (*kept, Choice("target.quantization.weights", "fp8", "")))
+    return not any(each.path.startswith("target.quantization") for each in result.errors)
 
 
 def _config(model: SourceModel | None) -> ModelConfig | None:
@@ -191,10 +209,29 @@ def _of_engine(candidate: Candidate, fitted: Fit, length: TextLen) -> Iterator[C
     yield Choice("engine.backend", way.backend.name, way.backend.why)
     if way.backend.version:
         is_here = installed_version(candidate.backend.package) == way.backend.version
-        yield Choice("engine.version", way.backend.version, "installed here" if is_here else "the newest one known")
+        yield Choice(
+            "engine.version", way.backend.version, "installed here" if is_here else _usual(candidate.backend, way)
+        )
     yield Choice("engine.gpu", machine.gpu.name if machine.gpu else None, machine.why)
     yield Choice("engine.max_batch_size", MAX_BATCH_SIZE, f"requests at once; {fitted.why}" if fitted.why else "")
     yield Choice("engine.max_input_len", max(1, fitted.max_seq_len // 2), "half of a text, so that answers are as long")
-    shorter = fitted.max_seq_len < length.tokens
-    why = f"what the memory holds, {MAX_BATCH_SIZE} times; {length.tokens} would be too much" if shorter else length.why
-    yield Choice("engine.max_seq_len", fitted.max_seq_len, why)
+    yield Choice("engine.max_seq_len", fitted.max_seq_len, _why_so_long(fitted, length))
+
+
+def _why_so_long(fitted: Fit, length: TextLen) -> str:
+    """Return what bounds a text: the memory, the target's positions, or what is usual."""
+    if fitted.max_seq_len < fitted.longest:
+        return f"what the memory holds, {MAX_BATCH_SIZE} times; {fitted.longest} would be too much"
+    return "all that the target has positions for" if fitted.max_seq_len < length.tokens else length.why
+
+
+def _usual(backend: Backend, way: Way) -> str:
+    """Return why a version is taken that is not installed here: it is the newest, or the default beside newer ones."""
+    newest = max(backend.versions(), key=_numbers)
+    return "the newest one known" if way.backend.version == newest else f"the default; the newest one known is {newest}"
+
+
+def _numbers(version: str) -> tuple[list[int], bool, str]:
+    """Return what versions are compared by: 1.4.0rc1 comes before 1.4.0."""
+    release, pre = re.fullmatch(r"([0-9.]*)(.*)", version, re.DOTALL).groups()  # type: ignore[union-attr]
+    return [int(part) for part in release.split(".") if part], not pre, pre

@@ -30,13 +30,15 @@ class TextLen:
 class Fit:
     """What serving is divided into: GPUs for the target, the longest text in tokens, the plan of the fullest device.
 
-    `fullest` is None where no device's memory is known; `holds` tells whether everything fits.
+    `fullest` is None where no device's memory is known; `holds` tells whether everything fits. `longest` is the length
+    that was tried first.
     """
 
     tensor: int
     max_seq_len: int
     fullest: MemoryPlan | None
     holds: bool
+    longest: int
 
     @property
     def why(self) -> str:
@@ -109,4 +111,5 @@ def _try(context: PlanContext, backend: Backend, tensor: int, tokens: int) -> Fi
     plans = backend.memory(replace(divided, recipe=divided.recipe.model_copy(update={"engine": engine})))
     known = [plan for plan in plans if plan.limit_bytes]
     fullest = max(known, key=lambda plan: plan.total_bytes / plan.limit_bytes, default=None)
-    return Fit(tensor, tokens, fullest, fullest is None or fullest.total_bytes <= fullest.limit_bytes)
+    holds = fullest is None or fullest.total_bytes <= fullest.limit_bytes
+    return Fit(tensor, tokens, fullest, holds, context.recipe.engine.max_seq_len)

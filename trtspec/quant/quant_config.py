@@ -14,6 +14,7 @@ from typing import Any
 
 from trtspec.checkpoint.model_config import ConfigReader
 from trtspec.checkpoint.source import Source
+from trtspec.diagnostics import written
 from trtspec.errors import CheckpointError
 from trtspec.quant.scheme import ALGORITHMS
 
@@ -178,5 +179,7 @@ def _cache(reader: ConfigReader, said: Any) -> str:
         wanted = {"num_bits": 8, "type": "float", "dynamic": False, "strategy": "tensor"}
         is_fp8 = all(said.get(key, value) == value for key, value in wanted.items())
     if not is_fp8:
-        raise reader.refuse(f"has a KV cache in {said!r}; only FP8 with one scale a layer can be taken over", HINT)
+        raise reader.refuse(
+            f"has a KV cache in {written(said)}; only FP8 with one scale a layer can be taken over", HINT
+        )
     return "fp8"

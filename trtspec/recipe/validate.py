@@ -14,9 +14,9 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from trtspec.diagnostics import MAX_DIAGNOSTICS, Diagnostic, Mark, plain_words, position
+from trtspec.diagnostics import MAX_DIAGNOSTICS, Diagnostic, Mark, plain_words, position, written
 from trtspec.recipe.schema import FORMAT, IDENTIFIER, SAYS, Recipe
-from trtspec.recipe.tree import Node, locate, plain, put
+from trtspec.recipe.tree import Node, locate, plain, put, without
 from trtspec.registry import did_you_mean
 
 EXPECTED = {
@@ -45,8 +45,8 @@ def validate_recipe(root: Node, diagnostics: list[Diagnostic]) -> Recipe | None:
     try:
         return Recipe.model_validate(plain(root))
     except ValidationError as error:
-        if (as_texts := _with_texts(root, error)) is not root:
-            return validate_recipe(as_texts, diagnostics)
+        if (adapted := _unset(_with_texts(root, error), error)) is not root:
+            return validate_recipe(adapted, diagnostics)
         findings = sorted(error.errors(include_url=False), key=lambda finding: position(_place(root, finding)[0]))
         diagnostics += [_diagnostic(root, finding) for finding in findings[: MAX_DIAGNOSTICS + 1]]
         return None
@@ -59,6 +59,18 @@ def _with_texts(root: Node, error: ValidationError) -> Node:
         given = written and node.mark.line is None and isinstance(node.value, (int, float))
         if given and finding["type"] == "string_type" and all(isinstance(part, str) for part in finding["loc"]):
             root = put(root, path, replace(node, value=node.raw))
+    return root
+
+
+def _unset(root: Node, error: ValidationError) -> Node:
+    """Return the tree without the mappings and lists that `--set` gives as null: these keys are unset."""
+    for finding in error.errors(include_url=False):
+        node, written = locate(root, path := [str(part) for part in finding["loc"]])
+        given = written and node.mark.line is None and node.value is None
+        if given and finding["type"] in ("model_type", "dict_type", "list_type") and len(path) > 1:
+            root = put(root, path[:-1], without(locate(root, path[:-1])[0], path[-1]))
+        elif given and finding["type"] in ("model_type", "dict_type", "list_type"):
+            root = without(root, path[0])
     return root
 
 
@@ -119,8 +131,7 @@ def _spelled(text: str) -> str | None:
 
 def shown(value: Any) -> str:
     """Return a value as a message quotes it, however long it is."""
-    text = repr(value)
-    return text if len(text) <= 100 else f"{text[:99]}…"
+    return written(value)
 
 
 def _described(value: Any) -> str:

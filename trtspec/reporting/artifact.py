@@ -15,6 +15,8 @@ from trtspec.reporting.section import Section, Table
 
 GIB, MIB = 1 << 30, 1 << 20
 SHOWN_FILES = 20
+KEY = 16  # digits of a step's key, which the manifest has whole
+LEAST_SHARE = 0.01  # of a build's time; a shorter step is in the table and not in the plot
 
 
 def summary(facts: Facts) -> Iterator[Section]:
@@ -31,7 +33,13 @@ def summary(facts: Facts) -> Iterator[Section]:
         ("GPU", str(manifest.gpu.get("name", "none named"))),
         ("made with", ", ".join(f"{name} {version}" for name, version in sorted(manifest.tools.items()))),
         ("manifest", facts.manifest_sha256),
-        *((f"shown: {each.name}", f"{each.sha256}{each.against and f' ({each.against})'}") for each in facts.sources),
+        *(
+            (
+                f"{'found' if each.is_kept else 'shown'}: {each.name}",
+                f"{each.sha256}{each.against and f' ({each.against})'}",
+            )
+            for each in facts.sources
+        ),
     ]
     yield Section("What it is", "", tables=[Table("The artifact", ("", ""), rows)])
 
@@ -64,7 +72,7 @@ def memory(facts: Facts) -> Iterator[Section]:
 
 def build(facts: Facts) -> Iterator[Section]:
     """Yield the steps with their keys, and their times where a document has them."""
-    keys = {step.name: step.key for step in facts.manifest.steps}
+    keys = {step.name: step.key[:KEY] for step in facts.manifest.steps}
     if facts.build is None:
         table = Table("Steps", ("step", "key"), list(keys.items()), digests=(1,))
         yield Section("How it was built", "", tables=[table])
@@ -72,8 +80,9 @@ def build(facts: Facts) -> Iterator[Section]:
     steps = facts.build.steps
     rows = [(step.name, step.status, f"{step.seconds:.2f}", keys.get(step.name, "-")) for step in steps]
     table = Table("Steps", ("step", "", "seconds", "key"), rows, right=(2,), digests=(3,))
-    times = Series("seconds", [step.seconds for step in steps])
-    plot = grouped("Seconds by step", [step.name for step in steps], [times], "seconds") if steps else ""
+    long = [step for step in steps if step.seconds > LEAST_SHARE * facts.build.seconds]
+    times = Series("seconds", [step.seconds for step in long])
+    plot = grouped("Seconds by step", [step.name for step in long], [times], "seconds") if long else ""
     yield Section("How it was built", f"In {facts.build.seconds:.1f} seconds.", plot, [table])
 
 

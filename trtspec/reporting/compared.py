@@ -6,7 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtspec.measure.report import Check
+from trtspec.measure.speedup import FAILS
 from trtspec.reporting.documents import Facts
+from trtspec.reporting.judged import contradiction
 from trtspec.reporting.section import Section, Table
 
 # What checks hold against what; those of limits compare a measurement with the recipe.
@@ -27,12 +29,24 @@ def gates(facts: Facts) -> Iterator[Section]:
         words = "Nobody has verified this artifact as it lies here: trtspec verify, or trtspec bench NAME --gates."
         yield Section("Gates", words)
         return
-    rows = [(check.name, "holds" if check.ok else "FAILS", check.detail) for check in found.checks]
-    tables = [Table("Checks", ("check", "", "what was found"), rows)]
+    marks = [contradiction(facts, check) for check in found.checks]
+    rows = [_row(check, mark) for check, mark in zip(found.checks, marks, strict=True)]
+    bad = [number for number, check in enumerate(found.checks) if not check.ok or marks[number]]
+    tables = [Table("Checks", ("check", "", "what was found"), rows, bad=bad)]
     if found.left_out:
         rows_out = [(each.name, each.reason, each.why) for each in found.left_out]
         tables.append(Table("Left out", ("check", "because of", "why"), rows_out))
     yield Section("Gates", "", tables=tables)
+
+
+def _row(check: Check, mark: str) -> tuple[str, str, str]:
+    """Return a check's row; `mark` is what a benchmark measured that contradicts it."""
+    state = "FAILS" if check.state == FAILS else check.state
+    return (
+        check.name,
+        f"{state}, contradicted" if mark else state,
+        f"{check.detail}. But {mark}" if mark else check.detail,
+    )
 
 
 def compared(facts: Facts) -> Iterator[Section]:

@@ -7,10 +7,11 @@ A stranger's file is bounded before it is parsed.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 from pydantic import BaseModel, ValidationError
 
@@ -20,7 +21,9 @@ from trtspec.diagnostics import plain_words
 from trtspec.errors import TrtspecError
 from trtspec.files import read_bounded, unreadable
 from trtspec.measure.belonging import objection
-from trtspec.measure.report import Verification, manifest_sha256, read_report
+from trtspec.measure.documents import kept_documents
+from trtspec.measure.report import Verification, manifest_sha256, read_report, undecided_policy
+from trtspec.measure.target import target_sha256
 from trtspec.reporting.forms.baseline import BaselineDocument
 from trtspec.reporting.forms.bench import BenchDocument
 from trtspec.reporting.forms.build import BuildDocument
@@ -46,11 +49,16 @@ FORMS: dict[str, tuple[str, type[BaseModel]]] = {
 
 @dataclass(frozen=True)
 class Source:
-    """A file that a report was made of; `against` is why it is not of the artifact, "" where it may be."""
+    """A file that a report was made of; `against` is why it is not of the artifact, "" where it may be.
+
+    `what` names the field of Facts that it fills; `is_kept` is true of one that trtspec saved by itself.
+    """
 
     name: str
     sha256: str
     against: str
+    what: str = ""
+    is_kept: bool = False
 
 
 @dataclass
@@ -70,6 +78,21 @@ class Facts:
     training: TrainDocument | None = None
     sources: list[Source] = field(default_factory=list)
 
+    @overload
+    def counted(self, what: Literal["bench"]) -> BenchDocument | None: ...
+    @overload
+    def counted(self, what: Literal["load"]) -> LoadDocument | None: ...
+    @overload
+    def counted(self, what: Literal["profile"]) -> ProfileDocument | None: ...
+    def counted(self, what: str) -> Any:
+        """Return a document that counts for the artifact; one that is of another is shown, but does not count."""
+        is_foreign = any(each.what == what and each.against for each in self.sources)
+        return None if is_foreign else getattr(self, what)
+
+    def objection(self, values: Mapping[str, Any]) -> str:
+        """Return why a document is not of the artifact, "" where it may be."""
+        return objection(values, self.manifest, self.manifest_sha256)
+
     @property
     def name(self) -> str:
         """Return the recipe's name."""
@@ -82,13 +105,24 @@ class Facts:
 
 
 def gather(root: Path, others: Sequence[Path]) -> Facts:
-    """Read an artifact's manifest and report, and further documents; raises TrtspecError for what is none."""
-    facts = Facts(root, load_manifest(root), manifest_sha256(root), read_report(root))
+    """Read an artifact's manifest and report, and further documents; raises TrtspecError for what is none.
+
+    Documents that commands saved by themselves, of the artifact or of its target, fill what `others` do not.
+    """
+    report = read_report(root)
+    facts = Facts(
+        root, load_manifest(root), manifest_sha256(root), report.under(undecided_policy()) if report else None
+    )
     for path in others:
         what, values, document, digest = _read(path)
-        against = objection(values, facts.manifest, facts.manifest_sha256)
-        facts.sources.append(Source(path.name, digest, against))
+        facts.sources.append(Source(path.name, digest, facts.objection(values), what))
         setattr(facts, what, document)
+    for path in kept_documents(root, target_sha256(facts.manifest)):
+        with suppress(TrtspecError):  # one that a report does not show, or that somebody damaged
+            what, values, document, digest = _read(path)
+            if getattr(facts, what) is None and not facts.objection(values):
+                facts.sources.append(Source(path.name, digest, "", what, is_kept=True))
+                setattr(facts, what, document)
     return facts
 
 

@@ -6,10 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtspec.disk import amount
+from trtspec.measure.speedup import HOLDS
 from trtspec.reporting.crossing import pays
 from trtspec.reporting.documents import Facts
+from trtspec.reporting.judged import foreign, own_candidate
 from trtspec.reporting.loaded import closed
-from trtspec.reporting.profiled import ranked, requests
+from trtspec.reporting.profiled import requests
 from trtspec.reporting.section import Figure, Section
 
 
@@ -24,36 +26,42 @@ def _sentence(facts: Facts) -> str:
     speculation, models = manifest.recipe.speculation, manifest.recipe.models
     drafts = f" with {models['draft'].model}" if "draft" in models else ""
     said = f"{models['target'].model}, {speculation.method}{drafts}, on the {manifest.backend.name} backend"
-    return said + "".join(f". Warning: {each.name} is {each.against}" for each in facts.sources if each.against)
+    if kept := [each.name for each in facts.sources if each.is_kept]:
+        said += f". Shown with what trtspec saved of it here: {', '.join(kept)}"
+    warnings = "".join(f". Warning: {each}" for each in foreign(facts))
+    return said + (f"{warnings}; what it says does not count here" if warnings else "")
 
 
 def _speedup(facts: Facts) -> Iterator[Figure]:
-    if found := facts.bench:
+    if found := facts.counted("bench"):
         low, high = found.speedup_interval
         yield Figure(f"{found.speedup:.2f}×", "as fast as the target alone", f"{low:.2f} to {high:.2f}, one request")
-    elif loads := [(point.load.name, point.speedup) for point in closed(facts) if point.speedup]:
+    elif loads := [
+        (point.load.name, point.speedup) for point in closed(facts) if point.speedup and facts.counted("load")
+    ]:
         name, speedup = loads[0]
         yield Figure(
             f"{speedup.ratio:.2f}×", "as fast as the target alone", ", ".join(filter(None, (speedup.interval, name)))
         )
-    elif (first := next(iter(ranked(facts)), None)) and first.best:
+    elif first := own_candidate(facts):
         best = first.best[0]
         yield Figure(f"{best.speedup:.2f}×", "expected speed-up", f"{first.name}, {requests(best.batch)}")
 
 
 def _accepted(facts: Facts) -> Iterator[Figure]:
-    found = facts.bench.speculative if facts.bench else None
-    if found:
+    bench = facts.counted("bench")
+    if bench:
+        found = bench.speculative
         yield Figure(f"{found.acceptance_rate:.0%}", "of drafted tokens accepted", "bench")
         yield Figure(f"{found.mean_accepted_len:.2f}", "tokens a step", "1 is the target alone")
-    elif first := next(iter(ranked(facts)), None):
+    elif first := own_candidate(facts):
         yield Figure(f"{first.acceptance_rate:.0%}", "of drafted tokens accepted", first.name)
         yield Figure(f"{first.mean_accepted_len.token_weighted[0]:.2f}", "tokens a step", "1 is the target alone")
 
 
 def _load(facts: Facts) -> Iterator[Figure]:
-    first = next(iter(ranked(facts)), None)
-    measured = {point.load.concurrency or 1: point.speedup.ratio for point in closed(facts) if point.speedup}
+    first, points = own_candidate(facts), closed(facts) if facts.counted("load") else []
+    measured = {point.load.concurrency or 1: point.speedup.ratio for point in points if point.speedup}
     if len(measured) > 1:
         yield Figure(pays(list(measured), list(measured.values())), "requests at once it pays for", "bench")
     elif first and len(first.best) > 1:
@@ -62,13 +70,14 @@ def _load(facts: Facts) -> Iterator[Figure]:
 
 
 def _same(facts: Facts) -> Iterator[Figure]:
-    if found := facts.bench:
+    if found := facts.counted("bench"):
         yield Figure(f"{found.identical_texts} of {found.prompts}", "texts the same", "with and without speculation")
 
 
 def _gates(facts: Facts) -> Iterator[Figure]:
     if found := facts.verification:
-        yield Figure(f"{sum(check.ok for check in found.checks)} of {len(found.checks)}", "checks hold", "verify")
+        hold = sum(check.state == HOLDS for check in found.checks)
+        yield Figure(f"{hold} of {len(found.checks)}", "checks hold", "verify")
 
 
 def _memory(facts: Facts) -> Iterator[Figure]:

@@ -5,16 +5,20 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
+from trtspec.measure.report import Check
+from trtspec.measure.speedup import UNDECIDED
+from trtspec.measure.verdict import ALONE, PAYS, SHIP
 from trtspec.reporting.documents import Facts
+from trtspec.reporting.judged import contradiction, standing, verdict
 from trtspec.reporting.section import Figure, Table
-from trtspec.reporting.sections import sections, verdict
+from trtspec.reporting.sections import sections
 
 UNFIT = {0x9, 0xA, 0xD}
 
 
 def render_markdown(facts: Facts) -> str:
     """Return a job's summary."""
-    parts = [f"# {_plain(facts.name)}: {verdict(facts)}"]
+    parts = [f"# {_plain(facts.name)}", f"**{_plain(verdict(facts).text)}**", _plain(standing(facts))]
     for section in sections(facts):
         parts.append(f"## {_plain(section.title)}")
         parts += [_plain(section.words)] if section.words else []
@@ -25,20 +29,33 @@ def render_markdown(facts: Facts) -> str:
 
 
 def render_junit(facts: Facts) -> str:
-    """Return a test for each check; one that was left out is skipped, and without a verification there is an error."""
-    found = facts.verification
+    """Return a test for each check; one that was left out is skipped, and without a verification there is an error.
+
+    An undecided check is a failure or skipped, by the policy (`undecided_policy`). The verdict is a property of the
+    suite and its output.
+    """
+    found, said = facts.verification, verdict(facts)
     suite = ElementTree.Element("testsuite", name=_xml(facts.name))
+    properties = ElementTree.SubElement(suite, "properties")
+    for name, value in {**said.as_dict(), "verification": standing(facts)}.items():
+        ElementTree.SubElement(properties, "property", name=name, value=_xml(value))
     for check in found.checks if found else ():
         case = ElementTree.SubElement(suite, "testcase", classname=_xml(facts.name), name=_xml(check.name))
+        case.set("time", f"{check.seconds:.3f}")
         if not check.ok:
             ElementTree.SubElement(case, "failure", message=_xml(check.detail))
+        elif check.state == UNDECIDED:
+            ElementTree.SubElement(case, "skipped", message=_xml(f"undecided: {check.detail}"))
+        ElementTree.SubElement(case, "system-out").text = _xml(_what_was_found(facts, check))
     for each in found.left_out if found else ():
         case = ElementTree.SubElement(suite, "testcase", classname=_xml(facts.name), name=_xml(each.name))
         ElementTree.SubElement(case, "skipped", message=_xml(each.why))
     if found is None:
         case = ElementTree.SubElement(suite, "testcase", classname=_xml(facts.name), name="verified")
         ElementTree.SubElement(case, "error", message="the artifact was not verified as it lies here")
-    suite.set("tests", str(len(suite)))
+    ElementTree.SubElement(suite, "system-out").text = _xml(said.text)
+    suite.set("tests", str(len(suite.findall("testcase"))))
+    suite.set("time", f"{sum(check.seconds for check in found.checks) if found else 0:.3f}")
     suite.set("failures", str(len(suite.findall("testcase/failure"))))
     suite.set("errors", str(len(suite.findall("testcase/error"))))
     suite.set("skipped", str(len(suite.findall("testcase/skipped"))))
@@ -46,15 +63,26 @@ def render_junit(facts: Facts) -> str:
 
 
 def render_annotations(facts: Facts) -> str:
-    """Return a workflow command for each check that fails, or for a verification that nobody made."""
+    """Return workflow commands: the verdict, then each check that fails, is undecided or contradicted."""
+    said = verdict(facts)
+    level = "notice" if said.decision in (SHIP, PAYS, ALONE) else "warning"
+    lines = [f"::{level} title={_property(facts.name)}::{_data(said.text)}"]
     if facts.verification is None:
-        return f"::warning title={_property(facts.name)}::the artifact was not verified as it lies here\n"
-    lines = [
-        f"::error title={_property(f'{facts.name}: {check.name}')}::{_data(check.detail)}"
-        for check in facts.verification.checks
-        if not check.ok
-    ]
-    return "".join(f"{line}\n" for line in lines or [f"::notice title={_property(facts.name)}::all gates hold"])
+        lines.append(f"::warning title={_property(facts.name)}::the artifact was not verified as it lies here")
+    for check in facts.verification.checks if facts.verification else ():
+        title = f"title={_property(f'{facts.name}: {check.name}')}"
+        if not check.ok or check.state == UNDECIDED:
+            lines.append(f"::{'warning' if check.ok else 'error'} {title}::{_data(check.detail)}")
+        if against := contradiction(facts, check):
+            lines.append(f"::warning {title}::{_data(f'{check.state}, but {against}')}")
+    if facts.verification and facts.verification.ok:
+        lines.append(f"::notice title={_property(facts.name)}::{_data(standing(facts))}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _what_was_found(facts: Facts, check: Check) -> str:
+    against = contradiction(facts, check)
+    return f"{check.detail}; contradicted: {against}" if against else check.detail
 
 
 def _figure(figure: Figure) -> str:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from trtspec import __version__
 from trtspec.reporting.documents import Facts
+from trtspec.reporting.judged import standing, verdict
 from trtspec.reporting.plots import packed, style
 from trtspec.reporting.section import Figure, Section, Table
-from trtspec.reporting.sections import sections, verdict
+from trtspec.reporting.sections import sections
 
 LAYOUT = Path(__file__).with_name("page.css")
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -20,8 +21,9 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 def render_page(facts: Facts) -> str:
     """Return the whole file."""
-    said = verdict(facts)
-    tone = {"verified": "ok", "does not hold": "bad"}.get(said, "dim")
+    said, checks = verdict(facts), standing(facts)
+    tone = {"green": "ok", "red": "bad"}.get(said.style, "dim")
+    is_bad = "does not hold" in checks
     body = "".join(
         _cards(list(group)) if plotted else "".join(map(_section, group))
         for plotted, group in groupby(sections(facts), key=lambda section: bool(section.plot))
@@ -31,7 +33,8 @@ def render_page(facts: Facts) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f"<title>{escape(facts.name)}: report</title><style>{style()}{packed(LAYOUT)}</style></head><body><main>"
-        f'<h1>{escape(facts.name)} <span class="badge {tone}">{said}</span></h1>{body}</main>'
+        f'<h1>{escape(facts.name)}</h1><p class="verdict {tone}"><strong>{escape(said.text)}</strong></p>'
+        f'<p><span class="badge {"bad" if is_bad else "dim"}">{escape(checks)}</span></p>{body}</main>'
         f'<footer class="dim"><p>trtspec {__version__}</p></footer></body></html>\n'
     )
 
@@ -64,7 +67,10 @@ def _table(table: Table) -> str:
         f"<th{_class(mark)} scope=col>{escape(name)}</th>" for name, mark in zip(table.columns, marks, strict=True)
     )
     headed = f"<thead><tr>{head}</tr></thead>" if any(table.columns) else ""
-    rows = "".join(f"<tr>{_cells(row, marks)}</tr>" for row in table.rows)
+    rows = "".join(
+        f"<tr{_class('bad' if number in table.bad else '')}>{_cells(row, marks)}</tr>"
+        for number, row in enumerate(table.rows)
+    )
     caption = f"<caption>{escape(table.caption)}</caption>"
     return f'<div class="scroll" tabindex="0"><table>{caption}{headed}<tbody>{rows}</tbody></table></div>'
 

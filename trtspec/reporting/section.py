@@ -9,13 +9,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells under columns; `right` are the columns with numbers, `digests` those with digests."""
+    """Rows of cells under columns; `right` are the columns with numbers, `digests` those with digests.
+
+    `bad` are the rows that something is wrong with.
+    """
 
     caption: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     right: Sequence[int] = ()
     digests: Sequence[int] = ()
+    bad: Sequence[int] = ()
 
     @classmethod
     def of_numbers(cls, caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

@@ -26,10 +26,3 @@ MAKERS = (
 def sections(facts: Facts) -> list[Section]:
     """Return the sections that there is something to say in."""
     return [section for maker in MAKERS for section in maker(facts)]
-
-
-def verdict(facts: Facts) -> str:
-    """Return in a few words whether the gates hold."""
-    if facts.verification is None:
-        return "not verified"
-    return "verified" if facts.verification.ok else "does not hold"

@@ -5,18 +5,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trtspec.errors import TrtspecError
 from trtspec.files import copy_tree, sync, sync_directories
+from trtspec.measure.overlap import DIGESTS, RECORD
 from trtspec.swap import clean_up, locked, put_in_place, sibling
-from trtspec.training.train_draft import RECORD
 from trtspec.training.verdict import Verdict, side_of
 
-FORMAT_VERSION = 1
+FORMAT_VERSION, KIND = 1, "train"
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class Result:
     """The verdict on a trained draft, which lies at `trained`, and at `out` once published, and its training's record.
 
     One `from_scratch` is compared with the target alone, whose steps give a token each. `left_out` counts the prompts
-    that were too long.
+    that were too long. `prompt_digests` are of the prompts that it was trained on or stopped by, `target` is the model
+    and its digest.
     """
 
     name: str
@@ -35,6 +36,8 @@ class Result:
     record: Mapping[str, Any]
     left_out: int
     from_scratch: bool = False
+    prompt_digests: Sequence[str] = ()
+    target: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def published(self) -> bool:
@@ -46,11 +49,14 @@ class Result:
         whole = self.verdict.whole
         return {
             "format_version": FORMAT_VERSION,
+            "kind": KIND,
+            "target": dict(self.target) or None,
             "name": self.name,
             "method": self.method,
             "from_scratch": self.from_scratch,
             "published": self.published,
             "prompts_left_out": self.left_out,
+            "prompts_trained_on": len(self.prompt_digests),
             "draft": str(self.out) if self.published else None,
             "refusals": self.verdict.refusals,
             "before": side_of(whole.before),
@@ -77,7 +83,8 @@ def publish(found: Result) -> None:
         new = sibling(out, "tmp")
         try:
             copy_tree(found.trained, new)
-            (new / RECORD).write_text(json.dumps(found.as_dict(), indent=2) + "\n")
+            record = found.as_dict() | {DIGESTS: list(found.prompt_digests)}
+            (new / RECORD).write_text(json.dumps(record, indent=2) + "\n")
             for path in new.iterdir():
                 path.chmod(0o644)
                 sync(path)

@@ -15,7 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from trtspec.errors import TrtspecError
+from trtspec.measure.overlap import RECORD, digest_of
 from trtspec.measure.profile.acceptance import Counts
+from trtspec.measure.target import planned_sha256
 from trtspec.methods.base import find_method
 from trtspec.pipeline import Build
 from trtspec.planner.predict import step_cost
@@ -39,8 +41,8 @@ from trtspec.training.result import Result, check_place, publish
 from trtspec.training.runs import Watching, outputs_of, plan_of
 from trtspec.training.split_prompts import left_out_of
 from trtspec.training.take_draft import TakeDraft
-from trtspec.training.texts import Text
-from trtspec.training.train_draft import RECORD, TrainDraft
+from trtspec.training.texts import HELD_OUT, TEXTS, Text, read_texts
+from trtspec.training.train_draft import TrainDraft
 from trtspec.training.verdict import Verdict
 
 Training = Callable[[Asked, Build, AnswerPrompts], TrainDraft | TakeDraft]
@@ -69,7 +71,11 @@ def judge(asked: Asked, loaded: LoadedRecipe, watching: Watching, training: Trai
     (again,) = outputs_of([measure_draft("after", better, answers)], better, watching)
     verdict = Verdict.of(held_out_of(answered), read_counts(measured), read_counts(again))
     method = loaded.recipe.speculation.method
-    return _published(Result(loaded.recipe.name, method, out, trained, verdict, _record(trained), left_out_of(split)))
+    name, left_out = loaded.recipe.name, left_out_of(split)
+    return _published(
+        Result(name, method, out, trained, verdict, _record(trained), left_out, prompt_digests=_prompts(answered),
+               target=_target(build))
+    )  # fmt: skip
 
 
 def _place(asked: Asked, loaded: LoadedRecipe) -> Path:
@@ -100,7 +106,10 @@ def _from_scratch(asked: Asked, loaded: LoadedRecipe, watching: Watching) -> Res
     alone = [steps_alone(text) for text in texts]
     verdict = Verdict.of(texts, alone, read_counts(measured), step_cost(better.context))
     name, left_out = loaded.recipe.name, left_out_of(split)
-    return _published(Result(name, train.method, out, trained, verdict, _record(trained), left_out, from_scratch=True))
+    return _published(
+        Result(name, train.method, out, trained, verdict, _record(trained), left_out, from_scratch=True,
+               prompt_digests=_prompts(answered), target=_target(bare))
+    )  # fmt: skip
 
 
 def _check_makes(asked: Asked, loaded: LoadedRecipe) -> None:
@@ -124,6 +133,19 @@ def _making(asked: Asked, speculation: Speculation, bare: Build, answers: Answer
 def steps_alone(text: Text) -> Counts:
     """Return the steps that the target takes alone: one for each token but the first."""
     return Counts(len(text.answer) - 1, 0, 0)
+
+
+def _prompts(answered: Path) -> list[str]:
+    """Return the digests of the prompts that a training learns from or is stopped by, each once."""
+    texts = read_texts(answered / TEXTS)
+    return sorted({digest_of(text.prompt) for text in texts if text.side != HELD_OUT})
+
+
+def _target(build: Build) -> dict[str, str]:
+    """Return the target as documents name it."""
+    recipe = build.recipe.without_places()
+    steps = ((step.name, step.key) for step in build.plan.steps)
+    return {"model": recipe.target.model, "sha256": planned_sha256(recipe, build.target_key, steps)}
 
 
 def _record(trained: Path) -> dict[str, object]:

@@ -11,10 +11,10 @@ from typing import ClassVar
 from trtspec.errors import TrtspecError
 from trtspec.graph.files import Files
 from trtspec.graph.step import Inputs, Progress, Step
+from trtspec.measure.overlap import RECORD
 from trtspec.training.answer_prompts import AnswerPrompts
 from trtspec.training.rows import held_out_digest
 from trtspec.training.texts import TEXTS, read_texts
-from trtspec.training.train_draft import RECORD
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import ClassVar
 from trtspec.errors import TrtspecError
 from trtspec.graph.files import Files
 from trtspec.graph.step import Inputs, Progress, Step, notes_of
+from trtspec.measure.overlap import RECORD
 from trtspec.steps.convert import ConvertCheckpoint
 from trtspec.training.answer_prompts import AnswerPrompts
 from trtspec.training.measure_draft import judges
@@ -20,7 +21,6 @@ from trtspec.training.settings import TrainSettings
 from trtspec.training.texts import TEXTS, TRAIN, VALIDATION, Text, read_texts
 from trtspec.training.verdict import LEAST_JUDGES
 
-RECORD = "trtspec_training.json"
 VALIDATION_TEXTS = 48
 
 

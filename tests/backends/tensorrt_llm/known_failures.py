@@ -538,7 +538,7 @@ MET_BEFORE = [
         ask("llama-3.3-70b", "llama-3.1-8b", speculation__method="draft_target", target__parallel={"tensor": 4}),
         "speculation.draft.model",
         "the target is 8.8 times the draft (70,553.7 M and 8,030.3 M parameters);"
-        " pairs that pay are 10 to 50 times apart",
+        " a draft that pays is usually 10 times smaller",
         "warning",
     ),
     Row(

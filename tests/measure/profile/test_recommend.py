@@ -13,6 +13,7 @@ from trtspec.measure.profile.acceptance import Acceptance, Counts, count_steps
 from trtspec.measure.profile.candidate import Candidate
 from trtspec.measure.profile.measured import Measured, least_seconds
 from trtspec.measure.profile.recommend import recommend, verdict
+from trtspec.measure.verdict import verdict_of
 from trtspec.torch_engine.replay import Proposed
 
 
@@ -278,3 +279,22 @@ def test_prefills_of_several_requests_lie_on_a_line() -> None:
     found = measured("ngram", {1: 100}, {1: even, 5: {0: 3.0, 1: 3.0}})
     found = replace(found, prefills={1: (2.0, 2.0), 5: (10.0, 10.0)}, answer_len=12.0)
     assert found.best(3).expected.value == pytest.approx((2 + 6 / 11) / (2 / 2 + 6 / 11))
+
+
+def test_target_alone_is_recommended_with_the_reason_that_its_interval_gives() -> None:
+    """Few texts that differ much: 1.25 times as fast on the whole, and anything from 1.0 times on for others."""
+    wide = Acceptance((Counts(10, 10, 0), Counts(10, 10, 9), Counts(10, 10, 0)), ("",) * 3)
+    found = replace(measured("draft_target", {1: 60}, {1: {0: 1.0, 1: 1.03}}), acceptance={1: wide})
+    best = found.best(1).expected
+    assert best.low < 1.02 < best.value
+    alone = recommend([found], 1)
+    assert alone.candidate is None
+    assert "the lower end of that interval is below 1.02, so it may be no faster" in alone.why
+    found_verdict = verdict_of(alone.proposal)
+    assert found_verdict.decision == "do_not_ship"
+    beginning = "Do not draft: the best of what was tried, draft_target, is expected to be"
+    assert found_verdict.text.startswith(f"{beginning} {best.value:.2f} times")
+    assert found_verdict.text.endswith("so it may be no faster; the target alone is recommended.")
+    slow = recommend([measured("ngram", {1: 10}, {1: {0: 1.0, 1: 1.09}})], 1)
+    assert slow.candidate is None
+    assert "but that is less than 1.02 times, which noise alone can make" in slow.why

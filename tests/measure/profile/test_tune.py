@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from trtspec.measure.profile.acceptance import Acceptance, Counts
 from trtspec.measure.profile.candidate import Candidate, Texts
 from trtspec.measure.profile.halving import halve, rung_sizes
 from trtspec.measure.profile.measured import Measured
+from trtspec.measure.profile.recommend import Recommendation, recommend
 from trtspec.measure.profile.saved import dump_measured, dump_texts, read_measured, read_texts
 from trtspec.methods.base import find_method, methods
 from trtspec.profiling import tune
@@ -137,3 +140,29 @@ def test_nothing_to_tune(workplace: Path, trtspec: Run) -> None:
     outcome = trtspec("tune", "quickstart", "--set", "speculation={method: none}")
     assert outcome.code == 1
     assert "nothing to tune" in outcome.err
+
+
+@pytest.mark.integration
+def test_tune_that_recommends_none_gives_the_reason_and_names_what_write_switches_off(
+    recipe: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(found: Sequence[Measured], batch: int) -> Recommendation:
+        """Return what is recommended of steps that take ten times as long where they draft."""
+        slower = [
+            replace(each, seconds={case: one * (10 if case[1] else 1) for case, one in each.seconds.items()})
+            for each in found
+        ]
+        return recommend(slower, batch)
+
+    monkeypatch.setattr(tune, "recommend", slow)
+    shown = trtspec("tune", recipe, *SMALL)
+    assert shown.out.startswith("Do not draft: the best of what was tried, draft_target (./draft), is expected to be ")
+    assert "that is less than 1.02 times, which noise alone can make; the target alone is recommended." in shown.out
+    assert "--write would switch draft_target (./draft) off\n" in shown.out
+    assert "draft_target" in recipe.read_text()
+    document = trtspec("tune", recipe, *SMALL, "--write", "--json")
+    assert document.document["decision"] == "do_not_ship"
+    assert document.document["verdict"].startswith("Do not draft: ")
+    assert document.document["recommendation"]["method"] == "none"
+    assert f"{recipe}: speculation was switched off, which was draft_target (./draft): the best of " in document.err
+    assert yaml.safe_load(recipe.read_text())["speculation"] == {"method": "none"}

@@ -9,6 +9,7 @@ from trtspec.backends.common.trtllm_versions import Option, version_spec_of
 from trtspec.backends.context import PlanContext
 from trtspec.backends.tensorrt_llm import modes
 from trtspec.backends.tensorrt_llm.specs import TOKENS_PER_BLOCK, EngineSpec, Role, engine_specs, uses_draft_logits
+from trtspec.diagnostics import written
 from trtspec.errors import TrtspecError
 
 
@@ -79,7 +80,9 @@ def _extra(context: PlanContext) -> dict[str, list[str]]:
         option = options.get(name)
         found = option_words(option, value) if option else None
         if found is None:
-            raise TrtspecError(f"{name}: {value!r} cannot be given to trtllm-build", where=f"engine.extra.{name}")
+            raise TrtspecError(
+                f"{name}: {written(value)} cannot be given to trtllm-build", where=f"engine.extra.{name}"
+            )
         words[name] = found
     return words
 

@@ -128,7 +128,7 @@ def _samples(root: Path, prompts: list[Prompt], load: Load) -> list[Sample]:
         began = min(_due(each, load) for each in records)
         return [_sample(each, prompts, began, load) for each in records]
     except (BadAnswer, KeyError, TypeError, ValueError, IndexError) as error:
-        raise TrtspecError(f"a record of aiperf that is not one of 0.13: {error!r}", where=str(path)) from None
+        raise TrtspecError(f"a record is not one of aiperf 0.13: {error}", where=str(path)) from None
 
 
 def _due(record: Mapping[str, Any], load: Load) -> float:

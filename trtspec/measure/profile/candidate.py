@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -70,4 +71,4 @@ class Candidate:
 
 
 def _short(value: Any) -> str:
-    return f"of {len(value)}" if isinstance(value, list) else str(value)
+    return f"of {len(value)}" if isinstance(value, list) else value if isinstance(value, str) else json.dumps(value)

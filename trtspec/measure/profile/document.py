@@ -11,6 +11,7 @@ from trtspec.measure.profile.acceptance import Acceptance
 from trtspec.measure.profile.measured import Case, Measured
 from trtspec.measure.profile.recommend import Recommendation, verdict
 from trtspec.measure.report import Check
+from trtspec.measure.verdict import verdict_of
 
 FORMAT_VERSION = 1
 
@@ -70,6 +71,7 @@ class Profile:
         chosen = self.chosen
         return {
             "format_version": FORMAT_VERSION,
+            **verdict_of(self.recommendation.proposal).as_dict(),
             **self.about,
             "name": self.name,
             "prompts": len(self.kinds),
@@ -83,6 +85,11 @@ class Profile:
             "by_position": [round(rate, 4) for rate in chosen.by_position] if chosen else [],
             "recommendation": self.recommendation.as_dict(),
         }
+
+    @property
+    def drafts_with(self) -> str:
+        """Return what the recipe drafts with, as people call it; "" where it drafts nothing, or was not measured."""
+        return self.recommendation.proposal.own.name if self.recommendation.proposal.own else ""
 
     @property
     def chosen(self) -> Acceptance | None:

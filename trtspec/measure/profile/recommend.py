@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from trtspec.measure.profile.candidate import Candidate
 from trtspec.measure.profile.measured import Measured, Speedup
 from trtspec.measure.profile.schedule import PAYS, Schedule, requests_at_once, schedule_of
+from trtspec.measure.verdict import Option, Proposal, Ratio
 
 # Acceptance rates below which a draft that does not pay is harmful, and one that pays is worth training.
 HARMFUL, TRAINABLE = 0.5, 0.6
@@ -20,7 +21,7 @@ class Recommendation:
     """The recipe's section to use: `candidate` is None where the target alone is fastest.
 
     `speedup` is expected of the section at `batch` requests at once; `schedule` are pairs (requests, draft_len) where
-    the best length depends on them, empty where one will do.
+    the best length depends on them, empty where one will do. `proposal` is what the verdict is about.
     """
 
     candidate: Candidate | None
@@ -29,6 +30,7 @@ class Recommendation:
     speedup: float
     schedule: tuple[tuple[int, int], ...]
     why: str
+    proposal: Proposal = field(default_factory=lambda: Proposal(None))
 
     @property
     def speculation(self) -> dict[str, Any]:
@@ -72,31 +74,61 @@ def verdict(measured: Measured, batch: int) -> str:
     return "harmful" if rate < HARMFUL else "too slow"
 
 
-def recommend(found: Sequence[Measured], batch: int) -> Recommendation:
-    """Return the candidate that is expected to be fastest with so many requests at once, and never slow with others."""
+def recommend(found: Sequence[Measured], batch: int, own: Candidate | None = None) -> Recommendation:
+    """Return the candidate that is expected to be fastest with so many requests at once, and never slow with others.
+
+    `own` is what the recipe drafts with now, where that is known.
+    """
     plans = [
         (each, schedule_of(each, batch)) for each in sorted(found, key=lambda each: -each.best(batch).expected.value)
     ]
     paying = [(each, plan, plan.at) for each, plan in plans if plan.at and plan.at.expected.low >= PAYS]
+    tried = {each.candidate.name: _option(each, each.best(batch)) for each in reversed(found)}
+    now = tried.get(own.name) if own else None
     if not paying:
-        return Recommendation(None, batch, 0, 1.0, (), _alone(plans, batch))
+        best = _option(plans[0][0], plans[0][0].best(batch)) if plans else None
+        proposal = Proposal(None, best, now, load=_load(batch), why_alone=_why_alone(plans, batch))
+        return Recommendation(None, batch, 0, 1.0, (), _alone(plans, batch), proposal)
     first, plan, at = max(paying, key=lambda each: each[2].expected.value)
     lens = {length for _, length in plan.pairs}
     schedule = plan.pairs if len(lens) > 1 or plan.pairs[-1][0] < max(first.batches) else ()
     others = [each for each in plans if each[0] is not first]
-    return Recommendation(first.candidate, batch, max(lens), at.expected.value, schedule, _why(first, at, others))
+    chosen = _option(first, at)
+    by_load = [(load, first.best(load).expected.value) for load in first.batches]
+    proposal = Proposal(chosen, chosen, now, at.draft_len, _load(batch), by_load)
+    why = _why(first, at, others)
+    return Recommendation(first.candidate, batch, max(lens), at.expected.value, schedule, why, proposal)
+
+
+def _option(measured: Measured, at: Speedup) -> Option:
+    return Option(measured.candidate.name, Ratio(at.expected.value, at.expected.low, at.expected.high))
+
+
+def _load(batch: int) -> str:
+    return "1 request" if batch == 1 else f"{batch} requests at once"
+
+
+def _why_alone(plans: Sequence[tuple[Measured, Schedule]], batch: int) -> str:
+    """Return why the best of what was tried is not recommended."""
+    if not plans:
+        return "nothing was measured that could draft"
+    first, plan = plans[0]
+    expected = first.best(batch).expected
+    if expected.value < PAYS:
+        return f"that is less than {PAYS:g} times, which noise alone can make"
+    if expected.low < PAYS:
+        return f"the lower end of that interval is below {PAYS:g}, so it may be no faster"
+    return plan.why_not
 
 
 def _alone(plans: Sequence[tuple[Measured, Schedule]], batch: int) -> str:
     """Return why the target alone is recommended, by the first of the plans."""
     if not plans:
         return "nothing was measured that could draft"
-    first, plan = plans[0]
-    best = first.best(batch)
+    first, best = plans[0][0], plans[0][0].best(batch)
     said = f"the best of what was tried, {first.candidate.name}, makes it {best.expected} times as fast"
-    if not plan.why_not or best.expected.low < PAYS:
-        return said
-    return f"{said} with {requests_at_once(batch)}, but {plan.why_not}"
+    why = _why_alone(plans, batch)
+    return f"{said} with {requests_at_once(batch)}, but {why}" if why else said
 
 
 def _why(first: Measured, at: Speedup, others: Sequence[tuple[Measured, Schedule]]) -> str:

@@ -11,6 +11,7 @@ from trtspec.measure.profile.candidate import Candidate, Texts
 from trtspec.measure.profile.halving import Rung
 from trtspec.measure.profile.measured import Measured, Speedup
 from trtspec.measure.profile.recommend import Recommendation
+from trtspec.measure.verdict import verdict_of
 
 FORMAT_VERSION = 1
 
@@ -31,6 +32,11 @@ class Tuning:
     left_out: dict[str, str]
     recommendation: Recommendation
 
+    @property
+    def drafts_with(self) -> str:
+        """Return what the recipe drafts with, as people call it."""
+        return self.rungs[0].scores[0][0].name if self.rungs and self.rungs[0].scores else self.method
+
     def best_of(self, arm: Candidate, rung: Rung[Candidate]) -> Speedup | None:
         """Return what was expected of an arm in a round, None of one that could not be measured."""
         found = self.measured.get((arm.settings, rung.texts))
@@ -40,6 +46,7 @@ class Tuning:
         """Return the document."""
         return {
             "format_version": FORMAT_VERSION,
+            **verdict_of(self.recommendation.proposal).as_dict(),
             **self.about,
             "name": self.name,
             "method": self.method,

@@ -12,7 +12,7 @@ from trtspec.backends.tensorrt_llm.arguments import choices_of, option_words
 from trtspec.backends.tensorrt_llm.modes import EAGLE, EXTERNAL, LOOKAHEAD, MEDUSA, mode_of
 from trtspec.backends.tensorrt_llm.rules.sources import BATCHING, BUILD, BUILDER, PLUGINS
 from trtspec.backends.tensorrt_llm.specs import engine_specs
-from trtspec.diagnostics import Diagnostic
+from trtspec.diagnostics import Diagnostic, written
 from trtspec.registry import did_you_mean
 
 # What other keys of the recipe decide.
@@ -73,7 +73,7 @@ def options_take_their_values(context: PlanContext) -> Iterator[Diagnostic]:
             choices = choices_of(option)
             wants = f"one of {', '.join(choices)}" if choices else _TYPES[option.type]
             yield _about(
-                name, "bad-value", f"{name} is {wants}, not {value!r}", did_you_mean(str(value), choices), BUILD
+                name, "bad-value", f"{name} is {wants}, not {written(value)}", did_you_mean(str(value), choices), BUILD
             )
 
 
