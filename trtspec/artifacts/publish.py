@@ -16,7 +16,7 @@ from typing import Literal
 from trtspec.artifacts.contents import unlisted
 from trtspec.artifacts.manifest import Manifest, is_ours, load_manifest, problem_of
 from trtspec.artifacts.paths import MANIFEST, REPORTS
-from trtspec.errors import StepError, TrtspecError
+from trtspec.errors import StepError, TrtspecError, remedy_of
 from trtspec.failpoint import failpoint
 from trtspec.files import sync, sync_directories
 from trtspec.hashing import copy_hashed
@@ -151,5 +151,5 @@ def _in_words(out: Path) -> Iterator[None]:
         raise StepError(
             f"cannot publish the artifact: {error.strerror}: {error.filename or out.parent}",
             where=str(out),
-            hint="what was here before is untouched; give it room or access, then build again",
+            hint=remedy_of(error) or "what was here before is untouched; give it room or access, then build again",
         ) from error

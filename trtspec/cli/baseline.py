@@ -86,13 +86,12 @@ def _served(name: str) -> tuple[Any, Path]:
 
 def _write(out: Path, document: dict[str, Any]) -> None:
     import json
-    import os
 
     from trtspec.errors import TrtspecError
     from trtspec.files import replace_file
 
     try:
-        replace_file(out, json.dumps(document, indent=1).encode() + b"\n", out.with_name(f".{out.name}.{os.getpid()}"))
+        replace_file(out, json.dumps(document, indent=1).encode() + b"\n")
     except OSError as error:
         raise TrtspecError(f"the document cannot be written: {error.strerror}", where=str(out)) from None
 

@@ -16,7 +16,7 @@ from trtspec.deploy.containers import Workload, workload_of
 from trtspec.deploy.journal import STARTING, DeploymentJournal, Record, deployment_names, status_of
 from trtspec.deploy.options import DeployOptions, OnEvent
 from trtspec.deploy.rendered import Rendered, write_rendered
-from trtspec.errors import DeployError, TrtspecError, refusal, refused_at
+from trtspec.errors import DeployError, TrtspecError, describe_refusal, remedy_of
 from trtspec.measure.gates import on_request
 from trtspec.measure.gating import deploy_load, ensure_served_gates
 from trtspec.measure.report import LeftOut
@@ -261,9 +261,7 @@ def _in_words(place: Path | None = None) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if (refused := refusal(error)) is None:
+        if (refused := describe_refusal(error, str(place or state_dir()))) is None:
             raise
         hint = "give it room or access there, or point TRTSPEC_STATE at another directory"
-        raise DeployError(
-            f"{refused} {refused_at(error) or place or state_dir()}", hint=None if place else hint
-        ) from error
+        raise DeployError(refused, hint=remedy_of(error) or (None if place else hint)) from error

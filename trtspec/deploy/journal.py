@@ -22,11 +22,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from typing import IO, Any
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from trtspec.deploy.address import reachable
 from trtspec.errors import DeployError
-from trtspec.files import private_directory, read_bounded, replace_file
+from trtspec.files import file_lock, private_directory, read_bounded, replace_file
 from trtspec.paths import state_dir
 from trtspec.ports import LOOPBACK
 from trtspec.registry import did_you_mean
@@ -180,7 +180,7 @@ class DeploymentJournal:
 
     def _put(self, record: Record) -> None:
         state = json.dumps(asdict(record), indent=1).encode()
-        replace_file(self.root / "state.json", state, self.root / f"state.json.{os.getpid()}")
+        replace_file(self.root / "state.json", state)
 
     def note(self, record: Record, state: str, detail: str = "") -> None:
         """Add what became of a revision to the journal; the state of the deployment stays."""
@@ -210,7 +210,7 @@ class DeploymentJournal:
         """Hold the name while a server of it is being started."""
         private_directory(self.root)
         try:
-            with FileLock(self.root / "lock", timeout=0):
+            with file_lock(self.root / "lock", timeout_s=0):
                 yield
         except Timeout:
             raise DeployError(f"another process is deploying {self.name!r} right now") from None

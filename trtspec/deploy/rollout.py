@@ -16,7 +16,6 @@ so that nothing depends on the command being alive.
 from __future__ import annotations
 
 import json
-import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -121,14 +120,14 @@ def keep_rollout(journal: DeploymentJournal, rollout: Rollout) -> Rollout:
     """Replace what is known of a rollout whose state stays."""
     document = asdict(rollout) | {"shares": rollout.limits.shares}
     data, path = json.dumps(document, indent=1).encode(), journal.root / FILE
-    replace_file(path, data, path.with_name(f"{FILE}.{os.getpid()}"))
+    replace_file(path, data)
     return rollout
 
 
 def ask(journal: DeploymentJournal, what: str) -> None:
     """Leave word for the supervisor: PROMOTE or ROLLBACK."""
     path = journal.root / ASK
-    replace_file(path, what.encode(), path.with_name(f"{ASK}.{os.getpid()}"))
+    replace_file(path, what.encode())
 
 
 def asked(journal: DeploymentJournal) -> str:

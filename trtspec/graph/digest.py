@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from trtspec.errors import TrtspecError
-from trtspec.files import identity_of, replace_file
+from trtspec.files import file_lock, identity_of, replace_file
 from trtspec.graph.sealed import load_sealed, seal
 from trtspec.hashing import file_sha256
 
@@ -93,17 +93,15 @@ class DigestCache:
         self._remember({identity_of(path): digest for path, digest in digests.items()})
 
     def _remember(self, digests: Mapping[str, str]) -> None:
-        from filelock import FileLock
-
         if digests.items() <= self._known.items():
             return
         self._known |= digests
         with suppress(OSError):  # a full disk costs the next run a second reading, nothing else
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(self._path.with_suffix(".lock")):
+            with file_lock(self._path.with_suffix(".lock")):
                 newest = list({**self._load(), **digests}.items())[-self.MAX_FILES :]
                 data = seal(CACHE_SCHEMA, {"digests": dict(newest)})
-                replace_file(self._path, data, self._path.with_suffix(".tmp"))
+                replace_file(self._path, data)
 
     def _load(self) -> dict[str, str]:
         document = load_sealed(CACHE_SCHEMA, self._path) or {"digests": {}}

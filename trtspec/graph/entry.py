@@ -75,7 +75,7 @@ def load_entry(directory: Path, key: str) -> Entry:
 def write_entry(entry: Entry) -> None:
     """Write the document of an entry whose files are sealed."""
     data = seal(SCHEMA, entry.model_dump(mode="json"))
-    replace_file(entry.directory / "entry.json", data, entry.directory / "entry.tmp")
+    replace_file(entry.directory / "entry.json", data)
 
 
 def check_files(entry: Entry, known: dict[str, Stamp]) -> dict[str, Stamp]:

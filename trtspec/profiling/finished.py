@@ -39,7 +39,7 @@ class Finished:
         except (OSError, ValueError):
             part = make()
             self._root.mkdir(parents=True, exist_ok=True)
-            replace_file(path, json.dumps(part).encode(), path.with_suffix(f".{os.getpid()}"))
+            replace_file(path, json.dumps(part).encode())
         return part
 
     def forget(self) -> None:

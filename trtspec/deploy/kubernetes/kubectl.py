@@ -139,7 +139,7 @@ def _note_place(journal: DeploymentJournal, workload: Workload, settings: Cluste
         "form": settings.form,
     }
     path = journal.root / "cluster.json"
-    replace_file(path, json.dumps(place).encode(), path.with_suffix(".new"))
+    replace_file(path, json.dumps(place).encode())
     return _place(journal)
 
 
