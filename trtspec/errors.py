@@ -93,7 +93,19 @@ def remedy_of(error: OSError) -> str | None:
 
 
 def exhaustion(error: BaseException) -> TrtspecError | None:
-    """Return an error for a MemoryError or what libraries raise in its place, and for threads; None for others."""
+    """Return an error for a MemoryError or what libraries raise in its place, and for threads; None for others.
+
+    What an error was raised from counts too: an import that fails for want of memory has other words of its own.
+    """
+    chain: list[BaseException] = []
+    following: BaseException | None = error
+    while following and following not in chain:
+        chain.append(following)
+        following = following.__cause__ or following.__context__
+    return next(filter(None, map(_exhaustion, chain)), None)
+
+
+def _exhaustion(error: BaseException) -> TrtspecError | None:
     text = str(error)
     if isinstance(error, RuntimeError) and _OUT_OF_THREADS in text:
         return TrtspecError("this machine gives no more threads", hint=THREADS_HINT)

@@ -14,7 +14,7 @@ import pytest
 
 from tests.advising.serving import serving
 from tests.conftest import Run
-from trtspec.artifacts.manifest import load_manifest
+from trtspec.artifacts.manifest import load_manifest, manifest_sha256
 from trtspec.artifacts.paths import MANIFEST
 from trtspec.checklist import built, measured
 from trtspec.checklist.checklist import ROWS
@@ -22,7 +22,6 @@ from trtspec.checklist.facts import Facts, gather
 from trtspec.checklist.row import DONE, MISSING, NOT_NEEDED, Row
 from trtspec.deploy.journal import DeploymentJournal, Record
 from trtspec.measure.documents import KINDS
-from trtspec.measure.report import manifest_sha256
 from trtspec.measure.target import target_sha256
 from trtspec.monitoring.rules import rules
 from trtspec.recipe.resolve import ResolvedRecipe

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.conftest import Run
-from trtspec.measure.report import manifest_sha256
+from trtspec.artifacts.manifest import manifest_sha256
 
 VOID = {"meta", "line", "rect", "circle", "path", "polyline"}
 

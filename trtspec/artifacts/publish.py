@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -18,10 +20,11 @@ from trtspec.artifacts.manifest import Manifest, is_ours, load_manifest, problem
 from trtspec.artifacts.paths import MANIFEST, REPORTS
 from trtspec.errors import StepError, TrtspecError, remedy_of
 from trtspec.failpoint import failpoint
-from trtspec.files import sync, sync_directories
+from trtspec.files import create_file, sync, sync_directories
 from trtspec.hashing import copy_hashed
 from trtspec.swap import clean_up, is_free, locked, put_in_place, sibling
 
+MOST_REPORTS = 256
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
 
 
@@ -77,7 +80,7 @@ def _publish(out: Path, files: Mapping[str, Path], manifest: Manifest, *, keep_r
         if keep_reports:
             _carry_reports(out, temporary)
         failpoint("publish.before-manifest")
-        (temporary / MANIFEST).write_bytes(manifest.render())
+        create_file(temporary / MANIFEST, manifest.render())
         sync(temporary / MANIFEST)
         sync_directories(temporary)
         put_in_place(temporary, out)
@@ -122,9 +125,13 @@ def _check_nothing_foreign(out: Path, manifest: Manifest) -> None:
 
 
 def _carry_reports(out: Path, temporary: Path) -> None:
-    for report in (out / REPORTS).rglob("*"):
+    """Keep the regular files among the reports; links, pipes, and what is beyond MOST_REPORTS stay behind."""
+    if (out / REPORTS).is_symlink():
+        return
+    found = (Path(directory) / name for directory, _, names in os.walk(out / REPORTS) for name in sorted(names))
+    for report in islice(found, MOST_REPORTS):
         target = temporary / report.relative_to(out)
-        if report.is_file() and not target.exists():
+        if stat.S_ISREG(report.lstat().st_mode) and not target.exists():
             _place(report, target)
 
 
@@ -132,7 +139,7 @@ def _place(source: Path, target: Path, *, sha256: str = "") -> None:
     """Link to a file, or copy it where that cannot be; with `sha256` a copy is one of those bytes, or StepError."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        os.link(source, target)
+        os.link(source, target, follow_symlinks=False)
     except OSError as error:
         if error.errno not in _CANNOT_LINK:
             raise

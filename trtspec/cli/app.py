@@ -35,6 +35,16 @@ INTERRUPTED = 130
 INTERNAL_ERROR = 70
 # The interpreter's last collections look at everything once more, a quarter of the time of a `plan`, for nobody.
 atexit.register(gc.freeze)
+_exhausted: list[int] = []  # the exit code, where memory or threads ran out
+
+
+@atexit.register  # before all others, so it runs after them
+def _leave() -> None:
+    """Leave out the libraries' own clean-up: OpenBLAS waits for ever for a thread that it could not start."""
+    if _exhausted:
+        os._exit(_exhausted[0])
+
+
 REFUSED_HINT = "give room or access there, or another place: --out, TRTSPEC_CACHE, TRTSPEC_STATE, HF_HUB_CACHE"
 
 
@@ -122,6 +132,7 @@ def _end_of(arguments: Sequence[str]) -> int:
         if exhausted := exhaustion(error):
             del error  # and with it what its frames hold
             _show_exhausted(exhausted, as_json="--json" in arguments)
+            _exhausted.append(exhausted.exit_code)
             return exhausted.exit_code
         import traceback
 

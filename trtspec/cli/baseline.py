@@ -70,9 +70,9 @@ def _measure(what: str, file: Path | None, max_tokens: int, runs: int, on_progre
 
 def _served(name: str) -> tuple[Any, Path]:
     """Return a deployment's client and artifact; raises DeployError where that was built again since."""
+    from trtspec.artifacts.manifest import manifest_sha256
     from trtspec.deploy.base import address_of
     from trtspec.errors import DeployError
-    from trtspec.measure.report import manifest_sha256
     from trtspec.triton.client import Client
 
     url, document = address_of(name)

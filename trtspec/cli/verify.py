@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trtspec.cli.options import AllowCode, Artifact, Json, Prompts, SkipGate
+from trtspec.cli.options import AllowCode, Artifact, Json, ManifestDigest, Prompts, SkipGate
 from trtspec.measure.speedup import MAX_RUNS
 
 if TYPE_CHECKING:
@@ -30,15 +30,18 @@ def verify(
         bool, typer.Option("--reread", help="Read every file, those too that have not changed since they were read.")
     ] = False,
     report: Annotated[Path | None, typer.Option(help="Where the report goes, instead of into the artifact.")] = None,
+    manifest: ManifestDigest = None,
     json: Json = False,
 ) -> None:
     """Prove that an artifact says what its target says, and that its gates hold.
 
     Example: trtspec verify build/quickstart
     """
+    from trtspec.artifacts.manifest import parse_expected
     from trtspec.cli.progress import counter
     from trtspec.cli.render import note, print_json, say
     from trtspec.measure.gates import check_gate_names
+    from trtspec.measure.report import report_sha256
     from trtspec.measure.verify import verify_artifact
 
     with counter() as on_progress:
@@ -51,15 +54,18 @@ def verify(
             skip=check_gate_names(skip_gate or ()),
             report=report,
             reread=reread,
+            expected=parse_expected(manifest) if manifest else "",
             on_progress=on_progress,
             on_unwritten=lambda error: note(f"warning: {error}", "yellow"),
         )
+    written = report_sha256(verification)
     if json:
-        print_json(verification.as_dict())
+        print_json(verification.as_dict() | {"report_sha256": written})
     else:
         show_checks(verification)
         if verification.speedup:
             say(f"with speculation {verification.speedup}")
+        note(f"report sha256:{written}")
         say(f"{artifact}: {'verified' if verification.ok else 'NOT verified'}", "green" if verification.ok else "red")
     raise typer.Exit(verification.failure.exit_code if verification.failure else 0)
 

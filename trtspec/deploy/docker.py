@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtspec.artifacts.manifest import load_manifest
+from trtspec.artifacts.manifest import load_manifest, manifest_sha256
 from trtspec.artifacts.paths import REPOSITORY
 from trtspec.deploy.address import exposure
 from trtspec.deploy.base import Target
@@ -23,7 +23,6 @@ from trtspec.deploy.journal import DeploymentJournal, Record, document_of
 from trtspec.deploy.options import DeployOptions
 from trtspec.deploy.rendered import Rendered, settings_of, write_rendered
 from trtspec.errors import DeployError, StepTimeout
-from trtspec.measure.report import manifest_sha256
 from trtspec.ports import free_ports
 from trtspec.system import sigterm_as_interrupt
 
@@ -54,13 +53,14 @@ def render_docker(
 def deploy_docker(artifact: Path, options: DeployOptions) -> DockerDeployment:
     """Start a container and return when it is healthy, which takes an answered request; nothing is left on failure."""
     _check_docker()
-    manifest = load_manifest(artifact)
+    manifest, digest = load_manifest(artifact, options.manifest), manifest_sha256(artifact)
     journal, host = DeploymentJournal(options.name or manifest.recipe.name), options.host
     free = dict(zip(PORTS, free_ports(len(PORTS), host), strict=True))
     ports = {which: options.ports.get(which) or free[which] for which in PORTS}
     with journal.lock():
         _check_not_running(journal)
-        workload = workload_of(manifest, journal.name, options.skip_gates, options.drain_s)
+        drain_s, trusted = options.drain_s, options.trusted_report
+        workload = workload_of(manifest, journal.name, options.skip_gates, drain_s, digest, trusted)
         check_image(options.settings.get("image", ""), workload)
         rendered = render_docker(workload, artifact / REPOSITORY, host, ports, options.settings)
         write_rendered(_folder(journal), rendered)

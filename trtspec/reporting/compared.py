@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtspec.measure.report import Check
-from trtspec.reporting.documents import Facts
+from trtspec.reporting.documents import ELSEWHERE, Facts
 from trtspec.reporting.section import Section, Table
 
 # What checks hold against what; those of limits compare a measurement with the recipe.
@@ -32,12 +32,14 @@ def gates(facts: Facts) -> Iterator[Section]:
     if found.left_out:
         rows_out = [(each.name, each.reason, each.why) for each in found.left_out]
         tables.append(Table("Left out", ("check", "because of", "why"), rows_out))
-    yield Section("Gates", "", tables=tables)
+    claims = f"{ELSEWHERE.capitalize()}: these are the claims of the report that came with it."
+    yield Section("Gates", claims if facts.elsewhere else "", tables=tables)
 
 
 def compared(facts: Facts) -> Iterator[Section]:
     """Yield what was compared with what, on what, and which document says so."""
-    rows = [_checked(check) for check in facts.verification.checks] if facts.verification else []
+    checks = facts.verification.checks if facts.verification else ()
+    rows = [_checked(check, elsewhere=facts.elsewhere) for check in checks]
     if bench := facts.bench:
         on = (
             f"{bench.prompts} prompts, up to {bench.max_tokens} tokens, {len(bench.baseline.tokens_per_s)} runs in turn"
@@ -51,7 +53,7 @@ def compared(facts: Facts) -> Iterator[Section]:
         yield Section("What was compared", "", tables=[Table("Comparisons", columns, rows)])
 
 
-def _checked(check: Check) -> tuple[str, str, str, str]:
+def _checked(check: Check, *, elsewhere: bool) -> tuple[str, str, str, str]:
     what, other = SIDES.get(check.name, (check.name, "the recipe's gates"))
     where = {"process": "this process", "server": "the running server"}.get(check.measured_by, "the artifact's files")
-    return what, other, where, f"verify: {check.name}"
+    return what, other, where, f"verify: {check.name}{', elsewhere' * elsewhere}"

@@ -14,12 +14,12 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from trtspec.artifacts.manifest import Manifest, load_manifest
+from trtspec.artifacts.manifest import Manifest, load_manifest, manifest_sha256
 from trtspec.checkpoint.untrusted import parse_object, shown
 from trtspec.errors import TrtspecError
 from trtspec.files import read_bounded, unreadable
 from trtspec.measure.belonging import objection
-from trtspec.measure.report import Verification, manifest_sha256, read_report
+from trtspec.measure.report import Verification, read_copy, read_verification
 from trtspec.reporting.forms.baseline import BaselineDocument
 from trtspec.reporting.forms.bench import BenchDocument
 from trtspec.reporting.forms.build import BuildDocument
@@ -28,6 +28,7 @@ from trtspec.reporting.forms.plan import PlanDocument
 from trtspec.reporting.forms.profile import ProfileDocument
 from trtspec.reporting.forms.train import TrainDocument
 
+ELSEWHERE = "measured elsewhere, not verified here"
 MAX_BYTES, MAX_VALUES = 8 << 20, 400_000
 KNOWN = "documents of `trtspec build`, `plan`, `baseline`, `profile`, `bench` and `train` with --json can be shown"
 
@@ -54,12 +55,16 @@ class Source:
 
 @dataclass
 class Facts:
-    """Everything that a report may show."""
+    """Everything that a report may show.
+
+    `elsewhere` is set where the verification comes from the artifact's own copy of the report, which proves nothing.
+    """
 
     root: Path
     manifest: Manifest
     manifest_sha256: str
     verification: Verification | None
+    elsewhere: bool = False
     build: BuildDocument | None = None
     profile: ProfileDocument | None = None
     baseline: BaselineDocument | None = None
@@ -82,7 +87,10 @@ class Facts:
 
 def gather(root: Path, others: Sequence[Path]) -> Facts:
     """Read an artifact's manifest and report, and further documents; raises TrtspecError for what is none."""
-    facts = Facts(root, load_manifest(root), manifest_sha256(root), read_report(root))
+    own = read_verification(root)
+    shown_report = own or read_copy(root)
+    elsewhere = own is None and shown_report is not None
+    facts = Facts(root, load_manifest(root), manifest_sha256(root), shown_report, elsewhere)
     for path in others:
         what, values, document, digest = _read(path)
         against = objection(values, facts.manifest, facts.manifest_sha256)

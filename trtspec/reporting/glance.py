@@ -68,7 +68,8 @@ def _same(facts: Facts) -> Iterator[Figure]:
 
 def _gates(facts: Facts) -> Iterator[Figure]:
     if found := facts.verification:
-        yield Figure(f"{sum(check.ok for check in found.checks)} of {len(found.checks)}", "checks hold", "verify")
+        held, by = sum(check.ok for check in found.checks), "elsewhere" if facts.elsewhere else "verify"
+        yield Figure(f"{held} of {len(found.checks)}", "checks hold", by)
 
 
 def _memory(facts: Facts) -> Iterator[Figure]:

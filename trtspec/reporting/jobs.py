@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from trtspec.reporting.documents import Facts
+from trtspec.reporting.documents import ELSEWHERE, Facts
 from trtspec.reporting.section import Figure, Table
 from trtspec.reporting.sections import sections, verdict
 
@@ -35,9 +35,10 @@ def render_junit(facts: Facts) -> str:
     for each in found.left_out if found else ():
         case = ElementTree.SubElement(suite, "testcase", classname=_xml(facts.name), name=_xml(each.name))
         ElementTree.SubElement(case, "skipped", message=_xml(each.why))
-    if found is None:
+    if found is None or facts.elsewhere:
         case = ElementTree.SubElement(suite, "testcase", classname=_xml(facts.name), name="verified")
-        ElementTree.SubElement(case, "error", message="the artifact was not verified as it lies here")
+        message = ELSEWHERE if facts.elsewhere else "the artifact was not verified as it lies here"
+        ElementTree.SubElement(case, "error", message=message)
     suite.set("tests", str(len(suite)))
     suite.set("failures", str(len(suite.findall("testcase/failure"))))
     suite.set("errors", str(len(suite.findall("testcase/error"))))
@@ -49,6 +50,8 @@ def render_annotations(facts: Facts) -> str:
     """Return a workflow command for each check that fails, or for a verification that nobody made."""
     if facts.verification is None:
         return f"::warning title={_property(facts.name)}::the artifact was not verified as it lies here\n"
+    if facts.elsewhere:
+        return f"::warning title={_property(facts.name)}::{ELSEWHERE}\n"
     lines = [
         f"::error title={_property(f'{facts.name}: {check.name}')}::{_data(check.detail)}"
         for check in facts.verification.checks

@@ -7,7 +7,7 @@ from trtspec.reporting.artifact import build, files, memory, recipe, summary
 from trtspec.reporting.before import baseline
 from trtspec.reporting.benched import bench
 from trtspec.reporting.compared import compared, gates
-from trtspec.reporting.documents import Facts
+from trtspec.reporting.documents import ELSEWHERE, Facts
 from trtspec.reporting.glance import glance
 from trtspec.reporting.loaded import latencies, throughput
 from trtspec.reporting.predicted import predicted
@@ -32,4 +32,6 @@ def verdict(facts: Facts) -> str:
     """Return in a few words whether the gates hold."""
     if facts.verification is None:
         return "not verified"
+    if facts.elsewhere:
+        return ELSEWHERE
     return "verified" if facts.verification.ok else "does not hold"

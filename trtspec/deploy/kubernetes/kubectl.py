@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trtspec.artifacts.manifest import load_manifest
+from trtspec.artifacts.manifest import load_manifest, manifest_sha256
 from trtspec.artifacts.paths import REPOSITORY
 from trtspec.deploy.containers import MOST_GRACE_S, PORTS, Workload, check_image, workload_of
 from trtspec.deploy.journal import DeploymentJournal, Record, document_of
@@ -21,7 +21,6 @@ from trtspec.deploy.options import DeployOptions
 from trtspec.deploy.rendered import settings_of, write_rendered
 from trtspec.errors import DeployError, StepTimeout
 from trtspec.files import read_bounded, replace_file
-from trtspec.measure.report import manifest_sha256
 
 KUBECTL = "kubectl"
 ASK_S = 20.0
@@ -38,9 +37,10 @@ def deploy_kubernetes(artifact: Path, options: DeployOptions) -> ClusterDeployme
         hint = "install it, or render the manifests for another machine with --render DIR"
         raise DeployError(f"{KUBECTL} is not on PATH", hint=hint)
     wanted = settings_of(ClusterSettings, options.settings)
-    manifest = load_manifest(artifact)
+    manifest, digest = load_manifest(artifact, options.manifest), manifest_sha256(artifact)
     journal = DeploymentJournal(options.name or manifest.recipe.name)
-    workload = workload_of(manifest, journal.name, options.skip_gates, options.drain_s)
+    drain_s, trusted = options.drain_s, options.trusted_report
+    workload = workload_of(manifest, journal.name, options.skip_gates, drain_s, digest, trusted)
     check_image(wanted.image, workload)
     ports = {name: options.ports.get(name) for name in PORTS if name != "openai"}
     rendered = render_kubernetes(workload, artifact / REPOSITORY, options.host, ports, options.settings)
