@@ -119,14 +119,14 @@ class _Reading:
     def read(self, nbytes: int, flags: int = 0) -> None:
         """Read the next piece, at most so many bytes, empty at the end; TrtspecError where the file has grown."""
         if self.hashed > self.nbytes:  # a file that grows as fast as it is read would never end
-            self.ensure_whole(self.nbytes)
+            hint = "wait until whatever writes it has ended"
+            raise TrtspecError("the file changed while it was being read", where=str(self.path), hint=hint)
         wanted = self._buffer[: min(nbytes, PIECE_BYTES)]
         self.piece = wanted[: os.preadv(self.file.fileno(), [wanted], self.hashed, flags)]
 
-    def ensure_whole(self, size: int | None = None) -> None:
+    def ensure_whole(self) -> None:
         """Raise TrtspecError where less, or more, was hashed than the file has."""
-        size = os.fstat(self.file.fileno()).st_size if size is None else size
-        if self.hashed != size:
+        if self.hashed != (size := os.fstat(self.file.fileno()).st_size):
             message = f"{self.hashed:,} of its {size:,} bytes were read: it changed meanwhile"
             hint = "wait until whatever writes it has ended"
             raise TrtspecError(message, where=str(self.path), hint=hint)

@@ -139,7 +139,7 @@ def _place(source: Path, target: Path, *, sha256: str = "") -> None:
     """Link to a file, or copy it where that cannot be; with `sha256` a copy is one of those bytes, or StepError."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        os.link(source, target, follow_symlinks=False)
+        os.link(source, target)
     except OSError as error:
         if error.errno not in _CANNOT_LINK:
             raise

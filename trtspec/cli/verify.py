@@ -40,8 +40,9 @@ def verify(
     from trtspec.artifacts.manifest import parse_expected
     from trtspec.cli.progress import counter
     from trtspec.cli.render import note, print_json, say
+    from trtspec.hashing import file_sha256
     from trtspec.measure.gates import check_gate_names
-    from trtspec.measure.report import report_sha256
+    from trtspec.measure.report import REPORT
     from trtspec.measure.verify import verify_artifact
 
     with counter() as on_progress:
@@ -58,15 +59,16 @@ def verify(
             on_progress=on_progress,
             on_unwritten=lambda error: note(f"warning: {error}", "yellow"),
         )
-    written = report_sha256(verification)
     if json:
-        print_json(verification.as_dict() | {"report_sha256": written})
+        print_json(verification.as_dict())
     else:
         show_checks(verification)
         if verification.speedup:
             say(f"with speculation {verification.speedup}")
-        note(f"report sha256:{written}")
         say(f"{artifact}: {'verified' if verification.ok else 'NOT verified'}", "green" if verification.ok else "red")
+    written = report or artifact / REPORT
+    if written.is_file():
+        note(f"{written}: sha256:{file_sha256(written)}", "dim")
     raise typer.Exit(verification.failure.exit_code if verification.failure else 0)
 
 

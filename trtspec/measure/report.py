@@ -156,19 +156,11 @@ def write_report(path: Path, verification: Verification, *, follow: bool = True)
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, _rendered(verification), follow=follow)
+        data = json.dumps(verification.as_dict(), indent=1).encode() + b"\n"
+        replace_file(path, data, follow=follow)
     except OSError as error:
         hint = "the artifact may be read-only: verify it with --report FILE"
         raise TrtspecError(f"the report cannot be written: {error.strerror}", where=str(path), hint=hint) from None
-
-
-def report_sha256(verification: Verification) -> str:
-    """Return the SHA-256 of the file that `write_report` writes."""
-    return hashlib.sha256(_rendered(verification)).hexdigest()
-
-
-def _rendered(verification: Verification) -> bytes:
-    return json.dumps(verification.as_dict(), indent=1).encode() + b"\n"
 
 
 def read_verification(root: Path) -> Verification | None:
