@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+_ROOT = 0
 _CANNOT_RESERVE = {errno.EINVAL, errno.EOPNOTSUPP}
 _CANNOT_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 
@@ -88,10 +89,60 @@ def read_bounded(path: Path, max_bytes: int, *, follow: bool = True) -> bytes:
         os.close(descriptor)
 
 
+def read_typed(form: type[T], path: Path, max_bytes: int) -> T:
+    """Return the JSON object of a file as a dataclass; OSError, or ValueError for values of other types.
+
+    Keys that `form` has no field for are left out, so that a later version may add some.
+    """
+    try:
+        found: T = _reader(form).validate_json(read_bounded(path, max_bytes), strict=True)
+    except ValueError as error:
+        first = error.errors()[0] if hasattr(error, "errors") else {"loc": (), "msg": str(error)}
+        raise ValueError(": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))) from None
+    return found
+
+
+@cache
+def _reader(form: type) -> Any:
+    from pydantic import TypeAdapter  # here: what serves imports this module, and reads nothing by it
+
+    return TypeAdapter(form)
+
+
 def identity_of(path: Path) -> str:
     """Return what changes with each writing to a file, as far as the system can tell."""
     stat = path.stat()
     return f"{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}:{stat.st_ctime_ns}"
+
+
+def is_guarded(path: Path) -> bool:
+    """Return whether a file is this user's or root's, and nobody else may write it.
+
+    Directories do not matter: a file that replaces another one has another inode and another time of change.
+    """
+    status = path.stat()
+    if status.st_uid not in (_ROOT, os.geteuid()) or status.st_mode & stat.S_IWOTH:
+        return False
+    return not status.st_mode & stat.S_IWGRP or _is_private_group(status.st_gid)
+
+
+@cache
+def _is_private_group(gid: int) -> bool:
+    """Return whether a group is root's, or this user's own, and has no other members."""
+    import grp
+    import pwd
+
+    try:
+        group, user = grp.getgrgid(gid), pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return False
+    return group.gr_name in (user, "root") and {*group.gr_mem} <= {user, "root"}
+
+
+def changed_ns(path: Path) -> int:
+    """Return when a file last changed: the later of its two times, since anybody can set that of writing."""
+    status = path.stat()
+    return max(status.st_mtime_ns, status.st_ctime_ns)
 
 
 def stamp_of(paths: Sequence[Path]) -> str:

@@ -19,14 +19,14 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import IO, Any
 
 from filelock import Timeout
 
 from trtspec.deploy.address import reachable
 from trtspec.errors import DeployError
-from trtspec.files import file_lock, private_directory, read_bounded, replace_file
+from trtspec.files import file_lock, private_directory, read_bounded, read_typed, replace_file, unreadable
 from trtspec.paths import state_dir
 from trtspec.ports import LOOPBACK
 from trtspec.registry import did_you_mean
@@ -37,8 +37,21 @@ log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 MAX_STATE_BYTES = 1 << 20
+MAX_JOURNAL_BYTES = 64 << 20
 STARTING = ("staged", "loaded", "smoke")
 RUNNING = ("live", "restarting")
+MAX_PORT, MAX_PID = 65535, 1 << 31
+MAX_TIME = 1 << 36  # in seconds, some 2,000 years
+# What a line of the journal may have, and of which types; earlier versions noted no revision.
+ENTRY: dict[str, tuple[type, ...]] = {
+    "time": (float, int),
+    "state": (str,),
+    "pid": (int,),
+    "detail": (str,),
+    "revision": (int,),
+    "artifact": (str,),
+    "manifest": (str,),
+}
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
@@ -146,12 +159,15 @@ class DeploymentJournal:
         """Return the last record; None where this name was never deployed."""
         path = self.root / "state.json"
         try:
-            document = json.loads(read_bounded(path, MAX_STATE_BYTES))
-            known = {field.name for field in fields(Record)}
-            return Record(**{key: value for key, value in document.items() if key in known})
+            record = read_typed(Record, path, MAX_STATE_BYTES)
+            if not all(0 <= port <= MAX_PORT for port in (record.http, record.grpc, record.metrics, record.openai)):
+                raise ValueError("a port is out of range")
+            if not (0 <= record.since < MAX_TIME and 0 <= record.pid < MAX_PID and 0 <= record.drain_s < MAX_TIME):
+                raise ValueError("a number is out of range")
+            return record
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, TypeError, AttributeError) as error:
+        except (OSError, ValueError) as error:
             raise DeployError(
                 f"the deployment's state cannot be read: {error}", where=str(path), hint="remove the file"
             ) from None
@@ -202,7 +218,12 @@ class DeploymentJournal:
     def entries(self) -> list[dict[str, Any]]:
         """Return the journal; lines that were cut off by a crash are left out."""
         path = self.root / "journal.jsonl"
-        whole, _, _ = path.read_bytes().rpartition(b"\n") if path.exists() else (b"", b"", b"")
+        try:
+            whole, _, _ = read_bounded(path, MAX_JOURNAL_BYTES).rpartition(b"\n")
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise DeployError(unreadable(error), where=str(path), hint="move the file away") from None
         return [entry for line in whole.split(b"\n") if (entry := _entry(line))]
 
     @contextmanager
@@ -225,9 +246,25 @@ def _end_of_cut_line(journal: IO[bytes], size: int) -> bytes:
 
 
 def _entry(line: bytes) -> dict[str, Any] | None:
-    """Return a line of a journal as it was written, None for a part of one, which is no JSON."""
+    """Return a line of a journal as it was written, None for a part of one, or for one that nobody wrote here."""
     try:
         entry = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return entry if isinstance(entry, dict) else None
+    if not isinstance(entry, dict):
+        return None
+    if not _is_text(entry):
+        return None
+    entry = {key: entry[key] for key in ENTRY if key in entry}
+    is_typed = all(type(value) in ENTRY[key] for key, value in entry.items())
+    has_time = "time" in entry and 0 <= entry["time"] < MAX_TIME if is_typed else False
+    return entry if has_time and "state" in entry and "detail" in entry else None
+
+
+def _is_text(entry: dict[str, Any]) -> bool:
+    """Return whether every text can be printed: half a surrogate pair cannot."""
+    try:
+        json.dumps(entry, ensure_ascii=False).encode()
+    except (UnicodeEncodeError, RecursionError):
+        return False
+    return True

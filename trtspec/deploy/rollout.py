@@ -22,7 +22,7 @@ from typing import Any
 
 from trtspec.deploy.journal import MAX_STATE_BYTES, DeploymentJournal, Record
 from trtspec.errors import DeployError
-from trtspec.files import read_bounded, replace_file
+from trtspec.files import read_bounded, read_typed, replace_file
 
 FILE, ASK = "rollout.json", "rollout.ask"
 OVER = ("promoted", "rolled-back")
@@ -91,15 +91,10 @@ def read_rollout(journal: DeploymentJournal) -> Rollout | None:
     """Return the last rollout of a deployment; None where there was none."""
     path = journal.root / FILE
     try:
-        document = json.loads(read_bounded(path, MAX_STATE_BYTES))
-        limits = Limits(**{**document.pop("limits"), "shares": tuple(document["shares"])})
-        record = Record(**document.pop("record"))
-        skip = tuple(document.pop("skip_gates"))
-        del document["shares"]
-        return Rollout(record, limits, skip, **document)
+        return read_typed(Rollout, path, MAX_STATE_BYTES)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError) as error:
         hint = "remove the file"
         raise DeployError(f"the rollout cannot be read: {error}", where=str(path), hint=hint) from None
 
@@ -112,7 +107,7 @@ def write_rollout(journal: DeploymentJournal, rollout: Rollout, detail: str = ""
 
 def note_rollout(journal: DeploymentJournal, rollout: Rollout, detail: str = "") -> None:
     """Add a line to the journal alone."""
-    shadow = f"; shadow: {rollout.shadow['verdict']}" if rollout.shadow else ""
+    shadow = f"; shadow: {rollout.shadow.get('verdict', '')}" if rollout.shadow else ""
     journal.note(rollout.record, rollout.state, (detail or rollout.reason) + shadow)
 
 

@@ -141,7 +141,7 @@ def scan(root: Path) -> dict[str, Stamp]:
 
 
 def _settled_sha256(path: Path, stamp: Stamp) -> str:
-    age_ns = time.time_ns() - stamp[2]
+    age_ns = time.time_ns() - max(stamp[2:])
     if 0 <= age_ns < TICK_NS:
         time.sleep((TICK_NS - age_ns) / 1e9)
     return file_sha256(path)

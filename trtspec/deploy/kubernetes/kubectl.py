@@ -25,6 +25,7 @@ from trtspec.files import read_bounded, replace_file
 KUBECTL = "kubectl"
 ASK_S = 20.0
 MAX_PLACE_BYTES = 1 << 16
+PLACE = ("context", "namespace", "name", "kind", "form")
 READY = {"leaderworkerset": "Available", "llminferenceservice": "Ready", "dynamographdeployment": "Ready"}
 DETACH = "a cluster runs it without this process: say --detach"
 
@@ -147,7 +148,9 @@ def _place(journal: DeploymentJournal) -> dict[str, Any]:
     path = journal.root / "cluster.json"
     try:
         place: dict[str, Any] = json.loads(read_bounded(path, MAX_PLACE_BYTES))
-    except (OSError, ValueError) as error:
+        if not isinstance(place, dict) or not all(isinstance(place.get(key), str) for key in PLACE):
+            raise ValueError(f"it needs {', '.join(PLACE)}")
+    except (OSError, ValueError, RecursionError) as error:
         raise DeployError(f"cannot be read: {error}", where=str(path), hint="deploy it again") from None
     plain = place["form"] == "deployment"
     file = f"overlays/{DEFAULT_OVERLAY}" if plain else f"{place['form']}.yaml"
