@@ -98,12 +98,13 @@ def read_typed(form: type[T], path: Path, max_bytes: int) -> T:
         found: T = _reader(form).validate_json(read_bounded(path, max_bytes), strict=True)
     except ValueError as error:
         first = error.errors()[0] if hasattr(error, "errors") else {"loc": (), "msg": str(error)}
-        raise ValueError(": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))) from None
+        place = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{place}: {first['msg']}" if place else str(first["msg"])) from None
     return found
 
 
 @cache
-def _reader(form: type) -> Any:
+def _reader(form: Any) -> Any:
     from pydantic import TypeAdapter  # here: what serves imports this module, and reads nothing by it
 
     return TypeAdapter(form)
