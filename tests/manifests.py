@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from pathlib import Path
 from typing import Any
 
+from trtspec.graph.sealed import seal_text
 from trtspec.recipe.resolve import Decisions, ResolvedRecipe, resolve_recipe
 from trtspec.recipe.schema import Recipe
 
@@ -25,3 +29,24 @@ def resolved(name: str = "tiny", backend: str = "embedded", **sections: Any) -> 
         has_draft_model=False,
     )
     return resolve_recipe(Recipe.model_validate(document), decisions)
+
+
+def read_manifest(artifact: Path) -> dict[str, Any]:
+    """Return an artifact's manifest without its digest."""
+    document: dict[str, Any] = json.loads((artifact / "manifest.json").read_bytes())
+    del document["digest"]
+    return document
+
+
+def write_manifest(artifact: Path, document: dict[str, Any]) -> None:
+    """Replace an artifact's manifest by another one, with the digest that belongs to it, as an attacker could."""
+    path = artifact / "manifest.json"
+    path.unlink()  # it may be a read-only link into the store
+    path.write_bytes(seal_text(document))
+
+
+def resealed(text: str) -> str:
+    """Return the text of a manifest that was edited, with the digest that belongs to it."""
+    body = text[: text.rindex(',\n "digest": ')]
+    digest = hashlib.sha256(f"{body}\n}}\n".encode()).hexdigest()
+    return f'{body},\n "digest": "{digest}"\n}}\n'

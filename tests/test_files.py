@@ -4,14 +4,26 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import shutil
+import socket
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
 from trtspec.file_records import FileRecord
-from trtspec.files import copy_tree, replace_file, reserve, sync_directories
+from trtspec.files import (
+    UnfitFile,
+    copy_tree,
+    create_file,
+    open_regular,
+    read_bounded,
+    replace_file,
+    reserve,
+    sync_directories,
+    write_all,
+)
 from trtspec.hashing import file_sha256
 
 
@@ -84,7 +96,7 @@ def events(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
         noted.append(os.path.relpath(os.readlink(f"/proc/self/fd/{descriptor}"), tmp_path))
 
     monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(os, "replace", lambda one, other: (replace(one, other), noted.append("replace"))[0])
+    monkeypatch.setattr(os, "replace", lambda *names, **places: (replace(*names, **places), noted.append("replace"))[0])
     return noted
 
 
@@ -97,8 +109,9 @@ def test_a_directory_is_synced_after_those_in_it(tmp_path: Path, events: list[st
 
 def test_a_file_is_on_the_disk_before_it_is_in_place(tmp_path: Path, events: list[str]) -> None:
     (tmp_path / "file").write_bytes(b"old")
-    replace_file(tmp_path / "file", b"new", tmp_path / "temporary")
-    assert events == ["temporary", "replace", "."]
+    replace_file(tmp_path / "file", b"new")
+    assert re.fullmatch(r"\.file\.[0-9a-f]{16}\.tmp", events[0])
+    assert events[1:] == ["replace", "."]
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"file": b"new"}
 
 
@@ -116,3 +129,127 @@ def test_a_copy_that_ends_says_what_the_machine_said(tmp_path: Path, monkeypatch
     with pytest.raises(OSError, match="No space left") as caught:
         copy_tree(source, tmp_path / "other")
     assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path / "other" / "deep" / "one"))
+
+
+def test_replace_file_replaces_a_link_and_leaves_its_target(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_bytes(b"theirs")
+    (tmp_path / "report.json").symlink_to(tmp_path / "victim")
+    replace_file(tmp_path / "report.json", b"ours")
+    assert (tmp_path / "victim").read_bytes() == b"theirs"
+    assert not (tmp_path / "report.json").is_symlink()
+
+
+def test_replace_file_fails_where_the_temporary_name_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("secrets.token_hex", lambda nbytes: "guessed")
+    (tmp_path / "victim").write_bytes(b"theirs")
+    (tmp_path / ".report.json.guessed.tmp").symlink_to(tmp_path / "victim")
+    with pytest.raises(FileExistsError, match=r"report\.json"):
+        replace_file(tmp_path / "report.json", b"ours")
+    assert (tmp_path / "victim").read_bytes() == b"theirs"
+    with pytest.raises(FileExistsError):
+        create_file(tmp_path / ".report.json.guessed.tmp", b"ours")
+
+
+def test_replace_file_refuses_a_link_to_a_directory_without_follow(tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "reports").symlink_to(tmp_path / "theirs")
+    with pytest.raises(OSError, match=r"reports/verify\.json"):
+        replace_file(tmp_path / "reports/verify.json", b"ours", follow=False)
+    assert not list((tmp_path / "theirs").iterdir())
+
+
+def test_replace_file_leaves_no_temporary_file_after_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, data: memoryview, offset: int) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OSError, match=r"No space left.*state\.json"):
+        replace_file(tmp_path / "state.json", b"new")
+    assert not list(tmp_path.iterdir())
+
+
+def test_replace_file_sets_the_permissions_and_the_hole(tmp_path: Path) -> None:
+    replace_file(tmp_path / "record", b"ours", mode=0o600, nbytes=1 << 20)
+    assert (tmp_path / "record").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "record").read_bytes() == b"ours" + bytes((1 << 20) - 4)
+
+
+@pytest.fixture
+def short_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each call write three bytes at most, as network file systems may."""
+    pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda descriptor, data, offset: pwrite(descriptor, data[:3], offset))
+
+
+def test_write_all_writes_everything_in_short_writes(tmp_path: Path, short_writes: None) -> None:
+    replace_file(tmp_path / "file", bytes(range(200)))
+    create_file(tmp_path / "new", bytes(range(200)))
+    assert {path.read_bytes() for path in tmp_path.iterdir()} == {bytes(range(200))}
+
+
+def test_write_all_ends_where_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "pwrite", lambda descriptor, data, offset: 0)
+    with (tmp_path / "file").open("wb") as file, pytest.raises(OSError, match="Input/output error"):
+        write_all(file.fileno(), b"data", 0)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "directory", "device", "socket", "sparse", "link", "zero"])
+def test_read_bounded_refuses_what_is_no_bounded_regular_file(tmp_path: Path, kind: str) -> None:
+    path, said = tmp_path / "it", "not a regular file"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    elif kind == "device":
+        path = Path("/dev/zero")
+    elif kind == "zero":
+        path.symlink_to("/dev/zero")
+        said = "a symbolic link"
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+    elif kind == "sparse":
+        path.touch()
+        os.truncate(path, 1 << 40)
+        said = "larger than 100 bytes"
+    else:
+        (tmp_path / "target").write_bytes(b"theirs")
+        path.symlink_to(tmp_path / "target")
+        said = "a symbolic link"
+    with pytest.raises(UnfitFile, match=said):
+        read_bounded(path, 100, follow=False)
+
+
+def test_read_bounded_refuses_a_file_that_grows_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, read = tmp_path / "growing", os.read
+    path.write_bytes(b"1234")
+
+    def growing(descriptor: int, nbytes: int) -> bytes:
+        with path.open("ab") as file:
+            file.write(b"more")
+        return read(descriptor, nbytes)
+
+    monkeypatch.setattr(os, "read", growing)
+    with pytest.raises(UnfitFile, match="grew while"):
+        read_bounded(path, 100)
+
+
+def test_read_bounded_asks_for_memory_of_the_size_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, read = [], os.read
+    monkeypatch.setattr(os, "read", lambda descriptor, nbytes: (asked.append(nbytes), read(descriptor, nbytes))[1])
+    (tmp_path / "small").write_bytes(b"12")
+    assert read_bounded(tmp_path / "small", 1 << 30) == b"12"
+    assert max(asked) == 3
+
+
+def test_open_regular_follows_a_link_unless_it_must_not(tmp_path: Path) -> None:
+    (tmp_path / "target").write_bytes(b"data")
+    (tmp_path / "link").symlink_to("target")
+    with open_regular(tmp_path / "link") as file:
+        assert file.read() == b"data"
+    with pytest.raises(UnfitFile, match="not followed"):
+        open_regular(tmp_path / "link", follow=False)

@@ -38,13 +38,83 @@ _REFUSALS = {
     errno.EEXIST: "something else lies at",
     errno.ELOOP: "links lead in a circle at",
     errno.ENAMETOOLONG: "the file system takes no name as long as",
+    errno.ENOLCK: "no locks are available on the file system of",
+    errno.EOPNOTSUPP: "the file system does not support this operation on",
+    errno.ENOSYS: "the system does not support this operation on",
+    errno.ESTALE: "the file server no longer has",
+    errno.ENXIO: "no such device:",
+    errno.ETIMEDOUT: "the file server does not answer for",
+}
+# What runs out without being about one path.
+_EXHAUSTED = {
+    errno.EMFILE: "this process has too many open files",
+    errno.ENFILE: "this machine has too many open files",
+    errno.ENOMEM: "not enough memory",
+    errno.EAGAIN: "this machine gives no more processes or threads",
+}
+# Texts by which RuntimeError, ImportError and such of libraries tell that memory or threads ran out.
+_OUT_OF_MEMORY = ("allocate memory", "out of memory", "failed to map segment", "bad_alloc", "bad allocation")
+_OUT_OF_THREADS = "can't start new thread"
+MEMORY_HINT = "free memory, raise the limit (ulimit -v, or the container's), or use a smaller model"
+THREADS_HINT = "end other processes, or raise the limit (ulimit -u, ulimit -v, or the container's)"
+_REMEDIES = {
+    errno.ENOMEM: MEMORY_HINT,
+    errno.ENOLCK: "mount it with locks (NFS: without nolock, with a lock daemon), or use a local disk: "
+    "TRTSPEC_CACHE, TRTSPEC_STATE, --out",
+    errno.EOPNOTSUPP: "use a local disk: TRTSPEC_CACHE, TRTSPEC_STATE, --out",
+    errno.ENOSYS: "use a local disk: TRTSPEC_CACHE, TRTSPEC_STATE, --out",
+    errno.EMFILE: "raise the limit of open files: ulimit -n 4096",
+    errno.ENFILE: "end other processes, or raise fs.file-max",
+    errno.EAGAIN: THREADS_HINT,
+    errno.ESTALE: "mount it again, or use a local disk: TRTSPEC_CACHE, TRTSPEC_STATE, --out",
+    errno.ETIMEDOUT: "mount it again, or use a local disk: TRTSPEC_CACHE, TRTSPEC_STATE, --out",
 }
 _GROWING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what only writing meets
 
 
 def refusal(error: OSError) -> str | None:
     """Return what the machine refuses, to be followed by a path; None for what only a bug of ours can ask for."""
-    return _REFUSALS.get(error.errno) if error.errno else None
+    if not error.errno:  # a file that is not fit to be read, in words of ours
+        return f"{error.strerror}:" if error.strerror else None
+    return f"{_EXHAUSTED[error.errno]} at" if error.errno in _EXHAUSTED else _REFUSALS.get(error.errno)
+
+
+def describe_refusal(error: OSError, otherwise: str) -> str | None:
+    """Return what the machine refuses and where, or `otherwise` for the place; None as with `refusal`."""
+    refused, path = refusal(error), refused_at(error)
+    if refused and not path and error.errno in _EXHAUSTED:
+        return _EXHAUSTED[error.errno]
+    return f"{refused} {path or otherwise}" if refused else None
+
+
+def remedy_of(error: OSError) -> str | None:
+    """Return what to do about a refusal of the machine; None where that depends on the command."""
+    return _REMEDIES.get(error.errno or 0)
+
+
+def exhaustion(error: BaseException) -> TrtspecError | None:
+    """Return an error for a MemoryError or what libraries raise in its place, and for threads; None for others.
+
+    What an error was raised from counts too: an import that fails for want of memory has other words of its own.
+    """
+    chain: list[BaseException] = []
+    following: BaseException | None = error
+    while following and following not in chain:
+        chain.append(following)
+        following = following.__cause__ or following.__context__
+    return next(filter(None, map(_exhaustion, chain)), None)
+
+
+def _exhaustion(error: BaseException) -> TrtspecError | None:
+    text = str(error)
+    if isinstance(error, RuntimeError) and _OUT_OF_THREADS in text:
+        return TrtspecError("this machine gives no more threads", hint=THREADS_HINT)
+    says_so = isinstance(error, RuntimeError | ImportError | SystemError) and any(
+        each in text.lower() for each in _OUT_OF_MEMORY
+    )
+    if isinstance(error, MemoryError) or says_so:
+        return TrtspecError("not enough memory", hint=MEMORY_HINT)
+    return None
 
 
 def refused_at(error: OSError) -> str | None:

@@ -7,11 +7,29 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+MAX_PATH_BYTES, MAX_NAME_BYTES = 2048, 255  # of Linux file systems, with room for the directory above
+
 
 def _relative(path: str) -> str:
     if "\0" in path or any(part in ("", ".", "..") for part in path.split("/")):
-        raise ValueError(f"{path!r} does not stay inside its directory")
+        raise ValueError(f"{_shown(path)} does not stay inside its directory")
+    if not _is_encodable(path):
+        raise ValueError(f"{_shown(path)} is not valid UTF-8")
+    if len(path.encode()) > MAX_PATH_BYTES or any(len(part.encode()) > MAX_NAME_BYTES for part in path.split("/")):
+        raise ValueError(f"{_shown(path)} is longer than file systems allow")
     return path
+
+
+def _is_encodable(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _shown(path: str) -> str:
+    return ascii(path if len(path) <= 80 else f"{path[:80]}...")
 
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]

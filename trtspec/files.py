@@ -9,14 +9,21 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import secrets
 import shutil
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+_ROOT = 0
 _CANNOT_RESERVE = {errno.EINVAL, errno.EOPNOTSUPP}
 _CANNOT_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 
@@ -37,29 +44,107 @@ def unreadable(error: OSError) -> str:
     return str(error.strerror) if isinstance(error, UnfitFile) else f"cannot be read: {error.strerror}"
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """Open a file to be read; raises OSError, UnfitFile where it is a directory, a pipe or a device."""
-    # an ordinary open of a pipe would wait until somebody writes into it
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+def open_regular(path: Path, *, follow: bool = True) -> BinaryIO:
+    """Open a file for reading; raises OSError, UnfitFile where it is a directory, a pipe or a device.
+
+    Without `follow`, a symbolic link at `path` is an UnfitFile too: files that others brought are opened this way.
+    """
+    return os.fdopen(_open_regular(path, follow=follow), "rb")
+
+
+def _open_regular(path: Path, *, follow: bool) -> int:
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # an ordinary open of a pipe would wait for a writer
+    try:
+        descriptor = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno == errno.ELOOP and not follow:
+            raise UnfitFile(None, "a symbolic link, which is not followed here", str(path)) from None
+        if error.errno in (errno.ENXIO, errno.ENODEV):  # a socket, or a device without a driver
+            raise UnfitFile(None, "not a regular file", str(path)) from None
+        raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise UnfitFile(None, "not a regular file", str(path))
-    return os.fdopen(descriptor, "rb")
+    return descriptor
 
 
-def read_bounded(path: Path, max_bytes: int) -> bytes:
-    """Return the bytes of a regular file; raises OSError, UnfitFile where it has more than `max_bytes`."""
-    with open_regular(path) as file:
-        data = file.read(max_bytes + 1)
-    if len(data) > max_bytes:
-        raise UnfitFile(None, f"larger than {max_bytes:,} bytes", str(path))
-    return data
+def read_bounded(path: Path, max_bytes: int, *, follow: bool = True) -> bytes:
+    """Return the bytes of a regular file; raises OSError, UnfitFile where it has more than `max_bytes`.
+
+    The buffer has the file's size. A file that grows while it is read is an UnfitFile. `follow` is that of
+    `open_regular`.
+    """
+    descriptor = _open_regular(path, follow=follow)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size > max_bytes:
+            raise UnfitFile(None, f"larger than {max_bytes:,} bytes", str(path))
+        data = bytearray()
+        while piece := os.read(descriptor, size + 1 - len(data)):
+            data += piece
+            if len(data) > size:
+                raise UnfitFile(None, "it grew while it was being read", str(path))
+        return bytes(data)
+    finally:
+        os.close(descriptor)
+
+
+def read_typed(form: type[T], path: Path, max_bytes: int) -> T:
+    """Return the JSON object of a file as a dataclass; OSError, or ValueError for values of other types.
+
+    Keys that `form` has no field for are left out, so that a later version may add some.
+    """
+    try:
+        reader: Any = _reader(cast(Hashable, form))
+        found: T = reader.validate_json(read_bounded(path, max_bytes), strict=True)
+    except ValueError as error:
+        first = error.errors()[0] if hasattr(error, "errors") else {"loc": (), "msg": str(error)}
+        place = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{place}: {first['msg']}" if place else str(first["msg"])) from None
+    return found
+
+
+@cache
+def _reader(form: Any) -> Any:
+    from pydantic import TypeAdapter  # here: what serves imports this module, and reads nothing by it
+
+    return TypeAdapter(form)
 
 
 def identity_of(path: Path) -> str:
     """Return what changes with each writing to a file, as far as the system can tell."""
     stat = path.stat()
     return f"{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}:{stat.st_ctime_ns}"
+
+
+def is_guarded(path: Path) -> bool:
+    """Return whether a file is this user's or root's, and nobody else may write it.
+
+    Directories do not matter: a file that replaces another one has another inode and another time of change.
+    """
+    status = path.stat()
+    if status.st_uid not in (_ROOT, os.geteuid()) or status.st_mode & stat.S_IWOTH:
+        return False
+    return not status.st_mode & stat.S_IWGRP or _is_private_group(status.st_gid)
+
+
+@cache
+def _is_private_group(gid: int) -> bool:
+    """Return whether a group is root's, or this user's own, and has no other members."""
+    import grp
+    import pwd
+
+    try:
+        group, user = grp.getgrgid(gid), pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return False
+    return group.gr_name in (user, "root") and {*group.gr_mem} <= {user, "root"}
+
+
+def changed_ns(path: Path) -> int:
+    """Return when a file last changed: the later of its two times, since anybody can set that of writing."""
+    status = path.stat()
+    return max(status.st_mtime_ns, status.st_ctime_ns)
 
 
 def stamp_of(paths: Sequence[Path]) -> str:
@@ -137,12 +222,94 @@ def reserve(descriptor: int, nbytes: int) -> None:
         os.ftruncate(descriptor, nbytes)
 
 
-def replace_file(path: Path, data: bytes, temporary: Path) -> None:
-    """Put `data` at `path` whole or not at all; `temporary` is a name of the caller's on the same file system."""
-    temporary.write_bytes(data)
-    sync(temporary)
-    os.replace(temporary, path)
-    sync(path.parent)
+def write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
+    """Write bytes at `offset` of an open file, in as many calls as that takes."""
+    rest = memoryview(data).cast("B")
+    while rest.nbytes:
+        done = os.pwrite(descriptor, rest, offset)
+        if done <= 0:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        rest, offset = rest[done:], offset + done
+
+
+def replace_file(
+    path: Path, data: bytes, *, mode: int = 0o666, nbytes: int = 0, follow: bool = True, durable: bool = True
+) -> None:
+    """Put `data`, and a hole up to `nbytes`, at `path` whole or not at all, with the permissions `mode` less the umask.
+
+    The temporary file beside it has a random name and is created exclusively, so nobody can prepare a link under its
+    name. A link at `path` is replaced, not followed. Without `follow`, the directory may be no link either. What is
+    not `durable` may be lost with the power. Raises OSError, which names `path`.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    with _naming(path):
+        directory = os.open(path.parent, flags if follow else flags | os.O_NOFOLLOW)
+        try:
+            _replace_in(directory, path.name, data, mode, nbytes, durable=durable)
+            if durable:
+                os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+def _replace_in(directory: int, name: str, data: bytes, mode: int, nbytes: int, *, durable: bool) -> None:
+    temporary = temporary_name(name)
+    create = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(temporary, create, mode, dir_fd=directory)
+    try:
+        try:
+            write_all(descriptor, data, 0)
+            if nbytes > len(data):
+                os.ftruncate(descriptor, nbytes)
+            if durable:
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary, dir_fd=directory)
+        raise
+
+
+def temporary_name(name: str) -> str:
+    """Return a name that nobody can guess, for what will become `name` beside it."""
+    return f".{name[:80]}.{secrets.token_hex(8)}.tmp"
+
+
+def create_file(path: Path, data: bytes, *, mode: int = 0o666) -> None:
+    """Write a file that is not there yet; FileExistsError where anything, a link included, has its name."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    try:
+        write_all(descriptor, data, 0)
+    finally:
+        os.close(descriptor)
+
+
+def file_lock(path: Path, timeout_s: float = -1) -> BaseFileLock:
+    """Return the lock of a path, not yet taken; errors of a file system without locks name the path."""
+    return _named_lock()(path, timeout_s)
+
+
+@cache
+def _named_lock() -> type[BaseFileLock]:
+    from filelock import FileLock
+
+    class NamedLock(FileLock):
+        def _acquire(self) -> None:
+            with _naming(Path(self.lock_file)):
+                super()._acquire()
+
+    return NamedLock
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Make errors of the block name `path`, which calls relative to a directory do not."""
+    try:
+        yield
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, str(path)) from None
 
 
 def exchange(one: Path, other: Path) -> bool:

@@ -20,7 +20,7 @@ from threading import Condition
 from typing import Any, Protocol
 
 from trtspec.errors import TrtspecError
-from trtspec.files import in_threads
+from trtspec.files import in_threads, open_regular, write_all
 
 PIECE_BYTES = 1 << 20
 LEAST_COMPANY_BYTES = 64 << 10  # a smaller piece is hashed alone
@@ -112,11 +112,15 @@ class _Reading:
 
     def __init__(self, number: int, path: Path, digest: Any) -> None:
         self.number, self.digest, self.hashed = number, digest, 0
-        self.file = path.open("rb", buffering=0)
+        self.path, self.file = path, open_regular(path)
+        self.nbytes = os.fstat(self.file.fileno()).st_size
         self.piece = self._buffer = memoryview(bytearray(PIECE_BYTES))
 
     def read(self, nbytes: int, flags: int = 0) -> None:
-        """Read the next piece, at most so many bytes, empty at the end."""
+        """Read the next piece, at most so many bytes, empty at the end; TrtspecError where the file has grown."""
+        if self.hashed > self.nbytes:  # a file that grows as fast as it is read would never end
+            hint = "wait until whatever writes it has ended"
+            raise TrtspecError("the file changed while it was being read", where=str(self.path), hint=hint)
         wanted = self._buffer[: min(nbytes, PIECE_BYTES)]
         self.piece = wanted[: os.preadv(self.file.fileno(), [wanted], self.hashed, flags)]
 
@@ -125,7 +129,7 @@ class _Reading:
         if self.hashed != (size := os.fstat(self.file.fileno()).st_size):
             message = f"{self.hashed:,} of its {size:,} bytes were read: it changed meanwhile"
             hint = "wait until whatever writes it has ended"
-            raise TrtspecError(message, where=str(self.file.name), hint=hint)
+            raise TrtspecError(message, where=str(self.path), hint=hint)
 
 
 class FilesBeside:
@@ -334,10 +338,3 @@ def pieces(descriptor: int, begin: int = 0, end: int | None = None) -> Iterator[
             return
         yield buffer[:count]
         begin += count
-
-
-def write_all(descriptor: int, data: memoryview, offset: int) -> None:
-    """Write bytes at `offset` of an open file, however many calls that takes."""
-    while data.nbytes:
-        done = os.pwrite(descriptor, data, offset)
-        data, offset = data[done:], offset + done

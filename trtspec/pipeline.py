@@ -19,7 +19,7 @@ from threading import Lock
 from typing import Any, Literal
 
 from trtspec import __version__
-from trtspec.artifacts.manifest import BackendRecord, DeviceMemory, Manifest, StepRecord
+from trtspec.artifacts.manifest import BackendRecord, DeviceMemory, Manifest, StepRecord, manifest_sha256
 from trtspec.artifacts.origins import remember_origins
 from trtspec.artifacts.paths import checkpoint
 from trtspec.artifacts.publish import publish_artifact
@@ -173,9 +173,10 @@ class Build:
 
 @dataclass(frozen=True)
 class Built:
-    """What became of a build."""
+    """What became of a build; `manifest` is the SHA-256 of the artifact's."""
 
     artifact: Path
+    manifest: str
     status: Literal["published", "unchanged"]
     steps: list[StepResult]
     seconds: float
@@ -248,7 +249,7 @@ def run_build(build: Build, out: Path, store: Store, observer: Observer) -> Buil
                     store.restamp(result.key)
     _remember_sources(build, store)
     log.info("%s: %s", out, status)
-    return Built(out, status, results, time.perf_counter() - started)
+    return Built(out, manifest_sha256(out), status, results, time.perf_counter() - started)
 
 
 def _publish(build: Build, out: Path, results: Sequence[StepResult]) -> Literal["published", "unchanged"]:

@@ -19,16 +19,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trtspec.failpoint import failpoint
-from trtspec.files import exchange, sync
+from trtspec.files import exchange, file_lock, sync
 
 
 @contextmanager
 def locked(out: Path) -> Iterator[None]:
     """Keep others away from `out`, and delete first what one that was killed left there."""
-    from filelock import FileLock
-
     out.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(out.with_name(f".{out.name}.lock")):
+    with file_lock(out.with_name(f".{out.name}.lock")):
         clean_up(out)
         yield
 

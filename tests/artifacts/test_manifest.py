@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.manifests import resolved
+from tests.manifests import read_manifest, resolved, write_manifest
 from trtspec.artifacts.manifest import Manifest, load_manifest, verify_files
 from trtspec.errors import TrtspecError
 
@@ -27,15 +27,17 @@ def artifact(tmp_path: Path, make: Make) -> Path:
 
 
 def edit(artifact: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    document = json.loads((artifact / "manifest.json").read_bytes())
+    document = read_manifest(artifact)
     change(document)
-    (artifact / "manifest.json").write_text(json.dumps(document))
+    write_manifest(artifact, document)
 
 
 def test_golden_document(make: Make) -> None:
     _, manifest = make({"one": "1"})
-    assert json.loads(manifest.render()) == {
-        "schema": "trtspec.manifest/1",
+    document = json.loads(manifest.render())
+    assert document.pop("digest") == "87ce71b33cc34d27d368dd890cdfe67ee884bae16fe2c00f6d8542cbb9736dcf"
+    assert document == {
+        "schema": "trtspec.manifest/2",
         "recipe": resolved().as_dict(),
         "steps": [{"name": "convert", "key": "a" * 64}],
         "files": [
@@ -70,9 +72,14 @@ def test_no_artifact(tmp_path: Path) -> None:
         ("{", r"manifest\.json: not valid JSON: Expecting property name .* line 1 column 2"),
         ("[" * 100_000, r"manifest\.json: not valid JSON: "),
         ("\udcff", r"manifest\.json: not valid JSON: 'utf-8' codec can't decode"),
-        ("[]", r"manifest\.json: its schema is None; this trtspec reads 'trtspec\.manifest/1'$"),
-        ('{"schema": "other/1"}', r"its schema is 'other/1'; this trtspec reads 'trtspec\.manifest/1'$"),
-        ('{"schema": "trtspec.manifest/2"}', r"its schema is 'trtspec\.manifest/2'.*\nhint: read it with the trtspec"),
+        ("[]", r"manifest\.json: its schema is None; this trtspec reads 'trtspec\.manifest/2'$"),
+        ('{"schema": "other/1"}', r"its schema is 'other/1'; this trtspec reads 'trtspec\.manifest/2'$"),
+        ('{"schema": "trtspec.manifest/9"}', r"its schema is 'trtspec\.manifest/9'.*\nhint: read it with the trtspec"),
+        (
+            '{"schema": "trtspec.manifest/1"}',
+            r"its schema is 'trtspec\.manifest/1'.*\nhint: an earlier trtspec",
+        ),
+        ('{"schema": "trtspec.manifest/2"}', r"the manifest is not as it was written: its digest differs"),
     ],
 )
 def test_a_manifest_that_is_not_one(artifact: Path, text: str, said: str) -> None:

@@ -20,6 +20,7 @@ from trtspec.hashing import file_sha256
 @pytest.fixture
 def artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TRTSPEC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("trtspec.graph.digest.RACY_NS", -1)  # no test can set a time of change
     (tmp_path / "cache").mkdir()
     root = tmp_path / "artifact"
     (root / "deep").mkdir(parents=True)

@@ -14,7 +14,7 @@ import pytest
 
 from tests.advising.serving import serving
 from tests.conftest import Run
-from trtspec.artifacts.manifest import load_manifest
+from trtspec.artifacts.manifest import load_manifest, manifest_sha256
 from trtspec.artifacts.paths import MANIFEST
 from trtspec.checklist import built, measured
 from trtspec.checklist.checklist import ROWS
@@ -22,7 +22,7 @@ from trtspec.checklist.facts import Facts, gather
 from trtspec.checklist.row import DONE, MISSING, NOT_NEEDED, Row
 from trtspec.deploy.journal import DeploymentJournal, Record
 from trtspec.measure.documents import KINDS
-from trtspec.measure.report import manifest_sha256
+from trtspec.measure.report import Check, keep_verification, verification_of, write_report
 from trtspec.measure.target import target_sha256
 from trtspec.monitoring.rules import rules
 from trtspec.recipe.resolve import ResolvedRecipe
@@ -91,15 +91,19 @@ def test_what_verify_found_is_evidence(artifact: Path, trtspec: Run) -> None:
     assert trtspec("verify", artifact, "--max-tokens", 4).code == 0
     found = rows(trtspec, artifact)
     assert (found["verified"]["state"], found["gates"]["state"]) == (DONE, DONE)
-    report = artifact / "reports" / "verify.json"
-    document = json.loads(report.read_text())
-    document["checks"][-1] |= {"ok": False}
-    report.write_text(json.dumps(document))
-    name = document["checks"][-1]["name"]
-    assert f"fails: {name}" in rows(trtspec, artifact)["verified"]["evidence"]
-    document["manifest"] = "0" * 64
-    report.write_text(json.dumps(document))
-    assert rows(trtspec, artifact)["verified"]["evidence"] == "no report is of the artifact as it lies here"
+    keep_verification(artifact, verification_of(artifact, "exact", [Check("parity", False, 0, 1, "not so")]))
+    assert "fails: parity" in rows(trtspec, artifact)["verified"]["evidence"]
+
+
+@pytest.mark.slow
+def test_a_report_that_came_with_the_artifact_is_no_evidence(artifact: Path, trtspec: Run) -> None:
+    assert rows(trtspec, artifact)["verified"]["evidence"] == "nobody has verified it on this machine"
+    (artifact / "reports").mkdir()
+    found = verification_of(artifact, "exact", [Check("lossless", True, 1, 1, "the same", "lossless", "process")])
+    write_report(artifact / "reports" / "verify.json", found)
+    row = rows(trtspec, artifact)
+    assert (row["verified"]["state"], row["gates"]["state"]) == (MISSING, MISSING)
+    assert row["verified"]["evidence"] == "measured elsewhere, not verified here"
 
 
 @pytest.mark.slow

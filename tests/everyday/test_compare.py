@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Outcome, Run
+from tests.manifests import read_manifest, resealed, write_manifest
 from trtspec.artifacts.manifest import load_manifest
 
 BENCH: dict[str, Any] = {
@@ -188,9 +189,9 @@ def test_artifacts_differ_in_recipe_steps_files_and_reports(trtspec: Run, recipe
 def test_files_that_only_one_has(trtspec: Run, artifact: Path) -> None:
     other = artifact.parent / "other"
     shutil.copytree(artifact, other)
-    manifest = json.loads((other / "manifest.json").read_text())
+    manifest = read_manifest(other)
     dropped = manifest["files"].pop()
-    (other / "manifest.json").write_text(json.dumps(manifest))
+    write_manifest(other, manifest)
     compared = trtspec("compare", artifact, other, "--json")
     record = {"size": dropped["size"], "sha256": dropped["sha256"]}
     assert places(compared) == {f"files {dropped['path']}": (record, None, "only in a")}
@@ -316,8 +317,9 @@ def test_a_report_that_leads_out_of_its_artifact_is_left_out(trtspec: Run, workp
 def test_a_stranger_cannot_write_to_the_terminal(trtspec: Run, artifact: Path) -> None:
     other = artifact.parent / "other"
     shutil.copytree(artifact, other)
-    manifest = (other / "manifest.json").read_text()
-    (other / "manifest.json").write_text(manifest.replace('"numpy": "', '"\\u001b[2J": "", "numpy": "\\u001b[2J'))
+    manifest = read_manifest(other)
+    manifest["tools"] = {"\x1b[2J": "", "numpy": "\x1b[2J"}
+    write_manifest(other, manifest)
     said = said_of(trtspec("compare", artifact, other))
     assert "\x1b" not in said
     assert "tools" in said
@@ -343,7 +345,7 @@ def test_a_manifest_that_is_nested_deeply(depth: int, trtspec: Run, artifact: Pa
     shutil.copytree(artifact, other)
     text = (other / "manifest.json").read_text()
     deep = '{"a":' * depth + "1" + "}" * depth
-    (other / "manifest.json").write_text(text.replace('"gpu": {}', f'"gpu": {{"x": {deep}}}'))
+    (other / "manifest.json").write_text(resealed(text.replace('"gpu": {}', f'"gpu": {{"x": {deep}}}')))
     for arguments in ((artifact, other), (other, other), (other, other, "--all", "--json")):
         refused = trtspec("compare", *arguments)
         assert refused.code == 1

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from tests.conftest import Run
+from trtspec.artifacts.manifest import manifest_sha256
 from trtspec.deploy.options import DeployOptions
 from trtspec.errors import GateNotMet
-from trtspec.measure.report import manifest_sha256
 from trtspec.measure.verify import ensure_gates
 
 FEW = ("--runs", 1, "--max-tokens", 6)

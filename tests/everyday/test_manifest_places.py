@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Run
+from tests.manifests import read_manifest, write_manifest
 from trtspec.artifacts.manifest import load_manifest
 from trtspec.artifacts.origins import recall_origin, remember_origins
 from trtspec.errors import TrtspecError
@@ -72,10 +72,9 @@ def test_an_artifact_of_another_machine_asks_for_its_source(
 def test_a_manifest_that_says_the_place_is_still_read(
     recipe: Path, artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    document = json.loads((artifact / "manifest.json").read_text())
+    document = read_manifest(artifact)
     document["recipe"]["target"]["model"] = str(recipe.parent / "target")
-    (artifact / "manifest.json").unlink()
-    (artifact / "manifest.json").write_text(json.dumps(document))
+    write_manifest(artifact, document)
     monkeypatch.setenv("TRTSPEC_CACHE", str(recipe.parent / "other"))
     assert found(artifact) == recipe.parent / "target"
 

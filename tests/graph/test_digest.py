@@ -125,6 +125,16 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture(autouse=True)
+def settled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let files count as settled at once, since no test can set a time of change; but for tests of just that."""
+    if request.function not in (
+        test_a_file_just_written_is_not_remembered,
+        test_a_file_with_an_old_time_of_writing_is_young_by_its_time_of_change,
+    ):
+        monkeypatch.setattr("trtspec.graph.digest.RACY_NS", -1)
+
+
 def test_a_digest_is_remembered_across_processes(tmp_path: Path, source: Path) -> None:
     read: list[int] = []
     assert DigestCache(tmp_path / "digests.json").lookup(source) is None
@@ -145,7 +155,7 @@ def test_a_changed_file_is_read_again(tmp_path: Path, source: Path) -> None:
 
 
 def test_a_file_just_written_is_not_remembered(tmp_path: Path, source: Path) -> None:
-    clock = [source.stat().st_mtime_ns + 1_900_000_000]
+    clock = [source.stat().st_ctime_ns + 1_900_000_000]
     cache = DigestCache(tmp_path / "digests.json", clock_ns=lambda: clock[0])
     cache.digest(source)
     assert cache.lookup(source) is None
@@ -203,3 +213,24 @@ def test_a_cache_that_cannot_be_written_still_answers(tmp_path: Path, source: Pa
     (tmp_path / "file").touch()
     cache = DigestCache(tmp_path / "file" / "digests.json")
     assert cache.digest(source) == hashlib.sha256(b"content").hexdigest()
+
+
+@pytest.mark.parametrize(("mode", "owner", "remembered"), [(0o644, 0, True), (0o666, 0, False), (0o644, 12345, False)])
+def test_digests_are_remembered_only_of_files_that_nobody_else_can_write(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, mode: int, owner: int, remembered: bool
+) -> None:
+    source.chmod(mode)
+    if owner:
+        monkeypatch.setattr(os, "geteuid", lambda: owner)
+        monkeypatch.setattr("trtspec.files._ROOT", 12346)
+    cache = DigestCache(tmp_path / "cache.json", lambda: source.stat().st_ctime_ns + 3_000_000_000)
+    digest = cache.digest(source)
+    assert cache.lookup(source) == digest, "this process read it"
+    assert (DigestCache(tmp_path / "cache.json").lookup(source) is not None) == remembered
+
+
+def test_a_file_with_an_old_time_of_writing_is_young_by_its_time_of_change(tmp_path: Path, source: Path) -> None:
+    os.utime(source, (1, 1))
+    cache = DigestCache(tmp_path / "cache.json", lambda: source.stat().st_ctime_ns + 1_000_000_000)
+    cache.digest(source)
+    assert cache.lookup(source) is None

@@ -13,13 +13,12 @@ import pytest
 
 from tests.advising.serving import serving
 from tests.conftest import Run
-from trtspec.artifacts.manifest import load_manifest
+from trtspec.artifacts.manifest import load_manifest, manifest_sha256
 from trtspec.deploy.journal import DeploymentJournal, Record
 from trtspec.errors import DeployError
 from trtspec.measure.artifact import artifact_prompts
 from trtspec.measure.baseline import Measured, ask_server
 from trtspec.measure.documents import prompts_sha256
-from trtspec.measure.report import manifest_sha256
 from trtspec.measure.target import target_sha256
 from trtspec.system import start_time
 from trtspec.triton.client import Client

@@ -15,11 +15,13 @@ import numpy as np
 import pytest
 
 from tests.conftest import Run
+from tests.manifests import read_manifest, write_manifest
 from tests.tiny import make_llama
 from trtspec.artifacts.manifest import load_manifest
 from trtspec.checkpoint.safetensors import read_header
 from trtspec.errors import DigestMismatch, GateNotMet, VerificationFailed
 from trtspec.measure import gating
+from trtspec.measure.report import Check, keep_verification, verification_of
 from trtspec.measure.verify import ensure_gates
 
 pytestmark = pytest.mark.integration
@@ -42,12 +44,11 @@ def edit_tensor(path: Path, name: str, change: Callable[[Any], None]) -> None:
 
 def record_again(artifact: Path, changed: str) -> None:
     """Write the digest of a file that was tampered with into the manifest."""
-    path = artifact / "manifest.json"
-    document = json.loads(path.read_text())
+    document = read_manifest(artifact)
     for record in document["files"]:
         if record["path"] == changed:
             record["sha256"] = hashlib.sha256((artifact / changed).read_bytes()).hexdigest()
-    path.write_text(json.dumps(document))
+    write_manifest(artifact, document)
 
 
 def tamper(artifact: Path, change: Callable[[Any], None], name: str = "lm_head.weight") -> None:
@@ -214,36 +215,58 @@ def count_measurements(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counted
 
 
-def test_deploy_trusts_a_report_of_this_very_artifact(
-    recipe: Path, artifact: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch
+def forged(artifact: Path, **changes: Any) -> None:
+    """Write a report into an artifact by which everything holds."""
+    digest = hashlib.sha256((artifact / "manifest.json").read_bytes()).hexdigest()
+    report = {"checks": [], "acceptance": "exact", "manifest": digest} | changes
+    (artifact / "reports").mkdir(exist_ok=True)
+    (artifact / "reports" / "verify.json").write_text(json.dumps(report))
+
+
+def test_deploy_ignores_a_report_that_came_with_the_artifact(
+    recipe: Path, artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted = count_measurements(monkeypatch)
     shutil.rmtree(recipe.parent / "target")  # needs no source
     ensure_gates(artifact)
-    assert counted == [3]  # no report: it measured
-    assert not (artifact / "reports").exists()
-
-    digest = hashlib.sha256((artifact / "manifest.json").read_bytes()).hexdigest()
-    report = {"checks": [], "acceptance": "exact", "manifest": digest}
-    (artifact / "reports").mkdir()
-    (artifact / "reports" / "verify.json").write_text(json.dumps(report))
+    forged(artifact)
     ensure_gates(artifact)
-    assert counted == [3]  # the report is believed
-
-    (artifact / "reports" / "verify.json").write_text(json.dumps(report | {"manifest": "0" * 64}))
-    ensure_gates(artifact)
-    assert counted == [3, 3]  # that of another manifest is not
-    (artifact / "reports" / "verify.json").write_text("[]")
-    ensure_gates(artifact)
+    assert counted == [3, 3]
+    failed = {"name": "lossless", "ok": False, "value": 0, "limit": 1, "detail": "not so"}
+    forged(artifact, checks=[failed])
+    ensure_gates(artifact)  # nor can it keep an artifact from being deployed
     assert counted == [3, 3, 3]
 
 
-def test_deploy_refuses_by_a_report(artifact: Path, trtspec: Run) -> None:
-    document = trtspec("verify", artifact, *TOKENS, "--json").document
-    report = artifact / "reports" / "verify.json"
+def test_deploy_uses_a_report_whose_digest_is_named(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = count_measurements(monkeypatch)
+    forged(artifact)
+    digest = hashlib.sha256((artifact / "reports" / "verify.json").read_bytes()).hexdigest()
+    ensure_gates(artifact, trusted=digest)
+    assert counted == []
+    with pytest.raises(DigestMismatch, match="this is not the report to be trusted"):
+        ensure_gates(artifact, trusted="0" * 64)
+    forged(artifact, manifest="0" * 64)
+    digest = hashlib.sha256((artifact / "reports" / "verify.json").read_bytes()).hexdigest()
+    with pytest.raises(DigestMismatch, match="no report about the artifact as it lies here"):
+        ensure_gates(artifact, trusted=digest)
+
+
+def test_deploy_uses_what_this_user_verified(artifact: Path, trtspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    checks_of(trtspec, artifact, 0)
+    counted = count_measurements(monkeypatch)
+    shutil.rmtree(artifact / "reports")
+    ensure_gates(artifact)
+    assert counted == []
+    monkeypatch.setattr("trtspec.measure.report.this_machine", lambda: {"cpu": "another", "gpus": []})
+    ensure_gates(artifact)
+    assert counted == [3]  # what another machine measured does not count
+
+
+def test_deploy_refuses_by_what_was_kept(artifact: Path) -> None:
     for name, error in (("parity", VerificationFailed), ("min_acceptance", GateNotMet)):
-        failed = {"name": name, "ok": False, "value": 0, "limit": 1, "detail": "not so"}
-        report.write_text(json.dumps(document | {"checks": [failed]}))
+        failed = Check(name, False, 0, 1, "not so")
+        keep_verification(artifact, verification_of(artifact, "exact", [failed]))
         with pytest.raises(error, match=f"^{name}: not so$"):
             ensure_gates(artifact)
 

@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from tests.manifests import resolved
+from tests.manifests import read_manifest, resolved, write_manifest
 from trtspec.artifacts.manifest import BackendRecord, Manifest
 from trtspec.openai.command import entry_config
 from trtspec.openai.config import Limits
@@ -46,7 +45,7 @@ def test_a_recipe_that_says_none_has_the_entrys_own() -> None:
 
 def test_an_artifact_of_before_has_the_entrys_own(tmp_path: Path) -> None:
     write(tmp_path, max_queue_size=5)
-    document = json.loads((tmp_path / "manifest.json").read_bytes())
+    document = read_manifest(tmp_path)
     del document["recipe"]["serving"]["limits"]
-    (tmp_path / "manifest.json").write_text(json.dumps(document))
+    write_manifest(tmp_path, document)
     assert limits_of(tmp_path) == Limits(max_texts=7)

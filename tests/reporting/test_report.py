@@ -13,10 +13,9 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.conftest import Run
-from trtspec.artifacts.manifest import load_manifest
+from trtspec.artifacts.manifest import load_manifest, manifest_sha256
 from trtspec.measure.bench import Comparison
 from trtspec.measure.documents import keep_document, keep_of_target
-from trtspec.measure.report import manifest_sha256
 from trtspec.measure.speedup import Speedup
 from trtspec.measure.target import target_sha256
 

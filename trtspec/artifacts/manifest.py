@@ -7,7 +7,10 @@ files it names. Knows nothing of the store that the files came from.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -18,13 +21,14 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from trtspec.artifacts.contents import unlisted
 from trtspec.artifacts.paths import MANIFEST
 from trtspec.diagnostics import plain_words, written
-from trtspec.errors import TrtspecError
+from trtspec.errors import DigestMismatch, TrtspecError, remedy_of
 from trtspec.file_records import FileRecord, Sha256
-from trtspec.files import in_threads, read_bounded, unreadable
+from trtspec.files import in_threads, open_regular, read_bounded, unreadable
+from trtspec.graph.sealed import is_sealed_text, seal_text
 from trtspec.hashing import file_sha256
 from trtspec.recipe.resolve import ResolvedRecipe
 
-SCHEMA = "trtspec.manifest/1"
+SCHEMA = "trtspec.manifest/2"
 MAX_BYTES = 16 << 20
 
 
@@ -85,21 +89,31 @@ class Manifest(_Record):
     target_key: Sha256 | Literal[""] = ""
 
     def render(self) -> bytes:
-        """Return the document as it is written, its schema first."""
-        document = {"schema": SCHEMA, **self.model_dump(mode="json"), "recipe": self.recipe.as_dict()}
-        return json.dumps(document, indent=1).encode() + b"\n"
+        """Return the document as it is written: its schema first, and last the digest of all that precedes it."""
+        return seal_text({"schema": SCHEMA, **self.model_dump(mode="json"), "recipe": self.recipe.as_dict()})
 
 
-def load_manifest(artifact_dir: Path) -> Manifest:
-    """Return an artifact's manifest; TrtspecError where there is none, or none that this trtspec reads."""
+def load_manifest(artifact_dir: Path, expected: str = "") -> Manifest:
+    """Return an artifact's manifest; TrtspecError where there is none, or none that this trtspec reads.
+
+    Raises DigestMismatch where a bit of it has changed, or where it is another manifest than the one whose SHA-256 is
+    `expected`.
+    """
     path = artifact_dir / MANIFEST
-    document = _load_document(path)
+    data = _read(path)
+    if expected:
+        _check_expected(path, data, expected)
+    document = _parse(path, data)
     schema = document.pop("schema", None) if isinstance(document, dict) else None
     if schema != SCHEMA:
-        hint = "read it with the trtspec that wrote it, or build it again" if is_ours(artifact_dir) else None
         raise TrtspecError(
-            f"its schema is {written(schema)}; this trtspec reads {SCHEMA!r}", where=str(path), hint=hint
+            f"its schema is {written(schema)}; this trtspec reads {SCHEMA!r}",
+            where=str(path),
+            hint=_schema_hint(schema),
         )
+    if not is_sealed_text(data):
+        raise DigestMismatch("the manifest is not as it was written: its digest differs", where=str(path))
+    del document["digest"]
     try:
         recipe = ResolvedRecipe.from_dict(document.pop("recipe", None))
         return Manifest.model_validate({**document, "recipe": recipe})
@@ -107,10 +121,44 @@ def load_manifest(artifact_dir: Path) -> Manifest:
         raise TrtspecError(_first_of(error), where=str(path), hint="build the artifact again") from error
 
 
+def manifest_sha256(artifact_dir: Path) -> str:
+    """Return the SHA-256 of an artifact's manifest, which distinguishes it from every other; raises TrtspecError."""
+    return hashlib.sha256(_read(artifact_dir / MANIFEST)).hexdigest()
+
+
+def parse_expected(text: str, option: str = "--manifest") -> str:
+    """Return the hex digits of "sha256:HEX"; TrtspecError for anything else."""
+    match = re.fullmatch(r"sha256:([0-9a-f]{64})", text)
+    if not match:
+        hint = "`trtspec build` prints it, and so does sha256sum build/NAME/manifest.json"
+        raise TrtspecError(f"{option} {text[:100]!r}: expected sha256: and 64 hex digits", hint=hint)
+    return match[1]
+
+
+def _check_expected(path: Path, data: bytes, expected: str) -> None:
+    if (found := hashlib.sha256(data).hexdigest()) != expected:
+        raise DigestMismatch(
+            f"this is not the artifact that was asked for: its manifest is sha256:{found}, expected sha256:{expected}",
+            where=str(path),
+            hint="get the artifact again from where it was built, or check the digest",
+        )
+
+
+def _shown(schema: object) -> str:
+    return repr(schema)[:100]
+
+
+def _schema_hint(schema: object) -> str | None:
+    if schema == "trtspec.manifest/1":
+        return "an earlier trtspec built it, without a digest of the manifest; build it again: the store has its parts"
+    ours = isinstance(schema, str) and schema.startswith("trtspec.manifest/")
+    return "read it with the trtspec that wrote it, or build it again" if ours else None
+
+
 def is_ours(artifact_dir: Path) -> bool:
     """Return whether a directory holds a manifest that a trtspec began to write, readable or not."""
     try:
-        with (artifact_dir / MANIFEST).open("rb") as file:
+        with open_regular(artifact_dir / MANIFEST, follow=False) as file:
             return b'"trtspec.manifest/' in file.read(100)
     except OSError:
         return False
@@ -135,6 +183,8 @@ def problem_of(root: Path, record: FileRecord, sha256: Callable[[Path], str] = f
         status = path.lstat()
     except (FileNotFoundError, NotADirectoryError):
         return "missing"
+    except OSError as error:
+        return f"cannot be looked at: {error.strerror}"
     if not stat.S_ISREG(status.st_mode) or path.resolve() != path:
         return "not a regular file of the artifact"
     if status.st_size != record.size:
@@ -142,16 +192,30 @@ def problem_of(root: Path, record: FileRecord, sha256: Callable[[Path], str] = f
     return None if sha256(path) == record.sha256 else "sha256 differs"
 
 
-def _load_document(path: Path) -> Any:
+def _read(path: Path) -> bytes:
     where, hint = str(path.parent), "trtspec build RECIPE makes one"
     try:
         if not path.parent.is_dir():
             raise TrtspecError("there is no artifact: no such directory", where=where, hint=hint)
-        if not path.is_file():
+        if not os.path.lexists(path):
             raise TrtspecError(f"not an artifact: it has no {MANIFEST}", where=where, hint=hint)
-        return json.loads(read_bounded(path, MAX_BYTES))
+        return read_bounded(path, MAX_BYTES, follow=False)
     except OSError as error:
-        raise TrtspecError(unreadable(error), where=str(path), hint="build the artifact again") from error
+        raise TrtspecError(
+            unreadable(error), where=str(path), hint=remedy_of(error) or "build the artifact again"
+        ) from error
+
+
+def _parse(path: Path, data: bytes) -> Any:
+    try:
+        document = json.loads(data)
+        if b"\\ud" in data.lower():  # half a surrogate pair can neither be printed nor name a file
+            json.dumps(document, ensure_ascii=False).encode()
+        return document
+    except UnicodeEncodeError:
+        raise TrtspecError(
+            "it holds half a surrogate pair, which is no text", where=str(path), hint="build the artifact again"
+        ) from None
     except (ValueError, RecursionError) as error:
         raise TrtspecError(f"not valid JSON: {error}", where=str(path), hint="build the artifact again") from error
 

@@ -34,7 +34,7 @@ def remember_origins(manifest: Manifest, sources: Mapping[str, str]) -> None:
     }
     with suppress(OSError):  # a full disk costs `verify --source`, nothing else
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, seal(SCHEMA, record), path.with_suffix(f".{os.getpid()}.tmp"))
+        replace_file(path, seal(SCHEMA, record))
 
 
 def recall_origin(manifest: Manifest, role: str) -> str | None:

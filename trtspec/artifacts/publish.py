@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
 from trtspec.artifacts.contents import unlisted
 from trtspec.artifacts.manifest import Manifest, is_ours, load_manifest, problem_of
 from trtspec.artifacts.paths import MANIFEST, REPORTS
-from trtspec.errors import StepError, TrtspecError
+from trtspec.errors import StepError, TrtspecError, remedy_of
 from trtspec.failpoint import failpoint
-from trtspec.files import sync, sync_directories
+from trtspec.files import create_file, sync, sync_directories
 from trtspec.hashing import copy_hashed
 from trtspec.swap import clean_up, is_free, locked, put_in_place, sibling
 
+MOST_REPORTS = 256
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
 
 
@@ -77,7 +80,7 @@ def _publish(out: Path, files: Mapping[str, Path], manifest: Manifest, *, keep_r
         if keep_reports:
             _carry_reports(out, temporary)
         failpoint("publish.before-manifest")
-        (temporary / MANIFEST).write_bytes(manifest.render())
+        create_file(temporary / MANIFEST, manifest.render())
         sync(temporary / MANIFEST)
         sync_directories(temporary)
         put_in_place(temporary, out)
@@ -122,9 +125,13 @@ def _check_nothing_foreign(out: Path, manifest: Manifest) -> None:
 
 
 def _carry_reports(out: Path, temporary: Path) -> None:
-    for report in (out / REPORTS).rglob("*"):
+    """Keep the regular files among the reports; links, pipes, and what is beyond MOST_REPORTS stay behind."""
+    if (out / REPORTS).is_symlink():
+        return
+    found = (Path(directory) / name for directory, _, names in os.walk(out / REPORTS) for name in sorted(names))
+    for report in islice(found, MOST_REPORTS):
         target = temporary / report.relative_to(out)
-        if report.is_file() and not target.exists():
+        if stat.S_ISREG(report.lstat().st_mode) and not target.exists():
             _place(report, target)
 
 
@@ -151,5 +158,5 @@ def _in_words(out: Path) -> Iterator[None]:
         raise StepError(
             f"cannot publish the artifact: {error.strerror}: {error.filename or out.parent}",
             where=str(out),
-            hint="what was here before is untouched; give it room or access, then build again",
+            hint=remedy_of(error) or "what was here before is untouched; give it room or access, then build again",
         ) from error

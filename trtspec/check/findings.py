@@ -10,7 +10,7 @@ from typing import TypeVar
 from trtspec.checkpoint.previews import named
 from trtspec.checkpoint.source import NotPreparedError
 from trtspec.diagnostics import Diagnostic
-from trtspec.errors import TrtspecError, refusal
+from trtspec.errors import TrtspecError, describe_refusal, remedy_of
 from trtspec.recipe.load import LoadedRecipe
 
 T = TypeVar("T")
@@ -45,9 +45,9 @@ class Findings:
                 return None
             self.error(path, code, f"{error.where}: {error.message}" if error.where else error.message, error.hint)
         except OSError as error:
-            if (refused := refusal(error)) is None:
+            if (refused := describe_refusal(error, "a file of the recipe")) is None:
                 raise
-            self.error(path, code, f"{refused} {error.filename}")
+            self.error(path, code, refused, remedy_of(error))
         return None
 
     def count_errors(self) -> int:

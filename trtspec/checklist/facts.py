@@ -10,14 +10,14 @@ from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
 
-from trtspec.artifacts.manifest import Manifest, load_manifest
+from trtspec.artifacts.manifest import Manifest, load_manifest, manifest_sha256
 from trtspec.artifacts.paths import MANIFEST
 from trtspec.deploy.journal import DeploymentJournal, Record, deployment_names
 from trtspec.errors import TrtspecError
 from trtspec.measure.artifact import artifact_prompts
 from trtspec.measure.belonging import manifest_named, objection
 from trtspec.measure.documents import Saved, kept_documents, prompts_sha256, read_document
-from trtspec.measure.report import REPORT, Verification, manifest_sha256, read_report
+from trtspec.measure.report import Verification, kept_verification, read_copy
 from trtspec.measure.target import target_sha256
 from trtspec.monitoring.prometheus import Prometheus
 from trtspec.recipe.resolve import ResolvedRecipe
@@ -25,13 +25,19 @@ from trtspec.recipe.resolve import ResolvedRecipe
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything that a row may look at; `published` is when the artifact was put into its place."""
+    """Everything that a row may look at.
+
+    `published` is when the artifact was put into its place. `report` is what this user found on this machine, and
+    `verified` is when; `has_copy` is whether the artifact brought a report, which proves nothing here.
+    """
 
     root: Path
     manifest: Manifest
     manifest_sha256: str
     published: datetime
     report: Verification | None
+    verified: datetime | None
+    has_copy: bool
     documents: Sequence[Saved]
     deployed: Sequence[Record]
     prometheus: Prometheus | None
@@ -45,11 +51,6 @@ class Facts:
     def drafts(self) -> bool:
         """Return whether anything is drafted."""
         return self.recipe.speculation.method != "none"
-
-    @property
-    def verified(self) -> datetime:
-        """Return when the report was written."""
-        return modified(self.root / REPORT)
 
     @cached_property
     def prompts(self) -> str:
@@ -77,12 +78,15 @@ class Facts:
 def gather(root: Path, others: Sequence[Path], prometheus: Prometheus | None) -> Facts:
     """Read what is known; raises TrtspecError where there is no artifact, or one of the others is no document."""
     manifest = load_manifest(root)
+    report, verified = kept_verification(root)
     return Facts(
         root=root,
         manifest=manifest,
         manifest_sha256=manifest_sha256(root),
         published=modified(root / MANIFEST),
-        report=read_report(root),
+        report=report,
+        verified=verified,
+        has_copy=report is None and read_copy(root) is not None,
         documents=[*_kept(root, target_sha256(manifest)), *(read_document(path) for path in others)],
         deployed=list(_deployed(manifest.recipe.name, manifest_sha256(root))),
         prometheus=prometheus,

@@ -25,7 +25,7 @@ from typing import Protocol
 import numpy as np
 
 from trtspec.checkpoint.growing import GrowingDigests
-from trtspec.hashing import write_all
+from trtspec.files import write_all
 
 CORES = os.cpu_count() or 1
 PAGE_BYTES = mmap.PAGESIZE

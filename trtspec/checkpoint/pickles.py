@@ -36,8 +36,8 @@ from trtspec.checkpoint.source import (
     read_weight_map,
 )
 from trtspec.checkpoint.untrusted import inside
-from trtspec.errors import CheckpointError
-from trtspec.files import sync, sync_directories
+from trtspec.errors import CheckpointError, remedy_of
+from trtspec.files import file_lock, sync, sync_directories
 from trtspec.hashing import file_sha256
 from trtspec.paths import cache_dir
 from trtspec.system import die_with_parent
@@ -171,10 +171,8 @@ def _run_unpickler(pickle: Path, descriptor: int, out: Path) -> None:
 
 @contextmanager
 def _locked(target: Path) -> Iterator[None]:
-    from filelock import FileLock
-
     target.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(target.with_name(f"{target.name}.lock")):
+    with file_lock(target.with_name(f"{target.name}.lock")):
         yield
 
 
@@ -184,4 +182,6 @@ def _in_words(target: Path) -> Iterator[None]:
         yield
     except OSError as error:
         hint = "give it room or access, then build again; TRTSPEC_CACHE says where it lies"
-        raise CheckpointError(f"cannot be made: {error.strerror}", where=str(target), hint=hint) from error
+        raise CheckpointError(
+            f"cannot be made: {error.strerror}", where=str(target), hint=remedy_of(error) or hint
+        ) from error

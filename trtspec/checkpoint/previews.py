@@ -19,7 +19,6 @@ import re
 import shutil
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from threading import get_ident
 
 from trtspec.checkpoint.hub_client import HubFile
 from trtspec.checkpoint.source import MAX_INDEX_BYTES, Source, load_source, read_json
@@ -88,13 +87,7 @@ def find_preview(root: Path) -> Preview | None:
 
 def put(path: Path, data: bytes, nbytes: int | None = None) -> None:
     """Write a file whole or not at all: `data`, and holes up to `nbytes`."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{get_ident()}")
-    if nbytes is None:
-        replace_file(path, data, temporary)
-        return
-    temporary.write_bytes(data)
-    os.truncate(temporary, nbytes)
-    os.replace(temporary, path)
+    replace_file(path, data, nbytes=nbytes or 0, durable=nbytes is None)
 
 
 def make_root(model: str, revision: str) -> Path:

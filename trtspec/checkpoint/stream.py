@@ -32,7 +32,7 @@ from trtspec.checkpoint.journal import ConversionJournal
 from trtspec.checkpoint.output import Output, Writing, open_output
 from trtspec.checkpoint.safetensors import ITEM_BYTES, FileLayout, TensorInfo
 from trtspec.errors import CheckpointError
-from trtspec.files import reserve
+from trtspec.files import reserve, write_all
 
 CHUNK_BYTES = 2 << 20
 MOST_THREADS = 12  # each has some MB of buffers
@@ -280,7 +280,7 @@ def _open_file(stack: ExitStack, path: Path, layout: FileLayout) -> int:
     if not laid_out:
         os.ftruncate(descriptor, 0)  # padding is never written: it is what is zero from here on
         reserve(descriptor, layout.nbytes)
-        os.pwrite(descriptor, layout.header, 0)
+        write_all(descriptor, layout.header, 0)
     return descriptor
 
 

@@ -44,7 +44,8 @@ def inside(root: Path, name: str) -> Path:
 def parse_object(raw: bytes, max_values: int) -> dict[str, Any]:
     """Return the JSON object in `raw`, of at most `max_values` values, counting each list, mapping and comma.
 
-    Stricter than Python's parser where that is laxer than JSON: keys are there once, numbers are finite. Raises
+    Stricter than Python's parser where that is laxer than JSON: keys are there once, numbers are finite, text is
+    encodable. Raises
     ValueError that says what is wrong.
     """
     in_memory = len(raw) * (1 if raw.isascii() else 4)  # Python may take four bytes for every character
@@ -64,7 +65,16 @@ def parse_object(raw: bytes, max_values: int) -> dict[str, Any]:
         raise ValueError(f"JSON nested more than {MAX_DEPTH} deep")
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
+    if b"\\ud" in raw.lower():
+        _check_is_text(value)
     return value
+
+
+def _check_is_text(value: Any) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ValueError("it holds half a surrogate pair, which is no text") from None
 
 
 def shown(text: str) -> str:

@@ -73,10 +73,12 @@ class VocabularyFiles:
         if not isinstance(added, list) or not all(isinstance(each, dict) for each in added):
             raise self._refuse("its added_tokens are not a list of objects")
         pairs += [(each.get("content"), each.get("id")) for each in added]
+        found: dict[str, int] = {}
         for token, number in pairs:
             if not isinstance(token, str) or isinstance(number, bool) or not isinstance(number, int) or number < 0:
                 raise self._refuse(f"the token {str(token)[:100]!r} has no valid id")
-        return dict(pairs)
+            found[token] = number
+        return found
 
     def token_id(self, token: str) -> int | None:
         """Return the id of a token, None where tokenizer.json lacks it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -60,7 +61,7 @@ def new_directory(out: Path) -> Iterator[Path]:
     """
     out = Path(os.path.abspath(out))
     check_new(out)
-    temporary = out.with_name(f".{out.name}.tmp-{os.getpid()}")
+    temporary = out.with_name(f".{out.name}.tmp-{secrets.token_hex(8)}")
     try:
         temporary.mkdir(parents=True)
         yield temporary

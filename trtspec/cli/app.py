@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import gc
 import importlib
+import json
 import os
 import pkgutil
 import sys
@@ -26,7 +27,7 @@ from trtspec import __version__, cli
 from trtspec.cli import completing
 from trtspec.cli.helping import Command, Group
 from trtspec.cli.streams import OutputError, guarded_streams
-from trtspec.errors import TrtspecError, refusal, refused_at
+from trtspec.errors import TrtspecError, describe_refusal, exhaustion, remedy_of
 from trtspec.registry import discover
 
 VERBOSE = {"-v", "--verbose"}
@@ -34,6 +35,16 @@ INTERRUPTED = 130
 INTERNAL_ERROR = 70
 # The interpreter's last collections look at everything once more, a quarter of the time of a `plan`, for nobody.
 atexit.register(gc.freeze)
+_exhausted: list[int] = []  # the exit code, where memory or threads ran out
+
+
+@atexit.register  # before all others, so it runs after them
+def _leave() -> None:
+    """Leave out the libraries' own clean-up: OpenBLAS waits for ever for a thread that it could not start."""
+    if _exhausted:
+        os._exit(_exhausted[0])
+
+
 REFUSED_HINT = "give room or access there, or another place: --out, TRTSPEC_CACHE, TRTSPEC_STATE, HF_HUB_CACHE"
 
 
@@ -117,7 +128,12 @@ def _end_of(arguments: Sequence[str]) -> int:
         code = error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
-    except Exception:
+    except Exception as error:
+        if exhausted := exhaustion(error):
+            del error  # and with it what its frames hold
+            _show_exhausted(exhausted, as_json="--json" in arguments)
+            _exhausted.append(exhausted.exit_code)
+            return exhausted.exit_code
         import traceback
 
         traceback.print_exc()
@@ -134,12 +150,10 @@ def _run(arguments: Sequence[str]) -> int | None:
     try:
         code: int | None = _asked(arguments)(args=arguments, prog_name="trtspec", standalone_mode=False)
     except OSError as error:  # the last to say it in words; whoever knows what was being done says more
-        refused = refusal(error)
+        refused = describe_refusal(error, "a disk that is written to")
         if refused is None:
             raise
-        raise TrtspecError(
-            f"{refused} {refused_at(error) or 'a disk that is written to'}", hint=REFUSED_HINT
-        ) from error
+        raise TrtspecError(refused, hint=remedy_of(error) or REFUSED_HINT) from error
     except ModuleNotFoundError as error:
         from trtspec.doctor import install_hint
 
@@ -149,6 +163,18 @@ def _run(arguments: Sequence[str]) -> int | None:
             raise
         raise TrtspecError(f"this needs {package}, which is not installed", hint=hint) from None
     return code
+
+
+def _show_exhausted(error: TrtspecError, *, as_json: bool) -> None:
+    """Print an error by what is loaded already, since there may be no memory for more."""
+    if as_json:
+        document = {
+            "format_version": 1,
+            "ok": False,
+            "error": {"message": error.message, "where": None, "hint": error.hint, "exit_code": error.exit_code},
+        }
+        print(json.dumps(document, indent=2))  # noqa: T201
+    print(f"error: {error}", file=sys.stderr)  # noqa: T201
 
 
 def _show_usage_error(error: TyperException, *, as_json: bool) -> None:

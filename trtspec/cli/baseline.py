@@ -70,9 +70,9 @@ def _measure(what: str, file: Path | None, max_tokens: int, runs: int, on_progre
 
 def _served(name: str) -> tuple[Any, Path]:
     """Return a deployment's client and artifact; raises DeployError where that was built again since."""
+    from trtspec.artifacts.manifest import manifest_sha256
     from trtspec.deploy.base import address_of
     from trtspec.errors import DeployError
-    from trtspec.measure.report import manifest_sha256
     from trtspec.triton.client import Client
 
     url, document = address_of(name)
@@ -86,13 +86,12 @@ def _served(name: str) -> tuple[Any, Path]:
 
 def _write(out: Path, document: dict[str, Any]) -> None:
     import json
-    import os
 
     from trtspec.errors import TrtspecError
     from trtspec.files import replace_file
 
     try:
-        replace_file(out, json.dumps(document, indent=1).encode() + b"\n", out.with_name(f".{out.name}.{os.getpid()}"))
+        replace_file(out, json.dumps(document, indent=1).encode() + b"\n")
     except OSError as error:
         raise TrtspecError(f"the document cannot be written: {error.strerror}", where=str(out)) from None
 

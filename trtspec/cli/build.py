@@ -47,6 +47,7 @@ def build(
         if not json:
             done = "nothing to do" if built.status == "unchanged" else "built"
             say(f"{built.artifact}: {done} ({built.seconds:.2f} s)", "green")
+            say(f"manifest sha256:{built.manifest}")
     if json:
         print_json(one_or_many(documents))
 
@@ -60,6 +61,7 @@ def describe(built: Built) -> dict[str, Any]:
     return {
         "format_version": 1,
         "artifact": str(built.artifact),
+        "manifest": f"sha256:{built.manifest}",
         "status": built.status,
         "steps": steps,
         "seconds": round(built.seconds, 4),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trtspec.cli.options import AllowCode, Artifact, Baseline, Json, SkipGate, Undecided
+from trtspec.cli.options import AllowCode, Artifact, Baseline, Json, ManifestDigest, SkipGate, Undecided
 from trtspec.ports import LOOPBACK
 
 if TYPE_CHECKING:
@@ -55,6 +55,11 @@ def deploy(
     skip_gate: SkipGate = None,
     undecided: Undecided = None,
     baseline: Baseline = None,
+    manifest: ManifestDigest = None,
+    trust_report: Annotated[
+        str | None,
+        typer.Option(metavar="sha256:...", help="Take the gates from the report in the artifact, of this digest."),
+    ] = None,
     canary: Annotated[
         str | None,
         typer.Option(metavar="5%,25%,100%", help="Shares of a live one's requests that it gets; else the recipe's."),
@@ -83,6 +88,7 @@ def deploy(
 
     Example: trtspec deploy build/quickstart --detach
     """
+    from trtspec.artifacts.manifest import parse_expected
     from trtspec.cli.progress import counter
     from trtspec.cli.render import note, print_json
     from trtspec.cli.verify import left_out_lines
@@ -97,10 +103,22 @@ def deploy(
     if openai_host is not None and target != "local":
         hint = "compose files and manifests say where each port is reachable"
         raise DeployError(f"--openai-host belongs to --target local, not {target}", hint=hint)
+    expected = parse_expected(manifest) if manifest else ""
+    trusted = parse_expected(trust_report, "--trust-report") if trust_report else ""
     if render is not None:
         skip = tuple(sorted(check_gate_names(skip_gate or ())))
         files = write(
-            artifact, target, render, name=name, host=host, ports=ports, skip=skip, drain_s=drain, settings=settings
+            artifact,
+            target,
+            render,
+            name=name,
+            host=host,
+            ports=ports,
+            skip=skip,
+            drain_s=drain,
+            manifest=expected,
+            trusted_report=trusted,
+            settings=settings,
         )
         show_rendered(target, render, files, json)
         return
@@ -120,6 +138,7 @@ def deploy(
             "allow-code": allow_code,
             "baseline": baseline,
         }
+        more |= {"manifest": manifest, "trust-report": trust_report}
         flags = ["--wait-warm"] if wait_warm else []
         print_unit(artifact, host, {**given, "timeout": timeout, **more}, flags, json=json)
         return
@@ -141,6 +160,8 @@ def deploy(
         timeout_s=timeout,
         drain_s=drain,
         skip_gates=tuple(sorted(check_gate_names(skip_gate or ()))),
+        manifest=expected,
+        trusted_report=trusted,
         shares=shares_of(canary),
         shadow=shadow_of(shadow),
         wait_warm=wait_warm,

@@ -116,8 +116,7 @@ def _warnings(root: Path | None, prompts: Path | None) -> list[str]:
 
 def _of(root: Path) -> dict[str, Any]:
     """Return what tells which artifact was measured."""
-    from trtspec.artifacts.manifest import load_manifest
-    from trtspec.measure.report import manifest_sha256
+    from trtspec.artifacts.manifest import load_manifest, manifest_sha256
 
     return {"name": load_manifest(root).recipe.name, "manifest": manifest_sha256(root)}
 

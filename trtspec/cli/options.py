@@ -52,6 +52,10 @@ Cell = Annotated[
         "--cell", metavar="NAME", help="Only this cell of a matrix, by its name or a pattern as '*-draft_len-3*'."
     ),
 ]
+ManifestDigest = Annotated[
+    str | None,
+    typer.Option("--manifest", metavar="sha256:...", help="Refuse an artifact whose manifest has another digest."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 AllowCode = Annotated[
     list[str] | None,

@@ -85,13 +85,11 @@ def report(
 
 
 def _write(out: Path, text: str) -> None:
-    import os
-
     from trtspec.errors import TrtspecError
     from trtspec.files import replace_file
 
     try:
-        replace_file(out, text.encode(), out.with_name(f".{out.name}.{os.getpid()}"))
+        replace_file(out, text.encode())
     except OSError as error:
         raise TrtspecError(f"the report cannot be written: {error.strerror}", where=str(out)) from None
 

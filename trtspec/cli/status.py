@@ -69,7 +69,7 @@ def standing(document: dict[str, Any]) -> str:
     if rollout := document.get("rollout"):
         share = f" with {rollout['share']} % of the requests" if rollout["share"] else ""
         reason = f": {printable(rollout['reason'])}" if rollout["reason"] else ""
-        shadow = f"; shadow: {rollout['shadow']['verdict']}" if rollout.get("shadow") else ""
+        shadow = f"; shadow: {rollout['shadow'].get('verdict', '')}" if rollout.get("shadow") else ""
         line += f"; revision {rollout['revision']} is {rollout['state']}{share}{reason}{shadow}"
     return line
 

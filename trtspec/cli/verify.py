@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trtspec.cli.options import AllowCode, Artifact, Json, Prompts, SkipGate, Undecided
+from trtspec.cli.options import AllowCode, Artifact, Json, ManifestDigest, Prompts, SkipGate, Undecided
 from trtspec.measure.speedup import MAX_RUNS
 
 if TYPE_CHECKING:
@@ -31,15 +31,19 @@ def verify(
         bool, typer.Option("--reread", help="Read every file, those too that have not changed since they were read.")
     ] = False,
     report: Annotated[Path | None, typer.Option(help="Where the report goes, instead of into the artifact.")] = None,
+    manifest: ManifestDigest = None,
     json: Json = False,
 ) -> None:
     """Prove that an artifact says what its target says, and that its gates hold.
 
     Example: trtspec verify build/quickstart
     """
+    from trtspec.artifacts.manifest import parse_expected
     from trtspec.cli.progress import counter
     from trtspec.cli.render import note, print_json, say
+    from trtspec.hashing import file_sha256
     from trtspec.measure.gates import check_gate_names
+    from trtspec.measure.report import REPORT
     from trtspec.measure.verify import verify_artifact
 
     with counter() as on_progress:
@@ -52,6 +56,7 @@ def verify(
             skip=check_gate_names(skip_gate or ()),
             report=report,
             reread=reread,
+            expected=parse_expected(manifest) if manifest else "",
             on_progress=on_progress,
             on_unwritten=lambda error: note(f"warning: {error}", "yellow"),
         )
@@ -64,6 +69,9 @@ def verify(
         if verification.speedup:
             say(f"with speculation {verification.speedup}")
         say(*said_of(artifact, verification))
+    written = report or artifact / REPORT
+    if written.is_file():
+        note(f"{written}: sha256:{file_sha256(written)}", "dim")
     raise typer.Exit(verification.failure.exit_code if verification.failure else 0)
 
 

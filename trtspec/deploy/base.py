@@ -10,13 +10,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Protocol
 
-from trtspec.artifacts.manifest import load_manifest
+from trtspec.artifacts.manifest import load_manifest, manifest_sha256
 from trtspec.artifacts.paths import REPOSITORY
 from trtspec.deploy.containers import Workload, workload_of
 from trtspec.deploy.journal import OVER, STARTING, STATE_FILE, DeploymentJournal, Record, deployment_names, status_of
 from trtspec.deploy.options import DeployOptions, OnEvent
 from trtspec.deploy.rendered import Rendered, write_rendered
-from trtspec.errors import DeployError, TrtspecError, refusal, refused_at
+from trtspec.errors import DeployError, TrtspecError, describe_refusal, remedy_of
 from trtspec.measure.gates import on_request
 from trtspec.measure.gating import deploy_estimate_s, deploy_load, ensure_served_gates
 from trtspec.measure.report import LeftOut
@@ -98,7 +98,9 @@ def deploy(
     baseline: str | None = None,
     on_left_out: Callable[[Sequence[LeftOut]], None] = lambda left_out: None,
 ) -> Deployment:
-    """Serve an artifact whose gates hold: by its report, by measuring them now, or on its server before it is live.
+    """Serve an artifact whose gates hold.
+
+    That is settled by what this user measured before, by measuring them now, or on its server before it is live.
 
     `baseline` is a server without speculation; `on_left_out` gets what was not judged. Raises like `ensure_gates` and
     the target.
@@ -106,6 +108,8 @@ def deploy(
     where, skip = find_target(target), options.skip_gates
     if options.name is not None:
         DeploymentJournal(options.name)  # which refuses what is no name, before anything is measured
+    if options.manifest:
+        load_manifest(artifact, options.manifest)
     _check_free(artifact, options.name, target)
     if where.render is not None:
         if baseline:
@@ -119,7 +123,8 @@ def deploy(
     other = Client.at(address_of(baseline)[0]) if baseline else None
     if skip:
         on_left_out([on_request(name) for name in skip])
-    if not ensure_gates(artifact, on_progress, skip, on_left_out, _announced(artifact, options.on_event)):
+    announce, trusted = _announced(artifact, options.on_event), options.trusted_report
+    if not ensure_gates(artifact, on_progress, skip, on_left_out, announce, expected=options.manifest, trusted=trusted):
 
         def judge(url: str) -> None:
             load = deploy_load(artifact, skip, on_progress)
@@ -162,16 +167,22 @@ def render(
     ports: Mapping[str, int | None],
     skip: Collection[str] = (),
     drain_s: int | None = None,
+    manifest: str = "",
+    trusted_report: str = "",
     settings: Mapping[str, str],
 ) -> list[str]:
-    """Write the files that serve an artifact on a target below `out` and return their paths; nothing is run."""
+    """Write the files that serve an artifact on a target below `out` and return their paths; nothing is run.
+
+    `manifest` and `trusted_report` are those of DeployOptions.
+    """
     where = find_target(target)
     if where.render is None:
         _check_settings(target, settings)
         raise DeployError(f"nothing is rendered for {target}", hint="leave --render out, or choose another --target")
     if name is not None:
         DeploymentJournal(name)
-    workload = workload_of(load_manifest(artifact), name, tuple(skip), drain_s)
+    found = load_manifest(artifact, manifest)
+    workload = workload_of(found, name, tuple(skip), drain_s, manifest_sha256(artifact), trusted_report)
     with _in_words(out):
         return write_rendered(out, where.render(workload, artifact / REPOSITORY, host, ports, settings))
 
@@ -328,9 +339,7 @@ def _in_words(place: Path | None = None) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if (refused := refusal(error)) is None:
+        if (refused := describe_refusal(error, str(place or state_dir()))) is None:
             raise
         hint = "give it room or access there, or point TRTSPEC_STATE at another directory"
-        raise DeployError(
-            f"{refused} {refused_at(error) or place or state_dir()}", hint=None if place else hint
-        ) from error
+        raise DeployError(refused, hint=remedy_of(error) or (None if place else hint)) from error

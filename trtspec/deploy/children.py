@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from trtspec.files import read_bounded
+from trtspec.files import read_bounded, replace_file
 from trtspec.ports import LOOPBACK
 
 MAX_BYTES = 1 << 20
@@ -33,10 +32,7 @@ class Child:
 
 def write_children(path: Path, children: Sequence[Child]) -> None:
     """Write a file that its user alone can read: an environment may hold a secret."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        os.fchmod(descriptor, 0o600)
-        json.dump([asdict(child) for child in children], file, indent=1)
+    replace_file(path, json.dumps([asdict(child) for child in children], indent=1).encode(), mode=0o600)
 
 
 def read_children(path: Path) -> list[Child]:

@@ -52,12 +52,16 @@ class Workload:
     """An artifact to serve in containers, by what its manifest says; `name` is a DNS label.
 
     `skip_gates` are gates that its server leaves out, `drain` the seconds that were asked for in place of `drain_s`.
+    `digest` is the SHA-256 of its manifest, which the container checks, and `trusted_report` that of the report in it
+    that settles its gates there.
     """
 
     name: str
     manifest: Manifest
     skip_gates: tuple[str, ...] = ()
     drain: int | None = None
+    digest: str = ""
+    trusted_report: str = ""
 
     @cached_property
     def serving(self) -> ServingHooks:
@@ -127,7 +131,9 @@ class Workload:
             f"--timeout={self.startup_s}",
             f"--drain={self.drain_s}",
         ]
-        return ["trtspec", "deploy", ARTIFACT, *place, *skipped]
+        digests = {"manifest": self.digest, "trust-report": self.trusted_report}
+        bound = [f"--{option}=sha256:{digest}" for option, digest in digests.items() if digest]
+        return ["trtspec", "deploy", ARTIFACT, *place, *skipped, *bound]
 
     def probe(self, within_s: int) -> list[str]:
         """Return the argv that asks the live server for a text, and ends with 1 where none comes in time."""
@@ -135,10 +141,15 @@ class Workload:
 
 
 def workload_of(
-    manifest: Manifest, name: str | None = None, skip_gates: tuple[str, ...] = (), drain: int | None = None
+    manifest: Manifest,
+    name: str | None = None,
+    skip_gates: tuple[str, ...] = (),
+    drain: int | None = None,
+    digest: str = "",
+    trusted_report: str = "",
 ) -> Workload:
     """Return what serves an artifact under a name, or its recipe's."""
-    return Workload(label_of(name or manifest.recipe.name), manifest, skip_gates, drain)
+    return Workload(label_of(name or manifest.recipe.name), manifest, skip_gates, drain, digest, trusted_report)
 
 
 def label_of(name: str) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtspec.artifacts.manifest import load_manifest
+from trtspec.artifacts.manifest import load_manifest, manifest_sha256
 from trtspec.artifacts.paths import REPOSITORY
 from trtspec.deploy import causes
 from trtspec.deploy.address import exposure
@@ -27,7 +27,6 @@ from trtspec.deploy.options import DeployOptions
 from trtspec.deploy.ports import former_ports, reserved_ports
 from trtspec.deploy.rendered import Rendered, settings_of, write_rendered
 from trtspec.errors import DeployError, StepTimeout, TrtspecError
-from trtspec.measure.report import manifest_sha256
 from trtspec.system import sigterm_as_interrupt
 
 DOCKER = "docker"
@@ -58,12 +57,13 @@ def render_docker(
 def deploy_docker(artifact: Path, options: DeployOptions) -> DockerDeployment:
     """Start a container and return when it is healthy, which takes an answered request; nothing is left on failure."""
     _check_docker()
-    manifest = load_manifest(artifact)
+    manifest, digest = load_manifest(artifact, options.manifest), manifest_sha256(artifact)
     journal, host = DeploymentJournal(options.name or manifest.recipe.name), options.host
     with journal.lock(), _ports(journal, options) as ports:
         _check_not_running(journal)
         former = journal.read()
-        workload = workload_of(manifest, journal.name, options.skip_gates, options.drain_s)
+        drain_s, trusted = options.drain_s, options.trusted_report
+        workload = workload_of(manifest, journal.name, options.skip_gates, drain_s, digest, trusted)
         check_image(options.settings.get("image", ""), workload)
         rendered = render_docker(workload, artifact / REPOSITORY, host, ports, options.settings)
         write_rendered(_folder(journal), rendered)
@@ -86,7 +86,7 @@ def _ports(journal: DeploymentJournal, options: DeployOptions) -> Iterator[dict[
     def tell(sentence: str) -> None:
         options.on_event("ports", sentence)
 
-    with reserved_ports(journal, options, PORTS, former, tell) as (server, openai):
+    with reserved_ports(journal, options, tuple(PORTS), former, tell) as (server, openai):
         yield {"http": server.http, "grpc": server.grpc, "metrics": server.metrics, "openai": openai}
 
 

@@ -21,48 +21,43 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import IO, Any
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from trtspec.deploy.address import reachable
 from trtspec.deploy.lost import fields_of, supervisor_of, supervisors
 from trtspec.errors import DeployError
-from trtspec.files import private_directory, read_bounded, replace_file
+from trtspec.files import file_lock, private_directory, read_bounded, read_typed, replace_file, unreadable
 from trtspec.paths import state_dir
 from trtspec.ports import LOOPBACK
 from trtspec.registry import did_you_mean
 from trtspec.system import is_alive
 from trtspec.triton.server import EXIT_TIMEOUT_S, Ports
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-DataclassT = TypeVar("DataclassT", bound="DataclassInstance")
 log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 MAX_STATE_BYTES = 1 << 20
+MAX_JOURNAL_BYTES = 64 << 20
 STARTING = ("staged", "loaded", "smoke")
 RUNNING = ("live", "restarting")
 OVER = ("stopped", "failed")
 STATE_FILE = "state.json"
 COPY = "record.json"
-ENTRY: dict[str, type | tuple[type, ...]] = {
-    "time": (int, float),
-    "state": str,
-    "pid": int,
-    "detail": str,
-}  # of the journal, by key
-PLAIN: dict[str, type | tuple[type, ...]] = {
-    "str": str,
-    "int": int,
-    "float": (int, float),
-    "bool": bool,
-    "int | None": (int, type(None)),
-    "dict[str, Any]": dict,
+MAX_PORT, MAX_PID = 65535, 1 << 31
+MAX_TIME = 1 << 36  # in seconds, some 2,000 years
+# What a line of the journal may have, and of which types; earlier versions noted no revision.
+ENTRY: dict[str, tuple[type, ...]] = {
+    "time": (float, int),
+    "state": (str,),
+    "pid": (int,),
+    "detail": (str,),
+    "revision": (int,),
+    "artifact": (str,),
+    "manifest": (str,),
 }
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
@@ -186,7 +181,7 @@ class DeploymentJournal:
             return read_record(path)
         except FileNotFoundError:
             return self._running_record()
-        except (OSError, ValueError, TypeError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             if (found := self._running_record()) is not None:
                 return found
             raise DeployError(
@@ -233,10 +228,10 @@ class DeploymentJournal:
 
     def _put(self, record: Record) -> None:
         state = json.dumps(asdict(record), indent=1).encode()
-        replace_file(self.root / STATE_FILE, state, self.root / f"{STATE_FILE}.{os.getpid()}")
+        replace_file(self.root / STATE_FILE, state)
         place = self.root / "revisions" / str(record.revision)
         if place.is_dir():
-            replace_file(place / COPY, state, place / f"{COPY}.{os.getpid()}")
+            replace_file(place / COPY, state)
 
     def note(self, record: Record, state: str, detail: str = "") -> None:
         """Add what became of a revision to the journal; the state of the deployment stays."""
@@ -271,7 +266,12 @@ class DeploymentJournal:
     def entries(self) -> list[dict[str, Any]]:
         """Return the journal; lines that were cut off by a crash are left out."""
         path = self.root / "journal.jsonl"
-        whole, _, _ = path.read_bytes().rpartition(b"\n") if path.exists() else (b"", b"", b"")
+        try:
+            whole, _, _ = read_bounded(path, MAX_JOURNAL_BYTES).rpartition(b"\n")
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise DeployError(unreadable(error), where=str(path), hint="move the file away") from None
         return [entry for line in whole.split(b"\n") if (entry := _entry(line))]
 
     @contextmanager
@@ -279,36 +279,27 @@ class DeploymentJournal:
         """Hold the name while a server of it is being started."""
         private_directory(self.root)
         try:
-            with FileLock(self.root / "lock", timeout=0):
+            with file_lock(self.root / "lock", timeout_s=0):
                 yield
         except Timeout:
             raise DeployError(f"another process is deploying {self.name!r} right now") from None
 
 
 def read_record(path: Path) -> Record:
-    """Return the record in a file; raises OSError where it cannot be read, ValueError or TypeError for other files."""
-    document = json.loads(read_bounded(path, MAX_STATE_BYTES))
-    if not isinstance(document, dict):
-        raise TypeError("it is not a JSON object")
-    known = {field.name for field in fields(Record)}
-    return checked(Record(**{key: value for key, value in document.items() if key in known}))
+    """Return the record in a file; OSError where it cannot be read, ValueError for other contents."""
+    record = read_typed(Record, path, MAX_STATE_BYTES)
+    if not all(0 <= port <= MAX_PORT for port in (record.http, record.grpc, record.metrics, record.openai)):
+        raise ValueError("a port is out of range")
+    if not (0 <= record.since < MAX_TIME and 0 <= record.pid < MAX_PID and 0 <= record.drain_s < MAX_TIME):
+        raise ValueError("a number is out of range")
+    return record
 
 
 def _copy_in(path: Path) -> Record | None:
     try:
         return read_record(path)
-    except (OSError, ValueError, TypeError, RecursionError):
+    except (OSError, ValueError):
         return None
-
-
-def checked(value: DataclassT) -> DataclassT:
-    """Return a dataclass of plain values as it is; raises TypeError for a field of another type than it has to be."""
-    for field in fields(value):
-        found, kind = getattr(value, field.name), str(field.type)
-        allowed = PLAIN.get(kind)
-        if allowed is not None and (not isinstance(found, allowed) or (isinstance(found, bool) and kind != "bool")):
-            raise TypeError(f"{field.name} is {type(found).__name__} where {kind} is needed")
-    return value
 
 
 def _end_of_cut_line(journal: IO[bytes], size: int) -> bytes:
@@ -320,11 +311,25 @@ def _end_of_cut_line(journal: IO[bytes], size: int) -> bytes:
 
 
 def _entry(line: bytes) -> dict[str, Any] | None:
-    """Return a line of a journal as it was written, None for a part of one, or for what is no transition."""
+    """Return a line of a journal as it was written, None for a part of one, or for one that nobody wrote here."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(entry, dict) or not all(isinstance(entry.get(key), kind) for key, kind in ENTRY.items()):
+    if not isinstance(entry, dict):
         return None
-    return entry
+    if not _is_text(entry):
+        return None
+    entry = {key: entry[key] for key in ENTRY if key in entry}
+    is_typed = all(type(value) in ENTRY[key] for key, value in entry.items())
+    has_time = "time" in entry and 0 <= entry["time"] < MAX_TIME if is_typed else False
+    return entry if has_time and "state" in entry and "detail" in entry else None
+
+
+def _is_text(entry: dict[str, Any]) -> bool:
+    """Return whether every text can be printed: half a surrogate pair cannot."""
+    try:
+        json.dumps(entry, ensure_ascii=False).encode()
+    except (UnicodeEncodeError, RecursionError):
+        return False
+    return True

@@ -263,7 +263,7 @@ def _start(
     throw_away(journal, revision, {former.revision} if former else set())
     drain_s = options.drain_s or EXIT_TIMEOUT_S
     new_token(journal.root)
-    prepared = prepare(journal, revision, artifact, ports, drain_s, options.timeout_s)
+    prepared = prepare(journal, revision, artifact, ports, drain_s, options.timeout_s, options.manifest)
     record = record_of(journal, revision, artifact, prepared, ports, options.detach, drain_s)
     children = []
     if openai_port:

@@ -28,6 +28,8 @@ class DeployOptions:
         timeout_s: seconds until the first answer.
         drain_s: seconds that open requests get at the end; the target's own where it is None.
         skip_gates: gates that are not judged.
+        manifest: the SHA-256 that the artifact's manifest must have; "" for any.
+        trusted_report: the SHA-256 of the report in the artifact that settles its gates; "" for none.
         shares: percent of the requests that a new revision gets, one after the other; the recipe's where it is empty.
         shadow: percent of the others' requests that it gets as well, unheard; the recipe's where it is None.
         wait_warm: wait for a first text from each entry; a new revision of a live one has served texts before.
@@ -43,6 +45,8 @@ class DeployOptions:
     timeout_s: float = 300.0
     drain_s: int | None = None
     skip_gates: tuple[str, ...] = ()
+    manifest: str = ""
+    trusted_report: str = ""
     shares: tuple[int, ...] = ()
     shadow: int | None = None
     wait_warm: bool = False

@@ -57,7 +57,7 @@ def reserved_ports(
             chosen = choose_ports(options, names, former, reserved_elsewhere(), on_moved)
             ports = [chosen[0].http, chosen[0].grpc, chosen[0].metrics, chosen[1]]
             note = {"pid": os.getpid(), "started": start_time(os.getpid()), "ports": ports}
-            replace_file(path, json.dumps(note).encode(), path.with_name(f"{RESERVATION}.{os.getpid()}"))
+            replace_file(path, json.dumps(note).encode())
     except Timeout:
         raise DeployError("another deployment has not chosen its ports in time", hint="try again") from None
     try:

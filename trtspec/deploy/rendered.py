@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -44,7 +43,7 @@ def write_rendered(out: Path, rendered: Mapping[str, str]) -> list[str]:
             raise DeployError("lies in the way: trtspec did not write it", where=str(place), hint=hint)
     for path, text in rendered.items():
         (out / path).parent.mkdir(parents=True, exist_ok=True)
-        replace_file(out / path, text.encode(), out / f"{path}.{os.getpid()}")
+        replace_file(out / path, text.encode())
     return sorted(rendered)
 
 

@@ -76,14 +76,21 @@ def front_url(journal: DeploymentJournal, revision: int) -> str:
 
 
 def prepare(
-    journal: DeploymentJournal, revision: int, artifact: Path, ports: Ports, drain_s: int, start_s: float
+    journal: DeploymentJournal,
+    revision: int,
+    artifact: Path,
+    ports: Ports,
+    drain_s: int,
+    start_s: float,
+    expected: str = "",
 ) -> Prepared:
     """Check and stage an artifact, so that a server of it can be started; nothing runs yet.
 
-    Raises DeployError where this machine cannot serve it, DigestMismatch where it is not what was built.
+    Raises DeployError where this machine cannot serve it, DigestMismatch where it is not what was built, or where the
+    SHA-256 of its manifest is not `expected`.
     """
     place, shm_prefix = place_of(journal, revision), f"trtspec_{secrets.token_hex(8)}_"
-    server, manifest = find_server(), load_manifest(artifact)
+    server, manifest = find_server(), load_manifest(artifact, expected)
     serving = find_backend(manifest.backend.name).serving()
     stand_in = stand_in_for(server, serving)
     serving.check_machine(artifact, manifest)
@@ -155,7 +162,7 @@ def pin(artifact: Path, manifest: Manifest, out: Path) -> Path:
         for name in (MANIFEST, *(record.path for record in manifest.files)):
             target = out / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            os.link(artifact / name, target, follow_symlinks=True)
+            os.link(artifact / name, target, follow_symlinks=False)
     except FileNotFoundError as error:
         raise DigestMismatch(f"{error.filename} is missing", where=str(artifact), hint="build it again") from None
     except OSError as error:

@@ -27,7 +27,7 @@ from trtspec.deploy.revision import place_of, server_url, throw_away
 from trtspec.deploy.rollout import PROMOTE, ROLLBACK, Rollout, asked, keep_rollout, moved, note_rollout, write_rollout
 from trtspec.deploy.shadowing import summary
 from trtspec.deploy.shares import Shares
-from trtspec.errors import DeployError, StepTimeout, TrtspecError, refusal, refused_at
+from trtspec.errors import DeployError, StepTimeout, TrtspecError, describe_refusal
 from trtspec.measure.artifact import artifact_prompts
 from trtspec.measure.gates import wanted_gates
 from trtspec.measure.gating import deploy_load, ensure_served_gates
@@ -95,8 +95,8 @@ class Roller(threading.Thread):
 
     def _reason(self, error: Exception) -> str:
         """Return why it ended: what the machine refuses, or a bug of ours, which the log has whole."""
-        if isinstance(error, OSError) and (refused := refusal(error)):
-            return f"{refused} {refused_at(error) or self.journal.root}"
+        if isinstance(error, OSError) and (refused := describe_refusal(error, str(self.journal.root))):
+            return refused
         self._say(f"the rollout failed:\n{traceback.format_exc()}")
         return f"{type(error).__name__}: {error}; the log says where"
 

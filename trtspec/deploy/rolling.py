@@ -227,7 +227,7 @@ def _staged(
     drain_s = options.drain_s or int(record.drain_s) or EXIT_TIMEOUT_S
     revision = next_revision(journal)
     with _nothing_left(place_of(journal, revision)):
-        prepared = prepare(journal, revision, artifact, ports, drain_s, options.timeout_s)
+        prepared = prepare(journal, revision, artifact, ports, drain_s, options.timeout_s, options.manifest)
         new = record_of(journal, revision, Path(source or artifact), prepared, ports, record.detached, drain_s)
         new = replace(new, pid=record.pid, started=record.started, openai=record.openai)
         new = replace(new, openai_host=record.openai_host)

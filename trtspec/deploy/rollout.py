@@ -16,14 +16,13 @@ so that nothing depends on the command being alive.
 from __future__ import annotations
 
 import json
-import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from trtspec.deploy.journal import MAX_STATE_BYTES, DeploymentJournal, Record, checked
+from trtspec.deploy.journal import MAX_STATE_BYTES, DeploymentJournal, Record
 from trtspec.errors import DeployError
-from trtspec.files import read_bounded, replace_file
+from trtspec.files import read_bounded, read_typed, replace_file
 from trtspec.measure.report import PASS
 
 FILE, ASK = "rollout.json", "rollout.ask"
@@ -96,28 +95,15 @@ def read_rollout(journal: DeploymentJournal) -> Rollout | None:
     """Return the last rollout of a deployment; None where there was none."""
     path = journal.root / FILE
     try:
-        return _parsed(json.loads(read_bounded(path, MAX_STATE_BYTES)))
+        found = read_typed(Rollout, path, MAX_STATE_BYTES)
+        if found.state not in STATES:
+            raise ValueError(f"{found.state!r} is not a state of a rollout")
+        return found
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         hint = "remove the file; a rollout that is under way goes on until the deployment is stopped"
         raise DeployError(f"the rollout cannot be read: {error}", where=str(path), hint=hint) from None
-
-
-def _parsed(document: Any) -> Rollout:
-    """Return the rollout of a document; raises TypeError, LookupError or ValueError for what is none."""
-    if not isinstance(document, dict):
-        raise TypeError("it is not a JSON object")
-    limits, record, shares, skip = (document.pop(key) for key in ("limits", "record", "shares", "skip_gates"))
-    if not isinstance(shares, list) or not shares or not all(type(share) is int for share in shares):
-        raise TypeError("its shares are not a list of numbers")
-    if not isinstance(skip, list) or not all(isinstance(gate, str) for gate in skip):
-        raise TypeError("its skipped gates are not a list of names")
-    checked_limits = checked(Limits(**{**limits, "shares": tuple(shares)}))
-    found = checked(Rollout(checked(Record(**record)), checked_limits, tuple(skip), **document))
-    if found.state not in STATES:
-        raise ValueError(f"{found.state!r} is not a state of a rollout")
-    return found
 
 
 def write_rollout(journal: DeploymentJournal, rollout: Rollout, detail: str = "") -> Rollout:
@@ -128,7 +114,7 @@ def write_rollout(journal: DeploymentJournal, rollout: Rollout, detail: str = ""
 
 def note_rollout(journal: DeploymentJournal, rollout: Rollout, detail: str = "") -> None:
     """Add a line to the journal alone."""
-    shadow = f"; shadow: {rollout.shadow['verdict']}" if rollout.shadow else ""
+    shadow = f"; shadow: {rollout.shadow.get('verdict', '')}" if rollout.shadow else ""
     journal.note(rollout.record, rollout.state, (detail or rollout.reason) + shadow)
 
 
@@ -136,14 +122,14 @@ def keep_rollout(journal: DeploymentJournal, rollout: Rollout) -> Rollout:
     """Replace what is known of a rollout whose state stays."""
     document = asdict(rollout) | {"shares": rollout.limits.shares}
     data, path = json.dumps(document, indent=1).encode(), journal.root / FILE
-    replace_file(path, data, path.with_name(f"{FILE}.{os.getpid()}"))
+    replace_file(path, data)
     return rollout
 
 
 def ask(journal: DeploymentJournal, what: str) -> None:
     """Leave word for the supervisor: PROMOTE or ROLLBACK."""
     path = journal.root / ASK
-    replace_file(path, what.encode(), path.with_name(f"{ASK}.{os.getpid()}"))
+    replace_file(path, what.encode())
 
 
 def asked(journal: DeploymentJournal) -> str:

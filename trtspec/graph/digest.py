@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from trtspec.errors import TrtspecError
-from trtspec.files import identity_of, replace_file
+from trtspec.files import changed_ns, file_lock, identity_of, is_guarded, replace_file
 from trtspec.graph.sealed import load_sealed, seal
 from trtspec.hashing import file_sha256
 
@@ -54,7 +54,8 @@ def key_fields(value: Any) -> dict[str, Any]:
 class DigestCache:
     """SHA-256 of source files, remembered for as long as a file's identity, size and times stay what they were.
 
-    A file written in the last two seconds is not remembered: it could be written again without a visible trace.
+    A file that changed in the last two seconds is not remembered: it could be written again without a visible trace.
+    One that others may write is remembered by this process alone: a writable mapping changes bytes long before times.
     Several processes may share one cache; a cache that cannot be read is empty, one that cannot be written stays so.
     """
 
@@ -64,6 +65,7 @@ class DigestCache:
         self._path = path
         self._clock_ns = clock_ns
         self._known = self._load()
+        self._here: dict[str, str] = {}
 
     def reload(self) -> None:
         """Take over what other processes remember by now."""
@@ -71,13 +73,16 @@ class DigestCache:
 
     def lookup(self, path: Path) -> str | None:
         """Return the digest where it is known, without reading the file."""
-        return self._known.get(identity_of(path))
+        identity = identity_of(path)
+        if identity in self._here:
+            return self._here[identity]
+        return self._known[identity] if identity in self._known and is_guarded(path) else None
 
     def digest(self, path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
         """Return the digest, reading the file only where it is not known; TrtspecError where it changes meanwhile."""
         before = identity_of(path)
-        if before in self._known:
-            return self._known[before]
+        if known := self.lookup(path):
+            return known
         digest = file_sha256(path, on_bytes)
         self.learn({path: (before, digest)})
         return digest
@@ -85,25 +90,24 @@ class DigestCache:
     def learn(self, read: Mapping[Path, tuple[str, str]]) -> None:
         """Remember files by their identity before they were read and their digest; TrtspecError where one changed."""
         ensure_unchanged({path: before for path, (before, _) in read.items()})
-        settled = [path for path in read if self._clock_ns() - path.stat().st_mtime_ns > RACY_NS]
-        self._remember(dict(read[path] for path in settled))
+        settled = [path for path in read if self._clock_ns() - changed_ns(path) > RACY_NS]
+        self._here |= dict(read[path] for path in settled)
+        self._remember(dict(read[path] for path in settled if is_guarded(path)))
 
     def learn_own(self, digests: Mapping[Path, str]) -> None:
         """Remember files that nobody but this process wrote, however young they are."""
-        self._remember({identity_of(path): digest for path, digest in digests.items()})
+        self._remember({identity_of(path): digest for path, digest in digests.items() if is_guarded(path)})
 
     def _remember(self, digests: Mapping[str, str]) -> None:
-        from filelock import FileLock
-
         if digests.items() <= self._known.items():
             return
         self._known |= digests
         with suppress(OSError):  # a full disk costs the next run a second reading, nothing else
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(self._path.with_suffix(".lock")):
+            with file_lock(self._path.with_suffix(".lock")):
                 newest = list({**self._load(), **digests}.items())[-self.MAX_FILES :]
                 data = seal(CACHE_SCHEMA, {"digests": dict(newest)})
-                replace_file(self._path, data, self._path.with_suffix(".tmp"))
+                replace_file(self._path, data)
 
     def _load(self) -> dict[str, str]:
         document = load_sealed(CACHE_SCHEMA, self._path) or {"digests": {}}

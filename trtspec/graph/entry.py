@@ -76,7 +76,7 @@ def load_entry(directory: Path, key: str) -> Entry:
 def write_entry(entry: Entry) -> None:
     """Write the document of an entry whose files are sealed."""
     data = seal(SCHEMA, entry.model_dump(mode="json"))
-    replace_file(entry.directory / "entry.json", data, entry.directory / "entry.tmp")
+    replace_file(entry.directory / "entry.json", data)
 
 
 def check_files(entry: Entry, known: dict[str, Stamp]) -> dict[str, Stamp]:
@@ -142,7 +142,7 @@ def scan(root: Path) -> dict[str, Stamp]:
 
 
 def _settled_sha256(path: Path, stamp: Stamp) -> str:
-    age_ns = time.time_ns() - stamp[2]
+    age_ns = time.time_ns() - max(stamp[2:])
     if 0 <= age_ns < TICK_NS:
         time.sleep((TICK_NS - age_ns) / 1e9)
     return file_sha256(path)

@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtspec.errors import StepError, TrtspecError, refusal, refused_at
+from trtspec.errors import StepError, TrtspecError, describe_refusal, refusal, refused_at, remedy_of
+from trtspec.files import file_lock
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -78,11 +79,9 @@ class Layout:
 
     def lock(self, key: str, timeout_s: float = -1) -> BaseFileLock:
         """Return the lock of a key, not yet taken; it waits as long as it takes unless told otherwise."""
-        from filelock import FileLock
-
         path = self.root / "locks" / f"{key}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
-        return FileLock(path, timeout_s)
+        return file_lock(path, timeout_s)
 
     @contextmanager
     def in_words(self, doing: str) -> Iterator[None]:
@@ -90,12 +89,13 @@ class Layout:
         try:
             yield
         except OSError as error:
-            if (refused := refusal(error)) is None:
-                raise
             path = refused_at(error)
-            where = self.root if not path or Path(path).is_relative_to(self.root) else path
+            if (refused := describe_refusal(error, str(self.root))) is None:
+                raise
+            if path and Path(path).is_relative_to(self.root):
+                refused = f"{refusal(error)} {self.root}"
             hint = "give it room or access there; TRTSPEC_CACHE puts the store on another disk"
-            raise StepError(f"{refused} {where} while {doing}", hint=hint) from error
+            raise StepError(f"{refused} while {doing}", hint=remedy_of(error) or hint) from error
 
 
 def listdir(path: Path) -> list[Path]:

@@ -59,7 +59,7 @@ def remember_stamps(layout: Layout, key: str, stamps: dict[str, Stamp]) -> None:
     path = layout.stamps(key)
     with suppress(OSError):  # a full disk costs the next reader a second hashing, nothing else
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, seal(STAMPS_SCHEMA, {"stamps": stamps}), layout.temporary(key))
+        replace_file(path, seal(STAMPS_SCHEMA, {"stamps": stamps}))
 
 
 def _stamps(layout: Layout, key: str) -> dict[str, Stamp]:

@@ -29,7 +29,7 @@ class Rates:
             known[step.kind] = [*known.get(step.kind, []), step.total_bytes / seconds][-KEPT:]
             with suppress(OSError):  # a full disk costs a plan its guess, nothing else
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                replace_file(self._path, seal(SCHEMA, {"rates": known}), self._path.with_suffix(".tmp"))
+                replace_file(self._path, seal(SCHEMA, {"rates": known}))
 
     def seconds_of(self, step: Step) -> float | None:
         """Return how long a step will take as the median of its kind did; None where none was large enough yet."""

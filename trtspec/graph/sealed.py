@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The store's own documents: JSON objects that carry the SHA-256 of themselves.
+"""JSON objects that carry the SHA-256 of themselves: the store's own documents, manifests, and this user's records.
 
 So a flipped byte or a half-written file reads as nothing instead of as something else.
 """
@@ -34,6 +34,29 @@ def load_sealed(schema: str, path: Path) -> dict[str, Any] | None:
     if digest != _digest(document) or document.pop("schema", None) != schema:
         return None
     return document
+
+
+def seal_text(document: dict[str, Any]) -> bytes:
+    """Return a JSON object with one more key at its end: `digest`, the SHA-256 of the text without that key.
+
+    Unlike `seal` this covers every byte, spaces included.
+    """
+    body = json.dumps(document, indent=1).encode().removesuffix(b"\n}")
+    return body + _TAIL % _digest_of_text(body)
+
+
+def is_sealed_text(data: bytes) -> bool:
+    """Return whether a document is one of `seal_text` in which no bit has changed."""
+    body, found = data[:-_TAIL_BYTES], data[-_TAIL_BYTES:]
+    return len(data) > _TAIL_BYTES and found == _TAIL % _digest_of_text(body)
+
+
+_TAIL = b',\n "digest": "%b"\n}\n'
+_TAIL_BYTES = len(_TAIL % (b"0" * 64))
+
+
+def _digest_of_text(body: bytes) -> bytes:
+    return hashlib.sha256(body + b"\n}\n").hexdigest().encode()
 
 
 def _digest(document: dict[str, Any]) -> str:

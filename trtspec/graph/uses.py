@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trtspec.files import file_lock, replace_file
 from trtspec.graph.sealed import load_sealed, seal
 
 if TYPE_CHECKING:
@@ -108,15 +109,11 @@ def _release(path: Path, lock: BaseFileLock) -> None:
 
 
 def _file_lock(path: Path, timeout_s: float = -1) -> BaseFileLock:
-    from filelock import FileLock
-
     path.parent.mkdir(parents=True, exist_ok=True)
-    return FileLock(path, timeout_s)
+    return file_lock(path, timeout_s)
 
 
 def _write(path: Path, data: bytes) -> None:
     """Replace a file; a loss of power may lose it, which costs no more than a note."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{secrets.token_hex(4)}")
-    temporary.write_bytes(data)
-    os.replace(temporary, path)
+    replace_file(path, data, durable=False)

@@ -25,7 +25,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from trtspec.errors import StepError, StepTimeout, TrtspecError
-from trtspec.files import in_threads, sync
+from trtspec.files import file_lock, in_threads, sync
 from trtspec.graph.digest import digest_of
 from trtspec.graph.sealed import load_sealed, seal
 from trtspec.kernels.toolchain import FLAGS, Toolchain, probe_toolchain
@@ -157,11 +157,11 @@ def build_library(spec: LibrarySpec, timeout_s: float = TIMEOUT_S) -> Path:
     longer.
     """
     if not loads(spec.path):
-        from filelock import FileLock, Timeout
+        from filelock import Timeout
 
         _libraries().mkdir(parents=True, exist_ok=True)
         try:
-            with FileLock(_libraries() / f"{spec.key}.lock", timeout_s):
+            with file_lock(_libraries() / f"{spec.key}.lock", timeout_s):
                 if not loads(spec.path):
                     _publish(spec, timeout_s)
         except Timeout:

@@ -74,9 +74,12 @@ class OpenArtifact:
         return load_model_defaults(self.root / TOKENIZER)
 
 
-def read_artifact(root: Path) -> Manifest:
-    """Return the manifest of an artifact as it was built; raises TrtspecError for none, a damaged or a strange one."""
-    manifest = load_manifest(root)
+def read_artifact(root: Path, expected: str = "") -> Manifest:
+    """Return the manifest of an artifact as it was built; raises TrtspecError for none, a damaged or a strange one.
+
+    `expected` is the SHA-256 that the manifest must have.
+    """
+    manifest = load_manifest(root, expected)
     problems, _ = verify_changed(root, manifest)
     if problems:
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""

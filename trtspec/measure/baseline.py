@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from trtspec import __version__
-from trtspec.artifacts.manifest import Manifest
+from trtspec.artifacts.manifest import Manifest, manifest_sha256
 from trtspec.errors import DeployError
 from trtspec.measure.artifact import OpenArtifact
 from trtspec.measure.bench import drafts_on_request
 from trtspec.measure.documents import prompts_sha256
 from trtspec.measure.machine import describe_machine
-from trtspec.measure.report import manifest_sha256
 from trtspec.measure.target import target_of
 from trtspec.prompts.prompt import Prompt
 from trtspec.triton.client import Client

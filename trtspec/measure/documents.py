@@ -3,14 +3,14 @@
 
 An artifact's contents are fixed, so commands that measure one leave their document in the state directory, below the
 SHA-256 of its manifest: documents/SHA256/KIND.json, the newest of each kind. What is measured before there is an
-artifact lies below the SHA-256 of its target. Files of strangers are bounded before they are parsed.
+artifact lies below the SHA-256 of its target. These are records (records.py): damaged ones do not count. Files of
+strangers are bounded before they are parsed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from trtspec.artifacts.manifest import manifest_sha256
 from trtspec.checkpoint.untrusted import parse_object
 from trtspec.errors import TrtspecError
-from trtspec.files import open_regular, replace_file, unreadable
-from trtspec.measure.report import manifest_sha256
-from trtspec.paths import state_dir
+from trtspec.files import read_bounded, unreadable
+from trtspec.measure.records import read_record, records_dir, write_record
 
 MAX_BYTES, MAX_VALUES = 64 << 20, 400_000
 # The keys that tell a document that does not say its `kind`; the first that is there does.
@@ -64,30 +64,25 @@ def keep_of_target(sha256: str, name: str, document: Mapping[str, Any]) -> None:
 
 
 def _keep(folder: Path, name: str, document: Mapping[str, Any]) -> None:
-    path = folder / f"{name}.json"
     with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        data = json.dumps(document, indent=1).encode() + b"\n"
-        replace_file(path, data, path.with_suffix(f".{os.getpid()}.tmp"))
+        write_record(folder / f"{name}.json", document)
 
 
 def kept_documents(root: Path, target: str) -> list[Path]:
-    """Return the files that were kept of an artifact, and of its target by that one's SHA-256."""
-    return [path for each in (manifest_sha256(root), target) for path in sorted(_folder(each).glob("*.json"))]
+    """Return the files that were kept of an artifact, and of its target by that one's SHA-256; none that is damaged."""
+    found = [path for each in (manifest_sha256(root), target) for path in sorted(_folder(each).glob("*.json"))]
+    return [path for path in found if read_record(path) is not None]
 
 
 def _folder(sha256: str) -> Path:
-    return state_dir() / "documents" / sha256
+    return records_dir("documents", sha256)
 
 
 def read_document(path: Path) -> Saved:
     """Return a document; raises TrtspecError for a file that is none of a known kind."""
     hint = f"--json of {', '.join(KINDS)} prints such documents"
     try:
-        with open_regular(path) as file:
-            data, modified = file.read(MAX_BYTES + 1), os.fstat(file.fileno()).st_mtime
-        if len(data) > MAX_BYTES:
-            raise ValueError(f"larger than {MAX_BYTES:,} bytes")
+        data, modified = read_bounded(path, MAX_BYTES), path.stat().st_mtime
         values = parse_object(data, MAX_VALUES)
     except OSError as error:
         raise TrtspecError(unreadable(error), where=str(path), hint=hint) from None
@@ -106,7 +101,7 @@ def read_document(path: Path) -> Saved:
 
 
 def _kind(values: Mapping[str, Any]) -> str:
-    return str(values["kind"]) if "kind" in values else next((KEYS[key] for key in KEYS if key in values), "")
+    return text_in(values, "kind") if "kind" in values else next((KEYS[key] for key in KEYS if key in values), "")
 
 
 def _time(said: Any, modified: float) -> datetime:

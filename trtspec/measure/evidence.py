@@ -9,7 +9,7 @@ from typing import Any
 
 from trtspec.artifacts.manifest import Manifest, load_manifest
 from trtspec.measure.bench import Comparison
-from trtspec.measure.report import FILES, Verification, read_report
+from trtspec.measure.report import FILES, Verification, read_verification
 from trtspec.measure.speedup import MAX_RUNS
 from trtspec.measure.verdict import Evidence, Ratio
 
@@ -21,7 +21,7 @@ def of_artifact(root: Path | None, found: Verification | None = None) -> dict[st
     """
     if root is None:
         return {"method": "unknown", "subject": "speculation", "check": ""}
-    manifest, earlier = load_manifest(root), read_report(root)
+    manifest, earlier = load_manifest(root), read_verification(root)
     report = found.after(earlier) if found else earlier
     return of_manifest(manifest, root) | of_verification(report)
 

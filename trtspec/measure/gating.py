@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtspec.artifacts.manifest import Manifest, load_manifest
+from trtspec.artifacts.manifest import Manifest, load_manifest, manifest_sha256
 from trtspec.artifacts.paths import CHECKPOINTS
 from trtspec.backends.base import find_backend
 from trtspec.errors import DeployError, TrtspecError
@@ -30,8 +30,8 @@ from trtspec.measure.report import (
     Check,
     LeftOut,
     Verification,
-    manifest_sha256,
-    read_report,
+    keep_verification,
+    read_verification,
     undecided_policy,
     verification_of,
     write_report,
@@ -135,7 +135,7 @@ def bench_gates(
     baseline: Client | None = None,
     on_unwritten: Callable[[TrtspecError], None] = lambda error: None,
 ) -> tuple[Comparison, Verification]:
-    """Judge an artifact's gates on `server`, or without one in this process, and write the report.
+    """Judge an artifact's gates on `server`, or without one in this process, and keep and write the report.
 
     `served_manifest` is the SHA-256 of the manifest that was deployed: of an artifact built anew since nothing is said.
     """
@@ -150,8 +150,14 @@ def bench_gates(
     left_out = (*left_out_on_request(manifest.recipe, load.skip), *judged.left_out)
     found = verification_of(root, comparison.acceptance, judged.checks, left_out, judged.speedup)
     found = found.under(undecided_policy())
-    try:
-        write_report(root / REPORT, found.after(read_report(root)))
-    except TrtspecError as error:
-        on_unwritten(error)
+    whole = found.after(read_verification(root))
+    for keep in (keep_verification, _write_copy):
+        try:
+            keep(root, whole)
+        except TrtspecError as error:
+            on_unwritten(error)
     return comparison, found
+
+
+def _write_copy(root: Path, found: Verification) -> None:
+    write_report(root / REPORT, found, follow=False)

@@ -14,14 +14,14 @@ from trtspec.gpus import seen_gpus
 def describe_machine() -> dict[str, Any]:
     """Return its processor, the cores that this process may use, its GPUs and its system."""
     return {
-        "cpu": _cpu(),
+        "cpu": processor(),
         "cores": len(os.sched_getaffinity(0)),
         "gpus": [gpu.name for gpu in seen_gpus()],
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
     }
 
 
-def _cpu() -> str:
+def processor() -> str:
     """Return the processor's name as Linux has it; ARM's has none."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was found of an artifact: the checks, what was left out and why, and the report that keeps both.
+"""What was found of an artifact: the checks, what was left out and why, and the record that keeps both.
 
-`verify` and `bench --gates` write the same report, and `deploy` reads it. Knows nothing of how anything is measured.
+`verify` and `bench --gates` write the same record, among this user's own, by the SHA-256 of the manifest and the
+machine; `deploy` and `checklist` read it. The copy in the artifact, reports/verify.json, is for people and CI: whoever
+had the artifact in their hands could have written it, so no decision follows from it, unless its SHA-256 is named
+(`trusted_report`). Knows nothing of how anything is measured.
 """
 
 from __future__ import annotations
@@ -11,22 +14,32 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from trtspec.artifacts.paths import MANIFEST, REPORTS
-from trtspec.errors import GateNotMet, TrtspecError, VerificationFailed
-from trtspec.files import replace_file
+from trtspec.artifacts.manifest import manifest_sha256
+from trtspec.artifacts.paths import REPORTS
+from trtspec.checkpoint.untrusted import parse_object
+from trtspec.errors import DigestMismatch, GateNotMet, TrtspecError, VerificationFailed, remedy_of
+from trtspec.files import UnfitFile, read_bounded, replace_file, unreadable
+from trtspec.measure.records import read_record, records_dir, this_machine, write_record
 from trtspec.measure.speedup import FAILS, HOLDS, UNDECIDED, Speedup
 
 FORMAT_VERSION = 1
+SCHEMA = "trtspec.verified/1"
 REPORT = f"{REPORTS}/verify.json"
+MAX_BYTES, MAX_VALUES = 4 << 20, 100_000
 PROCESS, SERVER = "process", "server"  # what measured a check
 # Why a check was left out: on request, it needs the running server, the engine cannot tell, there is no source.
 ON_REQUEST, NEEDS_SERVER, NOT_TOLD, NO_SOURCE = "request", "server", "engine", "source"
 FILES = "files"  # the check of the artifact itself, which `verify` makes and `bench --gates` does not
 FAIL, PASS = "fail", "pass"  # what an undecided gate does
 POLICY = "TRTSPEC_UNDECIDED"  # what --undecided sets, for this process and those that it starts
+
+
+Scalar = bool | int | float | str | None
 
 
 @dataclass(frozen=True)
@@ -40,8 +53,8 @@ class Check:
 
     name: str
     ok: bool
-    value: Any
-    limit: Any
+    value: Scalar
+    limit: Scalar
     detail: str
     gate: str = ""
     measured_by: str = ""
@@ -142,6 +155,16 @@ def undecided_policy(environment: Mapping[str, str] = os.environ) -> str:
     return FAIL if environment.get("CI", "").strip().lower() not in ("", "0", "false", "no") else PASS
 
 
+@dataclass(frozen=True)
+class _Document:
+    """What is read of `Verification.as_dict`."""
+
+    acceptance: str
+    checks: tuple[Check, ...]
+    manifest: str
+    left_out: tuple[LeftOut, ...] = ()
+
+
 def verification_of(
     root: Path,
     acceptance: str,
@@ -153,29 +176,101 @@ def verification_of(
     return Verification(tuple(checks), acceptance, manifest_sha256(root), tuple(left_out), speedup)
 
 
-def write_report(path: Path, verification: Verification) -> None:
-    """Write the report whole or not at all; raises TrtspecError where that cannot be."""
+def keep_verification(root: Path, verification: Verification) -> None:
+    """Keep what this user found of an artifact, for the decisions on this machine; raises TrtspecError."""
+    path = _record_of(verification.manifest_sha256)
+    try:
+        write_record(path, {"schema": SCHEMA, "machine": this_machine(), **verification.as_dict()})
+    except OSError as error:
+        hint = remedy_of(error) or "give it room or access there, or point TRTSPEC_STATE at another directory"
+        message = f"what was found cannot be kept: {error.strerror}"
+        raise TrtspecError(message, where=str(path), hint=hint) from None
+
+
+def write_report(path: Path, verification: Verification, *, follow: bool = True) -> None:
+    """Write the report whole or not at all, for people and CI; raises TrtspecError where that cannot be.
+
+    Without `follow`, as in an artifact, its directory may be no link.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         data = json.dumps(verification.as_dict(), indent=1).encode() + b"\n"
-        replace_file(path, data, path.with_suffix(f".{os.getpid()}.tmp"))
+        replace_file(path, data, follow=follow)
     except OSError as error:
         hint = "the artifact may be read-only: verify it with --report FILE"
         raise TrtspecError(f"the report cannot be written: {error.strerror}", where=str(path), hint=hint) from None
 
 
-def read_report(root: Path) -> Verification | None:
-    """Return the report of an earlier verification of this very artifact, if there is one."""
+def read_verification(root: Path) -> Verification | None:
+    """Return what this user found of this very artifact on this machine; None where nothing was kept."""
+    return kept_verification(root)[0]
+
+
+def kept_verification(root: Path) -> tuple[Verification | None, datetime | None]:
+    """Return what `read_verification` does, and when it was kept."""
+    sha256 = manifest_sha256(root)
+    path = _record_of(sha256)
+    if (data := read_record(path)) is None:
+        return None, None
     try:
-        document = json.loads((root / REPORT).read_bytes())
-        checks = tuple(Check(**check) for check in document["checks"])
-        left_out = tuple(LeftOut(**each) for each in document.get("left_out", ()))
-        report = Verification(checks, document["acceptance"], document["manifest"], left_out)
-    except (OSError, ValueError, KeyError, TypeError):
+        document = parse_object(data, MAX_VALUES)
+    except ValueError:
+        return None, None
+    if document.get("schema") != SCHEMA or document.get("machine") != this_machine():
+        return None, None
+    found = _verification(data, sha256)
+    return found, datetime.fromtimestamp(path.stat().st_mtime, timezone.utc) if found else None
+
+
+def read_copy(root: Path) -> Verification | None:
+    """Return the report that lies in the artifact, which anybody may have written, if it is about this manifest."""
+    try:
+        return _verification(_copy(root), manifest_sha256(root))
+    except OSError:
         return None
-    return report if report.manifest_sha256 == manifest_sha256(root) else None
 
 
-def manifest_sha256(root: Path) -> str:
-    """Return the SHA-256 of an artifact's manifest, which tells it from every other."""
-    return hashlib.sha256((root / MANIFEST).read_bytes()).hexdigest()
+def trusted_report(root: Path, sha256: str) -> Verification:
+    """Return the report that lies in the artifact; DigestMismatch unless it is the one of this SHA-256."""
+    path, hint = root / REPORT, "`trtspec verify` prints the digest of the report that it writes"
+    try:
+        data = _copy(root)
+    except OSError as error:
+        raise DigestMismatch(unreadable(error), where=str(path), hint=hint) from None
+    if (found := hashlib.sha256(data).hexdigest()) != sha256:
+        message = f"this is not the report to be trusted: it is sha256:{found}, expected sha256:{sha256}"
+        raise DigestMismatch(message, where=str(path), hint=hint)
+    if (report := _verification(data, manifest_sha256(root))) is None:
+        raise DigestMismatch("no report about the artifact as it lies here", where=str(path), hint=hint)
+    return report
+
+
+def _copy(root: Path) -> bytes:
+    if (root / REPORTS).is_symlink():
+        raise UnfitFile(None, f"{REPORTS} is a symbolic link, which is not followed here", str(root / REPORTS))
+    return read_bounded(root / REPORT, MAX_BYTES, follow=False)
+
+
+def _record_of(sha256: str) -> Path:
+    return records_dir("verified") / f"{sha256}.json"
+
+
+def _verification(data: bytes, manifest: str) -> Verification | None:
+    """Return a report, each value of its type; None for what is no report, or one about another manifest."""
+    from pydantic import ValidationError
+
+    try:
+        parse_object(data, MAX_VALUES)  # within bounds, and stricter than what follows
+        found: _Document = _reader().validate_json(data, strict=True)
+    except (ValueError, ValidationError):
+        return None
+    if found.manifest != manifest:
+        return None
+    return Verification(found.checks, found.acceptance, found.manifest, found.left_out)
+
+
+@cache
+def _reader() -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(_Document)

@@ -36,7 +36,9 @@ from trtspec.measure.report import (
     Check,
     LeftOut,
     Verification,
-    read_report,
+    keep_verification,
+    read_verification,
+    trusted_report,
     undecided_policy,
     verification_of,
     write_report,
@@ -79,18 +81,19 @@ def verify_artifact(
     skip: Collection[str] = (),
     report: Path | None = None,
     reread: bool = False,
+    expected: str = "",
     on_progress: OnProgress = lambda what, done, total: None,
     on_unwritten: Callable[[TrtspecError], None] = lambda error: None,
 ) -> Verification:
-    """Check files, parity with the source model, losslessness and gates; writes the report into the artifact.
+    """Check files, parity with the source model, losslessness and gates; keeps what was found, and writes the report.
 
     Of an artifact with damaged files nothing more is checked. `source` is where the target's Hugging Face checkpoint
     lies now, if not where it was built from; `max_runs` bounds the runs that a speed-up near its limit takes; `skip`
     names gates to leave out; `report` is another place for the report; with `reread` files are read that were read
-    before and have not changed since. `on_unwritten` gets the error where the artifact
-    does not take it. Raises TrtspecError where no source is found.
+    before and have not changed since; `expected` is the SHA-256 that the manifest must have. `on_unwritten` gets the
+    error where the artifact or the state directory does not take it. Raises TrtspecError where no source is found.
     """
-    manifest = load_manifest(root)
+    manifest = load_manifest(root, expected)
     files, found = _check_files(root, manifest, reread=reread), Judgement((), ())
     if files.ok:
         examine = _examine if find_backend(manifest.backend.name).converts else _examine_copies
@@ -110,8 +113,14 @@ def ensure_gates(
     skip: Collection[str] = (),
     on_undecided: Callable[[Sequence[LeftOut]], None] = lambda those: None,
     on_measure: OnMeasure = lambda gates, in_process: None,
+    *,
+    expected: str = "",
+    trusted: str = "",
 ) -> bool:
-    """Raise unless the gates of an artifact hold: by its report, or where it has none by measuring them now.
+    """Raise unless the gates of an artifact hold: by what this user found of it, else by measuring them now.
+
+    The report that lies in the artifact counts only where `trusted` is its SHA-256. `expected` is the SHA-256 that the
+    manifest must have.
 
     `on_undecided` gets the gates that are undecided and pass (`undecided_policy`). `on_measure` is called before they
     are measured, here or on the server.
@@ -119,13 +128,18 @@ def ensure_gates(
     Returns whether that is settled: an engine that does not run in this process can only be measured on its server.
     Raises DigestMismatch, VerificationFailed or GateNotMet. Needs no source model.
     """
-    manifest = read_artifact(root)
-    report, in_process = read_report(root), find_backend(manifest.backend.name).in_process
+    manifest = read_artifact(root, expected)
+    report = trusted_report(root, trusted) if trusted else read_verification(root)
+    in_process = find_backend(manifest.backend.name).in_process
     if report:
         _ensure(report.without(skip), on_undecided)
     if _settled(manifest, report, in_process, skip):
         return True
-    log.info("%s: no report settles its gates; %s", root, "they are measured" if in_process else "its server will")
+    log.info(
+        "%s: nothing that was measured here settles its gates; %s",
+        root,
+        "they are measured" if in_process else "its server will",
+    )
     on_measure(wanted_gates(manifest.recipe, skip), in_process)
     if in_process:
         _, judged = judge_engine(root, manifest, deploy_load(root, skip, on_progress))
@@ -203,11 +217,16 @@ def _keep(
     report: Path | None,
     on_unwritten: Callable[[TrtspecError], None],
 ) -> None:
-    """Write the report; that of an engine of another process keeps what was measured on its server."""
+    """Keep and write the report; that of an engine of another process includes what was measured on its server."""
+    if not find_backend(manifest.backend.name).in_process:
+        found = found.after(read_verification(root))
+    try:
+        keep_verification(root, found)
+    except TrtspecError as error:
+        on_unwritten(error)
     if report:
         return write_report(report, found)
-    in_process = find_backend(manifest.backend.name).in_process
     try:
-        write_report(root / REPORT, found if in_process else found.after(read_report(root)))
+        write_report(root / REPORT, found, follow=False)
     except TrtspecError as error:
         on_unwritten(error)

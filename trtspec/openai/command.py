@@ -7,12 +7,12 @@ For whoever starts processes; imports nothing that the process itself needs.
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
 from pathlib import Path
 
 from trtspec.artifacts.manifest import Manifest, load_manifest
 from trtspec.artifacts.paths import MANIFEST, REPOSITORY, TOKENIZER, checkpoint, engine
+from trtspec.files import replace_file
 from trtspec.hashing import file_sha256
 from trtspec.openai.config import EntryConfig, Limits
 from trtspec.ports import LOOPBACK
@@ -82,10 +82,7 @@ def same_text(manifest: Manifest) -> str:
 
 def write_config(config: EntryConfig, path: Path) -> None:
     """Write a configuration that its user alone can read."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        os.fchmod(descriptor, 0o600)
-        file.write(config.render())
+    replace_file(path, config.render(), mode=0o600)
 
 
 def entry_command(path: Path) -> list[str]:

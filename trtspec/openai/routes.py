@@ -7,7 +7,6 @@ Two small JSON files of one user: whoever rolls out writes the routes, the entry
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -98,7 +97,7 @@ class Sight:
 
 def write_routes(path: Path, routes: Routes) -> None:
     """Replace the routes."""
-    replace_file(path, json.dumps(asdict(routes)).encode(), path.with_name(f"{path.name}.{os.getpid()}"))
+    replace_file(path, json.dumps(asdict(routes)).encode())
 
 
 def read_routes(path: Path) -> Routes:
@@ -121,9 +120,7 @@ def read_routes(path: Path) -> Routes:
 
 def write_sight(path: Path, sight: Sight) -> None:
     """Replace what was observed; it is of no use after a crash, so no disk is waited for."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(asdict(sight)))
-    temporary.replace(path)
+    replace_file(path, json.dumps(asdict(sight)).encode(), durable=False)
 
 
 def read_sight(path: Path) -> Sight:

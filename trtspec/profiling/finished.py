@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Results of finished parts of long work, by all that they depend on: an ended command goes on behind them.
 
-They lie in the cache until the whole work is done. A file that cannot be read counts as absent.
+They lie in the cache until the whole work is done. A file that is damaged counts as absent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from typing import Any
 
 from trtspec import __version__
 from trtspec.files import replace_file
+from trtspec.graph.sealed import load_sealed, seal
 from trtspec.paths import cache_dir
+
+SCHEMA = "trtspec.finished/1"
 
 
 class Finished:
@@ -33,13 +36,13 @@ class Finished:
         key = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
         path = self._root / f"{key}.json"
         self._used.append(path)
-        try:
-            part: dict[str, Any] = json.loads(path.read_bytes())
+        if kept := load_sealed(SCHEMA, path):
             self.found += 1
-        except (OSError, ValueError):
+            part: dict[str, Any] = kept["part"]
+        else:
             part = make()
             self._root.mkdir(parents=True, exist_ok=True)
-            replace_file(path, json.dumps(part).encode(), path.with_suffix(f".{os.getpid()}"))
+            replace_file(path, seal(SCHEMA, {"part": part}), mode=0o600)
         return part
 
     def forget(self) -> None:

@@ -105,8 +105,4 @@ def _written(value: Any) -> str:
 
 def write_file(path: Path, text: str) -> None:
     """Put a text at `path`, whole or not at all; raises OSError."""
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    try:
-        replace_file(path, text.encode(), temporary)
-    finally:
-        temporary.unlink(missing_ok=True)
+    replace_file(path, text.encode())

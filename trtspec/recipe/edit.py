@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import yaml
 
 from trtspec.diagnostics import RecipeError
 from trtspec.errors import TrtspecError
-from trtspec.files import replace_file
+from trtspec.files import create_file, replace_file, temporary_name
 from trtspec.recipe.load import load_recipe
 
 INDENT = "  "
@@ -28,11 +27,11 @@ def write_section(path: Path, section: str, wanted: dict[str, Any]) -> bool:
     after = edited(before, section, wanted)
     if after == before:
         return False
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    temporary = path.with_name(f"{temporary_name(path.stem)}{path.suffix}")  # beside it: a recipe names files by place
     try:
-        temporary.write_text(after, encoding="utf-8")
+        create_file(temporary, after.encode())
         load_recipe(temporary)
-        replace_file(path, after.encode(), temporary)
+        replace_file(path, after.encode())
     except (OSError, RecipeError) as error:
         message = error.diagnostics[0].message if isinstance(error, RecipeError) else error.strerror
         raise TrtspecError(f"not written: {message}", where=str(path), hint="change it by hand") from None

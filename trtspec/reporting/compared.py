@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from trtspec.measure.report import Check
 from trtspec.measure.speedup import FAILS
-from trtspec.reporting.documents import Facts
+from trtspec.reporting.documents import ELSEWHERE, Facts
 from trtspec.reporting.judged import contradiction
 from trtspec.reporting.section import Section, Table
 
@@ -36,7 +36,8 @@ def gates(facts: Facts) -> Iterator[Section]:
     if found.left_out:
         rows_out = [(each.name, each.reason, each.why) for each in found.left_out]
         tables.append(Table("Left out", ("check", "because of", "why"), rows_out))
-    yield Section("Gates", "", tables=tables)
+    claims = f"{ELSEWHERE.capitalize()}: these are the claims of the report that came with it."
+    yield Section("Gates", claims if facts.elsewhere else "", tables=tables)
 
 
 def _row(check: Check, mark: str) -> tuple[str, str, str]:
@@ -51,7 +52,8 @@ def _row(check: Check, mark: str) -> tuple[str, str, str]:
 
 def compared(facts: Facts) -> Iterator[Section]:
     """Yield what was compared with what, on what, and which document says so."""
-    rows = [_checked(check) for check in facts.verification.checks] if facts.verification else []
+    checks = facts.verification.checks if facts.verification else ()
+    rows = [_checked(check, elsewhere=facts.elsewhere) for check in checks]
     if bench := facts.bench:
         on = (
             f"{bench.prompts} prompts, up to {bench.max_tokens} tokens, {len(bench.baseline.tokens_per_s)} runs in turn"
@@ -65,7 +67,7 @@ def compared(facts: Facts) -> Iterator[Section]:
         yield Section("What was compared", "", tables=[Table("Comparisons", columns, rows)])
 
 
-def _checked(check: Check) -> tuple[str, str, str, str]:
+def _checked(check: Check, *, elsewhere: bool) -> tuple[str, str, str, str]:
     what, other = SIDES.get(check.name, (check.name, "the recipe's gates"))
     where = {"process": "this process", "server": "the running server"}.get(check.measured_by, "the artifact's files")
-    return what, other, where, f"verify: {check.name}"
+    return what, other, where, f"verify: {check.name}{', elsewhere' * elsewhere}"

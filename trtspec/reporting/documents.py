@@ -15,14 +15,14 @@ from typing import Any, Literal, overload
 
 from pydantic import BaseModel, ValidationError
 
-from trtspec.artifacts.manifest import Manifest, load_manifest
+from trtspec.artifacts.manifest import Manifest, load_manifest, manifest_sha256
 from trtspec.checkpoint.untrusted import parse_object, shown
 from trtspec.diagnostics import plain_words
 from trtspec.errors import TrtspecError
 from trtspec.files import read_bounded, unreadable
 from trtspec.measure.belonging import objection
 from trtspec.measure.documents import kept_documents
-from trtspec.measure.report import Verification, manifest_sha256, read_report, undecided_policy
+from trtspec.measure.report import Verification, read_copy, read_verification, undecided_policy
 from trtspec.measure.target import target_sha256
 from trtspec.reporting.forms.baseline import BaselineDocument
 from trtspec.reporting.forms.bench import BenchDocument
@@ -32,6 +32,7 @@ from trtspec.reporting.forms.plan import PlanDocument
 from trtspec.reporting.forms.profile import ProfileDocument
 from trtspec.reporting.forms.train import TrainDocument
 
+ELSEWHERE = "measured elsewhere, not verified here"
 MAX_BYTES, MAX_VALUES = 8 << 20, 400_000
 KNOWN = "documents of `trtspec build`, `plan`, `baseline`, `profile`, `bench` and `train` with --json can be shown"
 
@@ -63,12 +64,16 @@ class Source:
 
 @dataclass
 class Facts:
-    """Everything that a report may show."""
+    """Everything that a report may show.
+
+    `elsewhere` is set where the verification comes from the artifact's own copy of the report, which proves nothing.
+    """
 
     root: Path
     manifest: Manifest
     manifest_sha256: str
     verification: Verification | None
+    elsewhere: bool = False
     build: BuildDocument | None = None
     profile: ProfileDocument | None = None
     baseline: BaselineDocument | None = None
@@ -109,10 +114,10 @@ def gather(root: Path, others: Sequence[Path]) -> Facts:
 
     Documents that commands saved by themselves, of the artifact or of its target, fill what `others` do not.
     """
-    report = read_report(root)
-    facts = Facts(
-        root, load_manifest(root), manifest_sha256(root), report.under(undecided_policy()) if report else None
-    )
+    own = read_verification(root)
+    found = own or read_copy(root)
+    judged = found.under(undecided_policy()) if found else None
+    facts = Facts(root, load_manifest(root), manifest_sha256(root), judged, own is None and found is not None)
     for path in others:
         what, values, document, digest = _read(path)
         facts.sources.append(Source(path.name, digest, facts.objection(values), what))

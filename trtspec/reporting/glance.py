@@ -76,8 +76,8 @@ def _same(facts: Facts) -> Iterator[Figure]:
 
 def _gates(facts: Facts) -> Iterator[Figure]:
     if found := facts.verification:
-        hold = sum(check.state == HOLDS for check in found.checks)
-        yield Figure(f"{hold} of {len(found.checks)}", "checks hold", "verify")
+        hold, by = sum(check.state == HOLDS for check in found.checks), "elsewhere" if facts.elsewhere else "verify"
+        yield Figure(f"{hold} of {len(found.checks)}", "checks hold", by)
 
 
 def _memory(facts: Facts) -> Iterator[Figure]:

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 from trtspec.measure.report import Check
 from trtspec.measure.speedup import UNDECIDED
 from trtspec.measure.verdict import ALONE, PAYS, SHIP
-from trtspec.reporting.documents import Facts
+from trtspec.reporting.documents import ELSEWHERE, Facts
 from trtspec.reporting.judged import contradiction, standing, verdict
 from trtspec.reporting.section import Figure, Table
 from trtspec.reporting.sections import sections
@@ -50,9 +50,10 @@ def render_junit(facts: Facts) -> str:
     for each in found.left_out if found else ():
         case = ElementTree.SubElement(suite, "testcase", classname=_xml(facts.name), name=_xml(each.name))
         ElementTree.SubElement(case, "skipped", message=_xml(each.why))
-    if found is None:
+    if found is None or facts.elsewhere:
         case = ElementTree.SubElement(suite, "testcase", classname=_xml(facts.name), name="verified")
-        ElementTree.SubElement(case, "error", message="the artifact was not verified as it lies here")
+        message = ELSEWHERE if facts.elsewhere else "the artifact was not verified as it lies here"
+        ElementTree.SubElement(case, "error", message=message)
     ElementTree.SubElement(suite, "system-out").text = _xml(said.text)
     suite.set("tests", str(len(suite.findall("testcase"))))
     suite.set("time", f"{sum(check.seconds for check in found.checks) if found else 0:.3f}")
@@ -69,6 +70,9 @@ def render_annotations(facts: Facts) -> str:
     lines = [f"::{level} title={_property(facts.name)}::{_data(said.text)}"]
     if facts.verification is None:
         lines.append(f"::warning title={_property(facts.name)}::the artifact was not verified as it lies here")
+    if facts.elsewhere:
+        lines.append(f"::warning title={_property(facts.name)}::{ELSEWHERE}")
+        return "".join(f"{line}\n" for line in lines)
     for check in facts.verification.checks if facts.verification else ():
         title = f"title={_property(f'{facts.name}: {check.name}')}"
         if not check.ok or check.state == UNDECIDED:

@@ -11,7 +11,7 @@ from trtspec.measure.evidence import evidence, is_closed, of_load, of_manifest, 
 from trtspec.measure.report import Check
 from trtspec.measure.speedup import MAX_RUNS
 from trtspec.measure.verdict import Evidence, Option, Ratio, Verdict, against, verdict_of
-from trtspec.reporting.documents import Facts
+from trtspec.reporting.documents import ELSEWHERE, Facts
 from trtspec.reporting.forms.profile import AtBatch, Candidate
 
 
@@ -22,7 +22,11 @@ def verdict(facts: Facts) -> Verdict:
 
 def evidence_of(facts: Facts) -> Evidence:
     """Return what is known of the artifact's own speculation, and of other ways to draft for its target."""
-    found = [of_manifest(facts.manifest, facts.root), of_verification(facts.verification), _expected(facts)]
+    found = [
+        of_manifest(facts.manifest, facts.root),
+        of_verification(None if facts.elsewhere else facts.verification),
+        _expected(facts),
+    ]
     found += [_loaded(facts), _benched(facts), {"rivals": _rivals(facts), "foreign": foreign(facts)}]
     return evidence(*found)
 
@@ -32,6 +36,8 @@ def standing(facts: Facts) -> str:
     found = facts.verification
     if found is None:
         return "not verified"
+    if facts.elsewhere:
+        return ELSEWHERE
     states = ("fails", "undecided", "holds")
     names = {state: [check.name for check in found.checks if check.state == state] for state in states}
     words = {"fails": "does not hold", "undecided": "undecided", "holds": "verified"}

@@ -12,14 +12,15 @@ from typing import Any
 
 import torch
 
-from trtspec.files import sync
+from trtspec.files import private_file, sync
 
 
 def save_notes(path: Path, state: Mapping[str, Any]) -> None:
     """Put a state at `path`; where there is no room for it, what was there stays, and no more is lost than time."""
     temporary = path.with_suffix(".tmp")
     try:
-        torch.save(dict(state), temporary)
+        with private_file(temporary) as file:  # of one name, so that a kill leaves one at most
+            torch.save(dict(state), file)
         sync(temporary)
         os.replace(temporary, path)
         sync(path.parent)

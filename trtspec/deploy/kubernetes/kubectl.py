@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trtspec.artifacts.manifest import load_manifest
+from trtspec.artifacts.manifest import load_manifest, manifest_sha256
 from trtspec.artifacts.paths import REPOSITORY
 from trtspec.deploy import causes
 from trtspec.deploy.causes import ToolFailed, failure
@@ -24,12 +24,12 @@ from trtspec.deploy.options import DeployOptions
 from trtspec.deploy.rendered import settings_of, write_rendered
 from trtspec.errors import DeployError, StepTimeout, TrtspecError
 from trtspec.files import read_bounded, replace_file
-from trtspec.measure.report import manifest_sha256
 
 KUBECTL = "kubectl"
 ASK_S = 20.0
 TIMED_OUT = "timed out waiting"
 MAX_PLACE_BYTES = 1 << 16
+PLACE = ("context", "namespace", "name", "kind", "form")
 READY = {"leaderworkerset": "Available", "llminferenceservice": "Ready", "dynamographdeployment": "Ready"}
 DETACH = "a cluster runs it without this process: say --detach"
 
@@ -42,9 +42,10 @@ def deploy_kubernetes(artifact: Path, options: DeployOptions) -> ClusterDeployme
         hint = "install it, or render the manifests for another machine with --render DIR"
         raise DeployError(f"{KUBECTL} is not on PATH", hint=hint)
     wanted = settings_of(ClusterSettings, options.settings)
-    manifest = load_manifest(artifact)
+    manifest, digest = load_manifest(artifact, options.manifest), manifest_sha256(artifact)
     journal = DeploymentJournal(options.name or manifest.recipe.name)
-    workload = workload_of(manifest, journal.name, options.skip_gates, options.drain_s)
+    drain_s, trusted = options.drain_s, options.trusted_report
+    workload = workload_of(manifest, journal.name, options.skip_gates, drain_s, digest, trusted)
     check_image(wanted.image, workload)
     ports = {name: options.ports.get(name) for name in PORTS if name != "openai"}
     rendered = render_kubernetes(workload, artifact / REPOSITORY, options.host, ports, options.settings)
@@ -163,7 +164,7 @@ def _note_place(journal: DeploymentJournal, workload: Workload, settings: Cluste
         "form": settings.form,
     }
     path = journal.root / "cluster.json"
-    replace_file(path, json.dumps(place).encode(), path.with_suffix(".new"))
+    replace_file(path, json.dumps(place).encode())
     return _place(journal)
 
 
@@ -171,7 +172,9 @@ def _place(journal: DeploymentJournal) -> dict[str, Any]:
     path = journal.root / "cluster.json"
     try:
         place: dict[str, Any] = json.loads(read_bounded(path, MAX_PLACE_BYTES))
-    except (OSError, ValueError) as error:
+        if not isinstance(place, dict) or not all(isinstance(place.get(key), str) for key in PLACE):
+            raise ValueError(f"it needs {', '.join(PLACE)}")
+    except (OSError, ValueError, RecursionError) as error:
         raise DeployError(f"cannot be read: {error}", where=str(path), hint="deploy it again") from None
     plain = place["form"] == "deployment"
     file = f"overlays/{DEFAULT_OVERLAY}" if plain else f"{place['form']}.yaml"
