@@ -168,7 +168,7 @@ def _compare(artifact: OpenArtifact, reference: Reference, prompt: Prompt, resul
     chosen = [*result.ids, *([END] if result.finish_reason == "end_id" else [])]
     pairs = enumerate(zip(logits.argmax(-1).tolist(), chosen, strict=False))
     found = [each for place, (theirs, own) in pairs if (each := _differs(reference, logits, place, theirs, own))]
-    others = () if before == ours else (_first_difference(before, ours),)
+    others: tuple[str, ...] = () if before == ours else (_first_difference(before, ours),)
     if {*artifact.tokenizer.end_ids} != reference.end_ids:
         others += (
             f"texts end at {_ids(artifact.tokenizer.end_ids)} here, at {_ids(reference.end_ids)} in transformers",
