@@ -63,6 +63,7 @@ class VocabularyFiles:
         """Return the ids of all tokens of tokenizer.json; raises CheckpointError where it names none."""
         model = self._document.get("model")
         vocab = model.get("vocab") if isinstance(model, dict) else None
+        pairs: list[tuple[Any, Any]]
         if isinstance(vocab, list):  # Unigram: pieces with their scores, the id is the place
             pairs = [(each[0] if isinstance(each, list) and each else None, place) for place, each in enumerate(vocab)]
         elif isinstance(vocab, dict):
