@@ -141,7 +141,7 @@ class HeadCheck:
             [value.decode("latin-1") for name, value in headers if name == wanted] for wanted in (b"host", b"origin")
         )
         refusal = self._rules.refusal(hosts, origins)
-        return refusal and ApiError(refusal.status, refusal.message, code=HOST_CODES[refusal.status])
+        return ApiError(refusal.status, refusal.message, code=HOST_CODES[refusal.status]) if refusal else None
 
 
 def make_app(config: EntryConfig, keys: list[str], rules: HostRules | None = None) -> Starlette:
