@@ -83,7 +83,9 @@ def gateway(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         if request.param == "h11":  # which uvicorn takes where there is no httptools
             code = "import sys; sys.modules['httptools'] = None; from trtspec.openai.__main__ import main; main()"
             command = [sys.executable, "-c", code, "--config", str(root / "config.json")]
-        process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=os.environ)
+        process = subprocess.Popen(
+            command, stderr=subprocess.DEVNULL, env={**os.environ, "TRTSPEC_ALLOWED_HOSTS": "api.example.com"}
+        )
         try:
             gateway = Gateway(port, process.pid)
             wait_until(lambda: _answers(gateway))
@@ -142,7 +144,7 @@ def test_completions_check_the_host_before_the_body(gateway: Gateway) -> None:
     for named, status in (({"Host": "evil.example"}, 421), ({"Origin": "http://evil.example"}, 403)):
         headers = {"Content-Type": "application/json", **named}
         assert requests.post(f"{gateway.url}/v1/completions", b"{", headers=headers, timeout=20).status_code == status
-    for host in ("localhost", f"localhost:{gateway.port}", f"[::1]:{gateway.port}", "127.0.0.1"):
+    for host in ("localhost", f"localhost:{gateway.port}", f"[::1]:{gateway.port}", "127.0.0.1", "api.example.com"):
         assert requests.get(f"{gateway.url}/version", headers={"Host": host}, timeout=20).status_code == 200
 
 
