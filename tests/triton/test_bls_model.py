@@ -521,6 +521,13 @@ def test_a_request_may_look_less_far_ahead(root, pb_utils) -> None:
         (ALONE | LOOKAHEAD, sizes(5, 5, 3), "lookahead sizes (5, 5, 3) are above those of the engine, (5, 4, 3)"),
         (ALONE | {"greedy_only": "true"}, {"top_k": 9}, "takes the most probable token and cannot sample"),
         (ALONE | {"greedy_only": "true"}, {"min_tokens": 2}, "min_tokens is not served by this engine, which drafts"),
+        (
+            ALONE | {"greedy_only": "true"},
+            {"sent": {"min_length": 2}},
+            "min_length is not served by this engine, which",
+        ),
+        (ALONE, {"sent": {"tempreature": 1.0}}, "did you mean temperature?"),
+        (ALONE, {"seed": np.uint64(1), "sent": {"random_seed": 2}}, "seed is 1 and random_seed is 2"),
         (ALONE | LOOKAHEAD, {"repetition_penalty": 1.5}, "repetition_penalty is not served by this engine, which"),
         (ALONE, {"return_log_probs": True}, "return_log_probs 1 is not supported by tensorrt_llm_bls"),
         (ALONE | {"greedy_only": "true"}, {"top_p": 0.9}, "takes the most probable token and cannot sample"),
@@ -539,6 +546,15 @@ def test_a_greedy_engine_takes_greedy_requests(root, pb_utils, inputs: dict[str,
     settings = ALONE | {"greedy_only": "true"}
     [[(answer, _)]] = run(start(root, pb_utils, lambda *_: [tokens(40)], **settings), ask(**inputs))
     assert answer.outputs["num_output_tokens"].item() == 1
+
+
+@pytest.mark.parametrize("end_id", [1_048_576, -1])
+def test_min_tokens_without_an_end_id_that_could_be_masked_asks_for_nothing(root, pb_utils, end_id: int) -> None:
+    settings = ALONE | {"greedy_only": "true", "vocab_size": "300"}
+    sent = {"min_length": 20, "accumulate_tokens": True, "length_penalty": 0.8}
+    model = start(root, pb_utils, lambda *_: [tokens(40)], **settings)
+    [[(answer, _)]] = run(model, ask(end_id=end_id, sent=sent))
+    assert answer.error is None, answer.error.message
 
 
 @pytest.mark.slow

@@ -249,7 +249,10 @@ def test_a_text_that_the_draft_refuses_is_the_targets_alone(client: Client, expe
         ({"num_draft_tokens": -1}, "num_draft_tokens is -1, expected 0 or more"),
         ({"temperature": -1.0}, "temperature is -1.0, expected 0 or more"),
         ({"return_log_probs": True}, "return_log_probs 1 is not supported by tensorrt_llm_bls"),
-        ({"length_penalty": 2.0}, "length_penalty 2 is not supported by tensorrt_llm_bls"),
+        ({"beam_width": 2, "length_penalty": 2.0}, "beam_width 2 is not supported by tensorrt_llm_bls"),
+        ({"tempreature": 1.0}, "did you mean temperature?"),
+        ({"seed": 1, "random_seed": 2}, "seed is 1 and random_seed is 2"),
+        ({"min_length": -2}, "min_length is -2, expected 0 or more"),
         ({"return_generation_logits": True}, "return_generation_logits is not supported by tensorrt_llm_bls"),
     ],
 )

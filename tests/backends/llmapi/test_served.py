@@ -105,6 +105,8 @@ def test_a_request_reaches_llm_in_its_own_words(request_, expected, client: Clie
         ({"bad_words": ["x"]}, "bad_words is not supported by the LLM API"),
         ({"return_generation_logits": True}, "return_generation_logits is not supported by the LLM API"),
         ({"num_draft_tokens": 0}, "num_draft_tokens is not supported by the LLM API: model.yaml decides"),
+        ({"min_length": 3}, "min_length 3 is not supported by the LLM API"),
+        ({"tempreature": 1.0}, "did you mean temperature?"),
         ({"temperature": -1.0}, "temperature is -1.0, expected 0 or more"),
         ({"max_tokens": 1000}, "prompt and max_tokens are 1005 tokens together, at most 256 fit"),
         ({"text_input": "x" * 33}, "the prompt has 33 tokens, at most 32 are taken"),

@@ -97,6 +97,7 @@ def test_many_clients_at_once_each_get_their_own(client: Client) -> None:
     ("change", "text"),
     [
         ({"max_tokens": 2}, "answer 1"),
+        ({"max_tokens": 2, "length_penalty": 0.8, "random_seed": 3, "accumulate_tokens": True}, "answer 1"),
         ({"stop_words": ["é", "and"]}, "answer 1: "),
         ({"exclude_input_in_output": False}, "prompt 1answer 1: é and more"),
     ],
@@ -113,6 +114,9 @@ def test_a_request_is_answered_as_it_asks(change: dict[str, Any], text: str, cli
         ({"bad_words": ["x"]}, "bad_words is not supported by vLLM"),
         ({"text_input": "unknown"}, "Error generating stream: 'unknown'"),
         ({"text_input": ""}, "text_input is empty"),
+        ({"tempreature": 1.0}, "did you mean temperature?"),
+        ({"seed": 1, "random_seed": 2}, "seed is 1 and random_seed is 2"),
+        ({"min_length": 3}, "min_length 3 is not supported by vLLM"),
     ],
 )
 def test_a_bad_request_is_told_so_and_the_next_is_served(change, message: str, client: Client) -> None:

@@ -24,12 +24,15 @@ class TritonPythonModel:
     """Triton calls these by name."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        self.pieces = Pieces(Settings(args).tokenizer())
+        settings = Settings(args)
+        self.inputs = settings.inputs
+        self.pieces = Pieces(settings.tokenizer())
 
     def execute(self, requests: list[Any]) -> list[Any]:
         return respond_each(pb_utils, requests, self.decode)
 
     def decode(self, inputs: RequestTensors) -> list[tuple[str, Array]]:
+        inputs.refuse_unknown(self.inputs, "this model")
         continues = inputs.scalar("CONTINUATION", False)
         rows, lengths = inputs.required("TOKENS_BATCH").tolist(), inputs.required("SEQUENCE_LENGTH").tolist()
         if len(rows) != len(lengths):
