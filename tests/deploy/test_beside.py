@@ -4,14 +4,21 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import socket
 import sys
+import time
+from dataclasses import replace
 
 import pytest
 
+from trtspec.deploy import local
 from trtspec.deploy.beside import Beside
 from trtspec.deploy.children import Child
+from trtspec.deploy.journal import Record
 from trtspec.deploy.running import Running
+from trtspec.ports import free_ports
 from trtspec.system import process_state, wait_until
 
 STAYS = "import time; time.sleep(600)"
@@ -58,3 +65,69 @@ def test_one_that_is_stopped_is_ended_and_started_again() -> None:
         assert beside.look(3.0) == ""
     finally:
         beside.running.end(0.0)
+
+
+def test_status_is_unhealthy_while_the_gateway_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "PROBE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(local, "_probe", lambda record, timeout_s: None)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        record = Record("x", "live", "x", 1, None, 1, 2, 3, "x_", True, openai=port)
+        found = local._probe_result(record)
+        assert found["error"] == f"the gateway for OpenAI's clients did not answer at http://127.0.0.1:{port}/health"
+        assert not found["ok"]
+        assert local._probe_result(replace(record, openai=0))["ok"]
+
+
+ANSWERS = """
+import sys, threading, time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(int(sys.argv[2])); self.end_headers()
+    def log_message(self, *_): pass
+server = HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
+deadline = time.monotonic() + float(sys.argv[3])
+server.timeout = 0.1
+while time.monotonic() < deadline: server.handle_request()
+while True: EXEC
+"""
+
+
+def answering(status: int, seconds: float, then: str) -> Beside:
+    """Return a process that answers with a status for some seconds, and then does something else for ever."""
+    [port] = free_ports(1)
+    program = ANSWERS.replace("EXEC", then)
+    argv = (sys.executable, "-S", "-c", program, str(port), str(status), str(seconds))
+    return Beside.start(Child("entry", argv, f"http://127.0.0.1:{port}/health"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("then", ["time.sleep(1)", "pass"])
+def test_process_that_does_not_answer_is_started_again(then: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One waits for something, the other computes: an event loop that is blocked."""
+    monkeypatch.setattr("trtspec.deploy.beside.SILENT_S", 2.0)
+    monkeypatch.setattr("trtspec.deploy.beside.BLOCKED_S", 4.0)
+    beside = answering(200, 3.0, then)
+    hung = beside.running.process
+    try:
+        said = []
+        assert wait_until(lambda: bool(said.append(beside.look(time.monotonic())) or said[-1]), WAIT_S)
+        assert re.fullmatch(r"entry has not answered for \d+ s, and is started again at once", said[-1])
+        assert hung.poll() is not None
+        assert beside.look(time.monotonic()) == ""
+        assert beside.running.process.pid != hung.pid
+    finally:
+        beside.end(0.0)
+
+
+@pytest.mark.slow
+def test_process_that_answers_with_an_error_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway whose server is being started again has no fault."""
+    monkeypatch.setattr("trtspec.deploy.beside.SILENT_S", 1.0)
+    monkeypatch.setattr("trtspec.deploy.beside.BLOCKED_S", 2.0)
+    beside = answering(503, 600.0, "pass")
+    try:
+        assert not wait_until(lambda: bool(beside.look(time.monotonic())), 6.0)
+    finally:
+        beside.end(0.0)

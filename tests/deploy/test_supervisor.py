@@ -28,7 +28,7 @@ from trtspec.deploy.supervisor import Supervisor
 from trtspec.deploy.token import new_token
 from trtspec.errors import DeployError, TrtspecError
 from trtspec.ports import free_ports
-from trtspec.system import group_of, session_of, start_time, wait_until
+from trtspec.system import group_of, process_state, session_of, start_time, wait_until
 from trtspec.triton.client import Client
 from trtspec.triton.server import find_server
 
@@ -135,6 +135,22 @@ def test_a_lock_of_a_dead_process_ends_what_asks_for_it_and_the_server_is_starte
     client = Client.at(record.endpoints["http"], timeout_s=BACK_S)
     assert client.generate({"text_input": "x", "max_tokens": 1})["text_output"] == "x"
     stop("locked", timeout_s=0)
+
+
+@pytest.mark.triton
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+def test_front_that_ends_or_is_stopped_is_started_again_beside_the_same_server(live, fault: signal.Signals) -> None:
+    record = live()
+    server, pids = of(record, "tritonserver"), session_of(record.pid, record.started)
+    [front] = [pid for pid in pids if "trtspec.front" in words_of(pid)]
+    os.kill(front, fault)
+    client = Client.at(record.endpoints["http"], timeout_s=2.0)
+    assert wait_until(lambda: process_state(front) in {"", "Z"}, SEEN_S + SLACK_S)
+    assert wait_until(client.is_ready, BACK_S)
+    assert of(record, "tritonserver") == server
+    assert live().restarts == record.restarts
+    assert live().beside.startswith("HTTP front ")
 
 
 @pytest.mark.triton

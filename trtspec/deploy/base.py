@@ -240,7 +240,10 @@ def _listed(name: str) -> dict[str, Any]:
 
 
 def _utc(seconds: float) -> str | None:
-    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds") if seconds else None
+    try:
+        return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds") if seconds else None
+    except (OverflowError, ValueError, OSError):  # a damaged file
+        return None
 
 
 def stop(name: str) -> dict[str, Any]:

@@ -215,6 +215,7 @@ class DeploymentJournal:
 
     def write(self, record: Record, detail: str = "") -> Record:
         """Note a transition: first in the journal, then as the state."""
+        private_directory(self.root)  # which somebody may have removed
         record = replace(record, since=time.time())
         log.info("%s is %s, process %d %s", record.name, record.state, record.pid, detail)
         self.note(record, record.state, detail)
