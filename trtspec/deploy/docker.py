@@ -86,7 +86,7 @@ def _ports(journal: DeploymentJournal, options: DeployOptions) -> Iterator[dict[
     def tell(sentence: str) -> None:
         options.on_event("ports", sentence)
 
-    with reserved_ports(journal, options, PORTS, former, tell) as (server, openai):
+    with reserved_ports(journal, options, tuple(PORTS), former, tell) as (server, openai):
         yield {"http": server.http, "grpc": server.grpc, "metrics": server.metrics, "openai": openai}
 
 
