@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Literal
 
 import pytest
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from trtspec.diagnostics import MAX_DIAGNOSTICS, Diagnostic, Mark, RecipeError, in_order, render_diagnostic
+from trtspec.diagnostics import MAX_DIAGNOSTICS, Diagnostic, Mark, RecipeError, in_order, plain_words, render_diagnostic
 from trtspec.errors import TrtspecError
 
 TOKEN = "hf_" + "aB3" * 12
@@ -102,3 +104,48 @@ def test_loading_recipes_imports_nothing_heavy() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
     assert out.stdout == "set()\n"
+
+
+class _Form(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    count: int = Field(ge=1, le=4)
+    share: float = Field(0.5, gt=0, lt=1)
+    names: list[str] = Field(default=["a"], min_length=1)
+    on: bool = False
+    kind: Literal["a", "b"] = "a"
+    text: str = Field("x", pattern="[a-z]+", max_length=3)
+    checked: int = 1
+
+    @field_validator("checked")
+    @classmethod
+    def _check(cls, value: int) -> int:
+        if value != 1:
+            raise ValueError("checked is not 1")
+        return value
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({}, "is missing"),
+        ({"count": "x"}, "expected a whole number"),
+        ({"count": 0}, "must be at least 1"),
+        ({"count": 9}, "must be at most 4"),
+        ({"count": 1, "share": "x"}, "expected a number"),
+        ({"count": 1, "share": 0}, "must be greater than 0"),
+        ({"count": 1, "share": 1}, "must be less than 1"),
+        ({"count": 1, "names": []}, "needs at least 1 item"),
+        ({"count": 1, "names": {}}, "expected a list"),
+        ({"count": 1, "on": "maybe"}, "expected a boolean"),
+        ({"count": 1, "kind": "c"}, "expected 'a' or 'b'"),
+        ({"count": 1, "text": "9"}, "does not have the expected form"),
+        ({"count": 1, "text": "abcd"}, "needs at most 3 characters"),
+        ({"count": 1, "checked": 2}, "checked is not 1"),
+        ({"count": 1, "other": 2}, "unknown key"),
+    ],
+)
+def test_words_of_pydantic_become_plain_ones(values: dict[str, object], said: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        _Form.model_validate(values)
+    [found] = caught.value.errors()
+    assert plain_words(found["msg"]) == said
