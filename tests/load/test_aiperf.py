@@ -87,8 +87,8 @@ def test_of_an_open_loop_requests_are_due_when_they_were_decided(
     ("fault", "said"),
     [
         ('sys.exit("no tokenizer")', "no tokenizer"),
-        ("records = [7] * len(records)", "that is not one of 0.13"),
-        ('records[0]["metrics"] = {}', "that is not one of 0.13"),
+        ("records = [7] * len(records)", "a record is not one of aiperf 0.13: "),
+        ('records[0]["metrics"] = {}', "a record is not one of aiperf 0.13: "),
         ("del records[0]", "aiperf has 3 records of 4 requests"),
         ("sys.exit(0)", "aiperf ended with 0 and without records"),
         ('for each in records: each["error"] = {"message": "refused"}', "none of 4 requests was answered: refused"),
