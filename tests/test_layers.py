@@ -29,6 +29,7 @@ LEVELS = [
         "exposition",
         "own_data",
         "interpreter",
+        "sandbox",
     },
     {"hashing", "swap"},
     {"recipe", "graph", "probe", "gpus"},

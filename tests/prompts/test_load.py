@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -156,14 +155,18 @@ def test_a_begin_token_is_there_once(path: Path, pair_master: Path, tmp_path: Pa
     }
     (tmp_path / "tokenizer.json").write_text(json.dumps(document))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": begin}))
-    (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}" + TEMPLATE)
-    assert Tokenizer(tmp_path).encode("") != []
-    assert load_prompts(chats(path), tmp_path)[0].text == "<system>Be brief.<user>Hello<assistant>"
+    tokenizer, number = Tokenizer(tmp_path), document["model"]["vocab"][begin]
+    assert tokenizer.adds == (number,)
+    for template, begins in (("{{ bos_token }}" + TEMPLATE, True), (TEMPLATE, False)):
+        (tmp_path / "chat_template.jinja").write_text(template)
+        chat, plain = (tokenizer.encode(prompt.text) for prompt in load_prompts(chats(path), tmp_path))
+        assert (chat.count(number), chat[0] == number) == (int(begins), begins)
+        assert plain[0] == number  # a prompt without messages is any text
 
 
 def test_a_missing_package_is_named(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    monkeypatch.delitem(sys.modules, "trtspec.prompts.chat", raising=False)
+    monkeypatch.setattr("trtspec.prompts.chat.find_spec", lambda name: None)
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
     with pytest.raises(TrtspecError, match="chat templates need jinja2, which is not installed"):
         load_prompts(chats(path), tmp_path)
 

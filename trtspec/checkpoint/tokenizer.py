@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from trtspec.checkpoint.source import MAX_CONFIG_BYTES, MAX_TOKENIZER_BYTES, Source, read_json
+from trtspec.checkpoint.tokenizer_classes import as_transformers
 from trtspec.errors import CheckpointError, TrtspecError
 
 MODEL = re.compile(rb'"model"\s*:\s*\{')
@@ -55,19 +57,23 @@ def check_tokenizer(source: Source) -> None:
         raise CheckpointError("not a tokenizer: it has no model", where=str(path))
 
 
+class Rendered(str):
+    """The text of a chat by a template, which writes the special tokens itself: encoding adds none."""
+
+    __slots__ = ()
+
+
 class Tokenizer:
-    """Encode and decode with the tokenizer of a checkpoint directory."""
+    """Encode and decode with the tokenizer of a checkpoint directory, as transformers loads it."""
 
     def __init__(self, root: Path) -> None:
         from tokenizers import Tokenizer as Backend
 
         path = tokenizer_file(root)
-        try:
-            self._backend = Backend.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception for every malformed file
-            raise CheckpointError(f"not a tokenizer: {error}", where=str(path)) from None
-        self._backend.no_padding()
-        self._backend.no_truncation()
+        with _panics("not a tokenizer", path):
+            self._backend = as_transformers(Backend.from_file(str(path)), root)
+            self._backend.no_padding()
+            self._backend.no_truncation()
         self.root = root
 
     @property
@@ -115,16 +121,24 @@ class Tokenizer:
         token = self._backend.token_to_id(content) if isinstance(content, str) else None
         return () if token is None else (token,)
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the ids of `text`, with the begin token where the tokenizer asks for one.
+    def encode(self, text: str, add_special_tokens: bool | None = None) -> list[int]:
+        """Return the ids of `text`, with the tokenizer's special tokens unless it is `Rendered`, or as the flag says.
 
         Raises TrtspecError for a text that UTF-8 cannot express: Python reads foreign bytes as such.
         """
+        if add_special_tokens is None:
+            add_special_tokens = not isinstance(text, Rendered)
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise TrtspecError(f"the text is not UTF-8: character {error.start + 1} is half of a pair") from None
-        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        with _panics("the tokenizer fails on this text", self.root):
+            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    @cached_property
+    def adds(self) -> tuple[int, ...]:
+        """Return the special tokens that every text gets which is not `Rendered`."""
+        return tuple(self.encode("", add_special_tokens=True))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids` without special tokens."""
@@ -162,6 +176,18 @@ class Tokenizer:
         # bytes that are no characters: only the last of them can still begin one
         begun = (held for held in range(1, LONGEST_CHARACTER) if self.decode(window[-held:]) == BROKEN)
         return max(begun, default=0)
+
+
+@contextmanager
+def _panics(what: str, where: Path) -> Iterator[None]:
+    """Turn what the library raises, its panics too, into a CheckpointError."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError, TrtspecError):
+        raise
+    except BaseException as error:  # bare Exception for malformed files, and PanicException, which is no Exception
+        words = str(error).strip() or type(error).__name__
+        raise CheckpointError(f"{what}: {words.splitlines()[0][:300]}", where=str(where)) from None
 
 
 class TokenizersDiffer(TrtspecError):
