@@ -58,17 +58,20 @@ REFUSED = [
     (b"[ ]", "0 prompts, expected 1 to 100,000"),
     (b'{"prompt": "\xff"}', "not UTF-8"),
     (b'{"prompt": "a"}\n{"prompt": "b"', ":2: not valid JSON: Expecting ',' delimiter: line 1 column 15 (char 14)"),
-    (b"[" * 100_000, ":1: JSON nested too deeply"),
-    (b'[{"prompt": "a"},\n\n {"prompt": ' + b"[" * 99 + b"]" * 99 + b"}]", ":3: JSON nested too deeply"),
+    (b"[" * 100_000, ":1: record 1: JSON nested too deeply"),
+    (b'[{"prompt": "a"},\n\n {"prompt": ' + b"[" * 99 + b"]" * 99 + b"}]", ":3: record 2: JSON nested too deeply"),
     (b'{"prompt": ' + b"[" * 99 + b"]" * 99 + b"}", ":1: JSON nested more than 32 deep"),
     (b'{"prompt": null}', ':1: expected {"prompt": "some text"}'),
     (b'{"prompt": "a"}\n\n{"text": "b"}', ':3: expected {"prompt": "some text"}'),
     (b'{"prompt": "a"}\n"b"', ":2: not a JSON object"),
-    (b'[{"prompt": "a"},\n{"prompt": ""}]', ':2: expected {"prompt": "some text"}'),
-    (b'[{"prompt": "a"}\n{"prompt": "b"}]', ":1: not valid JSON: the list goes on without a comma, or has no end"),
-    (b'[{"prompt": "a"},\n', ":2: not valid JSON: Expecting value"),
-    (b'["a",\n3]', ":2: expected a text that is not empty, as before"),
-    (b"[INST] a", ":1: not valid JSON: Expecting value"),
+    (b'[{"prompt": "a"},\n{"prompt": ""}]', ':2: record 2: expected {"prompt": "some text"}'),
+    (
+        b'[{"prompt": "a"}\n{"prompt": "b"}]',
+        ":1: record 1: not valid JSON: the list goes on without a comma, or has no end",
+    ),
+    (b'[{"prompt": "a"},\n', ":2: record 2: not valid JSON: Expecting value"),
+    (b'["a",\n3]', ":2: record 2: expected a text that is not empty, as before"),
+    (b"[INST] a", ":1: record 1: not valid JSON: Expecting value"),
     (b"a\nb\x00", ":2: neither JSON nor text: it has control characters"),
     (b"\x1f\x8bnothing", "not a whole gzip file"),
     (gzip.compress(b'{"prompt": "a"}', mtime=0)[:-9], "not a whole gzip file"),
@@ -86,7 +89,7 @@ def test_an_unknown_format_says_what_it_has_and_what_is_read(path: Path) -> None
     said = refused(path)
     assert said.startswith(":2: an object with 'text', 'label'; expected prompts in one of: GSM8K, HumanEval, MT-bench")
     path.write_text("[3]")
-    assert refused(path).startswith(":1: nothing that is known; expected prompts in one of: ")
+    assert refused(path).startswith(":1: record 1: nothing that is known; expected prompts in one of: ")
 
 
 def test_too_many_and_too_large(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
