@@ -22,6 +22,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.checkpoint.corpus import TOKENIZER
 from trtspec.checkpoint import pickles, unpickler
 from trtspec.checkpoint.pickles import unpickle, unpickled_dir
 from trtspec.checkpoint.source import load_source
@@ -35,7 +36,7 @@ def root(workplace: Path) -> Path:
     root = workplace / "model"
     root.mkdir()
     (root / "config.json").write_text("{}")
-    (root / "tokenizer.json").write_text('{"model": {}}')
+    (root / "tokenizer.json").write_text(TOKENIZER)
     return root
 
 

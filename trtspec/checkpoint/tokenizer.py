@@ -17,6 +17,7 @@ from typing import Any
 
 from trtspec.checkpoint.source import MAX_CONFIG_BYTES, MAX_TOKENIZER_BYTES, Source, read_json
 from trtspec.checkpoint.tokenizer_classes import as_transformers
+from trtspec.checkpoint.vetting import vet
 from trtspec.errors import CheckpointError, TrtspecError
 
 MODEL = re.compile(rb'"model"\s*:\s*\{')
@@ -40,9 +41,10 @@ def tokenizer_file(root: Path) -> Path:
 
 
 def check_tokenizer(source: Source) -> None:
-    """Raise CheckpointError where a source plainly has no tokenizer; needs no library, unlike `Tokenizer`.
+    """Raise CheckpointError where a source has no tokenizer that can be used.
 
-    Looks without parsing: a vocabulary in Python's objects would take ten times the bytes of the file.
+    Without the tokenizers library it looks without parsing: a vocabulary in Python's objects would take ten times the
+    bytes of the file.
     """
     path = tokenizer_file(source.root)
     if path.name in source.absent:
@@ -55,6 +57,7 @@ def check_tokenizer(source: Source) -> None:
         raise CheckpointError("not a tokenizer: it does not begin and end as a JSON object", where=str(path))
     if not MODEL.search(raw):
         raise CheckpointError("not a tokenizer: it has no model", where=str(path))
+    vet(source.root)
 
 
 class Rendered(str):
@@ -66,10 +69,16 @@ class Rendered(str):
 class Tokenizer:
     """Encode and decode with the tokenizer of a checkpoint directory, as transformers loads it."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, vetted: bool = False) -> None:
+        """Load the tokenizer of a directory, tried in a child process first unless that is known to have been done.
+
+        Raises CheckpointError for one that cannot be loaded.
+        """
         from tokenizers import Tokenizer as Backend
 
         path = tokenizer_file(root)
+        if not vetted:
+            vet(root)
         with _panics("not a tokenizer", path):
             self._backend = as_transformers(Backend.from_file(str(path)), root)
             self._backend.no_padding()
