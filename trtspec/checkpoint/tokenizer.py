@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from trtspec.checkpoint.rendered import Rendered
 from trtspec.checkpoint.source import MAX_CONFIG_BYTES, MAX_TOKENIZER_BYTES, Source, read_json
 from trtspec.checkpoint.tokenizer_classes import as_transformers
 from trtspec.checkpoint.vetting import vet
@@ -58,12 +59,6 @@ def check_tokenizer(source: Source) -> None:
     if not MODEL.search(raw):
         raise CheckpointError("not a tokenizer: it has no model", where=str(path))
     vet(source.root)
-
-
-class Rendered(str):
-    """The text of a chat by a template, which writes the special tokens itself: encoding adds none."""
-
-    __slots__ = ()
 
 
 class Tokenizer:
@@ -148,6 +143,23 @@ class Tokenizer:
     def adds(self) -> tuple[int, ...]:
         """Return the special tokens that every text gets which is not `Rendered`."""
         return tuple(self.encode("", add_special_tokens=True))
+
+    def as_plain(self, text: str) -> str | None:
+        """Return a rendered text for an engine that adds the tokenizer's special tokens to every text.
+
+        It has the same special tokens then; after a begin token some tokenizers put a space that the chat has not.
+        None where the template writes other special tokens than the tokenizer adds.
+        """
+        plain, wanted = str.__str__(text), self.encode(text, add_special_tokens=False)
+        if self.encode(plain, add_special_tokens=True) == wanted:
+            return plain
+        names = {number: name for name, number in self.vocabulary.items()}
+        begin = "".join(names.get(token, "") for token in self.adds)
+        if not begin or not plain.startswith(begin) or tuple(wanted[: len(self.adds)]) != self.adds:
+            return None
+        plain = plain.removeprefix(begin)
+        again = self.encode(plain, add_special_tokens=True)
+        return plain if tuple(again[: len(self.adds)]) == self.adds else None
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids` without special tokens."""

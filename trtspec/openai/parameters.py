@@ -73,6 +73,7 @@ SHARED = {
     "num_draft_tokens": Parameter(INTEGER, None, 0, MOST),  # ours: 0 asks for the target alone
 }
 COMPLETION = SHARED | {
+    "add_special_tokens": Parameter(BOOLEAN, True),  # false: the prompt has them, as a chat template writes them
     "max_tokens": Parameter(INTEGER, 16, 1, MOST),
     "logprobs": Parameter(INTEGER, None, 0, 5),
 }

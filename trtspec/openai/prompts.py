@@ -10,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from trtspec.checkpoint.tokenizer import Rendered, Tokenizer
+from trtspec.checkpoint.rendered import Rendered
+from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.errors import TrtspecError
 from trtspec.generation.text import Pieces
 from trtspec.openai.config import EntryConfig
@@ -48,7 +49,8 @@ class Prompts:
         if chat:
             text = await self._chat_text(body.get("messages"))
             return [await self._encoded(text, "messages", add_special_tokens=False)]
-        return [await self._prompt(prompt) for prompt in prompts]
+        adds = body.get("add_special_tokens") is not False
+        return [await self._prompt(prompt, add_special_tokens=adds) for prompt in prompts]
 
     def check_bias(self, asked: Asked) -> None:
         """Raise ApiError for a bias of an id that the tokenizer, or the model, has not."""
@@ -87,9 +89,23 @@ class Prompts:
         except ChatError as error:
             raise ApiError(400, error.message, param=error.param, code=error.code) from None
 
-    async def _prompt(self, prompt: str | list[int]) -> Prompt:
+    def as_sent(self, prompt: str, *, takes_flag: bool) -> str:
+        """Return a text as a model of texts gets it; raises ApiError for a chat that it would change.
+
+        An engine that tokenizes by itself adds its special tokens to every text.
+        """
+        if takes_flag or not isinstance(prompt, Rendered):
+            return prompt
+        plain = self.tokenizer.as_plain(prompt)
+        if plain is None:
+            message = "this engine adds special tokens to every text, which the model's chat template does not write"
+            raise ApiError(400, message, param="messages", code="chat_not_served")
+        return plain
+
+    async def _prompt(self, prompt: str | list[int], *, add_special_tokens: bool) -> Prompt:
         if isinstance(prompt, str):
-            return await self._encoded(prompt, "prompt", add_special_tokens=True)
+            text = prompt if add_special_tokens else Rendered(prompt)
+            return await self._encoded(text, "prompt", add_special_tokens=add_special_tokens)
         if self._config.text_level:
             raise unsupported("a prompt of token ids", "prompt")
         if not all(0 <= token < self._vocab_size for token in prompt):

@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from trtspec.checkpoint.rendered import Rendered
 from trtspec.checkpoint.source import MAX_CONFIG_BYTES, read_json
-from trtspec.checkpoint.tokenizer import Rendered
 from trtspec.checkpoint.tokenizer_classes import special_tokens
 from trtspec.errors import CheckpointError, TrtspecError
 from trtspec.files import read_bounded, unreadable

@@ -8,4 +8,5 @@ from __future__ import annotations
 
 ENSEMBLE, PREPROCESSING, POSTPROCESSING = "ensemble", "preprocessing", "postprocessing"
 TARGET, DRAFT, BLS = "tensorrt_llm", "tensorrt_llm_draft", "tensorrt_llm_bls"
+ADD_SPECIAL_TOKENS = "add_special_tokens"  # ours: an input of the models that take text
 ENGINE_MODELS = {"target": TARGET, "draft": DRAFT}
