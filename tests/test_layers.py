@@ -30,6 +30,7 @@ LEVELS = [
         "http_hosts",
         "own_data",
         "interpreter",
+        "sandbox",
     },
     {"hashing", "swap"},
     {"recipe", "graph", "probe", "gpus"},

@@ -56,6 +56,9 @@ class Case:
         return root
 
 
+TOKENIZER = '{"version":"1.0","added_tokens":[],"model":{"type":"WordLevel","vocab":{"a":0},"unk_token":"a"}}'
+
+
 def good_header(shapes: dict[str, list[int]] | None = None) -> Header:
     """Return the header of a file with these BF16 tensors, those of the good checkpoint unless told."""
     header: Header = {}
@@ -79,10 +82,10 @@ def pack(header: Header | bytes, data: int) -> bytes:
 
 
 def make_good(root: Path) -> Path:
-    """Write a checkpoint without a fault: one layer of Llama with a tokenizer that is none, but looks like one."""
+    """Write a checkpoint without a fault: one layer of Llama, and a tokenizer of one word."""
     root.mkdir(parents=True)
     (root / CONFIG).write_text(json.dumps(GOOD_CONFIG))
-    (root / "tokenizer.json").write_text('{"model": {}}')
+    (root / "tokenizer.json").write_text(TOKENIZER)
     (root / WEIGHTS).write_bytes(pack(good_header(), data_bytes(good_header())))
     return root
 

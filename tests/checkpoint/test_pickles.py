@@ -22,6 +22,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.checkpoint.corpus import TOKENIZER
 from trtspec.checkpoint import pickles, unpickler
 from trtspec.checkpoint.pickles import unpickle, unpickled_dir
 from trtspec.checkpoint.source import load_source
@@ -35,7 +36,7 @@ def root(workplace: Path) -> Path:
     root = workplace / "model"
     root.mkdir()
     (root / "config.json").write_text("{}")
-    (root / "tokenizer.json").write_text('{"model": {}}')
+    (root / "tokenizer.json").write_text(TOKENIZER)
     return root
 
 
@@ -67,6 +68,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
             raise CheckpointError(str(ended.code), where=str(pickle)) from None
 
     monkeypatch.setattr(pickles, "_run_unpickler", run)
+    monkeypatch.setattr(unpickler, "_confine", lambda nbytes: None)  # this process goes on
 
 
 def refused(root: Path, pins: dict[str, str], message: str) -> CheckpointError:
@@ -409,3 +411,34 @@ def test_finding_is_quick_and_opens_nothing(root: Path) -> None:
     assert unpickled_dir(root, pins) == unpickled_dir(root, pins)
     assert time.process_time() - started < 0.05
     assert unpickled_dir(root, pins) != unpickled_dir(root, {"pytorch_model.bin": "0" * 64})
+
+
+def rewritten(root: Path, change: Callable[[str, bytes], bytes]) -> dict[str, str]:
+    """Save a pickle and change what its records have, with checksums that fit."""
+    torch.save({"a": torch.arange(64.0), "b": torch.ones(3)}, root / "whole")
+    path = root / "pytorch_model.bin"
+    with zipfile.ZipFile(root / "whole") as old, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as new:
+        for record in old.infolist():
+            new.writestr(record.filename, change(record.filename, old.read(record)))
+    (root / "whole").unlink()
+    return {path.name: digest(path)}
+
+
+@pytest.mark.usefixtures("in_process")
+class TestDamagedRecords:
+    def test_a_short_storage_is_refused(self, root: Path) -> None:
+        pins = rewritten(root, lambda name, data: data[:4] if name.endswith("data/0") else data)
+        refused(root, pins, "its record data/0 has 4 bytes, and the tensors in it 256")
+
+    def test_a_missing_storage_is_refused(self, root: Path) -> None:
+        pins = rewritten(root, lambda name, data: b"" if name.endswith("data/0") else data)
+        refused(root, pins, "its record data/0 has 0 bytes")
+
+    def test_a_flipped_bit_is_refused(self, root: Path) -> None:
+        pins = save(root, {"a": torch.arange(6400.0)})
+        path = root / "pytorch_model.bin"
+        raw = bytearray(path.read_bytes())
+        raw[raw.index(torch.arange(6400.0).numpy().tobytes()[100:140]) + 5] ^= 1
+        path.write_bytes(bytes(raw))
+        refused(root, {path.name: digest(path)}, "is damaged: the checksum differs")
+        assert pins

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -120,7 +122,7 @@ WRONG = [
     (lines({"messages": CHAT}, {"prompt": "a"}), ":2: messages is a list of 1 to 4096 messages"),
     (lines({"messages": ANSWERED[2:]}), ":1: messages are answers alone; expected one of a user"),
     (lines({"messages": [{"role": "tool", "content": "a"}]}), ":1: a message about tools is not supported"),
-    (json.dumps([SHAREGPT, {"id": 3}], indent=1), ':19: expected {"conversations": [{"from": "human"'),
+    (json.dumps([SHAREGPT, {"id": 3}], indent=1), ':19: record 2: expected {"conversations": [{"from": "human"'),
 ]
 
 
@@ -154,7 +156,7 @@ def test_parquet_is_bounded_before_it_is_unpacked(tmp_path: Path, monkeypatch: p
     path = tmp_path / "large.parquet"
     parquet.write_table(pyarrow.table({"prompt": ["a" * 50_000] * 3}), path, use_dictionary=False, compression="gzip")
     monkeypatch.setattr("trtspec.prompts.records.MAX_BYTES", 100_000)
-    with pytest.raises(TrtspecError, match=r"3 rows of 150,\d{3} bytes; at most 100,000 of 100,000"):
+    with pytest.raises(TrtspecError, match="row 1 and those before it unpack to more than 100,000 bytes"):
         read_prompts(path)
 
 
@@ -168,3 +170,96 @@ def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: py
         f"{path}: a parquet file needs pyarrow, which is not installed\n"
         "hint: pip install 'trtspec[prompts]', or save the file as JSON lines"
     )
+
+
+SYSTEM = {"from": "system", "value": "Answer only with JSON."}
+ASKS = {"from": "human", "value": "List two colours."}
+
+
+@pytest.mark.parametrize(
+    ("record", "roles"),
+    [
+        ({"conversations": [SYSTEM, ASKS, {"from": "gpt", "value": "[]"}]}, ["system", "user"]),
+        ({"conversations": [ASKS], "system": "Be brief."}, ["system", "user"]),
+        ({"conversations": [SYSTEM, ASKS], "system": "Another."}, ["system", "user"]),
+        ({"conversations": [ASKS, SYSTEM]}, ["user"]),
+        ({"conversations": [{"from": "gpt", "value": "Hi"}, ASKS]}, ["user"]),
+        ({"conversations": [{"role": "system", "content": "x"}, {"role": "user", "content": "y"}]}, ["system", "user"]),
+        ({"conversations": [{"from": "system", "value": ""}, ASKS], "tools": "[]"}, ["user"]),
+    ],
+)
+def test_the_system_turns_of_sharegpt_belong_to_the_prompt(record: Any, roles: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text(lines(record))
+    found = read_prompts(path)
+    assert [message["role"] for message in found.prompts[0].messages] == roles
+    assert found.left_out == 0
+
+
+def test_sharegpt_that_cannot_be_asked_as_it_is_is_counted(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text(
+        lines({"conversations": [ASKS]}, {"conversations": [SYSTEM]}, {"conversations": [ASKS], "tools": "[1]"})
+    )
+    assert (len(read_prompts(path).prompts), read_prompts(path).left_out) == (1, 2)
+
+
+def test_a_record_of_a_file_of_one_line_is_named_by_its_number(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps([{"conversations": [ASKS]}] * 5 + [{"id": "b"}]))
+    with pytest.raises(TrtspecError, match=r'p.json:1: record 6: expected {"conversations"'):
+        read_prompts(path)
+
+
+def bombs(folder: Path) -> dict[str, Path]:
+    """Write parquet files that unpack to far more than they have bytes."""
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'trtspec[prompts]'")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    large = pyarrow.array(["x" * 600_000])
+    indices = pyarrow.array([0] * 20_000, pyarrow.int32())
+    nulls = pyarrow.nulls(90_000, pyarrow.string())
+    many = pyarrow.array([["x"] * 3_000_000] * 2, pyarrow.list_(pyarrow.string()))
+    tables = {
+        "one large text": {"prompt": pyarrow.DictionaryArray.from_arrays(indices, large)},
+        "columns of nulls": {"prompt": pyarrow.array(["a"] * 90_000)} | {f"c{number}": nulls for number in range(300)},
+        "lists": {"question_id": [1, 2], "category": ["a", "b"], "turns": many},
+        "unknown columns": {f"c{number}": nulls for number in range(40)},
+    }
+    found = {}
+    for name, columns in tables.items():
+        found[name] = folder / f"{name}.parquet"
+        parquet.write_table(pyarrow.table(columns), found[name], compression="zstd")
+        assert found[name].stat().st_size < 4_000_000
+    return found
+
+
+@pytest.mark.slow
+def test_parquet_files_that_unpack_to_gigabytes_are_refused(tmp_path: Path) -> None:
+    files = bombs(tmp_path)
+    for name, words in (
+        ("one large text", "unpack to more than|needed more than|does not read it"),
+        ("lists", "unpack to more than"),
+        ("unknown columns", "an object with 'c0', 'c1'"),
+    ):
+        with pytest.raises(TrtspecError, match=words):
+            read_prompts(files[name])
+    assert len(read_prompts(files["columns of nulls"]).prompts) == 90_000  # they are not read
+
+
+@pytest.mark.slow
+def test_damaged_parquet_files_are_errors(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'trtspec[prompts]'")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path, draws = tmp_path / "p.parquet", random.Random(0)
+    parquet.write_table(pyarrow.Table.from_pylist([{"prompt": "a" * 50, "id": 3}] * 40), path)
+    whole, seen = path.read_bytes(), 0
+    for _ in range(int(os.environ.get("TRTSPEC_FUZZ_EXAMPLES", "12"))):
+        damaged = bytearray(whole)
+        for _ in range(draws.choice((1, 3, 30))):
+            damaged[draws.randrange(4, len(whole))] = draws.randrange(256)
+        path.write_bytes(bytes(damaged))
+        try:
+            read_prompts(path)
+        except TrtspecError:
+            seen += 1
+    assert seen

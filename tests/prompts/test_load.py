@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -59,17 +58,20 @@ REFUSED = [
     (b"[ ]", "0 prompts, expected 1 to 100,000"),
     (b'{"prompt": "\xff"}', "not UTF-8"),
     (b'{"prompt": "a"}\n{"prompt": "b"', ":2: not valid JSON: Expecting ',' delimiter: line 1 column 15 (char 14)"),
-    (b"[" * 100_000, ":1: JSON nested too deeply"),
-    (b'[{"prompt": "a"},\n\n {"prompt": ' + b"[" * 99 + b"]" * 99 + b"}]", ":3: JSON nested too deeply"),
+    (b"[" * 100_000, ":1: record 1: JSON nested too deeply"),
+    (b'[{"prompt": "a"},\n\n {"prompt": ' + b"[" * 99 + b"]" * 99 + b"}]", ":3: record 2: JSON nested too deeply"),
     (b'{"prompt": ' + b"[" * 99 + b"]" * 99 + b"}", ":1: JSON nested more than 32 deep"),
     (b'{"prompt": null}', ':1: expected {"prompt": "some text"}'),
     (b'{"prompt": "a"}\n\n{"text": "b"}', ':3: expected {"prompt": "some text"}'),
     (b'{"prompt": "a"}\n"b"', ":2: not a JSON object"),
-    (b'[{"prompt": "a"},\n{"prompt": ""}]', ':2: expected {"prompt": "some text"}'),
-    (b'[{"prompt": "a"}\n{"prompt": "b"}]', ":1: not valid JSON: the list goes on without a comma, or has no end"),
-    (b'[{"prompt": "a"},\n', ":2: not valid JSON: Expecting value"),
-    (b'["a",\n3]', ":2: expected a text that is not empty, as before"),
-    (b"[INST] a", ":1: not valid JSON: Expecting value"),
+    (b'[{"prompt": "a"},\n{"prompt": ""}]', ':2: record 2: expected {"prompt": "some text"}'),
+    (
+        b'[{"prompt": "a"}\n{"prompt": "b"}]',
+        ":1: record 1: not valid JSON: the list goes on without a comma, or has no end",
+    ),
+    (b'[{"prompt": "a"},\n', ":2: record 2: not valid JSON: Expecting value"),
+    (b'["a",\n3]', ":2: record 2: expected a text that is not empty, as before"),
+    (b"[INST] a", ":1: record 1: not valid JSON: Expecting value"),
     (b"a\nb\x00", ":2: neither JSON nor text: it has control characters"),
     (b"\x1f\x8bnothing", "not a whole gzip file"),
     (gzip.compress(b'{"prompt": "a"}', mtime=0)[:-9], "not a whole gzip file"),
@@ -87,7 +89,7 @@ def test_an_unknown_format_says_what_it_has_and_what_is_read(path: Path) -> None
     said = refused(path)
     assert said.startswith(":2: an object with 'text', 'label'; expected prompts in one of: GSM8K, HumanEval, MT-bench")
     path.write_text("[3]")
-    assert refused(path).startswith(":1: nothing that is known; expected prompts in one of: ")
+    assert refused(path).startswith(":1: record 1: nothing that is known; expected prompts in one of: ")
 
 
 def test_too_many_and_too_large(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,14 +158,18 @@ def test_a_begin_token_is_there_once(path: Path, pair_master: Path, tmp_path: Pa
     }
     (tmp_path / "tokenizer.json").write_text(json.dumps(document))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": begin}))
-    (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}" + TEMPLATE)
-    assert Tokenizer(tmp_path).encode("") != []
-    assert load_prompts(chats(path), tmp_path)[0].text == "<system>Be brief.<user>Hello<assistant>"
+    tokenizer, number = Tokenizer(tmp_path), document["model"]["vocab"][begin]
+    assert tokenizer.adds == (number,)
+    for template, begins in (("{{ bos_token }}" + TEMPLATE, True), (TEMPLATE, False)):
+        (tmp_path / "chat_template.jinja").write_text(template)
+        chat, plain = (tokenizer.encode(prompt.text) for prompt in load_prompts(chats(path), tmp_path))
+        assert (chat.count(number), chat[0] == number) == (int(begins), begins)
+        assert plain[0] == number  # a prompt without messages is any text
 
 
 def test_a_missing_package_is_named(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    monkeypatch.delitem(sys.modules, "trtspec.prompts.chat", raising=False)
+    monkeypatch.setattr("trtspec.prompts.chat.find_spec", lambda name: None)
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
     with pytest.raises(TrtspecError, match="chat templates need jinja2, which is not installed"):
         load_prompts(chats(path), tmp_path)
 

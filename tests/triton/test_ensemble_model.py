@@ -210,7 +210,7 @@ def test_a_text_that_cannot_be_a_prompt_is_refused_before_anything_is_asked(
     tokenized: list[str] = []
     model, _ = start(root, models, max_input_len="50")
     encode = model.reader._tokenizer.encode
-    monkeypatch.setattr(Tokenizer, "encode", lambda self, text, **_: tokenized.append(text) or encode(text))
+    monkeypatch.setattr(Tokenizer, "encode", lambda self, text, *_: tokenized.append(text) or encode(text))
     [sent] = run(model, ask(text))
     assert sent[0][0].error.message.startswith(message)
     assert (sent[0][0].error.code, models.made, tokenized) == ("invalid", [], [text] if not text else [])

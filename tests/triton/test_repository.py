@@ -44,6 +44,7 @@ ENSEMBLE_INPUTS = [
     "return_num_output_tokens",
     "num_return_sequences",
     "num_draft_tokens",
+    "add_special_tokens",
     "embedding_bias_words",
     "embedding_bias_weights",
     "prompt_ignore_length",

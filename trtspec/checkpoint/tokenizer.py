@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from trtspec.checkpoint.generation_config import find_end_ids, special_token
+from trtspec.checkpoint.rendered import Rendered
 from trtspec.checkpoint.source import MAX_TOKENIZER_BYTES, Source
+from trtspec.checkpoint.tokenizer_classes import as_transformers
+from trtspec.checkpoint.vetting import vet
 from trtspec.errors import CheckpointError, TrtspecError
 
 MODEL = re.compile(rb'"model"\s*:\s*\{')
@@ -39,9 +43,10 @@ def tokenizer_file(root: Path) -> Path:
 
 
 def check_tokenizer(source: Source) -> None:
-    """Raise CheckpointError where a source plainly has no tokenizer; needs no library, unlike `Tokenizer`.
+    """Raise CheckpointError where a source has no tokenizer that can be used.
 
-    Looks without parsing: a vocabulary in Python's objects would take ten times the bytes of the file.
+    Without the tokenizers library it looks without parsing: a vocabulary in Python's objects would take ten times the
+    bytes of the file.
     """
     path = tokenizer_file(source.root)
     if path.name in source.absent:
@@ -54,21 +59,26 @@ def check_tokenizer(source: Source) -> None:
         raise CheckpointError("not a tokenizer: it does not begin and end as a JSON object", where=str(path))
     if not MODEL.search(raw):
         raise CheckpointError("not a tokenizer: it has no model", where=str(path))
+    vet(source.root)
 
 
 class Tokenizer:
-    """Encode and decode with the tokenizer of a checkpoint directory."""
+    """Encode and decode with the tokenizer of a checkpoint directory, as transformers loads it."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, vetted: bool = False) -> None:
+        """Load the tokenizer of a directory, tried in a child process first unless that is known to have been done.
+
+        Raises CheckpointError for one that cannot be loaded.
+        """
         from tokenizers import Tokenizer as Backend
 
         path = tokenizer_file(root)
-        try:
-            self._backend = Backend.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception for every malformed file
-            raise CheckpointError(f"not a tokenizer: {error}", where=str(path)) from None
-        self._backend.no_padding()
-        self._backend.no_truncation()
+        if not vetted:
+            vet(root)
+        with _panics("not a tokenizer", path):
+            self._backend = as_transformers(Backend.from_file(str(path)), root)
+            self._backend.no_padding()
+            self._backend.no_truncation()
         self.root = root
 
     @property
@@ -108,16 +118,41 @@ class Tokenizer:
         token = self._backend.token_to_id(content) if content is not None else None
         return () if token is None else (token,)
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the ids of `text`, with the begin token where the tokenizer asks for one.
+    def encode(self, text: str, add_special_tokens: bool | None = None) -> list[int]:
+        """Return the ids of `text`, with the tokenizer's special tokens unless it is `Rendered`, or as the flag says.
 
         Raises TrtspecError for a text that UTF-8 cannot express: Python reads foreign bytes as such.
         """
+        if add_special_tokens is None:
+            add_special_tokens = not isinstance(text, Rendered)
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise TrtspecError(f"the text is not UTF-8: character {error.start + 1} is half of a pair") from None
-        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        with _panics("the tokenizer fails on this text", self.root):
+            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    @cached_property
+    def adds(self) -> tuple[int, ...]:
+        """Return the special tokens that every text gets which is not `Rendered`."""
+        return tuple(self.encode("", add_special_tokens=True))
+
+    def as_plain(self, text: str) -> str | None:
+        """Return a rendered text for an engine that adds the tokenizer's special tokens to every text.
+
+        It has the same special tokens then; after a begin token some tokenizers put a space that the chat has not.
+        None where the template writes other special tokens than the tokenizer adds.
+        """
+        plain, wanted = str.__str__(text), self.encode(text, add_special_tokens=False)
+        if self.encode(plain, add_special_tokens=True) == wanted:
+            return plain
+        names = {number: name for name, number in self.vocabulary.items()}
+        begin = "".join(names.get(token, "") for token in self.adds)
+        if not begin or not plain.startswith(begin) or tuple(wanted[: len(self.adds)]) != self.adds:
+            return None
+        plain = plain.removeprefix(begin)
+        again = self.encode(plain, add_special_tokens=True)
+        return plain if tuple(again[: len(self.adds)]) == self.adds else None
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids` without special tokens."""
@@ -155,6 +190,18 @@ class Tokenizer:
         # bytes that are no characters: only the last of them can still begin one
         begun = (held for held in range(1, LONGEST_CHARACTER) if self.decode(window[-held:]) == BROKEN)
         return max(begun, default=0)
+
+
+@contextmanager
+def _panics(what: str, where: Path) -> Iterator[None]:
+    """Turn what the library raises, its panics too, into a CheckpointError."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError, TrtspecError):
+        raise
+    except BaseException as error:  # bare Exception for malformed files, and PanicException, which is no Exception
+        words = str(error).strip() or type(error).__name__
+        raise CheckpointError(f"{what}: {words.splitlines()[0][:300]}", where=str(where)) from None
 
 
 class TokenizersDiffer(TrtspecError):

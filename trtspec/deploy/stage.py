@@ -9,9 +9,10 @@ from pathlib import Path
 
 from trtspec.artifacts.contents import BYTE_CODE
 from trtspec.artifacts.manifest import Manifest, load_manifest, verify_files
-from trtspec.artifacts.paths import MANIFEST, PLUGINS, REPOSITORY
+from trtspec.artifacts.paths import MANIFEST, PLUGINS, REPOSITORY, TOKENIZER
 from trtspec.backends.code import check_code
 from trtspec.backends.serving import ServingHooks, StandIn
+from trtspec.checkpoint.vetting import vet
 from trtspec.errors import DeployError, DigestMismatch
 from trtspec.files import copy_tree, private_directory
 from trtspec.triton.server import Server
@@ -59,6 +60,8 @@ def stage_repository(artifact: Path, serving: ServingHooks, stage: Path) -> Path
     writes its caches next to the models, whatever the environment says: the artifact stays as it was built.
     """
     check_repository(artifact)
+    if (artifact / TOKENIZER).is_dir():
+        vet(artifact / TOKENIZER)  # the served models load it without a child
     if stage.exists():
         shutil.rmtree(stage)
     private_directory(stage)

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtspec.artifacts.manifest import Manifest, load_manifest
-from trtspec.artifacts.paths import PROMPTS, TOKENIZER, checkpoint
+from trtspec.artifacts.paths import PROMPTS, REPOSITORY, TOKENIZER, checkpoint
 from trtspec.artifacts.read_before import verify_changed
 from trtspec.backends.base import find_backend
 from trtspec.backends.code import check_code
 from trtspec.checkpoint.generation_config import CONFIG, GENERATION_CONFIG
+from trtspec.checkpoint.rendered import Rendered
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.errors import DigestMismatch, TrtspecError
+from trtspec.files import read_bounded
 from trtspec.generation.model_defaults import MODEL, ModelDefaults, load_model_defaults
 from trtspec.generation.request import Request, SamplingOptions
 from trtspec.paths import default_prompts
@@ -25,6 +27,7 @@ from trtspec.prompts.load import load_prompts
 from trtspec.prompts.prompt import Prompt
 from trtspec.recipe.resolve import ResolvedRecipe
 from trtspec.torch_engine.settings import EngineSettings
+from trtspec.triton.names import ADD_SPECIAL_TOKENS, ENSEMBLE
 
 if TYPE_CHECKING:
     from trtspec.torch_engine.engine import Engine
@@ -141,4 +144,27 @@ def artifact_prompts(root: Path | None, given: Path | None) -> list[Prompt]:
     Messages are in the words of the artifact's chat template, where it has one.
     """
     own = next(iter(sorted((root / PROMPTS).glob("*"))), None) if root else None
-    return load_prompts(given or own or default_prompts(), root / TOKENIZER if root else None)
+    prompts = load_prompts(given or own or default_prompts(), root / TOKENIZER if root else None)
+    return _as_sent(prompts, root) if root else prompts
+
+
+def _as_sent(prompts: list[Prompt], root: Path) -> list[Prompt]:
+    """Return prompts as the artifact's server gets them, where its engine tokenizes by itself.
+
+    Such an engine adds its special tokens to every text. Raises TrtspecError for a chat that it would change.
+    """
+    config = root / REPOSITORY / ENSEMBLE / "config.pbtxt"
+    if not any(isinstance(prompt.text, Rendered) for prompt in prompts):
+        return prompts
+    if not config.is_file() or f'"{ADD_SPECIAL_TOKENS}"' in read_bounded(config, 1 << 20).decode():
+        return prompts
+    tokenizer, found = Tokenizer(root / TOKENIZER), []
+    for prompt in prompts:
+        text = tokenizer.as_plain(prompt.text) if isinstance(prompt.text, Rendered) else prompt.text
+        if text is None:
+            message = (
+                f"prompt {prompt.name}: the engine adds special tokens to every text, and the chat template has none"
+            )
+            raise TrtspecError(message, where=str(root), hint="measure it with prompts that are texts, not messages")
+        found.append(replace(prompt, text=text))
+    return found

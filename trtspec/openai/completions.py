@@ -19,6 +19,7 @@ from trtspec.openai.prompts import Prompt, Prompts
 from trtspec.openai.tensors import Ends, Model, seed_of, text_request, token_request
 from trtspec.openai.text import Delta, GrowingText, PlainText, TokenText
 from trtspec.openai.triton import Triton
+from trtspec.triton.names import ADD_SPECIAL_TOKENS
 
 RESCUES = 2  # of one text
 MANY_BIASES = 1000  # more are read beside the loop, which others wait for
@@ -144,6 +145,7 @@ class Completions:
     def _making(self, model: Model, prompt: Prompt, asked: Asked, choice: int) -> Making:
         seed = seed_of(asked, choice)
         if isinstance(prompt, str):
+            prompt = self._prompts.as_sent(prompt, takes_flag=ADD_SPECIAL_TOKENS in model.inputs)
             text: GrowingText = PlainText(asked, prompt, own_counts=model.own_counts)
             return Making(text, text_request(model, prompt, asked, seed))
         text, ends = TokenText(asked, prompt, self._prompts.tokenizer, self._prompts.pieces), self._ends(asked)

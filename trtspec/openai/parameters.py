@@ -77,6 +77,7 @@ SHARED = {
     "length_penalty": Parameter(NUMBER, 1.0),  # of a beam search, which is refused: with one beam it has no effect
 }
 COMPLETION = SHARED | {
+    "add_special_tokens": Parameter(BOOLEAN, True),  # false: the prompt has them, as a chat template writes them
     "max_tokens": Parameter(INTEGER, 16, 1, MOST),
     "logprobs": Parameter(INTEGER, None, 0, 5),
 }

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from trtspec.checkpoint.rendered import Rendered
 from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.errors import TrtspecError
 from trtspec.generation.text import Pieces
@@ -30,14 +31,14 @@ class Prompts:
     def __init__(self, config: EntryConfig) -> None:
         root = Path(config.tokenizer)
         self._config = config
-        self._template = ChatTemplate(root)
         self.tokenizer = Tokenizer(root)
         self.pieces = Pieces(self.tokenizer)
         self._vocab_size = self.tokenizer.vocab_size
         self.bias_len = config.vocab_size or self._vocab_size  # logits of the model
         longest = max((len(token.encode()) for token in self.tokenizer.vocabulary), default=1)
         self.max_bytes = config.max_input_len * longest
-        self._begins_by_itself = bool(self.tokenizer.encode(""))
+        self._template = ChatTemplate(root, self.max_bytes)
+        self._template.start()
 
     async def read(self, body: Mapping[str, Any], texts_a_prompt: int, *, chat: bool) -> list[Prompt]:
         """Return the prompts of a request; raises ApiError for those that are none, too long or too many."""
@@ -46,11 +47,10 @@ class Prompts:
         if texts > most:
             raise wrong(f"{texts} texts are asked for, at most {most} are made for one request", "n")
         if chat:
-            text = self._chat_text(body.get("messages"))
-            if self._config.text_level and self._begins_by_itself:
-                return [self._template.without_begin(text)]
+            text = await self._chat_text(body.get("messages"))
             return [await self._encoded(text, "messages", add_special_tokens=False)]
-        return [await self._prompt(prompt) for prompt in prompts]
+        adds = body.get("add_special_tokens") is not False
+        return [await self._prompt(prompt, add_special_tokens=adds) for prompt in prompts]
 
     def check_bias(self, asked: Asked) -> None:
         """Raise ApiError for a bias of an id that the tokenizer, or the model, has not."""
@@ -81,17 +81,31 @@ class Prompts:
                 words.append(self.pieces.encode(stop))
         return words
 
-    def _chat_text(self, messages: Any) -> str:
+    async def _chat_text(self, messages: Any) -> Rendered:
         if not self._template.is_there:
             raise wrong("this model has no chat template: ask for a completion", "messages", "no_chat_template")
         try:
-            return self._template.render(messages, self.max_bytes)
+            return await self._template.render_async(messages)
         except ChatError as error:
             raise ApiError(400, error.message, param=error.param, code=error.code) from None
 
-    async def _prompt(self, prompt: str | list[int]) -> Prompt:
+    def as_sent(self, prompt: str, *, takes_flag: bool) -> str:
+        """Return a text as a model of texts gets it; raises ApiError for a chat that it would change.
+
+        An engine that tokenizes by itself adds its special tokens to every text.
+        """
+        if takes_flag or not isinstance(prompt, Rendered):
+            return prompt
+        plain = self.tokenizer.as_plain(prompt)
+        if plain is None:
+            message = "this engine adds special tokens to every text, which the model's chat template does not write"
+            raise ApiError(400, message, param="messages", code="chat_not_served")
+        return plain
+
+    async def _prompt(self, prompt: str | list[int], *, add_special_tokens: bool) -> Prompt:
         if isinstance(prompt, str):
-            return await self._encoded(prompt, "prompt", add_special_tokens=True)
+            text = prompt if add_special_tokens else Rendered(prompt)
+            return await self._encoded(text, "prompt", add_special_tokens=add_special_tokens)
         if self._config.text_level:
             raise unsupported("a prompt of token ids", "prompt")
         if not all(0 <= token < self._vocab_size for token in prompt):
@@ -103,7 +117,7 @@ class Prompts:
         if size > self.max_bytes:
             raise wrong(f"{param} has {size:,} bytes, more than any prompt", param, "context_length_exceeded")
         if self._config.text_level:
-            return text
+            return text  # `Rendered`, where it has its special tokens
         encode = self.tokenizer.encode
         if size > ELSEWHERE_BYTES:
             ids = await asyncio.to_thread(encode, text, add_special_tokens)

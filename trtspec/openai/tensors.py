@@ -14,8 +14,10 @@ import numpy as np
 import numpy.typing as npt
 from tritonclient.grpc import service_pb2
 
+from trtspec.checkpoint.rendered import Rendered
 from trtspec.openai.errors import unsupported
 from trtspec.openai.parameters import Asked
+from trtspec.triton.names import ADD_SPECIAL_TOKENS
 from trtspec.triton.nvidia import MODEL, PARAMETER
 from trtspec.triton.python_models.own_server import ASKS_FOR_LAST
 from trtspec.triton.python_models.tensors import tensor_of_words
@@ -127,6 +129,8 @@ def text_request(model: Model, text: str, asked: Asked, seed: int) -> Any:
     _check_bias(not asked.logit_bias)  # a model of texts takes words, and not every token is one
     request = RequestBuilder(model)
     request.add("text_input", [text], "BYTES")
+    if isinstance(text, Rendered):
+        request.add_known(ADD_SPECIAL_TOKENS, False, "BOOL")
     request.add("max_tokens", [asked.max_tokens], "INT32")
     request.add("stream", [asked["stream"] and model.decoupled], "BOOL")
     if asked.stop:

@@ -1,131 +1,136 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages to one prompt, by the chat template that a tokenizer brings.
 
-A template is code of whoever published the model: it runs in jinja2's sandbox, and what it writes and computes is
-bounded. What it can use is what transformers gives to it.
+A template is code of whoever published the model: child processes render it (`trtspec.prompts.rendering`) within
+limits of memory, time and output. It writes what it writes in transformers' `apply_chat_template`.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from datetime import datetime
+from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError, nodes
-from jinja2.exceptions import SecurityError
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
+from trtspec.checkpoint.rendered import Rendered
 from trtspec.checkpoint.source import MAX_CONFIG_BYTES, read_json
-from trtspec.errors import CheckpointError
+from trtspec.checkpoint.tokenizer_classes import special_tokens
+from trtspec.errors import CheckpointError, TrtspecError
+from trtspec.files import read_bounded, unreadable
 from trtspec.prompts.messages import ChatError, read_messages
+from trtspec.sandbox import ChildPool, Limits, SandboxError
 
 MAX_TEMPLATE_BYTES = 1 << 20
-TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
-
-
-class _Generation(Extension):
-    """`{% generation %}`, by which training marks answers; it changes no text."""
-
-    tags = {"generation"}  # noqa: RUF012  as jinja2 declares it
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """The sandbox, without products and powers that take memory or time out of proportion."""
-
-    intercepted_binops = frozenset({"*", "**"})
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        plain = isinstance(left, (int, float)) and isinstance(right, (int, float))
-        if not plain or max(abs(left), abs(right)) > 1 << 20 or (operator == "**" and abs(right) > 64):
-            raise SecurityError("a product of this size")
-        return super().call_binop(context, operator, left, right)
+JINJA_HINT = "pip install 'trtspec[prompts]'"
+RENDERING = "trtspec.prompts.rendering"
+CHILDREN = 3  # a chat that takes too long holds one of them for two seconds at most
+# Of one chat: a large one takes some 20 ms and 60 MB. Wall time is what the other requests of a child may wait.
+CPU_S, WALL_S, MEMORY_BYTES = 1.0, 1.6, 384 << 20
+ESCAPED = 6  # bytes of JSON for one byte of text, at most
 
 
 class ChatTemplate:
-    """The template of a tokenizer's directory; models without chat have none."""
+    """The template of a tokenizer's directory; models without chat have none.
 
-    def __init__(self, root: Path) -> None:
-        self.tokens = _special_tokens(root)
-        source = _source(root)
-        try:
-            self._template = _environment().from_string(source) if source else None
-        except TemplateError as error:
-            raise CheckpointError(f"the chat template cannot be read: {error}", where=str(root)) from None
+    Raises CheckpointError for files that cannot be read. A template that cannot be compiled is a ChatError of each
+    request: it has no bearing on completions.
+    """
+
+    def __init__(self, root: Path, max_bytes: int, children: int = CHILDREN) -> None:
+        """Read the template, which may write `max_bytes` at most for one chat; `close` ends its child processes."""
+        self._root, self._max_bytes, self._children = root, max_bytes, children
+        self._source = _source(root)
+        self.tokens = special_tokens(root)
+        if self._source and find_spec("jinja2") is None:
+            raise TrtspecError("chat templates need jinja2, which is not installed", hint=JINJA_HINT)
 
     @property
     def is_there(self) -> bool:
-        """Tell whether there is a template."""
-        return self._template is not None
+        """Return whether there is a template."""
+        return bool(self._source)
 
-    def without_begin(self, text: str) -> str:
-        """Return a prompt without its begin token, for a tokenizer that writes one by itself."""
-        return text.removeprefix(self.tokens.get("bos_token", ""))
+    @cached_property
+    def _pool(self) -> ChildPool:
+        limits = Limits(MEMORY_BYTES, CPU_S, WALL_S, ESCAPED * self._max_bytes + 4096)
+        prepared = {"source": self._source, "tokens": self.tokens}
+        return ChildPool(self._children, limits, (f"{RENDERING}:prepare", prepared))
 
-    def render(self, messages: Any, max_bytes: int) -> str:
-        """Return the prompt of `messages`, of at most so many bytes, ready for the model's answer; raises ChatError."""
-        if self._template is None:
-            raise ChatError("this model has no chat template", code="no_chat_template")
-        read = read_messages(messages)
-        size, pieces = 0, []
+    def render(self, messages: Any) -> Rendered:
+        """Return the prompt of `messages`, ready for the model's answer; raises ChatError."""
+        argument = self._argument(messages)
         try:
-            for piece in self._template.generate(messages=read, add_generation_prompt=True, **self.tokens):
-                size += len(piece)
-                if size > max_bytes:
-                    raise ChatError("the messages are longer than any prompt", code="context_length_exceeded")
-                pieces.append(piece)
-        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
-            raise ChatError(f"the chat template refuses these messages: {error}") from None
-        return "".join(pieces)
+            return _rendered(self._pool.ask(f"{RENDERING}:render", argument))
+        except SandboxError as error:
+            raise _in_words(error) from None
+
+    async def render_async(self, messages: Any) -> Rendered:
+        """Like `render`, for an event loop, which goes on meanwhile."""
+        argument = self._argument(messages)
+        try:
+            return _rendered(await self._pool.ask_async(f"{RENDERING}:render", argument))
+        except SandboxError as error:
+            raise _in_words(error) from None
+
+    def start(self) -> None:
+        """Start a child now, so that the first chat does not wait for it."""
+        if self._source:
+            self._pool.start()
+
+    def close(self) -> None:
+        """End the child processes."""
+        if "_pool" in self.__dict__:
+            self._pool.close()
+
+    def _argument(self, messages: Any) -> dict[str, Any]:
+        if not self._source:
+            raise ChatError("this model has no chat template", code="no_chat_template")
+        return {"messages": read_messages(messages), "max_bytes": self._max_bytes}
 
 
-def _environment() -> _Sandbox:
-    environment = _Sandbox(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"], autoescape=False
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(str(form)[:64])
-    return environment
+def _rendered(answer: dict[str, str]) -> Rendered:
+    if "error" in answer:
+        raise ChatError(answer["error"], code=answer["code"])
+    return Rendered(answer["text"])
 
 
-def _tojson(value: Any, indent: int | None = None, **_: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _raise(message: object) -> None:
-    raise TemplateError(str(message))
+def _in_words(error: SandboxError) -> ChatError:
+    what = "cannot be used" if error.cause == "refused" else "was stopped"
+    return ChatError(f"the chat template {what}: {error.message}", code="chat_template_failed")
 
 
 def _source(root: Path) -> str:
-    """Return the template: a file of its own, or a key of the tokenizer's configuration."""
-    if (path := root / "chat_template.jinja").is_file():
-        if path.stat().st_size > MAX_TEMPLATE_BYTES:
-            raise CheckpointError(f"larger than {MAX_TEMPLATE_BYTES:,} bytes", where=str(path))
-        return path.read_text(encoding="utf-8")
-    template = _config(root).get("chat_template")
+    """Return the template as transformers chooses it: files of its own before a key of the tokenizer's configuration.
+
+    Of several templates it is the one called "default".
+    """
+    path, more = root / "chat_template.jinja", root / "additional_chat_templates"
+    if path.is_file():
+        return _text(path)
+    if (more / "default.jinja").is_file():
+        return _text(more / "default.jinja")
+    template, where = _config(root).get("chat_template"), str(root / "tokenizer_config.json")
     if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
-    return template if isinstance(template, str) else ""
+        entries = [entry for entry in template if isinstance(entry, dict)]
+        if len(entries) != len(template) or not all(isinstance(entry.get("name"), str) for entry in entries):
+            raise CheckpointError("chat_template is a list whose items are not all named templates", where=where)
+        template = {entry["name"]: entry.get("template") for entry in entries}
+    if isinstance(template, dict):
+        template = template.get("default")
+    if template is not None and not isinstance(template, str):
+        raise CheckpointError("chat_template is neither text nor a list of named templates", where=where)
+    if template and len(template) > MAX_TEMPLATE_BYTES:
+        raise CheckpointError(f"chat_template is larger than {MAX_TEMPLATE_BYTES:,} bytes", where=where)
+    return template or ""
 
 
-def _special_tokens(root: Path) -> dict[str, str]:
-    config = _config(root)
-    found = {name: _token(config.get(name)) for name in TOKENS}
-    return {name: token for name, token in found.items() if token is not None}
-
-
-def _token(value: Any) -> str | None:
-    content = value.get("content") if isinstance(value, Mapping) else value
-    return content if isinstance(content, str) else None
+def _text(path: Path) -> str:
+    try:
+        return read_bounded(path, MAX_TEMPLATE_BYTES).decode()
+    except UnicodeDecodeError:
+        raise CheckpointError("the chat template is not UTF-8", where=str(path)) from None
+    except OSError as error:
+        raise CheckpointError(unreadable(error), where=str(path)) from None
 
 
 def _config(root: Path) -> Mapping[str, Any]:

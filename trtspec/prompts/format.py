@@ -20,12 +20,14 @@ class Format:
 
     `recognizes` looks at all records of a file, of which there is at least one; no two formats recognize the same.
     `read` makes a prompt of a record, or None of one that asks nothing; it raises TrtspecError with the record's place
-    where that is something else.
+    where that is something else. `columns` are the keys of a record beside `prompt.KEYS`: other columns of a parquet
+    file are not read.
     """
 
     title: str
     recognizes: Callable[[Sequence[Record]], bool]
     read: Callable[[Record], Prompt | None]
+    columns: tuple[str, ...] = ()
 
 
 def format_of(records: Sequence[Record]) -> tuple[str, Format]:

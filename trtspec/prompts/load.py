@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from trtspec.prompts.chat import ChatTemplate
 
 MAX_TEXT_BYTES = 4 << 20  # of what a template writes
-JINJA_HINT = "pip install 'trtspec[prompts]'"
 
 
 @dataclass(frozen=True)
@@ -63,30 +62,25 @@ def load_prompts(path: Path, tokenizer: Path | None = None) -> list[Prompt]:
 
 
 def with_template(prompts: Sequence[Prompt], tokenizer: Path, path: Path) -> list[Prompt]:
-    """Return prompts whose messages are text by the template of a tokenizer's directory; `path` is for errors."""
+    """Return prompts whose messages are text by the template of a tokenizer's directory; `path` is for errors.
+
+    That text is `Rendered`: encoding it adds no special tokens. Whoever sends it to a server must say so too.
+    """
     if not any(prompt.messages for prompt in prompts):
         return list(prompts)
-    try:
-        from trtspec.prompts.chat import ChatTemplate
-    except ModuleNotFoundError as error:
-        raise TrtspecError(f"chat templates need {error.name}, which is not installed", hint=JINJA_HINT) from None
-    template = ChatTemplate(tokenizer)
+    from trtspec.prompts.chat import ChatTemplate
+
+    template = ChatTemplate(tokenizer, MAX_TEXT_BYTES, children=1)
     if not template.is_there:
         return list(prompts)
-    begins = _begins_by_itself(tokenizer)
-    return [_templated(prompt, template, begins, path) if prompt.messages else prompt for prompt in prompts]
-
-
-def _templated(prompt: Prompt, template: ChatTemplate, begins_by_itself: bool, path: Path) -> Prompt:
     try:
-        text = template.render(list(prompt.messages), MAX_TEXT_BYTES)
+        return [_templated(prompt, template, path) if prompt.messages else prompt for prompt in prompts]
+    finally:
+        template.close()
+
+
+def _templated(prompt: Prompt, template: ChatTemplate, path: Path) -> Prompt:
+    try:
+        return replace(prompt, text=template.render(list(prompt.messages)))
     except ChatError as error:
         raise TrtspecError(f"prompt {prompt.name}: {error.message}", where=str(path)) from None
-    return replace(prompt, text=template.without_begin(text) if begins_by_itself else text)
-
-
-def _begins_by_itself(tokenizer: Path) -> bool:
-    """Tell whether a tokenizer puts a begin token before every text, as most templates do too."""
-    from trtspec.checkpoint.tokenizer import Tokenizer
-
-    return bool(Tokenizer(tokenizer).encode(""))

@@ -18,6 +18,10 @@ KINDS = (CHAT, MULTI_TURN, SUMMARIZATION, TRANSLATION, QUESTION_ANSWERING, RAG, 
          WRITING)  # fmt: skip
 # Categories of published sets that mean the same; others keep their names.
 SAME = {"coding": CODE, "math_reasoning": MATH, "qa": QUESTION_ANSWERING, "writing": WRITING}
+# What the formats of `formats/` read of a record; other columns of a parquet file are not unpacked.
+KEYS = ("prompt", "messages", "kind", "document", "response", "id", "category", "body", "custom_id", "task_id",
+        "entry_point", "question", "answer", "question_id", "turns", "src_id", "sub_category", "multiturn",
+        "conversations", "system", "tools")  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def _unpacked(path: Path, raw: bytes) -> bytes:
 def _read_rows(path: Path, raw: bytes) -> list[Record]:
     from trtspec.prompts.parquet import read_rows
 
-    rows = read_rows(path, raw, MAX_BYTES, MAX_PROMPTS)
+    rows = read_rows(path, raw, MAX_BYTES, MAX_PROMPTS, MAX_NESTED)
     return [Record(f"{path}: row {number}", number, row) for number, row in enumerate(rows, 1)]
 
 
@@ -109,7 +109,7 @@ def _items(path: Path, text: str) -> Iterator[Record]:
         if text.startswith("]", at) and not number:
             return
         line, counted, number = line + text.count("\n", counted, at), at, number + 1
-        where = f"{path}:{line}"
+        where = f"{path}:{line}: record {number}"  # of a file of one line the line alone says nothing
         if number > MAX_PROMPTS:
             raise _wrong_number(path, number)
         value, at = _item(decoder, text, at, where)

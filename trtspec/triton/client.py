@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from trtspec.checkpoint.rendered import Rendered
 from trtspec.errors import DeployError, StepTimeout
 from trtspec.ports import LOOPBACK
-from trtspec.triton.names import DRAFT, TARGET
+from trtspec.triton.names import ADD_SPECIAL_TOKENS, DRAFT, TARGET
 
 MAX_ANSWER_BYTES = 64 << 20
 MAX_EVENT_BYTES = 4 << 20
@@ -29,6 +30,12 @@ CHUNK_BYTES = 64 << 10
 HEADER = "trtspec-token"  # without it a server of ours refuses what CONTROLS lead to
 CONTROLS = "/v2/repository/"
 UNIX = "unix:"  # what the address of a Unix socket begins with
+
+
+def asked_text(request: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a request that says of a rendered chat that it has its special tokens; JSON keeps no types of text."""
+    is_rendered = isinstance(request.get("text_input"), Rendered)
+    return {**request, ADD_SPECIAL_TOKENS: False} if is_rendered else request
 
 
 @dataclass(frozen=True)
@@ -86,12 +93,14 @@ class Client:
 
     def generate(self, request: Mapping[str, Any], model: str = "ensemble") -> dict[str, Any]:
         """Return the one answer of a request; an error of the server is a DeployError with its words."""
-        return _document(self._whole("POST", f"/v2/models/{model}/generate", request), self.where)
+        return _document(self._whole("POST", f"/v2/models/{model}/generate", asked_text(request)), self.where)
 
     def generate_stream(self, request: Mapping[str, Any], model: str = "ensemble") -> Iterator[dict[str, Any]]:
         """Yield the answers of a streamed request as they come."""
         streams = "streaming" if model in (TARGET, DRAFT) else "stream"
-        with self._request("POST", f"/v2/models/{model}/generate_stream", {streams: True, **request}) as answer:
+        with self._request(
+            "POST", f"/v2/models/{model}/generate_stream", {streams: True, **asked_text(request)}
+        ) as answer:
             if answer.status != 200:
                 raise self._refused(answer.status, b"".join(self._chunks(answer)))
             for event in _events(self._chunks(answer), self.where):

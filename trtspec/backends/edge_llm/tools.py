@@ -17,6 +17,8 @@ from trtspec.artifacts.paths import checkpoint
 from trtspec.backends.common.runner import Tool, run_tool
 from trtspec.backends.edge_llm.arguments import BUILD, DATASET_VARIABLE, PROMPTS, QUANTIZE, staged
 from trtspec.backends.edge_llm.outputs import CHECKPOINT, ENGINES, EXPORTED, SIZES, check_engines, check_files
+from trtspec.checkpoint.rendered import Rendered
+from trtspec.checkpoint.tokenizer import Tokenizer
 from trtspec.graph.files import Files
 from trtspec.graph.step import Inputs, Progress, Step
 from trtspec.paths import cache_dir
@@ -99,7 +101,10 @@ class RunEdgeTool(Step):
             for files in self.prompts:
                 stack.enter_context(files.unchanged())
                 prompts = load_prompts(files.paths[0], links[place(self.role)])[: self.samples]
-                texts = [prompt.text for prompt in prompts]
+                tokenizer = Tokenizer(links[place(self.role)])  # its command adds special tokens to every text
+                texts = [
+                    tokenizer.as_plain(each.text) if isinstance(each.text, Rendered) else each.text for each in prompts
+                ]
                 (workdir / PROMPTS).write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
             yield workdir
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from trtspec.checkpoint.rendered import Rendered
 from trtspec.load import openai_events
 from trtspec.load.api import Api, Event, Reply, Wanted, text_in
 from trtspec.prompts.prompt import Prompt
 
 
 def _body(model: str, prompt: Prompt, wanted: Wanted) -> dict[str, Any]:
-    return {"model": model, "prompt": prompt.text, **openai_events.options(wanted)}
+    # vLLM's name, which our own entry takes too
+    has_tokens = {"add_special_tokens": False} if isinstance(prompt.text, Rendered) else {}
+    return {"model": model, "prompt": prompt.text, **has_tokens, **openai_events.options(wanted)}
 
 
 def _read(event: Event, reply: Reply) -> bool:

@@ -7,13 +7,15 @@ from typing import Any
 
 from trtspec.load.api import Api, BadAnswer, Event, Reply, Wanted, counted, text_in
 from trtspec.prompts.prompt import Prompt
+from trtspec.triton.client import asked_text
 
 
 def _body(model: str, prompt: Prompt, wanted: Wanted) -> dict[str, Any]:
     # a temperature alone does not sample there: top_p does
     sampled = {"temperature": wanted.temperature, "top_p": 1.0, "seed": wanted.seed} if wanted.temperature else {}
     ends_nowhere = {"end_id": -1} if wanted.exact_len else {}
-    return {"text_input": prompt.text, "max_tokens": wanted.max_tokens, "stream": True, **sampled, **ends_nowhere}
+    asked = {"text_input": prompt.text, "max_tokens": wanted.max_tokens, "stream": True, **sampled, **ends_nowhere}
+    return dict(asked_text(asked))
 
 
 def _read(event: Event, reply: Reply) -> bool:

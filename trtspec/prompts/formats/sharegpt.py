@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ShareGPT: a JSON list of conversations, of which the first thing that somebody said is the prompt."""
+"""ShareGPT: conversations, of which the system's words and the first thing that a person said are the prompt."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from trtspec.prompts.format import Format, asked
+from trtspec.prompts.format import Format, chat
 from trtspec.prompts.prompt import CHAT, Prompt, Record
 
 PEOPLE = ("human", "user")
+SYSTEM = "system"
 
 
 def _recognizes(records: Sequence[Record]) -> bool:
@@ -16,12 +18,29 @@ def _recognizes(records: Sequence[Record]) -> bool:
 
 
 def _read(record: Record) -> Prompt | None:
-    said = record.get("conversations")
-    if not isinstance(said, list) or not all(isinstance(turn, dict) for turn in said):
+    turns = record.get("conversations")
+    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise record.refuse('expected {"conversations": [{"from": "human", "value": "some text"}, ...]}')
-    turns = [str(turn.get("value") or "") for turn in said if turn.get("from") in PEOPLE]
+    if record.get("tools") not in (None, "", "[]", []):  # a prompt without them would ask something else
+        return None
+    said = [_said(turn) for turn in turns]
+    places = [place for place, (who, _) in enumerate(said) if who in PEOPLE]
     # long conversations are published in parts, some of which are a model's words alone
-    return asked(record, turns, CHAT, record.name("id")) if turns and turns[0] else None
+    if not places or not said[places[0]][1]:
+        return None
+    system = [text for who, text in said[: places[0]] if who == SYSTEM and text]
+    own = record.get(SYSTEM)
+    if not system and isinstance(own, str) and own:
+        system = [own]
+    messages = [{"role": SYSTEM, "content": text} for text in system]
+    messages.append({"role": "user", "content": said[places[0]][1]})
+    return chat(record, messages, CHAT, record.name("id"), len(places) - 1)
+
+
+def _said(turn: Mapping[str, Any]) -> tuple[str, str]:
+    """Return who said what in a turn; some files have OpenAI's names of both keys."""
+    who, text = turn.get("from", turn.get("role")), turn.get("value", turn.get("content"))
+    return str(who or ""), str(text or "")
 
 
 FORMAT = Format("ShareGPT", _recognizes, _read)

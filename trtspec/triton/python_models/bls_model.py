@@ -230,7 +230,7 @@ class TritonPythonModel:
 
     def read(self, inputs: RequestTensors) -> Job:
         """Return what the tensors of a request ask for."""
-        prompt = self.reader.prompt(inputs.texts("text_input"))
+        prompt = self.reader.prompt(inputs.texts("text_input"), inputs.scalar("add_special_tokens", True))
         max_tokens, wanted = inputs.scalar("max_tokens"), inputs.scalar("num_draft_tokens", self.draft_len)
         total = len(prompt) + max_tokens
         complaints = {

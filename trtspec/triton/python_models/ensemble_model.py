@@ -142,7 +142,7 @@ class TritonPythonModel:
         """Return the tensors that say in ids what a request says in text."""
         inputs.refuse_unknown(self.inputs, "this model")
         refuse_unserved(inputs, self.inputs, "this model")
-        prompt = self.reader.prompt(inputs.texts("text_input"))
+        prompt = self.reader.prompt(inputs.texts("text_input"), inputs.scalar("add_special_tokens", True))
         end_id, _ = self.reader.ends(inputs.scalar("end_id"))
         stop, bad = (self.reader.words(inputs.texts(name)) for name in ("stop_words", "bad_words"))
         bias = self.reader.bias(inputs.texts("embedding_bias_words"), inputs.numbers("embedding_bias_weights"))

@@ -60,11 +60,11 @@ class TextReader:
         self._stops_at_all = stops_at_all
         self.pieces = Pieces(tokenizer)
 
-    def prompt(self, texts: Sequence[str]) -> list[int]:
+    def prompt(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[int]:
         """Return the ids of a prompt; raises TrtspecError for an empty one, or one that cannot be short enough."""
         text = "".join(texts)
         self._bound.check(text)
-        if ids := self._tokenizer.encode(text):
+        if ids := self._tokenizer.encode(text, add_special_tokens):
             return ids
         raise TrtspecError("text_input is empty")
 
