@@ -36,6 +36,6 @@ class Beside:
         again = self.restarts.within_s if delay is None else delay
         self._due = now + again
         what = "is stopped" if status is None else f"ended by itself with status {status}"
-        if taken := taken_port([self.running.child], ended=True):
+        if taken := taken_port([self.running.child], (), ended=True):
             what += f", because {taken.message},"
         return f"{self.running.child.name} {what}, and is started again {f'in {again:g} s' if again else 'at once'}"

@@ -133,7 +133,7 @@ class Keeper:
     def _fault_at_start(self, judge: Judge, *, is_ready: bool) -> str:
         """Return what is wrong with its ports or its processes before it has answered."""
         children = read_children(self.place / "server.json")
-        if taken := taken_port(children, lambda: family_of(os.getpid()), ended=self.ended is not None):
+        if taken := taken_port(children, family_of(os.getpid()), ended=self.ended is not None):
             return taken.message
         if (status := self.ended) is not None:
             return f"the server ended with status {status} while it started"
