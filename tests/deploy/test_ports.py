@@ -131,19 +131,19 @@ def directories(state: Path) -> None:
 def test_listener_of_another_process_is_found_and_an_own_one_is_not() -> None:
     with socket.create_server((LOOPBACK, 0)) as holder:
         child = Child("server", (), "", listens={"metrics": holder.getsockname()[1]})
-        found = taken_port([child])
+        found = taken_port([child], ())
         assert found is not None
         assert (found.which, f"process {os.getpid()}" in found.message) == ("metrics", True)
-        assert taken_port([child], lambda: [os.getpid()]) is None
-    assert taken_port([child], ended=True) is None
+        assert taken_port([child], [os.getpid()]) is None
+    assert taken_port([child], (), ended=True) is None
 
 
 def test_bound_port_that_does_not_listen_counts_once_the_server_has_ended() -> None:
     with socket.socket() as bound:
         bound.bind((LOOPBACK, 0))
         child = Child("server", (), "", listens={"http": bound.getsockname()[1]})
-        assert taken_port([child]) is None
-        assert taken_port([child], ended=True) is not None
+        assert taken_port([child], ()) is None
+        assert taken_port([child], (), ended=True) is not None
 
 
 @pytest.fixture

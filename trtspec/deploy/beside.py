@@ -130,7 +130,7 @@ class Beside:
         self.running.end(0.0)
         delay = self.restarts.delay(now) or 0.0
         self._due = now + delay
-        if taken := taken_port([self.running.child], ended=True):
+        if taken := taken_port([self.running.child], (), ended=True):
             what += f", because {taken.message},"
         return f"{self.running.child.name} {what}, and is started again {f'in {delay:g} s' if delay else 'at once'}"
 

@@ -170,17 +170,13 @@ class Keeper:
     def _fault_at_start(self, judge: Judge, *, is_ready: bool) -> str:
         """Return what is wrong with its ports or its processes before it has answered."""
         server, *front = read_children(self.place / "server.json")
-        taken = taken_port([server], _ours, ended=self.ended is not None)
-        if taken := taken or taken_port(front, _ours, ended=self.front_ended is not None):
+        ours = family_of(os.getpid())
+        taken = taken_port([server], ours, ended=self.ended is not None)
+        if taken := taken or taken_port(front, ours, ended=self.front_ended is not None):
             return taken.message
         if (status := self.ended) is not None:
             return f"the server ended with status {status} while it started"
         return judge.fault(self._starting.look(is_ready=is_ready))
-
-
-def _ours() -> set[int]:
-    """Return the processes of this supervisor, itself included."""
-    return family_of(os.getpid())
 
 
 class Asking:

@@ -177,7 +177,7 @@ class LocalDeployment:
         self._ports_due = now + PORTS_EVERY_S
         place = place_of(self.journal, self.record.revision)
         children = [*read_children(place / "server.json"), *read_children(self.journal.children)]
-        if taken := taken_port(children, lambda: family_of(self.record.pid), ended=ended):
+        if taken := taken_port(children, family_of(self.record.pid), ended=ended):
             raise taken
 
     def smoke_test(self, deadline: float) -> None:

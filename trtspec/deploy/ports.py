@@ -131,19 +131,16 @@ def former_ports(record: Record | None, target: str, options: DeployOptions) -> 
     return {name: port for name, port in had.items() if port and options.host_of(name) == record.host_of(name)}
 
 
-def taken_port(
-    children: Sequence[Child], own: Callable[[], Collection[int]] = tuple, *, ended: bool = False
-) -> PortTaken | None:
-    """Return the port of these children at which a process that is not their `own` listens, None where there is none.
+def taken_port(children: Sequence[Child], pids: Collection[int], *, ended: bool = False) -> PortTaken | None:
+    """Return the port of these children at which a process other than `pids` listens, None where there is none.
 
-    `own` returns pids; it is called only where somebody listens. Of children that have `ended`, a port that somebody
-    has bound without listening counts too.
+    Of children that have `ended`, a port that somebody has bound without listening counts too.
     """
     for child in children:
         for name, port in child.listens.items():
             foreign = listening_sockets(port, child.host)
             if foreign:
-                foreign -= {inode for pid in own() for inode in sockets_of(pid)}
+                foreign -= {inode for pid in pids for inode in sockets_of(pid)}
             if foreign:
                 return PortTaken(f"{name} port {port} is in use{by_owner(foreign)}", name)
             if ended and (refused := refused_bind(port, child.host)):
