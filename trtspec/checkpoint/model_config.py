@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -127,9 +128,19 @@ class ModelConfig:
 class ConfigReader:
     """Typed reads from a parsed config.json; every complaint names the file and the key."""
 
-    def __init__(self, values: dict[str, Any], where: str) -> None:
+    def __init__(self, values: dict[str, Any], where: str, assumed: frozenset[str] = frozenset()) -> None:
         self.values = values
         self.where = where
+        self.assumed = assumed  # the keys whose values are defaults of a config class
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> ConfigReader:
+        """Return a reader that has the defaults of a config class for absent keys; a null stays one."""
+        absent = {key: value for key, value in defaults.items() if key not in self.values}
+        return ConfigReader(absent | self.values, self.where, self.assumed | absent.keys())
+
+    def replacing(self, **values: Any) -> ConfigReader:
+        """Return a reader with other values for some keys."""
+        return ConfigReader(self.values | values, self.where, self.assumed - values.keys())
 
     def refuse(self, message: str, hint: str | None = None) -> CheckpointError:
         """Return the error to raise for this file, whose values in `message` may be long."""
