@@ -142,7 +142,7 @@ WRONG = {
     "gemma3": [
         (
             {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
-            "rotary positions under a window are not scaled in engines",
+            "rotary positions under a window are scaled, which the conversion does not support",
         ),
         ({"rope_parameters": {"full_attention": {"rope_theta": 0.0}}}, "rope_theta is 0.0, expected a number above 1"),
     ],

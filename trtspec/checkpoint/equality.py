@@ -47,7 +47,11 @@ def _pieces(tensor: TensorInfo) -> Iterator[bytes]:
         while left:
             piece = file.read(min(left, ITEMS * ITEM_BYTES[tensor.dtype]))
             if len(piece) % ITEM_BYTES[tensor.dtype] or not piece:
-                raise CheckpointError("ends early; it was changed while being read", where=str(tensor.file))
+                raise CheckpointError(
+                    "ends early; it was changed while being read",
+                    where=str(tensor.file),
+                    hint="try again once nothing writes to it",
+                )
             yield piece
             left -= len(piece)
 

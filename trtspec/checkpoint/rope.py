@@ -60,10 +60,7 @@ def read_rotary(
     base = rotary_base(section)
     kind = section.get("rope_type", str)
     if kind not in kinds:
-        raise reader.refuse(
-            f"rope type {kind!r} is not supported; supported: {', '.join(kinds)}",
-            "an engine.backend that runs the checkpoint as it is may support it",
-        )
+        raise reader.unsupported(f"rope type {kind!r} is not supported; supported: {', '.join(kinds)}")
     return Rotary(base, read_rope_scaling(section, max_positions), section.get(SHARE, float, 1.0))
 
 
@@ -71,7 +68,7 @@ def rotary_base(reader: ConfigReader, default: float = 10000.0) -> float:
     """Return the base of the rotary frequencies."""
     base = reader.get(BASE, float, default)
     if not (math.isfinite(base) and base > 1):
-        raise reader.refuse(f"{BASE} is {base}, expected a number above 1")
+        raise reader.refuse_value(f"{BASE} is {base}, expected a number above 1")
     return base
 
 
@@ -145,12 +142,12 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
-def stretched_positions(scaling: RopeScaling | None, max_positions: int) -> int:
-    """Return how many positions a scaling is made for, where that is more than config.json's own number."""
-    if scaling is None or scaling.kind not in ("linear", "dynamic", "yarn"):
-        return max_positions
-    original = scaling.original_max_position if scaling.kind == "yarn" else max_positions
-    return max(max_positions, int(original * scaling.factor))
+def depends_on_positions(reader: ConfigReader) -> bool:
+    """Return whether a scaling that a config.json has is computed from its max_position_embeddings."""
+    sections = [section.values for key in (SCALING, PARAMETERS) if (section := reader.section(key))]
+    kinds = {str(section.get("rope_type", section.get("type", "default"))) for section in sections}
+    has_original = any(ORIGINAL in values for values in (*sections, reader.values))
+    return bool(kinds & {"dynamic", "longrope", "su"} or (kinds & set(_HAVE_ORIGINAL) and not has_original))
 
 
 def read_rope_scaling(section: ConfigReader | None, max_positions: int) -> RopeScaling | None:
@@ -161,7 +158,7 @@ def read_rope_scaling(section: ConfigReader | None, max_positions: int) -> RopeS
     if kind == "default":
         return None
     if kind not in KINDS:
-        raise section.refuse(f"rope type {kind!r} is not supported; supported: {', '.join(KINDS)}")
+        raise section.unsupported(f"rope type {kind!r} is not supported; supported: {', '.join(KINDS)}")
     original = section.positive(ORIGINAL, max_positions)
     if kind == "longrope":
         return _longrope(section, original, max_positions)
@@ -171,7 +168,7 @@ def read_rope_scaling(section: ConfigReader | None, max_positions: int) -> RopeS
     if kind == "llama3":
         low, high = section.get("low_freq_factor", float), section.get("high_freq_factor", float)
         if not 0 < low < high:
-            raise section.refuse(f"low_freq_factor is {low}, expected between 0 and high_freq_factor {high}")
+            raise section.refuse_value(f"low_freq_factor is {low}, expected between 0 and high_freq_factor {high}")
         return RopeScaling(kind, factor, original, low, high)
     return RopeScaling(
         kind,
@@ -201,7 +198,7 @@ def _longrope(section: ConfigReader, original: int, max_positions: int) -> RopeS
 def _factors(section: ConfigReader, key: str) -> tuple[float, ...]:
     values = section.get(key, list)
     if not all(type(value) in (int, float) and math.isfinite(value) and value > 0 for value in values):
-        raise section.refuse(f"{key} is {values}, expected positive numbers")
+        raise section.refuse_value(f"{key} is {values}, expected positive numbers")
     return tuple(map(float, values))
 
 
@@ -221,7 +218,7 @@ def _yarn_attention_factor(section: ConfigReader, factor: float) -> float:
 def _positive(section: ConfigReader, key: str, default: float | None = None) -> float:
     value = section.get(key, float, default)
     if not (math.isfinite(value) and value > 0):
-        raise section.refuse(f"{key} is {value}, expected a positive number")
+        raise section.refuse_value(f"{key} is {value}, expected a positive number")
     return value
 
 

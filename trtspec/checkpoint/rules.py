@@ -239,8 +239,8 @@ def _scale_complaint(name: str, shapes: tuple[tuple[int, ...], ...], tensors: di
 
 
 UNUSED_HINT = (
-    "transformers leaves tensors out that a model of this config.json has no place for, others may not: remove them from"
-    " the file, or correct config.json (for biases: attention_bias, mlp_bias)"
+    "transformers leaves out tensors that a model of this config.json has no place for, others may not: remove them"
+    " from the file, or correct config.json (for biases: attention_bias, mlp_bias)"
 )
 
 

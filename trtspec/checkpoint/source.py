@@ -12,7 +12,7 @@ from shlex import quote
 from typing import Any
 
 from trtspec.checkpoint.model_config import ConfigReader
-from trtspec.checkpoint.safetensors import TensorInfo, bytes_by_dtype, read_header
+from trtspec.checkpoint.safetensors import DAMAGED, UNREADABLE, TensorInfo, bytes_by_dtype, read_header
 from trtspec.checkpoint.untrusted import inside, parse_object, shown
 from trtspec.errors import CheckpointError
 from trtspec.files import Absent, read_bounded, unreadable
@@ -27,7 +27,6 @@ MAX_SHARDS = 10_000
 SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors")
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
-DAMAGED = "download or save the checkpoint again: this file was cut off or changed"
 PICKLE_INDEX = "pytorch_model.bin.index.json"
 QUANTIZATION = "hf_quant_config.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
@@ -187,7 +186,7 @@ def read_json(path: Path, max_bytes: int) -> dict[str, Any]:
 
 def _unreadable_hint(path: Path, error: OSError) -> str | None:
     if not isinstance(error, FileNotFoundError):
-        return "name a checkpoint whose files may be read"
+        return UNREADABLE
     if (path.parent / ADAPTER).is_file():
         return "this is a LoRA adapter: merge it into its base model and name the merged checkpoint"
     return f"name a directory that has {path.name}"
@@ -196,7 +195,11 @@ def _unreadable_hint(path: Path, error: OSError) -> str | None:
 def _check_tokenizer_files(root: Path) -> None:
     for path in (inside(root, name) for name in TOKENIZER_FILES):
         if path.is_file() and path.stat().st_size > MAX_TOKENIZER_BYTES:
-            raise CheckpointError(f"larger than {MAX_TOKENIZER_BYTES:,} bytes", where=str(path))
+            raise CheckpointError(
+                f"larger than {MAX_TOKENIZER_BYTES:,} bytes",
+                where=str(path),
+                hint="name a checkpoint with a smaller tokenizer",
+            )
 
 
 def _read_indexed(root: Path, index: Path) -> dict[str, TensorInfo]:

@@ -75,7 +75,7 @@ def check_keys(source: Source, kind: str, form: Form, drop: frozenset[str]) -> N
     for path, value in form.fixed.items():
         found = look_up(source.config, path)
         if found is not None and found != value:
-            raise source.reader.refuse(f"{'.'.join(path)} is {found!r}; drafts with {value!r} are understood")
+            raise source.reader.refuse_value(f"{'.'.join(path)} is {found!r}; drafts with {value!r} are understood")
 
 
 def _odd_keys(source: Source, kind: str, form: Form) -> Iterator[str]:

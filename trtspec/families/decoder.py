@@ -9,12 +9,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from trtspec.checkpoint.model_config import ConfigReader, ModelConfig, RopeScaling
-from trtspec.checkpoint.rope import read_rotary, refuse_share
+from trtspec.checkpoint.model_config import ConfigReader, ModelConfig
+from trtspec.checkpoint.rope import depends_on_positions, read_rotary, refuse_share
 from trtspec.checkpoint.rules import LinearLayer, Rule, Skip, SourceTensor, Split, Stage, of_rows
 from trtspec.checkpoint.trtllm import DTYPES, EMBEDDING, FINAL_NORM, LM_HEAD, MOST_LAYERS
 
 OLD_LENGTH = "max_sequence_length"
+# What configs of draft heads leave to transformers' LlamaConfig, 5.23.
+HEAD_DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6}
 ATTENTION = LinearLayer(norm="input_layernorm")
 NORMS = (("input_layernorm", "input_layernorm"), ("post_layernorm", "post_attention_layernorm"))
 INNER_NORMS = tuple((name, name) for name in ("pre_feedforward_layernorm", "post_feedforward_layernorm"))
@@ -36,15 +38,14 @@ def read_decoder(
     kv_heads = reader.positive("num_key_value_heads", heads)
     head_size = differences.pop("head_size", None) or reader.positive("head_dim", max(1, hidden // heads))
     if heads % kv_heads:
-        raise reader.refuse(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
+        raise reader.refuse_value(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
     if reader.values.get("head_dim") is None and hidden % heads:
-        raise reader.refuse(f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
+        raise reader.refuse_value(f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
     if head_size % 2:
-        raise reader.refuse(f"head size {head_size} is odd; rotary positions need pairs")
+        raise reader.refuse_value(f"head size {head_size} is odd; rotary positions need pairs")
     key, served = activation
     if (act := reader.get(key, str, served)) != served:
-        hint = "an engine.backend that runs the checkpoint as it is may support it; the conversion does not"
-        raise reader.refuse(f"{key} {act!r} is not supported; supported: {served}", hint)
+        raise reader.unsupported(f"{key} {act!r} is not supported; supported: {served}")
     max_positions = reader.positive("max_position_embeddings")
     rotary = differences.pop("rotary", None)
     if rotary is None:
@@ -62,7 +63,7 @@ def read_decoder(
         "intermediate_size": reader.positive("intermediate_size"),
         "hidden_act": act,
         "norm_epsilon": reader.get("rms_norm_eps", float),
-        "max_positions": read_max_positions(reader, rotary.scaling),
+        "max_positions": read_max_positions(reader),
         "rotary_base": rotary.base,
         "rope_scaling": rotary.scaling,
         "rotary_share": rotary.share,
@@ -73,16 +74,16 @@ def read_decoder(
     return ModelConfig(**fields | differences)
 
 
-def read_max_positions(reader: ConfigReader, scaling: RopeScaling | None) -> int:
+def read_max_positions(reader: ConfigReader) -> int:
     """Return how long texts may be; `max_sequence_length`, an old name, where config.json has no other.
 
-    transformers ignores the old name. Without scaling the number changes no text, with scaling it may.
+    transformers ignores the old name. Raises CheckpointError where its default changes the rotary scaling.
     """
     positions = reader.positive("max_position_embeddings")
     if "max_position_embeddings" not in reader.assumed or reader.values.get(OLD_LENGTH) is None:
         return positions
     old = reader.positive(OLD_LENGTH)
-    if scaling is not None and old != positions:
+    if old != positions and depends_on_positions(reader):
         message = f"{OLD_LENGTH} is {old}, and transformers takes its default of {positions} for the rotary scaling"
         raise reader.refuse(message, f"rename {OLD_LENGTH} to max_position_embeddings in config.json")
     return old
@@ -100,7 +101,7 @@ def _dtype(reader: ConfigReader, wanted: str) -> str:
     # TensorRT-LLM engines compute in 16 bits; a float32 source goes the way its converter's "auto" takes it
     own = "float16" if own == "float32" else own
     if own not in DTYPES:
-        raise reader.refuse(f"dtype {own!r} cannot be served; set dtype: {' or '.join(DTYPES)} in the recipe")
+        raise reader.refuse(f"dtype {own!r} cannot be served", f"set dtype: {' or '.join(DTYPES)} in the recipe")
     return own
 
 

@@ -34,7 +34,7 @@ def read(reader: ConfigReader, dtype: str) -> ModelConfig:
 def read_gemma(reader: ConfigReader, dtype: str, pattern: int, **differences: Any) -> ModelConfig:
     """Map what Gemma 2 and 3 have in common; of `pattern` layers one has no window where config.json does not say."""
     if reader.get("use_bidirectional_attention", bool, False):
-        raise reader.refuse("use_bidirectional_attention is not supported: text is generated from left to right")
+        raise reader.unsupported("use_bidirectional_attention is not supported: text is generated from left to right")
     bias = reader.get("attention_bias", bool, False)
     every = tuple(range(pattern - 1, reader.positive("num_hidden_layers", most=MOST_LAYERS), pattern))
     full = read_full_layers(reader, every)
@@ -62,7 +62,7 @@ def cap(reader: ConfigReader, key: str, default: float = 0.0) -> float:
     """Return how far scores or logits go; 0 for null, which is no cap."""
     value = reader.get(key, float, 0.0) if key in reader.values else default
     if not (isfinite(value) and value >= 0):
-        raise reader.refuse(f"{key} is {value}, expected 0 or more")
+        raise reader.refuse_value(f"{key} is {value}, expected 0 or more")
     return value
 
 

@@ -59,14 +59,14 @@ def _rotary(reader: ConfigReader) -> tuple[Rotary, float]:
     for each in (rotary, unscaled):
         refuse_share(reader, each.share)
     if unscaled.scaling:
-        raise reader.refuse("rotary positions under a window are not scaled in engines")
+        raise reader.unsupported("rotary positions under a window are scaled, which the conversion does not support")
     local_base = reader.get("rope_local_base_freq", float, 10000.0)
     return rotary, unscaled.base if "rope_theta" in local_values else local_base
 
 
 def _completed(reader: ConfigReader, whole: ConfigReader | None) -> dict[str, Any]:
     """Return a config.json that has the rotary keys of layers without a window in one section."""
-    section = {"rope_type": "default"} if reader.values.get(PARAMETERS) is None else {}
+    section: dict[str, Any] = {"rope_type": "default"} if reader.values.get(PARAMETERS) is None else {}
     section |= whole.values if whole else {}
     scaling = reader.section(SCALING)
     for key, value in (scaling.values if scaling else {}).items():

@@ -39,9 +39,13 @@ def read(reader: ConfigReader, dtype: str) -> ModelConfig:
     )
     size, scaling = config.rotary_size, config.rope_scaling
     if not 0 < share <= 1 or size < 2 or size % 2:
-        raise reader.refuse(f"partial_rotary_factor is {share}, which rotates {size} of a head's {config.head_size}")
+        raise reader.refuse_value(
+            f"partial_rotary_factor is {share}, which rotates {size} of a head's {config.head_size}"
+        )
     if scaling and {len(scaling.short_factors), len(scaling.long_factors)} != {size // 2}:
-        raise reader.refuse(f"short_factor and long_factor are not {size // 2} numbers each, one for each rotary pair")
+        raise reader.refuse_value(
+            f"short_factor and long_factor are not {size // 2} numbers each, one for each rotary pair"
+        )
     return config
 
 

@@ -20,7 +20,6 @@ from trtspec.quant.quant_config import QuantFormat
 from trtspec.quant.scheme import Scheme, scheme_problems, stage_problems
 from trtspec.recipe.schema import ModelSource
 
-
 SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
 )  # fmt: skip
@@ -69,7 +68,9 @@ class SourceModel:
         self.scheme(wanted)  # for a quantized source its error says more than the problems alone
         problems = mapping_problems(self.config, mapping) + [text for _, text in self.problems(wanted, mapping)]
         if problems:
-            raise CheckpointError("; ".join(problems), where=str(self.source.root))
+            raise CheckpointError(
+                "; ".join(problems), where=str(self.source.root), hint="change quantization or parallel in the recipe"
+            )
 
     def needs_calibration(self, wanted: Scheme) -> bool:
         """Return whether activations have to be measured: a quantized source has its scales."""
@@ -128,7 +129,8 @@ def read_model(source: Source, dtype: str) -> SourceModel:
         matched = match(rules, family.skips(config), source, prequantized.tensors(rules) if prequantized else None)
     except CheckpointError as error:
         if lacking := [key for key in SIZES if key not in source.config]:
-            error.hint = f"config.json has no {', '.join(lacking)}, and the default of transformers' class was taken: write the right one"
+            keys = ", ".join(lacking)
+            error.hint = f"config.json has no {keys}, and the default of transformers' class was taken: write it there"
         raise
     if ties.are_unread:
         skipped = {key: UNREAD if key == ties.head else why for key, why in matched.skipped.items()}

@@ -49,6 +49,7 @@ BACKEND = Backend(
     memory=plan_source_memory,
     plan=_plan,
     converts=False,
+    stretches=frozenset({"linear", "dynamic"}),
     knobs=frozenset({"schedule", "verify"}),
     package="sglang",
     versions=lambda: list(releases()),

@@ -48,6 +48,7 @@ BACKEND = Backend(
     memory=plan_source_memory,
     plan=_plan,
     converts=False,
+    stretches=frozenset({"linear", "dynamic"}),
     maps_vocabularies=maps_vocabularies,
     knobs=frozenset({"schedule", "verify"}),
     package="vllm",
