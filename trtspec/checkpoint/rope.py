@@ -146,8 +146,11 @@ def depends_on_positions(reader: ConfigReader) -> bool:
     """Return whether a scaling that a config.json has is computed from its max_position_embeddings."""
     sections = [section.values for key in (SCALING, PARAMETERS) if (section := reader.section(key))]
     kinds = {str(section.get("rope_type", section.get("type", "default"))) for section in sections}
+    if kinds <= {"default", "linear"}:
+        return False
     has_original = any(ORIGINAL in values for values in (*sections, reader.values))
-    return bool(kinds & {"dynamic", "longrope", "su"} or (kinds & set(_HAVE_ORIGINAL) and not has_original))
+    has_factor = any(values.get("factor") is not None for values in sections)
+    return "dynamic" in kinds or not (has_original and has_factor)
 
 
 def read_rope_scaling(section: ConfigReader | None, max_positions: int) -> RopeScaling | None:
